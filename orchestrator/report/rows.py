@@ -1,0 +1,268 @@
+"""Row: one run as the report sees it, with what it gained or lost against the serial run of its work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean
+
+from orchestrator.report.labels import Work, component_label
+from orchestrator.result import CertifiedPart, RunResult
+from trainer.spec import RunSpec
+
+SERIAL = "serial"
+NO_SERIAL = "no serial run of the same work"
+NOT_OK = "the run is not ok"
+NO_TRAINING = "the strategy trains nothing"
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The serial training of the same work: one run of the same seed, or the mean over other seeds.
+
+    train_s, work_cpu_s: seconds. accuracy: 0 … 1. keys: the runs it comes from.
+    """
+
+    train_s: float | None
+    work_cpu_s: float | None
+    accuracy: float | None
+    same_seed: bool
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run. Times in seconds, accuracies and shares 0 … 1, memory in MiB.
+
+    What was measured is None unless the run is ok: a part of a run compares with nothing.
+    """
+
+    key: str
+    result: RunResult
+    run: RunSpec
+    baseline: Baseline | None
+
+    @property
+    def status(self) -> str:
+        return self.result.status
+
+    @property
+    def cause(self) -> str | None:
+        return self.result.cause
+
+    @property
+    def ok(self) -> bool:
+        return self.result.status == "ok"
+
+    @property
+    def trains(self) -> bool:
+        """Whether the run trains a model at all; a placebo does not."""
+        return self.run.strategy.trains
+
+    @property
+    def nodes(self) -> int:
+        return self.run.nodes
+
+    @property
+    def seed(self) -> int:
+        return self.run.seed
+
+    @property
+    def transport(self) -> str:
+        return self.run.transport
+
+    @property
+    def work(self) -> Work:
+        return Work.of(self.run)
+
+    @property
+    def strategy(self) -> str:
+        """The strategy's registered name."""
+        return self.run.name_of("strategy")
+
+    @property
+    def strategy_label(self) -> str:
+        return component_label(self.run, "strategy")
+
+    @property
+    def partitioner_label(self) -> str:
+        """Empty where every node trains on the whole set."""
+        return component_label(self.run, "partitioner") if self.run.strategy.uses_partition else ""
+
+    @property
+    def _measured(self) -> RunResult | None:
+        return self.result if self.ok else None
+
+    @property
+    def train_s(self) -> float | None:
+        return self._measured.train_s if self._measured else None
+
+    @property
+    def work_cpu_s(self) -> float | None:
+        return self._measured.work_cpu_s if self._measured else None
+
+    @property
+    def startup_s(self) -> float | None:
+        return self._measured.startup_s if self._measured else None
+
+    @property
+    def teardown_s(self) -> float | None:
+        return self._measured.teardown_s if self._measured else None
+
+    @property
+    def accuracy(self) -> float | None:
+        return self._measured.accuracy if self._measured else None
+
+    @property
+    def test_loss(self) -> float | None:
+        return self._measured.ranks[0].test_loss if self._measured and self._measured.ranks else None
+
+    @property
+    def own_accuracies(self) -> list[float]:
+        return self._measured.own_accuracies if self._measured else []
+
+    @property
+    def own_accuracy(self) -> float | None:
+        """The mean accuracy of the nodes' own models, before they met."""
+        return fmean(self.own_accuracies) if self.own_accuracies else None
+
+    @property
+    def averaging_gain(self) -> float | None:
+        """What the final model gains in accuracy over the mean of the nodes' own models."""
+        return _minus(self.accuracy, self.own_accuracy)
+
+    @property
+    def samples_per_s(self) -> float | None:
+        return self._measured.samples_per_s if self._measured else None
+
+    @property
+    def steps(self) -> int | None:
+        """Optimiser steps of the node that took most."""
+        return max((rank.steps for rank in self._measured.ranks), default=None) if self._measured else None
+
+    @property
+    def samples(self) -> list[int]:
+        """Samples that each node trained on in the whole run, by rank."""
+        return [rank.samples for rank in self._measured.ranks] if self._measured else []
+
+    @property
+    def bytes_sent_per_node(self) -> float | None:
+        return self._measured.bytes_sent_per_node if self._measured else None
+
+    @property
+    def peak_memory_mb(self) -> float | None:
+        """The largest peak of any rank."""
+        return max((rank.peak_memory_mb for rank in self._measured.ranks), default=None) if self._measured else None
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Mean seconds per phase over the ranks, evaluation apart from the rest."""
+        return self._measured.seconds if self._measured else {}
+
+    @property
+    def communicate_s(self) -> float | None:
+        return self.seconds.get("communicate")
+
+    @property
+    def exchange_share(self) -> float | None:
+        """The share of training time that nodes communicate or wait for each other."""
+        training = sum(value for phase, value in self.seconds.items() if phase != "evaluate")
+        exchange = self.seconds.get("communicate", 0.0) + self.seconds.get("wait", 0.0)
+        return exchange / training if training else None
+
+    @property
+    def replicas_equal(self) -> bool | None:
+        return self._measured.replicas_equal if self._measured and self.trains else None
+
+    @property
+    def coverage(self) -> float | None:
+        """The share of the training set that epoch 1 used, on any node."""
+        return self._split(0, "coverage")
+
+    @property
+    def overlap(self) -> float | None:
+        """The share of the training set that was on two nodes or more in epoch 1."""
+        return self._split(0, "overlap")
+
+    @property
+    def coverage_whole_run(self) -> float | None:
+        return self._split(-1, "coverage_so_far")
+
+    @property
+    def overlap_whole_run(self) -> float | None:
+        return self._split(-1, "overlap_so_far")
+
+    @property
+    def node_samples(self) -> list[int]:
+        """Samples on each node in epoch 1, by rank."""
+        return [part.samples for part in self._parts]
+
+    @property
+    def js_mean(self) -> float | None:
+        """Mean over the nodes of their labels' divergence from the whole set's in epoch 1, in bits."""
+        return fmean(part.js_divergence for part in self._parts) if self._parts else None
+
+    @property
+    def js_max(self) -> float | None:
+        return max((part.js_divergence for part in self._parts), default=None)
+
+    @property
+    def verified(self) -> bool | None:
+        """Whether the samples as fed were those of the split; None without a certificate."""
+        certificate = self._measured.certificate if self._measured else None
+        return certificate.verified if certificate else None
+
+    @property
+    def no_speedup(self) -> str | None:
+        """Why there is no comparison with a serial run, if there is none."""
+        if not self.ok:
+            return NOT_OK
+        if not self.trains:
+            return NO_TRAINING
+        return None if self.baseline else NO_SERIAL
+
+    @property
+    def speedup(self) -> float | None:
+        """Serial training time over this run's."""
+        return _over(self.baseline.train_s, self.train_s) if self.baseline else None
+
+    @property
+    def efficiency(self) -> float | None:
+        """Speedup per node."""
+        return None if self.speedup is None else self.speedup / self.nodes
+
+    @property
+    def work_speedup(self) -> float | None:
+        """Serial CPU time of work over this run's: the speedup if each node had a core of its own and
+        communication cost nothing. The honest figure where nodes share cores."""
+        return _over(self.baseline.work_cpu_s, self.work_cpu_s) if self.baseline else None
+
+    @property
+    def accuracy_difference(self) -> float | None:
+        """This accuracy less that of the serial run."""
+        return _minus(self.accuracy, self.baseline.accuracy) if self.baseline else None
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether the nodes wanted more cores than there were."""
+        return self.nodes * self.run.threads > self.result.cores
+
+    @property
+    def _parts(self) -> list[CertifiedPart]:
+        certificate = self._measured.certificate if self._measured else None
+        return certificate.first_epoch() if certificate else []
+
+    def _split(self, index: int, field: str) -> float | None:
+        certificate = self._measured.certificate if self._measured else None
+        if certificate is None or not certificate.splits:
+            return None
+        split = sorted(certificate.splits, key=lambda split: split.epoch)[index]
+        value: float = getattr(split, field)
+        return value
+
+
+def _over(dividend: float | None, divisor: float | None) -> float | None:
+    return dividend / divisor if dividend and divisor else None
+
+
+def _minus(left: float | None, right: float | None) -> float | None:
+    return None if left is None or right is None else left - right

@@ -1,0 +1,86 @@
+"""results.csv: one line per run, raw numbers, for spreadsheets and data frames."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable
+from statistics import fmean
+
+from orchestrator.report.comparison import Comparison
+from orchestrator.report.rows import Row
+
+Cell = str | int | float | bool | None
+
+# From the trainer's clock; evaluation is no part of the training time.
+PHASES = ("data", "compute", "communicate", "wait", "other", "evaluate")
+
+# Names are a promise to those who read the file with a program: add at the end, never rename.
+COLUMNS: dict[str, Callable[[Row], Cell]] = {
+    "key": lambda row: row.key,
+    "status": lambda row: row.status,
+    "cause": lambda row: row.cause,
+    "strategy": lambda row: row.strategy_label,
+    "transport": lambda row: row.transport,
+    "partitioner": lambda row: row.partitioner_label,
+    "dataset": lambda row: row.work.dataset,
+    "model": lambda row: row.work.model,
+    "optimizer": lambda row: row.work.optimizer,
+    "nodes": lambda row: row.nodes,
+    "seed": lambda row: row.seed,
+    "lr": lambda row: row.run.lr,
+    "batch_size": lambda row: row.run.batch_size,
+    "epochs": lambda row: row.run.epochs,
+    "threads": lambda row: row.run.threads,
+    "runtime": lambda row: row.result.runtime,
+    "cores": lambda row: row.result.cores,
+    "train_s": lambda row: row.train_s,
+    "speedup": lambda row: row.speedup,
+    "efficiency": lambda row: row.efficiency,
+    "work_cpu_s": lambda row: row.work_cpu_s,
+    "work_speedup": lambda row: row.work_speedup,
+    "baseline": lambda row: " ".join(row.baseline.keys) if row.baseline else None,
+    "no_speedup_because": lambda row: row.no_speedup,
+    "accuracy": lambda row: row.accuracy,
+    "accuracy_difference": lambda row: row.accuracy_difference,
+    "test_loss": lambda row: row.test_loss,
+    "own_accuracy_min": lambda row: min(row.own_accuracies, default=None),
+    "own_accuracy_mean": lambda row: fmean(row.own_accuracies) if row.own_accuracies else None,
+    "own_accuracy_max": lambda row: max(row.own_accuracies, default=None),
+    "steps": lambda row: row.steps,
+    "samples_per_s": lambda row: row.samples_per_s,
+    "bytes_sent_per_node": lambda row: row.bytes_sent_per_node,
+    **{f"{phase}_s": lambda row, phase=phase: row.seconds.get(phase) for phase in PHASES},  # type: ignore[misc]
+    "coverage": lambda row: row.coverage,
+    "overlap": lambda row: row.overlap,
+    "coverage_whole_run": lambda row: row.coverage_whole_run,
+    "overlap_whole_run": lambda row: row.overlap_whole_run,
+    "js_divergence_mean_bits": lambda row: row.js_mean,
+    "js_divergence_max_bits": lambda row: row.js_max,
+    "certificate_verified": lambda row: row.verified,
+    "peak_memory_mib": lambda row: row.peak_memory_mb,
+    "startup_s": lambda row: row.startup_s,
+    "teardown_s": lambda row: row.teardown_s,
+    "wall_s": lambda row: row.result.wall_s,
+    "replicas_equal": lambda row: row.replicas_equal,
+    "flags": lambda row: "; ".join(row.result.flags),
+}
+
+
+def results_csv(comparison: Comparison) -> str:
+    """The file's text. Failed runs have a status and a cause, pending ones only a key and a status."""
+    rows = {row.key: row for row in comparison.rows}
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(COLUMNS), lineterminator="\n")
+    writer.writeheader()
+    for key in comparison.record.keys:
+        row = rows.get(key)
+        if row is None:
+            writer.writerow({"key": key, "status": "pending"})
+        else:
+            writer.writerow({name: _written(value(row)) for name, value in COLUMNS.items()})
+    return text.getvalue()
+
+
+def _written(value: Cell) -> Cell:
+    return str(value).lower() if isinstance(value, bool) else value

@@ -1,0 +1,169 @@
+"""RunResult: one row of the comparison, as it lies in result.json. Report and runner share it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from trainer.events import Event
+from trainer.spec import RunSpec
+
+Status = Literal["ok", "failed", "timeout"]
+
+
+class Record(BaseModel):
+    """A frozen piece of a result."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RankResult(Record):
+    """One rank's account, field by field trainer.result.TrainResult."""
+
+    rank: int
+    steps: int
+    samples: int
+    train_s: float
+    work_cpu_s: float
+    seconds: dict[str, float]  # per phase: data, compute, communicate, wait, evaluate, other
+    bytes_sent: float
+    accuracy: float | None
+    test_loss: float | None
+    own_accuracy: float | None
+    weights_digest: str | None
+    parameters: int
+    peak_memory_mb: float
+
+
+class EpochPoint(Record):
+    """A rank's model after an epoch; train_s is training time so far, evaluation excluded."""
+
+    rank: int
+    epoch: int
+    train_s: float
+    loss: float  # of the last batch
+    accuracy: float  # test split, 0 … 1
+    test_loss: float
+
+
+class CertifiedPart(Record):
+    """What one node trained on in one epoch."""
+
+    rank: int
+    epoch: int
+    samples: int
+    labels: list[int]  # samples per class
+    js_divergence: float  # bits, from the whole training set's labels
+    digest: str
+
+
+class CertifiedSplit(Record):
+    """How one epoch's samples lay over the nodes; shares of the training set, 0 … 1."""
+
+    epoch: int
+    coverage: float
+    overlap: float
+    coverage_so_far: float
+    overlap_so_far: float
+    digest: str
+
+
+class Certificate(Record):
+    """Which samples the nodes really trained on.
+
+    verified: the digest of every epoch's split equals that of the parts as they were fed.
+    """
+
+    verified: bool
+    splits: list[CertifiedSplit]
+    parts: list[CertifiedPart]
+
+    def first_epoch(self) -> list[CertifiedPart]:
+        """The parts of epoch 1, by rank."""
+        return sorted((part for part in self.parts if part.epoch == 1), key=lambda part: part.rank)
+
+
+class RunResult(Record):
+    """One run, whatever became of it. Times in seconds, memory in MiB, accuracies 0 … 1."""
+
+    version: Literal[1] = 1
+    key: str
+    status: Status
+    cause: str | None  # why it is not ok, naming the node
+    spec: dict[str, Any]
+    topology: str
+    runtime: str
+    started_at: float  # seconds since 1970
+    wall_s: float  # from the start of the run to this row
+    startup_s: float | None  # from the start of the run to its first training step
+    teardown_s: float | None  # from the last training step to this row
+    cores: int  # that the nodes shared
+    flags: list[str]  # what could not be made equal
+    ranks: list[RankResult]
+    epochs: list[EpochPoint]
+    certificate: Certificate | None
+    environment: dict[str, Any] = {}
+
+    @property
+    def run(self) -> RunSpec:
+        return RunSpec.model_validate(self.spec)
+
+    @property
+    def train_s(self) -> float | None:
+        """Training time of the run: its slowest rank's."""
+        return max((rank.train_s for rank in self.ranks), default=None)
+
+    @property
+    def work_cpu_s(self) -> float | None:
+        """The largest CPU time that a rank spent on anything but communicating and waiting."""
+        return max((rank.work_cpu_s for rank in self.ranks), default=None)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Test accuracy of the final weights (rank 0's, where replicas are equal)."""
+        return self.ranks[0].accuracy if self.ranks else None
+
+    @property
+    def own_accuracies(self) -> list[float]:
+        """Test accuracy of each node's own model before it met the others; empty if there was none."""
+        return [rank.own_accuracy for rank in self.ranks if rank.own_accuracy is not None]
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples trained on by all nodes, per second of the slowest."""
+        return sum(rank.samples for rank in self.ranks) / self.train_s if self.train_s else None
+
+    @property
+    def bytes_sent_per_node(self) -> float | None:
+        return fmean(rank.bytes_sent for rank in self.ranks) if self.ranks else None
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Mean seconds per phase over the ranks."""
+        if not self.ranks:
+            return {}
+        return {phase: fmean(rank.seconds[phase] for rank in self.ranks) for phase in self.ranks[0].seconds}
+
+    @property
+    def replicas_equal(self) -> bool:
+        """Whether all ranks ended with the same weights, bit for bit."""
+        return len({rank.weights_digest for rank in self.ranks}) <= 1
+
+
+def ranks_of(events: Sequence[Event]) -> list[RankResult]:
+    """The ranks' accounts, by rank."""
+    results = [RankResult(rank=e.rank, **e.fields) for e in events if e.kind == "result"]
+    return sorted(results, key=lambda result: result.rank)
+
+
+def epochs_of(events: Sequence[Event]) -> list[EpochPoint]:
+    """The evaluated epochs of all ranks, by rank and epoch."""
+    points = []
+    for event in events:
+        if event.kind == "epoch":
+            fields = {name: value for name, value in event.fields.items() if name != "epochs"}
+            points.append(EpochPoint(rank=event.rank, **fields))
+    return sorted(points, key=lambda point: (point.rank, point.epoch))

@@ -1,0 +1,128 @@
+"""The runner: for each run, plan, start, watch, collect, stop."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from orchestrator.assemble import assemble
+from orchestrator.environment import cores, environment
+from orchestrator.errors import InputError
+from orchestrator.result import RunResult
+from orchestrator.runtimes.base import RunHandle, RunState, Runtime
+from orchestrator.store import RunPaths, SweepPaths, SweepRecord, read_result, write_atomic
+from orchestrator.sweep import Sweep
+from orchestrator.topology import LaunchPlan, plan
+from trainer.events import Event, read_events
+from trainer.spec import DataError, RunSpec
+
+TICK_S = 0.25
+# After one process of a run has failed, the others get this long to fail and say so themselves.
+GRACE_S = 2.0
+
+
+class Display(Protocol):
+    """Who is told what goes on while a sweep runs."""
+
+    def begin(self, number: int, total: int, run: RunSpec) -> None: ...
+    def events(self, events: Sequence[Event]) -> None: ...
+    def end(self, number: int, total: int, result: RunResult, skipped: bool) -> None: ...
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs a sweep's runs one after the other, so that they do not disturb each other."""
+
+    runtime: Runtime
+    runtime_name: str
+    paths: SweepPaths
+    data_dir: Path
+    display: Display
+
+    def prepare(self, sweep: Sweep) -> None:
+        """Check and fetch everything that no run should fail for. Raises InputError."""
+        for run in sweep.runs:
+            if lacking := self.runtime.lacks(plan(run)):
+                raise InputError(f"{run.key} needs {lacking}")
+        for dataset in {run.dataset.model_dump_json(): run.dataset for run in sweep.runs}.values():
+            try:
+                dataset.prepare(self.data_dir)
+            except DataError as error:
+                raise InputError(str(error)) from error
+        record = SweepRecord(
+            name=sweep.spec.name,
+            description=sweep.spec.description,
+            source=sweep.source,
+            overrides=sweep.overrides,
+            keys=[run.key for run in sweep.runs],
+            environment=environment(),
+        )
+        write_atomic(self.paths.record, record.model_dump_json(indent=2))
+
+    def results(self, sweep: Sweep) -> Iterator[RunResult]:
+        """Carry out what is not done yet; yields one result per run, in order."""
+        total = len(sweep.runs)
+        for number, run in enumerate(sweep.runs, start=1):
+            paths = self.paths.run(run.key)
+            done = read_result(paths.result)
+            skipped = done is not None and done.status == "ok"
+            if done is None or not skipped:
+                self.display.begin(number, total, run)
+                done = self.execute(plan(run), paths)
+            self.display.end(number, total, done, skipped)
+            yield done
+
+    def execute(self, launch: LaunchPlan, paths: RunPaths) -> RunResult:
+        """One run, from nothing to its row on disk. Interrupted, it leaves logs but no row."""
+        started_at = time.time()
+        _fresh(paths.directory)
+        write_atomic(paths.spec, launch.spec.model_dump_json(indent=2))
+        described = self.runtime.describe(launch, paths, self.data_dir)
+        write_atomic(paths.plan, json.dumps(described, indent=2))
+        with self.runtime.start(launch, paths, self.data_dir) as handle:
+            try:
+                state, timed_out_s = self._watch(handle, launch.spec.timeout_s)
+            finally:
+                handle.stop()
+                handle.collect(paths)
+        result = assemble(
+            launch,
+            list(read_events(paths.events)),
+            state.exits,
+            runtime=self.runtime_name,
+            started_at=started_at,
+            ended_at=time.time(),
+            timed_out_s=timed_out_s,
+            cores=cores(),
+            environment=environment(),
+        )
+        write_atomic(paths.result, result.model_dump_json(indent=2))
+        return result
+
+    def _watch(self, handle: RunHandle, timeout_s: float) -> tuple[RunState, float | None]:
+        """Until all processes have ended, one has failed, or time is up (then the limit is returned)."""
+        deadline = time.monotonic() + timeout_s
+        failing_since: float | None = None
+        while True:
+            state = handle.wait(TICK_S)
+            self.display.events(handle.new_events())
+            now = time.monotonic()
+            if not state.running:
+                return state, None
+            if state.failing:
+                failing_since = failing_since or now
+                if now - failing_since > GRACE_S:
+                    return state, None
+            if now > deadline:
+                return state, timeout_s
+
+
+def _fresh(directory: Path) -> None:
+    """An empty directory in place of whatever an earlier attempt left there."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)

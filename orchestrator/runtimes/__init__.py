@@ -1,0 +1,6 @@
+"""Where nodes run: the known runtimes, one file each."""
+
+from orchestrator.runtimes.base import Runtime
+from trainer.spec import Registry
+
+RUNTIMES: Registry[Runtime] = Registry("runtime", {"local": "orchestrator.runtimes.local:LocalRuntime"})

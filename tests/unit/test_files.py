@@ -1,0 +1,293 @@
+"""Archives: fetched once, verified always, never half there."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer.data.base import DataError
+from trainer.data.datasets import files
+from trainer.data.datasets.files import Archive
+
+CONTENT = bytes(range(256)) * 512  # 128 KiB
+MD5 = hashlib.md5(CONTENT, usedforsecurity=False).hexdigest()
+
+
+@dataclass
+class Reply:
+    """What the server sends: `announced` bytes are promised, `body` comes, after `delay_s`."""
+
+    body: bytes = CONTENT
+    announced: int = len(CONTENT)
+    delay_s: float = 0.0
+    hold: threading.Event | None = None  # the second half of the body waits for it
+
+
+@dataclass
+class Server:
+    url: str
+    replies: dict[str, Reply] = field(default_factory=dict)
+    requests: list[str] = field(default_factory=list)
+
+    def archive(self, *names: str) -> Archive:
+        return Archive("set/raw/file.gz", MD5, tuple(f"{self.url}/{name}" for name in names), timeout_s=5)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            state.requests.append(self.path)
+            reply = state.replies.get(self.path)
+            if reply is None:
+                self.send_error(404)
+                return
+            time.sleep(reply.delay_s)
+            self.send_response(200)
+            self.send_header("Content-Length", str(reply.announced))
+            self.end_headers()
+            half = len(reply.body) // 2
+            self.wfile.write(reply.body[:half])
+            if reply.hold:
+                reply.hold.wait(10)
+            self.wfile.write(reply.body[half:])
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        state = Server(f"http://127.0.0.1:{httpd.server_port}")
+        thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield state
+        httpd.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def closed_port_url(server: Server) -> str:
+    """A URL at which nobody answers, as without a network, but at once."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as httpd:
+        return f"http://127.0.0.1:{httpd.server_port}/file.gz"
+
+
+def place(archive: Archive, data_dir: Path, content: bytes = CONTENT) -> Path:
+    target = data_dir / archive.path
+    target.parent.mkdir(parents=True)
+    target.write_bytes(content)
+    return target
+
+
+def names(data_dir: Path) -> set[str]:
+    """Every file below the directory, without the lock, which may stay."""
+    return {path.name for path in data_dir.rglob("*") if path.is_file() and path.suffix != ".lock"}
+
+
+def test_absent_file_is_downloaded_once(server: Server, tmp_path: Path) -> None:
+    server.replies["/good"] = Reply()
+    archive = server.archive("good")
+    archive.ensure(tmp_path)
+    archive.ensure(tmp_path)
+    assert archive.read(tmp_path) == CONTENT
+    assert names(tmp_path) == {"file.gz"}
+    assert server.requests == ["/good"]
+
+
+def test_open_verified_starts_at_the_first_byte(server: Server, tmp_path: Path) -> None:
+    archive = server.archive("good")
+    place(archive, tmp_path)
+    with archive.open_verified(tmp_path) as file:
+        assert file.read(4) == CONTENT[:4]
+
+
+def test_other_users_may_read_what_was_downloaded(server: Server, tmp_path: Path) -> None:
+    server.replies["/good"] = Reply()
+    before = os.umask(0o022)
+    try:
+        server.archive("good").ensure(tmp_path)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "set/raw/file.gz").stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(
+    ("reply", "found"),
+    [
+        pytest.param(Reply(CONTENT[:-1]), f"{len(CONTENT) - 1} bytes came (announced: {len(CONTENT)})"),
+        pytest.param(Reply(b"", 0), "0 bytes came"),
+        pytest.param(Reply(CONTENT[::-1]), hashlib.md5(CONTENT[::-1], usedforsecurity=False).hexdigest()),
+    ],
+    ids=["truncated", "empty", "wrong content"],
+)
+def test_bad_download_never_gets_the_name(server: Server, tmp_path: Path, reply: Reply, found: str) -> None:
+    server.replies["/bad"] = reply
+    with pytest.raises(DataError) as caught:
+        server.archive("bad").ensure(tmp_path)
+    assert found in str(caught.value)
+    assert MD5 in str(caught.value)
+    assert names(tmp_path) == set()
+
+
+def test_name_is_absent_while_bytes_arrive(server: Server, tmp_path: Path) -> None:
+    hold = threading.Event()
+    server.replies["/slow"] = Reply(hold=hold)
+    archive = server.archive("slow")
+    download = threading.Thread(target=archive.ensure, args=(tmp_path,))
+    download.start()
+    try:
+        deadline = time.monotonic() + 5
+        while not names(tmp_path) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        assert names(tmp_path) == {"file.gz.part"}
+    finally:
+        hold.set()
+        download.join()
+    assert archive.read(tmp_path) == CONTENT
+    assert names(tmp_path) == {"file.gz"}
+
+
+def test_mirrors_are_tried_in_order(server: Server, closed_port_url: str, tmp_path: Path) -> None:
+    server.replies["/truncated"] = Reply(CONTENT[:100])
+    server.replies["/good"] = Reply()
+    archive = server.archive("gone", "truncated", "good", "unneeded")
+    archive = replace(archive, urls=(closed_port_url, *archive.urls))
+    archive.ensure(tmp_path)
+    assert archive.read(tmp_path) == CONTENT
+    assert server.requests == ["/gone", "/truncated", "/good"]
+
+
+def test_silent_server_is_given_up(server: Server, tmp_path: Path) -> None:
+    server.replies["/stalled"] = Reply(hold=(hold := threading.Event()))
+    archive = replace(server.archive("stalled"), timeout_s=0.1)
+    start = time.monotonic()
+    try:
+        with pytest.raises(DataError, match="timed out"):
+            archive.ensure(tmp_path)
+    finally:
+        hold.set()
+    assert time.monotonic() - start < 3
+    assert names(tmp_path) == set()
+
+
+def test_proxy_is_honoured(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "http://mirror.invalid/file.gz"  # a name that resolves nowhere: only a proxy can answer
+    server.replies[url] = Reply()
+    monkeypatch.setenv("http_proxy", server.url)
+    archive = replace(server.archive(), urls=(url,))
+    archive.ensure(tmp_path)
+    assert archive.read(tmp_path) == CONTENT
+    assert server.requests == [url]
+
+
+def test_what_a_killed_download_left_is_replaced(server: Server, tmp_path: Path) -> None:
+    server.replies["/good"] = Reply()
+    archive = server.archive("good")
+    target = tmp_path / archive.path
+    target.parent.mkdir(parents=True)
+    target.with_name("file.gz.part").write_bytes(CONTENT + b"more than there is")
+    target.with_name("file.gz.lock").touch()
+    archive.ensure(tmp_path)
+    assert archive.read(tmp_path) == CONTENT
+    assert names(tmp_path) == {"file.gz"}
+
+
+def ensure_together(barrier: Barrier, archive: Archive, data_dir: Path) -> None:
+    barrier.wait(30)
+    archive.ensure(data_dir)
+
+
+def test_processes_at_once_download_once(server: Server, tmp_path: Path) -> None:
+    server.replies["/good"] = Reply(delay_s=0.3)  # time enough for all to find the file absent
+    archive = server.archive("good")
+    spawn = multiprocessing.get_context("spawn")
+    barrier = spawn.Barrier(4)
+    processes = [spawn.Process(target=ensure_together, args=(barrier, archive, tmp_path)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(30)
+    assert [process.exitcode for process in processes] == [0, 0, 0, 0]
+    assert server.requests == ["/good"]
+    assert archive.read(tmp_path) == CONTENT
+
+
+@pytest.mark.parametrize("method", ["ensure", "open_verified", "read"])
+def test_damaged_file_is_an_error_and_stays(server: Server, tmp_path: Path, method: str) -> None:
+    server.replies["/good"] = Reply()
+    archive = server.archive("good")
+    target = place(archive, tmp_path, b"not what was published")
+    with pytest.raises(DataError) as caught:
+        getattr(archive, method)(tmp_path)
+    message = str(caught.value)
+    assert str(target) in message
+    assert MD5 in message
+    assert hashlib.md5(b"not what was published", usedforsecurity=False).hexdigest() in message
+    assert "Delete it, and it will be downloaded again" in message
+    assert target.read_bytes() == b"not what was published"
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("method", ["ensure", "open_verified", "read"])
+def test_without_network_the_message_tells_the_way(
+    closed_port_url: str, tmp_path: Path, method: str
+) -> None:
+    mirror = closed_port_url.replace("file.gz", "mirror/file.gz")
+    archive = Archive("set/raw/file.gz", MD5, (closed_port_url, mirror))
+    with pytest.raises(DataError) as caught:
+        getattr(archive, method)(tmp_path)
+    message = str(caught.value)
+    assert message.startswith(f"set/raw/file.gz is not in {tmp_path}")
+    assert ("Connection refused" in message) == (method == "ensure")  # only `ensure` tries to download
+    by_hand = message.partition("To get it by hand")[2]
+    assert closed_port_url in by_hand
+    assert mirror in by_hand
+    assert str(tmp_path / "set/raw/file.gz") in by_hand
+    assert "--data-dir or SHARDYARD_DATA" in by_hand
+    assert names(tmp_path) == set()
+
+
+def test_complete_read_only_directory_works(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = server.archive("good")
+    folder = place(archive, tmp_path).parent
+    # To root every directory is writable, so the lock is watched as well.
+    monkeypatch.setattr(files, "FileLock", lambda path: pytest.fail(f"locked {path}"))
+    folder.chmod(0o555)
+    try:
+        archive.ensure(tmp_path)
+        assert archive.read(tmp_path) == CONTENT
+    finally:
+        folder.chmod(0o755)
+    assert [path.name for path in folder.iterdir()] == ["file.gz"]
+    assert server.requests == []
+
+
+def test_directory_that_cannot_be_written_is_a_data_error(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "set").touch()  # a file where a directory must be: not even root can write below it
+    with pytest.raises(DataError, match="cannot be put there") as caught:
+        server.archive("good").ensure(tmp_path)
+    assert f"{server.url}/good" in str(caught.value)
+    assert server.requests == []
+
+
+def test_unreadable_file_is_a_data_error(server: Server, tmp_path: Path) -> None:
+    archive = server.archive("good")
+    (tmp_path / archive.path).mkdir(parents=True)
+    with pytest.raises(DataError, match=r"cannot read .*file\.gz: Is a directory"):
+        archive.read(tmp_path)

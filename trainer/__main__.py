@@ -1,0 +1,78 @@
+"""One node process: `python -m trainer`, told by its environment what to do.
+
+SHARDYARD_SPEC        file with the RunSpec, JSON
+SHARDYARD_DATA        data directory
+SHARDYARD_OUT         directory for events and weights; without it readable lines go to the console only
+SHARDYARD_LOGS        directory where each rank keeps its own console output, for launchers that mix it
+SHARDYARD_RENDEZVOUS  where torch.distributed's ranks meet
+SHARDYARD_ORCHESTRATOR  process to end with
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from trainer.context import ContextError, NodeContext
+from trainer.data.base import DataError
+from trainer.events import EventWriter
+from trainer.ranks import run_forked, run_rank, run_threads
+from trainer.spec import RunSpec
+from trainer.task import Task
+from trainer.watch import Watch
+
+
+def main() -> int:
+    env = os.environ
+    spec = RunSpec.model_validate_json(Path(env["SHARDYARD_SPEC"]).read_text())
+    try:
+        context = NodeContext.from_env(spec, env)
+    except ContextError as error:
+        print(f"trainer: {error}", file=sys.stderr)
+        return 2
+    if logs := env.get("SHARDYARD_LOGS"):
+        _keep_console(Path(logs) / f"node-{context.rank}.log")
+    out = Path(env["SHARDYARD_OUT"]) if "SHARDYARD_OUT" in env else None
+    orchestrator = int(env["SHARDYARD_ORCHESTRATOR"]) if "SHARDYARD_ORCHESTRATOR" in env else None
+    context.out_dir = out
+    events = EventWriter(spec.key, context.rank, out)
+    task = Task(spec, context.data_dir)
+
+    if spec.topology == "single":
+        run = run_forked if spec.strategy.forks else run_threads
+        return 0 if _loaded(task, events) and run(context, task, events, orchestrator) else 1
+    with Watch([events], orchestrator) as watch:
+        events.write("start", pid=os.getpid())
+        return 0 if _loaded(task, events) and run_rank(context, task, events, watch) else 1
+
+
+def _loaded(task: Task, events: EventWriter) -> bool:
+    """Bring torch and the data into memory before any rank starts; a failure is an event."""
+    if not task.spec.strategy.trains:
+        return True
+    import torch
+
+    torch.set_num_threads(task.spec.threads)
+    try:
+        task.data  # noqa: B018
+    except DataError as error:
+        events.write("failed", cause=str(error))
+        return False
+    return True
+
+
+def _keep_console(path: Path) -> None:
+    """Send this process's output, C libraries' included, to a file of its own."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: gloo's threads can abort the interpreter's own shutdown after training has succeeded.
+    os._exit(code)

@@ -1,0 +1,76 @@
+"""Where the time goes: every second between start and stop belongs to exactly one phase."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+Phase = Literal["data", "compute", "communicate", "wait", "evaluate", "other"]
+PHASES: tuple[Phase, ...] = ("data", "compute", "communicate", "wait", "evaluate", "other")
+
+
+class Clock:
+    """A stopwatch that is always in one phase, so the phases add up to the whole.
+
+    wall: seconds on a clock that the ranks of one machine share (Linux: CLOCK_MONOTONIC).
+    cpu: CPU seconds of this rank.
+    """
+
+    def __init__(
+        self,
+        wall: Callable[[], float] = time.perf_counter,
+        cpu: Callable[[], float] = time.process_time,
+    ) -> None:
+        self.wall = wall
+        self._cpu = cpu
+        self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        self.cpu_seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        self._phase: Phase | None = None  # None while stopped
+        self._since = (0.0, 0.0)
+
+    def start(self) -> None:
+        """Begin in phase `other`."""
+        self._switch("other")
+
+    def stop(self) -> None:
+        """Book the time since the last change of phase, and stand still."""
+        self._switch(None)
+
+    @property
+    def counting(self) -> bool:
+        """Whether what happens now is part of training: started, and not evaluating."""
+        return self._phase is not None and self._phase != "evaluate"
+
+    @property
+    def train_s(self) -> float:
+        """Seconds of training so far: everything but evaluation."""
+        self._switch(self._phase)
+        return sum(self.seconds.values()) - self.seconds["evaluate"]
+
+    @contextmanager
+    def phase(self, name: Phase) -> Iterator[None]:
+        """Book the block to `name`. No effect while stopped or evaluating: evaluation is one piece."""
+        if not self.counting:
+            yield
+            return
+        before = self._phase
+        self._switch(name)
+        try:
+            yield
+        finally:
+            self._switch(before)
+
+    def transfer(self, source: Phase, to: Phase, seconds: float) -> None:
+        """Rebook wall seconds that turned out to belong to another phase."""
+        moved = min(max(seconds, 0.0), self.seconds[source])
+        self.seconds[source] -= moved
+        self.seconds[to] += moved
+
+    def _switch(self, to: Phase | None) -> None:
+        now = (self.wall(), self._cpu())
+        if self._phase is not None:
+            self.seconds[self._phase] += now[0] - self._since[0]
+            self.cpu_seconds[self._phase] += now[1] - self._since[1]
+        self._phase, self._since = to, now

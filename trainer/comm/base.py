@@ -1,0 +1,150 @@
+"""The Communicator: the few collectives that our own strategies are written on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from trainer.clock import Clock
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.context import NodeContext
+
+Op = Literal["sum", "mean"]
+
+
+class CommunicationError(Exception):
+    """The transport failed, most often because a peer is gone. The message says what it was doing."""
+
+
+@dataclass
+class Traffic:
+    """What this rank sent, and when it met the others.
+
+    bytes_sent: payload bytes that leave this rank at the bandwidth-optimal cost of each collective
+    for n bytes and P ranks: all-reduce 2n(P-1)/P, all-gather n(P-1), broadcast n(P-1) from the root,
+    send n. Protocol headers and what a library's algorithm sends beyond that are not in it.
+    meetings: (entered, left) of every collective, in order, in seconds of the clock.
+    """
+
+    bytes_sent: float = 0.0
+    meetings: list[tuple[float, float]] = field(default_factory=list)
+
+
+class Communicator(ABC):
+    """Collectives on flat contiguous float32 buffers, in place. Every rank calls them in one order.
+
+    Bytes and seconds are counted here and nowhere else, and only while the clock counts training.
+    Methods raise CommunicationError.
+    """
+
+    topology: ClassVar[str]  # how nodes that use this transport are wired and started
+
+    def __init__(self, rank: int, size: int, clock: Clock) -> None:
+        self.rank = rank
+        self.size = size
+        self.clock = clock
+        self.traffic = Traffic()
+
+    @classmethod
+    @abstractmethod
+    def connect(cls, context: NodeContext, clock: Clock) -> Communicator:
+        """Meet the other ranks. Returns once all of them are there."""
+
+    def all_reduce(self, buffer: Tensor, op: Op) -> None:
+        """Replace `buffer`, shape (n,), by the elementwise sum or mean over all ranks."""
+        with self._meeting(2 * self._bytes(buffer) * (self.size - 1) / self.size):
+            if self.size > 1:
+                self._all_reduce(buffer)
+                if op == "mean":
+                    buffer.div_(self.size)
+
+    def all_gather(self, buffer: Tensor) -> Tensor:
+        """The ranks' buffers, each of shape (n,), as one tensor of shape (size, n)."""
+        with self._meeting(self._bytes(buffer) * (self.size - 1)):
+            return self._all_gather(buffer) if self.size > 1 else buffer.clone().unsqueeze(0)
+
+    def broadcast(self, buffer: Tensor, root: int) -> None:
+        """Replace `buffer`, shape (n,), by the one of rank `root`."""
+        sent = self._bytes(buffer) * (self.size - 1) if self.rank == root else 0
+        with self._meeting(sent):
+            if self.size > 1:
+                self._broadcast(buffer, root)
+
+    def send(self, buffer: Tensor, to: int) -> None:
+        """Send `buffer`, shape (n,), to rank `to`; returns when it may be changed again."""
+        with self._passage(self._bytes(buffer)):
+            self._send(buffer, to)
+
+    def recv(self, buffer: Tensor, source: int) -> None:
+        """Replace `buffer`, shape (n,), by what rank `source` sends next."""
+        with self._passage(0):
+            self._recv(buffer, source)
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        with self._meeting(0):
+            if self.size > 1:
+                self._barrier()
+
+    def close(self) -> None:  # noqa: B027  (optional)
+        """Part from the other ranks in good order. Not called after a failure: see `abort`."""
+
+    def abort(self) -> None:  # noqa: B027  (optional)
+        """Tell the other ranks that this one has failed, where the transport can."""
+
+    @abstractmethod
+    def _all_reduce(self, buffer: Tensor) -> None: ...
+    @abstractmethod
+    def _all_gather(self, buffer: Tensor) -> Tensor: ...
+    @abstractmethod
+    def _broadcast(self, buffer: Tensor, root: int) -> None: ...
+    @abstractmethod
+    def _send(self, buffer: Tensor, to: int) -> None: ...
+    @abstractmethod
+    def _recv(self, buffer: Tensor, source: int) -> None: ...
+    @abstractmethod
+    def _barrier(self) -> None: ...
+
+    @staticmethod
+    def _bytes(buffer: Tensor) -> int:
+        return buffer.numel() * buffer.element_size()
+
+    @contextmanager
+    def _passage(self, sent: float) -> Iterator[None]:
+        if self.clock.counting:
+            self.traffic.bytes_sent += sent
+        with self.clock.phase("communicate"):
+            yield
+
+    @contextmanager
+    def _meeting(self, sent: float) -> Iterator[None]:
+        entered = self.clock.wall()
+        with self._passage(sent):
+            yield
+        if self.clock.counting:
+            self.traffic.meetings.append((entered, self.clock.wall()))
+
+
+def book_waits(comm: Communicator) -> None:
+    """Split the clock's `communicate` into waiting for the last rank and moving bytes.
+
+    In a collective a rank waits from its own entry to the last rank's entry. Call it on every rank
+    with the clock stopped. Compares the ranks' clocks, so all ranks must be on one machine.
+    """
+    import torch
+
+    meetings = torch.tensor(comm.traffic.meetings, dtype=torch.float64).reshape(-1, 2)
+    entered, left = meetings[:, 0].contiguous(), meetings[:, 1]
+    if comm.size == 1 or not len(entered):
+        return
+    # The transports carry float32: a float64 travels as the bits of two of them, never computed with.
+    everyone = comm.all_gather(entered.view(torch.float32)).view(torch.float64)
+    last = everyone.max(dim=0).values
+    waited = (torch.minimum(last, left) - entered).clamp_(min=0).sum().item()
+    comm.clock.transfer("communicate", "wait", waited)

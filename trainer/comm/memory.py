@@ -1,0 +1,84 @@
+"""Transport `memory`: the ranks are threads of one process. For tests, and for very many nodes."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from queue import Queue
+from typing import TYPE_CHECKING, ClassVar
+
+from trainer.clock import Clock
+from trainer.comm.base import CommunicationError, Communicator
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.context import NodeContext
+
+
+@dataclass
+class Room:
+    """Where the ranks of one process meet."""
+
+    size: int
+    timeout_s: float = 600.0
+    slots: list[Tensor | None] = field(init=False)
+    door: threading.Barrier = field(init=False)
+    mail: dict[tuple[int, int], Queue[Tensor]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.slots = [None] * self.size
+        self.door = threading.Barrier(self.size)
+        ranks = range(self.size)
+        self.mail = {(source, to): Queue() for source in ranks for to in ranks}
+
+
+class MemoryCommunicator(Communicator):
+    """Each rank lays its buffer down, all meet, each takes what it needs, all meet again."""
+
+    topology: ClassVar[str] = "single"
+
+    def __init__(self, rank: int, size: int, clock: Clock, room: Room) -> None:
+        super().__init__(rank, size, clock)
+        self._room = room
+
+    @classmethod
+    def connect(cls, context: NodeContext, clock: Clock) -> MemoryCommunicator:
+        room = context.room or Room(context.size)
+        return cls(context.rank, context.size, clock, room)
+
+    def abort(self) -> None:
+        self._room.door.abort()
+
+    def _meet(self) -> None:
+        try:
+            self._room.door.wait(self._room.timeout_s)
+        except threading.BrokenBarrierError:
+            raise CommunicationError("another rank of this process has failed") from None
+
+    def _everyones(self, buffer: Tensor) -> Tensor:
+        import torch
+
+        self._room.slots[self.rank] = buffer
+        self._meet()
+        gathered = torch.stack([slot for slot in self._room.slots if slot is not None])
+        self._meet()  # nobody may change its buffer before all have copied
+        return gathered
+
+    def _all_reduce(self, buffer: Tensor) -> None:
+        buffer.copy_(self._everyones(buffer).sum(dim=0))
+
+    def _all_gather(self, buffer: Tensor) -> Tensor:
+        return self._everyones(buffer)
+
+    def _broadcast(self, buffer: Tensor, root: int) -> None:
+        buffer.copy_(self._everyones(buffer)[root])
+
+    def _send(self, buffer: Tensor, to: int) -> None:
+        self._room.mail[self.rank, to].put(buffer.clone())
+
+    def _recv(self, buffer: Tensor, source: int) -> None:
+        buffer.copy_(self._room.mail[source, self.rank].get(timeout=self._room.timeout_s))
+
+    def _barrier(self) -> None:
+        self._meet()

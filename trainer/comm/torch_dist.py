@@ -1,0 +1,88 @@
+"""Transport `gloo`: torch.distributed's process group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trainer.clock import Clock
+from trainer.comm.base import CommunicationError, Communicator
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.context import NodeContext
+
+
+class TorchDistCommunicator(Communicator):
+    """The default process group of torch.distributed, with a fixed size and explicit ranks."""
+
+    topology: ClassVar[str] = "ddp"
+    backend: ClassVar[str]
+
+    def __init__(self, rank: int, size: int, clock: Clock, dist: Any) -> None:
+        super().__init__(rank, size, clock)
+        self._dist = dist
+
+    @classmethod
+    def connect(cls, context: NodeContext, clock: Clock) -> TorchDistCommunicator:
+        import torch.distributed as dist
+
+        with _named(f"meeting of {context.size} ranks at {context.rendezvous}"):
+            dist.init_process_group(
+                cls.backend,
+                init_method=context.rendezvous,
+                rank=context.rank,
+                world_size=context.size,
+                timeout=timedelta(seconds=context.timeout_s),
+            )
+        return cls(context.rank, context.size, clock, dist)
+
+    def close(self) -> None:
+        # All ranks leave together: one that destroys its group early resets its peers' connections.
+        self._barrier()
+        self._dist.destroy_process_group()
+
+    def _all_reduce(self, buffer: Tensor) -> None:
+        with _named("all-reduce"):
+            self._dist.all_reduce(buffer)
+
+    def _all_gather(self, buffer: Tensor) -> Tensor:
+        gathered = buffer.new_empty(self.size, buffer.numel())
+        with _named("all-gather"):
+            self._dist.all_gather(list(gathered.unbind()), buffer)
+        return gathered
+
+    def _broadcast(self, buffer: Tensor, root: int) -> None:
+        with _named("broadcast"):
+            self._dist.broadcast(buffer, src=root)
+
+    def _send(self, buffer: Tensor, to: int) -> None:
+        with _named("send"):
+            self._dist.send(buffer, dst=to)
+
+    def _recv(self, buffer: Tensor, source: int) -> None:
+        with _named("receive"):
+            self._dist.recv(buffer, src=source)
+
+    def _barrier(self) -> None:
+        with _named("barrier"):
+            self._dist.barrier()
+
+
+class GlooCommunicator(TorchDistCommunicator):
+    """gloo over TCP."""
+
+    backend: ClassVar[str] = "gloo"
+
+
+@contextmanager
+def _named(doing: str) -> Iterator[None]:
+    """Turn torch's RuntimeError, a page of C++ frames, into one line that says what was going on."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CommunicationError(f"{doing} failed: {reason}") from error

@@ -1,0 +1,98 @@
+"""Where a rank finds itself: its number, how many there are, and how to reach them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.comm import TRANSPORTS
+
+if TYPE_CHECKING:
+    from trainer.clock import Clock
+    from trainer.comm.base import Communicator
+    from trainer.comm.memory import Room
+    from trainer.spec import RunSpec
+
+# How each topology's launcher tells a process its rank and the number of ranks. In `single` there is
+# one process, which starts the ranks itself.
+RANK_VARIABLES: Mapping[str, tuple[str, str]] = {
+    "mpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    "ddp": ("RANK", "WORLD_SIZE"),
+}
+
+
+class ContextError(Exception):
+    """The environment does not say what a rank has to know."""
+
+
+@dataclass
+class NodeContext:
+    """One rank's place in the run.
+
+    rendezvous: URL at which torch.distributed's ranks meet, e.g. file:///… or tcp://node-1:29500.
+    timeout_s: how long a rank waits for others. room: where ranks that share a process meet. shared:
+    what forked ranks share. out_dir: where what is worth keeping goes, if anywhere.
+    """
+
+    rank: int
+    size: int
+    transport: str
+    data_dir: Path
+    rendezvous: str = ""
+    timeout_s: float = 600.0
+    room: Room | None = None
+    shared: Any = None
+    out_dir: Path | None = None
+    _comm: Communicator | None = field(default=None, init=False, repr=False)
+
+    @classmethod
+    def from_env(cls, spec: RunSpec, env: Mapping[str, str]) -> NodeContext:
+        """Read the launcher's variables. Raises ContextError, naming the variable."""
+        rank, size = 0, spec.nodes
+        if names := RANK_VARIABLES.get(spec.topology):
+            rank, size = (_integer(env, name) for name in names)
+            if size != spec.nodes:
+                raise ContextError(f"{names[1]} is {size}, but the run has {spec.nodes} nodes")
+        return cls(
+            rank=rank,
+            size=size,
+            transport=spec.transport,
+            data_dir=Path(env.get("SHARDYARD_DATA", "data")),
+            rendezvous=env.get("SHARDYARD_RENDEZVOUS", ""),
+            timeout_s=spec.timeout_s,
+        )
+
+    def as_rank(self, rank: int, room: Room | None = None) -> NodeContext:
+        """The place of another rank that lives in this process or is forked from it."""
+        return replace(self, rank=rank, room=room)
+
+    def connect(self, clock: Clock) -> Communicator:
+        """Meet the other ranks over the run's transport."""
+        self._comm = TRANSPORTS.load(self.transport).connect(self, clock)
+        return self._comm
+
+    def close(self) -> None:
+        """Part from the other ranks in good order."""
+        if self._comm is not None:
+            self._comm.close()
+
+    def abort(self) -> None:
+        """Tell the other ranks that this one has failed."""
+        if self._comm is not None:
+            self._comm.abort()
+
+    def cpu_clock(self) -> float:
+        """CPU seconds of this rank: its thread's where ranks share a process, else its process's."""
+        return time.thread_time() if self.room else time.process_time()
+
+
+def _integer(env: Mapping[str, str], name: str) -> int:
+    try:
+        return int(env[name])
+    except KeyError:
+        raise ContextError(f"{name} is not set; the launcher sets it") from None
+    except ValueError:
+        raise ContextError(f"{name} is {env[name]!r}, not a whole number") from None

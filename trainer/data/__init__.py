@@ -1,0 +1,1 @@
+"""The samples: where they come from, who gets which, and proof of who got what."""

@@ -1,0 +1,78 @@
+"""What a dataset and a partitioner are."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.registry import Component
+
+Images = npt.NDArray[np.float32]
+Labels = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
+
+
+class DataError(Exception):
+    """A dataset that cannot be had or read. The message names the file and what mends it."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split, held in memory and already normalised.
+
+    images: float32, shape (samples, channels, height, width), zero mean and unit variance over the
+    training split. labels: int64, shape (samples,), in 0 … classes - 1.
+    """
+
+    images: Images
+    labels: Labels
+
+
+@dataclass(frozen=True)
+class Data:
+    """A dataset as training sees it."""
+
+    train: Split
+    test: Split
+    classes: int
+
+
+class Dataset(Component):
+    """Where samples come from. Sizes are known without reading a file, so that a spec can be checked."""
+
+    @property
+    @abstractmethod
+    def train_samples(self) -> int:
+        """Samples in the training split."""
+
+    def prepare(self, data_dir: Path) -> None:
+        """Bring the files into `data_dir` if they are absent. Safe to call from several processes.
+
+        Called once per sweep, before any node starts. Raises DataError.
+        """
+
+    @abstractmethod
+    def load(self, data_dir: Path) -> Data:
+        """Read both splits. Never writes, never downloads. Raises DataError."""
+
+
+class Partitioner(Component):
+    """Decides which samples each node trains on."""
+
+    disjoint: ClassVar[bool]  # no sample is on two nodes
+    covers: ClassVar[bool]  # every sample is on some node
+
+    reshuffle: bool = False  # split again every epoch (True), or once for the whole run (False)
+
+    @abstractmethod
+    def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
+        """Indices into the training split for each of `parts` nodes.
+
+        labels: int64, shape (samples,). Depends on the arguments alone: every rank that calls it
+        with an equally seeded `rng` gets the same answer. Raises ValueError if a part would be empty.
+        """

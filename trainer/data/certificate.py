@@ -1,0 +1,120 @@
+"""The certificate: what share of the training set was really used, by whom, and with which labels.
+
+Two kinds of record make it up. Every node writes a `PartRecord` of the samples it fed to its model in
+an epoch; rank 0 writes an `EpochRecord` of the split as a whole. A digest ties them together: the
+epoch's digest is computed from the split, the parts' digests from the samples as they were fed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.base import Indices, Labels
+from trainer.events import split_digest
+
+Counts = npt.NDArray[np.int64]
+
+
+def part_digest(indices: Indices) -> str:
+    """16 hex digits that name a set of samples, whatever its order."""
+    return sha256(np.sort(indices).astype("<i8").tobytes()).hexdigest()[:16]
+
+
+def label_counts(labels: Labels, classes: int) -> Counts:
+    """Samples per class, int64, shape (classes,)."""
+    return np.bincount(labels, minlength=classes)
+
+
+def js_divergence(p_counts: npt.ArrayLike, q_counts: npt.ArrayLike) -> float:
+    """Jensen–Shannon divergence of two label distributions in bits: 0 equal, 1 disjoint (Lin 1991).
+
+    Takes counts, shape (classes,), each with at least one sample.
+    """
+    p = np.asarray(p_counts, dtype=float) / np.sum(p_counts)
+    q = np.asarray(q_counts, dtype=float) / np.sum(q_counts)
+    middle = (p + q) / 2
+
+    def relative_entropy(a: npt.NDArray[np.float64]) -> float:
+        held = a > 0
+        return float(np.sum(a[held] * np.log2(a[held] / middle[held])))
+
+    return max(0.0, (relative_entropy(p) + relative_entropy(q)) / 2)
+
+
+@dataclass(frozen=True)
+class PartRecord:
+    """What one node fed to its model in one epoch."""
+
+    epoch: int
+    samples: int
+    labels: list[int]  # samples per class
+    js_divergence: float  # of this part's labels from the whole set's, bits
+    digest: str
+
+    @classmethod
+    def of(cls, epoch: int, fed: Indices, labels: Labels, classes: int) -> PartRecord:
+        counts = label_counts(labels[fed], classes)
+        whole = label_counts(labels, classes)
+        return cls(epoch, len(fed), counts.tolist(), js_divergence(counts, whole), part_digest(fed))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How the samples lie over the nodes. Shares are of the training set, 0 … 1."""
+
+    coverage: float  # on at least one node
+    overlap: float  # on at least two nodes
+
+    @classmethod
+    def of(cls, parts: Sequence[Indices], samples: int) -> Spread:
+        """parts: indices into a set of `samples`; a sample repeated within one part counts once."""
+        holders = np.zeros(samples, dtype=np.int64)
+        for part in parts:
+            holders[np.unique(part)] += 1
+        return cls(float(np.mean(holders >= 1)), float(np.mean(holders >= 2)))
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """The split of one epoch, and of all epochs up to it."""
+
+    epoch: int
+    coverage: float
+    overlap: float
+    coverage_so_far: float
+    overlap_so_far: float
+    digest: str
+
+
+class Certifier:
+    """Rank 0's book of the whole split, epoch by epoch."""
+
+    def __init__(self, samples: int, nodes: int) -> None:
+        self._samples = samples
+        self._seen: list[npt.NDArray[np.bool_]] = [np.zeros(samples, dtype=bool) for _ in range(nodes)]
+
+    def epoch(self, epoch: int, parts: Sequence[Indices]) -> EpochRecord:
+        """Enter one epoch's parts, one per node, and return its record."""
+        for seen, part in zip(self._seen, parts, strict=True):
+            seen[part] = True
+        now = Spread.of(parts, self._samples)
+        so_far = Spread.of([np.flatnonzero(seen) for seen in self._seen], self._samples)
+        return EpochRecord(
+            epoch=epoch,
+            coverage=now.coverage,
+            overlap=now.overlap,
+            coverage_so_far=so_far.coverage,
+            overlap_so_far=so_far.overlap,
+            digest=split_digest(part_digest(part) for part in parts),
+        )
+
+
+def as_fields(record: PartRecord | EpochRecord) -> dict[str, Any]:
+    """A record as an event's fields."""
+    return asdict(record)

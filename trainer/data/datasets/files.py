@@ -1,0 +1,142 @@
+"""Files that a dataset is read from: fetched once, verified whenever they are opened."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import BinaryIO
+from urllib.request import Request, build_opener
+
+from filelock import FileLock
+
+from trainer.data.base import DataError
+
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Archive:
+    """One published file, known by its checksum.
+
+    path: relative to the data directory, with `/`, e.g. `MNIST/raw/train-images-idx3-ubyte.gz`.
+    md5: of the whole file, hexadecimal. urls: where it is published, tried in this order.
+    timeout_s: silence after which a server is given up.
+    """
+
+    path: str
+    md5: str
+    urls: tuple[str, ...]
+    timeout_s: float = 30.0
+
+    def ensure(self, data_dir: Path) -> None:
+        """Download the file into `data_dir` unless it is there. Safe to call from several processes.
+
+        Nothing is written, not even a lock file, when the file is present: a data directory that is
+        complete may be read-only. Raises DataError: nothing could be downloaded or written, or the
+        file that is present is not the published one (it is left as it is).
+        """
+        target = data_dir / self.path
+        try:
+            if self._is_present(data_dir):
+                return
+            target.parent.mkdir(parents=True, exist_ok=True)
+            # Waits without a limit: a large file may take an hour, and the system frees the lock of a
+            # process that dies. The lock file stays, since removing it would let two processes hold it.
+            with FileLock(f"{target}.lock"):
+                if not self._is_present(data_dir):  # another process may have brought it meanwhile
+                    self._download(target, data_dir)
+        except OSError as error:
+            raise DataError(self._absent(data_dir, f"cannot be put there: {error}")) from error
+
+    def open_verified(self, data_dir: Path) -> BinaryIO:
+        """The file, open for reading at its start, after its checksum was found right.
+
+        Raises DataError if it is absent, unreadable or not the published file.
+        """
+        target = data_dir / self.path
+        try:
+            file = target.open("rb")
+        except FileNotFoundError:
+            raise DataError(self._absent(data_dir)) from None
+        except OSError as error:
+            raise DataError(f"cannot read {target}: {error.strerror}") from error
+        try:
+            found = hashlib.file_digest(file, _md5).hexdigest()
+            if found != self.md5:
+                raise DataError(
+                    f"{target} is damaged or another file: its md5 is {found}, expected {self.md5}. "
+                    "Delete it, and it will be downloaded again."
+                )
+            file.seek(0)
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def read(self, data_dir: Path) -> bytes:
+        """The content of the verified file. Raises DataError as `open_verified` does."""
+        with self.open_verified(data_dir) as file:
+            return file.read()
+
+    def _is_present(self, data_dir: Path) -> bool:
+        if not (data_dir / self.path).exists():
+            return False
+        self.open_verified(data_dir).close()
+        return True
+
+    def _download(self, target: Path, data_dir: Path) -> None:
+        """Bring the file from the first URL that has it. The caller holds the lock.
+
+        The name appears only when all bytes are there and verified, so that nobody reads a half.
+        """
+        # A fixed name, under the lock, lets the next download take over what a killed one left behind.
+        # (tempfile would also make the file unreadable to the other users of a shared directory.)
+        partial = target.with_name(f"{target.name}.part")
+        failures = []
+        try:
+            for url in self.urls:
+                try:
+                    self._fetch(url, partial)
+                except (OSError, HTTPException, DataError) as error:
+                    failures.append(f"\n  {url}: {error}")
+                else:
+                    os.replace(partial, target)
+                    return
+        finally:
+            partial.unlink(missing_ok=True)
+        raise DataError(self._absent(data_dir, "could not be downloaded:" + "".join(failures)))
+
+    def _fetch(self, url: str, partial: Path) -> None:
+        digest = _md5()
+        received = 0
+        # A new opener reads the proxy settings of the environment as they are now.
+        with (
+            build_opener().open(Request(url), timeout=self.timeout_s) as response,
+            partial.open("wb") as file,
+        ):
+            while block := response.read(_BLOCK_BYTES):
+                digest.update(block)
+                received += file.write(block)
+            announced = response.headers.get("Content-Length", "unknown")
+        if digest.hexdigest() != self.md5:
+            raise DataError(
+                f"{received} bytes came (announced: {announced}), with the md5 {digest.hexdigest()}, "
+                f"expected {self.md5}"
+            )
+
+    def _absent(self, data_dir: Path, why: str = "") -> str:
+        urls = "".join(f"\n  {url}" for url in self.urls)
+        return (
+            f"{self.path} is not in {data_dir}{' and ' if why else ''}{why}\n"
+            f"To get it by hand, save any of these as {data_dir / self.path}:{urls}\n"
+            "If you have it already, name the directory that holds "
+            f"{self.path} with --data-dir or SHARDYARD_DATA."
+        )
+
+
+def _md5() -> hashlib._Hash:
+    # Tells a damaged file from a whole one, and proves no more; so it is allowed where FIPS forbids md5.
+    return hashlib.md5(usedforsecurity=False)

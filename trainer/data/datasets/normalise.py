@@ -1,0 +1,57 @@
+"""From raw pixels to what training sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.data.base import Data, Images, Split
+
+Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+RawLabels = npt.NDArray[np.integer]
+
+_BLOCK_VALUES = 1 << 18  # 2 MiB of float64: stays in the cache
+
+
+def normalised(train: tuple[Pixels, RawLabels], test: tuple[Pixels, RawLabels], classes: int) -> Data:
+    """Scale both splits by the training split's mean and standard deviation, per channel.
+
+    Each split is (pixels, labels) with shapes (samples, channels, height, width) and (samples,). The
+    test split is scaled by the training split's statistics, as it must not be known in training. A
+    constant channel becomes zero. The arguments are not changed.
+    """
+    mean, deviation = _statistics(train[0])
+    return Data(
+        train=Split(_scaled(train[0], mean, deviation), train[1].astype(np.int64)),
+        test=Split(_scaled(test[0], mean, deviation), test[1].astype(np.int64)),
+        classes=classes,
+    )
+
+
+def _scaled(pixels: Pixels, mean: Images, deviation: Images) -> Images:
+    # The first operation makes the float32 copy, the second works in it: nothing else of that size.
+    images: Images = np.subtract(pixels, mean, dtype=np.float32, order="C")
+    images /= deviation
+    return images
+
+
+def _statistics(pixels: Pixels) -> tuple[Images, Images]:
+    """Mean and standard deviation of each channel, float32, shape (channels, 1, 1).
+
+    Two passes in float64, block by block: numpy's `var` would hold a float64 copy of the data set.
+    """
+    count = pixels.size // pixels.shape[1]
+    axes = (0, 2, 3)
+    mean = sum(block.sum(axes, np.float64, keepdims=True) for block in _blocks(pixels)) / count
+    squares = sum(np.square(block - mean).sum(axes, keepdims=True) for block in _blocks(pixels))
+    deviation = np.sqrt(squares / count)
+    deviation[deviation == 0] = 1
+    return mean[0].astype(np.float32), deviation[0].astype(np.float32)
+
+
+def _blocks(pixels: Pixels) -> Iterator[Pixels]:
+    samples = max(1, _BLOCK_VALUES // pixels[0].size)
+    for start in range(0, len(pixels), samples):
+        yield pixels[start : start + samples]

@@ -1,0 +1,25 @@
+"""Random disjoint parts: the textbook way to shard a training set."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from trainer.data.base import Indices, Labels, Partitioner
+
+
+class RandomPartition(Partitioner):
+    """Permute the samples and cut the permutation into parts that are equal to ±1.
+
+    Every sample is on exactly one node. The first `samples mod parts` nodes hold one sample more.
+    What torch's DistributedSampler approximates by repeating samples until the parts are equal.
+    """
+
+    disjoint: ClassVar[bool] = True
+    covers: ClassVar[bool] = True
+
+    def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
+        if parts > len(labels):
+            raise ValueError(f"{len(labels)} samples cannot fill {parts} parts")
+        return np.array_split(rng.permutation(len(labels)), parts)

@@ -1,0 +1,154 @@
+"""Events: what a rank reports while it runs, one JSON object per line. Imports no torch.
+
+Every event has `version`, `time` (seconds since 1970), `run` (key), `rank`, `host`, `kind`, and the
+fields of its kind:
+
+| kind | when | fields |
+| --- | --- | --- |
+| start | the process is up | pid |
+| train_start | clock starts, all ranks ready | parameters |
+| step | at most twice a second | epoch, epochs, step, steps, loss, samples_per_s |
+| part | a node finished an epoch | see certificate.PartRecord |
+| split | rank 0, likewise | see certificate.EpochRecord |
+| epoch | an epoch was evaluated | epoch, epochs, train_s, loss, accuracy, test_loss |
+| train_end | clock stopped | |
+| result | all is known | see result.TrainResult |
+| done, failed, terminated, died | last word | cause, traceback, signal |
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TextIO
+
+VERSION = 1
+MAX_BYTES = 8192  # a line below the size that pipes and log drivers keep in one piece
+LAST_WORDS = ("done", "failed", "terminated", "died")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that one rank reported."""
+
+    time: float
+    run: str
+    rank: int
+    host: str
+    kind: str
+    fields: dict[str, Any]
+
+    def to_line(self) -> str:
+        """One line of JSON, without its newline. Raises ValueError if it is 8 KiB or longer."""
+        head = {"version": VERSION, "time": self.time, "run": self.run, "rank": self.rank}
+        line = json.dumps({**head, "host": self.host, "kind": self.kind, **self.fields}, allow_nan=False)
+        if len(line) + 1 >= MAX_BYTES:
+            raise ValueError(f"event {self.kind} has {len(line)} bytes; {MAX_BYTES} is too many")
+        return line
+
+    @classmethod
+    def from_line(cls, line: str) -> Event:
+        """The inverse of `to_line`. Raises ValueError for anything else."""
+        fields = json.loads(line)
+        if not isinstance(fields, dict) or fields.pop("version", None) != VERSION:
+            raise ValueError(f"not an event of version {VERSION}: {line[:80]!r}")
+        try:
+            head = {name: fields.pop(name) for name in ("time", "run", "rank", "host", "kind")}
+        except KeyError as missing:
+            raise ValueError(f"event without {missing}: {line[:80]!r}") from None
+        return cls(**head, fields=fields)
+
+
+class EventWriter:
+    """Writes one rank's events: JSON lines to a file if there is one, readable lines to `console`."""
+
+    def __init__(
+        self, run: str, rank: int, directory: Path | None = None, console: TextIO | None = None
+    ) -> None:
+        self._run = run
+        self.rank = rank
+        self._directory = directory
+        self._host = socket.gethostname()
+        self._console = console or sys.stdout
+        self._file = open(directory / f"rank-{rank}.jsonl", "a", buffering=1) if directory else None  # noqa: SIM115
+
+    def write(self, kind: str, **fields: Any) -> None:
+        event = Event(time.time(), self._run, self.rank, self._host, kind, fields)
+        if self._file:
+            self._file.write(event.to_line() + "\n")
+        if line := readable(event):
+            self._console.write(line + "\n")  # one write: lines of ranks that share a console stay whole
+            self._console.flush()
+
+    def as_rank(self, rank: int) -> EventWriter:
+        """A writer for another rank of the same run."""
+        return EventWriter(self._run, rank, self._directory, self._console)
+
+
+class EventReader:
+    """Reads the events of a directory as they are written, each exactly once."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._offsets: dict[Path, int] = {}
+
+    def new(self) -> list[Event]:
+        """The events since the last call, in order of time. A line still being written waits."""
+        events: list[Event] = []
+        for path in sorted(self._directory.glob("rank-*.jsonl")):
+            with open(path, "rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                whole, newline, _ = file.read().rpartition(b"\n")
+            self._offsets[path] = self._offsets.get(path, 0) + len(whole + newline)
+            events += [Event.from_line(line) for line in whole.decode().splitlines()]
+        return sorted(events, key=lambda event: event.time)
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """The events of one merged file."""
+    with open(path) as file:
+        for line in file:
+            yield Event.from_line(line)
+
+
+def split_digest(part_digests: Iterable[str]) -> str:
+    """16 hex digits that name a whole split: its parts' digests in rank order.
+
+    Rank 0 reports it of the split (`split`), every rank its part's as fed (`part`): who reads both can
+    tell whether the nodes trained on what they were given.
+    """
+    return sha256("".join(part_digests).encode()).hexdigest()[:16]
+
+
+def readable(event: Event) -> str | None:
+    """The line a person sees for an event, or None for those that only programs need."""
+    fields = event.fields
+    match event.kind:
+        case "start":
+            text = f"up, process {fields['pid']}"
+        case "step":
+            text = (
+                f"epoch {fields['epoch']}/{fields['epochs']} step {fields['step']}/{fields['steps']} "
+                f"loss {fields['loss']:.3f} {fields['samples_per_s']:,.0f} samples/s"
+            )
+        case "epoch":
+            text = (
+                f"epoch {fields['epoch']}/{fields['epochs']} done in {fields['train_s']:.2f} s, "
+                f"loss {fields['loss']:.3f} acc {fields['accuracy']:.1%}"
+            )
+        case "result" if "accuracy" in fields and fields["accuracy"] is not None:
+            trained = f"trained {fields['samples']:,} samples in {fields['train_s']:.2f} s"
+            text = f"{trained}, acc {fields['accuracy']:.1%}"
+        case "failed":
+            text = f"failed: {fields['cause']}\n{fields.get('traceback', '')}".rstrip()
+        case "terminated" | "died":
+            text = f"{event.kind}: {fields.get('cause', '')}"
+        case _:
+            return None
+    return f"node-{event.rank} | {text}"

@@ -1,0 +1,28 @@
+"""What a model is: an ordered list of named blocks, so that cutting it is slicing a list."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from trainer.registry import Component
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    Blocks = list[tuple[str, nn.Module]]
+
+
+class Model(Component):
+    """A classifier whose last block gives log-probabilities."""
+
+    @abstractmethod
+    def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
+        """Fresh blocks in the order in which data passes them; chained they are the model.
+
+        shape: of one sample, (channels, height, width). Input (batch, *shape) float32, output
+        (batch, classes) log-probabilities. generator: what dropout draws from. Initial weights come
+        from torch's global generator, which the caller seeds. Raises ValueError if the shape does
+        not fit.
+        """

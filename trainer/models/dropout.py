@@ -1,0 +1,26 @@
+"""Dropout that draws from a generator of its own."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Dropout(nn.Module):
+    """Elementwise dropout after Srivastava et al. 2014, scaled at training time.
+
+    torch's nn.Dropout draws from the process-wide generator: ranks that are threads of one process
+    would then draw from each other's stream, and the same seed would no longer give the same weights
+    on every transport.
+    """
+
+    def __init__(self, probability: float, generator: torch.Generator) -> None:
+        super().__init__()
+        self.probability = probability
+        self.generator = generator
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.probability == 0:
+            return x
+        keep = 1 - self.probability
+        return x * torch.empty_like(x).bernoulli_(keep, generator=self.generator).div_(keep)

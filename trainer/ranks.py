@@ -1,0 +1,108 @@
+"""Running the ranks of one process: one, or several as threads, or several as forked processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from trainer.comm.base import CommunicationError
+from trainer.comm.memory import Room
+from trainer.context import NodeContext
+from trainer.data.base import DataError
+from trainer.events import EventWriter
+from trainer.task import Task
+from trainer.watch import Watch
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+TEARDOWN_S = 10.0
+# Failures that a message explains; anything else is shown with its type and, in the log, its traceback.
+EXPLAINED = (DataError, CommunicationError)
+
+
+def run_rank(context: NodeContext, task: Task, events: EventWriter, watch: Watch) -> bool:
+    """Train as one rank and report; False after a failure, which is an event by then."""
+    try:
+        result = task.spec.strategy.train(context, task, events)
+        events.write("result", **result.as_fields())
+        watch.leave_within(TEARDOWN_S)
+        context.close()
+    except Exception as error:
+        cause = str(error) if isinstance(error, EXPLAINED) else f"{type(error).__name__}: {error}"
+        # peer: it complains of another rank, which may be gone and the true cause.
+        peer = isinstance(error, CommunicationError)
+        events.write("failed", cause=cause[:1500], peer=peer, traceback=traceback.format_exc()[-4000:])
+        context.abort()
+        return False
+    events.write("done")
+    return True
+
+
+def run_threads(context: NodeContext, task: Task, events: EventWriter, orchestrator: int | None) -> bool:
+    """All ranks as threads of this process; True if all of them succeeded."""
+    room = Room(context.size)
+    writers = [events.as_rank(rank) for rank in range(context.size)]
+    succeeded = [False] * context.size
+
+    def run(rank: int) -> None:
+        succeeded[rank] = run_rank(context.as_rank(rank, room), task, writers[rank], watch)
+
+    with Watch(writers, orchestrator) as watch:
+        for writer in writers:
+            writer.write("start", pid=os.getpid())
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(context.size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return all(succeeded)
+
+
+def run_forked(context: NodeContext, task: Task, events: EventWriter, orchestrator: int | None) -> bool:
+    """All ranks as processes forked from this one, sharing what the strategy's `share` makes.
+
+    The first that ends badly ends the others: they may be waiting for it.
+    """
+    import multiprocessing
+    from multiprocessing.connection import wait
+
+    fork = multiprocessing.get_context("fork")
+    context.shared = task.spec.strategy.share(context, task)
+    ranks: dict[int, BaseProcess] = {}
+    for rank in range(context.size):
+        ranks[rank] = fork.Process(
+            target=_forked_rank, args=(context.as_rank(rank), task, events.as_rank, os.getpid())
+        )
+        ranks[rank].start()
+    with Watch([], orchestrator):
+        succeeded = True
+        while ranks:
+            wait([process.sentinel for process in ranks.values()])
+            for rank, process in [*ranks.items()]:
+                if process.exitcode is None:
+                    continue
+                del ranks[rank]
+                if process.exitcode == 0:
+                    continue
+                if succeeded and process.exitcode < 0:
+                    name = signal.Signals(-process.exitcode).name
+                    events.as_rank(rank).write("died", cause=f"killed by {name}", signal=name)
+                succeeded = False
+                for other in ranks.values():
+                    other.terminate()
+    return succeeded
+
+
+def _forked_rank(
+    context: NodeContext, task: Task, writer_of: Callable[[int], EventWriter], parent: int
+) -> None:
+    events = writer_of(context.rank)
+    with Watch([events], parent) as watch:
+        events.write("start", pid=os.getpid())
+        succeeded = run_rank(context, task, events, watch)
+    os._exit(0 if succeeded else 1)

@@ -1,0 +1,103 @@
+"""Components and registries: a name in a sweep file becomes a frozen, checked object.
+
+A registry is a literal dict, name -> "module:Class", and loads a class only when its name is used.
+A component's parameters are its pydantic fields; what the file says about it (its capabilities) are
+its class variables. Component files import torch inside the methods that use it, so that the
+orchestrator can check a sweep on a machine that has no torch; the conformance suite enforces it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+
+class Component(BaseModel):
+    """A named part of a run. Frozen; unknown, mistyped, nan and infinite parameters are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+T = TypeVar("T")
+C = TypeVar("C", bound=Component)
+
+
+@dataclass(frozen=True)
+class Registry(Generic[T]):
+    """Known classes of one kind, by name."""
+
+    kind: str
+    entries: Mapping[str, str]
+
+    def load(self, name: str) -> type[T]:
+        """Import and return the class behind `name`; an unknown name lists the known ones."""
+        if name not in self.entries:
+            raise PydanticCustomError(
+                "unknown_name",
+                "unknown {kind}; known: {known}",
+                {"kind": self.kind, "known": ", ".join(self.entries)},
+            )
+        module, _, attribute = self.entries[name].partition(":")
+        loaded: type[T] = getattr(import_module(module), attribute)
+        return loaded
+
+
+@dataclass(frozen=True)
+class ComponentRegistry(Registry[C]):
+    """Known components of one kind.
+
+    Used as the metadata of an `Annotated` field it makes pydantic accept `name`,
+    `{name: name, parameter: value, ...}` or an instance, and write the second form.
+    """
+
+    def parse(self, value: Any) -> C:
+        """Build the component that a spec's value describes."""
+        if isinstance(value, Component):
+            self.name_of(value)
+            return value  # type: ignore[return-value]
+        if isinstance(value, str):
+            value = {"name": value}
+        if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+            raise PydanticCustomError(
+                "component_form",
+                "a {kind} is written as its name or as a mapping with the key 'name'; known: {known}",
+                {"kind": self.kind, "known": ", ".join(self.entries)},
+            )
+        parameters = {key: item for key, item in value.items() if key != "name"}
+        return self.load(value["name"]).model_validate(parameters)
+
+    def name_of(self, component: Component) -> str:
+        """The name under which the component's class is registered."""
+        path = f"{type(component).__module__}:{type(component).__qualname__}"
+        for name, target in self.entries.items():
+            if target == path:
+                return name
+        raise PydanticCustomError("unregistered", f"{path} is not a registered {self.kind}")
+
+    def dump(self, component: C, *, exclude_defaults: bool = False) -> dict[str, Any]:
+        """The mapping form: `{"name": ..., parameter: value, ...}`."""
+        parameters = component.model_dump(mode="json", exclude_defaults=exclude_defaults)
+        return {"name": self.name_of(component), **parameters}
+
+    def __get_pydantic_core_schema__(self, _: Any, __: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            self.parse,
+            serialization=core_schema.plain_serializer_function_ser_schema(self.dump),
+        )
+
+    def __get_pydantic_json_schema__(self, _: CoreSchema, __: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """JSON Schema of the field: a bare name, or a mapping per component with its parameters."""
+        forms: list[JsonSchemaValue] = [{"enum": list(self.entries)}]
+        for name in self.entries:
+            form = self.load(name).model_json_schema()
+            form["title"] = name
+            form["properties"] = {"name": {"const": name}, **form.get("properties", {})}
+            form["required"] = ["name", *form.get("required", [])]
+            forms.append(form)
+        return {"anyOf": forms}

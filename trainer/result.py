@@ -1,0 +1,34 @@
+"""What one rank says of a training that has ended."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """One rank's account. Times in seconds, accuracies 0 … 1 on the whole test split.
+
+    seconds: wall time per phase, evaluation in its own; train_s is their sum without it.
+    work_cpu_s: CPU time of everything but communicating, waiting and evaluating: the time this rank
+    would need on a core of its own. own_accuracy: of this node's model before it met the others, where
+    a strategy has such a thing. weights_digest: 16 hex digits of the final weights.
+    """
+
+    steps: int
+    samples: int
+    train_s: float
+    work_cpu_s: float
+    seconds: dict[str, float]
+    bytes_sent: float
+    accuracy: float | None = None
+    test_loss: float | None = None
+    own_accuracy: float | None = None
+    weights_digest: str | None = None
+    parameters: int = 0
+    peak_memory_mb: float = 0.0
+
+    def as_fields(self) -> dict[str, Any]:
+        """The result as an event's fields."""
+        return asdict(self)

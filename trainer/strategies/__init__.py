@@ -1,0 +1,16 @@
+"""The known strategies, one file each."""
+
+from trainer.registry import ComponentRegistry
+from trainer.strategies.base import Strategy
+
+STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
+    "strategy",
+    {
+        "serial": "trainer.strategies.serial:Serial",
+        "one_shot": "trainer.strategies.one_shot:OneShot",
+        "all_reduce": "trainer.strategies.all_reduce:AllReduce",
+        "ddp": "trainer.strategies.ddp:Ddp",
+        "hogwild": "trainer.strategies.hogwild:Hogwild",
+        "placebo": "trainer.strategies.placebo:Placebo",
+    },
+)

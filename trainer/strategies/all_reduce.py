@@ -1,0 +1,38 @@
+"""All-reduce: average the gradients in every step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from trainer.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from trainer.context import NodeContext
+    from trainer.events import EventWriter
+    from trainer.result import TrainResult
+    from trainer.task import Task
+
+
+class AllReduce(Strategy):
+    """Synchronous data-parallel SGD (Chen et al. 2016, "Revisiting Distributed Synchronous SGD", Sec. 2).
+
+    In each step the nodes' gradients become their mean over all samples of the step, so P nodes with
+    batch B do what one node does with batch P·B. All replicas hold the same weights at all times.
+    """
+
+    transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "memory")
+
+    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
+        from trainer.strategies.loop import Loop
+
+        loop = Loop(context, task, events)
+        replica = loop.replica()
+        loop.start(replica)
+        for epoch in loop.epochs(replica):
+            for batch in loop.batches_in_step(epoch, replica):
+                replica.backward(batch, weight=batch.share * context.size)
+                gradient = replica.gradient()
+                loop.comm.all_reduce(gradient, "mean")
+                replica.set_gradient(gradient)
+                replica.step()
+        return loop.result(replica)

@@ -1,0 +1,33 @@
+"""What a strategy is: how nodes work together on one model."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trainer.registry import Component
+
+if TYPE_CHECKING:
+    from trainer.context import NodeContext
+    from trainer.events import EventWriter
+    from trainer.result import TrainResult
+    from trainer.task import Task
+
+
+class Strategy(Component):
+    """How nodes work together on one model. Its algorithm is `train`, run by every rank."""
+
+    transports: ClassVar[tuple[str, ...]]  # it can use; the first is the default
+    min_nodes: ClassVar[int] = 1
+    max_nodes: ClassVar[int | None] = None
+    uses_partition: ClassVar[bool] = True  # False: every node trains on the whole set
+    trains: ClassVar[bool] = True  # False: no model, no data, no torch (placebo)
+    forks: ClassVar[bool] = False  # in topology single, ranks are forked processes instead of threads
+    caveat: ClassVar[str | None] = None  # what a reader must know before comparing its numbers
+
+    def share(self, context: NodeContext, task: Task) -> Any:
+        """What forked ranks share; made once, before they start, and found in `context.shared`."""
+
+    @abstractmethod
+    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
+        """Train to the end of the run and say what came out."""

@@ -1,0 +1,73 @@
+"""DDP: torch's DistributedDataParallel, the industry's all-reduce."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from trainer.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch._C._distributed_c10d import GradBucket
+    from torch.futures import Future
+
+    from trainer.comm.base import Communicator
+    from trainer.context import NodeContext
+    from trainer.events import EventWriter
+    from trainer.result import TrainResult
+    from trainer.task import Task
+
+
+class Ddp(Strategy):
+    """torch.nn.parallel.DistributedDataParallel (Li et al. 2020, "PyTorch Distributed").
+
+    The same mathematics as `all_reduce`; the library cuts the gradient into buckets and sends one
+    while the next is still being computed. What is booked as communication is the part that the
+    computation does not hide: from the last bucket's hand-over to the end of the backward pass.
+    """
+
+    transports: ClassVar[tuple[str, ...]] = ("gloo",)
+
+    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
+        from torch.nn.parallel import DistributedDataParallel
+
+        from trainer.strategies.loop import Loop, Replica
+
+        loop = Loop(context, task, events)
+        ddp = DistributedDataParallel(task.build_model(context.rank))
+        buckets = Buckets(loop.comm)
+        ddp.register_comm_hook(None, lambda _, bucket: buckets.mean(bucket))
+        replica = Replica(ddp, task, loop.clock)
+        loop.start(replica)
+        for epoch in loop.epochs(replica):
+            for batch in loop.batches_in_step(epoch, replica):
+                replica.backward(batch, weight=batch.share * context.size)
+                buckets.book_exposed()
+                replica.step()
+        return loop.result(replica)
+
+
+class Buckets:
+    """DDP's default reduction of a bucket, counted."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+        self._handed_over = 0.0
+
+    def mean(self, bucket: GradBucket) -> Future[Tensor]:
+        """Start the bucket's all-reduce: the communication hook."""
+        import torch.distributed as dist
+
+        buffer = bucket.buffer()
+        size = self._comm.size
+        self._comm.traffic.bytes_sent += 2 * buffer.numel() * buffer.element_size() * (size - 1) / size
+        self._handed_over = self._comm.clock.wall()
+        reduction = dist.all_reduce(buffer.div_(size), async_op=True).get_future()
+        reduced: Future[Tensor] = reduction.then(lambda done: done.value()[0])
+        return reduced
+
+    def book_exposed(self) -> None:
+        """After a backward pass: book what was left to wait for as a meeting of all ranks."""
+        now = self._comm.clock.wall()
+        self._comm.clock.transfer("compute", "communicate", now - self._handed_over)
+        self._comm.traffic.meetings.append((self._handed_over, now))

@@ -1,0 +1,77 @@
+"""Hogwild: processes that update one model in shared memory, without a lock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from trainer.clock import Clock
+from trainer.comm.memory import MemoryCommunicator, Room
+from trainer.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Barrier
+
+    from torch import Tensor
+
+    from trainer.context import NodeContext
+    from trainer.events import EventWriter
+    from trainer.result import TrainResult
+    from trainer.task import Task
+
+
+@dataclass(frozen=True)
+class Shared:
+    """weights: parameters and buffers in shared memory. gate: where the ranks wait for each other."""
+
+    weights: list[Tensor]
+    gate: Barrier
+
+
+class Hogwild(Strategy):
+    """Lock-free asynchronous SGD after Recht, Ré, Wright and Niu 2011 ("Hogwild!", Alg. 1).
+
+    Every rank reads and writes the same weights in shared memory whenever it likes; nobody locks. Each
+    rank keeps its own gradient and optimiser state. The order of the updates is the operating
+    system's, so equal seeds do not give equal weights.
+    """
+
+    transports: ClassVar[tuple[str, ...]] = ("memory",)
+    forks: ClassVar[bool] = True
+    caveat: ClassVar[str | None] = (
+        "one machine only: its ranks share memory, nothing crosses a link, "
+        "and equal seeds do not give equal weights"
+    )
+
+    def share(self, context: NodeContext, task: Task) -> Shared:
+        import torch.multiprocessing as mp
+
+        model = task.build_model(rank=0).share_memory()
+        return Shared([*model.parameters(), *model.buffers()], mp.get_context("fork").Barrier(context.size))
+
+    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
+        from trainer.strategies.loop import Loop
+
+        shared: Shared = context.shared
+        loop = Loop(context, task, events, Gate(Clock(), shared.gate))
+        replica = loop.replica()
+        replica.share(shared.weights)
+        loop.start(replica)
+        for epoch in loop.epochs(replica, own_model=True):
+            for batch in loop.batches(epoch, replica):
+                replica.backward(batch)
+                replica.step()
+        loop.comm.barrier()
+        return loop.result(replica)
+
+
+class Gate(MemoryCommunicator):
+    """The ranks exchange nothing but weights: each is alone, but for a gate where all wait for all."""
+
+    def __init__(self, clock: Clock, gate: Barrier) -> None:
+        super().__init__(0, 1, clock, Room(1))
+        self._gate = gate
+
+    def barrier(self) -> None:
+        with self.clock.phase("wait"):
+            self._gate.wait()

@@ -1,0 +1,57 @@
+"""The task: the data and the model that a run is about, the same on every rank."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.data.base import Data
+from trainer.spec import RunSpec
+from trainer.streams import Streams
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass
+class Task:
+    """Loads nothing until asked, and torch only for a model."""
+
+    spec: RunSpec
+    data_dir: Path
+    _torch_rng: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    @property
+    def streams(self) -> Streams:
+        return Streams(self.spec.seed)
+
+    @cached_property
+    def data(self) -> Data:
+        """The dataset, in memory. Raises DataError."""
+        return self.spec.dataset.load(self.data_dir)
+
+    def build_model(self, rank: int, weights_of: int = 0) -> nn.Sequential:
+        """The model with fresh weights, in the memory format that trains fastest.
+
+        weights_of: ranks that name the same number start from the same weights. Dropout draws from a
+        stream of `rank`'s own.
+        """
+        import torch
+        from torch import nn
+
+        generator = torch.Generator().manual_seed(self.streams.number("dropout", rank))
+        shape = self.data.train.images.shape[1:]
+        # torch initialises weights from its global generator, which the ranks of one process share.
+        with self._torch_rng, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.streams.number("weights", weights_of))
+            blocks = self.spec.model.blocks(shape, self.data.classes, generator)
+        model = nn.Sequential()
+        for name, block in blocks:
+            model.add_module(name, block)
+        for parameter in model.parameters():
+            if parameter.dim() == 4:
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        return model
