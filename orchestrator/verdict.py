@@ -20,7 +20,7 @@ def verdict(
     was killed, and it is the cause: what the others complain about afterwards is its absence.
     """
     last = {event.rank: event for event in events if event.kind in LAST_WORDS}
-    done = {rank for rank, event in last.items() if event.kind == "done"}
+    done = {event.rank for event in events if event.kind == "done"}
     results = {event.rank for event in events if event.kind == "result"}
     everyone = set(range(nodes))
     if done == everyone and results == everyone:

@@ -14,6 +14,7 @@ from trainer.comm.memory import Room
 from trainer.context import NodeContext
 from trainer.data.base import DataError
 from trainer.events import EventWriter
+from trainer.result import Diverged
 from trainer.task import Task
 from trainer.watch import Watch
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 TEARDOWN_S = 10.0
 # Failures that a message explains; anything else is shown with its type and, in the log, its traceback.
-EXPLAINED = (DataError, CommunicationError)
+EXPLAINED = (DataError, CommunicationError, Diverged)
 
 
 def run_rank(context: NodeContext, task: Task, events: EventWriter, watch: Watch) -> bool:

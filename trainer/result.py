@@ -6,6 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 
+class Diverged(Exception):
+    """The loss is no longer a finite number. The message says where and what may help."""
+
+
 @dataclass(frozen=True)
 class TrainResult:
     """One rank's account. Times in seconds, accuracies 0 … 1 on the whole test split.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,37 @@ from orchestrator.report.labels import Work
 from orchestrator.report.rows import Row
 from orchestrator.result import RunResult
 from orchestrator.store import SweepPaths, SweepRecord, read_record, read_result
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One work's groups that came to something: ok, and trained.
+
+    nodes: the number of nodes at which strategies are set against each other. one_of_several: whether
+    the sweep has other works, so that this one must be named.
+    """
+
+    work: Work
+    groups: list[Group]
+    nodes: int
+    one_of_several: bool
+
+    @property
+    def serial(self) -> Group | None:
+        return next((group for group in self.groups if group.serial), None)
+
+    @property
+    def rivals(self) -> list[Group]:
+        """The groups at `nodes`, serial apart."""
+        return [group for group in self.groups if group.nodes == self.nodes and not group.serial]
+
+    def name(self, group: Group) -> str:
+        """`all_reduce over mpi`; with the partitioner where that was tried with several."""
+        if group.serial:
+            return group.strategy_label
+        tried = {other.partitioner_label for other in self.groups if other.line[:2] == group.line[:2]}
+        partitioner = f" with {group.partitioner_label}" if len(tried) > 1 else ""
+        return f"{group.strategy_label} over {group.transport}{partitioner}"
 
 
 @dataclass(frozen=True)
@@ -34,13 +66,21 @@ class Comparison:
         """The different works of the sweep's training runs, in order."""
         return list(dict.fromkeys(group.work for group in self.groups if group.first.trains))
 
-    def groups_with(self, work: Work) -> list[Group]:
-        """The groups of this work that have something to compare: ok, and trained."""
-        return [group for group in self.groups if group.ok and group.first.trains and group.work == work]
+    def scene(self, work: Work) -> Scene:
+        """What findings and figures of this work look at."""
+        planned = [group for group in self.groups if group.first.trains and group.work == work]
+        return Scene(work, [group for group in planned if group.ok], _busiest(planned), len(self.works) > 1)
 
     @property
     def failed(self) -> list[Row]:
         return [row for row in self.rows if not row.ok]
+
+
+def _busiest(planned: Sequence[Group]) -> int:
+    """The number of nodes with most groups, of equal ones the largest; only numbers where one is ok."""
+    ok = {group.nodes for group in planned if group.ok and not group.serial}
+    size = Counter(group.nodes for group in planned if group.nodes in ok and not group.serial)
+    return max(size, key=lambda nodes: (size[nodes], nodes), default=1)
 
 
 def read_comparison(paths: SweepPaths) -> Comparison:
@@ -60,6 +100,8 @@ def compare(
             parsed.append((key, result, result.run))
         except ValidationError as error:
             where = paths.run(key).result if paths else key
-            raise InputError(f"{where}: not a run of this version; delete it to run again ({error})") from error
+            raise InputError(
+                f"{where}: not a run of this version; delete it to run again ({error})"
+            ) from error
     done = {key for key, _ in results}
     return Comparison(record, tuple(rows_of(parsed)), tuple(key for key in record.keys if key not in done))

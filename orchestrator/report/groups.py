@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from orchestrator.report.formats import JOIN
 from orchestrator.report.labels import Work
 from orchestrator.report.rows import SERIAL, Row
 
@@ -34,6 +35,18 @@ class Spread:
     def overlaps(self, other: Spread) -> bool:
         """Whether the ranges from lowest to highest seed meet: then the difference may be chance."""
         return self.low <= other.high and other.low <= self.high
+
+    def range(self, write: Callable[[float], str]) -> str:
+        """Lowest to highest seed, a shared unit once; just one value if they look the same."""
+        low, high = write(self.low), write(self.high)
+        if low == high:
+            return low
+        number, _, unit = low.partition(JOIN)
+        if unit and high.endswith(JOIN + unit):
+            low = number
+        elif low.endswith("%") and high.endswith("%"):
+            low = low.removesuffix("%")
+        return f"{low} to {high}" if low[0] in "+−±" else f"{low}–{high}"
 
 
 @dataclass(frozen=True)
@@ -101,6 +114,8 @@ def groups_of(rows: Sequence[Row]) -> list[Group]:
     """The groups, in the order of their first rows."""
     cells: dict[str, list[Row]] = {}
     for row in rows:
-        cell = {field: value for field, value in row.run.canonical().items() if field not in _NOT_OF_THE_CELL}
+        cell = {
+            field: value for field, value in row.run.canonical().items() if field not in _NOT_OF_THE_CELL
+        }
         cells.setdefault(json.dumps(cell, sort_keys=True), []).append(row)
     return [Group(tuple(members)) for members in cells.values()]

@@ -34,16 +34,23 @@ class Work:
     @property
     def label(self) -> str:
         threads = "" if self.threads == 1 else f", {self.threads} threads per node"
+        epochs = "1 epoch" if self.epochs == 1 else f"{self.epochs} epochs"
         return (
-            f"{self.dataset}, {self.model}, {self.optimizer} lr {self.lr:g}, batch {self.batch_size} per node, "
-            f"{self.epochs} epoch{'' if self.epochs == 1 else 's'}{threads}"
+            f"{self.dataset}, {self.model}, {self.optimizer} lr {self.lr:g}, "
+            f"batch {self.batch_size} per node, {epochs}{threads}"
         )
 
 
 def component_label(run: RunSpec, field: str) -> str:
     """A component's name and the parameters that are not the default: `one_shot init=independent`."""
-    name, *parameters = REGISTRIES[field].dump(getattr(run, field), exclude_defaults=True).items()
-    return " ".join([name[1], *(f"{key}={_written(value)}" for key, value in parameters)])
+    shown = REGISTRIES[field].dump(getattr(run, field), exclude_defaults=True)
+    return " ".join([shown.pop("name"), *(f"{name}={_written(value)}" for name, value in shown.items())])
+
+
+def parameters(run: RunSpec, field: str) -> dict[str, str]:
+    """All parameters of a component as they are written, defaults too."""
+    shown = REGISTRIES[field].dump(getattr(run, field))
+    return {name: _written(value) for name, value in shown.items() if name != "name"}
 
 
 def _written(value: object) -> str:

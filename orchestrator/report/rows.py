@@ -151,7 +151,11 @@ class Row:
     @property
     def peak_memory_mb(self) -> float | None:
         """The largest peak of any rank."""
-        return max((rank.peak_memory_mb for rank in self._measured.ranks), default=None) if self._measured else None
+        return (
+            max((rank.peak_memory_mb for rank in self._measured.ranks), default=None)
+            if self._measured
+            else None
+        )
 
     @property
     def seconds(self) -> dict[str, float]:

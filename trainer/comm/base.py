@@ -139,10 +139,10 @@ def book_waits(comm: Communicator) -> None:
     """
     import torch
 
-    meetings = torch.tensor(comm.traffic.meetings, dtype=torch.float64).reshape(-1, 2)
-    entered, left = meetings[:, 0].contiguous(), meetings[:, 1]
-    if comm.size == 1 or not len(entered):
+    if comm.size == 1 or not comm.traffic.meetings:
         return
+    times = zip(*comm.traffic.meetings, strict=True)
+    entered, left = (torch.tensor(each, dtype=torch.float64) for each in times)
     # The transports carry float32: a float64 travels as the bits of two of them, never computed with.
     everyone = comm.all_gather(entered.view(torch.float32)).view(torch.float64)
     last = everyone.max(dim=0).values

@@ -52,7 +52,9 @@ class Feed:
         if not self._spec.strategy.uses_partition:
             return [np.arange(len(self._numpy_labels))] * self._size
         rng = self._streams.rng("partition", split_of)
-        return self._spec.partitioner.split(self._numpy_labels, self._size, rng)
+        parts = self._spec.partitioner.split(self._numpy_labels, self._size, rng)
+        # A part is a set, its order is drawn apart: on one node every strategy then trains as serial does.
+        return [np.sort(part) for part in parts]
 
     def order(self, epoch: int) -> Indices:
         """This rank's samples in the order in which it trains on them."""

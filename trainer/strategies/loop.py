@@ -22,15 +22,11 @@ from trainer.context import NodeContext
 from trainer.data.certificate import Certifier, PartRecord, as_fields
 from trainer.data.feed import Batch, Feed
 from trainer.events import EventWriter
-from trainer.result import TrainResult
+from trainer.result import Diverged, TrainResult
 from trainer.task import Task
 
 EVALUATION_BATCH = 1000
 PROGRESS_EVERY_S = 0.5
-
-
-class Diverged(Exception):
-    """The loss is no longer a number."""
 
 
 class Replica:
@@ -174,15 +170,13 @@ class Loop:
             if now - reported > PROGRESS_EVERY_S:
                 self._progress(epoch, batch, replica, samples / (now - reported))
                 reported, samples = now, 0
-        if not isfinite(replica.loss.item()):
-            raise Diverged(f"the loss is {replica.loss.item()} in epoch {epoch}; a smaller lr may help")
+        _check(replica.loss.item(), f"in epoch {epoch}")
         with self.clock.phase("evaluate"):
             self._certify(epoch, np.concatenate(fed))
 
     def _progress(self, epoch: int, batch: Batch, replica: Replica, samples_per_s: float) -> None:
         loss = replica.loss.item()
-        if not isfinite(loss):
-            raise Diverged(f"the loss is {loss} in epoch {epoch}, step {batch.step}; a smaller lr may help")
+        _check(loss, f"in epoch {epoch}, step {batch.step}")
         self._events.write(
             "step",
             epoch=epoch,
@@ -218,6 +212,7 @@ class Loop:
         replica.model.train()
         if size > 1:
             self.comm.all_reduce(counts, "sum")
+        _check(counts[1].item(), "on the test split")
         return counts[0].item() / total, counts[1].item() / total
 
     def result(self, replica: Replica, *, own_accuracy: float | None = None) -> TrainResult:
@@ -244,3 +239,8 @@ class Loop:
             parameters=replica.parameters,
             peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         )
+
+
+def _check(loss: float, where: str) -> None:
+    if not isfinite(loss):
+        raise Diverged(f"the loss is {loss} {where}; a smaller lr may help")

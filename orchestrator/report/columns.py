@@ -1,0 +1,142 @@
+"""The columns of the report's tables, the same in report.html and report.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from orchestrator.report import formats
+from orchestrator.report.formats import ABSENT
+from orchestrator.report.groups import Group, Metric, Spread
+from orchestrator.report.rows import SERIAL, Row
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a table shows in one place. detail: the range over seeds, or what else is smaller."""
+
+    text: str
+    detail: str = ""
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Column(Generic[T]):
+    """A heading and what stands under it. number: whether it is set flush right."""
+
+    title: str
+    cell: Callable[[T], Cell]
+    number: bool = True
+
+
+def filled(columns: Sequence[Column[T]], items: Sequence[T]) -> list[Column[T]]:
+    """The columns that have anything to show for these items."""
+    return [column for column in columns if any(column.cell(item).text != ABSENT for item in items)]
+
+
+def _spread(metric: Metric, write: Callable[[float], str]) -> Callable[[Group], Cell]:
+    def cell(group: Group) -> Cell:
+        spread = group.over(metric)
+        if spread is None:
+            return Cell(ABSENT)
+        mean, span = write(spread.mean), spread.range(write)
+        return Cell(mean, "" if span == mean else span)
+
+    return cell
+
+
+def who(row: Row) -> str:
+    """`all_reduce · mpi`; serial needs no transport."""
+    return row.strategy_label if row.strategy == SERIAL else f"{row.strategy_label} · {row.transport}"
+
+
+def _seeds(group: Group) -> Cell:
+    ok, planned = len(group.ok_rows), len(group.rows)
+    return Cell(
+        str(ok) if ok == planned else f"{ok} of {planned}", "" if group.repeated else "not repeated"
+    )
+
+
+def _node_samples(group: Group) -> Cell:
+    samples = Spread.of(number for row in group.ok_rows for number in row.node_samples)
+    return Cell(samples.range(lambda value: f"{value:,.0f}")) if samples else Cell(ABSENT)
+
+
+def _verified(group: Group) -> Cell:
+    known = [row.verified for row in group.ok_rows if row.verified is not None]
+    if not known:
+        return Cell(ABSENT)
+    return Cell("yes" if all(known) else f"{known.count(False)} of {len(known)} not")
+
+
+def _own(row: Row) -> Cell:
+    own, mean = row.own_accuracies, row.own_accuracy
+    if mean is None:
+        return Cell(ABSENT)
+    return Cell(formats.percent(mean), Spread(mean, min(own), max(own), 1).range(formats.percent))
+
+
+def _points(value: float | None) -> str:
+    """As `formats.points`, for a column whose heading names the unit."""
+    return formats.points(value).partition(formats.JOIN)[0]
+
+
+def _bits(value: float) -> str:
+    return f"{value:.3f}"
+
+
+WHO: tuple[Column[Group], ...] = (
+    Column("Strategy", lambda group: Cell(who(group.first), group.partitioner_label), number=False),
+    Column("Nodes", lambda group: Cell(str(group.nodes))),
+)
+
+GROUPS: tuple[Column[Group], ...] = (
+    *WHO,
+    Column("Seeds ok", _seeds),
+    Column("Training time", _spread(lambda row: row.train_s, formats.seconds)),
+    Column("Speedup", _spread(lambda row: row.speedup, formats.ratio)),
+    Column("Efficiency", _spread(lambda row: row.efficiency, formats.percent)),
+    Column("Work speedup", _spread(lambda row: row.work_speedup, formats.ratio)),
+    Column("Accuracy", _spread(lambda row: row.accuracy, formats.percent)),
+    Column("To serial, points", _spread(lambda row: row.accuracy_difference, _points)),
+    Column("Nodes' own models", _spread(lambda row: row.own_accuracy, formats.percent)),
+    Column("Communicate and wait", _spread(lambda row: row.exchange_share, formats.percent)),
+    Column("Sent per node", _spread(lambda row: row.bytes_sent_per_node, formats.size)),
+    Column("Samples per s", _spread(lambda row: row.samples_per_s, formats.ratio)),
+)
+
+CERTIFICATES: tuple[Column[Group], ...] = (
+    *WHO,
+    Column("Samples per node", _node_samples),
+    Column("Coverage, epoch 1", _spread(lambda row: row.coverage, formats.percent)),
+    Column("Overlap, epoch 1", _spread(lambda row: row.overlap, formats.percent)),
+    Column("Coverage, whole run", _spread(lambda row: row.coverage_whole_run, formats.percent)),
+    Column("Overlap, whole run", _spread(lambda row: row.overlap_whole_run, formats.percent)),
+    Column("JS divergence, mean", _spread(lambda row: row.js_mean, _bits)),
+    Column("JS divergence, largest", _spread(lambda row: row.js_max, _bits)),
+    Column("Verified", _verified, number=False),
+)
+
+# Beside the run's name, its nodes and its seed, which failed and pending runs have, too.
+RUNS: tuple[Column[Row], ...] = (
+    Column("Training time", lambda row: Cell(formats.seconds(row.train_s))),
+    Column("Speedup", lambda row: Cell(formats.ratio(row.speedup))),
+    Column("Efficiency", lambda row: Cell(formats.percent(row.efficiency))),
+    Column("Work speedup", lambda row: Cell(formats.ratio(row.work_speedup))),
+    Column("Accuracy", lambda row: Cell(formats.percent(row.accuracy))),
+    Column("To serial, points", lambda row: Cell(_points(row.accuracy_difference))),
+    Column("Nodes' own models", _own),
+    Column("Samples per s", lambda row: Cell(formats.ratio(row.samples_per_s))),
+    Column("Sent per node", lambda row: Cell(formats.size(row.bytes_sent_per_node))),
+    Column("Peak memory", lambda row: Cell(formats.memory(row.peak_memory_mb))),
+    Column("Start-up", lambda row: Cell(formats.seconds(row.startup_s))),
+    Column("Tear-down", lambda row: Cell(formats.seconds(row.teardown_s))),
+    Column("Replicas equal", lambda row: _yes_no(row.replicas_equal), number=False),
+)
+
+
+def _yes_no(value: bool | None) -> Cell:
+    return Cell(ABSENT if value is None else "yes" if value else "no")

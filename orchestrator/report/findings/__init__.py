@@ -1,0 +1,49 @@
+"""Findings: sentences computed from the rows, never typed in, each with its numbers and its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from orchestrator.report.comparison import Comparison, Scene
+from orchestrator.report.findings import accuracy, speed, trust
+from orchestrator.report.findings.base import Finding
+
+# Topic and rule, in the order in which they are told.
+ABOUT_A_WORK: tuple[tuple[str, Callable[[Scene], Iterator[Finding]]], ...] = (
+    ("Time", speed.fastest),
+    ("Time", speed.fewer_nodes_faster),
+    ("Time", speed.slower_than_serial),
+    ("Transport", speed.transports),
+    ("Exchange", speed.all_reduce_and_ddp),
+    ("Accuracy", accuracy.best_and_worst),
+    ("Accuracy", accuracy.fewer_steps),
+    ("Averaging", accuracy.averaging),
+    ("Parameters", accuracy.variants),
+    ("Partitioning", accuracy.partitioners),
+    ("Shared cores", trust.shared_cores),
+    ("Not repeated", trust.not_repeated),
+    ("No serial run", trust.no_serial),
+    ("Other seeds", trust.other_seeds),
+)
+ABOUT_ALL: tuple[tuple[str, Callable[[Comparison], Iterator[Finding]]], ...] = (
+    ("Not ok", trust.failures),
+    ("Not done", trust.pending),
+    ("Not verified", trust.unverified),
+    ("Not alike", trust.unlike_conditions),
+)
+
+
+def find(comparison: Comparison) -> list[Finding]:
+    """What the numbers say, work by work, and then what to beware of."""
+    found = []
+    for scene in map(comparison.scene, comparison.works):
+        work = scene.work if scene.one_of_several else None
+        found += [
+            replace(finding, topic=topic, work=work)
+            for topic, rule in ABOUT_A_WORK
+            for finding in rule(scene)
+        ]
+    return found + [
+        replace(finding, topic=topic) for topic, rule in ABOUT_ALL for finding in rule(comparison)
+    ]

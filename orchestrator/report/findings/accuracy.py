@@ -1,0 +1,181 @@
+"""Findings about accuracy: what splitting costs, and which choice it depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+from orchestrator.report.comparison import Scene
+from orchestrator.report.findings.base import REMARKS, Finding, evidence, verdict
+from orchestrator.report.formats import count, listed, percent, points
+from orchestrator.report.groups import Group, Spread
+from orchestrator.report.labels import parameters
+from orchestrator.report.rows import Row
+
+SKEWED_BITS = 0.02  # mean divergence of the nodes' labels from which it is worth a word
+
+
+def _accuracy(row: Row) -> float | None:
+    return row.accuracy
+
+
+def _ranked(groups: Sequence[Group]) -> list[tuple[Spread, Group]]:
+    """Groups with an accuracy, the best first."""
+    ranked = [(spread, group) for group in groups if (spread := group.over(_accuracy))]
+    return sorted(ranked, key=lambda item: -item[0].mean)
+
+
+def best_and_worst(scene: Scene) -> Iterator[Finding]:
+    """How near to serial the strategies come, and how far off the worst is."""
+    ranked = _ranked(scene.rivals)
+    if not ranked:
+        return
+    serial = scene.serial.over(_accuracy) if scene.serial else None
+    best, group = ranked[0]
+    text = (
+        f"At {count(scene.nodes, 'node')} {scene.name(group)} reached "
+        f"{'the best accuracy, ' if len(ranked) > 1 else 'an accuracy of '}{percent(best.mean)}"
+        f"{_to_serial(best, serial, group)}."
+    )
+    rows = [group, scene.serial]
+    if len(ranked) > 1:
+        worst, last = ranked[-1]
+        if verdict(best, worst) != "equal":
+            text += (
+                f" The worst was {scene.name(last)}: {percent(worst.mean)}"
+                f"{_to_serial(worst, serial, last)}."
+            )
+            rows.append(last)
+    yield Finding("finding", text, evidence(rows))
+
+
+def _to_serial(spread: Spread, serial: Spread | None, group: Group) -> str:
+    difference = group.over(lambda row: row.accuracy_difference)
+    if not serial or not difference:
+        return ""
+    remark = REMARKS[verdict(spread, serial)]
+    return f", {points(difference.mean)} from serial's {percent(serial.mean)}{remark}"
+
+
+def fewer_steps(scene: Scene) -> Iterator[Finding]:
+    """Why accuracy falls at equal epochs: every node takes fewer steps than serial does."""
+    serial = scene.serial.over(lambda row: row.steps) if scene.serial else None
+    steps = Spread.of(row.steps for group in scene.rivals for row in group.ok_rows)
+    losing = [
+        group
+        for group in scene.rivals
+        if scene.serial
+        and (own := group.over(_accuracy))
+        and (reference := scene.serial.over(_accuracy))
+        and own.mean < reference.mean
+        and not own.overlaps(reference)
+    ]
+    if not losing or not serial or not steps or steps.high >= serial.low:
+        return
+    yield Finding(
+        "finding",
+        f"Same samples, fewer steps: at {count(scene.nodes, 'node')} a node took "
+        f"{_whole(steps)} optimiser steps in the run where serial took {_whole(serial)}. "
+        f"At equal epochs that alone can cost accuracy.",
+        evidence([*losing, scene.serial]),
+    )
+
+
+def _whole(spread: Spread) -> str:
+    return spread.range(lambda value: f"{value:,.0f}")
+
+
+def averaging(scene: Scene) -> Iterator[Finding]:
+    """What the average of the nodes' models is worth beside the models themselves."""
+    for group in scene.rivals:
+        own, gain = group.over(lambda row: row.own_accuracy), group.over(lambda row: row.averaging_gain)
+        final = group.over(_accuracy)
+        if not own or not gain or not final:
+            continue
+        if gain.low < 0 < gain.high:
+            effect = f"changes that by {points(gain.mean)}, which is within the spread of seeds"
+        else:
+            verb = "gains" if gain.mean > 0 else "loses"
+            remark = "" if gain.seeds > 1 else " (not repeated)"
+            effect = f"{verb} {points(abs(gain.mean)).lstrip('+')}{remark}"
+        yield Finding(
+            "finding",
+            f"{scene.name(group)} at {count(scene.nodes, 'node')}: the nodes' own models reached "
+            f"{percent(own.mean)} on average. Averaging them {effect}: "
+            f"{percent(final.mean)}.",
+            evidence([group]),
+        )
+
+
+def variants(scene: Scene) -> Iterator[Finding]:
+    """The same strategy with other parameters, all else equal."""
+    for one, other in combinations(scene.rivals, 2):
+        same = one.strategy == other.strategy and one.line[1:] == other.line[1:]
+        left, right = one.over(_accuracy), other.over(_accuracy)
+        if not same or one.strategy_label == other.strategy_label or not left or not right:
+            continue
+        mine, others = _telling(one, other)
+        yield Finding(
+            "finding",
+            f"{one.strategy} over {one.transport} at {count(scene.nodes, 'node')} reached "
+            f"{percent(left.mean)} with {mine} and {percent(right.mean)} with {others}: "
+            f"{points(right.mean - left.mean)}{REMARKS[verdict(left, right)]}.",
+            evidence([one, other]),
+        )
+
+
+def _telling(one: Group, other: Group) -> tuple[str, str]:
+    """The parameters in which two groups of one strategy differ."""
+    mine, others = (parameters(group.first.run, "strategy") for group in (one, other))
+    names = [name for name in {**mine, **others} if mine.get(name) != others.get(name)]
+    left, right = (", ".join(f"{name}={side.get(name)}" for name in names) for side in (mine, others))
+    return left, right
+
+
+def partitioners(scene: Scene) -> Iterator[Finding]:
+    """What another way to share out the samples does to coverage, overlap and accuracy."""
+    labels = list(
+        dict.fromkeys(group.partitioner_label for group in scene.rivals if group.partitioner_label)
+    )
+    if len(labels) < 2:
+        return
+    reference = "random_partition" if "random_partition" in labels else labels[0]
+    for label in labels:
+        pairs = [
+            (one, other)
+            for one in scene.rivals
+            for other in scene.rivals
+            if (one.partitioner_label, other.partitioner_label) == (reference, label)
+            and one.line[:2] == other.line[:2]
+        ]
+        effects = [told for one, other in pairs if (told := _effect(one, other))]
+        if label == reference or not effects:
+            continue
+        yield Finding(
+            "finding",
+            f"At {count(scene.nodes, 'node')} {_held(label, [other for _, other in pairs])}; "
+            f"{_held(reference, [one for one, _ in pairs])}. "
+            f"Accuracy with {label} rather than {reference}: {listed(effects)}.",
+            evidence(group for pair in pairs for group in pair),
+        )
+
+
+def _held(label: str, groups: list[Group]) -> str:
+    """`random_sampling used 68.4% of the training set in epoch 1, 26.1% of it on several nodes`."""
+    rows = [row for group in groups for row in group.ok_rows]
+    coverage = Spread.of(row.coverage for row in rows)
+    overlap = Spread.of(row.overlap for row in rows)
+    skew = Spread.of(row.js_mean for row in rows)
+    if not coverage or not overlap or not skew:
+        return f"{label} has no certificate"
+    several = f"{percent(overlap.mean)} on several nodes" if overlap.mean else "none on several nodes"
+    labels = f", with labels {skew.mean:.2f} bits from the whole set's" if skew.mean >= SKEWED_BITS else ""
+    return f"{label} used {percent(coverage.mean)} of the training set in epoch 1, {several}{labels}"
+
+
+def _effect(one: Group, other: Group) -> str | None:
+    left, right = one.over(_accuracy), other.over(_accuracy)
+    if not left or not right:
+        return None
+    remark = REMARKS[verdict(left, right)]
+    return f"{other.strategy_label} over {other.transport} {points(right.mean - left.mean)}{remark}"

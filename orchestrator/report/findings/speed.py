@@ -1,0 +1,148 @@
+"""Findings about time: who is fastest, what it gains, and what the exchange of data costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+from orchestrator.report.comparison import Scene
+from orchestrator.report.findings.base import REMARKS, Finding, evidence, verdict
+from orchestrator.report.formats import count, listed, percent, ratio, seconds
+from orchestrator.report.groups import Group, Spread
+from orchestrator.report.rows import Row
+
+
+def _train_s(row: Row) -> float | None:
+    return row.train_s
+
+
+def _timed(groups: list[Group]) -> list[tuple[Spread, Group]]:
+    """Groups with a training time, the fastest first."""
+    timed = [(spread, group) for group in groups if (spread := group.over(_train_s))]
+    return sorted(timed, key=lambda item: item[0].mean)
+
+
+def _against_serial(scene: Scene, group: Group) -> str:
+    speedup = group.over(lambda row: row.speedup)
+    serial = scene.serial.over(_train_s) if scene.serial else None
+    if not speedup or not serial:
+        return ""
+    efficiency = percent(speedup.mean / group.nodes)
+    return (
+        f" against {seconds(serial.mean)} of serial: a speedup of {ratio(speedup.mean)}, "
+        f"efficiency {efficiency}"
+    )
+
+
+def fastest(scene: Scene) -> Iterator[Finding]:
+    """The fastest strategy where strategies are compared, and whether its lead is more than chance."""
+    timed = _timed(scene.rivals)
+    if not timed:
+        return
+    best_s, best = timed[0]
+    at = count(scene.nodes, "node")
+    serial_s = scene.serial.over(_train_s) if scene.serial else None
+    if len(timed) == 1:
+        text = f"At {at} {scene.name(best)} took {seconds(best_s.mean)}{_against_serial(scene, best)}."
+    else:
+        next_s, runner_up = timed[1]
+        text = (
+            f"At {at} {scene.name(best)} was the fastest: {seconds(best_s.mean)}"
+            f"{_against_serial(scene, best)}. Next came {scene.name(runner_up)} with "
+            f"{seconds(next_s.mean)}{REMARKS[verdict(best_s, next_s)]}."
+        )
+    if serial_s and best_s.mean >= serial_s.mean:
+        text += f" No strategy was faster than serial at {at}."
+    yield Finding("finding", text, evidence([best, *(group for _, group in timed[1:2]), scene.serial]))
+
+
+def fewer_nodes_faster(scene: Scene) -> Iterator[Finding]:
+    """Whether the shortest time was reached with fewer nodes than those compared."""
+    timed = _timed([group for group in scene.groups if not group.serial])
+    rivals = _timed(scene.rivals)
+    if not timed or not rivals or timed[0][1].nodes >= scene.nodes:
+        return
+    (best_s, best), (here_s, here) = timed[0], rivals[0]
+    yield Finding(
+        "finding",
+        f"More nodes were not faster: the shortest time of all is that of {scene.name(best)} on "
+        f"{count(best.nodes, 'node')}, {seconds(best_s.mean)}; the best on {scene.nodes} took "
+        f"{seconds(here_s.mean)}{REMARKS[verdict(best_s, here_s)]}.",
+        evidence([best, here]),
+    )
+
+
+def slower_than_serial(scene: Scene) -> Iterator[Finding]:
+    """The strategies that lost time, if others gained some."""
+    serial_s = scene.serial.over(_train_s) if scene.serial else None
+    if not serial_s:
+        return
+    timed = _timed(scene.rivals)
+    slower = [(spread, group) for spread, group in timed if spread.mean > serial_s.mean]
+    if not slower:
+        return
+    told = [
+        f"{scene.name(group)} ({seconds(spread.mean)}, {_share(group)} of it communicating or waiting"
+        f"{REMARKS[verdict(spread, serial_s)]})"
+        for spread, group in slower
+    ]
+    yield Finding(
+        "finding",
+        f"Slower than serial ({seconds(serial_s.mean)}) at {count(scene.nodes, 'node')}: {listed(told)}.",
+        evidence([*(group for _, group in slower), scene.serial]),
+    )
+
+
+def _share(group: Group) -> str:
+    share = group.over(lambda row: row.exchange_share)
+    return percent(share.mean) if share else "an unknown share"
+
+
+def transports(scene: Scene) -> Iterator[Finding]:
+    """The same algorithm on the same samples, carried by something else."""
+    cells: dict[tuple[str, str], list[Group]] = {}
+    for group in scene.rivals:
+        cells.setdefault((group.strategy_label, group.partitioner_label), []).append(group)
+    for groups in cells.values():
+        timed = _timed(groups)
+        if len({group.transport for _, group in timed}) < 2:
+            continue
+        (best_s, best), *others = timed
+        told = [
+            f"over {group.transport} {seconds(spread.mean)}{_communication(group)}, "
+            f"{ratio(spread.mean / best_s.mean)} times as long{REMARKS[verdict(best_s, spread)]}"
+            for spread, group in others
+        ]
+        yield Finding(
+            "finding",
+            f"The same algorithm over {listed([group.transport for _, group in timed])}: "
+            f"{best.strategy_label} at {count(scene.nodes, 'node')} took {seconds(best_s.mean)} over "
+            f"{best.transport}{_communication(best)}; {listed(told)}.",
+            evidence(group for _, group in timed),
+        )
+
+
+def _communication(group: Group) -> str:
+    spent = group.over(lambda row: row.communicate_s)
+    return f" with {seconds(spent.mean)} communicating" if spent else ""
+
+
+def all_reduce_and_ddp(scene: Scene) -> Iterator[Finding]:
+    """Ours and the library's: the same mathematics, so that only the exchange differs."""
+    by_line = {group.line: group for group in scene.rivals}
+    for one, other in combinations(by_line.values(), 2):
+        pair = {group.strategy: group for group in (one, other)}
+        if set(pair) != {"all_reduce", "ddp"} or one.line[1:] != other.line[1:]:
+            continue
+        plain, library = pair["all_reduce"], pair["ddp"]
+        plain_s, library_s = plain.over(_train_s), library.over(_train_s)
+        if not plain_s or not library_s:
+            continue
+        yield Finding(
+            "finding",
+            f"{scene.name(plain)} spent {_share(plain)} of its training time communicating or waiting at "
+            f"{count(scene.nodes, 'node')}, {scene.name(library)} {_share(library)}; in all they took "
+            f"{seconds(plain_s.mean)} and {seconds(library_s.mean)}"
+            f"{REMARKS[verdict(plain_s, library_s)]}.",
+            evidence([plain, library]),
+        )

@@ -1,0 +1,137 @@
+"""Cautions: what keeps a number from being compared, or from being more than one observation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.report.comparison import Comparison, Scene
+from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.formats import count, listed, ratio
+from orchestrator.report.groups import Group
+from orchestrator.report.rows import NO_SERIAL, Row
+
+MOST_NAMED = 6  # of a kind; the tables have them all
+
+
+def shared_cores(scene: Scene) -> Iterator[Finding]:
+    """Wall-clock speedup is bounded where nodes share cores; the work speedup is not."""
+    sharing = [group for group in scene.groups if group.first.shares_cores]
+    if not sharing:
+        return
+    cores = max(row.result.cores for group in sharing for row in group.rows)
+    numbers = sorted({group.nodes for group in sharing})
+    text = (
+        f"Runs on {listed([str(number) for number in numbers])} nodes shared {count(cores, 'core')}: their "
+        f"wall-clock speedup cannot pass {cores} and does not tell what as many machines would do."
+    )
+    most = max(numbers)
+    working = [
+        (spread.mean, group)
+        for group in sharing
+        if group.nodes == most and (spread := group.over(lambda row: row.work_speedup))
+    ]
+    if working:
+        reached, best = max(working, key=lambda item: item[0])
+        text += (
+            f" By CPU time, as if every node had a core of its own and communication were free, "
+            f"{scene.name(best)} would reach a speedup of {ratio(reached)} on {most} nodes."
+        )
+    yield Finding("caution", text, evidence(sharing))
+
+
+def not_repeated(scene: Scene) -> Iterator[Finding]:
+    """Cells with a single seed that is ok."""
+    once = [group for group in scene.groups if not group.repeated]
+    if not once:
+        return
+    subject = (
+        "Nothing was repeated"
+        if len(once) == len(scene.groups)
+        else f"Not repeated: {listed(_cells(scene, once))}"
+    )
+    yield Finding(
+        "caution",
+        f"{subject}. A difference seen with a single seed cannot be told from chance.",
+        evidence(once),
+    )
+
+
+def _cells(scene: Scene, groups: list[Group]) -> list[str]:
+    """Their names: the first few, and the number of the rest."""
+    names = [f"{scene.name(group)} on {count(group.nodes, 'node')}" for group in groups]
+    return names if len(names) <= MOST_NAMED else [*names[:MOST_NAMED], f"{len(names) - MOST_NAMED} more"]
+
+
+def no_serial(scene: Scene) -> Iterator[Finding]:
+    """Runs without anything to measure a speedup against."""
+    rows = [row for group in scene.groups for row in group.ok_rows if row.no_speedup == NO_SERIAL]
+    if rows:
+        yield Finding(
+            "caution",
+            f"{count(len(rows), 'run')} without speedup and accuracy difference: {NO_SERIAL}.",
+            tuple(rows),
+        )
+
+
+def other_seeds(scene: Scene) -> Iterator[Finding]:
+    """Runs that are measured against serial runs of other seeds."""
+    based = [(row, row.baseline) for group in scene.groups for row in group.ok_rows]
+    rows = [row for row, baseline in based if baseline and not baseline.same_seed]
+    if rows:
+        yield Finding(
+            "caution",
+            f"{count(len(rows), 'run')} measured against the mean of serial runs of other seeds: their own "
+            f"seed has none.",
+            tuple(rows),
+        )
+
+
+def failures(comparison: Comparison) -> Iterator[Finding]:
+    """The runs that are not ok, by cause."""
+    causes: dict[tuple[str, str], list[Row]] = {}
+    for row in comparison.failed:
+        verb = "ran out of time" if row.status == "timeout" else "failed"
+        causes.setdefault((verb, row.cause or "no cause was reported"), []).append(row)
+    for (verb, cause), rows in list(causes.items())[:MOST_NAMED]:
+        who = rows[0].key if len(rows) == 1 else count(len(rows), "run")
+        yield Finding("caution", f"{who} {verb}: {cause.rstrip('.')}.", tuple(rows))
+    if rest := [row for rows in list(causes.values())[MOST_NAMED:] for row in rows]:
+        text = f"{count(len(rest), 'more run')} failed; the table of runs has their causes."
+        yield Finding("caution", text, tuple(rest))
+
+
+def pending(comparison: Comparison) -> Iterator[Finding]:
+    """Runs that have no result yet."""
+    missing, planned = len(comparison.pending), len(comparison.record.keys)
+    if missing:
+        text = f"{count(missing, 'run')} of {planned} not done yet: this is not the whole sweep."
+        yield Finding("caution", text)
+
+
+def unverified(comparison: Comparison) -> Iterator[Finding]:
+    """Runs whose nodes did not train on what the split says, or ended apart."""
+    for rows, what in [
+        (
+            [row for row in comparison.rows if row.verified is False],
+            "trained on other samples than the split says",
+        ),
+        (
+            [row for row in comparison.rows if row.replicas_equal is False],
+            "ended with replicas that differ; the accuracy is of rank 0's",
+        ),
+    ]:
+        if rows:
+            yield Finding("caution", f"{count(len(rows), 'run')} {what}.", tuple(rows))
+
+
+def unlike_conditions(comparison: Comparison) -> Iterator[Finding]:
+    """Runs of one report that had other runtimes or numbers of cores."""
+    ok = [row for row in comparison.rows if row.ok]
+    for what, values in [
+        ("runtimes", list(dict.fromkeys(row.result.runtime for row in ok))),
+        ("numbers of cores", [str(number) for number in dict.fromkeys(row.result.cores for row in ok)]),
+    ]:
+        if len(values) > 1:
+            yield Finding(
+                "caution", f"The runs had different {what} ({listed(values)}): their times do not compare."
+            )

@@ -1,0 +1,184 @@
+"""report.html: the whole comparison in one file that needs nothing else, neither network nor scripts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from orchestrator.report import formats
+from orchestrator.report.columns import CERTIFICATES, GROUPS, RUNS, Cell, Column, filled, who
+from orchestrator.report.comparison import Comparison
+from orchestrator.report.findings.base import Finding
+from orchestrator.report.groups import Group
+from orchestrator.report.labels import Work
+from orchestrator.report.plots import Plot
+from orchestrator.report.plots.svg import inline
+from orchestrator.report.rows import NO_SERIAL, Row
+from orchestrator.report.summary import STATES, one_line
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A plot as the page shows it. svg: markup of ours, safe as it is."""
+
+    caption: str
+    svg: Markup
+
+
+@dataclass(frozen=True)
+class Topic:
+    """Findings about one thing. work: empty where the sweep has only one."""
+
+    name: str
+    work: str
+    findings: list[Finding]
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """What the page shows of one work. heading: empty where the sweep has only one."""
+
+    heading: str
+    figures: list[Figure]
+    columns: list[Column[Group]]
+    groups: list[Group]
+    certificate_columns: list[Column[Group]]
+    certified: list[Group]
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """A run in the table of runs: cells if it is ok, otherwise a status and a cause."""
+
+    key: str
+    name: str
+    partitioner: str
+    nodes: str
+    seed: str
+    status: str
+    cause: str
+    cells: list[Cell]
+    notes: list[int]  # numbers of footnotes
+    spec: str  # JSON
+    phases: list[tuple[str, str]]
+
+
+def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot]) -> str:
+    """The page's text. Whatever comes from files is escaped."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    notes = _footnotes(comparison)
+    columns = filled(RUNS, comparison.rows)
+    return environment.get_template("template.html.j2").render(
+        record=comparison.record,
+        summary=one_line(comparison),
+        findings=_topics([finding for finding in findings if finding.kind == "finding"]),
+        cautions=_topics([finding for finding in findings if finding.kind == "caution"]),
+        evidence=_evidence,
+        chapters=_chapters(comparison, plots),
+        run_columns=columns,
+        runs=_runs(comparison, columns, notes),
+        notes=notes,
+        facts=_facts(comparison.record.environment),
+        absent=formats.ABSENT,
+    )
+
+
+def _topics(findings: Sequence[Finding]) -> list[Topic]:
+    topics: dict[tuple[Work | None, str], Topic] = {}
+    for finding in findings:
+        work = finding.work.label if finding.work else ""
+        topic = topics.setdefault((finding.work, finding.topic), Topic(finding.topic, work, []))
+        topic.findings.append(finding)
+    return list(topics.values())
+
+
+def _chapters(comparison: Comparison, plots: Sequence[Plot]) -> list[Chapter]:
+    works: list[Work] = comparison.works
+    chapters = []
+    for work in works:
+        groups = [group for group in comparison.groups if group.first.trains and group.work == work]
+        figures = [
+            Figure(plot.caption, Markup(inline(plot.svg, str(escape(f"{plot.title}. {plot.caption}")))))
+            for plot in plots
+            if plot.work == work
+        ]
+        certified = [group for group in groups if any(row.node_samples for row in group.ok_rows)]
+        chapters.append(
+            Chapter(
+                heading=work.label,
+                figures=figures,
+                columns=filled(GROUPS, groups),
+                groups=groups,
+                certificate_columns=filled(CERTIFICATES, certified),
+                certified=certified,
+            )
+        )
+    return chapters
+
+
+def _evidence(finding: Finding) -> list[tuple[str, list[Row]]]:
+    """The finding's runs, those that differ only by seed under one name."""
+    cells: dict[str, list[Row]] = {}
+    for row in finding.rows:
+        parts = [who(row), row.partitioner_label, formats.count(row.nodes, "node")]
+        cells.setdefault(" · ".join(filter(None, parts)), []).append(row)
+    return list(cells.items())
+
+
+def _footnotes(comparison: Comparison) -> list[str]:
+    """What was flagged in any run, each once."""
+    return list(dict.fromkeys(note for row in comparison.rows for note in _notes(row)))
+
+
+def _notes(row: Row) -> list[str]:
+    return row.result.flags + ([NO_SERIAL] if row.no_speedup == NO_SERIAL else [])
+
+
+def _runs(comparison: Comparison, columns: Sequence[Column[Row]], notes: Sequence[str]) -> list[RunLine]:
+    rows = {row.key: row for row in comparison.rows}
+    lines = []
+    for key in comparison.record.keys:
+        row = rows.get(key)
+        if row is None:
+            lines.append(RunLine(key, key, "", "", "", STATES["pending"], "", [], [], "", []))
+            continue
+        lines.append(
+            RunLine(
+                key=key,
+                name=who(row),
+                partitioner=row.partitioner_label,
+                nodes=str(row.nodes),
+                seed=str(row.seed),
+                status=STATES[row.status],
+                cause=row.cause or "",
+                cells=[column.cell(row) for column in columns] if row.ok else [],
+                notes=[notes.index(note) + 1 for note in _notes(row)],
+                spec=json.dumps(row.run.model_dump(mode="json"), indent=2, ensure_ascii=False),
+                phases=[(phase, formats.seconds(value)) for phase, value in row.seconds.items()],
+            )
+        )
+    return lines
+
+
+def _facts(environment: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Names and values, mappings inside mappings flattened with dots."""
+    facts: list[tuple[str, str]] = []
+    for name, value in environment.items():
+        if isinstance(value, dict):
+            facts += _facts(value, f"{prefix}{name}.")
+        else:
+            written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            facts.append((f"{prefix}{name}", written))
+    return facts

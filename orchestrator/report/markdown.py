@@ -1,0 +1,67 @@
+"""report.md: the report for a terminal, a pull request or a lab book."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.report.columns import GROUPS, Cell, Column, filled
+from orchestrator.report.comparison import Comparison
+from orchestrator.report.findings.base import Finding
+from orchestrator.report.groups import Group
+from orchestrator.report.plots import Plot
+from orchestrator.report.summary import STATES, one_line
+
+MOST_KEYS = 12  # of a finding's runs; results.csv has them all
+# What would be taken for markup, or end a table's cell.
+_ESCAPES = str.maketrans(
+    {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "\\|", "[": "\\[", "`": "\\`", "\\": "\\\\"}
+)
+
+
+def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot]) -> str:
+    """The file's text. plots: linked as plots/<name>.svg."""
+    record = comparison.record
+    parts = [f"# {_plain(record.name)}"]
+    if record.description:
+        parts.append(_plain(record.description))
+    parts.append(_plain(one_line(comparison)))
+    for title, kind in (("Findings", "finding"), ("Mind this", "caution")):
+        lines = [_finding(finding) for finding in findings if finding.kind == kind]
+        if lines:
+            parts += [f"## {title}", "\n".join(lines)]
+    for work in comparison.works:
+        groups = [group for group in comparison.groups if group.first.trains and group.work == work]
+        parts += [f"## {_plain(work.label)}", _table(filled(GROUPS, groups), groups)]
+        parts += [f"![{_plain(plot.title)}](plots/{plot.name}.svg)" for plot in plots if plot.work == work]
+    undone = [f"- `{row.key}` {STATES[row.status]}: {_plain(row.cause or '')}" for row in comparison.failed]
+    undone += [f"- `{key}` {STATES['pending']}" for key in comparison.pending]
+    if undone:
+        parts += ["## Not ok", "\n".join(undone)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _finding(finding: Finding) -> str:
+    keys = [f"`{row.key}`" for row in finding.rows]
+    if len(keys) > MOST_KEYS:
+        keys = [*keys[:MOST_KEYS], f"and {len(keys) - MOST_KEYS} more"]
+    work = f" ({_plain(finding.work.label)})" if finding.work else ""
+    runs = f"  \n  <sub>{', '.join(keys)}</sub>" if keys else ""
+    return f"- **{finding.topic}**{work}: {_plain(finding.text)}{runs}"
+
+
+def _table(columns: Sequence[Column[Group]], groups: Sequence[Group]) -> str:
+    lines = [
+        [column.title for column in columns],
+        ["--:" if column.number else "---" for column in columns],
+    ]
+    lines += [[_cell(column.cell(group)) for column in columns] for group in groups]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(cell: Cell) -> str:
+    return _plain(cell.text) + (f" ({_plain(cell.detail)})" if cell.detail else "")
+
+
+def _plain(text: str) -> str:
+    """Text from a file as one line that means only itself."""
+    return " ".join(text.split("\n")).translate(_ESCAPES).strip()

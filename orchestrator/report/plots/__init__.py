@@ -1,0 +1,55 @@
+"""The report's figures as SVG. Importing this loads matplotlib, which takes a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from orchestrator.report.comparison import Comparison, Scene
+from orchestrator.report.labels import Work
+from orchestrator.report.plots.bars import labels_by_node, representatives, time_by_phase
+from orchestrator.report.plots.captions import CAPTIONS
+from orchestrator.report.plots.curves import accuracy_over_time
+from orchestrator.report.plots.lines import QUANTITIES, lines_over_nodes
+from orchestrator.report.plots.style import RC, Style
+from orchestrator.report.plots.svg import to_svg
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure. name: of its file, without .svg. svg: one element of XML."""
+
+    name: str
+    title: str
+    caption: str
+    work: Work
+    svg: str
+
+
+def draw(comparison: Comparison) -> list[Plot]:
+    """All figures for which there is data, work by work."""
+    style = Style(comparison.groups)
+    plots = []
+    works = comparison.works
+    with rc_context(RC):  # type: ignore[arg-type]  # its stub wants every key as a literal
+        for number, work in enumerate(works, 1):
+            for name, title, figure in _figures(comparison.scene(work), style):
+                file = f"{name}-{number}" if len(works) > 1 else name
+                plots.append(Plot(file, title, CAPTIONS[name], work, to_svg(figure, file)))
+    return plots
+
+
+def _figures(scene: Scene, style: Style) -> Iterator[tuple[str, str, Figure]]:
+    """Name, title and figure, one after the other."""
+    for quantity in QUANTITIES:
+        if figure := lines_over_nodes(scene.groups, style, quantity):
+            yield quantity.name, quantity.title, figure
+    if figure := accuracy_over_time(scene.groups, style, scene.nodes):
+        yield "accuracy_over_time", "Accuracy against training time", figure
+    if figure := time_by_phase(scene.groups, scene.nodes):
+        yield "phases", "Where the time went", figure
+    if figure := labels_by_node(representatives(scene.groups)):
+        yield "labels", "Samples per node and label", figure

@@ -1,0 +1,16 @@
+"""`make bench`: everything, or the parts that are named."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.bench import overhead, step
+
+PARTS = {"step": step.main, "overhead": overhead.main}
+
+if __name__ == "__main__":
+    names = sys.argv[1:] or list(PARTS)
+    if unknown := set(names) - set(PARTS):
+        sys.exit(f"unknown part {', '.join(sorted(unknown))}; known: {', '.join(PARTS)}")
+    for name in names:
+        PARTS[name]()

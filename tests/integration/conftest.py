@@ -1,0 +1,30 @@
+"""One run through the runner, on real processes of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.result import RunResult
+from orchestrator.runner import Runner
+from orchestrator.runtimes.local import LocalRuntime
+from orchestrator.store import SweepPaths
+from orchestrator.topology import plan
+from tests.integration.support import SMALL, Silent
+from trainer.spec import RunSpec
+
+
+@pytest.fixture
+def execute(tmp_path: Path) -> Callable[..., RunResult]:
+    """Carry out one run on local processes: `execute(strategy="one_shot", nodes=2, …)`."""
+
+    def execute(on_events: Silent | None = None, **fields: Any) -> RunResult:
+        run = RunSpec.model_validate({**SMALL, **fields})
+        paths = SweepPaths(tmp_path / "results")
+        runner = Runner(LocalRuntime(), "local", paths, tmp_path, on_events or Silent())
+        return runner.execute(plan(run), paths.run(run.key))
+
+    return execute

@@ -1,0 +1,85 @@
+"""What integration tests share: a small run, the command line, and a look at what is running."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from orchestrator.result import RunResult
+from trainer.events import Event
+from trainer.spec import RunSpec
+
+PROJECT = Path(__file__).resolve().parents[2]
+# Small enough that a run is mostly start-up, large enough that training goes somewhere.
+SMALL = {
+    "dataset": {"name": "synthetic", "samples": 240, "test_samples": 64, "noise": 1.0},
+    "model": {"name": "mlp", "hidden": [16]},
+    "lr": 0.1,
+    "epochs": 2,
+    "timeout_s": 60,
+}
+
+
+class Silent:
+    """A display that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.seen: list[Event] = []
+
+    def begin(self, number: int, total: int, run: RunSpec) -> None: ...
+
+    def events(self, events: Sequence[Event]) -> None:
+        self.seen += events
+
+    def end(self, number: int, total: int, result: RunResult, skipped: bool) -> None: ...
+
+
+def environment() -> dict[str, str]:
+    """Ours without what a terminal or an outer run may have put there."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("SHARDYARD_")}
+
+
+def orchestrator(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "orchestrator", *map(str, arguments)]
+
+
+def call(*arguments: str | Path, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    """Run the command line to its end."""
+    return subprocess.run(
+        orchestrator(*arguments),
+        cwd=PROJECT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def node_processes(directory: Path) -> list[psutil.Process]:
+    """Processes of runs whose results lie below `directory`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            run = process.environ().get("SHARDYARD_RUN", "")
+        except psutil.Error:
+            continue
+        if run.startswith(str(directory.resolve())) and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float = 30) -> Any:
+    """What `condition` returns once that is true."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+    return value

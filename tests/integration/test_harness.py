@@ -1,0 +1,101 @@
+"""What happens when a node crashes, is killed, hangs or babbles: a named cause, and nothing left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.result import RunResult
+from tests.integration.support import Silent, node_processes
+
+Execute = Callable[..., RunResult]
+TRANSPORTS = ["memory", "gloo", "mpi"]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    ("behave", "status", "cause"),
+    [
+        ("ok", "ok", None),
+        ("flood", "ok", None),
+        ("crash", "failed", "node 1: PlaceboCrash: placebo crashed, as asked"),
+        ("kill", "failed", "killed by SIGKILL|node 1 .* vanished without a word"),
+        ("stall", "timeout", "stopped after 2 s; node 1 last seen training"),
+    ],
+)
+def test_placebo(
+    execute: Execute, tmp_path: Path, transport: str, behave: str, status: str, cause: str | None
+) -> None:
+    placebo = {"name": "placebo", "behave": behave, "rank": 1, "work_s": 0.3, "lines": 50_000}
+    timeout_s = 2.0 if behave == "stall" else 30.0
+    result = execute(strategy=placebo, transport=transport, nodes=3, timeout_s=timeout_s)
+    assert result.status == status, result.cause
+    if cause is None:
+        assert result.cause is None
+        assert len(result.ranks) == 3
+    else:
+        assert result.cause is not None
+        assert re.search(cause, result.cause), result.cause
+    assert node_processes(tmp_path) == []
+    run = tmp_path / "results" / result.key
+    assert not (run / "live").exists()
+    if behave == "flood":
+        log = "node-0" if transport == "memory" else "node-1"
+        assert (run / f"{log}.log").read_text().count("placebo line") == 50_000
+
+
+@pytest.mark.parametrize(
+    ("strategy", "transport"),
+    [
+        ("one_shot", "mpi"),
+        ("all_reduce", "mpi"),
+        ("all_reduce", "gloo"),
+        ("ddp", "gloo"),
+        ("hogwild", "memory"),
+    ],
+)
+def test_kill_9_of_one_node_in_training(
+    execute: Execute, tmp_path: Path, strategy: str, transport: str
+) -> None:
+    """The row names the node, the others are stopped, and it does not take the timeout to notice."""
+    display, killed = Silent(), []
+
+    def kill_rank_1() -> None:
+        while True:
+            pids = {event.rank: event.fields["pid"] for event in display.seen if event.kind == "start"}
+            if any(event.kind == "epoch" for event in display.seen):
+                killed.append(pids[1])
+                os.kill(pids[1], signal.SIGKILL)
+                return
+            time.sleep(0.02)
+
+    threading.Thread(target=kill_rank_1, daemon=True).start()
+    result = execute(display, strategy=strategy, transport=transport, nodes=3, epochs=5000)
+    assert result.status == "failed"
+    assert result.cause is not None
+    assert result.cause.startswith(f"node 1 (process {killed[0]})")
+    assert "killed by SIGKILL" in result.cause or "vanished without a word" in result.cause
+    assert result.wall_s < 50
+    assert node_processes(tmp_path) == []
+
+
+def test_a_stopped_node_is_ended_by_the_timeout(execute: Execute, tmp_path: Path) -> None:
+    """SIGSTOP: the process is there but says nothing and hears no SIGTERM."""
+    display = Silent()
+
+    def stop_rank_0() -> None:
+        while not (pids := [e.fields["pid"] for e in display.seen if e.kind == "start" and e.rank == 0]):
+            time.sleep(0.02)
+        os.kill(pids[0], signal.SIGSTOP)
+
+    threading.Thread(target=stop_rank_0, daemon=True).start()
+    result = execute(display, strategy="all_reduce", transport="gloo", nodes=2, epochs=5000, timeout_s=8.0)
+    assert result.status == "timeout"
+    assert node_processes(tmp_path) == []

@@ -1,0 +1,81 @@
+"""Equivalences that make numbers comparable: transports, libraries and one node agree on the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.result import RunResult
+
+Execute = Callable[..., RunResult]
+
+
+@pytest.fixture
+def weights(execute: Execute, tmp_path: Path) -> Callable[..., np.ndarray]:
+    """The final weights of a run, flat float32."""
+
+    def weights(**fields: Any) -> np.ndarray:
+        result = execute(save_weights=True, **fields)
+        assert result.status == "ok", result.cause
+        return np.load(tmp_path / "results" / result.key / "weights.npy")
+
+    return weights
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+@pytest.mark.parametrize("strategy", ["one_shot", "all_reduce"])
+def test_same_seed_same_weights_on_every_transport(
+    weights: Callable[..., np.ndarray], strategy: str, nodes: int
+) -> None:
+    model = {"name": "lenet"}  # with dropout: every rank must draw from a stream of its own
+    memory, gloo, mpi = (
+        weights(strategy=strategy, transport=transport, nodes=nodes, model=model)
+        for transport in ("memory", "gloo", "mpi")
+    )
+    np.testing.assert_allclose(gloo, memory, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(mpi, memory, rtol=1e-4, atol=1e-6)
+
+
+def test_ddp_is_all_reduce(weights: Callable[..., np.ndarray]) -> None:
+    # 241 samples on 3 nodes with batch 16: one node runs out a step before the others.
+    odd = {"dataset": {"name": "synthetic", "samples": 241, "test_samples": 64}, "batch_size": 16}
+    ours = weights(strategy="all_reduce", transport="gloo", nodes=3, **odd)
+    torchs = weights(strategy="ddp", nodes=3, **odd)
+    np.testing.assert_allclose(torchs, ours, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("strategy", ["one_shot", "all_reduce", "ddp", "hogwild"])
+def test_on_one_node_every_strategy_is_serial(weights: Callable[..., np.ndarray], strategy: str) -> None:
+    model = {"name": "lenet"}
+    serial = weights(strategy="serial", model=model)
+    np.testing.assert_allclose(
+        weights(strategy=strategy, nodes=1, model=model), serial, rtol=1e-5, atol=1e-7
+    )
+
+
+def test_all_reduce_over_full_batches_is_serial_over_the_whole_set(
+    weights: Callable[..., np.ndarray],
+) -> None:
+    # 241 samples do not divide by 3: the mean has to weigh each node's gradient by its samples.
+    data = {"dataset": {"name": "synthetic", "samples": 241, "test_samples": 64}, "epochs": 5}
+    serial = weights(strategy="serial", batch_size=241, **data)
+    together = weights(strategy="all_reduce", transport="memory", nodes=3, batch_size=100, **data)
+    np.testing.assert_allclose(together, serial, rtol=1e-4, atol=1e-6)
+
+
+def test_independent_starts_differ_from_a_common_one(weights: Callable[..., np.ndarray]) -> None:
+    common = weights(strategy={"name": "one_shot", "init": "broadcast"}, transport="memory", nodes=2)
+    independent = weights(strategy={"name": "one_shot", "init": "independent"}, transport="memory", nodes=2)
+    assert np.abs(common - independent).max() > 0.01
+
+
+def test_the_seed_decides(weights: Callable[..., np.ndarray]) -> None:
+    first, again, other = (
+        weights(strategy="all_reduce", transport="gloo", nodes=2, seed=seed) for seed in (0, 0, 1)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).max() > 0.01

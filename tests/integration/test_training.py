@@ -1,0 +1,105 @@
+"""Real training on every strategy and transport: what the row says is what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from orchestrator.result import RunResult
+from trainer.comm import TRANSPORTS
+from trainer.strategies import STRATEGIES
+
+Execute = Callable[..., RunResult]
+
+ROWS = [
+    (name, transport, nodes)
+    for name in STRATEGIES.entries
+    if (strategy := STRATEGIES.load(name)).trains
+    for transport in strategy.transports
+    for nodes in (1, 3)
+    if strategy.min_nodes <= nodes <= (strategy.max_nodes or nodes)
+]
+
+
+@pytest.mark.parametrize(("strategy", "transport", "nodes"), ROWS)
+def test_every_strategy_on_every_transport(
+    execute: Execute, strategy: str, transport: str, nodes: int
+) -> None:
+    result = execute(strategy=strategy, transport=transport, nodes=nodes, epochs=5)
+    assert (result.status, result.cause) == ("ok", None)
+    assert [rank.rank for rank in result.ranks] == list(range(nodes))
+    assert sum(rank.samples for rank in result.ranks) == 240 * 5
+
+    # Training goes somewhere: well above the 10 % of a guess, and the loss fell on every rank.
+    assert result.accuracy is not None
+    assert result.accuracy > 0.4
+    for rank in range(nodes):
+        own = [point for point in result.epochs if point.rank == rank]
+        assert [point.epoch for point in own] == [1, 2, 3, 4, 5]
+        assert own[-1].test_loss < own[0].test_loss
+
+    # The clock accounts for every second of training, and only for those.
+    for account in result.ranks:
+        assert account.train_s == pytest.approx(
+            sum(account.seconds.values()) - account.seconds["evaluate"], abs=1e-4
+        )
+        assert account.seconds["compute"] > 0
+    assert result.startup_s is not None
+    assert result.teardown_s is not None
+    assert result.wall_s > result.startup_s > 0
+    assert result.teardown_s > 0
+
+    assert result.certificate is not None
+    assert result.certificate.verified
+    assert [split.coverage for split in result.certificate.splits] == [1.0] * 5
+    assert [split.overlap for split in result.certificate.splits] == [0.0] * 5
+    assert result.replicas_equal, "after the last exchange all replicas are the same"
+
+
+def test_bytes_sent_follow_from_the_algorithm(execute: Execute) -> None:
+    once = execute(strategy="one_shot", transport="gloo", nodes=2)
+    weights = once.ranks[0].parameters * 4
+    # Rank 0 broadcasts its start to the other node; then one all-reduce: 2 (P - 1) / P of the weights.
+    assert [rank.bytes_sent for rank in once.ranks] == [2 * weights, weights]
+
+    each = execute(strategy="all_reduce", transport="mpi", nodes=2)
+    ddp = execute(strategy="ddp", nodes=2)
+    for result in (each, ddp):
+        assert [rank.bytes_sent for rank in result.ranks] == [rank.steps * weights for rank in result.ranks]
+
+
+def test_one_shot_reports_each_nodes_own_model(execute: Execute) -> None:
+    apart = {"name": "one_shot", "init": "independent"}
+    result = execute(strategy=apart, transport="memory", nodes=3, epochs=1)
+    assert len(result.own_accuracies) == 3
+    assert len(set(result.own_accuracies)) > 1
+    last = [point.accuracy for point in result.epochs if point.epoch == 1]
+    assert result.own_accuracies == last
+
+
+def test_sampling_misses_samples_and_the_certificate_says_so(execute: Execute) -> None:
+    result = execute(
+        strategy="one_shot",
+        transport="memory",
+        nodes=2,
+        partitioner={"name": "random_sampling", "reshuffle": True},
+        epochs=4,
+    )
+    assert result.certificate is not None
+    assert result.certificate.verified
+    first, *_, last = result.certificate.splits
+    assert 0.6 < first.coverage < 0.9
+    assert first.overlap == pytest.approx(1 - first.coverage)  # two nodes that draw half each
+    assert last.coverage_so_far > 0.95, "redrawn every epoch, the whole set is seen in time"
+    assert {part.samples for part in result.certificate.parts} == {120}
+
+
+def test_a_diverging_run_says_so(execute: Execute) -> None:
+    result = execute(strategy="serial", lr=100.0, epochs=50, optimizer="momentum")
+    assert result.status == "failed"
+    assert "a smaller lr may help" in str(result.cause)
+
+
+def test_transports_of_the_registry_are_all_trained_on() -> None:
+    assert {transport for _, transport, _ in ROWS} == set(TRANSPORTS.entries)

@@ -1,0 +1,72 @@
+"""Small factories that several unit tests share: `from tests.unit.conftest import event`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from orchestrator.result import RunResult
+from trainer.events import Event
+from trainer.spec import RunSpec
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+class FakeTime:
+    """A clock that stands still until it is told to go on."""
+
+    def __init__(self, now: float = 100.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pass_(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def event(kind: str, rank: int = 0, time: float = 0.0, **fields: Any) -> Event:
+    return Event(time, "run-key", rank, "host", kind, fields)
+
+
+def rank_fields(**changed: Any) -> dict[str, Any]:
+    """The fields of a `result` event."""
+    phases = ("data", "compute", "communicate", "wait", "evaluate", "other")
+    return {
+        "steps": 10,
+        "samples": 100,
+        "train_s": 2.0,
+        "work_cpu_s": 1.5,
+        "seconds": dict.fromkeys(phases, 0.25),
+        "bytes_sent": 1000.0,
+        "accuracy": 0.9,
+        "test_loss": 0.3,
+        "own_accuracy": None,
+        "weights_digest": "0123456789abcdef",
+        "parameters": 50,
+        "peak_memory_mb": 300.0,
+        **changed,
+    }
+
+
+def run_result(status: str = "ok", **changed: Any) -> RunResult:
+    """A row of the comparison, of one node that trained."""
+    run = RunSpec.model_validate({"strategy": "serial"})
+    fields = {
+        "key": run.key,
+        "status": status,
+        "cause": None if status == "ok" else "node 0: it broke",
+        "spec": run.model_dump(mode="json"),
+        "topology": "single",
+        "runtime": "local",
+        "started_at": 1000.0,
+        "wall_s": 4.0,
+        "startup_s": 1.0,
+        "teardown_s": 0.5,
+        "cores": 2,
+        "flags": [],
+        "ranks": [{"rank": 0, **rank_fields()}],
+        "epochs": [],
+        "certificate": None,
+    }
+    return RunResult.model_validate({**fields, **changed})

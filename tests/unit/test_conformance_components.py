@@ -1,0 +1,263 @@
+"""Every registered component keeps the rules that all components share, and the packages keep apart."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
+
+from orchestrator.runtimes import RUNTIMES
+from orchestrator.runtimes.base import Runtime
+from tests.unit.conftest import PROJECT
+from tests.unit.mini_schema import mistakes, resolved
+from trainer.comm import TRANSPORTS
+from trainer.comm.base import Communicator
+from trainer.context import RANK_VARIABLES
+from trainer.registry import Component
+from trainer.spec import REGISTRIES, RunSpec
+from trainer.strategies import STRATEGIES
+
+ALL = {**REGISTRIES, "transport": TRANSPORTS, "runtime": RUNTIMES}
+ENTRIES = [(kind, name) for kind, registry in ALL.items() for name in registry.entries]
+COMPONENTS = [(kind, name) for kind, name in ENTRIES if kind in REGISTRIES]
+PARAMETERS = [
+    (kind, name, parameter)
+    for kind, name in COMPONENTS
+    for parameter in REGISTRIES[kind].load(name).model_fields
+]
+# What a class is called beside its entry's name, and files that hold several entries.
+SUFFIXES = {"transport": "Communicator", "runtime": "Runtime"}
+SHARED_FILES = {"fashion_mnist": "mnist", "gloo": "torch_dist"}
+PACKAGES = ("trainer", "orchestrator")
+SOURCES = sorted(path for package in PACKAGES for path in (PROJECT / package).rglob("*.py"))
+
+
+def build(kind: str, name: str, **parameters: Any) -> Component:
+    component: Component = REGISTRIES[kind].parse({"name": name, **parameters})
+    return component
+
+
+def other_value(annotation: Any, default: Any) -> Any:
+    """A value that the parameter may take beside its default, as a YAML file would have it."""
+    if annotation is bool:
+        return not default
+    if annotation is int:
+        return default + 1
+    if annotation is float:
+        return 0.5 if default != 0.5 else 0.25
+    if get_origin(annotation) is Literal:
+        return next(choice for choice in get_args(annotation) if choice != default)
+    if get_origin(annotation) is list:
+        return [*default, default[0]]
+    raise AssertionError(f"say here which other value a {annotation} may take")
+
+
+# Every entry
+
+
+@pytest.mark.parametrize(("kind", "name"), ENTRIES)
+def test_entry_loads_and_explains_itself(kind: str, name: str) -> None:
+    loaded = ALL[kind].load(name)
+    assert len(loaded.__dict__.get("__doc__") or "") > 10
+    assert not inspect.isabstract(loaded)
+    base = {"transport": Communicator, "runtime": Runtime}.get(kind, Component)
+    assert issubclass(loaded, base)
+
+
+@pytest.mark.parametrize(("kind", "name"), ENTRIES)
+def test_name_is_snake_case_and_the_class_its_camel_case(kind: str, name: str) -> None:
+    module, _, attribute = ALL[kind].entries[name].partition(":")
+    assert name == name.lower()
+    assert name.replace("_", "").isalnum()
+    assert attribute[0].isupper()
+    assert attribute.removesuffix(SUFFIXES.get(kind, "")).lower() == name.replace("_", "")
+    if kind != "optimizer":  # small enough for one file together
+        assert module.rpartition(".")[2] == SHARED_FILES.get(name, name)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_unknown_name_lists_the_known_ones(kind: str) -> None:
+    with pytest.raises(PydanticCustomError) as caught:
+        ALL[kind].load("no_such_thing")
+    for name in ALL[kind].entries:
+        assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", REGISTRIES)
+def test_component_of_another_kind_is_refused(kind: str) -> None:
+    stranger = build(
+        "optimizer" if kind != "optimizer" else "model", "sgd" if kind != "optimizer" else "mlp"
+    )
+    with pytest.raises(PydanticCustomError, match="not a registered"):
+        REGISTRIES[kind].parse(stranger)
+
+
+# Parameters
+
+
+@pytest.mark.parametrize(("kind", "name"), COMPONENTS)
+def test_unknown_parameter_is_refused(kind: str, name: str) -> None:
+    with pytest.raises(ValidationError, match="no_such_parameter"):
+        build(kind, name, no_such_parameter=1)
+
+
+@pytest.mark.parametrize(("kind", "name", "parameter"), PARAMETERS)
+def test_parameter_refuses_what_is_no_such_value(kind: str, name: str, parameter: str) -> None:
+    annotation = REGISTRIES[kind].load(name).model_fields[parameter].annotation
+    bad: list[Any] = [float("nan"), float("inf"), -float("inf"), 1 if annotation is bool else True]
+    if annotation in (int, float):
+        bad += ["1", [1], None]
+    if annotation is int:
+        bad += [1.0]
+    for value in bad:
+        with pytest.raises(ValidationError) as caught:
+            build(kind, name, **{parameter: value})
+        assert caught.value.errors()[0]["loc"][0] == parameter
+
+
+@pytest.mark.parametrize(("kind", "name", "parameter"), PARAMETERS)
+def test_components_are_frozen(kind: str, name: str, parameter: str) -> None:
+    component = build(kind, name)
+    with pytest.raises(ValidationError, match="frozen"):
+        setattr(component, parameter, getattr(component, parameter))
+
+
+# There and back
+
+
+def forms(kind: str, name: str) -> Iterator[Component]:
+    """The component with its defaults, and with each parameter changed in turn."""
+    yield build(kind, name)
+    for parameter, field in REGISTRIES[kind].load(name).model_fields.items():
+        yield build(kind, name, **{parameter: other_value(field.annotation, field.default)})
+
+
+@pytest.mark.parametrize(("kind", "name"), COMPONENTS)
+@pytest.mark.parametrize("brief", [False, True])
+def test_written_and_read_again_it_is_the_same(kind: str, name: str, brief: bool) -> None:
+    registry = REGISTRIES[kind]
+    for component in forms(kind, name):
+        dumped = registry.dump(component, exclude_defaults=brief)
+        assert dumped["name"] == name
+        assert registry.parse(json.loads(json.dumps(dumped))) == component
+        assert registry.parse(component) == component
+    assert registry.dump(build(kind, name), exclude_defaults=True) == {"name": name}
+
+
+@pytest.mark.parametrize("kind", REGISTRIES)
+def test_schema_accepts_what_is_written_and_no_more(kind: str) -> None:
+    registry = REGISTRIES[kind]
+    schema = TypeAdapter(Annotated[Any, registry]).json_schema()
+    for reference in _references(schema):
+        resolved(schema, reference)
+    for name in registry.entries:
+        assert list(mistakes(name, schema)) == []
+        for component in forms(kind, name):
+            assert list(mistakes(registry.dump(component), schema)) == []
+        assert list(mistakes({"name": name, "no_such_parameter": 1}, schema))
+    assert list(mistakes("no_such_thing", schema))
+    assert list(mistakes({"name": "no_such_thing"}, schema))
+
+
+def _references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        if isinstance(schema.get("$ref"), str):
+            yield schema["$ref"]
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for item in schema:
+            yield from _references(item)
+
+
+# Strategies and transports fit together
+
+
+@pytest.mark.parametrize("name", STRATEGIES.entries)
+def test_strategy_says_where_it_runs(name: str) -> None:
+    strategy = STRATEGIES.load(name)
+    assert strategy.transports
+    assert set(strategy.transports) <= set(TRANSPORTS.entries)
+    assert strategy.min_nodes >= 1
+    assert strategy.max_nodes is None or strategy.max_nodes >= strategy.min_nodes
+    run = RunSpec.model_validate({"strategy": name, "nodes": strategy.min_nodes})
+    assert run.transport == strategy.transports[0]
+
+
+@pytest.mark.parametrize("name", TRANSPORTS.entries)
+def test_transport_says_how_its_ranks_are_started(name: str) -> None:
+    assert TRANSPORTS.load(name).topology in {*RANK_VARIABLES, "single"}
+    assert any(name in STRATEGIES.load(strategy).transports for strategy in STRATEGIES.entries)
+
+
+# The packages
+
+
+def modules_after(code: str) -> set[str]:
+    """The modules that a fresh interpreter has loaded after `code`."""
+    show = "\nimport sys; print('loaded:', *sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code + show], cwd=PROJECT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.rpartition("loaded:")[2].split())
+
+
+LOAD_ALL = """
+from trainer.comm import TRANSPORTS
+from trainer.spec import REGISTRIES
+from orchestrator.runtimes import RUNTIMES
+for registry in (*REGISTRIES.values(), TRANSPORTS, RUNTIMES):
+    for name in registry.entries:
+        registry.load(name)
+"""
+HELP = """
+import runpy, sys
+sys.argv = ["orchestrator", "--help"]
+try:
+    runpy.run_module("orchestrator", run_name="__main__")
+except SystemExit as done:
+    assert not done.code
+"""
+
+
+@pytest.mark.parametrize("code", [LOAD_ALL, "import orchestrator.cli", HELP], ids=["all", "cli", "help"])
+def test_a_machine_without_torch_and_mpi_can_check_a_sweep(code: str) -> None:
+    loaded = modules_after(code)
+    assert loaded & {"pydantic"}
+    assert not loaded & {"torch", "mpi4py", "torchvision", "sklearn", "matplotlib", "docker"}
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Every module that is imported anywhere in a file, also inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide where things come from"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PROJECT)))
+def test_source_file(path: Any) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) < 300
+    tree = ast.parse(text)
+    assert ast.get_docstring(tree), "say what the file is for"
+    ours, found = path.relative_to(PROJECT).parts[0], list(imports(tree))
+    if ours == "trainer":
+        assert [name for name in found if name.split(".")[0] == "orchestrator"] == []
+    else:
+        of_trainer = [name for name in found if name.split(".")[0] == "trainer"]
+        assert {".".join(name.split(".")[:2]) for name in of_trainer} <= {"trainer.spec", "trainer.events"}
+
+
+def test_no_utils() -> None:
+    assert [path for path in SOURCES if path.stem in ("utils", "util", "helpers", "misc")] == []

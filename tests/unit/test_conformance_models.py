@@ -1,0 +1,203 @@
+"""Every registered model is a chain of blocks that may be cut anywhere; a new entry is tested, too."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from trainer.data.base import Data, Split
+from trainer.models import MODELS
+from trainer.models.base import Model
+from trainer.models.dropout import Dropout
+from trainer.models.lenet import LeNet
+from trainer.models.mlp import Mlp
+from trainer.spec import RunSpec
+from trainer.task import Task
+
+SHAPE, CLASSES = (1, 28, 28), 10
+Blocks = list[tuple[str, nn.Module]]
+
+
+@pytest.fixture(params=list(MODELS.entries))
+def model(request: pytest.FixtureRequest) -> Model:
+    return MODELS.parse(request.param)
+
+
+def build(model: Model, seed: int = 0, shape: tuple[int, ...] = SHAPE, classes: int = CLASSES) -> Blocks:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return model.blocks(shape, classes, torch.Generator().manual_seed(5))
+
+
+def chain(blocks: Blocks) -> nn.Sequential:
+    return nn.Sequential(*(block for _, block in blocks))
+
+
+def images(batch: int = 6, shape: tuple[int, ...] = SHAPE) -> Tensor:
+    return torch.randn(batch, *shape, generator=torch.Generator().manual_seed(1))
+
+
+def weights(blocks: Blocks) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in chain(blocks).parameters()])
+
+
+@pytest.mark.parametrize(("channels", "classes", "batch"), [(1, 10, 6), (3, 4, 2), (1, 10, 1)])
+@pytest.mark.parametrize("training", [True, False])
+def test_output_is_log_probabilities(
+    model: Model, channels: int, classes: int, batch: int, training: bool
+) -> None:
+    shape = (channels, 28, 28)
+    whole = chain(build(model, shape=shape, classes=classes)).train(training)
+    output = whole(images(batch, shape))
+    assert output.shape == (batch, classes)
+    assert output.dtype == torch.float32
+    torch.testing.assert_close(output.exp().sum(dim=1), torch.ones(batch))
+
+
+def test_blocks_may_be_cut_anywhere(model: Model) -> None:
+    blocks = build(model)
+    whole = chain(blocks).eval()(images())
+    for cut in range(1, len(blocks)):
+        between = chain(blocks[:cut]).eval()(images())
+        torch.testing.assert_close(chain(blocks[cut:]).eval()(between), whole, rtol=0, atol=0)
+
+
+def test_block_names_tell_them_apart(model: Model) -> None:
+    names = [name for name, _ in build(model)]
+    assert len(set(names)) == len(names)
+    assert all(name.isidentifier() for name in names)
+
+
+def test_weights_follow_the_seed(model: Model) -> None:
+    assert torch.equal(weights(build(model, seed=1)), weights(build(model, seed=1)))
+    assert not torch.equal(weights(build(model, seed=1)), weights(build(model, seed=2)))
+
+
+def test_every_parameter_gets_a_gradient(model: Model) -> None:
+    whole = chain(build(model))
+    whole(images())[:, 3].sum().backward()
+    for parameter in whole.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.abs().sum() > 0
+
+
+def test_only_the_given_generator_is_drawn_from(model: Model) -> None:
+    whole = chain(build(model)).train()
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
+    whole(images())
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]  # type: ignore[index]
+    assert random.getstate() == before[2]
+
+
+# LeNet
+
+
+def test_lenet_is_the_lab_sheets() -> None:
+    blocks = [block for _, block in build(LeNet())]
+    assert [type(block) for block in blocks] == [
+        *(nn.Conv2d, nn.MaxPool2d, nn.ReLU),
+        *(nn.Conv2d, nn.MaxPool2d, nn.ReLU, Dropout),
+        *(nn.MaxPool2d, nn.Flatten),
+        *(nn.Linear, nn.ReLU, nn.Linear, nn.LogSoftmax),
+    ]
+    convolutions: list[Any] = [block for block in blocks if isinstance(block, nn.Conv2d)]
+    assert [(c.in_channels, c.out_channels) for c in convolutions] == [(1, 10), (10, 30)]
+    assert all((c.kernel_size, c.stride, c.padding) == ((5, 5), (1, 1), (0, 0)) for c in convolutions)
+    assert all(pool.kernel_size == 2 for pool in blocks if isinstance(pool, nn.MaxPool2d))
+    linear = [(f.in_features, f.out_features) for f in blocks if isinstance(f, nn.Linear)]
+    assert linear == [(120, 60), (60, 10)]
+    assert next(block.probability for block in blocks if isinstance(block, Dropout)) == 0.5
+    assert weights(build(LeNet())).numel() == 15_660
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 27), (1, 8, 8)])
+def test_lenet_says_which_images_it_takes(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=f"28×28 pixels, not {shape[1]}×{shape[2]}"):
+        build(LeNet(), shape=shape)
+
+
+def test_mlp_has_the_layers_it_is_told() -> None:
+    for hidden in ([], [7], [9, 8, 7]):
+        layers = [b for _, b in build(Mlp(hidden=hidden), shape=(3, 5, 4)) if isinstance(b, nn.Linear)]
+        widths = [60, *hidden, 10]
+        assert [(f.in_features, f.out_features) for f in layers] == list(pairwise(widths))
+
+
+# Dropout
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
+def test_dropout_drops_its_share_and_keeps_the_mean(probability: float) -> None:
+    dropped = Dropout(probability, torch.Generator().manual_seed(0))(torch.ones(400, 500))
+    kept = dropped[dropped > 0]
+    assert kept.numel() / dropped.numel() == pytest.approx(1 - probability, abs=0.01)
+    torch.testing.assert_close(kept, torch.full_like(kept, 1 / (1 - probability)))
+    assert dropped.mean().item() == pytest.approx(1, abs=0.03)
+
+
+def test_dropout_draws_anew_each_time_and_from_its_own_stream() -> None:
+    ones = torch.ones(1000)
+    first, second = (Dropout(0.5, torch.Generator().manual_seed(3)) for _ in range(2))
+    drawn = first(ones)
+    torch.manual_seed(0)
+    assert torch.equal(second(ones), drawn)
+    assert not torch.equal(second(ones), drawn)
+    assert not torch.equal(Dropout(0.5, torch.Generator().manual_seed(4))(ones), drawn)
+
+
+def test_dropout_is_off_in_evaluation_and_at_zero() -> None:
+    generator = torch.Generator().manual_seed(3)
+    before = generator.get_state()
+    x = images()
+    assert torch.equal(Dropout(0.5, generator).eval()(x), x)
+    assert torch.equal(Dropout(0.0, generator).train()(x), x)
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_gradient_passes_only_where_it_was_kept() -> None:
+    x = torch.ones(1000, requires_grad=True)
+    output = Dropout(0.5, torch.Generator().manual_seed(3))(x)
+    output.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, output.detach())
+
+
+# The task builds a rank's model
+
+
+@pytest.fixture
+def task() -> Task:
+    task = Task(RunSpec.model_validate({"strategy": "one_shot", "nodes": 3}), Path())
+    split = Split(np.zeros((4, *SHAPE), np.float32), np.zeros(4, np.int64))
+    task.data = Data(split, split, CLASSES)
+    return task
+
+
+def test_ranks_start_from_the_weights_they_name(task: Task) -> None:
+    def vector(rank: int, weights_of: int = 0) -> Tensor:
+        return torch.cat([p.detach().reshape(-1) for p in task.build_model(rank, weights_of).parameters()])
+
+    assert torch.equal(vector(0), vector(2))
+    assert torch.equal(vector(0, weights_of=1), vector(1, weights_of=1))
+    assert not torch.equal(vector(0), vector(0, weights_of=1))
+
+
+def test_ranks_drop_different_activations(task: Task) -> None:
+    x = images()
+    first, again, other = (task.build_model(rank).train()(x) for rank in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_building_leaves_torchs_own_generator_alone(task: Task) -> None:
+    before = torch.get_rng_state()
+    task.build_model(0)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,201 @@
+"""RunSpec: what may be asked for, and what names a run."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from trainer.spec import RunSpec
+
+NAN, INF = float("nan"), float("inf")
+
+
+def spec(**fields: Any) -> RunSpec:
+    return RunSpec.model_validate({"strategy": "one_shot", **fields})
+
+
+def refusal(**fields: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        spec(**fields)
+    return str(caught.value)
+
+
+# Strictness: what is not exactly a value of the field is an error that names the field
+
+INTEGERS = {
+    "nodes": (1, 1024),
+    "batch_size": (1, 65536),
+    "epochs": (1, 10_000),
+    "seed": (0, 2**32 - 1),
+    "threads": (1, 256),
+}
+
+
+@pytest.mark.parametrize(("field", "limits"), INTEGERS.items())
+def test_integers(field: str, limits: tuple[int, int]) -> None:
+    low, high = limits
+    for good in limits:
+        assert getattr(spec(**{field: good}), field) == good
+    for bad in (low - 1, high + 1, 1.0, 1.5, NAN, INF, True, "1", None, [1]):
+        assert f"\n{field}\n" in refusal(**{field: bad})
+
+
+@pytest.mark.parametrize(("field", "high"), [("lr", 100), ("timeout_s", 7 * 86400)])
+def test_numbers(field: str, high: float) -> None:
+    for good in (1e-9, 1, high):
+        assert getattr(spec(**{field: good}), field) == good
+    for bad in (0, -1, -0.0, high * 1.001, NAN, INF, -INF, True, "0.1", None, [0.1]):
+        assert f"\n{field}\n" in refusal(**{field: bad})
+
+
+def test_truth_values() -> None:
+    assert spec(save_weights=True).save_weights
+    for bad in (1, 0, "true", None):
+        assert "\nsave_weights\n" in refusal(save_weights=bad)
+
+
+@pytest.mark.parametrize("field", ["strategy", "dataset", "partitioner", "model", "optimizer"])
+@pytest.mark.parametrize("bad", ["no_such", "", 1, None, [], ["lenet"], {}, {"name": 1}, {"name": "no_such"}])
+def test_components(field: str, bad: Any) -> None:
+    message = refusal(**{field: bad})
+    assert f"\n{field}\n" in message
+    assert "known: " in message
+
+
+@pytest.mark.parametrize("bad", ["no_such", "", 1, None, True])
+def test_transports(bad: Any) -> None:
+    assert "\ntransport\n" in refusal(transport=bad)
+
+
+def test_unknown_fields_and_lacking_ones() -> None:
+    assert "learning_rate" in refusal(learning_rate=0.1)
+    with pytest.raises(ValidationError, match="strategy"):
+        RunSpec.model_validate({})
+
+
+def test_a_run_does_not_change() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        spec().nodes = 2  # type: ignore[misc]
+
+
+# What fits together
+
+
+def test_transport_is_the_strategys_first_unless_it_is_said() -> None:
+    assert spec().transport == "mpi"
+    assert spec(transport="gloo").transport == "gloo"
+    assert spec(strategy="ddp").transport == "gloo"
+    assert spec(strategy={"name": "one_shot", "init": "independent"}).transport == "mpi"
+
+
+@pytest.mark.parametrize(
+    ("transport", "topology"), [("mpi", "mpi"), ("gloo", "ddp"), ("memory", "single")]
+)
+def test_topology_follows_from_the_transport(transport: str, topology: str) -> None:
+    assert spec(transport=transport).topology == topology
+
+
+def test_a_transport_that_the_strategy_cannot_use() -> None:
+    assert "ddp cannot use mpi; allowed: gloo" in refusal(strategy="ddp", transport="mpi")
+
+
+def test_limits_of_the_strategy() -> None:
+    assert "serial cannot run on 2 nodes; allowed: 1" in refusal(strategy="serial", nodes=2)
+
+
+def test_more_nodes_than_samples() -> None:
+    small = {"name": "synthetic", "samples": 4}
+    assert spec(dataset=small, nodes=4).nodes == 4
+    message = refusal(dataset=small, nodes=5)
+    assert "5 nodes are more than the 4 training samples of synthetic" in message
+    assert spec(strategy="placebo", dataset=small, nodes=5).nodes == 5  # it trains on nothing
+
+
+# Identity
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"strategy": "serial"}, "serial-memory-n1-s0-8f34d5f9"),
+        ({"strategy": "one_shot", "nodes": 5, "seed": 1}, "x"),
+        ({"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "lr": 0.1, "batch_size": 64}, "x"),
+        (
+            {
+                "strategy": {"name": "one_shot", "init": "independent"},
+                "dataset": {"name": "synthetic", "samples": 512, "noise": 1.0},
+                "partitioner": {"name": "random_sampling", "reshuffle": True},
+                "model": {"name": "mlp", "hidden": [32]},
+                "optimizer": {"name": "momentum", "nesterov": True},
+                "epochs": 2,
+                "threads": 2,
+                "save_weights": True,
+            },
+            "x",
+        ),
+    ],
+)
+def test_keys_are_written_down(fields: dict[str, Any], key: str) -> None:
+    # Another key for the same run loses everybody's results: a sweep would train them all again.
+    assert RunSpec.model_validate(fields).key == key
+
+
+def test_key_does_not_depend_on_how_the_run_is_written() -> None:
+    key = spec(nodes=2).key
+    assert spec(nodes=2, timeout_s=5).key == key
+    assert spec(nodes=2, lr=0.05, epochs=3, model="lenet", save_weights=False).key == key
+    assert spec(nodes=2, model={"name": "lenet", "dropout": 0.5}, dataset={"name": "digits"}).key == key
+    assert spec(nodes=2, transport="mpi", strategy={"name": "one_shot", "init": "broadcast"}).key == key
+    assert RunSpec.model_validate({"nodes": 2, "strategy": "one_shot"}).key == key
+    assert spec(nodes=2, lr=1).key == spec(nodes=2, lr=1.0).key
+
+
+CHANGES: dict[str, Any] = {
+    "strategy": {"name": "one_shot", "init": "independent"},
+    "transport": "gloo",
+    "nodes": 3,
+    "dataset": "synthetic",
+    "partitioner": {"name": "random_partition", "reshuffle": True},
+    "model": {"name": "lenet", "dropout": 0.25},
+    "optimizer": "adam",
+    "lr": 0.051,
+    "batch_size": 33,
+    "epochs": 4,
+    "seed": 1,
+    "threads": 2,
+    "save_weights": True,
+}
+
+
+def test_key_depends_on_everything_else() -> None:
+    assert set(RunSpec.model_fields) - set(CHANGES) == {"timeout_s"}
+    keys = {spec(**{field: value}).key for field, value in CHANGES.items()} | {spec().key}
+    assert len(keys) == len(CHANGES) + 1
+
+
+def test_key_is_a_directory_name_that_says_what_it_is() -> None:
+    head, _, digest = spec(nodes=4, seed=7, transport="gloo").key.rpartition("-")
+    assert head == "one_shot-gloo-n4-s7"
+    assert len(digest) == 8
+    assert int(digest, 16) >= 0
+
+
+def test_canonical_says_what_is_not_the_default() -> None:
+    run = spec(nodes=2, lr=0.05, timeout_s=5, model={"name": "mlp", "hidden": [128, 64]})
+    assert run.canonical() == {
+        "strategy": {"name": "one_shot"},
+        "transport": "mpi",
+        "nodes": 2,
+        "model": {"name": "mlp"},
+    }
+
+
+@pytest.mark.parametrize("changes", [{}, CHANGES], ids=["defaults", "changed"])
+def test_written_and_read_again_it_is_the_same(changes: dict[str, Any]) -> None:
+    run = spec(**changes)
+    assert RunSpec.model_validate_json(run.model_dump_json()) == run
+    assert RunSpec.model_validate(run.model_dump(mode="json")).key == run.key
+    assert RunSpec.model_validate(json.loads(json.dumps(run.canonical()))).key == run.key
