@@ -130,7 +130,6 @@ class LiveDisplay(PlainDisplay):
                 self._nodes[event.rank] = (epoch, loss, throughput or self._nodes[event.rank][2])
 
     def _view(self) -> Group:
-        left = self._pace.left(self._number)
         table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
         for title in ("node", "epoch", "loss", "samples/s"):
             table.add_column(title, justify="left" if title == "epoch" else "right", style="dim")
@@ -139,13 +138,11 @@ class LiveDisplay(PlainDisplay):
             table.add_row(str(rank), epoch, loss, throughput)
         if len(self._nodes) > len(shown):
             table.add_row("…", f"and {len(self._nodes) - len(shown)} more", "", "")
-        heading = Text(
-            f"run {self._number} of {self._total}  {self._head}", style="bold", overflow="ellipsis"
-        )
-        done = max(0, self._number - 1)
-        return Group(
-            heading, ProgressBar(total=self._total, completed=done, width=40), Text(left, style="dim"), table
-        )
+        progress = Table.grid(padding=(0, 2, 0, 0))
+        bar = ProgressBar(total=self._total, completed=max(0, self._number - 1), width=40)
+        progress.add_row(bar, Text(self._pace.left(self._number), style="dim"))
+        heading = f"run {self._number} of {self._total}  {self._head}"
+        return Group(Text(heading, style="bold", overflow="ellipsis"), progress, table)
 
 
 def display_on(console: Console, total: int) -> PlainDisplay:

@@ -28,7 +28,7 @@ class RankResult(Record):
     samples: int
     train_s: float
     work_cpu_s: float
-    seconds: dict[str, float]  # per phase: data, compute, communicate, wait, evaluate, other
+    seconds: dict[str, float]  # per phase of trainer.clock
     bytes_sent: float
     accuracy: float | None
     test_loss: float | None

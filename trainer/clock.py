@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-Phase = Literal["data", "compute", "communicate", "wait", "evaluate", "other"]
-PHASES: tuple[Phase, ...] = ("data", "compute", "communicate", "wait", "evaluate", "other")
+Phase = Literal["data", "compute", "communicate", "wait", "no_core", "evaluate", "other"]
+PHASES: tuple[Phase, ...] = ("data", "compute", "communicate", "wait", "no_core", "evaluate", "other")
+WORK: tuple[Phase, ...] = ("data", "compute", "other")  # in which a rank needs a core all the time
 
 
 class Clock:
@@ -67,6 +68,20 @@ class Clock:
         moved = min(max(seconds, 0.0), self.seconds[source])
         self.seconds[source] -= moved
         self.seconds[to] += moved
+
+    def book_no_core(self) -> None:
+        """Rebook the time in which the rank had work but no core, because others were on it.
+
+        That is the wall time of the working phases that is not CPU time. It has to be done: the system
+        takes the core away at a system call, so it would pile up in whatever phase comes after one.
+        """
+        for phase in WORK:
+            self.transfer(phase, "no_core", self.seconds[phase] - self.cpu_seconds[phase])
+
+    @property
+    def work_cpu_s(self) -> float:
+        """CPU seconds of the working phases."""
+        return sum(self.cpu_seconds[phase] for phase in WORK)
 
     def _switch(self, to: Phase | None) -> None:
         now = (self.wall(), self._cpu())

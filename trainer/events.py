@@ -47,7 +47,8 @@ class Event:
     def to_line(self) -> str:
         """One line of JSON, without its newline. Raises ValueError if it is 8 KiB or longer."""
         head = {"version": VERSION, "time": self.time, "run": self.run, "rank": self.rank}
-        line = json.dumps({**head, "host": self.host, "kind": self.kind, **self.fields}, allow_nan=False)
+        fields = {**head, "host": self.host, "kind": self.kind, **self.fields}
+        line = json.dumps(fields, allow_nan=False)
         if len(line) + 1 >= MAX_BYTES:
             raise ValueError(f"event {self.kind} has {len(line)} bytes; {MAX_BYTES} is too many")
         return line
@@ -76,7 +77,7 @@ class EventWriter:
         self._directory = directory
         self._host = socket.gethostname()
         self._console = console or sys.stdout
-        self._file = open(directory / f"rank-{rank}.jsonl", "a", buffering=1) if directory else None  # noqa: SIM115
+        self._file = _lines(directory / f"rank-{rank}.jsonl") if directory else None
 
     def write(self, kind: str, **fields: Any) -> None:
         event = Event(time.time(), self._run, self.rank, self._host, kind, fields)
@@ -89,6 +90,10 @@ class EventWriter:
     def as_rank(self, rank: int) -> EventWriter:
         """A writer for another rank of the same run."""
         return EventWriter(self._run, rank, self._directory, self._console)
+
+
+def _lines(path: Path) -> TextIO:
+    return open(path, "a", buffering=1, encoding="utf-8")  # a line reaches the reader when it ends
 
 
 class EventReader:
@@ -106,13 +111,13 @@ class EventReader:
                 file.seek(self._offsets.get(path, 0))
                 whole, newline, _ = file.read().rpartition(b"\n")
             self._offsets[path] = self._offsets.get(path, 0) + len(whole + newline)
-            events += [Event.from_line(line) for line in whole.decode().splitlines()]
+            events += [Event.from_line(line) for line in whole.decode().split("\n") if line]
         return sorted(events, key=lambda event: event.time)
 
 
 def read_events(path: Path) -> Iterator[Event]:
     """The events of one merged file."""
-    with open(path) as file:
+    with open(path, encoding="utf-8") as file:
         for line in file:
             yield Event.from_line(line)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -13,7 +14,7 @@ from trainer.comm.base import CommunicationError
 from trainer.comm.memory import Room
 from trainer.context import NodeContext
 from trainer.data.base import DataError
-from trainer.events import EventWriter
+from trainer.events import MAX_BYTES, EventWriter
 from trainer.result import Diverged
 from trainer.task import Task
 from trainer.watch import Watch
@@ -37,11 +38,19 @@ def run_rank(context: NodeContext, task: Task, events: EventWriter, watch: Watch
         cause = str(error) if isinstance(error, EXPLAINED) else f"{type(error).__name__}: {error}"
         # peer: it complains of another rank, which may be gone and the true cause.
         peer = isinstance(error, CommunicationError)
-        events.write("failed", cause=cause[:1500], peer=peer, traceback=traceback.format_exc()[-4000:])
+        trace = traceback.format_exc()
+        events.write("failed", cause=_fitting(cause), peer=peer, traceback=_fitting(trace))
         context.abort()
         return False
     events.write("done")
     return True
+
+
+def _fitting(text: str) -> str:
+    """As much of a text's end as an event has room for that holds two of them."""
+    while len(json.dumps(text)) > MAX_BYTES * 0.4:
+        text = text[len(text) // 4 :]
+    return text
 
 
 def run_threads(context: NodeContext, task: Task, events: EventWriter, orchestrator: int | None) -> bool:

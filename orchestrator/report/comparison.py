@@ -44,9 +44,12 @@ class Scene:
         """`all_reduce over mpi`; with the partitioner where that was tried with several."""
         if group.serial:
             return group.strategy_label
+        return f"{group.strategy_label} over {group.transport}{self.partitioner(group)}"
+
+    def partitioner(self, group: Group) -> str:
+        """` with random_sampling`, or nothing where the strategy was not tried with several."""
         tried = {other.partitioner_label for other in self.groups if other.line[:2] == group.line[:2]}
-        partitioner = f" with {group.partitioner_label}" if len(tried) > 1 else ""
-        return f"{group.strategy_label} over {group.transport}{partitioner}"
+        return f" with {group.partitioner_label}" if len(tried) > 1 else ""
 
 
 @dataclass(frozen=True)

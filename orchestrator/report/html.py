@@ -32,12 +32,11 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Topic:
-    """Findings about one thing. work: empty where the sweep has only one."""
+class Part:
+    """Findings on one work, by topic. work: empty where they are about all, or the sweep has only one."""
 
-    name: str
     work: str
-    findings: list[Finding]
+    topics: dict[str, list[Finding]]
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,8 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
     return environment.get_template("template.html.j2").render(
         record=comparison.record,
         summary=one_line(comparison),
-        findings=_topics([finding for finding in findings if finding.kind == "finding"]),
-        cautions=_topics([finding for finding in findings if finding.kind == "caution"]),
+        findings=_parts(findings, "finding"),
+        cautions=_parts(findings, "caution"),
         evidence=_evidence,
         chapters=_chapters(comparison, plots),
         run_columns=columns,
@@ -95,13 +94,14 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
     )
 
 
-def _topics(findings: Sequence[Finding]) -> list[Topic]:
-    topics: dict[tuple[Work | None, str], Topic] = {}
+def _parts(findings: Sequence[Finding], kind: str) -> list[Part]:
+    parts: dict[Work | None, Part] = {}
     for finding in findings:
-        work = finding.work.label if finding.work else ""
-        topic = topics.setdefault((finding.work, finding.topic), Topic(finding.topic, work, []))
-        topic.findings.append(finding)
-    return list(topics.values())
+        if finding.kind == kind:
+            work = finding.work.label if finding.work else ""
+            part = parts.setdefault(finding.work, Part(work, {}))
+            part.topics.setdefault(finding.topic, []).append(finding)
+    return list(parts.values())
 
 
 def _chapters(comparison: Comparison, plots: Sequence[Plot]) -> list[Chapter]:
@@ -180,5 +180,5 @@ def _facts(environment: dict[str, Any], prefix: str = "") -> list[tuple[str, str
             facts += _facts(value, f"{prefix}{name}.")
         else:
             written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            facts.append((f"{prefix}{name}", written))
+            facts.append((f"{prefix}{name}", formats.ABSENT if value is None else written))
     return facts

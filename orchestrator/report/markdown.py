@@ -33,15 +33,17 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         groups = [group for group in comparison.groups if group.first.trains and group.work == work]
         parts += [f"## {_plain(work.label)}", _table(filled(GROUPS, groups), groups)]
         parts += [f"![{_plain(plot.title)}](plots/{plot.name}.svg)" for plot in plots if plot.work == work]
-    undone = [f"- `{row.key}` {STATES[row.status]}: {_plain(row.cause or '')}" for row in comparison.failed]
-    undone += [f"- `{key}` {STATES['pending']}" for key in comparison.pending]
+    undone = [
+        f"- {_code(row.key)} {STATES[row.status]}: {_plain(row.cause or '')}" for row in comparison.failed
+    ]
+    undone += [f"- {_code(key)} {STATES['pending']}" for key in comparison.pending]
     if undone:
         parts += ["## Not ok", "\n".join(undone)]
     return "\n\n".join(parts) + "\n"
 
 
 def _finding(finding: Finding) -> str:
-    keys = [f"`{row.key}`" for row in finding.rows]
+    keys = [_code(row.key) for row in finding.rows]
     if len(keys) > MOST_KEYS:
         keys = [*keys[:MOST_KEYS], f"and {len(keys) - MOST_KEYS} more"]
     work = f" ({_plain(finding.work.label)})" if finding.work else ""
@@ -60,6 +62,11 @@ def _table(columns: Sequence[Column[Group]], groups: Sequence[Group]) -> str:
 
 def _cell(cell: Cell) -> str:
     return _plain(cell.text) + (f" ({_plain(cell.detail)})" if cell.detail else "")
+
+
+def _code(text: str) -> str:
+    """A run key, in which nothing is markup but the mark that would end it."""
+    return f"`{' '.join(text.split()).replace('`', '')}`"
 
 
 def _plain(text: str) -> str:

@@ -13,7 +13,7 @@ from orchestrator.report.rows import Row
 Cell = str | int | float | bool | None
 
 # From the trainer's clock; evaluation is no part of the training time.
-PHASES = ("data", "compute", "communicate", "wait", "other", "evaluate")
+PHASES = ("data", "compute", "communicate", "wait", "no_core", "other", "evaluate")
 
 # Names are a promise to those who read the file with a program: add at the end, never rename.
 COLUMNS: dict[str, Callable[[Row], Cell]] = {

@@ -58,7 +58,9 @@ def test_truth_values() -> None:
 
 
 @pytest.mark.parametrize("field", ["strategy", "dataset", "partitioner", "model", "optimizer"])
-@pytest.mark.parametrize("bad", ["no_such", "", 1, None, [], ["lenet"], {}, {"name": 1}, {"name": "no_such"}])
+@pytest.mark.parametrize(
+    "bad", ["no_such", "", 1, None, [], ["lenet"], {}, {"name": 1}, {"name": "no_such"}]
+)
 def test_components(field: str, bad: Any) -> None:
     message = refusal(**{field: bad})
     assert f"\n{field}\n" in message
@@ -91,9 +93,7 @@ def test_transport_is_the_strategys_first_unless_it_is_said() -> None:
     assert spec(strategy={"name": "one_shot", "init": "independent"}).transport == "mpi"
 
 
-@pytest.mark.parametrize(
-    ("transport", "topology"), [("mpi", "mpi"), ("gloo", "ddp"), ("memory", "single")]
-)
+@pytest.mark.parametrize(("transport", "topology"), [("mpi", "mpi"), ("gloo", "ddp"), ("memory", "single")])
 def test_topology_follows_from_the_transport(transport: str, topology: str) -> None:
     assert spec(transport=transport).topology == topology
 
@@ -120,9 +120,12 @@ def test_more_nodes_than_samples() -> None:
 @pytest.mark.parametrize(
     ("fields", "key"),
     [
-        ({"strategy": "serial"}, "serial-memory-n1-s0-8f34d5f9"),
-        ({"strategy": "one_shot", "nodes": 5, "seed": 1}, "x"),
-        ({"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "lr": 0.1, "batch_size": 64}, "x"),
+        ({"strategy": "serial"}, "serial-memory-n1-s0-27bbbdf4"),
+        ({"strategy": "one_shot", "nodes": 5, "seed": 1}, "one_shot-mpi-n5-s1-24eff46e"),
+        (
+            {"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "lr": 0.1, "batch_size": 64},
+            "all_reduce-gloo-n2-s0-cc5a0ad2",
+        ),
         (
             {
                 "strategy": {"name": "one_shot", "init": "independent"},
@@ -134,7 +137,7 @@ def test_more_nodes_than_samples() -> None:
                 "threads": 2,
                 "save_weights": True,
             },
-            "x",
+            "one_shot-mpi-n1-s0-338a736d",
         ),
     ],
 )

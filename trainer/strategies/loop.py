@@ -107,6 +107,7 @@ class Loop:
         self._test_labels = torch.from_numpy(data.test.labels)
         self._certifier = Certifier(len(data.train.labels), context.size)
         self._steps = self._samples = 0
+        self._evaluated = (0.0, 0.0)  # accuracy and loss after the last epoch
 
     def replica(self, weights_of: int = 0) -> Replica:
         """A fresh replica. Ranks that name the same `weights_of` start from the same weights."""
@@ -131,7 +132,7 @@ class Loop:
             train_s, loss = self.clock.train_s, replica.loss.item()
             with self.clock.phase("evaluate"):
                 self.comm.barrier()
-                accuracy, test_loss = self.evaluate(replica, alone=own_model)
+                accuracy, test_loss = self._evaluated = self.evaluate(replica, alone=own_model)
                 self._events.write(
                     "epoch",
                     epoch=epoch,
@@ -215,26 +216,30 @@ class Loop:
         _check(counts[1].item(), "on the test split")
         return counts[0].item() / total, counts[1].item() / total
 
-    def result(self, replica: Replica, *, own_accuracy: float | None = None) -> TrainResult:
-        """Stop the clock, settle the accounts, evaluate the final weights."""
+    def result(self, replica: Replica, *, averaged: bool = False) -> TrainResult:
+        """Stop the clock and settle the accounts.
+
+        averaged: the weights have changed since the last epoch was evaluated, which was of this node's
+        own model.
+        """
         self.clock.stop()
         self._events.write("train_end")
         book_waits(self.comm)
-        accuracy, test_loss = self.evaluate(replica, alone=False)
+        self.clock.book_no_core()
+        accuracy, test_loss = self.evaluate(replica, alone=False) if averaged else self._evaluated
         weights = replica.weights().numpy()
         if self._task.spec.save_weights and self._context.rank == 0 and self._context.out_dir:
             np.save(self._context.out_dir / "weights.npy", weights)
-        cpu = self.clock.cpu_seconds
         return TrainResult(
             steps=self._steps,
             samples=self._samples,
             train_s=self.clock.train_s,
-            work_cpu_s=cpu["data"] + cpu["compute"] + cpu["other"],
+            work_cpu_s=self.clock.work_cpu_s,
             seconds={phase: round(seconds, 6) for phase, seconds in self.clock.seconds.items()},
             bytes_sent=self.comm.traffic.bytes_sent,
             accuracy=accuracy,
             test_loss=test_loss,
-            own_accuracy=own_accuracy,
+            own_accuracy=self._evaluated[0] if averaged else None,
             weights_digest=hashlib.sha256(weights.tobytes()).hexdigest()[:16],
             parameters=replica.parameters,
             peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from orchestrator.report.comparison import Scene
-from orchestrator.report.findings.base import REMARKS, Finding, evidence, verdict
+from orchestrator.report.findings.base import REMARKS, Finding, Verdict, evidence, verdict
 from orchestrator.report.formats import count, listed, percent, points
 from orchestrator.report.groups import Group, Spread
 from orchestrator.report.labels import parameters
@@ -94,10 +94,12 @@ def averaging(scene: Scene) -> Iterator[Finding]:
             continue
         if gain.low < 0 < gain.high:
             effect = f"changes that by {points(gain.mean)}, which is within the spread of seeds"
+        elif points(gain.mean) == points(0.0):
+            effect = "changes nothing"
         else:
             verb = "gains" if gain.mean > 0 else "loses"
             remark = "" if gain.seeds > 1 else " (not repeated)"
-            effect = f"{verb} {points(abs(gain.mean)).lstrip('+')}{remark}"
+            effect = f"{verb} {points(abs(gain.mean)).removeprefix('+')}{remark}"
         yield Finding(
             "finding",
             f"{scene.name(group)} at {count(scene.nodes, 'node')}: the nodes' own models reached "
@@ -117,9 +119,10 @@ def variants(scene: Scene) -> Iterator[Finding]:
         mine, others = _telling(one, other)
         yield Finding(
             "finding",
-            f"{one.strategy} over {one.transport} at {count(scene.nodes, 'node')} reached "
-            f"{percent(left.mean)} with {mine} and {percent(right.mean)} with {others}: "
-            f"{points(right.mean - left.mean)}{REMARKS[verdict(left, right)]}.",
+            f"{one.strategy} over {one.transport}{scene.partitioner(one)} at "
+            f"{count(scene.nodes, 'node')} reached {percent(left.mean)} with {mine} and "
+            f"{percent(right.mean)} with {others}: {points(right.mean - left.mean)}"
+            f"{REMARKS[verdict(left, right)]}.",
             evidence([one, other]),
         )
 
@@ -148,14 +151,14 @@ def partitioners(scene: Scene) -> Iterator[Finding]:
             if (one.partitioner_label, other.partitioner_label) == (reference, label)
             and one.line[:2] == other.line[:2]
         ]
-        effects = [told for one, other in pairs if (told := _effect(one, other))]
+        effects = _effects(pairs)
         if label == reference or not effects:
             continue
         yield Finding(
             "finding",
             f"At {count(scene.nodes, 'node')} {_held(label, [other for _, other in pairs])}; "
             f"{_held(reference, [one for one, _ in pairs])}. "
-            f"Accuracy with {label} rather than {reference}: {listed(effects)}.",
+            f"Accuracy with {label} rather than {reference}: {effects}.",
             evidence(group for pair in pairs for group in pair),
         )
 
@@ -173,9 +176,18 @@ def _held(label: str, groups: list[Group]) -> str:
     return f"{label} used {percent(coverage.mean)} of the training set in epoch 1, {several}{labels}"
 
 
-def _effect(one: Group, other: Group) -> str | None:
-    left, right = one.over(_accuracy), other.over(_accuracy)
-    if not left or not right:
-        return None
-    remark = REMARKS[verdict(left, right)]
-    return f"{other.strategy_label} over {other.transport} {points(right.mean - left.mean)}{remark}"
+def _effects(pairs: Sequence[tuple[Group, Group]]) -> str:
+    """What changed in accuracy, differences that may be chance last and named as such."""
+    told: dict[Verdict, list[str]] = {}
+    for one, other in pairs:
+        left, right = one.over(_accuracy), other.over(_accuracy)
+        if left and right:
+            effect = f"{other.strategy_label} over {other.transport} {points(right.mean - left.mean)}"
+            told.setdefault(verdict(left, right), []).append(effect)
+    named: dict[Verdict, str] = {
+        "beyond": "",
+        "once": " (not repeated often enough to tell from chance)",
+        "within": " (within the spread of seeds)",
+        "equal": "",
+    }
+    return "; ".join(f"{listed(told[key])}{remark}" for key, remark in named.items() if key in told)

@@ -45,7 +45,7 @@ def verdict(left: Spread, right: Spread) -> Verdict:
 REMARKS: dict[Verdict, str] = {
     "beyond": "",
     "within": ", a difference within the spread of seeds",
-    "once": ", not repeated with enough seeds to exclude chance",
+    "once": ", a difference not repeated often enough to tell from chance",
     "equal": ", no difference",
 }
 

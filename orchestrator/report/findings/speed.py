@@ -116,8 +116,8 @@ def transports(scene: Scene) -> Iterator[Finding]:
         yield Finding(
             "finding",
             f"The same algorithm over {listed([group.transport for _, group in timed])}: "
-            f"{best.strategy_label} at {count(scene.nodes, 'node')} took {seconds(best_s.mean)} over "
-            f"{best.transport}{_communication(best)}; {listed(told)}.",
+            f"{best.strategy_label}{scene.partitioner(best)} at {count(scene.nodes, 'node')} took "
+            f"{seconds(best_s.mean)} over {best.transport}{_communication(best)}; {listed(told)}.",
             evidence(group for _, group in timed),
         )
 

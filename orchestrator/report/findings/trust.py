@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from orchestrator.report.comparison import Comparison, Scene
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.formats import count, listed, ratio
+from orchestrator.report.formats import count, listed, ratio, seconds
 from orchestrator.report.groups import Group
 from orchestrator.report.rows import NO_SERIAL, Row
 
@@ -36,6 +36,13 @@ def shared_cores(scene: Scene) -> Iterator[Finding]:
             f" By CPU time, as if every node had a core of its own and communication were free, "
             f"{scene.name(best)} would reach a speedup of {ratio(reached)} on {most} nodes."
         )
+    beyond = [row.speedup for row in evidence(sharing) if row.speedup and row.speedup > row.result.cores]
+    serial_s = scene.serial.over(lambda row: row.train_s) if scene.serial else None
+    if beyond and serial_s:
+        text += (
+            f" Up to {ratio(max(beyond))} was measured all the same: so much do equal runs vary here "
+            f"(serial took {serial_s.range(seconds)})."
+        )
     yield Finding("caution", text, evidence(sharing))
 
 
@@ -44,16 +51,10 @@ def not_repeated(scene: Scene) -> Iterator[Finding]:
     once = [group for group in scene.groups if not group.repeated]
     if not once:
         return
-    subject = (
-        "Nothing was repeated"
-        if len(once) == len(scene.groups)
-        else f"Not repeated: {listed(_cells(scene, once))}"
-    )
-    yield Finding(
-        "caution",
-        f"{subject}. A difference seen with a single seed cannot be told from chance.",
-        evidence(once),
-    )
+    whole = len(once) == len(scene.groups)
+    subject = "Nothing was repeated" if whole else f"A single seed stands for {listed(_cells(scene, once))}"
+    text = f"{subject}: a difference seen with one seed cannot be told from chance."
+    yield Finding("caution", text, evidence(once))
 
 
 def _cells(scene: Scene, groups: list[Group]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from statistics import fmean
 
 import numpy as np
@@ -11,19 +12,24 @@ from matplotlib.patches import Patch
 
 from orchestrator.report.formats import count
 from orchestrator.report.groups import Group
-from orchestrator.report.plots.style import INK, PHASE_COLOURS, WIDTH_IN, set_title, short_name
+from orchestrator.report.plots.style import PHASE_COLOURS, WIDTH_IN, set_title, short_name
 from orchestrator.report.rows import Row
 from orchestrator.result import CertifiedPart
 
 BAR_IN = 0.3
-PALE = 1.4  # how far the colours' end lies above the largest number
+FAR_LONGER = 3
+PALE = 1.8  # how far the colours' end lies above the largest number: dark text is read on all of them
 MOST_NUMBERED = 400  # cells; more of them have no room for their numbers
+MOST_VECTORS = 2000  # cells; more of them make a large file
 
 
 def time_by_phase(groups: Sequence[Group], nodes: int) -> Figure | None:
     """Stacked bars, serial first and then the fastest first; None if no run measured its phases."""
     shown = [(group, phases(group)) for group in groups if group.serial or group.nodes == nodes]
     shown = [(group, seconds) for group, seconds in shown if sum(seconds.values()) > 0]
+    longest = max((sum(seconds.values()) for group, seconds in shown if not group.serial), default=0.0)
+    if longest:  # where serial takes far longer, its bar would leave no room to see the others' phases
+        shown = [item for item in shown if sum(item[1].values()) <= FAR_LONGER * longest]
     if not shown:
         return None
     shown.sort(key=lambda item: (not item[0].serial, sum(item[1].values())))
@@ -31,7 +37,9 @@ def time_by_phase(groups: Sequence[Group], nodes: int) -> Figure | None:
     names.sort(
         key=lambda phase: list(PHASE_COLOURS).index(phase) if phase in PHASE_COLOURS else len(PHASE_COLOURS)
     )
-    figure = Figure(figsize=(WIDTH_IN, 1.25 + BAR_IN * len(shown)), layout="constrained")
+    labels = _names([group for group, _ in shown])
+    bar_in = BAR_IN * (1.25 if any("\n" in label for label in labels) else 1.0)
+    figure = Figure(figsize=(WIDTH_IN, 1.25 + bar_in * len(shown)), layout="constrained")
     axes = figure.add_subplot()
     colours = {phase: PHASE_COLOURS.get(phase, PHASE_COLOURS["other"]) for phase in names}
     for at, (group, seconds) in enumerate(shown):
@@ -47,7 +55,7 @@ def time_by_phase(groups: Sequence[Group], nodes: int) -> Figure | None:
             axes.annotate(
                 f"{share.mean:.0%}", (left, at), (4, 0), textcoords="offset points", va="center", fontsize=8
             )
-    axes.set_yticks(range(len(shown)), _names([group for group, _ in shown]))
+    axes.set_yticks(range(len(shown)), labels, linespacing=0.95)
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.12 * max(sum(seconds.values()) for _, seconds in shown))
@@ -78,29 +86,40 @@ def labels_by_node(rows: Sequence[Row]) -> Figure | None:
     if not rows:
         return None
     tables = [np.array([part.labels for part in _parts(row)]) for row in rows]
-    heights = [0.45 + min(0.24 * len(table), 5.0) for table in tables]
+    heights = [0.45 + min(0.24 * len(table), 3.2) for table in tables]
     figure = Figure(figsize=(WIDTH_IN, 0.55 + sum(heights)), layout="constrained")
     panels = figure.subplots(len(rows), 1, squeeze=False, height_ratios=heights)[:, 0]
     most = max(int(table.max()) for table in tables) or 1
-    image = None
+    mesh = None
     numbered = all(table.size <= MOST_NUMBERED and table.shape[1] <= 20 for table in tables)
     for axes, row, table in zip(panels, rows, tables, strict=True):
-        image = axes.imshow(
-            table, cmap="Blues", vmin=0, vmax=PALE * most, aspect="auto", interpolation="nearest"
+        # A mesh and not an image: it stays sharp at any size, until there are too many cells.
+        mesh = axes.pcolormesh(
+            table,
+            cmap="Blues",
+            vmin=0,
+            vmax=PALE * most if numbered else most,
+            edgecolors="white" if numbered else "face",
+            linewidth=0.6 if numbered else 0.2,
+            rasterized=table.size > MOST_VECTORS,
         )
+        axes.invert_yaxis()
         axes.set_title(f"{row.partitioner_label}, {count(row.nodes, 'node')}")
         axes.set_ylabel("node")
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
-        axes.set_yticks(_every(table.shape[0], 24))
-        axes.set_xticks(_every(table.shape[1], 20))
+        for set_ticks, number, most_ticks in (
+            (axes.set_yticks, table.shape[0], 16),
+            (axes.set_xticks, table.shape[1], 20),
+        ):
+            ticks = range(0, number, ceil(number / most_ticks))
+            set_ticks([tick + 0.5 for tick in ticks], [str(tick) for tick in ticks])
         if numbered:
             for (node, label), samples in np.ndenumerate(table):
-                colour = "white" if samples > 0.85 * PALE * most else INK
-                axes.text(label, node, f"{samples}", ha="center", va="center", fontsize=8, color=colour)
+                axes.text(label + 0.5, node + 0.5, f"{samples}", ha="center", va="center", fontsize=8)
     panels[-1].set_xlabel("label")
-    if not numbered and image is not None:
-        figure.colorbar(image, ax=list(panels), label="samples", shrink=0.8)
+    if not numbered and mesh is not None:
+        figure.colorbar(mesh, ax=list(panels), label="samples", shrink=0.8)
     set_title(figure, "Samples per node and label, epoch 1")
     return figure
 
@@ -119,10 +138,6 @@ def representatives(groups: Sequence[Group]) -> list[Row]:
 
 def _parts(row: Row) -> list[CertifiedPart]:
     return row.result.certificate.first_epoch() if row.result.certificate else []
-
-
-def _every(number: int, most: int) -> list[int]:
-    return list(range(0, number, max(1, -(-number // most))))
 
 
 def _names(groups: Sequence[Group]) -> list[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 CAPTIONS = {
     "time": "Grey line: serial. Shaded: nodes share cores, so more of them cannot be faster.",
     "speedup": "Against the serial run of the same work and seed. Shaded: nodes share cores.",
-    "work_speedup": "By the CPU time of the busiest node: the speedup if every node had a core of its own and "
-    "communication cost nothing.",
+    "work_speedup": "By the CPU time of the busiest node: the speedup if every node had a core of its own "
+    "and communication cost nothing.",
     "accuracy": "Of the final weights, on the whole test split.",
     "accuracy_over_time": "A point per epoch. Evaluation is not in the time.",
     "phases": "Every second of training belongs to one phase; waiting is for slower nodes. "
-    "Evaluation is outside of the training time.",
+    "Evaluation is outside of the training time. "
+    "A serial bar three times as long as all others is left out.",
     "labels": "As the nodes were really fed, in the first run of each partitioner at its largest number "
     "of nodes.",
 }

@@ -90,7 +90,10 @@ class _Shift:
         self._apart = counts[-1] < LOG_FROM * counts[0]
 
     def __call__(self, nodes: int, index: int) -> float:
-        return nodes + (index - (self._lines - 1) / 2) * self._step if self._apart and nodes > 1 else nodes
+        by = (index - (self._lines - 1) / 2) * self._step
+        if nodes == 1:
+            return nodes
+        return nodes + by if self._apart else nodes * 2 ** (by / 2)
 
 
 def _draw_line(axes: Axes, line: Sequence[Point], look: Look, shift: _Shift, index: int) -> None:
@@ -121,6 +124,7 @@ def _scale(axes: Axes, quantity: Quantity, counts: list[int], known: Sequence[Po
     wide = counts[-1] >= LOG_FROM * counts[0]
     if wide:
         axes.set_xscale("log", base=2)
+        axes.set_xlim(counts[0] / 1.3, counts[-1] * 1.3)
     else:
         axes.set_xlim(counts[0] - 0.5, counts[-1] + 0.5)
     axes.xaxis.set_major_locator(FixedLocator(_ticks(counts, wide)))
@@ -131,11 +135,12 @@ def _scale(axes: Axes, quantity: Quantity, counts: list[int], known: Sequence[Po
         room = max(0.02, 0.06 * (high - low))
         axes.set_ylim(max(0.0, low - room), min(1.0, high + room) if high + room < 1 else 1.005)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0 if high - low > 0.08 else 1))
-    elif low > 0 and high / low > 30:
-        axes.set_yscale("log")
+    elif low > 0 and (wide or high / low > 30):
+        axes.set_yscale("log", base=2 if high / low < 1000 else 10)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
     else:
-        axes.set_ylim(0, high * 1.1)
+        axes.set_ylim(0, high * 1.1 or 1)
 
 
 def _ticks(counts: Sequence[int], wide: bool) -> list[int]:

@@ -48,6 +48,7 @@ PHASE_COLOURS = {
     "compute": "#5E7C99",
     "communicate": "#E08A2E",
     "wait": "#F6CF8B",
+    "no_core": "#A9A2C4",
     "other": "#DDE1E5",
 }
 

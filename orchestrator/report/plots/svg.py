@@ -14,7 +14,7 @@ _NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
 def to_svg(figure: Figure, name: str) -> str:
     """The figure as an `<svg>` element and a newline. name: makes its ids differ from other figures'."""
     written = io.StringIO()
-    figure.savefig(written, format="svg", metadata=_NO_METADATA, transparent=True)
+    figure.savefig(written, format="svg", metadata=_NO_METADATA, facecolor="white")
     element = written.getvalue()[written.getvalue().index("<svg") :]
     element = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', element)
     element = re.sub(r'xlink:href="#([^"]+)"', rf'xlink:href="#{name}-\1"', element)

@@ -1,0 +1,223 @@
+"""From events to the row of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.assemble import assemble, certify
+from orchestrator.result import RunResult
+from orchestrator.topology import plan
+from tests.unit.conftest import event, rank_fields
+from trainer.events import Event, split_digest
+from trainer.result import TrainResult
+from trainer.spec import RunSpec
+
+
+def digest(rank: int, epoch: int = 1) -> str:
+    return f"{rank:08x}{epoch:08x}"
+
+
+def part(rank: int, epoch: int = 1, **changed: Any) -> Event:
+    fields = {"samples": 5, "labels": [2, 3], "js_divergence": 0.1, "digest": digest(rank, epoch)}
+    return event("part", rank, epoch=epoch, **{**fields, **changed})
+
+
+def split(nodes: int, epoch: int = 1) -> Event:
+    shares = {"coverage": 1.0, "overlap": 0.0, "coverage_so_far": 1.0, "overlap_so_far": 0.0}
+    return event(
+        "split", epoch=epoch, digest=split_digest(digest(r, epoch) for r in range(nodes)), **shares
+    )
+
+
+def rank_events(rank: int, **result: Any) -> list[Event]:
+    """What a rank reports that trained from second 12 + rank to second 20 + rank."""
+    return [
+        event("start", rank, time=11, pid=1),
+        event("train_start", rank, time=12 + rank, parameters=50),
+        event(
+            "epoch", rank, time=19, epoch=1, epochs=1, train_s=2.0, loss=0.5, accuracy=0.8, test_loss=0.4
+        ),
+        part(rank),
+        event("train_end", rank, time=20 + rank),
+        event("result", rank, time=22, **rank_fields(**result)),
+        event("done", rank, time=23),
+    ]
+
+
+def trained(*ranks: dict[str, Any]) -> list[Event]:
+    events = [e for rank, result in enumerate(ranks) for e in rank_events(rank, **result)]
+    return [*events, split(len(ranks))]
+
+
+def row(
+    events: list[Event], cores: int = 8, exits: dict[str, int] | None = None, **fields: Any
+) -> RunResult:
+    run = RunSpec.model_validate({"strategy": "all_reduce", "transport": "gloo", "nodes": 2, **fields})
+    return assemble(
+        plan(run),
+        events,
+        {},
+        runtime="local",
+        started_at=10.0,
+        ended_at=24.5,
+        timed_out_s=None,
+        cores=cores,
+        environment={"python": "3"},
+    )
+
+
+def test_row_of_a_good_run() -> None:
+    result = row(trained({"train_s": 2.0, "accuracy": 0.7}, {"train_s": 3.0, "accuracy": 0.6}))
+    assert (result.status, result.cause, result.flags) == ("ok", None, [])
+    assert (result.wall_s, result.startup_s, result.teardown_s) == (14.5, 2.0, 3.5)
+    assert [rank.rank for rank in result.ranks] == [0, 1]
+    assert [(point.rank, point.epoch, point.accuracy) for point in result.epochs] == [
+        (0, 1, 0.8),
+        (1, 1, 0.8),
+    ]
+    assert result.train_s == 3.0  # the slowest rank's
+    assert result.accuracy == 0.7  # rank 0's
+    assert result.samples_per_s == pytest.approx(200 / 3)
+    assert result.run.key == result.key
+    assert result.run.nodes == 2
+    assert RunResult.model_validate_json(result.model_dump_json()) == result
+
+
+def test_ranks_come_in_order_whoever_was_first() -> None:
+    events = trained({"steps": 7}, {"steps": 8})
+    assert row(events[::-1]).ranks == row(events).ranks
+    assert row(events[::-1]).certificate == row(events).certificate
+
+
+def test_a_run_that_never_trained_has_no_times() -> None:
+    result = row([event("failed", cause="no data", peer=False)])
+    assert (result.status, result.cause) == ("failed", "node 0: no data")
+    assert (result.startup_s, result.teardown_s, result.train_s, result.accuracy) == (None,) * 4
+    assert (result.samples_per_s, result.bytes_sent_per_node, result.seconds) == (None, None, {})
+    assert result.certificate is None
+
+
+def test_every_field_of_a_result_event_is_in_the_row() -> None:
+    sent = TrainResult(
+        steps=1, samples=2, train_s=3.0, work_cpu_s=4.0, seconds={"data": 5.0}, bytes_sent=6.0
+    )
+    run = row([event("result", 0, **sent.as_fields())])
+    assert run.ranks[0].model_dump(exclude={"rank"}) == sent.as_fields()
+
+
+# The certificate
+
+
+def test_certificate_holds_what_was_reported_in_order() -> None:
+    events = [part(1, 2), split(2, 2), part(0, 2), part(1), part(0), split(2)]
+    certificate = certify(events)
+    assert certificate is not None
+    assert certificate.verified
+    assert [(p.epoch, p.rank) for p in certificate.parts] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [s.epoch for s in certificate.splits] == [1, 2]
+    assert [p.rank for p in certificate.first_epoch()] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [split(2), part(0), part(1, digest="f" * 16)],  # other samples
+        [split(2), part(0, digest=digest(1)), part(1, digest=digest(0))],  # each other's samples
+        [split(2), part(0)],  # one part is not told
+        [split(2), part(0), part(1), part(2)],  # one too many
+        [split(2), part(0), part(1), split(2, 2), part(0, 2), part(1, 1)],  # right in epoch 1, not in 2
+        [split(2)],
+    ],
+)
+def test_samples_other_than_the_splits_are_not_verified(events: list[Event]) -> None:
+    certificate = certify(events)
+    assert certificate is not None
+    assert not certificate.verified
+
+
+def test_unverified_samples_fail_a_run_that_would_be_ok() -> None:
+    events = [e for e in trained({}, {}) if not (e.kind == "part" and e.rank == 1)]
+    result = row(events)
+    assert result.status == "failed"
+    assert result.cause == "the nodes trained on other samples than the split says"
+    assert result.flags == []
+
+
+def failing() -> list[Event]:
+    """Rank 1 fails after its result, and the samples are not those of the split."""
+    events = [e for e in trained({}, {}) if e.kind not in ("done", "part")]
+    return [*events, event("failed", 1, time=30, cause="odd", peer=False)]
+
+
+def test_a_run_that_failed_anyway_keeps_its_own_cause() -> None:
+    assert row(failing()).cause == "node 1: odd"
+
+
+def test_no_training_no_certificate() -> None:
+    events = [e for e in trained({}, {}) if e.kind not in ("part", "split", "epoch")]
+    result = row(events, strategy="placebo")
+    assert (result.status, result.certificate) == ("ok", None)
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="without a split nothing is checked, and it is ok"
+)
+@pytest.mark.parametrize("lost", [("split",), ("split", "part")])
+def test_training_that_nobody_accounted_for_is_not_ok(lost: tuple[str, ...]) -> None:
+    assert row([e for e in trained({}, {}) if e.kind not in lost]).status == "failed"
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="the epochs of the certificate are not counted"
+)
+def test_an_epoch_that_nobody_accounted_for_is_not_ok() -> None:
+    assert row(trained({}, {}), epochs=2).status == "failed"
+
+
+# Flags
+
+
+def flags(*ranks: dict[str, Any], cores: int = 8, **fields: Any) -> list[str]:
+    result = row(trained(*ranks), cores, nodes=len(ranks), epochs=1, **fields)
+    assert result.status == "ok"
+    return result.flags
+
+
+def test_no_flag_where_all_is_equal() -> None:
+    assert flags({"samples": 101}, {"samples": 100}) == []
+    assert flags({}, strategy="serial", transport="memory") == []
+    assert flags({}, {}, cores=2) == []
+
+
+def test_more_threads_than_cores() -> None:
+    (flag,) = flags({}, {}, cores=1)
+    assert "2 nodes × 1 thread(s) shared 1 cores" in flag
+    (flag,) = flags({}, {}, cores=3, threads=2)
+    assert "2 nodes × 2 thread(s) shared 3 cores" in flag
+
+
+def test_threads_of_one_interpreter() -> None:
+    (flag,) = flags({}, {}, transport="memory")
+    assert "threads of one interpreter" in flag
+    assert flags({}, transport="memory") == []
+
+
+def test_caveat_of_the_strategy() -> None:
+    run = RunSpec.model_validate({"strategy": "hogwild"})
+    assert flags({}, {}, strategy="hogwild", transport="memory") == [run.strategy.caveat]
+
+
+def test_different_weights() -> None:
+    (flag,) = flags({}, {"weights_digest": "f" * 16})
+    assert "different weights" in flag
+
+
+def test_unequal_work() -> None:
+    (flag,) = flags({"samples": 12_345}, {"samples": 100})
+    assert "unequal work: between 100 and 12,345 samples" in flag
+
+
+def test_a_failed_run_has_no_flags() -> None:
+    assert row(failing(), cores=1).flags == []

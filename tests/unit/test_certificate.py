@@ -1,0 +1,133 @@
+"""The certificate's figures, against values worked out by hand and by scipy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.spatial.distance import jensenshannon
+
+from trainer.data.certificate import (
+    Certifier,
+    EpochRecord,
+    PartRecord,
+    Spread,
+    as_fields,
+    js_divergence,
+    label_counts,
+    part_digest,
+)
+from trainer.events import MAX_BYTES, split_digest
+
+
+def parts(*indices: list[int] | range) -> list[np.ndarray]:
+    return [np.array(part, dtype=np.int64) for part in indices]
+
+
+# Coverage and overlap
+
+
+@pytest.mark.parametrize(
+    ("split", "samples", "coverage", "overlap"),
+    [
+        (parts(range(5), range(5, 10)), 10, 1.0, 0.0),  # a partition
+        (parts(range(10)), 10, 1.0, 0.0),  # one node with all of it
+        (parts(range(5), range(5)), 10, 0.5, 0.5),  # the lab's two nodes with one seed: the same half
+        (parts(range(50), range(25, 75)), 100, 0.75, 0.25),  # two random halves, as expected of them
+        (parts([0, 1], [1, 2], [1, 3]), 8, 0.5, 0.125),  # held thrice is one overlapping sample
+        (parts([0, 0, 0], [1]), 4, 0.5, 0.0),  # a repetition inside a node is no overlap
+        (parts([3], [3], [3]), 4, 0.25, 0.25),
+    ],
+)
+def test_spread(split: list[np.ndarray], samples: int, coverage: float, overlap: float) -> None:
+    assert Spread.of(split, samples) == Spread(coverage, overlap)
+
+
+def test_certifier_knows_the_epoch_and_all_epochs_so_far() -> None:
+    certifier = Certifier(samples=10, nodes=2)
+    first = certifier.epoch(1, parts([0, 1, 2], [3, 4, 5]))
+    assert (first.epoch, first.coverage, first.overlap) == (1, 0.6, 0.0)
+    assert (first.coverage_so_far, first.overlap_so_far) == (0.6, 0.0)
+    # Node 0 gets two of its own again and one that was node 1's; node 1 two new ones.
+    second = certifier.epoch(2, parts([0, 1, 3], [8, 9]))
+    assert (second.epoch, second.coverage, second.overlap) == (2, 0.5, 0.0)
+    assert (second.coverage_so_far, second.overlap_so_far) == (0.8, 0.1)
+    third = certifier.epoch(3, parts([6, 7], [6, 7]))
+    assert (third.coverage, third.overlap) == (0.2, 0.2)
+    assert third.coverage_so_far == 1.0
+    assert third.overlap_so_far == pytest.approx(0.3)
+
+
+def test_certifier_wants_a_part_of_every_node() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        Certifier(10, 3).epoch(1, parts([0], [1]))
+
+
+# Digests
+
+
+def test_a_part_is_named_by_its_samples_not_their_order() -> None:
+    name = part_digest(np.array([3, 1, 2]))
+    assert name == part_digest(np.array([1, 2, 3], dtype=np.int32))
+    assert len(name) == 16
+    others = [[1, 2], [1, 2, 4], [1, 2, 3, 3], [1, 1, 2, 3], [12, 3]]
+    assert len({name, *(part_digest(np.array(other)) for other in others)}) == 1 + len(others)
+
+
+def test_the_split_and_the_parts_as_fed_name_each_other() -> None:
+    split = parts([4, 2, 0], [1, 3])
+    record = Certifier(5, 2).epoch(1, split)
+    labels = np.array([0, 1, 0, 1, 0])
+    fed = [PartRecord.of(1, order, labels, 2) for order in parts([0, 2, 4], [3, 1])]
+    assert record.digest == split_digest(part.digest for part in fed)
+    exchanged = [PartRecord.of(1, order, labels, 2) for order in parts([0, 2, 1], [3, 4])]
+    assert record.digest != split_digest(part.digest for part in exchanged)
+
+
+# Labels
+
+
+def test_part_record() -> None:
+    labels = np.array([0, 0, 0, 0, 1, 1, 2, 2])
+    record = PartRecord.of(3, np.array([7, 0, 1]), labels, classes=4)
+    assert (record.epoch, record.samples, record.labels) == (3, 3, [2, 0, 1, 0])
+    assert record.js_divergence == pytest.approx(jensenshannon([2, 0, 1, 0], [4, 2, 2, 0], base=2) ** 2)
+    assert label_counts(labels, 4).tolist() == [4, 2, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "bits"),
+    [
+        ([1, 2, 3], [10, 20, 30], 0.0),
+        ([5, 0], [0, 7], 1.0),
+        ([1, 0], [1, 1], 0.311278),  # 3/4 of the entropy of (3/4, 1/4) is missing: 1 - log2(3) * 3/4 + ...
+        ([0, 0, 1], [1, 0, 0], 1.0),
+    ],
+)
+def test_js_divergence_by_hand(p: list[int], q: list[int], bits: float) -> None:
+    assert js_divergence(p, q) == pytest.approx(bits, abs=1e-6)
+    assert js_divergence(q, p) == pytest.approx(bits, abs=1e-6)
+
+
+def test_js_divergence_is_scipys() -> None:
+    rng = np.random.default_rng(0)
+    for classes in (2, 10, 100):
+        for _ in range(20):
+            p, q = rng.integers(0, 50, (2, classes))
+            p[0], q[-1] = 1, 1  # each has a sample
+            value = js_divergence(p, q)
+            assert value == pytest.approx(jensenshannon(p, q, base=2) ** 2, abs=1e-12)
+            assert 0 <= value <= 1
+
+
+def test_js_divergence_of_nearly_equal_counts_is_not_negative() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        p = rng.integers(1, 10**6, 10)
+        assert js_divergence(p, p * 3) >= 0
+
+
+def test_records_become_fields() -> None:
+    record = Certifier(2, 1).epoch(1, parts([0, 1]))
+    assert EpochRecord(**as_fields(record)) == record
+    part = PartRecord.of(1, np.arange(100), np.zeros(100, int), classes=1000)
+    assert len(str(as_fields(part))) < MAX_BYTES  # a thousand classes, as ImageNet has

@@ -1,0 +1,132 @@
+"""CIFAR-10: read from the published archive, whose pickles may call nothing."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import struct
+import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.torchvision_datasets import torchvision_datasets
+from tests.unit.dataset_support import Bytes, assert_ready_for_training, expected, publish
+from trainer.data.base import DataError
+from trainer.data.datasets.cifar10 import Cifar10
+from trainer.data.datasets.files import Archive
+
+
+def python2_pickle(entries: Mapping[str, Bytes | list[int]]) -> bytes:
+    """What Python 2 and numpy 1 wrote for {string: array or list of small numbers}, protocol 2."""
+
+    def string(value: bytes) -> bytes:
+        return b"T" + struct.pack("<i", len(value)) + value  # bytes, where Python 3 would write text
+
+    def number(value: int) -> bytes:
+        return b"J" + struct.pack("<i", value)
+
+    def array(value: Bytes) -> bytes:
+        shape = number(value.shape[0]) + number(value.shape[1]) + b"\x86"
+        dtype = b"cnumpy\ndtype\n" + string(b"u1") + number(0) + number(1) + b"\x87R"
+        dtype += b"(" + number(3) + string(b"|") + b"NNN" + number(-1) + number(-1) + number(0) + b"tb"
+        new = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\n" + number(0) + b"\x85"
+        state = b"(" + number(1) + shape + dtype + b"\x89" + string(value.tobytes()) + b"tb"
+        return new + string(b"b") + b"\x87R" + state
+
+    body = b""
+    for key, value in entries.items():
+        listed = isinstance(value, list)
+        body += string(key.encode())
+        body += b"](" + b"".join(map(number, value)) + b"e" if listed else array(np.asarray(value))
+    return b"\x80\x02}(" + body + b"u."
+
+
+Publish = Callable[[dict[str, bytes]], Path]
+
+
+@pytest.fixture
+def publish_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publish:
+    """Packs members (name in the folder: content) as the archive; returns a data_dir that has it."""
+
+    def pack(members: dict[str, bytes]) -> Path:
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+            for name, content in members.items():
+                member = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+        archive = publish(Cifar10.archive.path, packed.getvalue(), tmp_path / "mirror")
+        monkeypatch.setattr(Cifar10, "archive", archive)
+        Cifar10().prepare(tmp_path / "data")
+        return tmp_path / "data"
+
+    return pack
+
+
+def fake_batches(samples: int = 6) -> dict[str, tuple[Bytes, list[int]]]:
+    rng = np.random.default_rng(0)
+    # The published archive is not in the order of the numbers either.
+    order = ["data_batch_4", "test_batch", *(f"data_batch_{number}" for number in (3, 2, 5, 1))]
+    return {
+        name: (rng.integers(0, 256, (samples, 3072), np.uint8), rng.integers(0, 10, samples).tolist())
+        for name in order
+    }
+
+
+def test_cifar10_is_prepared_and_read(publish_cifar10: Publish) -> None:
+    batches = fake_batches()
+    members = {
+        name: python2_pickle({"data": pixels, "labels": labels})
+        for name, (pixels, labels) in batches.items()
+    }
+    data = Cifar10().load(publish_cifar10({"readme.html": b"<html>", **members}))
+    assert_ready_for_training(data)
+    assert data.classes == 10
+    train = [batches[f"data_batch_{number}"] for number in range(1, 6)]
+    test_pixels, test_labels = batches["test_batch"]
+    assert data.train.labels.tolist() == [label for _, labels in train for label in labels]
+    assert data.test.labels.tolist() == test_labels
+    planes = np.concatenate([pixels for pixels, _ in train]).reshape(30, 3, 32, 32)
+    np.testing.assert_allclose(data.train.images, expected(planes, planes), atol=1e-5)
+    np.testing.assert_allclose(
+        data.test.images, expected(test_pixels.reshape(6, 3, 32, 32), planes), atol=1e-5
+    )
+
+
+def test_cifar10_lacking_a_batch(publish_cifar10: Publish) -> None:
+    batches = fake_batches()
+    members = {name: python2_pickle({"data": p, "labels": n}) for name, (p, n) in batches.items()}
+    del members["data_batch_5"]
+    with pytest.raises(DataError, match="lacks cifar-10-batches-py/data_batch_5"):
+        Cifar10().load(publish_cifar10(members))
+
+
+class Hostile:
+    def __init__(self, function: Callable[..., object], *arguments: object) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+@pytest.mark.parametrize("function", [os.system, eval])
+def test_cifar10_calls_nothing_that_a_pickle_names(
+    publish_cifar10: Publish, tmp_path: Path, function: Callable[..., object], protocol: int
+) -> None:
+    trace = tmp_path / "called"
+    command = f"touch {trace}" if function is os.system else f"open({str(trace)!r}, 'w')"
+    hostile = pickle.dumps({"data": Hostile(function, command)}, protocol)
+    data_dir = publish_cifar10({"data_batch_1": hostile})
+    with pytest.raises(DataError, match=rf"asks for \w+\.{function.__name__},"):
+        Cifar10().load(data_dir)
+    assert not trace.exists()
+
+
+def test_published_facts_are_those_of_torchvision() -> None:
+    published = torchvision_datasets().CIFAR10
+    assert Cifar10.archive == Archive(published.filename, published.tgz_md5, (published.url,))

@@ -1,0 +1,196 @@
+"""The clock: every second belongs to exactly one phase."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit.conftest import FakeTime
+from trainer.clock import PHASES, Clock
+from trainer.comm.memory import Room
+from trainer.context import NodeContext
+
+
+class Timed:
+    """A clock on two hands: `after(2)` lets 2 s of wall and half of that of CPU time pass."""
+
+    def __init__(self) -> None:
+        self.wall, self.cpu = FakeTime(), FakeTime(7.0)
+        self.clock = Clock(self.wall, self.cpu)
+
+    def after(self, seconds: float) -> None:
+        self.wall.pass_(seconds)
+        self.cpu.pass_(seconds / 2)
+
+    @property
+    def booked(self) -> dict[str, float]:
+        return {phase: seconds for phase, seconds in self.clock.seconds.items() if seconds}
+
+
+@pytest.fixture
+def timed() -> Timed:
+    return Timed()
+
+
+def test_phases_add_up_to_the_whole(timed: Timed) -> None:
+    timed.after(100)  # before the start
+    timed.clock.start()
+    for number, phase in enumerate(PHASES, start=1):
+        timed.after(0.5)  # other
+        with timed.clock.phase(phase):
+            timed.after(number)
+    timed.clock.stop()
+    timed.after(100)
+    assert timed.clock.seconds == {
+        "data": 1,
+        "compute": 2,
+        "communicate": 3,
+        "wait": 4,
+        "evaluate": 5,
+        "other": 6 + 6 * 0.5,
+    }
+    assert sum(timed.clock.seconds.values()) == 24
+    assert timed.clock.cpu_seconds == {phase: s / 2 for phase, s in timed.clock.seconds.items()}
+
+
+def test_inner_phase_takes_its_time_from_the_outer(timed: Timed) -> None:
+    timed.clock.start()
+    with timed.clock.phase("compute"):
+        timed.after(1)
+        with timed.clock.phase("communicate"):
+            timed.after(2)
+            with timed.clock.phase("wait"):
+                timed.after(4)
+        timed.after(8)
+    timed.after(16)
+    timed.clock.stop()
+    assert timed.booked == {"compute": 9, "communicate": 2, "wait": 4, "other": 16}
+
+
+def test_evaluation_is_one_piece_whatever_it_does_inside(timed: Timed) -> None:
+    timed.clock.start()
+    with timed.clock.phase("evaluate"):
+        assert not timed.clock.counting
+        timed.after(1)
+        with timed.clock.phase("communicate"):
+            timed.after(2)
+            assert not timed.clock.counting
+        timed.after(4)
+    assert timed.clock.counting
+    timed.clock.stop()
+    assert timed.booked == {"evaluate": 7}
+    assert timed.clock.train_s == 0
+
+
+def test_nothing_is_booked_before_the_start_and_after_the_end(timed: Timed) -> None:
+    for _ in range(2):
+        assert not timed.clock.counting
+        with timed.clock.phase("communicate"):
+            timed.after(1)
+        assert timed.booked == {}
+        timed.clock.start()
+        timed.clock.stop()
+
+
+def test_a_phase_ends_with_an_error(timed: Timed) -> None:
+    timed.clock.start()
+    with contextlib.suppress(ValueError), timed.clock.phase("compute"):
+        timed.after(1)
+        raise ValueError
+    timed.after(2)
+    timed.clock.stop()
+    assert timed.booked == {"compute": 1, "other": 2}
+
+
+def test_training_time_can_be_read_at_any_moment(timed: Timed) -> None:
+    timed.clock.start()
+    timed.after(1)
+    assert timed.clock.train_s == 1
+    with timed.clock.phase("compute"):
+        timed.after(2)
+        assert timed.clock.train_s == 3
+        timed.after(4)
+    with timed.clock.phase("evaluate"):
+        timed.after(8)
+        assert timed.clock.train_s == 7
+    timed.clock.stop()
+    timed.after(16)
+    assert timed.clock.train_s == 7
+    assert timed.booked == {"other": 1, "compute": 6, "evaluate": 8}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "moved"), [(2, 2), (0, 0), (-3, 0), (5, 5), (9, 5)], ids=["some", "0", "<0", "all", "more"]
+)
+def test_transfer_moves_what_there_is(timed: Timed, seconds: float, moved: float) -> None:
+    timed.clock.start()
+    with timed.clock.phase("communicate"):
+        timed.after(5)
+    timed.clock.stop()
+    timed.clock.transfer("communicate", "wait", seconds)
+    assert timed.clock.seconds["communicate"] == 5 - moved
+    assert timed.clock.seconds["wait"] == moved
+    assert timed.clock.cpu_seconds["communicate"] == 2.5
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="leaving the phase starts the clock again")
+def test_stopped_inside_a_phase_it_stands_still(timed: Timed) -> None:
+    timed.clock.start()
+    with timed.clock.phase("compute"):
+        timed.after(1)
+        timed.clock.stop()
+    timed.after(2)
+    assert not timed.clock.counting
+    assert timed.clock.train_s == 1
+
+
+def test_real_clocks() -> None:
+    clock = Clock()
+    clock.start()
+    with clock.phase("wait"):
+        time.sleep(0.02)
+    with clock.phase("compute"):
+        until = time.process_time() + 0.02
+        while time.process_time() < until:
+            pass
+    clock.stop()
+    assert clock.seconds["wait"] >= 0.02
+    assert clock.cpu_seconds["wait"] < 0.015
+    assert clock.cpu_seconds["compute"] >= 0.02
+
+
+# Which CPU time is a rank's own
+
+
+def cpu_of_a_helper_thread(context: NodeContext) -> float:
+    """What the rank's CPU clock books while another thread of its process works for 30 ms."""
+
+    def work() -> None:
+        until = time.thread_time() + 0.03
+        while time.thread_time() < until:
+            pass
+
+    before = context.cpu_clock()
+    helper = threading.Thread(target=work)
+    helper.start()
+    helper.join()
+    return context.cpu_clock() - before
+
+
+def context(size: int, room: Room | None) -> NodeContext:
+    return NodeContext(0, size, "memory", Path(), room=room)
+
+
+def test_where_ranks_share_a_process_each_has_its_threads_time() -> None:
+    assert cpu_of_a_helper_thread(context(2, Room(2))) < 0.02
+    assert cpu_of_a_helper_thread(context(2, None)) >= 0.03
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="serial is charged for one of its threads")
+def test_a_rank_alone_in_its_process_has_all_of_its_threads_time() -> None:
+    # `serial` runs on transport memory: torch's other threads (spec.threads) work for it.
+    assert cpu_of_a_helper_thread(context(1, Room(1))) >= 0.03

@@ -1,0 +1,243 @@
+"""Communicators: right results and counted bytes. On transport memory, where ranks are threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.unit.threads import running_clock, together
+from trainer.clock import Clock
+from trainer.comm.base import CommunicationError, Communicator
+from trainer.comm.memory import MemoryCommunicator, Room
+from trainer.context import NodeContext
+
+SIZES = [1, 2, 3, 4]
+
+
+def values(rank: int) -> Tensor:
+    """A buffer by which a rank can be told."""
+    return torch.tensor([1.0, 10.0, 0.1]) * (rank + 1)
+
+
+# Results
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_all_reduce(size: int, op: Any) -> None:
+    def body(comm: Communicator) -> Tensor:
+        buffer = values(comm.rank)
+        comm.all_reduce(buffer, op)
+        return buffer
+
+    expected = torch.stack([values(rank) for rank in range(size)]).sum(0)
+    reduced = together(size, body)
+    for buffer in reduced:
+        torch.testing.assert_close(buffer, expected / size if op == "mean" else expected)
+        assert torch.equal(buffer, reduced[0])  # bit for bit, or replicas drift apart
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_gather(size: int) -> None:
+    def body(comm: Communicator) -> tuple[Tensor, Tensor]:
+        buffer = values(comm.rank)
+        gathered = comm.all_gather(buffer)
+        buffer.zero_()  # what was gathered is a copy
+        comm.barrier()
+        return gathered, buffer
+
+    for gathered, _ in together(size, body):
+        assert torch.equal(gathered, torch.stack([values(rank) for rank in range(size)]))
+
+
+@pytest.mark.parametrize(("size", "root"), [(1, 0), (2, 1), (4, 0), (4, 3)])
+def test_broadcast(size: int, root: int) -> None:
+    def body(comm: Communicator) -> Tensor:
+        buffer = values(comm.rank)
+        comm.broadcast(buffer, root)
+        return buffer
+
+    assert all(torch.equal(buffer, values(root)) for buffer in together(size, body))
+
+
+def test_send_and_receive_in_order_and_by_source() -> None:
+    def body(comm: Communicator) -> list[float]:
+        received = torch.empty(1)
+        if comm.rank > 0:
+            for number in range(3):
+                buffer = torch.tensor([10.0 * comm.rank + number])
+                comm.send(buffer, to=0)
+                buffer.fill_(-1)  # it may be changed again at once
+            return []
+        told = []
+        for source in (2, 1, 1, 2, 2, 1):
+            comm.recv(received, source)
+            told.append(received.item())
+        return told
+
+    assert together(3, body)[0] == [20, 10, 11, 21, 22, 12]
+
+
+def test_barrier_waits_for_the_last() -> None:
+    arrived: list[int] = []
+
+    def body(comm: Communicator) -> int:
+        time.sleep(0.02 * comm.rank)
+        arrived.append(comm.rank)
+        comm.barrier()
+        return len(arrived)
+
+    assert together(3, body) == [3, 3, 3]
+
+
+def test_many_rounds_do_not_mix() -> None:
+    def body(comm: Communicator) -> list[float]:
+        sums = []
+        for number in range(200):
+            buffer = torch.tensor([float(number * (comm.rank + 1))])
+            comm.all_reduce(buffer, "sum")
+            sums.append(buffer.item())
+        return sums
+
+    assert all(sums == [6.0 * number for number in range(200)] for sums in together(3, body))
+
+
+# Counting
+
+
+COSTS: dict[str, tuple[Callable[[Communicator, Tensor], Any], Callable[[int, int], float]]] = {
+    # 100 float32 on each of P ranks: the bytes that leave `rank`.
+    "all_reduce": (lambda comm, b: comm.all_reduce(b, "mean"), lambda rank, p: 2 * 400 * (p - 1) / p),
+    "all_gather": (lambda comm, b: comm.all_gather(b), lambda rank, p: 400 * (p - 1)),
+    "broadcast": (lambda comm, b: comm.broadcast(b, 0), lambda rank, p: 400 * (p - 1) if rank == 0 else 0),
+    "barrier": (lambda comm, b: comm.barrier(), lambda rank, p: 0),
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", COSTS)
+def test_bytes_and_meetings_are_counted(name: str, size: int) -> None:
+    call, cost = COSTS[name]
+
+    def body(comm: Communicator) -> Communicator:
+        call(comm, torch.ones(100))
+        comm.clock.stop()
+        return comm
+
+    for rank, comm in enumerate(together(size, body)):
+        assert comm.traffic.bytes_sent == pytest.approx(cost(rank, size))
+        ((entered, left),) = comm.traffic.meetings
+        assert entered <= left
+        assert comm.clock.seconds["communicate"] > 0
+
+
+@pytest.mark.parametrize("state", ["before", "after", "evaluating"])
+@pytest.mark.parametrize("name", COSTS)
+def test_what_is_no_training_is_not_counted(name: str, state: str) -> None:
+    def body(comm: Communicator) -> Communicator:
+        if state == "evaluating":
+            with comm.clock.phase("evaluate"):
+                COSTS[name][0](comm, torch.ones(100))
+        else:
+            COSTS[name][0](comm, torch.ones(100))
+        return comm
+
+    def stopped() -> Clock:
+        clock = running_clock()
+        clock.stop()
+        return clock
+
+    clocks = {"before": Clock, "after": stopped, "evaluating": running_clock}
+    for comm in together(2, body, clocks[state]):
+        assert comm.traffic.bytes_sent == 0
+        assert comm.traffic.meetings == []
+        assert comm.clock.seconds["communicate"] == 0
+
+
+def test_sending_counts_where_it_leaves() -> None:
+    def body(comm: Communicator) -> Communicator:
+        if comm.rank == 0:
+            comm.send(torch.ones(100), to=1)
+        else:
+            comm.recv(torch.empty(100), source=0)
+        return comm
+
+    sender, receiver = together(2, body)
+    assert (sender.traffic.bytes_sent, receiver.traffic.bytes_sent) == (400, 0)
+    assert sender.traffic.meetings == receiver.traffic.meetings == []
+
+
+# Failures
+
+
+CALLS = {name: call for name, (call, _) in COSTS.items()}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_rank_that_fails_releases_those_who_wait(name: str) -> None:
+    def body(comm: Communicator) -> None:
+        if comm.rank == 1:
+            raise ValueError("odd")
+        CALLS[name](comm, torch.ones(4))
+
+    first, failed, last = together(3, body)
+    assert isinstance(failed, ValueError)
+    for released in (first, last):
+        assert isinstance(released, CommunicationError)
+        assert "another rank" in str(released)
+
+
+def test_a_rank_that_comes_too_late_finds_the_door_closed() -> None:
+    room = Room(2)
+    MemoryCommunicator(0, 2, Clock(), room).abort()
+    with pytest.raises(CommunicationError):
+        MemoryCommunicator(1, 2, Clock(), room).barrier()
+
+
+def receiver(timeout_s: float) -> tuple[MemoryCommunicator, list[BaseException]]:
+    """Rank 1, in a thread that waits for rank 0 to send; and what it raises."""
+    room, raised = Room(2, timeout_s), []
+
+    def receive() -> None:
+        try:
+            MemoryCommunicator(1, 2, Clock(), room).recv(torch.empty(1), source=0)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=receive, daemon=True)
+    thread.start()
+    sender = MemoryCommunicator(0, 2, Clock(), room)
+    sender.join = lambda: thread.join(0.2)  # type: ignore[attr-defined]
+    return sender, raised
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="recv waits on a queue, which abort does not know"
+)
+def test_a_rank_that_fails_releases_who_receives_from_it() -> None:
+    sender, raised = receiver(timeout_s=1)
+    sender.abort()
+    sender.join()  # type: ignore[attr-defined]
+    assert [type(error) for error in raised] == [CommunicationError]
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="recv raises queue.Empty")
+def test_receiving_in_vain_is_a_communication_error() -> None:
+    sender, raised = receiver(timeout_s=0.01)
+    sender.join()  # type: ignore[attr-defined]
+    assert [type(error) for error in raised] == [CommunicationError]
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="ranks wait 600 s, whatever the run's timeout_s"
+)
+def test_ranks_wait_as_long_as_the_run_may_last() -> None:
+    context = NodeContext(0, 2, "memory", Path(), timeout_s=7200)
+    assert MemoryCommunicator.connect(context, Clock())._room.timeout_s == 7200

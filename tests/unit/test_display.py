@@ -1,0 +1,203 @@
+"""What a person sees while a sweep runs."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from orchestrator import display
+from orchestrator.display import LiveDisplay, Pace, PlainDisplay, clock_time, display_on, outcome
+from tests.unit.conftest import FakeTime, event, run_result
+from trainer.events import Event
+from trainer.spec import RunSpec
+
+RUN = RunSpec.model_validate({"strategy": "ddp", "nodes": 2})
+
+
+def step(rank: int = 0, **changed: Any) -> Event:
+    fields = {"epoch": 1, "epochs": 3, "step": 12, "steps": 45, "loss": 0.23149, "samples_per_s": 12345.6}
+    return event("step", rank, **{**fields, **changed})
+
+
+def epoch(rank: int = 0) -> Event:
+    return event("epoch", rank, epoch=2, epochs=3, train_s=1.0, loss=0.1, accuracy=0.9, test_loss=0.2)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0:00"),
+        (0.6, "0:01"),
+        (59.4, "0:59"),
+        (59.6, "1:00"),
+        (75, "1:15"),
+        (3599.7, "60:00"),
+        (7322, "122:02"),
+    ],
+)
+def test_clock_time(seconds: float, text: str) -> None:
+    assert clock_time(seconds) == text
+
+
+def test_time_left_follows_from_the_runs_so_far() -> None:
+    pace = Pace(total=4)
+    assert pace.left(1) == ""  # nobody knows
+    pace.seconds.append(60.0)
+    assert pace.left(2) == "about 3:00 left"
+    pace.seconds += [30.0, 30.0]
+    assert pace.left(4) == "about 0:40 left"
+
+
+@pytest.mark.parametrize(
+    ("result", "skipped", "line"),
+    [
+        (run_result(), False, "[2/9] KEY: ok in 4.0 s, trained 2.00 s, acc 90.0%"),
+        (run_result(ranks=[]), False, "[2/9] KEY: ok in 4.0 s, trained 0.00 s"),
+        (run_result(), True, "[2/9] KEY: done before"),
+        (run_result("failed"), False, "[2/9] KEY: FAILED after 4.0 s: node 0: it broke"),
+        (run_result("timeout"), False, "[2/9] KEY: TIMEOUT after 4.0 s: node 0: it broke"),
+    ],
+)
+def test_outcome(result: Any, skipped: bool, line: str) -> None:
+    assert outcome(2, 9, result, skipped) == line.replace("KEY", result.key)
+
+
+# Plain lines
+
+
+class Screen:
+    """A plain display on a narrow file that is no terminal, with a clock of its own."""
+
+    def __init__(self, time: FakeTime) -> None:
+        self.time = time
+        self._file = io.StringIO()
+        console = Console(file=self._file, width=30)
+        shown = display_on(console, total=3)
+        assert type(shown) is PlainDisplay
+        self.display = shown
+
+    def lines(self) -> list[str]:
+        """What was written since the last call."""
+        text = self._file.getvalue()
+        self._file.seek(0)
+        self._file.truncate()
+        return text.splitlines()
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    time = FakeTime()
+    monkeypatch.setattr(display.time, "monotonic", time)
+    return Screen(time)
+
+
+def test_plain_lines_of_a_sweep(screen: Screen) -> None:
+    with screen.display as shown:
+        shown.begin(1, 3, RUN)
+        assert screen.lines() == [f"[1/3] {RUN.key}: started"]
+        shown.end(1, 3, run_result(wall_s=60.0), skipped=False)
+        assert len(screen.lines()) == 1
+        shown.begin(2, 3, RUN)
+        assert screen.lines() == [f"[2/3] {RUN.key}: started, about 2:00 left"]
+
+
+def test_what_was_done_before_says_nothing_of_the_pace(screen: Screen) -> None:
+    screen.display.end(1, 3, run_result(wall_s=600.0), skipped=True)
+    screen.display.begin(2, 3, RUN)
+    assert screen.lines()[-1] == f"[2/3] {RUN.key}: started"
+
+
+def test_training_is_told_every_ten_seconds_node_by_node(screen: Screen) -> None:
+    screen.display.begin(1, 3, RUN)
+    screen.lines()
+    screen.time.pass_(9.9)
+    screen.display.events([step(0)])
+    assert screen.lines() == []
+    screen.time.pass_(0.1)
+    screen.display.events([event("start", 0, pid=1)])
+    assert screen.lines() == []  # nothing to tell yet, so the next to tell something speaks at once
+    screen.display.events([step(1), step(0, step=11), step(0), event("part")])
+    assert screen.lines() == [
+        "  node 0: epoch 1/3 step 12/45, loss 0.231, 12,346 samples/s",
+        "  node 1: epoch 1/3 step 12/45, loss 0.231, 12,346 samples/s",
+    ]
+    screen.time.pass_(9.9)
+    screen.display.events([epoch(1)])
+    assert screen.lines() == []
+    screen.time.pass_(0.2)
+    screen.display.events([epoch(1)])
+    assert screen.lines() == ["  node 1: epoch 2/3 done, loss 0.100"]
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "node 0: list [bold]index[/bold] [/x] out of 'range' 1234 http://x, and much more than the width",
+        pytest.param(
+            "node 0: no module a:smile:b",
+            marks=pytest.mark.xfail(
+                strict=True, raises=AssertionError, reason="rich makes pictures of words"
+            ),
+        ),
+    ],
+)
+def test_a_cause_is_shown_as_it_is(screen: Screen, cause: str) -> None:
+    screen.display.end(1, 3, run_result("failed", cause=cause), skipped=False)
+    (line,) = screen.lines()
+    assert line.endswith(cause)
+
+
+# The live table
+
+
+def live(total: int = 3, nodes: int = 2) -> tuple[LiveDisplay, Callable[[], str]]:
+    """A display on a terminal, and what it shows now."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
+    shown = display_on(console, total)
+    assert isinstance(shown, LiveDisplay)
+    shown.begin(2, total, RUN.model_copy(update={"nodes": nodes}))
+
+    def view() -> str:
+        with console.capture() as capture:
+            console.print(shown._view())
+        return capture.get()
+
+    return shown, view
+
+
+def test_live_table_shows_the_run_node_by_node() -> None:
+    shown, view = live()
+    assert view().count("starting") == 2
+    assert f"run 2 of 3  {RUN.key}" in view()
+    shown.events([step(1), step(0, epoch=2), event("start", pid=1)])
+    rows = view().splitlines()[-2:]
+    assert [row.split() for row in rows] == [
+        ["0", "2/3", "step", "12/45", "0.231", "12,346"],
+        ["1", "1/3", "step", "12/45", "0.231", "12,346"],
+    ]
+    shown.events([epoch(1)])
+    assert view().splitlines()[-1].split() == ["1", "2/3", "done", "0.100", "12,346"]
+
+
+def test_live_table_stays_on_the_screen_however_many_nodes() -> None:
+    _, view = live(nodes=300)
+    assert len(view().splitlines()) < 24
+    assert "and 284 more" in view()
+
+
+def test_live_table_says_how_long_it_will_take() -> None:
+    shown, view = live()
+    assert "left" not in view()
+    shown.end(1, 3, run_result(wall_s=30.0), skipped=False)
+    assert "about 1:00 left" in view()
+
+
+def test_live_display_comes_and_goes() -> None:
+    shown, _ = live()
+    with shown as entered:
+        assert entered is shown
+        shown.end(1, 3, run_result(), skipped=False)

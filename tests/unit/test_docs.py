@@ -1,0 +1,80 @@
+"""Docs that hold: links lead somewhere, commands exist, the sweep file that is shown loads."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.sweep import load_sweep
+from trainer.spec import REGISTRIES, RunSpec
+
+PROJECT = Path(__file__).resolve().parents[2]
+PAGES = sorted([*PROJECT.glob("*.md"), *PROJECT.glob("docs/*.md")])
+
+
+def commands(pattern: str) -> set[str]:
+    return {found for page in PAGES for found in re.findall(pattern, page.read_text())}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_make_targets_exist() -> None:
+    makefile = (PROJECT / "Makefile").read_text()
+    named = commands(r"(?m)(?:^|`)make ([a-z]+)")
+    assert {"sweep", "test", "doctor"} <= named
+    for target in named:
+        assert re.search(rf"(?m)^{target}:", makefile), f"make {target}"
+
+
+def test_orchestrator_commands_exist() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "--help"],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    named = commands(r"-m orchestrator ([a-z]+)")
+    assert {"sweep", "report"} <= named
+    for command in named:
+        assert re.search(rf"\b{command}\b", shown), f"python -m orchestrator {command}"
+
+
+def test_files_that_commands_name_exist() -> None:
+    for name in commands(r"\b((?:sweeps|schemas|trainer|orchestrator|tests)/[\w./]+\.(?:yml|json|py))"):
+        assert (PROJECT / name).exists(), name
+
+
+def test_the_sweep_file_that_is_shown_loads(tmp_path: Path) -> None:
+    page = (PROJECT / "docs" / "sweeps.md").read_text()
+    shown = re.search(r"```yaml\n(.*?)```", page, re.S)
+    assert shown
+    file = tmp_path / "mine.yml"
+    file.write_text(shown[1])
+    assert len(load_sweep(file).runs) == 1 + (3 * 2 * 2 - 2) + 2
+
+
+def test_the_table_of_fields_is_that_of_the_spec() -> None:
+    page = (PROJECT / "docs" / "sweeps.md").read_text()
+    defaults = dict(re.findall(r"(?m)^\| `(\w+)` \| ([^|]+) \|", page))
+    assert set(defaults) == set(RunSpec.model_fields)
+    for field, info in RunSpec.model_fields.items():
+        if field not in ("strategy", "transport"):
+            assert defaults[field].lower() == str(info.default).lower()
+
+
+def test_every_component_is_named_in_the_readme() -> None:
+    readme = (PROJECT / "README.md").read_text()
+    for kind, registry in REGISTRIES.items():
+        for name in registry.entries:
+            if name != "placebo":
+                assert f"`{name}`" in readme, f"{kind} {name}"

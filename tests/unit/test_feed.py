@@ -1,0 +1,183 @@
+"""The feed: each sample once per epoch, in an order of its own, and shares that add up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from trainer.data.base import Split
+from trainer.data.feed import Batch, Feed
+from trainer.spec import RunSpec
+from trainer.streams import Streams
+
+SAMPLES = 103  # prime: no batch size and no number of nodes divides it
+
+
+def split(channels: int = 2) -> Split:
+    """Images that say which sample they are, and labels that follow from it."""
+    images = np.random.default_rng(0).random((SAMPLES, channels, 3, 4), dtype=np.float32)
+    images[:, 0, 0, 0] = np.arange(SAMPLES)
+    return Split(images, np.arange(SAMPLES) % 7)
+
+
+def feed(rank: int = 0, size: int = 3, seed: int = 0, train: Split | None = None, **fields: Any) -> Feed:
+    run = RunSpec.model_validate(
+        {"strategy": "all_reduce", "nodes": size, "seed": seed, "batch_size": 10, **fields}
+    )
+    return Feed(train or split(), run, Streams(seed), rank, size)
+
+
+def samples_in(batch: Batch) -> list[int]:
+    return [int(number) for number in batch.images[:, 0, 0, 0]]
+
+
+METHODS = ["batches", "batches_in_step"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_all_nodes_together_feed_each_sample_once_per_epoch(method: str, size: int) -> None:
+    for epoch in (1, 2):
+        fed: list[int] = []
+        for rank in range(size):
+            one = feed(rank, size)
+            mine = [int(i) for _, indices in getattr(one, method)(epoch) for i in indices]
+            assert sorted(mine) == sorted(one.parts(epoch)[rank])
+            fed += mine
+        assert sorted(fed) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_batches_hold_the_pixels_and_labels_of_the_samples(method: str, channels: int) -> None:
+    train = split(channels)
+    before = train.images.copy()
+    for batch, indices in getattr(feed(1, 2, train=train), method)(1):
+        np.testing.assert_array_equal(batch.images.numpy(), train.images[indices])
+        np.testing.assert_array_equal(batch.labels.numpy(), train.labels[indices])
+        assert batch.images.dtype == torch.float32
+        assert batch.labels.dtype == torch.int64
+        assert batch.images.is_contiguous(memory_format=torch.channels_last)
+    np.testing.assert_array_equal(train.images, before)
+
+
+def test_the_last_batch_holds_what_is_left() -> None:
+    sizes = [len(batch.labels) for batch, _ in feed(0, 2).batches(1)]  # 52 samples
+    assert sizes == [10, 10, 10, 10, 10, 2]
+    sizes = [len(batch.labels) for batch, _ in feed(0, 1, batch_size=1000).batches(1)]
+    assert sizes == [103]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_steps_are_numbered(method: str) -> None:
+    batches = [batch for batch, _ in getattr(feed(0, 2), method)(1)]
+    assert [(batch.step, batch.steps) for batch in batches] == [(step, 6) for step in range(1, 7)]
+
+
+def test_batches_of_nodes_that_do_not_meet_count_alike() -> None:
+    assert {batch.share for batch, _ in feed(1, 4).batches(1)} == {0.25}
+
+
+# Nodes that meet in every step
+
+
+@pytest.mark.parametrize(
+    ("samples", "size", "batch_size"),
+    [
+        (103, 1, 10),
+        (103, 2, 10),
+        (103, 5, 10),
+        (103, 2, 52),
+        (103, 2, 51),
+        (21, 2, 10),
+        (5, 4, 1),
+        (7, 7, 3),
+    ],
+)
+def test_every_rank_takes_every_step_and_the_shares_add_up(
+    samples: int, size: int, batch_size: int
+) -> None:
+    dataset = {"name": "synthetic", "samples": samples}
+    train = Split(split().images[:samples], split().labels[:samples])
+    ranks = [
+        list(feed(rank, size, train=train, dataset=dataset, batch_size=batch_size).batches_in_step(1))
+        for rank in range(size)
+    ]
+    assert len({len(steps) for steps in ranks}) == 1
+    for in_step in zip(*ranks, strict=True):
+        fed = sum(len(indices) for _, indices in in_step)
+        assert sum(batch.share for batch, _ in in_step) == pytest.approx(1)
+        for batch, indices in in_step:
+            assert batch.share == pytest.approx(len(indices) / fed)
+            assert len(batch.labels) == max(1, len(indices))
+    assert sum(len(indices) for steps in ranks for _, indices in steps) == samples
+
+
+def test_a_rank_that_has_run_out_goes_along_with_share_0() -> None:
+    # 103 samples in parts of 52 and 51: with batches of 51 rank 1 has none left in step 2.
+    steps = list(feed(1, 2, batch_size=51).batches_in_step(1))
+    assert [(batch.share, len(indices), len(batch.labels)) for batch, indices in steps] == [
+        (0.5, 51, 51),
+        (0.0, 0, 1),
+    ]
+
+
+def test_weighted_by_share_the_mean_is_that_of_all_samples() -> None:
+    # What all_reduce makes of the nodes' gradients, with a sample's number standing for its gradient.
+    ranks = [list(feed(rank, 4).batches_in_step(1)) for rank in range(4)]
+    for in_step in zip(*ranks, strict=True):
+        weighted = sum(batch.images[:, 0, 0, 0].mean().item() * batch.share for batch, _ in in_step)
+        together = np.concatenate([indices for _, indices in in_step])
+        assert weighted == pytest.approx(together.mean())
+
+
+# Order and reshuffling
+
+
+def test_order_is_of_the_rank_the_epoch_and_the_seed() -> None:
+    one = feed(0, 2)
+    assert one.order(1).tolist() == feed(0, 2).order(1).tolist()
+    assert one.order(2).tolist() != one.order(1).tolist()
+    assert sorted(one.order(2)) == sorted(one.order(1))
+    assert one.order(1).tolist() == one.order(1).tolist()  # whatever was asked in between
+    places = {
+        tuple(np.searchsorted(np.sort(o), o)) for o in (feed(rank, 2).order(1)[:51] for rank in (0, 1))
+    }
+    assert len(places) == 2
+    assert feed(0, 2, seed=1).order(1).tolist() != one.order(1).tolist()
+    assert one.order(1).tolist() != sorted(one.order(1))
+
+
+def test_every_rank_knows_the_same_split() -> None:
+    splits = [[part.tolist() for part in feed(rank, 3).parts(1)] for rank in range(3)]
+    assert splits[0] == splits[1] == splits[2]
+
+
+def test_without_reshuffling_the_split_stays() -> None:
+    one = feed()
+    assert [part.tolist() for part in one.parts(1)] == [part.tolist() for part in one.parts(5)]
+
+
+def test_with_reshuffling_it_is_another_in_every_epoch_the_same_on_all_ranks() -> None:
+    fields = {"partitioner": {"name": "random_partition", "reshuffle": True}}
+    one, other = feed(0, **fields), feed(2, **fields)
+    first, second = ([part.tolist() for part in one.parts(epoch)] for epoch in (1, 2))
+    assert first != second
+    assert [part.tolist() for part in other.parts(2)] == second
+    assert [part.tolist() for part in one.parts(1)] == first  # asked again
+    assert sorted(one.order(2)) == sorted(second[0])
+
+
+def test_a_strategy_without_partition_feeds_everything_on_every_node() -> None:
+    one = feed(0, 1, strategy="serial")
+    assert sorted(one.order(1)) == list(range(SAMPLES))
+    assert [len(part) for part in one.parts(1)] == [SAMPLES]
+
+
+def test_on_one_node_a_partition_is_fed_as_serial_feeds_it() -> None:
+    assert feed(0, 1).order(1).tolist() == feed(0, 1, strategy="serial").order(1).tolist()
+    sampled = feed(0, 1, partitioner="random_sampling")
+    assert sampled.order(1).tolist() == feed(0, 1).order(1).tolist()

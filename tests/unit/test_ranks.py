@@ -1,0 +1,112 @@
+"""What a rank says of itself, whatever becomes of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainer.comm.base import CommunicationError
+from trainer.data.base import DataError
+from trainer.events import Event, EventWriter
+from trainer.ranks import run_rank
+from trainer.result import TrainResult
+
+RESULT = TrainResult(steps=1, samples=2, train_s=3.0, work_cpu_s=4.0, seconds={}, bytes_sent=5.0)
+
+
+class Rank:
+    """Runs `train` as a rank's strategy and keeps what happens, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.happened: list[str] = []
+        self.events: dict[str, dict[str, Any]] = {}
+        self._patch = monkeypatch
+
+    def run(self, train: Callable[[], TrainResult], close: Callable[[], None] = lambda: None) -> bool:
+        def noted(what: str, then: Callable[[], None] = lambda: None) -> Callable[..., None]:
+            return lambda *_: (self.happened.append(what), then())[1]  # type: ignore[func-returns-value]
+
+        def write(kind: str, **fields: Any) -> None:
+            Event(0.0, "run", 0, "host", kind, fields).to_line().encode()  # must fit
+            self.happened.append(kind)
+            self.events[kind] = fields
+
+        context: Any = SimpleNamespace(close=noted("close", close), abort=noted("abort"))
+        task: Any = SimpleNamespace(
+            spec=SimpleNamespace(strategy=SimpleNamespace(train=lambda *_: train()))
+        )
+        watch: Any = SimpleNamespace(leave_within=noted("alarm"))
+        writer = EventWriter("run", 0)
+        self._patch.setattr(writer, "write", write)
+        return run_rank(context, task, writer, watch)
+
+    def fail(self, error: Exception) -> dict[str, Any]:
+        """Train until `error`; the fields of the `failed` event."""
+
+        def train() -> TrainResult:
+            raise error
+
+        assert not self.run(train)
+        assert self.happened == ["failed", "abort"]
+        return self.events["failed"]
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
+    return Rank(monkeypatch)
+
+
+def test_success_is_told_before_and_after_parting(rank: Rank) -> None:
+    assert rank.run(lambda: RESULT)
+    assert rank.happened == ["result", "alarm", "close", "done"]
+    assert rank.events["result"] == RESULT.as_fields()
+
+
+def test_a_failed_parting_is_a_failure(rank: Rank) -> None:
+    def close() -> None:
+        raise CommunicationError("barrier failed")
+
+    assert not rank.run(lambda: RESULT, close)
+    assert rank.happened == ["result", "alarm", "close", "failed", "abort"]
+    assert rank.events["failed"]["peer"]
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "peer"),
+    [
+        (ValueError("odd"), "ValueError: odd", False),
+        (KeyError("odd"), "KeyError: 'odd'", False),
+        (DataError("mnist is not in data"), "mnist is not in data", False),
+        (CommunicationError("all-reduce failed"), "all-reduce failed", True),
+    ],
+)
+def test_a_failure_says_why_and_where(rank: Rank, error: Exception, cause: str, peer: bool) -> None:
+    told = rank.fail(error)
+    assert (told["cause"], told["peer"]) == (cause, peer)
+    assert told["traceback"].rstrip().endswith(str(error))
+    assert "in train" in told["traceback"]
+
+
+@pytest.mark.parametrize(
+    "text", ["/home/user/data/", "/home/用户/数据/", "🙂", "line\n", '"', "C:\\data\\"], ids=repr
+)
+def test_a_failure_however_long_is_told(rank: Rank, text: str) -> None:
+    # If it were not, those who wait for this rank would not be released.
+    told = rank.fail(DataError(f"first words: {text * 4000}"))
+    assert len(told["cause"]) > 100
+    assert len(told["traceback"]) > 100
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="a long cause loses its beginning")
+def test_a_long_cause_keeps_its_beginning(rank: Rank) -> None:
+    assert rank.fail(ValueError("x" * 9000))["cause"].startswith("ValueError: x")
+
+
+def test_a_failure_about_a_path_of_another_encoding_is_told(rank: Rank) -> None:
+    path = Path(os.fsdecode(b"/data/gr\xf6\xdfer"))  # as a Latin-1 system named it
+    assert rank.fail(DataError(f"cannot read {path}"))

@@ -1,0 +1,291 @@
+"""The report's arithmetic: against the serial run, over seeds, and in results.csv."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from orchestrator.report.comparison import Comparison, compare
+from orchestrator.report.findings import find
+from orchestrator.report.groups import Spread
+from orchestrator.report.rows import NO_SERIAL, NO_TRAINING, NOT_OK, Row
+from orchestrator.report.table import COLUMNS, results_csv
+from orchestrator.result import (
+    Certificate,
+    CertifiedPart,
+    CertifiedSplit,
+    EpochPoint,
+    RankResult,
+    RunResult,
+    Status,
+)
+from orchestrator.store import SweepRecord
+from trainer.spec import RunSpec
+
+ONE_SHOT_ALONE = {"name": "one_shot", "init": "independent"}
+
+
+def a_run(
+    strategy: str | dict[str, Any] = "serial",
+    *,
+    nodes: int = 1,
+    seed: int = 0,
+    train_s: float = 8.0,
+    work_cpu_s: float | None = None,
+    accuracy: float | None = 0.9,
+    own: Sequence[float] = (),
+    communicate_s: float = 0.0,
+    steps: int = 90,
+    cores: int = 8,
+    status: Status = "ok",
+    cause: str | None = None,
+    flags: Sequence[str] = (),
+    coverage: float = 1.0,
+    overlap: float = 0.0,
+    runtime: str = "local",
+    verified: bool = True,
+    digests: Sequence[str] = (),
+    **fields: Any,
+) -> RunResult:
+    """A result as a runner would write it. Ranks are alike but for `own` and `digests`."""
+    spec = RunSpec.model_validate(
+        {"strategy": strategy, "nodes": nodes, "seed": seed, "epochs": 2, **fields}
+    )
+    phases = {"data": 0.1, "communicate": communicate_s, "wait": 0.0, "evaluate": 1.0, "other": 0.0}
+    ranks = [
+        RankResult(
+            rank=rank,
+            steps=steps,
+            samples=100,
+            train_s=train_s,
+            work_cpu_s=train_s if work_cpu_s is None else work_cpu_s,
+            seconds={**phases, "compute": train_s - 0.1 - communicate_s},
+            bytes_sent=1e6,
+            accuracy=accuracy,
+            test_loss=0.3,
+            own_accuracy=own[rank] if own else None,
+            weights_digest=digests[rank] if digests else "same",
+            parameters=1000,
+            peak_memory_mb=300.0,
+        )
+        for rank in range(nodes)
+    ]
+    points = [
+        EpochPoint(
+            rank=rank,
+            epoch=epoch,
+            train_s=train_s * epoch / 2,
+            loss=0.5,
+            accuracy=0.4 * epoch,
+            test_loss=0.5,
+        )
+        for rank in range(nodes)
+        for epoch in (1, 2)
+    ]
+    shares = {
+        "coverage": coverage,
+        "overlap": overlap,
+        "coverage_so_far": coverage,
+        "overlap_so_far": overlap,
+    }
+    certificate = Certificate(
+        verified=verified,
+        splits=[CertifiedSplit(epoch=epoch, digest="d", **shares) for epoch in (1, 2)],
+        parts=[
+            CertifiedPart(
+                rank=rank, epoch=1, samples=50, labels=[5] * 10, js_divergence=0.01 * rank, digest="p"
+            )
+            for rank in range(nodes)
+        ],
+    )
+    finished = status == "ok"
+    return RunResult(
+        key=spec.key,
+        status=status,
+        cause=cause,
+        spec=spec.model_dump(mode="json"),
+        topology=spec.topology,
+        runtime=runtime,
+        started_at=1_700_000_000.0,
+        wall_s=train_s + 3,
+        startup_s=2.0,
+        teardown_s=0.5,
+        cores=cores,
+        flags=list(flags),
+        ranks=ranks,
+        epochs=points,
+        certificate=certificate if finished else None,
+    )
+
+
+def a_record(results: Sequence[RunResult], pending: Sequence[str] = (), **fields: Any) -> SweepRecord:
+    return SweepRecord(
+        **{
+            "name": "trial",
+            "description": "",
+            "source": "name: trial\n",
+            "overrides": [],
+            "keys": [*(result.key for result in results), *pending],
+            "environment": {"cores": 8, "torch": "2.13.0"},
+            **fields,
+        }
+    )
+
+
+def a_comparison(*results: RunResult, pending: Sequence[str] = ()) -> Comparison:
+    return compare(a_record(results, pending), [(result.key, result) for result in results])
+
+
+def row_of(comparison: Comparison, strategy: str, seed: int = 0) -> Row:
+    return next(row for row in comparison.rows if row.strategy == strategy and row.seed == seed)
+
+
+def repeated(
+    strategy: str | dict[str, Any], values: Sequence[float], what: str = "train_s", **fields: Any
+) -> list[RunResult]:
+    """One run per value of the quantity `what`, each with a seed of its own."""
+    return [a_run(strategy, seed=seed, **{what: value}, **fields) for seed, value in enumerate(values)]
+
+
+def csv_lines(comparison: Comparison) -> list[dict[str, str]]:
+    return list(csv.DictReader(results_csv(comparison).splitlines()))
+
+
+SERIAL = a_run(train_s=8.0, accuracy=0.9)
+FAST = a_run("all_reduce", nodes=2, train_s=5.0, work_cpu_s=4.0, accuracy=0.85)
+
+
+# Against the serial run
+
+
+def test_speedups_are_quotients_of_the_serial_run_of_the_same_seed() -> None:
+    other_seed = a_run(seed=1, train_s=80.0)
+    row = row_of(a_comparison(SERIAL, other_seed, FAST), "all_reduce")
+    assert row.speedup == pytest.approx(8 / 5)
+    assert row.efficiency == pytest.approx(8 / 5 / 2)
+    assert row.work_speedup == pytest.approx(8 / 4)
+    assert row.accuracy_difference == pytest.approx(-0.05)
+    assert row.baseline
+    assert row.baseline.keys == (SERIAL.key,)
+
+
+def test_without_a_serial_run_of_the_seed_the_mean_of_other_seeds_counts() -> None:
+    serials = [a_run(seed=1, train_s=6.0), a_run(seed=2, train_s=10.0)]
+    comparison = a_comparison(*serials, FAST)
+    row = row_of(comparison, "all_reduce")
+    assert row.speedup == pytest.approx(8 / 5)
+    assert row.baseline
+    assert not row.baseline.same_seed
+    cautions = {finding.topic: finding for finding in find(comparison)}
+    assert cautions["Other seeds"].rows == (row,)
+
+
+def test_serial_measures_one_against_itself() -> None:
+    row = row_of(a_comparison(SERIAL), "serial")
+    assert (row.speedup, row.work_speedup, row.accuracy_difference) == (1.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"lr": 0.01},
+        {"batch_size": 16},
+        {"epochs": 3},
+        {"threads": 2},
+        {"dataset": "synthetic"},
+        {"model": "mlp"},
+        {"optimizer": {"name": "momentum", "momentum": 0.5}},
+    ],
+)
+def test_other_work_is_no_baseline(other: dict[str, Any]) -> None:
+    row = row_of(a_comparison(a_run(**other), FAST), "all_reduce")
+    assert (row.speedup, row.efficiency, row.work_speedup, row.accuracy_difference) == (None,) * 4
+    assert row.no_speedup == NO_SERIAL
+
+
+def test_a_failed_serial_run_is_no_baseline_and_a_failed_run_has_no_numbers() -> None:
+    crashed = a_run("ddp", nodes=2, status="failed", cause="node 1: gone")
+    rows = a_comparison(a_run(status="timeout", cause="stopped"), FAST, crashed)
+    assert row_of(rows, "all_reduce").no_speedup == NO_SERIAL
+    row = row_of(rows, "ddp")
+    assert row.no_speedup == NOT_OK
+    assert (row.train_s, row.accuracy, row.coverage, row.seconds) == (None, None, None, {})
+
+
+def test_a_placebo_trains_nothing_and_is_not_measured_against_serial() -> None:
+    comparison = a_comparison(SERIAL, a_run("placebo", accuracy=None))
+    assert row_of(comparison, "placebo").no_speedup == NO_TRAINING
+    assert len(comparison.works) == 1
+
+
+def test_a_row_says_what_the_nodes_held_and_what_averaging_gained() -> None:
+    run = a_run("one_shot", nodes=3, accuracy=0.8, own=[0.5, 0.6, 0.7], coverage=0.7, overlap=0.2)
+    row = row_of(a_comparison(run), "one_shot")
+    assert row.own_accuracy == pytest.approx(0.6)
+    assert row.averaging_gain == pytest.approx(0.2)
+    assert (row.coverage, row.overlap) == (0.7, 0.2)
+    assert (row.js_mean, row.js_max) == (pytest.approx(0.01), pytest.approx(0.02))
+    assert row.node_samples == [50, 50, 50]
+
+
+def test_exchange_share_leaves_evaluation_out() -> None:
+    row = row_of(a_comparison(a_run("ddp", nodes=2, train_s=4.0, communicate_s=1.0)), "ddp")
+    assert row.exchange_share == pytest.approx(1 / 4)
+
+
+def test_labels_name_the_parameters_that_are_not_the_default() -> None:
+    rows = a_comparison(a_run("one_shot"), a_run(ONE_SHOT_ALONE)).rows
+    assert [row.strategy_label for row in rows] == ["one_shot", "one_shot init=independent"]
+    assert row_of(a_comparison(SERIAL), "serial").partitioner_label == ""
+
+
+# Groups over seeds
+
+
+def test_a_group_is_all_that_differs_only_by_seed() -> None:
+    runs = [
+        a_run("all_reduce", nodes=2, seed=seed, train_s=train_s)
+        for seed, train_s in enumerate([4.0, 6.0, 5.0])
+    ]
+    failed = a_run("all_reduce", nodes=2, seed=3, status="failed", cause="node 0: gone")
+    others = [a_run("all_reduce", nodes=2, transport="gloo"), a_run("all_reduce", nodes=4)]
+    first, *rest = a_comparison(*runs, failed, *others).groups
+    assert len(first.rows) == 4
+    assert [len(group.rows) for group in rest] == [1, 1]
+    assert first.over(lambda row: row.train_s) == Spread(mean=5.0, low=4.0, high=6.0, seeds=3)
+    assert first.repeated
+    assert not rest[0].repeated
+
+
+def test_a_group_without_a_quantity_has_no_spread() -> None:
+    assert a_comparison(FAST).groups[0].over(lambda row: row.speedup) is None
+
+
+# results.csv
+
+
+def test_csv_has_a_line_per_run_in_the_order_of_the_sweep() -> None:
+    failed = a_run("ddp", nodes=2, status="failed", cause="node 1: lost, with a comma")
+    first, second, third, last = csv_lines(a_comparison(FAST, failed, SERIAL, pending=["ddp-gloo-n4-s0-0"]))
+    assert [line["status"] for line in (first, second, third, last)] == ["ok", "failed", "ok", "pending"]
+    assert float(first["speedup"]) == pytest.approx(1.6)
+    assert first["baseline"] == SERIAL.key
+    assert second["cause"] == "node 1: lost, with a comma"
+    assert second["strategy"] == "ddp"
+    assert second["train_s"] == second["accuracy"] == ""
+    assert third["partitioner"] == ""
+    assert {name for name, value in last.items() if value} == {"key", "status"}
+
+
+def test_csv_columns_carry_their_units() -> None:
+    expected = "train_s work_cpu_s bytes_sent_per_node peak_memory_mib communicate_s js_divergence_max_bits"
+    assert set(expected.split()) <= set(COLUMNS)
+
+
+def test_csv_says_why_there_is_no_speedup() -> None:
+    (line,) = csv_lines(a_comparison(FAST))
+    assert line["speedup"] == ""
+    assert line["no_speedup_because"] == NO_SERIAL

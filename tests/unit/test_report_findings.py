@@ -1,0 +1,184 @@
+"""The report's findings: sentences that follow from numbers and change with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.report import formats
+from orchestrator.report.comparison import Comparison
+from orchestrator.report.findings import find
+from orchestrator.report.findings.base import verdict
+from orchestrator.report.groups import Spread
+from orchestrator.report.rows import NO_SERIAL
+from tests.unit.test_report import FAST, ONE_SHOT_ALONE, SERIAL, a_comparison, a_run, repeated
+
+
+def texts(comparison: Comparison, topic: str) -> str:
+    """What the findings on a topic say."""
+    said = " ".join(finding.text for finding in find(comparison) if finding.topic == topic)
+    return said.replace(formats.JOIN, " ")
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        (Spread(1, 0.9, 1.1, 3), Spread(2, 1.9, 2.1, 3), "beyond"),
+        (Spread(1, 0.9, 1.1, 3), Spread(1.2, 1.1, 1.3, 3), "within"),
+        (Spread(1, 0.9, 1.1, 3), Spread(1.05, 1.05, 1.05, 1), "within"),
+        (Spread(1, 0.9, 1.1, 3), Spread(2, 2, 2, 1), "once"),
+        (Spread(1, 1, 1, 1), Spread(2, 2, 2, 1), "once"),
+        (Spread(1, 1, 1, 1), Spread(1, 1, 1, 1), "equal"),
+    ],
+)
+def test_a_difference_counts_only_beyond_the_spread(left: Spread, right: Spread, expected: str) -> None:
+    assert verdict(left, right) == verdict(right, left) == expected
+
+
+def test_the_fastest_is_named_with_its_numbers_and_its_runs() -> None:
+    serial, slow = repeated("serial", [8, 8.2]), repeated("ddp", [6, 6.2], nodes=2)
+    fast = repeated("all_reduce", [4, 4.2], nodes=2)
+    comparison = a_comparison(*serial, *slow, *fast)
+    finding = find(comparison)[0]
+    said = finding.text.replace(formats.JOIN, " ")
+    assert "At 2 nodes all_reduce over mpi was the fastest: 4.10 s against 8.10 s" in said
+    assert "a speedup of 1.98, efficiency 98.8%" in said
+    assert "Next came ddp over gloo with 6.10 s." in said
+    assert {row.key for row in finding.rows} == {result.key for result in [*serial, *slow, *fast]}
+    swapped = a_comparison(*serial, *repeated("ddp", [3, 3.1], nodes=2), *fast)
+    assert "ddp over gloo was the fastest: 3.05 s" in texts(swapped, "Time")
+
+
+def test_a_lead_within_the_spread_of_seeds_is_called_that() -> None:
+    near = a_comparison(*repeated("ddp", [4.1, 4.6], nodes=2), *repeated("all_reduce", [4, 4.2], nodes=2))
+    assert "within the spread of seeds" in texts(near, "Time")
+    far = a_comparison(*repeated("ddp", [5.1, 5.6], nodes=2), *repeated("all_reduce", [4, 4.2], nodes=2))
+    assert "within the spread" not in texts(far, "Time")
+    once = a_comparison(a_run("ddp", nodes=2, train_s=5), a_run("all_reduce", nodes=2, train_s=4))
+    assert "not repeated" in texts(once, "Time")
+    assert "Nothing was repeated" in texts(once, "Not repeated")
+
+
+def test_losing_to_serial_and_to_fewer_nodes_is_said() -> None:
+    runs = [
+        *repeated("serial", [8, 8.1]),
+        *repeated("ddp", [5, 5.1], nodes=2),
+        *repeated("ddp", [9, 9.1], nodes=4, communicate_s=4.0),
+    ]
+    said = texts(a_comparison(*runs), "Time")
+    assert "No strategy was faster than serial at 4 nodes" in said
+    assert "the shortest time of all is that of ddp over gloo on 2 nodes, 5.05 s" in said
+    assert "Slower than serial (8.05 s) at 4 nodes: ddp over gloo (9.05 s, 44.2%" in said
+
+
+def test_transports_and_the_library_are_compared() -> None:
+    runs = [
+        *repeated("all_reduce", [4, 4.1], nodes=2, transport="mpi", communicate_s=0.5),
+        *repeated("all_reduce", [8, 8.2], nodes=2, transport="gloo", communicate_s=4.0),
+        *repeated("ddp", [6, 6.1], nodes=2, communicate_s=3.0),
+    ]
+    said = texts(a_comparison(*runs), "Transport")
+    assert "4.05 s over mpi with 0.500 s communicating" in said
+    assert "over gloo 8.10 s with 4.00 s communicating, 2.00 times as long" in said
+    said = texts(a_comparison(*runs), "Exchange")
+    assert "all_reduce over gloo spent 49.4%" in said
+    assert "ddp over gloo 49.6%" in said
+
+
+def test_accuracy_is_told_against_serial_and_with_the_steps() -> None:
+    runs = [
+        *repeated("serial", [0.95, 0.96], "accuracy", steps=90),
+        *repeated("ddp", [0.90, 0.91], "accuracy", nodes=2, steps=45),
+        *repeated("one_shot", [0.50, 0.52], "accuracy", nodes=2, steps=45),
+    ]
+    said = texts(a_comparison(*runs), "Accuracy")
+    assert "ddp over gloo reached the best accuracy, 90.5%, −5.0 points from serial's 95.5%." in said
+    assert "The worst was one_shot over mpi: 51.0%, −44.5 points" in said
+    assert "took 45 optimiser steps in the run where serial took 90" in said
+    close = [*runs[:2], *repeated("ddp", [0.95, 0.97], "accuracy", nodes=2)]
+    assert "within the spread of seeds" in texts(a_comparison(*close), "Accuracy")
+
+
+@pytest.mark.parametrize(
+    ("finals", "expected"),
+    [
+        ([0.80, 0.82], "Averaging them gains 21.0 points: 81.0%"),
+        ([0.20, 0.22], "Averaging them loses 39.0 points: 21.0%"),
+        ([0.60, 0.60], "Averaging them changes nothing: 60.0%"),
+        ([0.55, 0.65], "changes that by ±0.0 points, which is within the spread of seeds"),
+    ],
+)
+def test_averaging_gains_or_loses(finals: list[float], expected: str) -> None:
+    runs = repeated("one_shot", finals, "accuracy", nodes=2, own=[0.5, 0.7])
+    assert expected in texts(a_comparison(*runs), "Averaging")
+
+
+def test_initial_weights_are_compared_where_both_were_tried() -> None:
+    runs = [
+        *repeated("one_shot", [0.80, 0.82], "accuracy", nodes=2),
+        *repeated(ONE_SHOT_ALONE, [0.20, 0.22], "accuracy", nodes=2),
+    ]
+    said = texts(a_comparison(*runs), "Parameters")
+    assert "81.0% with init=broadcast and 21.0% with init=independent: −60.0 points." in said
+    assert texts(a_comparison(*runs[:2]), "Parameters") == ""
+
+
+def test_partitioners_are_compared_by_coverage_overlap_and_accuracy() -> None:
+    runs = [
+        *repeated("ddp", [0.90, 0.92], "accuracy", nodes=2),
+        *repeated(
+            "ddp",
+            [0.80, 0.82],
+            "accuracy",
+            nodes=2,
+            partitioner="random_sampling",
+            coverage=0.75,
+            overlap=0.25,
+        ),
+    ]
+    said = texts(a_comparison(*runs), "Partitioning")
+    assert "random_sampling used 75.0% of the training set in epoch 1, 25.0% on several nodes" in said
+    assert "random_partition used 100.0% of the training set in epoch 1, none on several nodes" in said
+    assert "ddp over gloo −10.0 points." in said
+
+
+def test_shared_cores_bound_the_clock_and_not_the_work() -> None:
+    run = a_run("ddp", nodes=4, cores=2, train_s=8.0, work_cpu_s=2.5)
+    said = texts(a_comparison(SERIAL, run), "Shared cores")
+    assert "Runs on 4 nodes shared 2 cores: their wall-clock speedup cannot pass 2" in said
+    assert "speedup of 3.20 on 4 nodes" in said
+    assert texts(a_comparison(SERIAL, a_run("ddp", nodes=4, cores=4)), "Shared cores") == ""
+
+
+def test_a_speedup_beyond_the_cores_is_called_noise() -> None:
+    runs = [*repeated("serial", [8, 10]), a_run("ddp", nodes=4, seed=1, cores=2, train_s=4.0)]
+    said = texts(a_comparison(*runs), "Shared cores")
+    assert "Up to 2.50 was measured all the same" in said
+    assert "(serial took 8.00–10.0 s)" in said
+
+
+def test_what_keeps_numbers_from_being_trusted_is_said() -> None:
+    comparison = a_comparison(
+        a_run("ddp", nodes=2, verified=False, cores=4),
+        a_run("all_reduce", nodes=2, digests=["one", "other"], runtime="docker"),
+        a_run("placebo", status="timeout", cause="stopped after 9 s"),
+        pending=["ddp-gloo-n4-s0-0"],
+    )
+    assert "1 run trained on other samples than the split says" in texts(comparison, "Not verified")
+    assert "1 run ended with replicas that differ" in texts(comparison, "Not verified")
+    assert "different runtimes (local and docker)" in texts(comparison, "Not alike")
+    assert "different numbers of cores (4 and 8)" in texts(comparison, "Not alike")
+    assert "ran out of time: stopped after 9 s." in texts(comparison, "Not ok")
+    assert "1 run of 4 not done yet" in texts(comparison, "Not done")
+    assert NO_SERIAL in texts(comparison, "No serial run")
+
+
+def test_many_failures_of_one_cause_are_one_caution() -> None:
+    runs = [a_run("ddp", nodes=2, seed=seed, status="failed", cause="no room") for seed in range(9)]
+    assert texts(a_comparison(*runs), "Not ok") == "9 runs failed: no room."
+
+
+def test_works_are_kept_apart() -> None:
+    runs = [SERIAL, FAST, a_run("ddp", nodes=2, lr=0.01, train_s=1.0)]
+    fastest = [finding for finding in find(a_comparison(*runs)) if finding.topic == "Time"]
+    assert [finding.work.lr for finding in fastest if finding.work] == [0.05, 0.01]
+    assert "speedup" not in fastest[1].text

@@ -1,0 +1,123 @@
+"""The published JSON Schemas: up to date, and of one mind with what the orchestrator accepts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from orchestrator.errors import InputError
+from orchestrator.schema import run_schema, sweep_schema, write_schemas
+from orchestrator.sweep import load_sweep
+from tests.unit.conftest import PROJECT
+from tests.unit.mini_schema import mistakes
+from trainer.spec import RunSpec
+
+SWEEPS = sorted((PROJECT / "sweeps").glob("*.yml"))
+
+
+def test_schemas_in_the_repository_are_up_to_date(tmp_path: Path) -> None:
+    for made in write_schemas(tmp_path):
+        published = PROJECT / "schemas" / made.name
+        assert json.loads(published.read_text()) == json.loads(made.read_text()), "run `make schemas`"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run.schema.json", "sweep.schema.json"]
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_shipped_sweeps_fit_their_schema(path: Path) -> None:
+    assert list(mistakes(yaml.safe_load(path.read_text()), sweep_schema())) == []
+    first = path.read_text().splitlines()[0]
+    schema = first.removeprefix("# yaml-language-server: $schema=")
+    assert (path.parent / schema).resolve() == PROJECT / "schemas" / "sweep.schema.json"
+
+
+def accepted(run: dict[str, Any]) -> bool:
+    try:
+        RunSpec.model_validate(run)
+    except ValidationError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"strategy": "serial"},
+        {"strategy": {"name": "one_shot", "init": "independent"}, "nodes": 2, "transport": "gloo"},
+        {
+            "strategy": "ddp",
+            "model": {"name": "mlp", "hidden": [3]},
+            "optimizer": {"name": "adam", "beta1": 0},
+        },
+        {"strategy": "ddp", "dataset": {"name": "synthetic", "samples": 5, "noise": 2}, "lr": 1},
+        {},
+        {"strategy": "no_such"},
+        {"strategy": {"name": "one_shot", "init": "no_such"}},
+        {"strategy": {"init": "broadcast"}},
+        {"strategy": "serial", "learning_rate": 1},
+        {"strategy": "serial", "lr": "0.1"},
+        {"strategy": "serial", "lr": 0},
+        {"strategy": "serial", "seed": 1.5},
+        {"strategy": "serial", "seed": 2**32},
+        {"strategy": "serial", "epochs": True},
+        {"strategy": "serial", "transport": "tcp"},
+        {"strategy": "serial", "model": {"name": "mlp", "hidden": [0]}},
+        {"strategy": "serial", "model": {"name": "lenet", "dropout": 1}},
+        {"strategy": "serial", "save_weights": 1},
+    ],
+    ids=repr,
+)
+def test_the_schema_of_a_run_accepts_what_a_run_may_be(run: dict[str, Any]) -> None:
+    assert (not list(mistakes(run, run_schema()))) == accepted(run)
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        "[{}]",
+        "[{base: {strategy.init: independent}}]",
+        "[{axes: {nodes: [1, 2], strategy.init: [broadcast]}}]",
+        "[{axes: {strategy: [{name: one_shot}, ddp]}, skip: [{strategy: ddp, nodes: [1, 2]}]}]",
+        "[{skip: [{strategy.init: broadcast}]}, {base: {nodes: 2}}]",
+        "[]",
+        "[{axis: {}}]",
+        "[{base: {lrr: 1}}]",
+        "[{base: {lr.x: 1}}]",
+        "[{base: {lr: x}}]",
+        "[{base: 1}]",
+        "[{axes: {lr: 0.1}}]",
+        "[{axes: {lr: []}}]",
+        "[{axes: {strategy.init: []}}]",
+        "[{axes: {lr: [0.1, -1]}}]",
+        "[{skip: [{lrr: 1}]}]",
+        "[{skip: {lr: 1}}]",
+        "{}",
+    ],
+)
+def test_the_schema_of_a_sweep_accepts_what_a_sweep_may_be(tmp_path: Path, blocks: str) -> None:
+    path = tmp_path / "s.yml"
+    path.write_text(f"name: s\nbase: {{strategy: one_shot}}\nblocks: {blocks}\n")
+    try:
+        load_sweep(path)
+        loads = True
+    except InputError:
+        loads = False
+    assert (not list(mistakes(yaml.safe_load(path.read_text()), sweep_schema()))) == loads
+
+
+def test_every_field_says_what_it_is_for() -> None:
+    fields = run_schema()["properties"]
+    assert fields["nodes"] == {
+        "default": 1,
+        "description": "nodes that take part in the run",
+        "maximum": 1024,
+        "minimum": 1,
+        "title": "Nodes",
+        "type": "integer",
+    }
+    undescribed = {name for name, field in fields.items() if "description" not in field}
+    assert undescribed <= {"dataset", "model", "optimizer"}  # their names say it

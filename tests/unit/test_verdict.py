@@ -1,0 +1,201 @@
+"""What became of a run, and whose fault it was."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from orchestrator.verdict import verdict
+from tests.unit.conftest import event
+from trainer.events import Event
+
+SIGKILL, SIGTERM = 9, 15
+
+
+def up(*ranks: int) -> list[Event]:
+    """These ranks started, as processes 100 + rank."""
+    return [event("start", rank, time=rank / 10, pid=100 + rank) for rank in ranks]
+
+
+def finished(*ranks: int) -> list[Event]:
+    return [event(kind, rank, time=5 + rank) for rank in ranks for kind in ("result", "done")]
+
+
+def failed(rank: int, time: float, cause: str, peer: bool = False, **fields: Any) -> Event:
+    return event("failed", rank, time, cause=cause, peer=peer, traceback="…", **fields)
+
+
+def terminated(*ranks: int) -> list[Event]:
+    """These ranks were ended by the orchestrator, after the fact."""
+    return [event("terminated", rank, time=9, cause="stopped by SIGTERM") for rank in ranks]
+
+
+RESET = "all-reduce failed: connection reset by peer"
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        up(0, 1) + finished(0, 1),
+        up(0, 1) + finished(1, 0),
+        # A teardown that hung is forced to its end, after the results were written.
+        [*up(0, 1), *finished(0), event("result", 1), event("done", 1, forced="teardown hung")],
+        # The others hung after they were done, and were ended.
+        up(0, 1) + finished(0, 1) + terminated(1),
+    ],
+)
+@pytest.mark.parametrize("timed_out_s", [None, 60.0])
+@pytest.mark.parametrize("exits", [{"node 0": 0, "node 1": 0}, {"node 0": -6, "node 1": 0}, {"mpirun": 1}])
+def test_ok_when_every_rank_has_a_result_and_its_last_word_is_done(
+    events: list[Event], timed_out_s: float | None, exits: dict[str, int]
+) -> None:
+    assert verdict(events, exits, 2, timed_out_s) == ("ok", None)
+
+
+FAILURES: Mapping[str, tuple[list[Event], dict[str, int], str]] = {
+    "one crashes, the other is ended": (
+        [*up(0, 1), failed(1, 3, "ValueError: odd"), *terminated(0)],
+        {"node 1": 1},
+        "node 1: ValueError: odd",
+    ),
+    "the first of two crashes, whoever is listed first": (
+        [*up(0, 1), failed(0, 4, "late"), failed(1, 3, "early")],
+        {"node 0": 1, "node 1": 1},
+        "node 1: early",
+    ),
+    "one crashes, the other complains earlier in our list": (
+        [*up(0, 1), failed(0, 2, RESET, peer=True), failed(1, 3, "ValueError: odd")],
+        {"node 0": 1, "node 1": 1},
+        "node 1: ValueError: odd",
+    ),
+    "all complain of each other": (
+        [*up(0, 1), failed(1, 3, RESET, peer=True), failed(0, 2, "meeting timed out", peer=True)],
+        {"node 0": 1, "node 1": 1},
+        "node 0: meeting timed out",
+    ),
+    "killed, the other complains of it": (
+        [*up(0, 1), failed(0, 3, RESET, peer=True)],
+        {"node 0": 1, "node 1": -SIGKILL},
+        "node 1 (process 101) was killed by SIGKILL",
+    ),
+    "killed, the other waits and is ended": (
+        up(0, 1) + terminated(0),
+        {"node 1": -SIGKILL},
+        "node 1 (process 101) was killed by SIGKILL",
+    ),
+    "killed by a crash in C": (up(0), {"node 0": -11}, "node 0 (process 100) was killed by SIGSEGV"),
+    "killed after its result": (
+        up(0, 1) + finished(0) + [event("result", 1)],
+        {"node 0": 0, "node 1": -6},
+        "node 1 (process 101) was killed by SIGABRT",
+    ),
+    "the process of all ranks is killed": (
+        up(0, 1, 2),
+        {"nodes": -SIGKILL},
+        "process 100 with all 3 nodes was killed by SIGKILL",
+    ),
+    "mpirun's rank is gone without an exit code of its own": (
+        up(0, 1) + terminated(0),
+        {"mpirun": 137},
+        "node 1 (process 101) vanished without a word, as after SIGKILL or for want of memory",
+    ),
+    "mpirun's rank is gone and the other complains": (
+        [*up(0, 1), failed(0, 3, RESET, peer=True)],
+        {"mpirun": 1},
+        "node 1 (process 101) vanished without a word",
+    ),
+    "a forked rank died, as its parent says": (
+        [*up(0, 1), event("died", 1, 3, cause="killed by SIGKILL", signal="SIGKILL"), *terminated(0)],
+        {"nodes": 1},
+        "node 1 (process 101) was killed by SIGKILL",
+    ),
+    "one never came up": (
+        up(1) + terminated(1),
+        {"node 0": 1},
+        "node 0 never came up (node 0: exit code 1); its log says why",
+    ),
+    "none came up": (
+        [],
+        {"mpirun": 213},
+        "node 0, 1 never came up (mpirun: exit code 213); its log says why",
+    ),
+    "data cannot be read, said before any rank starts": (
+        [failed(0, 1, "mnist is not in data")],
+        {"nodes": 1},
+        "node 0: mnist is not in data",
+    ),
+    "parting failed after the results": (
+        up(0, 1) + finished(0) + [event("result", 1), failed(1, 8, "barrier failed", peer=True)],
+        {"node 0": 0, "node 1": 1},
+        "node 1: barrier failed",
+    ),
+    "done, but a result is lacking": (
+        up(0, 1) + finished(0) + [event("done", 1)],
+        {"node 0": 0, "node 1": 0},
+        "ended without all results (exit code 0); the logs say why",
+    ),
+}
+
+
+@pytest.mark.parametrize("situation", FAILURES)
+def test_failure_names_the_node_that_is_to_blame(situation: str) -> None:
+    events, exits, cause = FAILURES[situation]
+    nodes = 3 if "all ranks" in situation else 1 if "in C" in situation else 2
+    status, said = verdict(events, exits, nodes, None)
+    assert status == "failed"
+    assert said is not None
+    assert said.startswith(cause)
+
+
+@pytest.mark.xfail(strict=True, raises=AssertionError, reason="an exit code above 0 is taken for SIGKILL")
+def test_a_process_that_ended_by_itself_was_not_killed() -> None:
+    # A MemoryError or an ImportError before the rank begins: a traceback in the log and exit code 1.
+    _, cause = verdict(up(0, 1) + terminated(1), {"node 0": 1}, 2, None)
+    assert cause is not None
+    assert cause.startswith("node 0 (process 100)")
+    assert "exit code 1" in cause
+    assert "SIGKILL" not in cause
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="who complains of a terminated node is blamed"
+)
+def test_a_node_that_was_terminated_is_to_blame_for_its_peers_complaints() -> None:
+    # `kill <pid>` of one node: it says so and ends with 143, while the run was still on.
+    said = event("terminated", 1, 2, cause="stopped by SIGTERM")
+    _, cause = verdict(
+        [*up(0, 1), said, failed(0, 3, RESET, peer=True)], {"node 0": 1, "node 1": 143}, 2, None
+    )
+    assert cause is not None
+    assert cause.startswith("node 1")
+    assert "SIGTERM" in cause
+
+
+@pytest.mark.xfail(strict=True, raises=ValueError, reason="not every signal has a name")
+def test_a_signal_without_a_name() -> None:
+    assert verdict(up(0), {"node 0": -40}, 1, None)[0] == "failed"
+
+
+# Timeouts
+
+
+@pytest.mark.parametrize(
+    ("events", "whereabouts"),
+    [
+        ([], "nodes 0, 1 last seen before it came up"),
+        (up(0, 1), "nodes 0, 1 last seen starting"),
+        ([*up(0, 1), event("train_start", 1)], "node 0 last seen starting; node 1 last seen training"),
+        (
+            [*up(0, 1), event("step", 0, epoch=2, step=7), event("epoch", 1, epoch=1)],
+            "node 1 last seen after epoch 1; node 0 last seen in epoch 2, step 7",
+        ),
+        (up(0, 1) + finished(0) + [event("train_end", 1)], "node 1 last seen after training"),
+        (up(0, 1) + finished(0) + terminated(1), "node 1 last seen starting"),
+    ],
+)
+def test_timeout_says_where_the_nodes_were(events: list[Event], whereabouts: str) -> None:
+    status, cause = verdict(events, {}, 2, 12.5)
+    assert status == "timeout"
+    assert cause == f"stopped after 12.5 s; {whereabouts}"

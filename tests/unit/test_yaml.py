@@ -1,0 +1,122 @@
+"""YAML as people mean it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import InputError
+from orchestrator.yaml import parse_yaml, read_yaml
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("1e-3", 1e-3), ("1E5", 1e5), ("-2e+1", -20.0), ("1.5e3", 1500.0), ("0.05", 0.05), ("1.", 1.0)),
+        *(
+            ("10", 10),
+            ("true", True),
+            ("null", None),
+            ("", None),
+            (".nan", pytest.approx(float("nan"), nan_ok=True)),
+        ),
+        *(("e3", "e3"), ("1e", "1e"), ("'1e-3'", "1e-3"), ("v1e3", "v1e3"), ("1e3x", "1e3x")),
+        *(("[1, 1e-1]", [1, 0.1]), ("{a: {b: [x]}}", {"a": {"b": ["x"]}}), ("a.b: 1", {"a.b": 1})),
+    ],
+)
+def test_values(text: str, value: Any) -> None:
+    parsed = parse_yaml(text, "--set")
+    assert parsed == value
+    assert type(parsed) is type(value) or isinstance(parsed, float)
+
+
+def test_numbers_of_whole_value_are_whole() -> None:
+    assert isinstance(parse_yaml("3", "x"), int)
+    assert isinstance(parse_yaml("3e0", "x"), float)
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("a: 1\nb: 2\na: 3\n", (3, 1)),
+        ("x:\n  k: 1\n  k: 1\n", (3, 2)),
+        ("- {k: 1, k: 2}\n", (1, 1)),
+        ("k: 1\n\n\n'k': 2\n", (4, 1)),
+    ],
+)
+def test_a_key_that_stands_twice(text: str, lines: tuple[int, int]) -> None:
+    with pytest.raises(
+        InputError, match=rf"^s\.yml:{lines[0]}: key '\w' stands here and in line {lines[1]}$"
+    ):
+        parse_yaml(text, "s.yml")
+
+
+def test_the_same_key_in_different_mappings_is_fine() -> None:
+    assert parse_yaml("a: {k: 1}\nb: {k: 1}\n", "x") == {"a": {"k": 1}, "b": {"k": 1}}
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a: [1", 1),
+        ("a: 1\n\tb: 2", 2),
+        ("a: b: c", 1),
+        ("a: *nowhere", 1),
+        ("x: 1\n- 2", 2),
+        ("a: !!python/object:os.system 1", 1),
+    ],
+)
+def test_what_is_not_yaml_names_file_and_line(text: str, line: int) -> None:
+    with pytest.raises(InputError, match=rf"^s\.yml:{line}: \S"):
+        parse_yaml(text, "s.yml")
+
+
+def test_characters_that_yaml_forbids() -> None:
+    with pytest.raises(InputError, match=r"^s\.yml: not YAML"):
+        parse_yaml("a: \x00", "s.yml")
+
+
+@pytest.mark.parametrize("text", ["2026-02-30", "a: 2024-13-45", "!!int x", "a: !!float x"])
+@pytest.mark.xfail(strict=True, raises=ValueError, reason="PyYAML's constructors raise a bare ValueError")
+def test_what_yaml_cannot_make_of_a_value(text: str) -> None:
+    with pytest.raises(InputError, match=r"^s\.yml"):
+        parse_yaml(text, "s.yml")
+
+
+@pytest.mark.xfail(strict=True, raises=RecursionError, reason="deep nesting ends in a RecursionError")
+def test_nested_without_end() -> None:
+    with pytest.raises(InputError, match=r"^s\.yml"):
+        parse_yaml("[" * 3000, "s.yml")
+
+
+@pytest.mark.xfail(
+    strict=True, raises=InputError, reason="_Loader constructs the merge key before it is merged"
+)
+def test_merge_keys() -> None:
+    assert parse_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\n", "x")["b"] == {"x": 1, "y": 3}
+
+
+def test_anchors() -> None:
+    assert parse_yaml("a: &a [1]\nb: *a\n", "x") == {"a": [1], "b": [1]}
+
+
+def test_reading_returns_the_text_too(tmp_path: Path) -> None:
+    path = tmp_path / "s.yml"
+    path.write_text("# größer\na: ü\n", encoding="utf-8")
+    assert read_yaml(path) == ({"a": "ü"}, "# größer\na: ü\n")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "latin.yml").write_bytes("a: ü".encode("latin-1"))
+    (tmp_path / "file").touch()
+    for path, reason in [
+        (tmp_path / "absent.yml", "no such file"),
+        (tmp_path, "is a directory"),
+        (tmp_path / "latin.yml", "cannot be read"),
+        (tmp_path / "file" / "s.yml", "cannot be read"),
+    ]:
+        with pytest.raises(InputError) as caught:
+            read_yaml(path)
+        assert str(caught.value).startswith(f"{path}: {reason}")

@@ -1,0 +1,40 @@
+"""Ranks as threads of the test's process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from trainer.clock import Clock
+from trainer.comm.memory import MemoryCommunicator, Room
+
+Body = Callable[[MemoryCommunicator], Any]
+
+
+def running_clock() -> Clock:
+    clock = Clock()
+    clock.start()
+    return clock
+
+
+def together(size: int, body: Body, clock: Callable[[], Clock] = running_clock) -> list[Any]:
+    """What `body` returns, or the error it raises, on each of `size` ranks."""
+    room = Room(size, timeout_s=10)
+    outcomes: list[Any] = [None] * size
+
+    def run(rank: int) -> None:
+        comm = MemoryCommunicator(rank, size, clock(), room)
+        try:
+            outcomes[rank] = body(comm)
+        except Exception as error:
+            outcomes[rank] = error
+            comm.abort()
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive(), "a rank waits for ever"
+    return outcomes
