@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.result import RunResult
+from trainer.clock import PHASES
 from trainer.events import Event
 from trainer.spec import RunSpec
 
@@ -31,13 +32,12 @@ def event(kind: str, rank: int = 0, time: float = 0.0, **fields: Any) -> Event:
 
 def rank_fields(**changed: Any) -> dict[str, Any]:
     """The fields of a `result` event."""
-    phases = ("data", "compute", "communicate", "wait", "evaluate", "other")
     return {
         "steps": 10,
         "samples": 100,
         "train_s": 2.0,
         "work_cpu_s": 1.5,
-        "seconds": dict.fromkeys(phases, 0.25),
+        "seconds": dict.fromkeys(PHASES, 0.25),
         "bytes_sent": 1000.0,
         "accuracy": 0.9,
         "test_loss": 0.3,

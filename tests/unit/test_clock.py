@@ -45,15 +45,10 @@ def test_phases_add_up_to_the_whole(timed: Timed) -> None:
             timed.after(number)
     timed.clock.stop()
     timed.after(100)
-    assert timed.clock.seconds == {
-        "data": 1,
-        "compute": 2,
-        "communicate": 3,
-        "wait": 4,
-        "evaluate": 5,
-        "other": 6 + 6 * 0.5,
-    }
-    assert sum(timed.clock.seconds.values()) == 24
+    expected = {phase: float(number) for number, phase in enumerate(PHASES, start=1)}
+    expected["other"] += len(PHASES) * 0.5
+    assert timed.clock.seconds == expected
+    assert sum(timed.clock.seconds.values()) == timed.wall.now - 300
     assert timed.clock.cpu_seconds == {phase: s / 2 for phase, s in timed.clock.seconds.items()}
 
 
@@ -161,6 +156,43 @@ def test_real_clocks() -> None:
     assert clock.seconds["wait"] >= 0.02
     assert clock.cpu_seconds["wait"] < 0.015
     assert clock.cpu_seconds["compute"] >= 0.02
+
+
+# Work for which there is no core
+
+
+def test_a_rank_with_work_but_no_core_is_told_from_one_that_works(timed: Timed) -> None:
+    timed.clock.start()
+    for phase, wall, cpu in [
+        ("data", 2.0, 2.0),
+        ("compute", 10.0, 4.0),
+        ("communicate", 5.0, 0.0),  # waits for bytes, not for a core
+        ("wait", 3.0, 0.0),
+        ("evaluate", 7.0, 1.0),
+    ]:
+        with timed.clock.phase(phase):  # type: ignore[arg-type]
+            timed.wall.pass_(wall)
+            timed.cpu.pass_(cpu)
+    timed.wall.pass_(1.0)
+    timed.cpu.pass_(0.5)
+    timed.clock.stop()
+    before = timed.clock.train_s
+    timed.clock.book_no_core()
+    booked = {"data": 2, "compute": 4, "communicate": 5, "wait": 3, "evaluate": 7, "other": 0.5}
+    assert timed.booked == {**booked, "no_core": 6.5}
+    assert timed.clock.train_s == before == 21
+    assert timed.clock.work_cpu_s == 6.5
+
+
+def test_a_rank_of_several_threads_has_had_its_core(timed: Timed) -> None:
+    timed.clock.start()
+    with timed.clock.phase("compute"):
+        timed.wall.pass_(2.0)
+        timed.cpu.pass_(3.5)
+    timed.clock.stop()
+    timed.clock.book_no_core()
+    assert timed.booked == {"compute": 2}
+    assert timed.clock.work_cpu_s == 3.5
 
 
 # Which CPU time is a rank's own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,17 @@ def test_ranks_drop_different_activations(task: Task) -> None:
 
 
 def test_building_leaves_torchs_own_generator_alone(task: Task) -> None:
-    before = torch.get_rng_state()
-    task.build_model(0)
-    assert torch.equal(torch.get_rng_state(), before)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(123)
+        before = torch.get_rng_state()
+        task.build_model(0)
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_ranks_of_one_process_may_build_at_once(task: Task) -> None:
+    def vector(rank: int) -> Tensor:
+        return torch.cat([p.detach().reshape(-1) for p in task.build_model(rank).parameters()])
+
+    alone = vector(0)
+    with ThreadPoolExecutor(8) as pool:
+        assert all(torch.equal(built, alone) for built in pool.map(vector, range(64)))

@@ -1,0 +1,184 @@
+"""What all strategies share: flat views of a replica, exact evaluation, honest accounts."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import nll_loss
+
+from tests.unit.threads import together
+from trainer.clock import Clock
+from trainer.comm.base import Communicator
+from trainer.comm.memory import MemoryCommunicator, Room
+from trainer.context import NodeContext
+from trainer.data.feed import Batch
+from trainer.events import EventWriter
+from trainer.result import Diverged
+from trainer.spec import RunSpec
+from trainer.strategies.loop import Loop, Replica
+from trainer.task import Task
+
+LENET = {"name": "lenet", "dropout": 0.0}
+
+
+def task(test_samples: int = 37, **fields: Any) -> Task:
+    dataset = {"name": "synthetic", "samples": 60, "test_samples": test_samples, "noise": 1.0}
+    run = {"strategy": "all_reduce", "dataset": dataset, "model": LENET, "optimizer": "sgd", "lr": 0.1}
+    return Task(RunSpec.model_validate({**run, **fields}), Path())
+
+
+def replica(of: Task | None = None) -> Replica:
+    of = of or task()
+    return Replica(of.build_model(0), of, Clock())
+
+
+def batch(of: Task, samples: slice = slice(0, 16)) -> Batch:
+    images = torch.from_numpy(of.data.train.images[samples])
+    return Batch(images, torch.from_numpy(of.data.train.labels[samples]), 1.0, 1, 1)
+
+
+def textbook(model: nn.Module) -> Tensor:
+    """The parameters one after the other, each in its logical order."""
+    return torch.tensor([number for p in model.parameters() for number in p.detach().flatten().tolist()])
+
+
+# Flat views
+
+
+def test_flat_weights_are_the_parameters_in_order_whatever_their_memory_format() -> None:
+    one = replica()
+    assert not all(parameter.is_contiguous() for parameter in one.model.parameters())
+    flat = one.weights()
+    assert flat.is_contiguous()
+    assert flat.dtype == torch.float32
+    assert flat.shape == (one.parameters,) == (15_660,)
+    assert torch.equal(flat, textbook(one.model))
+
+
+def test_weights_can_be_replaced() -> None:
+    one, wanted = replica(), torch.arange(15_660, dtype=torch.float32)
+    before = one.weights()
+    one.set_weights(wanted)
+    assert torch.equal(one.weights(), wanted)
+    assert torch.equal(textbook(one.model), wanted)
+    assert not torch.equal(before, wanted)  # weights() is a copy
+    assert all(p.requires_grad and p.is_leaf for p in one.model.parameters())
+
+
+def test_gradient_can_be_taken_out_changed_and_put_back() -> None:
+    of = task()
+    one = replica(of)
+    one.backward(batch(of))
+    gradient = one.gradient()
+    assert torch.equal(gradient, torch.cat([p.grad.flatten() for p in one.model.parameters()]))  # type: ignore[union-attr]
+    before = one.weights()
+    one.set_gradient(gradient * 2)
+    one.step()
+    torch.testing.assert_close(one.weights(), before - 0.1 * 2 * gradient)
+
+
+def test_gradient_is_of_the_mean_loss_and_of_this_batch_alone() -> None:
+    of = task()
+    one, other = replica(of), of.build_model(0)
+    nll_loss(other(batch(of).images), batch(of).labels).backward()
+    expected = torch.cat([p.grad.flatten() for p in other.parameters()])  # type: ignore[union-attr]
+    one.backward(batch(of, slice(16, 60)))  # what was before does not count
+    one.backward(batch(of))
+    torch.testing.assert_close(one.gradient(), expected)
+    one.backward(batch(of), weight=0.25)
+    torch.testing.assert_close(one.gradient(), expected / 4)
+    one.backward(batch(of), weight=0.0)
+    assert not one.gradient().any()
+
+
+def test_the_mean_of_weighted_gradients_is_the_gradient_of_all_samples() -> None:
+    of = task()
+    one = replica(of)
+    one.backward(batch(of, slice(0, 60)))
+    whole = one.gradient()
+    parts = [slice(0, 10), slice(10, 43), slice(43, 60)]
+    mean = torch.zeros_like(whole)
+    for part in parts:
+        one.backward(batch(of, part), weight=(part.stop - part.start) / 60 * len(parts))
+        mean += one.gradient() / len(parts)
+    torch.testing.assert_close(mean, whole)
+
+
+@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="set_gradient has no place for it")
+def test_a_parameter_that_got_no_gradient_is_no_obstacle() -> None:
+    of = task()
+    one = replica(of)
+    next(one.model.parameters()).requires_grad_(False)
+    one.backward(batch(of))
+    one.set_gradient(one.gradient())
+
+
+# Evaluation
+
+
+def loop(of: Task, comm: Communicator) -> Loop:
+    context = NodeContext(comm.rank, comm.size, "memory", Path())
+    return Loop(context, of, EventWriter("run", comm.rank, None, io.StringIO()), comm)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("test_samples", [2, 37])
+def test_evaluation_counts_every_test_sample_once(size: int, test_samples: int) -> None:
+    of = task(test_samples, model="lenet")  # with dropout, which is off then
+    assert of.data.test.images.shape[0] == test_samples  # loaded before the ranks are started
+    model = of.build_model(0).eval()
+    with torch.no_grad():
+        output = model(torch.from_numpy(of.data.test.images))
+    labels = torch.from_numpy(of.data.test.labels)
+    accuracy = (output.argmax(1) == labels).double().mean().item()
+    loss = nll_loss(output, labels).item()
+
+    def body(comm: Communicator) -> list[tuple[float, float]]:
+        own = loop(of, comm)
+        mine = own.replica()
+        told = [own.evaluate(mine, alone=alone) for alone in (False, True)]
+        assert mine.model.training
+        return told
+
+    for told in together(size, body, Clock):
+        for seen in told:
+            assert seen == pytest.approx((accuracy, loss), rel=1e-5)
+
+
+def test_evaluation_goes_through_a_large_split_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    of, comm = task(), MemoryCommunicator(0, 1, Clock(), Room(1))
+    whole = loop(of, comm).evaluate(replica(of), alone=True)
+    monkeypatch.setattr("trainer.strategies.loop.EVALUATION_BATCH", 8)
+    assert loop(of, comm).evaluate(replica(of), alone=True) == pytest.approx(whole)
+
+
+def test_weights_that_are_no_numbers_are_not_evaluated() -> None:
+    of, comm = task(), MemoryCommunicator(0, 1, Clock(), Room(1))
+    one = replica(of)
+    one.set_weights(torch.full((15_660,), float("nan")))
+    with pytest.raises(Diverged, match="the loss is nan on the test split"):
+        loop(of, comm).evaluate(one, alone=True)
+
+
+# A whole training, on one rank
+
+
+def test_accounts_of_a_training(tmp_path: Path) -> None:
+    of = task(strategy="serial", epochs=2, batch_size=25, save_weights=True)
+    context = NodeContext(0, 1, "memory", Path(), room=Room(1), out_dir=tmp_path)
+    result = of.spec.strategy.train(context, of, EventWriter(of.spec.key, 0, None, io.StringIO()))
+    assert (result.steps, result.samples, result.parameters) == (6, 120, 15_660)
+    assert result.train_s == pytest.approx(
+        sum(result.seconds.values()) - result.seconds["evaluate"], abs=1e-4
+    )
+    assert 0 < result.work_cpu_s <= result.train_s * 1.2
+    assert (result.bytes_sent, result.own_accuracy) == (0, None)
+    weights = np.load(tmp_path / "weights.npy")
+    assert weights.shape == (15_660,)
+    assert np.isfinite(weights).all()
