@@ -36,8 +36,9 @@ def assemble(
     status, cause = verdict(events, exits, plan.nodes, timed_out_s)
     ranks = ranks_of(events)
     certificate = certify(events)
-    if status == "ok" and certificate is not None and not certificate.verified:
-        status, cause = "failed", "the nodes trained on other samples than the split says"
+    if status == "ok" and plan.spec.strategy.trains:
+        cause = _uncertified(certificate, plan.spec.epochs)
+        status = "failed" if cause else "ok"
     first = min((e.time for e in events if e.kind == "train_start"), default=None)
     last = max((e.time for e in events if e.kind == "train_end"), default=None)
     return RunResult(
@@ -58,6 +59,16 @@ def assemble(
         certificate=certificate,
         environment=environment,
     )
+
+
+def _uncertified(certificate: Certificate | None, epochs: int) -> str | None:
+    """Why a training cannot be believed to have used the samples that it should have, or None."""
+    certified = [split.epoch for split in certificate.splits] if certificate else []
+    if certified != list(range(1, epochs + 1)):
+        return f"the nodes gave account of {len(certified)} of {epochs} epochs' samples"
+    if certificate and not certificate.verified:
+        return "the nodes trained on other samples than the split says"
+    return None
 
 
 def certify(events: Sequence[Event]) -> Certificate | None:
@@ -89,7 +100,8 @@ def flags(plan: LaunchPlan, ranks: Sequence[RankResult], cores: int) -> list[str
         )
     if plan.topology == "single" and not plan.spec.strategy.forks and plan.nodes > 1:
         found.append(
-            "the ranks were threads of one interpreter and hindered each other: times do not compare"
+            "the ranks were threads of one interpreter and hindered each other: times do not compare, "
+            "and each rank's memory is that of all"
         )
     if plan.spec.strategy.caveat:
         found.append(plan.spec.strategy.caveat)

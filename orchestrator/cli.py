@@ -8,11 +8,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from orchestrator.errors import InputError
 from orchestrator.runtimes import RUNTIMES
@@ -60,7 +61,7 @@ def sweep(
     if dry_run:
         _print_plan(loaded, paths, place, data_dir)
         return
-    console = Console()
+    console = plain_console()
     with claimed(paths), interruptible():
         code = _carry_out(loaded, paths, place, runtime, data_dir, fail_fast, console)
     raise typer.Exit(code)
@@ -102,7 +103,7 @@ def _carry_out(
     _report(paths, console)
     failed = [result for result in results if result.status != "ok"]
     for result in failed:
-        console.print(f"{result.status}: {result.key}: {result.cause}", markup=False, soft_wrap=True)
+        console.print(f"{result.status}: {result.key}: {result.cause}")
     console.print(f"{len(results) - len(failed)} of {total} runs ok, {len(failed)} not")
     return 1 if failed else 0
 
@@ -111,7 +112,7 @@ def _report(paths: SweepPaths, console: Console) -> None:
     from orchestrator.report import write_report
 
     write_report(paths)
-    console.print(f"report: {paths.html}", soft_wrap=True)
+    console.print(f"report: {paths.html}")
 
 
 def _runtime(name: str) -> Runtime:
@@ -138,6 +139,11 @@ def _print_plan(loaded: Sweep, paths: SweepPaths, place: Runtime, data_dir: Path
     print(f"{len(loaded.runs)} runs; nothing was started")
 
 
+def plain_console(file: TextIO | None = None) -> Console:
+    """A console that shows text as it is: `[red]` in a path is no colour and `:ok:` no picture."""
+    return Console(file=file, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Ctrl-C, a closed terminal and `kill` all stop a sweep the same way, once."""
@@ -161,7 +167,7 @@ def report(
     directory: Annotated[Path, typer.Argument(help="A results directory.")] = Path("results/quickstart"),
 ) -> None:
     """Write the report of a results directory again, from its files alone."""
-    _report(SweepPaths(directory), Console())
+    _report(SweepPaths(directory), plain_console())
 
 
 @app.command()
@@ -171,10 +177,11 @@ def doctor(data_dir: DataDir = Path("data")) -> None:
 
     findings = list(examine(data_dir))
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    marks = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "missing": "[red]missing[/]"}
+    colours = {"ok": "green", "note": "yellow", "missing": "red"}
     for finding in findings:
-        table.add_row(marks[finding.verdict], finding.subject, finding.detail)
-    Console().print(table)
+        mark = Text(finding.verdict, style=colours[finding.verdict])
+        table.add_row(mark, Text(finding.subject), Text(finding.detail))
+    plain_console().print(table, soft_wrap=False)
     if any(finding.required and finding.verdict == "missing" for finding in findings):
         raise typer.Exit(1)
 

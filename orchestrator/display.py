@@ -98,7 +98,7 @@ class PlainDisplay:
         self._line(outcome(number, total, result, skipped))
 
     def _line(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 class LiveDisplay(PlainDisplay):

@@ -68,7 +68,7 @@ def _engine() -> Finding:
         client.ping()
         version = client.version()["Version"]
     except Exception as error:
-        reason = str(error).splitlines()[0][:100]
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:100]
         return Finding("Docker engine", "note", f"does not answer, nodes are local processes ({reason})")
     return Finding(
         "Docker engine", "note", f"{version} answers; nodes are still local processes in this version"

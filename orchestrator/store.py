@@ -109,9 +109,11 @@ def write_atomic(path: Path, text: str) -> None:
 def read_result(path: Path) -> RunResult | None:
     """The result in the file, or None if there is none. Raises InputError for a file that is none."""
     try:
-        return RunResult.model_validate_json(path.read_text())
+        return RunResult.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValidationError, UnicodeDecodeError) as error:
         raise InputError(
             f"{path}: not a result of this version; delete it to run again ({error})"
@@ -121,7 +123,7 @@ def read_result(path: Path) -> RunResult | None:
 def read_record(paths: SweepPaths) -> SweepRecord:
     """What the directory is about. Raises InputError if it holds no sweep."""
     try:
-        return SweepRecord.model_validate_json(paths.record.read_text())
+        return SweepRecord.model_validate_json(paths.record.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{paths.directory}: no sweep.json here; is this a results directory?") from None
     except (OSError, ValidationError, UnicodeDecodeError) as error:

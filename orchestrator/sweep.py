@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.errors import InputError
+from orchestrator.expand import Sheet, check_field, expand
 from orchestrator.validation import Location, complaints, dotted
 from orchestrator.yaml import parse_yaml, read_yaml
-from trainer.spec import REGISTRIES, RunSpec
+from trainer.spec import RunSpec
 
 Values = dict[str, Any]
 
@@ -62,158 +62,65 @@ def load_sweep(path: Path, sets: Sequence[str] = (), nodes: str | None = None) -
     """
     content, text = read_yaml(path)
     if not isinstance(content, dict):
-        raise InputError(
-            f"{path}: a sweep file is a mapping with the keys {', '.join(SweepSpec.model_fields)}"
-        )
+        keys = ", ".join(SweepSpec.model_fields)
+        raise InputError(f"{path}: a sweep file is a mapping with the keys {keys}")
     try:
         spec = SweepSpec.model_validate(content)
     except ValidationError as error:
-        raise InputError(
-            "\n".join(complaints(error, lambda at: f"{path}: {dotted(at)}", _keys_at))
-        ) from error
-    origins = _Origins(str(path))
+        lines = complaints(error, lambda at: f"{path}: {dotted(at)}", _keys_at)
+        raise InputError("\n".join(lines)) from error
+    sheets = [_sheet(spec, number, path) for number in range(len(spec.blocks))]
     for assignment in sets:
-        _set(spec, assignment, origins)
+        _set(sheets, assignment)
     if nodes is not None:
-        _set_nodes(spec, nodes, origins)
+        _set_nodes(sheets, spec.blocks, nodes, path)
+    runs = list({run.key: run for sheet in sheets for run in expand(sheet)}.values())
+    if not runs:
+        raise InputError(f"{path}: no run is left; every combination is in a block's skip")
     overrides = [f"--set {assignment}" for assignment in sets] + ([f"--nodes {nodes}"] if nodes else [])
-    return Sweep(spec, text, overrides, list(_expand(spec, origins)))
+    return Sweep(spec, text, overrides, runs)
 
 
 def _keys_at(location: Location) -> Sequence[str]:
     return list(Block.model_fields if location[:1] == ("blocks",) else SweepSpec.model_fields)
 
 
-class _Origins:
-    """Remembers where a field's value was written, to name the place when it is wrong."""
+def _sheet(spec: SweepSpec, number: int, path: Path) -> Sheet:
+    """A block with the file's base: what is written, and where."""
+    block, at = spec.blocks[number], f"{path}: blocks[{number}]"
+    sheet = Sheet(at, [(entry, f"{at}.skip[{i}]") for i, entry in enumerate(block.skip)])
+    for field, value in spec.base.items():
+        sheet.write(field, [value], f"{path}: base")
+    for field, value in block.base.items():
+        sheet.write(field, [value], f"{at}.base")
+    for field, axis in block.axes.items():
+        if not axis:
+            raise InputError(f"{at}.axes.{field}: the list is empty; name at least one value")
+        sheet.write(field, axis, f"{at}.axes", axis=True)
+    return sheet
 
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self._options: dict[str, str] = {}
 
-    def from_option(self, field: str, option: str) -> None:
-        self._options[field] = option
-
-    def option(self, field: str) -> str | None:
-        return self._options.get(field)
-
-
-def _set(spec: SweepSpec, assignment: str, origins: _Origins) -> None:
+def _set(sheets: Sequence[Sheet], assignment: str) -> None:
     """`key=value` goes over whatever base or axis says about the key."""
     key, equals, text = assignment.partition("=")
     option = f"--set {assignment}"
     if not equals or not key:
         raise InputError(f"{option}: is written key=value")
-    _check_field(key, option)
+    check_field(key, option)
     value = parse_yaml(text, option)
-    for block in spec.blocks:
-        block.axes.pop(key, None)
-        if "." not in key:
-            # A component that is replaced takes the parameters that were set for it along.
-            for dependent in [field for field in (*block.base, *block.axes) if field.startswith(f"{key}.")]:
-                block.base.pop(dependent, None)
-                block.axes.pop(dependent, None)
-        block.base[key] = value
-    origins.from_option(key, option)
+    for sheet in sheets:
+        sheet.override(key, [value], option)
 
 
-def _set_nodes(spec: SweepSpec, text: str, origins: _Origins) -> None:
+def _set_nodes(sheets: Sequence[Sheet], blocks: Sequence[Block], text: str, path: Path) -> None:
+    """Other node counts for the blocks that vary them."""
     option = f"--nodes {text}"
     try:
-        nodes = [int(part) for part in text.split(",")]
+        counts = [int(part) for part in text.split(",")]
     except ValueError:
         raise InputError(f"{option}: is written as whole numbers with commas, e.g. --nodes 1,2,4") from None
-    varied = [block for block in spec.blocks if "nodes" in block.axes]
+    varied = [sheet for sheet, block in zip(sheets, blocks, strict=True) if "nodes" in block.axes]
     if not varied:
-        raise InputError(f"{option}: no block of {origins.file} varies nodes; use --set nodes=N")
-    for block in varied:
-        block.axes["nodes"] = nodes
-    origins.from_option("nodes", option)
-
-
-def _check_field(field: str, where: str) -> None:
-    name, dot, _ = field.partition(".")
-    if name not in RunSpec.model_fields or (dot and name not in REGISTRIES):
-        raise InputError(f"{where}: unknown key {field!r}; allowed: {', '.join(RunSpec.model_fields)}")
-
-
-def _expand(spec: SweepSpec, origins: _Origins) -> Iterator[RunSpec]:
-    seen: set[str] = set()
-    for number, block in enumerate(spec.blocks):
-        at = f"{origins.file}: blocks[{number}]"
-        for part, fields in [("base", spec.base), ("base", block.base), ("axes", block.axes)]:
-            for field in fields:
-                where = f"{origins.file}: base" if fields is spec.base else f"{at}.{part}"
-                _check_field(field, where)
-        for entry in block.skip:
-            for field in entry:
-                _check_field(field, f"{at}.skip")
-        for field, axis in block.axes.items():
-            if not axis:
-                raise InputError(f"{at}.axes.{field}: the list is empty; name at least one value")
-        for choice in product(*(range(len(axis)) for axis in block.axes.values())):
-            chosen = dict(zip(block.axes, choice, strict=True))
-            values = spec.base | block.base | {field: block.axes[field][i] for field, i in chosen.items()}
-            values = _nested(values)
-            if any(_matches(values, entry) for entry in block.skip):
-                continue
-            run = _checked(values, spec, number, chosen, origins)
-            if run.key not in seen:
-                seen.add(run.key)
-                yield run
-
-
-def _nested(values: Values) -> Values:
-    """`strategy: one_shot` and `strategy.init: x` as `strategy: {name: one_shot, init: x}`."""
-    plain = {field: value for field, value in values.items() if "." not in field}
-    for field, value in values.items():
-        name, dot, parameter = field.partition(".")
-        if dot:
-            component = plain.get(name, RunSpec.model_fields[name].default)
-            form = dict(component) if isinstance(component, dict) else {"name": component}
-            plain[name] = {**form, parameter: value}
-    return plain
-
-
-def _matches(run: Values, entry: Values) -> bool:
-    """Whether a run's values match all fields of a skip entry; a component matches by its name."""
-    for field, wanted in entry.items():
-        name, _, parameter = field.partition(".")
-        value = run.get(name, RunSpec.model_fields[name].default)
-        if name in REGISTRIES:
-            form = value if isinstance(value, dict) else {"name": value}
-            value = form.get(parameter or "name")
-        if value not in (wanted if isinstance(wanted, list) else [wanted]):
-            return False
-    return True
-
-
-def _checked(
-    values: Values, spec: SweepSpec, number: int, chosen: dict[str, int], origins: _Origins
-) -> RunSpec:
-    def place(location: Location) -> str:
-        field, rest = str(location[0]) if location else "", location[1:]
-        written = next((f for f in (".".join(map(str, location[:2])), field) if origins.option(f)), None)
-        if written:
-            return f"{origins.option(written)}"
-        if field in chosen:
-            path = dotted(("blocks", number, "axes", field, chosen[field], *rest))
-        elif field in spec.blocks[number].base:
-            path = dotted(("blocks", number, "base", field, *rest))
-        elif field in spec.base:
-            path = dotted(("base", field, *rest))
-        else:
-            path = dotted(("blocks", number, field, *rest))
-        return f"{origins.file}: {path}"
-
-    def allowed(location: Location) -> Sequence[str]:
-        if not location:
-            return list(RunSpec.model_fields)
-        form = values.get(str(location[0]))
-        name = form.get("name") if isinstance(form, dict) else form
-        return list(REGISTRIES[str(location[0])].load(str(name)).model_fields) or ["no parameters"]
-
-    try:
-        return RunSpec.model_validate(values)
-    except ValidationError as error:
-        raise InputError("\n".join(complaints(error, place, allowed))) from error
+        raise InputError(f"{option}: no block of {path} varies nodes; use --set nodes=N")
+    for sheet in varied:
+        sheet.override("nodes", counts, option)

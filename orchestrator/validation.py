@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic import ValidationError
+
+from trainer.spec import MISFITS
 
 Location = tuple[int | str, ...]
 
@@ -14,28 +16,22 @@ def complaints(
     error: ValidationError,
     place: Callable[[Location], str],
     allowed: Callable[[Location], Sequence[str]] = lambda _: (),
+    about: str | None = None,
 ) -> list[str]:
     """One line per mistake.
 
-    place: names a location for the reader. allowed: the keys that may stand at a location.
+    place: names a location for the reader. allowed: the keys that may stand at a location. about:
+    only mistakes inside this field.
     """
-    return [
-        f"{place(location)}: {_sentence(details, allowed(location[:-1]))}"
-        for location, details in _flat(error, ())
-    ]
-
-
-def _flat(error: ValidationError, prefix: Location) -> Iterator[tuple[Location, dict[str, Any]]]:
+    lines = []
     for details in error.errors(include_url=False):
-        location = prefix + details["loc"]
-        nested = details.get("ctx", {}).get("error")
-        if isinstance(nested, ValidationError):
-            yield from _flat(nested, location)
+        location: Location = details["loc"]
+        if about is not None and location[:1] != (about,):
             continue
-        # A check of the whole run names the field it is about in its type.
-        if details["type"] in ("transport", "nodes"):
+        if details["type"] in MISFITS:
             location = (*location, details["type"])
-        yield location, dict(details)
+        lines.append(f"{place(location)}: {_sentence(dict(details), allowed(location[:-1]))}")
+    return lines
 
 
 def _sentence(details: dict[str, Any], allowed: Sequence[str]) -> str:
@@ -46,7 +42,7 @@ def _sentence(details: dict[str, Any], allowed: Sequence[str]) -> str:
             return f"unknown key{known}"
         case "missing":
             return "is missing"
-        case "transport" | "nodes":
+        case misfit if misfit in MISFITS:
             return str(message)
         case "value_error":
             message = str(details["ctx"]["error"])
@@ -56,9 +52,9 @@ def _sentence(details: dict[str, Any], allowed: Sequence[str]) -> str:
     return f"{details['input']!r}: {message}"
 
 
-def dotted(location: Location) -> str:
-    """("blocks", 0, "axes") as blocks[0].axes."""
-    text = ""
+def dotted(location: Location, start: str = "") -> str:
+    """("blocks", 0, "axes") as blocks[0].axes, behind `start` if there is one."""
+    text = start
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text

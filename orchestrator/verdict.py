@@ -33,19 +33,22 @@ def verdict(
     if killed:
         return "failed", f"{_process(killed[0].rank, started)} was {killed[0].fields['cause']}"
     failures = sorted((e for e in events if e.kind == "failed"), key=lambda e: e.time)
+    own = [failure for failure in failures if not failure.fields.get("peer")]
     silent = sorted(rank for rank in started if rank not in last)
     for rank in silent:
         code = exits.get(f"node {rank}", 0)
-        if code < 0:
-            return "failed", f"{_process(rank, started)} was killed by {signal.Signals(-code).name}"
-    if silent and exits.get("nodes", 0) < 0:
-        name = signal.Signals(-exits["nodes"]).name
-        return "failed", f"process {started[silent[0]]} with all {nodes} nodes was killed by {name}"
-    if failures:
-        own = [failure for failure in failures if not _blames_others(failure)]
-        first = (own or failures)[0]
-        if own or not silent:
-            return "failed", f"node {first.rank}: {first.fields['cause']}"
+        if code:
+            return "failed", f"{_process(rank, started)} {_ending(code)}"
+    if silent and exits.get("nodes"):
+        return "failed", f"process {started[silent[0]]} with all {nodes} nodes {_ending(exits['nodes'])}"
+    if own:
+        return "failed", f"node {own[0].rank}: {own[0].fields['cause']}"
+    # These exit codes are from before we stopped anything: somebody else did.
+    for rank, event in sorted(last.items()):
+        if event.kind == "terminated" and exits.get(f"node {rank}"):
+            return "failed", f"{_process(rank, started)} was {event.fields['cause']} from outside"
+    if failures and not silent:
+        return "failed", f"node {failures[0].rank}: {failures[0].fields['cause']}"
     if silent:
         who = " and ".join(_process(rank, started) for rank in silent)
         return "failed", f"{who} vanished without a word, as after SIGKILL or for want of memory"
@@ -57,8 +60,14 @@ def verdict(
     return "failed", f"ended without all results ({codes or 'exit code 0'}); the logs say why"
 
 
-def _blames_others(failure: Event) -> bool:
-    return bool(failure.fields.get("peer"))
+def _ending(code: int) -> str:
+    """What an exit code says of a process that left no last word; negative: a signal."""
+    if code > 0:
+        return f"ended with exit code {code}; its log says why"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"was killed by signal {-code}"
 
 
 def _process(rank: int, started: Mapping[int, int]) -> str:

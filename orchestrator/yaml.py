@@ -17,6 +17,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[str, int] = {}
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue  # `<<: *base`, whose keys may be written over
             key = str(self.construct_object(key_node, deep=True))
             line = key_node.start_mark.line + 1
             if key in seen:
@@ -43,8 +45,10 @@ def parse_yaml(text: str, source: str) -> Any:
         mark = error.problem_mark
         where = f":{mark.line + 1}" if mark else ""
         raise InputError(f"{source}{where}: {error.problem or 'not YAML'}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number that there is not
         raise InputError(f"{source}: not YAML ({error})") from error
+    except RecursionError as error:
+        raise InputError(f"{source}: nested too deeply") from error
 
 
 def read_yaml(path: Path) -> tuple[Any, str]:

@@ -15,9 +15,8 @@ import sys
 from pathlib import Path
 
 from trainer.context import ContextError, NodeContext
-from trainer.data.base import DataError
 from trainer.events import EventWriter
-from trainer.ranks import run_forked, run_rank, run_threads
+from trainer.ranks import report_failure, run_forked, run_rank, run_threads
 from trainer.spec import RunSpec
 from trainer.task import Task
 from trainer.watch import Watch
@@ -25,7 +24,7 @@ from trainer.watch import Watch
 
 def main() -> int:
     env = os.environ
-    spec = RunSpec.model_validate_json(Path(env["SHARDYARD_SPEC"]).read_text())
+    spec = RunSpec.model_validate_json(Path(env["SHARDYARD_SPEC"]).read_text(encoding="utf-8"))
     try:
         context = NodeContext.from_env(spec, env)
     except ContextError as error:
@@ -56,8 +55,8 @@ def _loaded(task: Task, events: EventWriter) -> bool:
     torch.set_num_threads(task.spec.threads)
     try:
         task.data  # noqa: B018
-    except DataError as error:
-        events.write("failed", cause=str(error))
+    except Exception as error:
+        report_failure(events, error)
         return False
     return True
 

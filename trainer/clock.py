@@ -61,7 +61,8 @@ class Clock:
         try:
             yield
         finally:
-            self._switch(before)
+            if self._phase is not None:  # stopped inside the block, the clock stays so
+                self._switch(before)
 
     def transfer(self, source: Phase, to: Phase, seconds: float) -> None:
         """Rebook wall seconds that turned out to belong to another phase."""

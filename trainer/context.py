@@ -32,7 +32,8 @@ class ContextError(Exception):
 class NodeContext:
     """One rank's place in the run.
 
-    rendezvous: URL at which torch.distributed's ranks meet, e.g. file:///… or tcp://node-1:29500.
+    rendezvous: where torch.distributed's ranks meet: the path of a file, or a URL as
+    tcp://node-1:29500.
     timeout_s: how long a rank waits for others. room: where ranks that share a process meet. shared:
     what forked ranks share. out_dir: where what is worth keeping goes, if anywhere.
     """
@@ -56,6 +57,8 @@ class NodeContext:
             rank, size = (_integer(env, name) for name in names)
             if size != spec.nodes:
                 raise ContextError(f"{names[1]} is {size}, but the run has {spec.nodes} nodes")
+            if not 0 <= rank < size:
+                raise ContextError(f"{names[0]} is {rank}; ranks go from 0 to {size - 1}")
         return cls(
             rank=rank,
             size=size,
@@ -86,7 +89,7 @@ class NodeContext:
 
     def cpu_clock(self) -> float:
         """CPU seconds of this rank: its thread's where ranks share a process, else its process's."""
-        return time.thread_time() if self.room else time.process_time()
+        return time.thread_time() if self.room and self.size > 1 else time.process_time()
 
 
 def _integer(env: Mapping[str, str], name: str) -> int:

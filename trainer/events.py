@@ -47,8 +47,10 @@ class Event:
     def to_line(self) -> str:
         """One line of JSON, without its newline. Raises ValueError if it is 8 KiB or longer."""
         head = {"version": VERSION, "time": self.time, "run": self.run, "rank": self.rank}
-        fields = {**head, "host": self.host, "kind": self.kind, **self.fields}
-        line = json.dumps(fields, allow_nan=False)
+        head |= {"host": self.host, "kind": self.kind}
+        if taken := head.keys() & self.fields.keys():
+            raise ValueError(f"event {self.kind}: {', '.join(sorted(taken))} cannot be a field's name")
+        line = json.dumps(head | self.fields, allow_nan=False)
         if len(line) + 1 >= MAX_BYTES:
             raise ValueError(f"event {self.kind} has {len(line)} bytes; {MAX_BYTES} is too many")
         return line

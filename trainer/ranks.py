@@ -35,27 +35,31 @@ def run_rank(context: NodeContext, task: Task, events: EventWriter, watch: Watch
         watch.leave_within(TEARDOWN_S)
         context.close()
     except Exception as error:
-        cause = str(error) if isinstance(error, EXPLAINED) else f"{type(error).__name__}: {error}"
-        # peer: it complains of another rank, which may be gone and the true cause.
-        peer = isinstance(error, CommunicationError)
-        trace = traceback.format_exc()
-        events.write("failed", cause=_fitting(cause), peer=peer, traceback=_fitting(trace))
+        report_failure(events, error)
         context.abort()
         return False
     events.write("done")
     return True
 
 
-def _fitting(text: str) -> str:
-    """As much of a text's end as an event has room for that holds two of them."""
-    while len(json.dumps(text)) > MAX_BYTES * 0.4:
-        text = text[len(text) // 4 :]
-    return text
+def report_failure(events: EventWriter, error: Exception) -> None:
+    """The last word of a rank that an exception ends; called while it is being handled."""
+    cause = str(error) if isinstance(error, EXPLAINED) else f"{type(error).__name__}: {error}"
+    trace = traceback.format_exc()
+    # An event has room for two texts of 0.4 of its size; of a cause the beginning counts, of a
+    # traceback the end.
+    while len(json.dumps(cause)) > MAX_BYTES * 0.4:
+        cause = cause[: len(cause) * 3 // 4]
+    while len(json.dumps(trace)) > MAX_BYTES * 0.4:
+        trace = trace[len(trace) // 4 :]
+    # peer: it complains of another rank, which may be gone and the true cause.
+    peer = isinstance(error, CommunicationError)
+    events.write("failed", cause=cause, peer=peer, traceback=trace)
 
 
 def run_threads(context: NodeContext, task: Task, events: EventWriter, orchestrator: int | None) -> bool:
     """All ranks as threads of this process; True if all of them succeeded."""
-    room = Room(context.size)
+    room = Room(context.size, context.timeout_s)
     writers = [events.as_rank(rank) for rank in range(context.size)]
     succeeded = [False] * context.size
 

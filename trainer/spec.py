@@ -21,7 +21,7 @@ from trainer.registry import ComponentRegistry, Registry
 from trainer.strategies import STRATEGIES
 from trainer.strategies.base import Strategy
 
-__all__ = ["REGISTRIES", "DataError", "Registry", "RunSpec"]
+__all__ = ["MISFITS", "REGISTRIES", "DataError", "Registry", "RunSpec"]
 
 REGISTRIES: dict[str, ComponentRegistry[Any]] = {
     "dataset": DATASETS,
@@ -30,6 +30,9 @@ REGISTRIES: dict[str, ComponentRegistry[Any]] = {
     "optimizer": OPTIMIZERS,
     "strategy": STRATEGIES,
 }
+
+# Types of the errors that concern a run as a whole: each is the name of the field to change.
+MISFITS = ("transport", "nodes", "model")
 
 # Fields that say how a run is carried out, not what is computed: they are no part of its identity.
 _NOT_IDENTITY = {"timeout_s"}
@@ -96,6 +99,12 @@ class RunSpec(BaseModel):
                 "nodes",
                 "{strategy} cannot run on {nodes} nodes; allowed: {limits}",
                 {"strategy": name, "nodes": self.nodes, "limits": limits},
+            )
+        if reason := self.model.misfit(self.dataset.shape):
+            raise PydanticCustomError(
+                "model",
+                "{model} cannot learn from {dataset}: {reason}",
+                {"model": self.name_of("model"), "dataset": self.name_of("dataset"), "reason": reason},
             )
         samples = self.dataset.train_samples
         if strategy.uses_partition and self.nodes > samples:

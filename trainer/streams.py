@@ -18,7 +18,7 @@ class Streams:
     seed: int
 
     def _sequence(self, purpose: str, *place: int) -> np.random.SeedSequence:
-        return np.random.SeedSequence([self.seed, crc32(purpose.encode()), *place])
+        return np.random.SeedSequence([self.seed, crc32(purpose.encode()), len(place), *place])
 
     def rng(self, purpose: str, *place: int) -> np.random.Generator:
         """A numpy generator for `purpose` at `place` (e.g. rank and epoch, 0-based)."""

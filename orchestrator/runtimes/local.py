@@ -51,7 +51,7 @@ def processes(plan: LaunchPlan, paths: RunPaths, data_dir: Path, live: Path) -> 
         case "ddp":
             meet = {
                 # A file and not a port: there is no port to lose to another process.
-                "SHARDYARD_RENDEZVOUS": f"file://{live.resolve()}/rendezvous",
+                "SHARDYARD_RENDEZVOUS": f"{live.resolve()}/rendezvous",
                 "GLOO_SOCKET_IFNAME": _loopback(),
                 "WORLD_SIZE": str(plan.nodes),
             }
@@ -165,7 +165,7 @@ class LocalRun(RunHandle):
 
     def collect(self, paths: RunPaths) -> None:
         events = EventReader(self._live).new()
-        paths.events.write_text("".join(event.to_line() + "\n" for event in events))
+        paths.events.write_text("".join(event.to_line() + "\n" for event in events), encoding="utf-8")
         if (weights := self._live / paths.weights.name).exists():
             weights.replace(paths.weights)
         shutil.rmtree(self._live)

@@ -218,9 +218,6 @@ def receiver(timeout_s: float) -> tuple[MemoryCommunicator, list[BaseException]]
     return sender, raised
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="recv waits on a queue, which abort does not know"
-)
 def test_a_rank_that_fails_releases_who_receives_from_it() -> None:
     sender, raised = receiver(timeout_s=1)
     sender.abort()
@@ -228,16 +225,12 @@ def test_a_rank_that_fails_releases_who_receives_from_it() -> None:
     assert [type(error) for error in raised] == [CommunicationError]
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="recv raises queue.Empty")
 def test_receiving_in_vain_is_a_communication_error() -> None:
     sender, raised = receiver(timeout_s=0.01)
     sender.join()  # type: ignore[attr-defined]
     assert [type(error) for error in raised] == [CommunicationError]
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="ranks wait 600 s, whatever the run's timeout_s"
-)
 def test_ranks_wait_as_long_as_the_run_may_last() -> None:
     context = NodeContext(0, 2, "memory", Path(), timeout_s=7200)
     assert MemoryCommunicator.connect(context, Clock())._room.timeout_s == 7200

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from trainer.data.base import Data, Split
@@ -120,9 +121,12 @@ def test_lenet_is_the_lab_sheets() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 27), (1, 8, 8)])
-def test_lenet_says_which_images_it_takes(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=f"28×28 pixels, not {shape[1]}×{shape[2]}"):
-        build(LeNet(), shape=shape)
+def test_lenet_says_which_images_it_takes(shape: tuple[int, int, int]) -> None:
+    assert LeNet().misfit((3, 28, 28)) is None
+    assert LeNet().misfit(shape) == f"it takes 28×28 pixels, not {shape[1]}×{shape[2]}"
+    dataset = dict(zip(("channels", "height", "width"), shape, strict=True))
+    with pytest.raises(ValidationError, match="lenet cannot learn from synthetic: it takes 28×28"):
+        RunSpec.model_validate({"strategy": "serial", "dataset": {"name": "synthetic", **dataset}})
 
 
 def test_mlp_has_the_layers_it_is_told() -> None:

@@ -114,7 +114,6 @@ def test_what_is_no_result_says_how_to_go_on(tmp_path: Path, content: bytes) -> 
     assert str(caught.value).startswith(f"{path}: not a result of this version; delete it to run again")
 
 
-@pytest.mark.xfail(strict=True, raises=IsADirectoryError, reason="read_result handles no OSError but one")
 def test_a_result_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "result.json").mkdir()
     with pytest.raises(InputError):
@@ -139,9 +138,6 @@ def test_directory_without_a_sweep(tmp_path: Path) -> None:
         read_record(SweepPaths(tmp_path / "file"))
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="read_text without an encoding follows the locale"
-)
 def test_files_are_read_in_the_encoding_they_are_written_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,9 +38,6 @@ def test_different_names_give_different_streams() -> None:
         assert Streams(one[0]).number(*one[1:]) != Streams(other[0]).number(*other[1:])
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="SeedSequence pads with zeros: place () is place (0,)"
-)
 def test_a_place_is_not_the_place_it_begins_with() -> None:
     assert draw(0, "order") != draw(0, "order", 0)
     assert draw(0, "order", 3) != draw(0, "order", 3, 0)
@@ -71,5 +68,5 @@ def test_numbers_fit_a_library_that_wants_63_bits() -> None:
 
 def test_streams_are_written_down() -> None:
     # Other numbers here make every result incomparable with those of earlier versions.
-    assert Streams(7).rng("order", 2, 1).permutation(6).tolist() == [4, 3, 1, 2, 5, 0]
-    assert Streams(7).number("weights", 0) == 2742793654008248148
+    assert Streams(7).rng("order", 2, 1).permutation(6).tolist() == [3, 1, 4, 2, 5, 0]
+    assert Streams(7).number("weights", 0) == 9085787105343426115

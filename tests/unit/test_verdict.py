@@ -149,7 +149,6 @@ def test_failure_names_the_node_that_is_to_blame(situation: str) -> None:
     assert said.startswith(cause)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="an exit code above 0 is taken for SIGKILL")
 def test_a_process_that_ended_by_itself_was_not_killed() -> None:
     # A MemoryError or an ImportError before the rank begins: a traceback in the log and exit code 1.
     _, cause = verdict(up(0, 1) + terminated(1), {"node 0": 1}, 2, None)
@@ -159,9 +158,6 @@ def test_a_process_that_ended_by_itself_was_not_killed() -> None:
     assert "SIGKILL" not in cause
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="who complains of a terminated node is blamed"
-)
 def test_a_node_that_was_terminated_is_to_blame_for_its_peers_complaints() -> None:
     # `kill <pid>` of one node: it says so and ends with 143, while the run was still on.
     said = event("terminated", 1, 2, cause="stopped by SIGTERM")
@@ -173,7 +169,6 @@ def test_a_node_that_was_terminated_is_to_blame_for_its_peers_complaints() -> No
     assert "SIGTERM" in cause
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="not every signal has a name")
 def test_a_signal_without_a_name() -> None:
     assert verdict(up(0), {"node 0": -40}, 1, None)[0] == "failed"
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field
-from queue import Queue
+from queue import Empty, Queue
 from typing import TYPE_CHECKING, ClassVar
 
 from trainer.clock import Clock
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.context import NodeContext
+
+
+PEER_FAILED = "another rank of this process has failed, or has not come in time"
+POLL_S = 0.1  # a mailbox cannot be woken by `abort`
 
 
 @dataclass
@@ -44,7 +49,7 @@ class MemoryCommunicator(Communicator):
 
     @classmethod
     def connect(cls, context: NodeContext, clock: Clock) -> MemoryCommunicator:
-        room = context.room or Room(context.size)
+        room = context.room or Room(context.size, context.timeout_s)
         return cls(context.rank, context.size, clock, room)
 
     def abort(self) -> None:
@@ -54,7 +59,7 @@ class MemoryCommunicator(Communicator):
         try:
             self._room.door.wait(self._room.timeout_s)
         except threading.BrokenBarrierError:
-            raise CommunicationError("another rank of this process has failed") from None
+            raise CommunicationError(PEER_FAILED) from None
 
     def _everyones(self, buffer: Tensor) -> Tensor:
         import torch
@@ -78,7 +83,15 @@ class MemoryCommunicator(Communicator):
         self._room.mail[self.rank, to].put(buffer.clone())
 
     def _recv(self, buffer: Tensor, source: int) -> None:
-        buffer.copy_(self._room.mail[source, self.rank].get(timeout=self._room.timeout_s))
+        box = self._room.mail[source, self.rank]
+        deadline = time.monotonic() + self._room.timeout_s
+        while not self._room.door.broken and time.monotonic() < deadline:
+            try:
+                buffer.copy_(box.get(timeout=POLL_S))
+            except Empty:
+                continue
+            return
+        raise CommunicationError(PEER_FAILED)
 
     def _barrier(self) -> None:
         self._meet()

@@ -30,10 +30,14 @@ class TorchDistCommunicator(Communicator):
     def connect(cls, context: NodeContext, clock: Clock) -> TorchDistCommunicator:
         import torch.distributed as dist
 
-        with _named(f"meeting of {context.size} ranks at {context.rendezvous}"):
+        place = context.rendezvous
+        # A path and not a file:// URL, which `#` and `?` in a directory's name would cut short.
+        store = dist.FileStore(place, context.size) if place[:1] == "/" else None  # type: ignore[attr-defined]
+        with _named(f"meeting of {context.size} ranks at {place}"):
             dist.init_process_group(
                 cls.backend,
-                init_method=context.rendezvous,
+                store=store,
+                init_method=None if store else place,
                 rank=context.rank,
                 world_size=context.size,
                 timeout=timedelta(seconds=context.timeout_s),

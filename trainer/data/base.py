@@ -50,6 +50,11 @@ class Dataset(Component):
     def train_samples(self) -> int:
         """Samples in the training split."""
 
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int, int]:
+        """Of one image: channels, height, width."""
+
     def prepare(self, data_dir: Path) -> None:
         """Bring the files into `data_dir` if they are absent. Safe to call from several processes.
 

@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 class Model(Component):
     """A classifier whose last block gives log-probabilities."""
 
+    def misfit(self, shape: tuple[int, int, int]) -> str | None:
+        """Why images of this shape (channels, height, width) do not fit, or None."""
+        return None
+
     @abstractmethod
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
         """Fresh blocks in the order in which data passes them; chained they are the model.
 
         shape: of one sample, (channels, height, width). Input (batch, *shape) float32, output
         (batch, classes) log-probabilities. generator: what dropout draws from. Initial weights come
-        from torch's global generator, which the caller seeds. Raises ValueError if the shape does
-        not fit.
+        from torch's global generator, which the caller seeds. The shape must fit, see `misfit`.
         """

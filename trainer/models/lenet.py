@@ -23,16 +23,17 @@ class LeNet(Model):
 
     dropout: float = Field(0.5, ge=0, lt=1, description="probability of dropping an activation")
 
+    def misfit(self, shape: tuple[int, int, int]) -> str | None:
+        _, height, width = shape
+        return None if (height, width) == (28, 28) else f"it takes 28×28 pixels, not {height}×{width}"
+
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
         from torch import nn
 
         from trainer.models.dropout import Dropout
 
-        channels, height, width = shape
-        if (height, width) != (28, 28):
-            raise ValueError(f"lenet takes images of 28×28 pixels, not {height}×{width}")
         return [
-            ("conv1", nn.Conv2d(channels, 10, kernel_size=5)),
+            ("conv1", nn.Conv2d(shape[0], 10, kernel_size=5)),
             ("pool1", nn.MaxPool2d(2)),
             ("relu1", nn.ReLU()),
             ("conv2", nn.Conv2d(10, 30, kernel_size=5)),

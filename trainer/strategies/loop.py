@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import resource
+import sys
 import time
 from collections.abc import Iterator
 from math import isfinite
@@ -27,6 +28,7 @@ from trainer.task import Task
 
 EVALUATION_BATCH = 1000
 PROGRESS_EVERY_S = 0.5
+MAXRSS_PER_MIB = 2**20 if sys.platform == "darwin" else 2**10  # bytes there, KiB elsewhere
 
 
 class Replica:
@@ -46,7 +48,8 @@ class Replica:
             self._optimizer.zero_grad()
             loss = nll_loss(self.model(batch.images), batch.labels)
             (loss if weight == 1.0 else loss * weight).backward()
-            self.loss = loss.detach()
+            if weight:  # a batch without weight is no sample of this rank's
+                self.loss = loss.detach()
 
     def step(self) -> None:
         """Move the weights along the gradient, as the optimiser would."""
@@ -68,6 +71,9 @@ class Replica:
 
     def set_gradient(self, flat: Tensor) -> None:
         """Replace the gradient by a flat one of shape (parameters,)."""
+        for parameter in self._parameters:
+            if parameter.grad is None:  # it took no part in the loss
+                parameter.grad = torch.zeros_like(parameter)
         _unflatten(flat, [p.grad for p in self._parameters if p.grad is not None])
 
     def weights(self) -> Tensor:
@@ -242,7 +248,7 @@ class Loop:
             own_accuracy=self._evaluated[0] if averaged else None,
             weights_digest=hashlib.sha256(weights.tobytes()).hexdigest()[:16],
             parameters=replica.parameters,
-            peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / MAXRSS_PER_MIB,
         )
 
 

@@ -35,6 +35,10 @@ class Cifar10(Dataset):
     )
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        return 3, 32, 32
+
+    @property
     def train_samples(self) -> int:
         return 50_000
 

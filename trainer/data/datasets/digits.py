@@ -24,6 +24,10 @@ class Digits(Dataset):
     """
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        return 1, 28, 28
+
+    @property
     def train_samples(self) -> int:
         return _TRAIN_SAMPLES
 

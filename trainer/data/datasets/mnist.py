@@ -21,6 +21,10 @@ class _IdxDataset(Dataset):
     archives: ClassVar[tuple[Archive, ...]]  # images and labels of train, then of test
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        return 1, 28, 28
+
+    @property
     def train_samples(self) -> int:
         return 60_000
 

@@ -24,7 +24,7 @@ class Synthetic(Dataset):
 
     samples: int = Field(default=2048, ge=1, description="samples in the training split")
     test_samples: int = Field(default=512, ge=1, description="samples in the test split")
-    classes: int = Field(default=10, ge=2, description="classes")
+    classes: int = Field(default=10, ge=2, le=1000, description="classes; an event has room for 1000")
     channels: int = Field(default=1, ge=1, description="channels of an image")
     height: int = Field(default=28, ge=1, description="rows of an image")
     width: int = Field(default=28, ge=1, description="columns of an image")
@@ -35,6 +35,10 @@ class Synthetic(Dataset):
         description="standard deviation of the noise, that of the pictures being 1",
     )
     data_seed: int = Field(default=0, ge=0, description="seed of the pictures, labels and noise")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.channels, self.height, self.width
 
     @property
     def train_samples(self) -> int:
