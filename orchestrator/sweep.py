@@ -75,6 +75,9 @@ def load_sweep(path: Path, sets: Sequence[str] = (), nodes: str | None = None) -
     if nodes is not None:
         _set_nodes(sheets, spec.blocks, nodes, path)
     runs = list({run.key: run for sheet in sheets for run in expand(sheet)}.values())
+    # Seed by seed: a machine that gets slower over minutes then slows every strategy of a seed alike, and
+    # shows as spread between seeds instead of as a difference between strategies.
+    runs.sort(key=lambda run: run.seed)
     if not runs:
         raise InputError(f"{path}: no run is left; every combination is in a block's skip")
     overrides = [f"--set {assignment}" for assignment in sets] + ([f"--nodes {nodes}"] if nodes else [])

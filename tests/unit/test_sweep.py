@@ -43,11 +43,11 @@ def told(sweep: Sweep, *fields: str) -> list[tuple[Any, ...]]:
 # Expansion
 
 
-def test_the_last_axis_varies_fastest(load: Load) -> None:
+def test_seeds_come_one_after_the_other_and_the_last_axis_varies_fastest(load: Load) -> None:
     sweep = load("[{axes: {strategy: [one_shot, all_reduce], nodes: [2, 1], seed: [0, 1]}}]")
     names = ("one_shot", "all_reduce")
     assert told(sweep, "strategy", "nodes", "seed") == [
-        (s, n, i) for s in names for n in (2, 1) for i in (0, 1)
+        (s, n, i) for i in (0, 1) for s in names for n in (2, 1)
     ]
 
 
@@ -180,7 +180,7 @@ def test_nodes_replaces_every_axis_of_nodes_and_nothing_else(load: Load) -> None
     sweep = load(blocks, nodes="1, 4")
     assert told(sweep, "strategy", "nodes", "seed") == [
         ("serial", 1, 0),
-        *[("ddp", nodes, seed) for nodes in (1, 4) for seed in (0, 1)],
+        *[("ddp", nodes, seed) for seed in (0, 1) for nodes in (1, 4)],
     ]
     assert sweep.overrides == ["--nodes 1, 4"]
 

@@ -68,8 +68,9 @@ def time_by_phase(groups: Sequence[Group], nodes: int) -> Figure | None:
         list(colours),
         loc="outside lower left",
         ncols=len(colours),
-        handlelength=1.2,
-        columnspacing=1.4,
+        handlelength=1.0,
+        handletextpad=0.5,
+        columnspacing=1.0,
     )
     return figure
 
