@@ -64,11 +64,16 @@ class Clock:
             if self._phase is not None:  # stopped inside the block, the clock stays so
                 self._switch(before)
 
-    def transfer(self, source: Phase, to: Phase, seconds: float) -> None:
-        """Rebook wall seconds that turned out to belong to another phase."""
-        moved = min(max(seconds, 0.0), self.seconds[source])
-        self.seconds[source] -= moved
-        self.seconds[to] += moved
+    def now(self) -> tuple[float, float]:
+        """Wall and CPU seconds."""
+        return self.wall(), self._cpu()
+
+    def transfer(self, source: Phase, to: Phase, seconds: float, cpu_seconds: float = 0.0) -> None:
+        """Rebook wall and CPU seconds that turned out to belong to another phase."""
+        for book, amount in ((self.seconds, seconds), (self.cpu_seconds, cpu_seconds)):
+            moved = min(max(amount, 0.0), book[source])
+            book[source] -= moved
+            book[to] += moved
 
     def book_no_core(self) -> None:
         """Rebook the time in which the rank had work but no core, because others were on it.
@@ -85,7 +90,7 @@ class Clock:
         return sum(self.cpu_seconds[phase] for phase in WORK)
 
     def _switch(self, to: Phase | None) -> None:
-        now = (self.wall(), self._cpu())
+        now = self.now()
         if self._phase is not None:
             self.seconds[self._phase] += now[0] - self._since[0]
             self.cpu_seconds[self._phase] += now[1] - self._since[1]

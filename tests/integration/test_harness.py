@@ -13,7 +13,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator.result import RunResult
-from tests.integration.support import Silent, node_processes
+from orchestrator.runner import Runner
+from orchestrator.runtimes.local import LocalRuntime
+from orchestrator.store import SweepPaths
+from orchestrator.topology import plan
+from tests.integration.support import SMALL, Silent, node_processes
+from trainer.spec import RunSpec
 
 Execute = Callable[..., RunResult]
 TRANSPORTS = ["memory", "gloo", "mpi"]
@@ -99,3 +104,37 @@ def test_a_stopped_node_is_ended_by_the_timeout(execute: Execute, tmp_path: Path
     result = execute(display, strategy="all_reduce", transport="gloo", nodes=2, epochs=5000, timeout_s=8.0)
     assert result.status == "timeout"
     assert node_processes(tmp_path) == []
+
+
+def test_a_node_that_somebody_terminates_is_the_cause(execute: Execute) -> None:
+    """The others complain of lost connections; that is not why the run failed."""
+    display = Silent()
+
+    def terminate_rank_1() -> None:
+        while not any(event.kind == "epoch" for event in display.seen):
+            time.sleep(0.02)
+        pids = {event.rank: event.fields["pid"] for event in display.seen if event.kind == "start"}
+        os.kill(pids[1], signal.SIGTERM)
+
+    threading.Thread(target=terminate_rank_1, daemon=True).start()
+    result = execute(display, strategy="all_reduce", transport="gloo", nodes=2, epochs=5000)
+    assert result.status == "failed"
+    assert re.fullmatch(r"node 1 \(process \d+\) was stopped by SIGTERM from outside", str(result.cause))
+
+
+def test_a_dataset_that_does_not_fit_into_memory_is_named(execute: Execute) -> None:
+    huge = {"name": "synthetic", "samples": 100, "height": 10**6, "width": 10**6}
+    result = execute(strategy="all_reduce", transport="gloo", nodes=2, dataset=huge)
+    assert result.status == "failed"
+    assert "Unable to allocate" in str(result.cause)
+
+
+@pytest.mark.parametrize("transport", ["gloo", "mpi"])
+def test_results_may_lie_in_a_directory_of_any_name(tmp_path: Path, transport: str) -> None:
+    paths = SweepPaths(tmp_path / "a#b? %20ö [c]")
+    run = RunSpec.model_validate({**SMALL, "strategy": "all_reduce", "transport": transport, "nodes": 2})
+    result = Runner(LocalRuntime(), "local", paths, tmp_path, Silent()).execute(
+        plan(run), paths.run(run.key)
+    )
+    assert (result.status, result.cause) == ("ok", None)
+    assert [path.name for path in tmp_path.iterdir()] == ["a#b? %20ö [c]"]

@@ -52,7 +52,7 @@ class Buckets:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        self._handed_over = 0.0
+        self._handed_over = comm.clock.now()
 
     def mean(self, bucket: GradBucket) -> Future[Tensor]:
         """Start the bucket's all-reduce: the communication hook."""
@@ -61,13 +61,14 @@ class Buckets:
         buffer = bucket.buffer()
         size = self._comm.size
         self._comm.traffic.bytes_sent += 2 * buffer.numel() * buffer.element_size() * (size - 1) / size
-        self._handed_over = self._comm.clock.wall()
+        self._handed_over = self._comm.clock.now()
         reduction = dist.all_reduce(buffer.div_(size), async_op=True).get_future()
         reduced: Future[Tensor] = reduction.then(lambda done: done.value()[0])
         return reduced
 
     def book_exposed(self) -> None:
         """After a backward pass: book what was left to wait for as a meeting of all ranks."""
-        now = self._comm.clock.wall()
-        self._comm.clock.transfer("compute", "communicate", now - self._handed_over)
-        self._comm.traffic.meetings.append((self._handed_over, now))
+        (entered, cpu), (left, cpu_left) = self._handed_over, self._comm.clock.now()
+        # CPU time too: gloo's own threads work in this process.
+        self._comm.clock.transfer("compute", "communicate", left - entered, cpu_left - cpu)
+        self._comm.traffic.meetings.append((entered, left))
