@@ -49,6 +49,13 @@ def test_orchestrator_commands_exist() -> None:
         assert re.search(rf"\b{command}\b", shown), f"python -m orchestrator {command}"
 
 
+def test_versions_that_the_readme_installs_are_the_pinned_ones() -> None:
+    pinned = set((PROJECT / "requirements.txt").read_text().split())
+    named = set(re.findall(r"\b[a-z]+==[\d.]+", (PROJECT / "README.md").read_text()))
+    assert {name.partition("==")[0] for name in named} == {"torch", "torchvision"}
+    assert named <= pinned
+
+
 def test_files_that_commands_name_exist() -> None:
     for name in commands(r"\b((?:sweeps|schemas|trainer|orchestrator|tests)/[\w./]+\.(?:yml|json|py))"):
         assert (PROJECT / name).exists(), name
