@@ -53,7 +53,7 @@ def assemble(
         startup_s=None if first is None else first - started_at,
         teardown_s=None if last is None else ended_at - last,
         cores=cores,
-        flags=flags(plan, ranks, cores) if status == "ok" else [],
+        flags=flags(plan, ranks, cores) + _hung(events) if status == "ok" else [],
         ranks=ranks,
         epochs=epochs_of(events),
         certificate=certificate,
@@ -69,6 +69,11 @@ def _uncertified(certificate: Certificate | None, epochs: int) -> str | None:
     if certificate and not certificate.verified:
         return "the nodes trained on other samples than the split says"
     return None
+
+
+def _hung(events: Sequence[Event]) -> list[str]:
+    hung = [str(event.rank) for event in events if event.kind == "done" and event.fields.get("forced")]
+    return [f"node {', '.join(hung)} hung after its result was written, and was ended"] if hung else []
 
 
 def certify(events: Sequence[Event]) -> Certificate | None:

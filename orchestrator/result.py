@@ -112,6 +112,12 @@ class RunResult(Record):
         return RunSpec.model_validate(self.spec)
 
     @property
+    def times_compare(self) -> bool:
+        """False where ranks were threads of one interpreter, which hinder each other."""
+        run = self.run
+        return run.topology != "single" or run.strategy.forks or run.nodes == 1
+
+    @property
     def train_s(self) -> float | None:
         """Training time of the run: its slowest rank's."""
         return max((rank.train_s for rank in self.ranks), default=None)

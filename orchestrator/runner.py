@@ -73,7 +73,10 @@ class Runner:
             skipped = done is not None and done.status == "ok"
             if done is None or not skipped:
                 self.display.begin(number, total, run)
-                done = self.execute(plan(run), paths)
+                try:
+                    done = self.execute(plan(run), paths)
+                except OSError as error:  # a full disk, a directory that is gone: no run can succeed
+                    raise InputError(f"{paths.directory}: cannot be written ({error})") from error
             self.display.end(number, total, done, skipped)
             yield done
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def load_sweep(path: Path, sets: Sequence[str] = (), nodes: str | None = None) -
         _set(sheets, assignment)
     if nodes is not None:
         _set_nodes(sheets, spec.blocks, nodes, path)
-    runs = list({run.key: run for sheet in sheets for run in expand(sheet)}.values())
+    runs = _distinct(run for sheet in sheets for run in expand(sheet))
     # Seed by seed: a machine that gets slower over minutes then slows every strategy of a seed alike, and
     # shows as spread between seeds instead of as a difference between strategies.
     runs.sort(key=lambda run: run.seed)
@@ -82,6 +82,16 @@ def load_sweep(path: Path, sets: Sequence[str] = (), nodes: str | None = None) -
         raise InputError(f"{path}: no run is left; every combination is in a block's skip")
     overrides = [f"--set {assignment}" for assignment in sets] + ([f"--nodes {nodes}"] if nodes else [])
     return Sweep(spec, text, overrides, runs)
+
+
+def _distinct(expanded: Iterable[RunSpec]) -> list[RunSpec]:
+    """Each run once, although several blocks may describe it."""
+    runs: dict[str, RunSpec] = {}
+    for run in expanded:
+        same = runs.setdefault(run.key, run)
+        if same.canonical() != run.canonical():
+            raise InputError(f"{run.key}: two different runs have this key; change the seed of one")
+    return list(runs.values())
 
 
 def _keys_at(location: Location) -> Sequence[str]:

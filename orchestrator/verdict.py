@@ -19,6 +19,8 @@ def verdict(
     limit that was passed, if it was. A rank that ends itself leaves a last word. One that leaves none
     was killed, and it is the cause: what the others complain about afterwards is its absence.
     """
+    if damaged := [event for event in events if event.kind == "damaged"]:
+        return "failed", f"node {damaged[0].rank}'s events are damaged: {damaged[0].fields['line']!r}"
     last = {event.rank: event for event in events if event.kind in LAST_WORDS}
     done = {event.rank for event in events if event.kind == "done"}
     results = {event.rank for event in events if event.kind == "result"}

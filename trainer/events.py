@@ -13,7 +13,8 @@ fields of its kind:
 | epoch | an epoch was evaluated | epoch, epochs, train_s, loss, accuracy, test_loss |
 | train_end | clock stopped | |
 | result | all is known | see result.TrainResult |
-| done, failed, terminated, died | last word | cause, traceback, signal |
+| done, failed, terminated, died | last word | cause, traceback, signal, forced |
+| damaged | made by the reader of a line that is no event | line |
 """
 
 from __future__ import annotations
@@ -113,8 +114,18 @@ class EventReader:
                 file.seek(self._offsets.get(path, 0))
                 whole, newline, _ = file.read().rpartition(b"\n")
             self._offsets[path] = self._offsets.get(path, 0) + len(whole + newline)
-            events += [Event.from_line(line) for line in whole.decode().split("\n") if line]
+            lines = whole.decode(errors="replace").split("\n")
+            events += [_read(line, path) for line in lines if line]
         return sorted(events, key=lambda event: event.time)
+
+
+def _read(line: str, path: Path) -> Event:
+    """The event, or one of kind `damaged` in place of a line that is none (a disk was full)."""
+    try:
+        return Event.from_line(line)
+    except ValueError:
+        rank = int(path.stem.partition("-")[2])
+        return Event(time.time(), "", rank, "", "damaged", {"line": line[:80]})
 
 
 def read_events(path: Path) -> Iterator[Event]:

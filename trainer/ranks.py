@@ -32,7 +32,7 @@ def run_rank(context: NodeContext, task: Task, events: EventWriter, watch: Watch
     try:
         result = task.spec.strategy.train(context, task, events)
         events.write("result", **result.as_fields())
-        watch.leave_within(TEARDOWN_S)
+        watch.leave_within(context.rank, TEARDOWN_S)
         context.close()
     except Exception as error:
         report_failure(events, error)

@@ -15,6 +15,8 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
+import psutil
+
 from trainer.events import EventWriter
 
 POLL_S = 0.5
@@ -27,7 +29,11 @@ class Watch:
         """writers: one per rank of this process. orchestrator: process to outlive by no more than 0.5 s."""
         self._writers = writers
         self._orchestrator = orchestrator
-        self._leave_by: float | None = None
+        try:  # the process itself and not its number, which another may get
+            self._process = None if orchestrator is None else psutil.Process(orchestrator)
+        except psutil.NoSuchProcess:
+            self._process = None
+        self._leave_by: dict[int, float] = {}
         self._signals, self._wakeup = os.pipe()
 
     def __enter__(self) -> Watch:
@@ -42,11 +48,11 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave_by = None
+        self._leave_by.clear()
 
-    def leave_within(self, seconds: float) -> None:
-        """The results are written: from now on the process has this long to end by itself."""
-        self._leave_by = time.monotonic() + seconds
+    def leave_within(self, rank: int, seconds: float) -> None:
+        """This rank's result is written: when all are, the process has this long to end by itself."""
+        self._leave_by[rank] = time.monotonic() + seconds
 
     def _run(self) -> None:
         while True:
@@ -54,23 +60,22 @@ class Watch:
             if ready and signal.SIGTERM in os.read(self._signals, 64):
                 self._say("terminated", cause="stopped by SIGTERM")
                 os._exit(128 + signal.SIGTERM)
-            if self._orchestrator is not None and not _alive(self._orchestrator):
+            if self._orchestrator is not None and not _alive(self._process):
                 self._say("terminated", cause="the orchestrator is gone")
                 os._exit(1)
-            if self._leave_by is not None and time.monotonic() > self._leave_by:
-                self._say("done", forced="teardown hung; the results had been written")
+            leave_by = list(self._leave_by.values())
+            if leave_by and len(leave_by) == len(self._writers) and time.monotonic() > max(leave_by):
+                self._say("done", forced=True)
                 os._exit(0)
 
-    def _say(self, kind: str, **fields: str) -> None:
+    def _say(self, kind: str, **fields: str | bool) -> None:
         for writer in self._writers:
             writer.write(kind, **fields)
 
 
-def _alive(pid: int) -> bool:
+def _alive(process: psutil.Process | None) -> bool:
+    """Whether it is this process still, and no zombie that nobody has buried."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    except PermissionError:
-        return True
-    return True

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import psutil
 
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
-from orchestrator.store import RunPaths
+from orchestrator.store import RunPaths, write_atomic
 from orchestrator.topology import LaunchPlan
 from trainer.events import Event, EventReader
 
@@ -112,8 +113,7 @@ class LocalRuntime(Runtime):
         return LocalRun(processes(plan, paths, data_dir, live), paths, live)
 
     def clean(self) -> int:
-        orphans = [process for process, label in _labelled() if not psutil.pid_exists(label)]
-        return _end(orphans)
+        return _end([process for process, environment in _labelled() if _orphaned(environment)])
 
 
 def _live(paths: RunPaths) -> Path:
@@ -127,7 +127,7 @@ class LocalRun(RunHandle):
         self._live = live
         self._reader = EventReader(live)
         # Beside the process id, a label of this run alone: one orchestrator may be asked for two runs.
-        self._label = {LABEL: str(os.getpid()), "SHARDYARD_RUN": str(live.resolve())}
+        self._label = {**_identity(psutil.Process()), "SHARDYARD_RUN": str(live.resolve())}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         try:
             for process in plan:
@@ -161,28 +161,52 @@ class LocalRun(RunHandle):
     def stop(self) -> None:
         _end([process for process, _ in _labelled(self._label)])
         for process in self._processes.values():
-            process.wait()
+            # It has ended, and this buries it; one that the kernel itself holds back must not hold us.
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=POLITE_S)
 
     def collect(self, paths: RunPaths) -> None:
         events = EventReader(self._live).new()
-        paths.events.write_text("".join(event.to_line() + "\n" for event in events), encoding="utf-8")
+        write_atomic(paths.events, "".join(event.to_line() + "\n" for event in events))
         if (weights := self._live / paths.weights.name).exists():
             weights.replace(paths.weights)
         shutil.rmtree(self._live)
 
 
-def _labelled(wanted: Mapping[str, str] | None = None) -> Iterator[tuple[psutil.Process, int]]:
-    """Processes that carry our label, and the orchestrator it names; `wanted` narrows it to one run."""
+def _identity(process: psutil.Process) -> dict[str, str]:
+    """The label of an orchestrator: its number, and what tells it from others that had or have it."""
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")  # in a container, numbers mean other processes
+    except OSError:
+        namespace = "the only one"
+    return {LABEL: str(process.pid), "SHARDYARD_SINCE": f"{process.create_time():.2f} {namespace}"}
+
+
+def _orphaned(environment: Mapping[str, str]) -> bool:
+    """Whether the orchestrator that a process is labelled with is gone."""
+    since, _, namespace = environment.get("SHARDYARD_SINCE", "").partition(" ")
+    mine = _identity(psutil.Process())["SHARDYARD_SINCE"].partition(" ")[2]
+    if namespace != mine:
+        return False  # not ours to judge
+    try:
+        process = psutil.Process(int(environment[LABEL]))
+        return f"{process.create_time():.2f}" != since or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _labelled(
+    wanted: Mapping[str, str] | None = None,
+) -> Iterator[tuple[psutil.Process, Mapping[str, str]]]:
+    """Processes that carry our label, and their environment; `wanted` narrows it to one run."""
     for process in psutil.process_iter():
         try:
             environment = process.environ()
         except psutil.Error:
             continue  # gone, or somebody else's
-        label = environment.get(LABEL, "")
-        if label.isdigit() and all(
-            environment.get(name) == value for name, value in (wanted or {}).items()
-        ):
-            yield process, int(label)
+        wants = (wanted or {}).items()
+        if environment.get(LABEL, "").isdigit() and all(environment.get(k) == v for k, v in wants):
+            yield process, environment
 
 
 def _end(doomed: list[psutil.Process]) -> int:

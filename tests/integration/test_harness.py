@@ -138,3 +138,36 @@ def test_results_may_lie_in_a_directory_of_any_name(tmp_path: Path, transport: s
     )
     assert (result.status, result.cause) == ("ok", None)
     assert [path.name for path in tmp_path.iterdir()] == ["a#b? %20ö [c]"]
+
+
+def test_a_rank_that_has_ended_does_not_end_one_that_hangs(execute: Execute) -> None:
+    """The teardown alarm (10 s) is for ranks with results, not for their neighbours in the process."""
+    placebo = {"name": "placebo", "behave": "stall"}
+    result = execute(strategy=placebo, transport="memory", nodes=2, timeout_s=12.0)
+    assert (result.status, result.cause) == ("timeout", "stopped after 12 s; node 0 last seen training")
+
+
+@pytest.mark.parametrize(("strategy", "transport"), [("one_shot", "mpi"), ("hogwild", "memory")])
+def test_no_run_is_faster_than_its_cores(execute: Execute, strategy: str, transport: str) -> None:
+    """Four ranks on the cores there are: their CPU time has to fit into the time that is reported."""
+    result = execute(strategy=strategy, transport=transport, nodes=4, epochs=8, model="lenet")
+    assert result.status == "ok", result.cause
+    assert result.train_s is not None
+    work = sum(rank.work_cpu_s for rank in result.ranks)
+    assert work / result.cores <= result.train_s * 1.02
+
+
+def test_a_damaged_event_is_a_failed_run_and_no_more(execute: Execute, tmp_path: Path) -> None:
+    display = Silent()
+
+    def damage() -> None:
+        while not (live := list(tmp_path.glob("results/*/live/rank-0.jsonl"))):
+            time.sleep(0.02)
+        with open(live[0], "a") as file:
+            file.write('{"version": 1, "ti\n')
+
+    threading.Thread(target=damage, daemon=True).start()
+    placebo = {"name": "placebo", "work_s": 2.0}
+    result = execute(display, strategy=placebo, transport="gloo", nodes=2)
+    assert result.status == "failed"
+    assert "node 0's events are damaged" in str(result.cause)

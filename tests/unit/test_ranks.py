@@ -36,7 +36,7 @@ class Rank:
             self.happened.append(kind)
             self.events[kind] = fields
 
-        context: Any = SimpleNamespace(close=noted("close", close), abort=noted("abort"))
+        context: Any = SimpleNamespace(rank=0, close=noted("close", close), abort=noted("abort"))
         task: Any = SimpleNamespace(
             spec=SimpleNamespace(strategy=SimpleNamespace(train=lambda *_: train()))
         )

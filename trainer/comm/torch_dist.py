@@ -20,7 +20,7 @@ class TorchDistCommunicator(Communicator):
     """The default process group of torch.distributed, with a fixed size and explicit ranks."""
 
     topology: ClassVar[str] = "ddp"
-    backend: ClassVar[str]
+    group: ClassVar[str]  # as torch.distributed calls it
 
     def __init__(self, rank: int, size: int, clock: Clock, dist: Any) -> None:
         super().__init__(rank, size, clock)
@@ -35,7 +35,7 @@ class TorchDistCommunicator(Communicator):
         store = dist.FileStore(place, context.size) if place[:1] == "/" else None  # type: ignore[attr-defined]
         with _named(f"meeting of {context.size} ranks at {place}"):
             dist.init_process_group(
-                cls.backend,
+                cls.group,
                 store=store,
                 init_method=None if store else place,
                 rank=context.rank,
@@ -79,7 +79,7 @@ class TorchDistCommunicator(Communicator):
 class GlooCommunicator(TorchDistCommunicator):
     """gloo over TCP."""
 
-    backend: ClassVar[str] = "gloo"
+    group: ClassVar[str] = "gloo"
 
 
 @contextmanager

@@ -61,7 +61,6 @@ class Hogwild(Strategy):
             for batch in loop.batches(epoch, replica):
                 replica.backward(batch)
                 replica.step()
-        loop.comm.barrier()
         return loop.result(replica)
 
 

@@ -129,15 +129,17 @@ class Loop:
         """The run's epochs, 1-based; each is evaluated and reported when it is done.
 
         Evaluation is a time-out for all ranks, outside the measured time: where nodes share cores, a
-        rank that evaluates would slow down one that still trains. own_model: the ranks' models
-        differ, so every rank evaluates its own on the whole test split; otherwise each takes a share.
+        rank that evaluates would slow down one that still trains. All wait for the slowest before it,
+        inside the measured time, or a run would be faster than the machine allows. own_model: the
+        ranks' models differ, so every rank evaluates its own on the whole test split; otherwise each
+        takes a share.
         """
         spec = self._task.spec
         for epoch in range(1, spec.epochs + 1):
             yield epoch
+            self.comm.barrier()
             train_s, loss = self.clock.train_s, replica.loss.item()
             with self.clock.phase("evaluate"):
-                self.comm.barrier()
                 accuracy, test_loss = self._evaluated = self.evaluate(replica, alone=own_model)
                 self._events.write(
                     "epoch",
@@ -231,7 +233,8 @@ class Loop:
         self.clock.stop()
         self._events.write("train_end")
         book_waits(self.comm)
-        self.clock.book_no_core()
+        if self._task.spec.threads == 1:  # else CPU time is that of several threads, and tells nothing
+            self.clock.book_no_core()
         accuracy, test_loss = self.evaluate(replica, alone=False) if averaged else self._evaluated
         weights = replica.weights().numpy()
         if self._task.spec.save_weights and self._context.rank == 0 and self._context.out_dir:

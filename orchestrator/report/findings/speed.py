@@ -17,8 +17,9 @@ def _train_s(row: Row) -> float | None:
 
 
 def _timed(groups: list[Group]) -> list[tuple[Spread, Group]]:
-    """Groups with a training time, the fastest first."""
-    timed = [(spread, group) for group in groups if (spread := group.over(_train_s))]
+    """Groups with a training time that compares, the fastest first."""
+    comparable = [group for group in groups if group.first.result.times_compare]
+    timed = [(spread, group) for group in comparable if (spread := group.over(_train_s))]
     return sorted(timed, key=lambda item: item[0].mean)
 
 

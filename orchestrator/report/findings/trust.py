@@ -125,14 +125,35 @@ def unverified(comparison: Comparison) -> Iterator[Finding]:
             yield Finding("caution", f"{count(len(rows), 'run')} {what}.", tuple(rows))
 
 
-def unlike_conditions(comparison: Comparison) -> Iterator[Finding]:
-    """Runs of one report that had other runtimes or numbers of cores."""
+def caveats(comparison: Comparison) -> Iterator[Finding]:
+    """What a strategy or transport says of itself that a reader must know before comparing."""
     ok = [row for row in comparison.rows if row.ok]
-    for what, values in [
-        ("runtimes", list(dict.fromkeys(row.result.runtime for row in ok))),
-        ("numbers of cores", [str(number) for number in dict.fromkeys(row.result.cores for row in ok)]),
-    ]:
-        if len(values) > 1:
-            yield Finding(
-                "caution", f"The runs had different {what} ({listed(values)}): their times do not compare."
-            )
+    if threads := [row for row in ok if not row.result.times_compare]:
+        text = (
+            f"The ranks of {count(len(threads), 'run')} were threads of one interpreter and hindered each "
+            "other: their times do not compare, and no finding about time has them."
+        )
+        yield Finding("caution", text, tuple(threads))
+    told: dict[str, list[Row]] = {}
+    for row in ok:
+        run = row.result.run
+        if run.strategy.caveat:
+            told.setdefault(f"{run.name_of('strategy')}: {run.strategy.caveat}.", []).append(row)
+    for text, rows in told.items():
+        yield Finding("caution", text, tuple(rows))
+
+
+def unlike_conditions(comparison: Comparison) -> Iterator[Finding]:
+    """Runs of one report that were made on other machines or with other software."""
+    ok = [row for row in comparison.rows if row.ok]
+    conditions: dict[str, list[str]] = {
+        "runtime": [row.result.runtime for row in ok],
+        "number of cores": [str(row.result.cores) for row in ok],
+    }
+    for what in {name: None for row in ok for name in row.result.environment}:
+        conditions.setdefault(what, [str(row.result.environment.get(what, "unknown")) for row in ok])
+    for what, had in conditions.items():
+        values = list(dict.fromkeys(had))
+        if len(values) > 1 and what != "cores":
+            text = f"The runs differ in {what} ({listed(values)}): their numbers may not compare."
+            yield Finding("caution", text)
