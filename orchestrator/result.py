@@ -57,6 +57,7 @@ class CertifiedPart(Record):
     samples: int
     labels: list[int]  # samples per class
     js_divergence: float  # bits, from the whole training set's labels
+    js_divergence_so_far: float  # the same of all epochs up to this one
     digest: str
 
 
@@ -84,6 +85,11 @@ class Certificate(Record):
     def first_epoch(self) -> list[CertifiedPart]:
         """The parts of epoch 1, by rank."""
         return sorted((part for part in self.parts if part.epoch == 1), key=lambda part: part.rank)
+
+    def js_whole_run(self) -> float | None:
+        """The largest divergence of the labels that a node was fed in the whole run, in bits."""
+        last = max((part.epoch for part in self.parts), default=0)
+        return max((part.js_divergence_so_far for part in self.parts if part.epoch == last), default=None)
 
 
 class RunResult(Record):

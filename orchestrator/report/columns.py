@@ -115,8 +115,9 @@ CERTIFICATES: tuple[Column[Group], ...] = (
     Column("Overlap, epoch 1", _spread(lambda row: row.overlap, formats.percent)),
     Column("Coverage, whole run", _spread(lambda row: row.coverage_whole_run, formats.percent)),
     Column("Overlap, whole run", _spread(lambda row: row.overlap_whole_run, formats.percent)),
-    Column("JS divergence, mean", _spread(lambda row: row.js_mean, _bits)),
-    Column("JS divergence, largest", _spread(lambda row: row.js_max, _bits)),
+    Column("JS divergence, mean, epoch 1", _spread(lambda row: row.js_mean, _bits)),
+    Column("JS divergence, largest, epoch 1", _spread(lambda row: row.js_max, _bits)),
+    Column("JS divergence, whole run", _spread(lambda row: row.js_whole_run, _bits)),
     Column("Verified", _verified, number=False),
 )
 

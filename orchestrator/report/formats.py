@@ -33,7 +33,7 @@ def seconds(value: float | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """A speedup or another quotient of like quantities."""
+    """A speedup, or another number that needs no unit behind it."""
     return ABSENT if value is None else significant(value)
 
 
@@ -64,11 +64,6 @@ def size(value: float | None) -> str:
 def memory(value: float | None) -> str:
     """An amount of memory, given in MiB."""
     return ABSENT if value is None else f"{significant(value)}{JOIN}MiB"
-
-
-def rate(value: float | None) -> str:
-    """Samples per second."""
-    return ABSENT if value is None else f"{significant(value)}{JOIN}/s"
 
 
 def count(number: int, noun: str) -> str:

@@ -210,6 +210,12 @@ class Row:
         return max((part.js_divergence for part in self._parts), default=None)
 
     @property
+    def js_whole_run(self) -> float | None:
+        """The largest divergence of a node's labels over all epochs, in bits."""
+        certificate = self._measured.certificate if self._measured else None
+        return certificate.js_whole_run() if certificate else None
+
+    @property
     def verified(self) -> bool | None:
         """Whether the samples as fed were those of the split; None without a certificate."""
         certificate = self._measured.certificate if self._measured else None

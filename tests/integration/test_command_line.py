@@ -29,7 +29,7 @@ name: long
 base: {strategy: placebo, timeout_s: 300}
 blocks:
   - base: {seed: 1}
-  - base: {strategy: {name: placebo, work_s: 300}, transport: TRANSPORT, nodes: 2}
+  - base: {strategy: {name: placebo, work_s: 300}, transport: TRANSPORT, nodes: 2, seed: 1}
   - base: {seed: 2}
 """
 

@@ -14,13 +14,15 @@ from trainer.events import Event, split_digest
 from trainer.result import TrainResult
 from trainer.spec import RunSpec
 
+JS = {"js_divergence": 0.1, "js_divergence_so_far": 0.05}
+
 
 def digest(rank: int, epoch: int = 1) -> str:
     return f"{rank:08x}{epoch:08x}"
 
 
 def part(rank: int, epoch: int = 1, **changed: Any) -> Event:
-    fields = {"samples": 5, "labels": [2, 3], "js_divergence": 0.1, "digest": digest(rank, epoch)}
+    fields = {"samples": 5, "labels": [2, 3], "digest": digest(rank, epoch)} | JS
     return event("part", rank, epoch=epoch, **{**fields, **changed})
 
 

@@ -91,7 +91,17 @@ def test_part_record() -> None:
     record = PartRecord.of(3, np.array([7, 0, 1]), labels, classes=4)
     assert (record.epoch, record.samples, record.labels) == (3, 3, [2, 0, 1, 0])
     assert record.js_divergence == pytest.approx(jensenshannon([2, 0, 1, 0], [4, 2, 2, 0], base=2) ** 2)
+    assert record.js_divergence_so_far == record.js_divergence
     assert label_counts(labels, 4).tolist() == [4, 2, 2, 0]
+
+
+def test_over_epochs_labels_add_up() -> None:
+    labels = np.array([0, 0, 1, 1])
+    first = PartRecord.of(1, np.array([0, 1]), labels, classes=2)
+    second = PartRecord.of(2, np.array([2, 3]), labels, classes=2, before=np.array(first.labels))
+    assert first.js_divergence == pytest.approx(second.js_divergence)
+    assert first.js_divergence_so_far > 0.3
+    assert second.js_divergence_so_far == 0
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,13 @@ def a_run(
         splits=[CertifiedSplit(epoch=epoch, digest="d", **shares) for epoch in (1, 2)],
         parts=[
             CertifiedPart(
-                rank=rank, epoch=1, samples=50, labels=[5] * 10, js_divergence=0.01 * rank, digest="p"
+                rank=rank,
+                epoch=1,
+                samples=50,
+                labels=[5] * 10,
+                js_divergence=0.01 * rank,
+                digest="p",
+                js_divergence_so_far=0.0,
             )
             for rank in range(nodes)
         ],

@@ -55,13 +55,23 @@ class PartRecord:
     samples: int
     labels: list[int]  # samples per class
     js_divergence: float  # of this part's labels from the whole set's, bits
+    js_divergence_so_far: float  # of all labels that the node was fed up to this epoch
     digest: str
 
     @classmethod
-    def of(cls, epoch: int, fed: Indices, labels: Labels, classes: int) -> PartRecord:
-        counts = label_counts(labels[fed], classes)
-        whole = label_counts(labels, classes)
-        return cls(epoch, len(fed), counts.tolist(), js_divergence(counts, whole), part_digest(fed))
+    def of(
+        cls, epoch: int, fed: Indices, labels: Labels, classes: int, before: Counts | None = None
+    ) -> PartRecord:
+        """fed: samples of this epoch. before: samples per class in earlier epochs, shape (classes,)."""
+        counts, whole = label_counts(labels[fed], classes), label_counts(labels, classes)
+        return cls(
+            epoch=epoch,
+            samples=len(fed),
+            labels=counts.tolist(),
+            js_divergence=js_divergence(counts, whole),
+            js_divergence_so_far=js_divergence(counts if before is None else counts + before, whole),
+            digest=part_digest(fed),
+        )
 
 
 @dataclass(frozen=True)

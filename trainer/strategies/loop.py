@@ -111,6 +111,7 @@ class Loop:
         self._train_labels, self._classes = data.train.labels, data.classes
         self._test_images = torch.from_numpy(data.test.images)
         self._test_labels = torch.from_numpy(data.test.labels)
+        self._labels_fed = np.zeros(self._classes, dtype=np.int64)
         self._certifier = Certifier(len(data.train.labels), context.size)
         self._steps = self._samples = 0
         self._evaluated = (0.0, 0.0)  # accuracy and loss after the last epoch
@@ -197,7 +198,8 @@ class Loop:
         )
 
     def _certify(self, epoch: int, fed: np.ndarray) -> None:
-        record = PartRecord.of(epoch, fed, self._train_labels, self._classes)
+        record = PartRecord.of(epoch, fed, self._train_labels, self._classes, self._labels_fed)
+        self._labels_fed += record.labels
         self._events.write("part", **as_fields(record))
         if self._context.rank == 0:
             self._events.write("split", **as_fields(self._certifier.epoch(epoch, self._feed.parts(epoch))))
