@@ -65,6 +65,8 @@ def processes(plan: LaunchPlan, paths: RunPaths, data_dir: Path, live: Path) -> 
             root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
             # Killed, mpirun leaves its session directory behind: let that be in ours.
             session = {"TMPDIR": str(live.resolve())}
+            # Seconds from its SIGTERM to its SIGKILL: ranks on a busy machine need more than its one.
+            session["PRTE_MCA_odls_base_sigkill_timeout"] = "5"
             argv = [str(mpirun() or "mpirun"), "-n", str(plan.nodes), *MPIRUN_OPTIONS, *node]
             return [Process("mpirun", argv, environment | logs | root | session, "launcher")]
     raise ValueError(f"the local runtime knows no topology {plan.topology!r}")

@@ -69,10 +69,10 @@ def node_processes(directory: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             run = process.environ().get("SHARDYARD_RUN", "")
+            if run.startswith(str(directory.resolve())) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
         except psutil.Error:
             continue
-        if run.startswith(str(directory.resolve())) and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(process)
     return found
 
 

@@ -85,7 +85,9 @@ def test_kill_9_of_one_node_in_training(
     result = execute(display, strategy=strategy, transport=transport, nodes=3, epochs=5000)
     assert result.status == "failed"
     assert result.cause is not None
-    assert result.cause.startswith(f"node 1 (process {killed[0]})")
+    # mpirun ends the others hard: on a busy machine one of them may not get its last word out either.
+    named = result.cause if transport == "mpi" else result.cause.split(" and ")[0]
+    assert f"node 1 (process {killed[0]})" in named
     assert "killed by SIGKILL" in result.cause or "vanished without a word" in result.cause
     assert result.wall_s < 50
     assert node_processes(tmp_path) == []
