@@ -103,7 +103,7 @@ def flags(plan: LaunchPlan, ranks: Sequence[RankResult], cores: int) -> list[str
             f"{plan.nodes} nodes × {plan.spec.threads} thread(s) shared {cores} cores: "
             f"wall-clock speedup cannot pass {cores}; compare work time (CPU) instead"
         )
-    if plan.topology == "single" and not plan.spec.strategy.forks and plan.nodes > 1:
+    if plan.spec.ranks_are_threads:
         found.append(
             "the ranks were threads of one interpreter and hindered each other: times do not compare, "
             "and each rank's memory is that of all"

@@ -120,8 +120,7 @@ class RunResult(Record):
     @property
     def times_compare(self) -> bool:
         """False where ranks were threads of one interpreter, which hinder each other."""
-        run = self.run
-        return run.topology != "single" or run.strategy.forks or run.nodes == 1
+        return not self.run.ranks_are_threads
 
     @property
     def train_s(self) -> float | None:

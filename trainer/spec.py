@@ -124,6 +124,11 @@ class RunSpec(BaseModel):
         """How the nodes are wired: it follows from the transport."""
         return TRANSPORTS.load(self.transport).topology
 
+    @property
+    def ranks_are_threads(self) -> bool:
+        """Whether several ranks share one interpreter, and so hinder each other."""
+        return self.topology == "single" and not self.strategy.forks and self.nodes > 1
+
     def canonical(self) -> dict[str, Any]:
         """What is computed, without defaults: equal for equal work, whatever a later version adds."""
         fields: dict[str, Any] = {}
