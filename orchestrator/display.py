@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.result import RunResult
+from orchestrator.topology import rank_name, rank_noun
 from trainer.events import Event
 from trainer.spec import RunSpec
 
@@ -68,7 +69,7 @@ class PlainDisplay:
 
     def __init__(self, console: Console, total: int) -> None:
         self._console, self._pace = console, Pace(total)
-        self._spoke = 0.0
+        self._spoke, self._per_node = 0.0, 1
 
     def __enter__(self) -> PlainDisplay:
         return self
@@ -78,7 +79,7 @@ class PlainDisplay:
     ) -> None: ...
 
     def begin(self, number: int, total: int, run: RunSpec) -> None:
-        self._spoke = time.monotonic()
+        self._spoke, self._per_node = time.monotonic(), run.processes_per_node
         left = self._pace.left(number)
         self._line(f"[{number}/{total}] {run.key}: started{', ' + left if left else ''}")
 
@@ -89,8 +90,9 @@ class PlainDisplay:
         if told:
             self._spoke = time.monotonic()
         for rank, (epoch, loss, throughput) in sorted(told.items()):
+            name = rank_name(rank, self._per_node)
             speed = f", {throughput} samples/s" if throughput else ""
-            self._line(f"  node {rank}: epoch {epoch}, loss {loss}{speed}")
+            self._line(f"  {name}: epoch {epoch}, loss {loss}{speed}")
 
     def end(self, number: int, total: int, result: RunResult, skipped: bool) -> None:
         if not skipped:
@@ -102,12 +104,12 @@ class PlainDisplay:
 
 
 class LiveDisplay(PlainDisplay):
-    """The same lines for ended runs; below them the running one, node by node."""
+    """The same lines for ended runs; below them the running one, rank by rank."""
 
     def __init__(self, console: Console, total: int) -> None:
         super().__init__(console, total)
         self._head, self._number, self._total = "", 0, total
-        self._nodes: dict[int, tuple[str, str, str]] = {}
+        self._ranks: dict[int, tuple[str, str, str]] = {}
         self._live = Live(console=console, refresh_per_second=4, transient=True, get_renderable=self._view)
 
     def __enter__(self) -> LiveDisplay:
@@ -120,24 +122,24 @@ class LiveDisplay(PlainDisplay):
         self._live.__exit__(kind, error, trace)
 
     def begin(self, number: int, total: int, run: RunSpec) -> None:
-        self._head, self._number = run.key, number
-        self._nodes = dict.fromkeys(range(run.nodes), ("starting", "", ""))
+        self._head, self._number, self._per_node = run.key, number, run.processes_per_node
+        self._ranks = dict.fromkeys(range(run.world_size), ("starting", "", ""))
 
     def events(self, events: Sequence[Event]) -> None:
         for event in events:
             if place := where(event):
                 epoch, loss, throughput = place
-                self._nodes[event.rank] = (epoch, loss, throughput or self._nodes[event.rank][2])
+                self._ranks[event.rank] = (epoch, loss, throughput or self._ranks[event.rank][2])
 
     def _view(self) -> Group:
         table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
-        for title in ("node", "epoch", "loss", "samples/s"):
+        for title in (rank_noun(self._per_node), "epoch", "loss", "samples/s"):
             table.add_column(title, justify="left" if title == "epoch" else "right", style="dim")
-        shown = sorted(self._nodes.items())[:16]
+        shown = sorted(self._ranks.items())[:16]
         for rank, (epoch, loss, throughput) in shown:
             table.add_row(str(rank), epoch, loss, throughput)
-        if len(self._nodes) > len(shown):
-            table.add_row("…", f"and {len(self._nodes) - len(shown)} more", "", "")
+        if len(self._ranks) > len(shown):
+            table.add_row("…", f"and {len(self._ranks) - len(shown)} more", "", "")
         progress = Table.grid(padding=(0, 2, 0, 0))
         bar = ProgressBar(total=self._total, completed=max(0, self._number - 1), width=40)
         progress.add_row(bar, Text(self._pace.left(self._number), style="dim"))

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.errors import InputError
 from orchestrator.validation import Location, complaints, dotted
-from trainer.spec import REGISTRIES, RunSpec
+from trainer.spec import REGISTRIES, RunSpec, completed
 
 Values = dict[str, Any]
 
@@ -86,6 +86,7 @@ def _filled(values: Values) -> Values:
 
     Not by way of RunSpec: what skip is to leave out may well be no run at all.
     """
+    values = completed(values)
     filled: Values = {}
     for name, info in RunSpec.model_fields.items():
         value = values.get(name, info.default)
@@ -96,8 +97,6 @@ def _filled(values: Values) -> Values:
                 filled[name] = value if isinstance(value, dict) else {"name": value}
                 continue
             value = REGISTRIES[name].dump(component)
-            if name == "strategy":
-                values = {"transport": component.transports[0], **values}
         filled[name] = value
     return filled
 

@@ -16,11 +16,29 @@ class LaunchPlan:
     slower than with one.
     """
 
-    key: str
-    topology: str
-    nodes: int
-    environment: dict[str, str]
     spec: RunSpec
+    environment: dict[str, str]
+
+    @property
+    def key(self) -> str:
+        return self.spec.key
+
+    @property
+    def topology(self) -> str:
+        return self.spec.topology
+
+    @property
+    def nodes(self) -> int:
+        return self.spec.nodes
+
+    @property
+    def processes_per_node(self) -> int:
+        return self.spec.processes_per_node
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all: processes to start, unless the topology is `single`."""
+        return self.spec.world_size
 
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -28,10 +46,16 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 def plan(run: RunSpec) -> LaunchPlan:
     """How the nodes of `run` are wired and started."""
-    return LaunchPlan(
-        key=run.key,
-        topology=run.topology,
-        nodes=run.nodes,
-        environment=dict.fromkeys(THREAD_VARIABLES, str(run.threads)),
-        spec=run,
-    )
+    return LaunchPlan(run, dict.fromkeys(THREAD_VARIABLES, str(run.threads)))
+
+
+def rank_name(rank: int, processes_per_node: int) -> str:
+    """What a rank is called, as a process and in messages: `node 1`, or `rank 3 of node 1`."""
+    if processes_per_node == 1:
+        return f"node {rank}"
+    return f"rank {rank} of node {rank // processes_per_node}"
+
+
+def rank_noun(processes_per_node: int) -> str:
+    """What ranks are counted as: nodes, where each node is one rank."""
+    return "node" if processes_per_node == 1 else "rank"

@@ -7,58 +7,71 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from orchestrator.result import Status
+from orchestrator.topology import rank_name, rank_noun
 from trainer.events import LAST_WORDS, Event
 
 
 def verdict(
-    events: Sequence[Event], exits: Mapping[str, int], nodes: int, timed_out_s: float | None
+    events: Sequence[Event],
+    exits: Mapping[str, int],
+    ranks: int,
+    timed_out_s: float | None,
+    processes_per_node: int = 1,
 ) -> tuple[Status, str | None]:
     """Status and cause.
 
-    exits: by process name; `node <rank>` where every rank is a process of its own. timed_out_s: the
-    limit that was passed, if it was. A rank that ends itself leaves a last word. One that leaves none
+    exits: by process name; that of `rank_name` where every rank is a process of its own. timed_out_s:
+    the limit that was passed, if it was. A rank that ends itself leaves a last word. One that leaves none
     was killed, and it is the cause: what the others complain about afterwards is its absence.
     """
+    noun = rank_noun(processes_per_node)
+    started = {event.rank: event.fields["pid"] for event in events if event.kind == "start"}
+
+    def name(rank: int) -> str:
+        return rank_name(rank, processes_per_node)
+
+    def process(rank: int) -> str:
+        return f"{name(rank)} (process {started[rank]})" if rank in started else name(rank)
+
     if damaged := [event for event in events if event.kind == "damaged"]:
-        return "failed", f"node {damaged[0].rank}'s events are damaged: {damaged[0].fields['line']!r}"
+        return "failed", f"{name(damaged[0].rank)}'s events are damaged: {damaged[0].fields['line']!r}"
     last = {event.rank: event for event in events if event.kind in LAST_WORDS}
     done = {event.rank for event in events if event.kind == "done"}
     results = {event.rank for event in events if event.kind == "result"}
-    everyone = set(range(nodes))
+    everyone = set(range(ranks))
     if done == everyone and results == everyone:
         return "ok", None
     if timed_out_s is not None:
-        return "timeout", f"stopped after {timed_out_s:g} s; {_whereabouts(events, everyone - done)}"
+        return "timeout", f"stopped after {timed_out_s:g} s; {_whereabouts(events, everyone - done, noun)}"
 
-    started = {event.rank: event.fields["pid"] for event in events if event.kind == "start"}
     killed = [event for event in events if event.kind == "died"]
     if killed:
-        return "failed", f"{_process(killed[0].rank, started)} was {killed[0].fields['cause']}"
+        return "failed", f"{process(killed[0].rank)} was {killed[0].fields['cause']}"
     failures = sorted((e for e in events if e.kind == "failed"), key=lambda e: e.time)
     own = [failure for failure in failures if not failure.fields.get("peer")]
     silent = sorted(rank for rank in started if rank not in last)
     for rank in silent:
-        code = exits.get(f"node {rank}", 0)
+        code = exits.get(name(rank), 0)
         if code:
-            return "failed", f"{_process(rank, started)} {_ending(code)}"
+            return "failed", f"{process(rank)} {_ending(code)}"
     if silent and exits.get("nodes"):
-        return "failed", f"process {started[silent[0]]} with all {nodes} nodes {_ending(exits['nodes'])}"
+        return "failed", f"process {started[silent[0]]} with all {ranks} {noun}s {_ending(exits['nodes'])}"
     if own:
-        return "failed", f"node {own[0].rank}: {own[0].fields['cause']}"
+        return "failed", f"{name(own[0].rank)}: {own[0].fields['cause']}"
     # These exit codes are from before we stopped anything: somebody else did.
     for rank, event in sorted(last.items()):
-        if event.kind == "terminated" and exits.get(f"node {rank}"):
-            return "failed", f"{_process(rank, started)} was {event.fields['cause']} from outside"
+        if event.kind == "terminated" and exits.get(name(rank)):
+            return "failed", f"{process(rank)} was {event.fields['cause']} from outside"
     if failures and not silent:
-        return "failed", f"node {failures[0].rank}: {failures[0].fields['cause']}"
+        return "failed", f"{name(failures[0].rank)}: {failures[0].fields['cause']}"
     if silent:
-        who = " and ".join(_process(rank, started) for rank in silent)
+        who = " and ".join(process(rank) for rank in silent)
         return "failed", f"{who} vanished without a word, as after SIGKILL or for want of memory"
     absent = sorted(everyone - set(started))
     codes = ", ".join(f"{name}: exit code {code}" for name, code in exits.items() if code)
     if absent:
-        names = ", ".join(str(rank) for rank in absent)
-        return "failed", f"node {names} never came up ({codes or 'exit code 0'}); its log says why"
+        numbers = ", ".join(str(rank) for rank in absent)
+        return "failed", f"{noun} {numbers} never came up ({codes or 'exit code 0'}); its log says why"
     return "failed", f"ended without all results ({codes or 'exit code 0'}); the logs say why"
 
 
@@ -72,11 +85,7 @@ def _ending(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-def _process(rank: int, started: Mapping[int, int]) -> str:
-    return f"node {rank} (process {started[rank]})" if rank in started else f"node {rank}"
-
-
-def _whereabouts(events: Sequence[Event], ranks: set[int]) -> str:
+def _whereabouts(events: Sequence[Event], ranks: set[int], noun: str) -> str:
     """Where the ranks that did not end were last seen: "nodes 0, 1 last seen in epoch 2 of 3"."""
     seen = dict.fromkeys(sorted(ranks), "before it came up")
     for event in events:
@@ -99,5 +108,5 @@ def _whereabouts(events: Sequence[Event], ranks: set[int]) -> str:
     said = []
     for place, group in groupby(places, key=lambda item: item[1]):
         names = [str(rank) for rank, _ in group]
-        said.append(f"node{'s' if len(names) > 1 else ''} {', '.join(names)} last seen {place}")
+        said.append(f"{noun}{'s' if len(names) > 1 else ''} {', '.join(names)} last seen {place}")
     return "; ".join(said)

@@ -3,7 +3,7 @@
 SHARDYARD_SPEC        file with the RunSpec, JSON
 SHARDYARD_DATA        data directory
 SHARDYARD_OUT         directory for events and weights; without it readable lines go to the console only
-SHARDYARD_LOGS        directory where each rank keeps its own console output, for launchers that mix it
+SHARDYARD_LOGS        directory where each node keeps its console output, for launchers that mix it
 SHARDYARD_RENDEZVOUS  where torch.distributed's ranks meet
 SHARDYARD_ORCHESTRATOR  process to end with
 """
@@ -31,7 +31,7 @@ def main() -> int:
         print(f"trainer: {error}", file=sys.stderr)
         return 2
     if logs := env.get("SHARDYARD_LOGS"):
-        _keep_console(Path(logs) / f"node-{context.rank}.log")
+        _keep_console(Path(logs) / f"node-{context.rank // spec.processes_per_node}.log")
     out = Path(env["SHARDYARD_OUT"]) if "SHARDYARD_OUT" in env else None
     orchestrator = int(env["SHARDYARD_ORCHESTRATOR"]) if "SHARDYARD_ORCHESTRATOR" in env else None
     context.out_dir = out

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 RANK_VARIABLES: Mapping[str, tuple[str, str]] = {
     "mpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     "ddp": ("RANK", "WORLD_SIZE"),
+    "rpc": ("RANK", "WORLD_SIZE"),
+}
+# The same for a process's number in its node.
+LOCAL_RANK_VARIABLES: Mapping[str, str] = {
+    "mpi": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "ddp": "LOCAL_RANK",
+    "rpc": "LOCAL_RANK",
 }
 
 
@@ -32,8 +39,8 @@ class ContextError(Exception):
 class NodeContext:
     """One rank's place in the run.
 
-    rendezvous: where torch.distributed's ranks meet: the path of a file, or a URL as
-    tcp://node-1:29500.
+    local_rank: its number in its node, 0-based; 0 where all ranks share a process. rendezvous: where
+    torch.distributed's ranks meet: the path of a file, or a URL as tcp://node-1:29500.
     timeout_s: how long a rank waits for others. room: where ranks that share a process meet. shared:
     what forked ranks share. out_dir: where what is worth keeping goes, if anywhere.
     """
@@ -42,6 +49,7 @@ class NodeContext:
     size: int
     transport: str
     data_dir: Path
+    local_rank: int = 0
     rendezvous: str = ""
     timeout_s: float = 600.0
     room: Room | None = None
@@ -52,16 +60,18 @@ class NodeContext:
     @classmethod
     def from_env(cls, spec: RunSpec, env: Mapping[str, str]) -> NodeContext:
         """Read the launcher's variables. Raises ContextError, naming the variable."""
-        rank, size = 0, spec.nodes
+        rank, size, local_rank = 0, spec.world_size, 0
         if names := RANK_VARIABLES.get(spec.topology):
             rank, size = (_integer(env, name) for name in names)
-            if size != spec.nodes:
-                raise ContextError(f"{names[1]} is {size}, but the run has {spec.nodes} nodes")
+            if size != spec.world_size:
+                raise ContextError(f"{names[1]} is {size}, but the run has {spec.size_label}")
             if not 0 <= rank < size:
                 raise ContextError(f"{names[0]} is {rank}; ranks go from 0 to {size - 1}")
+            local_rank = _local_rank(spec, rank, env)
         return cls(
             rank=rank,
             size=size,
+            local_rank=local_rank,
             transport=spec.transport,
             data_dir=Path(env.get("SHARDYARD_DATA", "data")),
             rendezvous=env.get("SHARDYARD_RENDEZVOUS", ""),
@@ -90,6 +100,21 @@ class NodeContext:
     def cpu_clock(self) -> float:
         """CPU seconds of this rank: its thread's where ranks share a process, else its process's."""
         return time.thread_time() if self.room and self.size > 1 else time.process_time()
+
+
+def _local_rank(spec: RunSpec, rank: int, env: Mapping[str, str]) -> int:
+    """The number of this rank in its node.
+
+    Ranks fill one node after the other. Another order is refused: which node a rank is on is told from
+    the rank alone, in logs, causes and reports.
+    """
+    expected = rank % spec.processes_per_node
+    name = LOCAL_RANK_VARIABLES[spec.topology]
+    # Nodes of the local runtime are one host to mpirun, which numbers the ranks of them all.
+    told = _integer(env, name) % spec.processes_per_node if name in env else expected
+    if told != expected:
+        raise ContextError(f"{name} is {env[name]}, but rank {rank} is number {expected} in its node")
+    return expected
 
 
 def _integer(env: Mapping[str, str], name: str) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import sha256
+from math import floor
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -21,7 +23,7 @@ from trainer.registry import ComponentRegistry, Registry
 from trainer.strategies import STRATEGIES
 from trainer.strategies.base import Strategy
 
-__all__ = ["MISFITS", "REGISTRIES", "DataError", "Registry", "RunSpec"]
+__all__ = ["MISFITS", "NODE_LIMITS", "REGISTRIES", "DataError", "Registry", "RunSpec", "completed"]
 
 REGISTRIES: dict[str, ComponentRegistry[Any]] = {
     "dataset": DATASETS,
@@ -32,7 +34,12 @@ REGISTRIES: dict[str, ComponentRegistry[Any]] = {
 }
 
 # Types of the errors that concern a run as a whole: each is the name of the field to change.
-MISFITS = ("transport", "nodes", "model")
+MISFITS = ("transport", "nodes", "processes_per_node", "model")
+
+# Fields that say what a node may use. Runtimes with containers enforce them, `local` cannot.
+NODE_LIMITS = ("cpus", "memory_mb", "pids", "shm_mb")
+
+MOST_CPUS = 256.0
 
 # Fields that say how a run is carried out, not what is computed: they are no part of its identity.
 _NOT_IDENTITY = {"timeout_s"}
@@ -41,6 +48,27 @@ _NOT_IDENTITY = {"timeout_s"}
 def _known_transport(name: str) -> str:
     TRANSPORTS.load(name)
     return name
+
+
+def completed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a run with those whose default follows from others: transport and threads.
+
+    Where the others are no good, theirs stay absent: the fields' own checks say what is wrong.
+    """
+    values = dict(values)
+    if "transport" not in values and "strategy" in values:
+        with suppress(ValidationError, PydanticCustomError):
+            values["transport"] = STRATEGIES.parse(values["strategy"]).transports[0]
+    cpus, processes = values.get("cpus", 1.0), values.get("processes_per_node", 1)
+    numbers = isinstance(cpus, int | float) and isinstance(processes, int)
+    if "threads" not in values and numbers and 0 < cpus <= MOST_CPUS and processes > 0:
+        values["threads"] = threads_within(cpus, processes)
+    return values
+
+
+def threads_within(cpus: float, processes: int) -> int:
+    """Threads for each of `processes` ranks in a node that may use `cpus` cores: whole ones, at least 1."""
+    return max(1, floor(cpus / processes))
 
 
 class RunSpec(BaseModel):
@@ -55,30 +83,42 @@ class RunSpec(BaseModel):
         json_schema_extra={"enum": list(TRANSPORTS.entries)},
     )
     nodes: int = Field(1, ge=1, le=1024, description="nodes that take part in the run")
+    processes_per_node: int = Field(1, ge=1, le=64, description="ranks in each node")
     dataset: Annotated[Dataset, DATASETS] = Field("digits", validate_default=True)
     partitioner: Annotated[Partitioner, PARTITIONERS] = Field(
-        "random_partition", validate_default=True, description="which samples each node trains on"
+        "random_partition", validate_default=True, description="which samples each rank trains on"
     )
     model: Annotated[Model, MODELS] = Field("lenet", validate_default=True)
     optimizer: Annotated[Optimizer, OPTIMIZERS] = Field("sgd", validate_default=True)
     lr: float = Field(0.05, gt=0, le=100, description="learning rate")
-    batch_size: int = Field(32, ge=1, le=65536, description="samples per step on each node")
-    epochs: int = Field(3, ge=1, le=10_000, description="passes of each node over its samples")
+    batch_size: int = Field(32, ge=1, le=65536, description="samples per step of each rank")
+    epochs: int = Field(3, ge=1, le=10_000, description="passes of each rank over its samples")
     seed: int = Field(0, ge=0, lt=2**32, description="of all randomness in the run")
-    threads: int = Field(1, ge=1, le=256, description="torch threads per rank")
+    threads: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="torch threads per rank; default: the whole cores of its share of cpus, at least 1",
+    )
+    cpus: float = Field(
+        1.0, gt=0, le=MOST_CPUS, description="cores that a node may use; runtime local does not enforce it"
+    )
+    memory_mb: int = Field(
+        2048, ge=64, description="memory of a node in MiB; runtime local does not enforce it"
+    )
+    pids: int = Field(
+        512, ge=16, description="processes and threads in a node; runtime local does not enforce it"
+    )
+    shm_mb: int = Field(
+        256, ge=16, description="size of a node's /dev/shm in MiB; runtime local does not enforce it"
+    )
     save_weights: bool = Field(False, description="keep the final weights as weights.npy beside the result")
     timeout_s: float = Field(600, gt=0, le=7 * 86400, description="the run is stopped after this")
 
     @model_validator(mode="before")
     @classmethod
-    def _default_transport(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping) or "transport" in values or "strategy" not in values:
-            return values
-        try:
-            strategy = STRATEGIES.parse(values["strategy"])
-        except (ValidationError, PydanticCustomError):
-            return values  # the field's own check says what is wrong with it
-        return {**values, "transport": strategy.transports[0]}
+    def _completed(cls, values: Any) -> Any:
+        return completed(values) if isinstance(values, Mapping) else values
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunSpec:
@@ -92,13 +132,19 @@ class RunSpec(BaseModel):
             raise PydanticCustomError(
                 "transport", "{strategy} cannot use {transport}; allowed: {allowed}", context
             )
+        if self.topology == "rpc" and self.processes_per_node > 1:
+            raise PydanticCustomError(
+                "processes_per_node",
+                "{processes} is not allowed over {transport}, where a node is one rank; it must be 1",
+                {"processes": self.processes_per_node, "transport": self.transport},
+            )
         low, high = strategy.min_nodes, strategy.max_nodes
-        if self.nodes < low or (high is not None and self.nodes > high):
+        if self.world_size < low or (high is not None and self.world_size > high):
             limits = f"{low}" if low == high else f"{low} or more" if high is None else f"{low} to {high}"
             raise PydanticCustomError(
-                "nodes",
-                "{strategy} cannot run on {nodes} nodes; allowed: {limits}",
-                {"strategy": name, "nodes": self.nodes, "limits": limits},
+                self._to_blame(high),
+                "{strategy} cannot run on {ranks}; allowed: {limits}",
+                {"strategy": name, "ranks": self.size_label, "limits": limits},
             )
         if reason := self.model.misfit(self.dataset.shape):
             raise PydanticCustomError(
@@ -107,13 +153,26 @@ class RunSpec(BaseModel):
                 {"model": self.name_of("model"), "dataset": self.name_of("dataset"), "reason": reason},
             )
         samples = self.dataset.train_samples
-        if strategy.uses_partition and self.nodes > samples:
+        if strategy.uses_partition and self.world_size > samples:
             raise PydanticCustomError(
-                "nodes",
-                "{nodes} nodes are more than the {samples} training samples of {dataset}",
-                {"nodes": self.nodes, "samples": samples, "dataset": self.name_of("dataset")},
+                self._to_blame(samples),
+                "{ranks} are more than the {samples} training samples of {dataset}",
+                {"ranks": self.size_label, "samples": samples, "dataset": self.name_of("dataset")},
             )
         return self
+
+    def _to_blame(self, most: int | None) -> str:
+        """The field to blame for a number of ranks that is not allowed."""
+        if most is not None and self.nodes <= most < self.world_size:
+            return "processes_per_node"
+        return "nodes"
+
+    @property
+    def size_label(self) -> str:
+        """`3 nodes`, or `8 ranks (2 × 4)` where nodes have several."""
+        if self.processes_per_node == 1:
+            return f"{self.nodes} node{'' if self.nodes == 1 else 's'}"
+        return f"{self.world_size} ranks ({self.nodes} × {self.processes_per_node})"
 
     def name_of(self, field: str) -> str:
         """The registered name of a component field, e.g. `name_of("strategy")`."""
@@ -125,9 +184,14 @@ class RunSpec(BaseModel):
         return TRANSPORTS.load(self.transport).topology
 
     @property
+    def world_size(self) -> int:
+        """How many ranks there are; they fill one node after the other, as with torchrun and mpirun."""
+        return self.nodes * self.processes_per_node
+
+    @property
     def ranks_are_threads(self) -> bool:
         """Whether several ranks share one interpreter, and so hinder each other."""
-        return self.topology == "single" and not self.strategy.forks and self.nodes > 1
+        return self.topology == "single" and not self.strategy.forks and self.world_size > 1
 
     def canonical(self) -> dict[str, Any]:
         """What is computed, without defaults: equal for equal work, whatever a later version adds."""
@@ -138,6 +202,9 @@ class RunSpec(BaseModel):
                 dumped = REGISTRIES[field].dump(value, exclude_defaults=True)
                 if dumped != {"name": info.default}:
                     fields[field] = dumped
+            elif field == "threads":
+                if value != threads_within(self.cpus, self.processes_per_node):
+                    fields[field] = value
             elif field not in _NOT_IDENTITY and value != info.default:
                 fields[field] = value
         return fields
@@ -146,4 +213,5 @@ class RunSpec(BaseModel):
     def key(self) -> str:
         """The stable run key: the same run has the same key in every sweep, order and version."""
         digest = sha256(json.dumps(self.canonical(), sort_keys=True).encode()).hexdigest()[:8]
-        return f"{self.name_of('strategy')}-{self.transport}-n{self.nodes}-s{self.seed}-{digest}"
+        ranks = f"n{self.nodes}" + (f"x{self.processes_per_node}" if self.processes_per_node > 1 else "")
+        return f"{self.name_of('strategy')}-{self.transport}-{ranks}-s{self.seed}-{digest}"

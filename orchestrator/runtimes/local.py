@@ -1,4 +1,4 @@
-"""Runtime `local`: a node is a process of this machine."""
+"""Runtime `local`: a node is one or more processes of this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import psutil
 
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.store import RunPaths, write_atomic
-from orchestrator.topology import LaunchPlan
+from orchestrator.topology import LaunchPlan, rank_name
 from trainer.events import Event, EventReader
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -29,7 +29,7 @@ POLL_S = 0.02
 
 @dataclass(frozen=True)
 class Process:
-    """One process to start. log: the name of its console output."""
+    """One process to start. log: the name of its console output, which ranks of a node share."""
 
     name: str
     argv: list[str]
@@ -54,12 +54,15 @@ def processes(plan: LaunchPlan, paths: RunPaths, data_dir: Path, live: Path) -> 
                 # A file and not a port: there is no port to lose to another process.
                 "SHARDYARD_RENDEZVOUS": f"{live.resolve()}/rendezvous",
                 "GLOO_SOCKET_IFNAME": _loopback(),
-                "WORLD_SIZE": str(plan.nodes),
+                "WORLD_SIZE": str(plan.world_size),
             }
-            return [
-                Process(f"node {rank}", node, environment | meet | {"RANK": str(rank)}, f"node-{rank}")
-                for rank in range(plan.nodes)
-            ]
+            started = []
+            for rank in range(plan.world_size):
+                at, local_rank = divmod(rank, plan.processes_per_node)
+                place = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+                name = rank_name(rank, plan.processes_per_node)
+                started.append(Process(name, node, environment | meet | place, f"node-{at}"))
+            return started
         case "mpi":
             logs = {"SHARDYARD_LOGS": str(paths.directory.resolve())}
             root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -67,7 +70,7 @@ def processes(plan: LaunchPlan, paths: RunPaths, data_dir: Path, live: Path) -> 
             session = {"TMPDIR": str(live.resolve())}
             # Seconds from its SIGTERM to its SIGKILL: ranks on a busy machine need more than its one.
             session["PRTE_MCA_odls_base_sigkill_timeout"] = "5"
-            argv = [str(mpirun() or "mpirun"), "-n", str(plan.nodes), *MPIRUN_OPTIONS, *node]
+            argv = [str(mpirun() or "mpirun"), "-n", str(plan.world_size), *MPIRUN_OPTIONS, *node]
             return [Process("mpirun", argv, environment | logs | root | session, "launcher")]
     raise ValueError(f"the local runtime knows no topology {plan.topology!r}")
 
@@ -107,7 +110,13 @@ class LocalRuntime(Runtime):
 
     def describe(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> dict[str, Any]:
         started = [asdict(process) for process in processes(plan, paths, data_dir, _live(paths))]
-        return {"runtime": "local", "topology": plan.topology, "nodes": plan.nodes, "processes": started}
+        return {
+            "runtime": "local",
+            "topology": plan.topology,
+            "nodes": plan.nodes,
+            "processes_per_node": plan.processes_per_node,
+            "processes": started,
+        }
 
     def start(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> RunHandle:
         live = _live(paths)

@@ -56,6 +56,21 @@ def test_placebo(
         assert (run / f"{log}.log").read_text().count("placebo line") == 50_000
 
 
+def kill_in_training(display: Silent, rank: int) -> list[int]:
+    """SIGKILL a rank once there was an epoch; its process id is in the list from then on."""
+    killed: list[int] = []
+
+    def kill() -> None:
+        while not any(event.kind == "epoch" for event in display.seen):
+            time.sleep(0.02)
+        pids = {event.rank: event.fields["pid"] for event in display.seen if event.kind == "start"}
+        killed.append(pids[rank])
+        os.kill(pids[rank], signal.SIGKILL)
+
+    threading.Thread(target=kill, daemon=True).start()
+    return killed
+
+
 @pytest.mark.parametrize(
     ("strategy", "transport"),
     [
@@ -70,18 +85,8 @@ def test_kill_9_of_one_node_in_training(
     execute: Execute, tmp_path: Path, strategy: str, transport: str
 ) -> None:
     """The row names the node, the others are stopped, and it does not take the timeout to notice."""
-    display, killed = Silent(), []
-
-    def kill_rank_1() -> None:
-        while True:
-            pids = {event.rank: event.fields["pid"] for event in display.seen if event.kind == "start"}
-            if any(event.kind == "epoch" for event in display.seen):
-                killed.append(pids[1])
-                os.kill(pids[1], signal.SIGKILL)
-                return
-            time.sleep(0.02)
-
-    threading.Thread(target=kill_rank_1, daemon=True).start()
+    display = Silent()
+    killed = kill_in_training(display, 1)
     result = execute(display, strategy=strategy, transport=transport, nodes=3, epochs=5000)
     assert result.status == "failed"
     assert result.cause is not None
@@ -91,6 +96,36 @@ def test_kill_9_of_one_node_in_training(
     assert "killed by SIGKILL" in result.cause or "vanished without a word" in result.cause
     assert result.wall_s < 50
     assert node_processes(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "transport"), [("all_reduce", "gloo"), ("all_reduce", "mpi"), ("hogwild", "memory")]
+)
+def test_kill_9_of_one_rank_among_several_in_a_node(
+    execute: Execute, tmp_path: Path, strategy: str, transport: str
+) -> None:
+    display = Silent()
+    killed = kill_in_training(display, 2)
+    result = execute(
+        display, strategy=strategy, transport=transport, nodes=2, processes_per_node=2, epochs=5000
+    )
+    assert result.status == "failed"
+    named = str(result.cause) if transport == "mpi" else str(result.cause).split(" and ")[0]
+    assert f"rank 2 of node 1 (process {killed[0]})" in named
+    assert "killed by SIGKILL" in named or "vanished without a word" in str(result.cause)
+    assert node_processes(tmp_path) == []
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_ranks_of_a_node_share_its_log(execute: Execute, tmp_path: Path, transport: str) -> None:
+    placebo = {"name": "placebo", "behave": "flood", "rank": 3, "work_s": 0.1, "lines": 1000}
+    result = execute(strategy=placebo, transport=transport, nodes=2, processes_per_node=2)
+    assert (result.status, result.cause, len(result.ranks)) == ("ok", None, 4)
+    run = tmp_path / "results" / result.key
+    assert run.name.startswith(f"placebo-{transport}-n2x2-s0-")
+    logs = {path.name for path in run.glob("node-*.log")}
+    assert logs == ({"node-0.log"} if transport == "memory" else {"node-0.log", "node-1.log"})
+    assert (run / max(logs)).read_text().count("placebo line") == 1000
 
 
 def test_a_stopped_node_is_ended_by_the_timeout(execute: Execute, tmp_path: Path) -> None:

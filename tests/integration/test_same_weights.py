@@ -40,6 +40,20 @@ def test_same_seed_same_weights_on_every_transport(
     np.testing.assert_allclose(mpi, memory, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "transport"),
+    [("all_reduce", "memory"), ("all_reduce", "gloo"), ("all_reduce", "mpi"), ("ddp", "gloo")],
+)
+def test_it_does_not_matter_in_which_node_a_rank_is(
+    weights: Callable[..., np.ndarray], strategy: str, transport: str
+) -> None:
+    apart, together = (
+        weights(strategy=strategy, transport=transport, nodes=nodes, processes_per_node=4 // nodes)
+        for nodes in (4, 2)
+    )
+    np.testing.assert_allclose(together, apart, rtol=1e-4, atol=1e-6)
+
+
 def test_ddp_is_all_reduce(weights: Callable[..., np.ndarray]) -> None:
     # 241 samples on 3 nodes with batch 16: one node runs out a step before the others.
     odd = {"dataset": {"name": "synthetic", "samples": 241, "test_samples": 64}, "batch_size": 16}

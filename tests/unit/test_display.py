@@ -133,6 +133,14 @@ def test_training_is_told_every_ten_seconds_node_by_node(screen: Screen) -> None
     assert screen.lines() == ["  node 1: epoch 2/3 done, loss 0.100"]
 
 
+def test_ranks_are_told_with_their_nodes_where_nodes_have_several(screen: Screen) -> None:
+    screen.display.begin(1, 3, RUN.model_copy(update={"processes_per_node": 2}))
+    screen.lines()
+    screen.time.pass_(10)
+    screen.display.events([epoch(3)])
+    assert screen.lines() == ["  rank 3 of node 1: epoch 2/3 done, loss 0.100"]
+
+
 @pytest.mark.parametrize(
     "cause",
     [
@@ -149,12 +157,14 @@ def test_a_cause_is_shown_as_it_is(screen: Screen, cause: str) -> None:
 # The live table
 
 
-def live(total: int = 3, nodes: int = 2) -> tuple[LiveDisplay, Callable[[], str]]:
+def live(
+    total: int = 3, nodes: int = 2, processes_per_node: int = 1
+) -> tuple[LiveDisplay, Callable[[], str]]:
     """A display on a terminal, and what it shows now."""
     console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
     shown = display_on(console, total)
     assert isinstance(shown, LiveDisplay)
-    shown.begin(2, total, RUN.model_copy(update={"nodes": nodes}))
+    shown.begin(2, total, RUN.model_copy(update={"nodes": nodes, "processes_per_node": processes_per_node}))
 
     def view() -> str:
         with console.capture() as capture:
@@ -176,6 +186,14 @@ def test_live_table_shows_the_run_node_by_node() -> None:
     ]
     shown.events([epoch(1)])
     assert view().splitlines()[-1].split() == ["1", "2/3", "done", "0.100", "12,346"]
+
+
+def test_live_table_has_a_line_for_every_rank() -> None:
+    shown, view = live(processes_per_node=3)
+    assert view().count("starting") == 6
+    assert view().splitlines()[-7].split()[0] == "rank"
+    shown.events([step(5)])
+    assert view().splitlines()[-1].split()[:3] == ["5", "1/3", "step"]
 
 
 def test_live_table_stays_on_the_screen_however_many_nodes() -> None:

@@ -31,19 +31,23 @@ INTEGERS = {
     "epochs": (1, 10_000),
     "seed": (0, 2**32 - 1),
     "threads": (1, 256),
+    "processes_per_node": (1, 64),
+    "memory_mb": (64, None),
+    "pids": (16, None),
+    "shm_mb": (16, None),
 }
 
 
 @pytest.mark.parametrize(("field", "limits"), INTEGERS.items())
-def test_integers(field: str, limits: tuple[int, int]) -> None:
+def test_integers(field: str, limits: tuple[int, int | None]) -> None:
     low, high = limits
-    for good in limits:
+    for good in (low, high or 10**9):
         assert getattr(spec(**{field: good}), field) == good
-    for bad in (low - 1, high + 1, 1.0, 1.5, NAN, INF, True, "1", None, [1]):
+    for bad in (low - 1, *([high + 1] if high else []), 1.0, 1.5, NAN, INF, True, "1", None, [1]):
         assert f"\n{field}\n" in refusal(**{field: bad})
 
 
-@pytest.mark.parametrize(("field", "high"), [("lr", 100), ("timeout_s", 7 * 86400)])
+@pytest.mark.parametrize(("field", "high"), [("lr", 100), ("timeout_s", 7 * 86400), ("cpus", 256)])
 def test_numbers(field: str, high: float) -> None:
     for good in (1e-9, 1, high):
         assert getattr(spec(**{field: good}), field) == good
@@ -114,6 +118,76 @@ def test_more_nodes_than_samples() -> None:
     assert spec(strategy="placebo", dataset=small, nodes=5).nodes == 5  # it trains on nothing
 
 
+def test_limits_of_the_strategy_count_ranks() -> None:
+    message = refusal(strategy="serial", processes_per_node=2)
+    assert "serial cannot run on 2 ranks (1 × 2); allowed: 1" in message
+    assert "type=processes_per_node" in message
+    assert "type=nodes" in refusal(strategy="serial", nodes=3, processes_per_node=2)
+
+
+def test_more_ranks_than_samples() -> None:
+    small = {"name": "synthetic", "samples": 4}
+    assert spec(dataset=small, nodes=2, processes_per_node=2).world_size == 4
+    message = refusal(dataset=small, nodes=3, processes_per_node=2)
+    assert "6 ranks (3 × 2) are more than the 4 training samples of synthetic" in message
+    assert "type=processes_per_node" in message
+    assert "type=nodes" in refusal(dataset=small, nodes=5, processes_per_node=2)
+
+
+def test_over_rpc_a_node_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert spec(nodes=2, processes_per_node=2).world_size == 4
+    monkeypatch.setattr(RunSpec, "topology", "rpc")
+    assert spec(nodes=2).world_size == 2
+    assert "2 is not allowed over mpi, where a node is one rank; it must be 1" in refusal(
+        nodes=2, processes_per_node=2
+    )
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ranks_are_threads_where_several_share_a_process(nodes: int) -> None:
+    assert spec(transport="memory", nodes=nodes, processes_per_node=2).ranks_are_threads
+    assert spec(transport="memory", nodes=nodes).ranks_are_threads == (nodes > 1)
+    assert not spec(strategy="hogwild", nodes=nodes, processes_per_node=2).ranks_are_threads
+
+
+# Threads follow the quota
+
+
+@pytest.mark.parametrize(
+    ("fields", "threads"),
+    [
+        ({}, 1),
+        ({"cpus": 0.4}, 1),
+        ({"cpus": 4}, 4),
+        ({"cpus": 3.9}, 3),
+        ({"cpus": 4, "processes_per_node": 2}, 2),
+        ({"cpus": 4, "processes_per_node": 3}, 1),
+        ({"cpus": 4, "processes_per_node": 8}, 1),
+        ({"cpus": 4, "threads": 1}, 1),
+        ({"threads": 3}, 3),
+        ({"cpus": 256}, 256),
+    ],
+)
+def test_threads_are_those_of_the_quota_unless_they_are_said(fields: dict[str, Any], threads: int) -> None:
+    run = spec(**fields)
+    assert run.threads == threads
+    again = RunSpec.model_validate(json.loads(json.dumps(run.canonical())))
+    assert (again, again.key) == (run, run.key)
+
+
+def test_a_quota_that_is_wrong_is_the_only_mistake() -> None:
+    for bad in ("4", 1000, NAN, -1, None):
+        assert "\nthreads\n" not in refusal(cpus=bad)
+        assert "\nthreads\n" not in refusal(processes_per_node=bad)
+    assert "\nthreads\n" not in refusal(processes_per_node=0)
+
+
+def test_threads_that_the_quota_gives_anyway_make_no_other_run() -> None:
+    assert spec(cpus=4).key == spec(cpus=4, threads=4).key
+    assert spec(cpus=4).key != spec(cpus=4, threads=1).key
+    assert spec(threads=4).key != spec(cpus=4).key != spec().key
+
+
 # Identity
 
 
@@ -139,6 +213,8 @@ def test_more_nodes_than_samples() -> None:
             },
             "one_shot-mpi-n1-s0-338a736d",
         ),
+        ({"strategy": "ddp", "nodes": 2, "processes_per_node": 4}, "ddp-gloo-n2x4-s0-56cadc81"),
+        ({"strategy": "ddp", "nodes": 2, "cpus": 0.4, "memory_mb": 1024}, "ddp-gloo-n2-s0-47da9a2d"),
     ],
 )
 def test_keys_are_written_down(fields: dict[str, Any], key: str) -> None:
@@ -170,6 +246,11 @@ CHANGES: dict[str, Any] = {
     "seed": 1,
     "threads": 2,
     "save_weights": True,
+    "processes_per_node": 2,
+    "cpus": 0.4,
+    "memory_mb": 1024,
+    "pids": 256,
+    "shm_mb": 64,
 }
 
 
@@ -182,6 +263,7 @@ def test_key_depends_on_everything_else() -> None:
 def test_key_is_a_directory_name_that_says_what_it_is() -> None:
     head, _, digest = spec(nodes=4, seed=7, transport="gloo").key.rpartition("-")
     assert head == "one_shot-gloo-n4-s7"
+    assert spec(nodes=4, processes_per_node=2).key.startswith("one_shot-mpi-n4x2-s0-")
     assert len(digest) == 8
     assert int(digest, 16) >= 0
 

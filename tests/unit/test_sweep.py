@@ -118,6 +118,15 @@ def test_skip_knows_what_was_left_to_the_default(load: Load, entry: str) -> None
     assert told(sweep, "nodes") == [(3,)]
 
 
+def test_skip_knows_the_threads_that_a_quota_gives(load: Load) -> None:
+    blocks = "[{axes: {cpus: [1, 2, 4.5], processes_per_node: [1, 2]}, skip: [{threads: [2, 4]}]}]"
+    assert told(load(blocks, base="{strategy: ddp}"), "cpus", "processes_per_node", "threads") == [
+        (1.0, 1, 1),
+        (1.0, 2, 1),
+        (2.0, 2, 1),
+    ]
+
+
 @pytest.mark.parametrize("entry", ["{strategy: dpp}", "{nodes: two}", "{transport: tcp}"])
 def test_skip_value_that_no_run_may_have(load: Load, entry: str) -> None:
     with pytest.raises(InputError, match="skip"):

@@ -121,6 +121,9 @@ VALUES = [
     ("nodes", "2000", "2000 is not allowed; it must be less than or equal to 1024"),
     ("epochs", "1e1", "10.0 is not allowed; it must be a valid integer"),
     ("batch_size", "null", "None is not allowed; it must be a valid integer"),
+    ("processes_per_node", "65", "65 is not allowed; it must be less than or equal to 64"),
+    ("cpus", "0", "0 is not allowed; it must be greater than 0"),
+    ("memory_mb", "0.5", "0.5 is not allowed; it must be a valid integer"),
     ("save_weights", "1", "1 is not allowed; it must be a valid boolean"),
     ("transport", "mpi", "ddp cannot use mpi; allowed: gloo"),
     ("model.dropout", "1", "1 is not allowed; it must be less than 1"),
@@ -183,6 +186,15 @@ def test_unknown_name_lists_the_known_ones(path: Path, field: str, registry: Reg
         ),
         ("{base: {strategy: ddp}, axes: {seed: []}}", "blocks[0].axes.seed: the list is empty"),
         (
+            "{base: {strategy: serial, processes_per_node: 4}}",
+            "blocks[0].base.processes_per_node: serial cannot run on 4 ranks (1 × 4); allowed: 1",
+        ),
+        (
+            "{base: {strategy: ddp, dataset: {name: synthetic, samples: 9}}, axes: {nodes: [4, 5], "
+            "processes_per_node: [2]}}",
+            "blocks[0].axes.processes_per_node[0]: 10 ranks (5 × 2) are more than the 9 training samples",
+        ),
+        (
             "{base: {strategy: {name: one_shot, inti: x}}}",
             "blocks[0].base.strategy.inti: unknown key; allowed: init",
         ),
@@ -206,6 +218,17 @@ def test_unknown_name_lists_the_known_ones(path: Path, field: str, registry: Reg
 )
 def test_block(path: Path, block: str, message: str) -> None:
     assert complaint(path, f"name: s\nblocks: [{block}]").startswith(f"{path}: {message}")
+
+
+def test_several_ranks_in_a_node_where_there_must_be_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunSpec, "topology", "rpc")
+    text = "name: s\nblocks: [{base: {strategy: ddp}, axes: {processes_per_node: [1, 2]}}]"
+    assert complaint(path, text) == (
+        f"{path}: blocks[0].axes.processes_per_node[1]: 2 is not allowed over gloo, "
+        "where a node is one rank; it must be 1"
+    )
 
 
 def test_parameter_of_a_strategy_that_is_not_named(path: Path) -> None:

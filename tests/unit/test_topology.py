@@ -15,7 +15,7 @@ from orchestrator.store import RunPaths
 from orchestrator.topology import LaunchPlan, plan
 from tests.unit.conftest import PROJECT
 from trainer.clock import Clock
-from trainer.context import ContextError, NodeContext
+from trainer.context import RANK_VARIABLES, ContextError, NodeContext
 from trainer.spec import RunSpec
 
 TRAINER = [sys.executable, "-m", "trainer"]
@@ -45,6 +45,13 @@ def test_plan(transport: str, topology: str) -> None:
     made = plan(spec)
     assert made == plan(spec)
     assert (made.key, made.topology, made.nodes, made.spec) == (spec.key, topology, 3, spec)
+    assert (made.processes_per_node, made.world_size) == (1, 3)
+
+
+def test_plan_counts_ranks() -> None:
+    made = plan(run(processes_per_node=4, cpus=8))
+    assert (made.nodes, made.processes_per_node, made.world_size) == (3, 4, 12)
+    assert made.environment == dict.fromkeys(THREADS, "2")
 
 
 @pytest.mark.parametrize("threads", [1, 4])
@@ -84,6 +91,19 @@ def test_gloo_is_a_process_per_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert {p.environment["GLOO_SOCKET_IFNAME"] for p in made} == {"lo7"}
     assert {p.environment["SHARDYARD_RENDEZVOUS"] for p in made} == {f"{tmp_path}/run/live/rendezvous"}
     assert all(p.argv == TRAINER for p in made)
+
+
+def test_gloo_is_a_process_per_rank_and_a_log_per_node(tmp_path: Path) -> None:
+    made = started(tmp_path, transport="gloo", nodes=2, processes_per_node=2)
+    places = [[p.environment[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] for p in made]
+    assert places == [["0", "0", "4"], ["1", "1", "4"], ["2", "0", "4"], ["3", "1", "4"]]
+    assert [p.log for p in made] == ["node-0", "node-0", "node-1", "node-1"]
+    assert [p.name for p in made] == [f"rank {rank} of node {rank // 2}" for rank in range(4)]
+
+
+def test_mpirun_starts_all_ranks(tmp_path: Path) -> None:
+    (process,) = started(tmp_path, transport="mpi", nodes=2, processes_per_node=3)
+    assert process.argv[:3] == ["/somewhere/mpirun", "-n", "6"]
 
 
 def test_mpi_is_one_mpirun(tmp_path: Path) -> None:
@@ -128,8 +148,9 @@ def test_ranks_meet_in_a_results_directory_of_any_name(tmp_path: Path, name: str
     comm.close()
 
 
-def test_an_unknown_topology_is_refused(tmp_path: Path) -> None:
-    made = LaunchPlan("key", "carrier pigeon", 1, {}, run())
+def test_an_unknown_topology_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunSpec, "topology", "carrier pigeon")
+    made = LaunchPlan(run(), {})
     with pytest.raises(ValueError, match="carrier pigeon"):
         processes(made, RunPaths(tmp_path), tmp_path, tmp_path)
 
@@ -150,6 +171,41 @@ def test_a_process_finds_its_place(tmp_path: Path, transport: str) -> None:
 def test_a_rank_of_mpirun_finds_its_place() -> None:
     environment = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3", "RANK": "9", "WORLD_SIZE": "9"}
     assert NodeContext.from_env(run(transport="mpi"), environment).rank == 2
+
+
+@pytest.mark.parametrize(
+    ("transport", "told", "local_ranks"),
+    [
+        ("gloo", "LOCAL_RANK", ["0", "1", "2", "0", "1", "2"]),
+        ("mpi", "OMPI_COMM_WORLD_LOCAL_RANK", ["0", "1", "2", "0", "1", "2"]),
+        ("mpi", "OMPI_COMM_WORLD_LOCAL_RANK", ["0", "1", "2", "3", "4", "5"]),  # all on one host
+        ("gloo", "UNUSED", ["0", "0", "0", "0", "0", "0"]),
+    ],
+)
+def test_a_rank_finds_its_place_in_its_node(transport: str, told: str, local_ranks: list[str]) -> None:
+    spec = run(transport=transport, nodes=2, processes_per_node=3)
+    rank_name, size_name = RANK_VARIABLES[spec.topology]
+    for rank, local_rank in enumerate(local_ranks):
+        environment = {rank_name: str(rank), size_name: "6", told: local_rank}
+        context = NodeContext.from_env(spec, environment)
+        assert (context.rank, context.size, context.local_rank) == (rank, 6, rank % 3)
+
+
+def test_ranks_that_do_not_fill_node_after_node_are_refused() -> None:
+    environment = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}  # dealt out, one to each node
+    spec = run(transport="gloo", nodes=2, processes_per_node=2)
+    with pytest.raises(ContextError, match="LOCAL_RANK is 0, but rank 1 is number 1 in its node"):
+        NodeContext.from_env(spec, environment)
+    with pytest.raises(ContextError, match=r"WORLD_SIZE is 2, but the run has 4 ranks \(2 × 2\)"):
+        NodeContext.from_env(spec, {**environment, "WORLD_SIZE": "2"})
+
+
+def test_ranks_of_one_process_are_as_many(tmp_path: Path) -> None:
+    (process,) = started(tmp_path, transport="memory", nodes=2, processes_per_node=3)
+    context = NodeContext.from_env(
+        run(transport="memory", nodes=2, processes_per_node=3), process.environment
+    )
+    assert (context.rank, context.size, context.local_rank) == (0, 6, 0)
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,47 @@ def test_a_signal_without_a_name() -> None:
     assert verdict(up(0), {"node 0": -40}, 1, None)[0] == "failed"
 
 
+# Several ranks in a node: the rank is named, and its node
+
+
+@pytest.mark.parametrize(
+    ("events", "exits", "cause"),
+    [
+        (
+            [*up(0, 1, 2, 3), failed(0, 3, RESET, peer=True)],
+            {"rank 0 of node 0": 1, "rank 3 of node 1": -SIGKILL},
+            "rank 3 of node 1 (process 103) was killed by SIGKILL",
+        ),
+        ([*up(0, 1, 2, 3), failed(2, 3, "odd")], {"rank 2 of node 1": 1}, "rank 2 of node 1: odd"),
+        (
+            up(0, 1, 2) + terminated(0, 1, 2),
+            {"rank 3 of node 1": 1},
+            "rank 3 never came up (rank 3 of node 1: exit code 1)",
+        ),
+        (up(0, 1, 2, 3) + terminated(0, 1, 2), {"mpirun": 137}, "rank 3 of node 1 (process 103) vanished"),
+        (up(0, 1, 2, 3), {"nodes": -SIGKILL}, "process 100 with all 4 ranks was killed by SIGKILL"),
+        # A container's exit code is not that of one of its ranks.
+        (up(0, 1, 2, 3) + terminated(0, 1, 2), {"node 1": 137}, "rank 3 of node 1 (process 103) vanished"),
+    ],
+)
+def test_a_rank_among_several_in_a_node_is_named(
+    events: list[Event], exits: dict[str, int], cause: str
+) -> None:
+    status, said = verdict(events, exits, 4, None, processes_per_node=2)
+    assert status == "failed"
+    assert said is not None
+    assert said.startswith(cause)
+
+
+def test_a_run_of_several_ranks_per_node_needs_all_of_them() -> None:
+    assert verdict(up(0, 1) + finished(0, 1), {}, 2, None, processes_per_node=2) == ("ok", None)
+    assert verdict(up(0, 1) + finished(0, 1), {}, 4, None, processes_per_node=2)[0] == "failed"
+    _, cause = verdict(up(0, 1), {}, 4, 9.0, processes_per_node=2)
+    assert cause == (
+        "stopped after 9 s; ranks 2, 3 last seen before it came up; ranks 0, 1 last seen starting"
+    )
+
+
 # Timeouts
 
 

@@ -18,6 +18,7 @@ class Strategy(Component):
     """How nodes work together on one model. Its algorithm is `train`, run by every rank."""
 
     transports: ClassVar[tuple[str, ...]]  # it can use; the first is the default
+    # Both count ranks, which is nodes where each node has one process.
     min_nodes: ClassVar[int] = 1
     max_nodes: ClassVar[int | None] = None
     uses_partition: ClassVar[bool] = True  # False: every node trains on the whole set
