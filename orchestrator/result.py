@@ -106,7 +106,7 @@ class RunResult(Record):
     wall_s: float  # from the start of the run to this row
     startup_s: float | None  # from the start of the run to its first training step
     teardown_s: float | None  # from the last training step to this row
-    cores: int  # that the nodes shared
+    cores: float  # that the nodes shared
     flags: list[str]  # what could not be made equal
     ranks: list[RankResult]
     epochs: list[EpochPoint]
@@ -148,7 +148,7 @@ class RunResult(Record):
         return sum(rank.samples for rank in self.ranks) / self.train_s if self.train_s else None
 
     @property
-    def bytes_sent_per_node(self) -> float | None:
+    def bytes_sent_per_rank(self) -> float | None:
         return fmean(rank.bytes_sent for rank in self.ranks) if self.ranks else None
 
     @property

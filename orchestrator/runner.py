@@ -7,8 +7,9 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from orchestrator.assemble import assemble
 from orchestrator.environment import cores, environment
@@ -44,6 +45,11 @@ class Runner:
     data_dir: Path
     display: Display
 
+    @cached_property
+    def _environment(self) -> dict[str, Any]:
+        """Asked once: it does not change while a sweep runs, and git takes its time."""
+        return environment()
+
     def prepare(self, sweep: Sweep) -> None:
         """Check and fetch everything that no run should fail for. Raises InputError."""
         for run in sweep.runs:
@@ -60,7 +66,7 @@ class Runner:
             source=sweep.source,
             overrides=sweep.overrides,
             keys=[run.key for run in sweep.runs],
-            environment=environment(),
+            environment=self._environment,
         )
         write_atomic(self.paths.record, record.model_dump_json(indent=2))
 
@@ -102,7 +108,7 @@ class Runner:
             ended_at=time.time(),
             timed_out_s=timed_out_s,
             cores=cores(),
-            environment=environment(),
+            environment=self._environment,
         )
         write_atomic(paths.result, result.model_dump_json(indent=2))
         return result

@@ -53,9 +53,7 @@ def trained(*ranks: dict[str, Any]) -> list[Event]:
     return [*events, split(len(ranks))]
 
 
-def row(
-    events: list[Event], cores: int = 8, exits: dict[str, int] | None = None, **fields: Any
-) -> RunResult:
+def row(events: list[Event], cores: float = 8, runtime: str = "local", **fields: Any) -> RunResult:
     run = RunSpec.model_validate(
         {"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "epochs": 1, **fields}
     )
@@ -63,7 +61,7 @@ def row(
         plan(run),
         events,
         {},
-        runtime="local",
+        runtime=runtime,
         started_at=10.0,
         ended_at=24.5,
         timed_out_s=None,
@@ -99,7 +97,7 @@ def test_a_run_that_never_trained_has_no_times() -> None:
     result = row([event("failed", cause="no data", peer=False)])
     assert (result.status, result.cause) == ("failed", "node 0: no data")
     assert (result.startup_s, result.teardown_s, result.train_s, result.accuracy) == (None,) * 4
-    assert (result.samples_per_s, result.bytes_sent_per_node, result.seconds) == (None, None, {})
+    assert (result.samples_per_s, result.bytes_sent_per_rank, result.seconds) == (None, None, {})
     assert result.certificate is None
 
 
@@ -177,8 +175,8 @@ def test_an_epoch_that_nobody_accounted_for_is_not_ok() -> None:
 # Flags
 
 
-def flags(*ranks: dict[str, Any], cores: int = 8, **fields: Any) -> list[str]:
-    result = row(trained(*ranks), cores, nodes=len(ranks), **fields)
+def flags(*ranks: dict[str, Any], cores: float = 8, **fields: Any) -> list[str]:
+    result = row(trained(*ranks), cores, **{"nodes": len(ranks), **fields})
     assert result.status == "ok"
     return result.flags
 
@@ -191,9 +189,48 @@ def test_no_flag_where_all_is_equal() -> None:
 
 def test_more_threads_than_cores() -> None:
     (flag,) = flags({}, {}, cores=1)
-    assert "2 nodes × 1 thread(s) shared 1 cores" in flag
+    assert flag == (
+        "2 nodes × 1 thread shared 1 core: wall-clock speedup cannot pass 1; "
+        "compare work time (CPU) instead"
+    )
     (flag,) = flags({}, {}, cores=3, threads=2)
-    assert "2 nodes × 2 thread(s) shared 3 cores" in flag
+    assert flag.startswith("2 nodes × 2 threads shared 3 cores: wall-clock speedup cannot pass 3;")
+
+
+def test_more_ranks_than_cores() -> None:
+    assert flags({}, {}, {}, {}, nodes=2, processes_per_node=2, cores=4) == []
+    (flag,) = flags({}, {}, {}, {}, nodes=2, processes_per_node=2, cores=2)
+    assert flag.startswith("2 nodes × 2 ranks × 1 thread shared 2 cores: wall-clock speedup cannot pass 2;")
+
+
+def test_every_rank_of_every_node_has_to_succeed() -> None:
+    result = row(trained({}, {}), nodes=2, processes_per_node=2)
+    assert (result.status, result.cause) == (
+        "failed",
+        "rank 2, 3 never came up (exit code 0); its log says why",
+    )
+
+
+def test_quotas_of_containers_that_are_more_than_the_cores() -> None:
+    (flag,) = flags({}, {}, {}, {}, runtime="docker", cores=2)
+    assert flag == (
+        "4 nodes × 1 cpu shared 2 cores: wall-clock speedup cannot pass 2; "
+        "compare work time (CPU) instead, or give each node fewer cpus (0.5)"
+    )
+
+
+def test_quotas_of_containers_that_the_machine_has() -> None:
+    assert flags({}, {}, {}, {}, runtime="docker", cores=2, cpus=0.5) == []
+    assert flags({}, runtime="docker", cores=1, memory_mb=512, shm_mb=64, pids=99) == []
+
+
+def test_local_processes_have_no_limits() -> None:
+    (flag,) = flags({}, {}, cpus=0.4)
+    assert flag == "local processes have no limits: cpus 0.4 was not enforced"
+    (flag,) = flags({}, {}, cpus=2, threads=1, memory_mb=512, pids=64, shm_mb=64)
+    assert flag == (
+        "local processes have no limits: cpus 2, memory_mb 512, pids 64, shm_mb 64 were not enforced"
+    )
 
 
 def test_threads_of_one_interpreter() -> None:

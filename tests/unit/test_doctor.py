@@ -119,6 +119,14 @@ def test_no_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding("/dev/shm").verdict == "note"
 
 
+@pytest.mark.parametrize(("cores", "said"), [(4, "4: wall"), (1.5, "1.5: wall"), (0.4, "0.4: wall")])
+def test_cores(monkeypatch: pytest.MonkeyPatch, cores: float, said: str) -> None:
+    monkeypatch.setattr(doctor, "cores", lambda: cores)
+    found = finding("cores")
+    assert found.detail.startswith(said)
+    assert f"cannot pass {max(1, cores):g} " in found.detail
+
+
 @pytest.mark.parametrize(("gib", "verdict"), [(1.0, "note"), (16.0, "ok")])
 def test_memory(monkeypatch: pytest.MonkeyPatch, gib: float, verdict: str) -> None:
     memory = SimpleNamespace(available=gib * 2**30)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,23 +13,24 @@ import pytest
 from orchestrator import environment as module
 from orchestrator.environment import PACKAGES, cores, environment, installed
 
-Quota = Callable[[str | None, int], None]
+Quota = Callable[[Mapping[str, str], int], None]
 
 
 @pytest.fixture
 def quota(monkeypatch: pytest.MonkeyPatch) -> Quota:
-    """`quota("50000 100000", 8)`: the text of cpu.max (None: absent), and the cores of the machine."""
+    """`quota({"cpu.max": "50000 100000"}, 8)`: the files of the control group, and the machine's cores."""
 
-    def quota(text: str | None, allowed: int) -> None:
+    def quota(files: Mapping[str, str], allowed: int) -> None:
         monkeypatch.setattr(module.os, "sched_getaffinity", lambda _: set(range(allowed)), raising=False)
         original = Path.read_text
 
         def read_text(path: Path, *arguments: str) -> str:
-            if path != Path("/sys/fs/cgroup/cpu.max"):
+            if not path.is_relative_to("/sys/fs/cgroup"):
                 return original(path, *arguments)
-            if text is None:
+            name = str(path.relative_to("/sys/fs/cgroup"))
+            if name not in files:
                 raise FileNotFoundError(path)
-            return text
+            return files[name]
 
         monkeypatch.setattr(Path, "read_text", read_text)
 
@@ -39,18 +40,36 @@ def quota(monkeypatch: pytest.MonkeyPatch) -> Quota:
 @pytest.mark.parametrize(
     ("text", "allowed", "usable"),
     [
-        (None, 8, 8),
         ("max 100000\n", 8, 8),
         ("400000 100000\n", 8, 4),
         ("400000 100000\n", 2, 2),
-        ("250000 100000\n", 8, 2),
-        ("40000 100000\n", 8, 1),
+        ("150000 100000\n", 8, 1.5),
+        ("40000 100000\n", 8, 0.4),
+        ("33333 100000\n", 8, 0.33),
+        ("1000 1000000\n", 8, 0.01),
         ("odd", 3, 3),
+        ("", 3, 3),
     ],
 )
-def test_cores(quota: Quota, text: str | None, allowed: int, usable: int) -> None:
-    quota(text, allowed)
+def test_cores(quota: Quota, text: str, allowed: int, usable: float) -> None:
+    quota({"cpu.max": text}, allowed)
     assert cores() == usable
+
+
+@pytest.mark.parametrize(
+    ("quota_us", "period_us", "usable"),
+    [("-1\n", "100000\n", 8), ("150000\n", "100000\n", 1.5), ("25000\n", "50000\n", 0.5), ("1", "0", 8)],
+)
+def test_cores_of_a_control_group_of_version_1(
+    quota: Quota, quota_us: str, period_us: str, usable: float
+) -> None:
+    quota({"cpu/cpu.cfs_quota_us": quota_us, "cpu/cpu.cfs_period_us": period_us}, 8)
+    assert cores() == usable
+
+
+def test_cores_without_a_control_group(quota: Quota) -> None:
+    quota({}, 8)
+    assert cores() == 8
 
 
 def test_installed() -> None:
@@ -63,7 +82,7 @@ def test_environment_says_what_a_reader_needs() -> None:
     assert found["python"] == platform.python_version()
     assert set(PACKAGES) < set(found)
     assert found["torch"]
-    assert found["cores"] == cores() >= 1
+    assert found["cores"] == cores() > 0
     assert found["memory_gb"] > 0.1
     assert all(found.values())
     assert json.loads(json.dumps(found)) == found

@@ -1,0 +1,73 @@
+"""Cores and limits: what a run could use, what it was held to, and what that means for its times. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import floor
+
+from trainer.spec import NODE_LIMITS, RunSpec
+
+# Runtimes that hold every node to its cpus, memory_mb, pids and shm_mb.
+ENFORCING = frozenset({"docker"})
+
+
+def cores_wanted(run: RunSpec, runtime: str) -> float:
+    """Cores that the nodes of a run together may use at once.
+
+    A quota bounds a node whatever runs in it; without one, every rank computes with all its threads.
+    """
+    wanted = run.nodes * run.cpus if runtime in ENFORCING else run.world_size * run.threads
+    return round(wanted, 6)  # 10 × 1.1 are 11 cores and no hair more
+
+
+def shares_cores(run: RunSpec, runtime: str, cores: float) -> bool:
+    """Whether the nodes wanted more than the `cores` there were."""
+    return cores_wanted(run, runtime) > cores
+
+
+def speedup_limit(run: RunSpec, runtime: str, cores: float) -> float:
+    """What a wall-clock speedup cannot pass on `cores`: all of them against what one rank has alone.
+
+    Only a quota (or too small a machine) gives the serial run less than a core; how much more than one
+    it can use, with several threads, nobody knows.
+    """
+    alone = min(1.0, cores, run.cpus) if runtime in ENFORCING else min(1.0, cores)
+    return cores / alone
+
+
+def limit_flags(run: RunSpec, runtime: str, cores: float) -> Iterator[str]:
+    """What a reader must know before comparing times, in sentences."""
+    enforced = runtime in ENFORCING
+    if shares_cores(run, runtime, cores):
+        limit = f"{speedup_limit(run, runtime, cores):.3g}"
+        advice = "compare work time (CPU) instead"
+        if enforced:
+            each = [counted(run.cpus, "cpu")]
+            fitting = floor(100 * cores / run.nodes) / 100
+            advice += f", or give each node fewer cpus ({fitting:g})" if fitting else ""
+        else:
+            ranks = [counted(run.processes_per_node, "rank")] if run.processes_per_node > 1 else []
+            each = [*ranks, counted(run.threads, "thread")]
+        demand = " × ".join([counted(run.nodes, "node"), *each])
+        yield f"{demand} shared {counted(cores, 'core')}: wall-clock speedup cannot pass {limit}; {advice}"
+    threads = run.processes_per_node * run.threads
+    if enforced and run.processes_per_node > 1 and threads > run.cpus:
+        yield (
+            f"the {run.processes_per_node} ranks of a node shared its {counted(run.cpus, 'cpu')}: "
+            f"cpus {threads} would give every thread a core"
+        )
+    changed = [name for name in NODE_LIMITS if getattr(run, name) != RunSpec.model_fields[name].default]
+    if changed and not enforced:
+        told = ", ".join(f"{name} {written(getattr(run, name))}" for name in changed)
+        were = "was" if len(changed) == 1 else "were"
+        yield f"{runtime} processes have no limits: {told} {were} not enforced"
+
+
+def counted(number: float, noun: str) -> str:
+    """`1 core`, `1.5 cores`."""
+    return f"{written(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def written(number: float) -> str:
+    """2.0 as `2`, 1.5 as `1.5`."""
+    return str(number).removesuffix(".0")

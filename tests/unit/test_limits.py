@@ -1,0 +1,85 @@
+"""What a run could use of a machine, with quotas and without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.limits import cores_wanted, counted, limit_flags, shares_cores, speedup_limit
+from trainer.spec import RunSpec
+
+
+def run(nodes: int = 4, **fields: Any) -> RunSpec:
+    return RunSpec.model_validate({"strategy": "ddp", "nodes": nodes, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "local", "docker"),
+    [
+        ({}, 4, 4),
+        ({"cpus": 0.4}, 4, 1.6),
+        ({"threads": 2}, 8, 4),
+        ({"cpus": 2}, 8, 8),
+        ({"processes_per_node": 3}, 12, 4),
+        ({"processes_per_node": 3, "cpus": 6}, 24, 24),
+        ({"strategy": "hogwild", "cpus": 0.5}, 4, 2),  # one container, with the cpus of four nodes
+        ({"nodes": 10, "cpus": 1.1}, 10, 11),
+    ],
+)
+def test_cores_wanted(fields: dict[str, Any], local: float, docker: float) -> None:
+    assert cores_wanted(run(**fields), "local") == local
+    assert cores_wanted(run(**fields), "docker") == docker
+
+
+def test_cores_are_shared_where_more_are_wanted_than_there_are() -> None:
+    assert shares_cores(run(), "local", 3.5)
+    assert not shares_cores(run(), "local", 4)
+    assert not shares_cores(run(cpus=0.4), "docker", 2)
+    assert shares_cores(run(cpus=0.4), "local", 2)
+    assert not shares_cores(run(nodes=10, cpus=1.1), "docker", 11)
+
+
+@pytest.mark.parametrize(
+    ("cores", "cpus", "local", "docker"),
+    [
+        (2, 1.0, 2, 2),
+        (2, 0.4, 2, 5),  # the serial run has 0.4 of a core, and five such nodes fit
+        (2, 4.0, 2, 2),
+        (1.5, 1.0, 1.5, 1.5),
+        (0.5, 1.0, 1, 1),  # the serial run has no more than that either
+    ],
+)
+def test_speedup_limit(cores: float, cpus: float, local: float, docker: float) -> None:
+    assert speedup_limit(run(cpus=cpus), "local", cores) == local
+    assert speedup_limit(run(cpus=cpus), "docker", cores) == docker
+
+
+def test_small_nodes_may_be_faster_than_the_number_of_cores() -> None:
+    (flag,) = limit_flags(run(nodes=6, cpus=0.4), "docker", 2)
+    assert flag == (
+        "6 nodes × 0.4 cpus shared 2 cores: wall-clock speedup cannot pass 5; "
+        "compare work time (CPU) instead, or give each node fewer cpus (0.33)"
+    )
+
+
+def test_so_many_nodes_that_no_quota_helps() -> None:
+    (flag,) = limit_flags(run(nodes=300), "docker", 2)
+    assert flag.endswith("compare work time (CPU) instead")
+
+
+def test_ranks_of_one_container_that_share_its_quota() -> None:
+    (flag,) = limit_flags(run(nodes=2, processes_per_node=2), "docker", 8)
+    assert flag == "the 2 ranks of a node shared its 1 cpu: cpus 2 would give every thread a core"
+    assert list(limit_flags(run(nodes=2, processes_per_node=2, cpus=2), "docker", 8)) == []
+    assert list(limit_flags(run(nodes=2, processes_per_node=2), "local", 8)) == []
+
+
+def test_numbers_as_they_are_said() -> None:
+    assert [counted(number, "core") for number in (1, 1.0, 1.5, 2.0, 0.4)] == [
+        "1 core",
+        "1 core",
+        "1.5 cores",
+        "2 cores",
+        "0.4 cores",
+    ]
