@@ -128,11 +128,12 @@ def _runtime(name: str) -> Runtime:
 
 
 def _print_plan(loaded: Sweep, paths: SweepPaths, place: Runtime, data_dir: Path) -> None:
+    from orchestrator.report.labels import Shape
     from orchestrator.topology import plan
 
     for number, run in enumerate(loaded.runs, start=1):
         described = place.describe(plan(run), paths.run(run.key), data_dir)
-        print(f"[{number}/{len(loaded.runs)}] {run.key}: {described['nodes']} × {described['topology']}")
+        print(f"[{number}/{len(loaded.runs)}] {run.key}: {Shape.of(run).short} × {described['topology']}")
         print(f"  spec: {json.dumps(run.canonical())}")
         for process in described["processes"]:
             print(f"  {process['name']}: {' '.join(process['argv'])}")

@@ -90,7 +90,7 @@ def _bits(value: float) -> str:
 
 WHO: tuple[Column[Group], ...] = (
     Column("Strategy", lambda group: Cell(who(group.first), group.partitioner_label), number=False),
-    Column("Nodes", lambda group: Cell(str(group.nodes))),
+    Column("Nodes", lambda group: Cell(group.shape.short)),
 )
 
 GROUPS: tuple[Column[Group], ...] = (
@@ -104,13 +104,13 @@ GROUPS: tuple[Column[Group], ...] = (
     Column("To serial, points", _spread(lambda row: row.accuracy_difference, _points)),
     Column("Nodes' own models", _spread(lambda row: row.own_accuracy, formats.percent)),
     Column("Communicate and wait", _spread(lambda row: row.exchange_share, formats.percent)),
-    Column("Sent per node", _spread(lambda row: row.bytes_sent_per_node, formats.size)),
+    Column("Sent per rank", _spread(lambda row: row.bytes_sent_per_rank, formats.size)),
     Column("Samples per s", _spread(lambda row: row.samples_per_s, formats.ratio)),
 )
 
 CERTIFICATES: tuple[Column[Group], ...] = (
     *WHO,
-    Column("Samples per node", _node_samples),
+    Column("Samples per rank", _node_samples),
     Column("Coverage, epoch 1", _spread(lambda row: row.coverage, formats.percent)),
     Column("Overlap, epoch 1", _spread(lambda row: row.overlap, formats.percent)),
     Column("Coverage, whole run", _spread(lambda row: row.coverage_whole_run, formats.percent)),
@@ -131,7 +131,7 @@ RUNS: tuple[Column[Row], ...] = (
     Column("To serial, points", lambda row: Cell(_points(row.accuracy_difference))),
     Column("Nodes' own models", _own),
     Column("Samples per s", lambda row: Cell(formats.ratio(row.samples_per_s))),
-    Column("Sent per node", lambda row: Cell(formats.size(row.bytes_sent_per_node))),
+    Column("Sent per rank", lambda row: Cell(formats.size(row.bytes_sent_per_rank))),
     Column("Peak memory", lambda row: Cell(formats.memory(row.peak_memory_mb))),
     Column("Start-up", lambda row: Cell(formats.seconds(row.startup_s))),
     Column("Tear-down", lambda row: Cell(formats.seconds(row.teardown_s))),

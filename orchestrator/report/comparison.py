@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from orchestrator.errors import InputError
 from orchestrator.report.baselines import rows_of
 from orchestrator.report.groups import Group, groups_of
-from orchestrator.report.labels import Work
+from orchestrator.report.labels import Shape, Work
 from orchestrator.report.rows import Row
 from orchestrator.result import RunResult
 from orchestrator.store import SweepPaths, SweepRecord, read_record, read_result
@@ -22,13 +22,13 @@ from orchestrator.store import SweepPaths, SweepRecord, read_record, read_result
 class Scene:
     """One work's groups that came to something: ok, and trained.
 
-    nodes: the number of nodes at which strategies are set against each other. one_of_several: whether
-    the sweep has other works, so that this one must be named.
+    shape: the nodes, and ranks in each, at which strategies are set against each other. one_of_several:
+    whether the sweep has other works, so that this one must be named.
     """
 
     work: Work
     groups: list[Group]
-    nodes: int
+    shape: Shape
     one_of_several: bool
 
     @property
@@ -37,8 +37,8 @@ class Scene:
 
     @property
     def rivals(self) -> list[Group]:
-        """The groups at `nodes`, serial apart."""
-        return [group for group in self.groups if group.nodes == self.nodes and not group.serial]
+        """The groups of this shape, serial apart."""
+        return [group for group in self.groups if group.shape == self.shape and not group.serial]
 
     def name(self, group: Group) -> str:
         """`all_reduce over mpi`; with the partitioner where that was tried with several."""
@@ -79,11 +79,11 @@ class Comparison:
         return [row for row in self.rows if not row.ok]
 
 
-def _busiest(planned: Sequence[Group]) -> int:
-    """The number of nodes with most groups, of equal ones the largest; only numbers where one is ok."""
-    ok = {group.nodes for group in planned if group.ok and not group.serial}
-    size = Counter(group.nodes for group in planned if group.nodes in ok and not group.serial)
-    return max(size, key=lambda nodes: (size[nodes], nodes), default=1)
+def _busiest(planned: Sequence[Group]) -> Shape:
+    """The shape with most groups, of equal ones the largest; only shapes where one is ok."""
+    ok = {group.shape for group in planned if group.ok and not group.serial}
+    size = Counter(group.shape for group in planned if group.shape in ok and not group.serial)
+    return max(size, key=lambda shape: (size[shape], shape.ranks, shape.nodes), default=Shape(1))
 
 
 def read_comparison(paths: SweepPaths) -> Comparison:

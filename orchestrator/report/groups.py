@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from orchestrator.report.formats import JOIN
-from orchestrator.report.labels import Work
+from orchestrator.report.labels import Shape, Work
 from orchestrator.report.rows import SERIAL, Row
 
 Metric = Callable[[Row], float | None]
@@ -89,8 +89,8 @@ class Group:
         return self.first.partitioner_label
 
     @property
-    def nodes(self) -> int:
-        return self.first.nodes
+    def shape(self) -> Shape:
+        return self.first.shape
 
     @property
     def work(self) -> Work:
@@ -101,9 +101,10 @@ class Group:
         return self.strategy == SERIAL
 
     @property
-    def line(self) -> tuple[str, str, str]:
-        """What one line of a figure shows: strategy label, transport, partitioner label."""
-        return self.strategy_label, self.transport, self.partitioner_label
+    def line(self) -> tuple[str, str, str, int]:
+        """What one line of a figure shows: strategy, transport, partitioner (labels), ranks per node."""
+        shape = self.shape
+        return self.strategy_label, self.transport, self.partitioner_label, shape.processes_per_node
 
     def over(self, metric: Metric) -> Spread | None:
         """The metric over the seeds that are ok; None where it is absent."""

@@ -132,7 +132,7 @@ def _evidence(finding: Finding) -> list[tuple[str, list[Row]]]:
     """The finding's runs, those that differ only by seed under one name."""
     cells: dict[str, list[Row]] = {}
     for row in finding.rows:
-        parts = [who(row), row.partitioner_label, formats.count(row.nodes, "node")]
+        parts = [who(row), row.partitioner_label, row.shape.label]
         cells.setdefault(" · ".join(filter(None, parts)), []).append(row)
     return list(cells.items())
 
@@ -159,7 +159,7 @@ def _runs(comparison: Comparison, columns: Sequence[Column[Row]], notes: Sequenc
                 key=key,
                 name=who(row),
                 partitioner=row.partitioner_label,
-                nodes=str(row.nodes),
+                nodes=row.shape.short,
                 seed=str(row.seed),
                 status=STATES[row.status],
                 cause=row.cause or "",

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer.spec import REGISTRIES, RunSpec
+from orchestrator.limits import written
+from orchestrator.report.formats import count, listed
+from trainer.spec import NODE_LIMITS, REGISTRIES, RunSpec
+
+LIMIT_LABELS = {
+    "cpus": "cpus {}",
+    "memory_mb": "{} MiB memory",
+    "pids": "{} pids",
+    "shm_mb": "{} MiB /dev/shm",
+}
 
 
 @dataclass(frozen=True)
@@ -15,9 +24,10 @@ class Work:
     model: str
     optimizer: str
     lr: float
-    batch_size: int  # samples per step on each node
+    batch_size: int  # samples per step of each rank
     epochs: int
     threads: int  # per rank
+    limits: tuple[float, ...]  # of a node, as in NODE_LIMITS
 
     @classmethod
     def of(cls, run: RunSpec) -> Work:
@@ -29,16 +39,61 @@ class Work:
             run.batch_size,
             run.epochs,
             run.threads,
+            tuple(getattr(run, name) for name in NODE_LIMITS),
         )
 
     @property
     def label(self) -> str:
-        threads = "" if self.threads == 1 else f", {self.threads} threads per node"
+        threads = "" if self.threads == 1 else f", {self.threads} threads per rank"
         epochs = "1 epoch" if self.epochs == 1 else f"{self.epochs} epochs"
         return (
             f"{self.dataset}, {self.model}, {self.optimizer} lr {self.lr:g}, "
-            f"batch {self.batch_size} per node, {epochs}{threads}"
+            f"batch {self.batch_size} per rank, {epochs}{threads}{self._limits}"
         )
+
+    @property
+    def _limits(self) -> str:
+        """`, 0.4 cpus and 512 MiB memory per node`: the limits that are not the default."""
+        told = [
+            LIMIT_LABELS[name].format(written(value))
+            for name, value in zip(NODE_LIMITS, self.limits, strict=True)
+            if value != RunSpec.model_fields[name].default
+        ]
+        return f", {listed(told)} per node" if told else ""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How many nodes a run has, and how many ranks are in each."""
+
+    nodes: int
+    processes_per_node: int = 1
+
+    @classmethod
+    def of(cls, run: RunSpec) -> Shape:
+        return cls(run.nodes, run.processes_per_node)
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.processes_per_node
+
+    @property
+    def short(self) -> str:
+        """`2`, or `2 × 4` with four ranks in each node."""
+        return (
+            str(self.nodes) if self.processes_per_node == 1 else f"{self.nodes} × {self.processes_per_node}"
+        )
+
+    @property
+    def label(self) -> str:
+        """`2 nodes`, or `2 nodes × 4 ranks`."""
+        ranks = "" if self.processes_per_node == 1 else f" × {count(self.processes_per_node, 'rank')}"
+        return count(self.nodes, "node") + ranks
+
+    @property
+    def per_node(self) -> str:
+        """`4 ranks per node`; empty where a node is a rank."""
+        return "" if self.processes_per_node == 1 else f"{count(self.processes_per_node, 'rank')} per node"
 
 
 def component_label(run: RunSpec, field: str) -> str:

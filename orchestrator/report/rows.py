@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import fmean
 
-from orchestrator.report.labels import Work, component_label
+from orchestrator.limits import shares_cores, speedup_limit
+from orchestrator.report.labels import Shape, Work, component_label
 from orchestrator.result import CertifiedPart, RunResult
 from trainer.spec import RunSpec
 
@@ -59,8 +60,8 @@ class Row:
         return self.run.strategy.trains
 
     @property
-    def nodes(self) -> int:
-        return self.run.nodes
+    def shape(self) -> Shape:
+        return Shape.of(self.run)
 
     @property
     def seed(self) -> int:
@@ -145,8 +146,8 @@ class Row:
         return [rank.samples for rank in self._measured.ranks] if self._measured else []
 
     @property
-    def bytes_sent_per_node(self) -> float | None:
-        return self._measured.bytes_sent_per_node if self._measured else None
+    def bytes_sent_per_rank(self) -> float | None:
+        return self._measured.bytes_sent_per_rank if self._measured else None
 
     @property
     def peak_memory_mb(self) -> float | None:
@@ -237,8 +238,8 @@ class Row:
 
     @property
     def efficiency(self) -> float | None:
-        """Speedup per node."""
-        return None if self.speedup is None else self.speedup / self.nodes
+        """Speedup per rank."""
+        return None if self.speedup is None else self.speedup / self.shape.ranks
 
     @property
     def work_speedup(self) -> float | None:
@@ -254,7 +255,12 @@ class Row:
     @property
     def shares_cores(self) -> bool:
         """Whether the nodes wanted more cores than there were."""
-        return self.nodes * self.run.threads > self.result.cores
+        return shares_cores(self.run, self.result.runtime, self.result.cores)
+
+    @property
+    def speedup_limit(self) -> float:
+        """What the cores allow at most, where they are shared."""
+        return speedup_limit(self.run, self.result.runtime, self.result.cores)
 
     @property
     def _parts(self) -> list[CertifiedPart]:

@@ -7,8 +7,10 @@ import io
 from collections.abc import Callable
 from statistics import fmean
 
+from orchestrator.limits import written
 from orchestrator.report.comparison import Comparison
 from orchestrator.report.rows import Row
+from trainer.spec import NODE_LIMITS
 
 Cell = str | int | float | bool | None
 
@@ -26,14 +28,14 @@ COLUMNS: dict[str, Callable[[Row], Cell]] = {
     "dataset": lambda row: row.work.dataset,
     "model": lambda row: row.work.model,
     "optimizer": lambda row: row.work.optimizer,
-    "nodes": lambda row: row.nodes,
+    "nodes": lambda row: row.run.nodes,
     "seed": lambda row: row.seed,
     "lr": lambda row: row.run.lr,
     "batch_size": lambda row: row.run.batch_size,
     "epochs": lambda row: row.run.epochs,
     "threads": lambda row: row.run.threads,
     "runtime": lambda row: row.result.runtime,
-    "cores": lambda row: row.result.cores,
+    "cores": lambda row: written(row.result.cores),
     "train_s": lambda row: row.train_s,
     "speedup": lambda row: row.speedup,
     "efficiency": lambda row: row.efficiency,
@@ -49,7 +51,10 @@ COLUMNS: dict[str, Callable[[Row], Cell]] = {
     "own_accuracy_max": lambda row: max(row.own_accuracies, default=None),
     "steps": lambda row: row.steps,
     "samples_per_s": lambda row: row.samples_per_s,
-    "bytes_sent_per_node": lambda row: row.bytes_sent_per_node,
+    # Counted by rank: what leaves a node of several ranks is less than their sum.
+    "bytes_sent_per_node": lambda row: (
+        row.bytes_sent_per_rank if row.shape.processes_per_node == 1 else None
+    ),
     **{f"{phase}_s": lambda row, phase=phase: row.seconds.get(phase) for phase in PHASES},  # type: ignore[misc]
     "coverage": lambda row: row.coverage,
     "overlap": lambda row: row.overlap,
@@ -67,6 +72,10 @@ COLUMNS: dict[str, Callable[[Row], Cell]] = {
     "wall_s": lambda row: row.result.wall_s,
     "replicas_equal": lambda row: row.replicas_equal,
     "flags": lambda row: "; ".join(row.result.flags),
+    "processes_per_node": lambda row: row.run.processes_per_node,
+    "ranks": lambda row: row.run.world_size,
+    **{name: lambda row, name=name: getattr(row.run, name) for name in NODE_LIMITS},  # type: ignore[misc]
+    "bytes_sent_per_rank": lambda row: row.bytes_sent_per_rank,
 }
 
 

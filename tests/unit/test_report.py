@@ -32,6 +32,7 @@ def a_run(
     strategy: str | dict[str, Any] = "serial",
     *,
     nodes: int = 1,
+    processes_per_node: int = 1,
     seed: int = 0,
     train_s: float = 8.0,
     work_cpu_s: float | None = None,
@@ -39,7 +40,7 @@ def a_run(
     own: Sequence[float] = (),
     communicate_s: float = 0.0,
     steps: int = 90,
-    cores: int = 8,
+    cores: float = 8,
     status: Status = "ok",
     cause: str | None = None,
     flags: Sequence[str] = (),
@@ -52,7 +53,14 @@ def a_run(
 ) -> RunResult:
     """A result as a runner would write it. Ranks are alike but for `own` and `digests`."""
     spec = RunSpec.model_validate(
-        {"strategy": strategy, "nodes": nodes, "seed": seed, "epochs": 2, **fields}
+        {
+            "strategy": strategy,
+            "nodes": nodes,
+            "processes_per_node": processes_per_node,
+            "seed": seed,
+            "epochs": 2,
+            **fields,
+        }
     )
     phases = {"data": 0.1, "communicate": communicate_s, "wait": 0.0, "evaluate": 1.0, "other": 0.0}
     ranks = [
@@ -71,7 +79,7 @@ def a_run(
             parameters=1000,
             peak_memory_mb=300.0,
         )
-        for rank in range(nodes)
+        for rank in range(spec.world_size)
     ]
     points = [
         EpochPoint(
@@ -82,7 +90,7 @@ def a_run(
             accuracy=0.4 * epoch,
             test_loss=0.5,
         )
-        for rank in range(nodes)
+        for rank in range(spec.world_size)
         for epoch in (1, 2)
     ]
     shares = {
@@ -104,7 +112,7 @@ def a_run(
                 digest="p",
                 js_divergence_so_far=0.0,
             )
-            for rank in range(nodes)
+            for rank in range(spec.world_size)
         ],
     )
     finished = status == "ok"
@@ -201,6 +209,10 @@ def test_serial_measures_one_against_itself() -> None:
         {"batch_size": 16},
         {"epochs": 3},
         {"threads": 2},
+        {"cpus": 0.4},
+        {"memory_mb": 1024},
+        {"pids": 64},
+        {"shm_mb": 64},
         {"dataset": "synthetic"},
         {"model": "mlp"},
         {"optimizer": {"name": "momentum", "momentum": 0.5}},
@@ -248,6 +260,33 @@ def test_labels_name_the_parameters_that_are_not_the_default() -> None:
     assert row_of(a_comparison(SERIAL), "serial").partitioner_label == ""
 
 
+def test_efficiency_is_speedup_by_ranks() -> None:
+    run = a_run("all_reduce", nodes=2, processes_per_node=4, train_s=2.0)
+    row = row_of(a_comparison(SERIAL, run), "all_reduce")
+    assert (row.speedup, row.efficiency) == (4.0, 0.5)
+
+
+def test_the_limits_of_nodes_are_in_the_name_of_the_work_unless_they_are_the_default() -> None:
+    (work,) = a_comparison(SERIAL, FAST).works
+    assert work.label == "digits, lenet, sgd lr 0.05, batch 32 per rank, 2 epochs"
+    limits = {"cpus": 0.4, "memory_mb": 512}
+    (work,) = a_comparison(a_run(**limits), a_run("all_reduce", nodes=2, **limits)).works
+    assert work.label.endswith("2 epochs, cpus 0.4 and 512 MiB memory per node")
+    (work,) = a_comparison(a_run(cpus=2, pids=64, shm_mb=32)).works
+    assert work.label.endswith("2 threads per rank, cpus 2, 64 pids and 32 MiB /dev/shm per node")
+
+
+def test_cores_are_shared_by_quotas_where_they_are_enforced() -> None:
+    def shared(**fields: Any) -> bool:
+        (row,) = a_comparison(a_run("ddp", nodes=4, cores=2, **fields)).rows
+        return row.shares_cores
+
+    assert shared()
+    assert shared(cpus=0.5)  # not enforced
+    assert shared(runtime="docker")
+    assert not shared(runtime="docker", cpus=0.5)
+
+
 # Groups over seeds
 
 
@@ -264,6 +303,18 @@ def test_a_group_is_all_that_differs_only_by_seed() -> None:
     assert first.over(lambda row: row.train_s) == Spread(mean=5.0, low=4.0, high=6.0, seeds=3)
     assert first.repeated
     assert not rest[0].repeated
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"processes_per_node": 2}, {"cpus": 0.4}, {"memory_mb": 64}, {"pids": 64}, {"shm_mb": 64}],
+    ids=str,
+)
+def test_runs_with_other_nodes_are_another_group(other: dict[str, Any]) -> None:
+    comparison = a_comparison(a_run("ddp", nodes=2), a_run("ddp", nodes=2, **other))
+    assert [len(group.rows) for group in comparison.groups] == [1, 1]
+    work, line = ({getattr(group, name) for group in comparison.groups} for name in ("work", "line"))
+    assert len(work) * len(line) == 2  # a figure would draw them as one otherwise
 
 
 def test_a_group_without_a_quantity_has_no_spread() -> None:
@@ -289,6 +340,17 @@ def test_csv_has_a_line_per_run_in_the_order_of_the_sweep() -> None:
 def test_csv_columns_carry_their_units() -> None:
     expected = "train_s work_cpu_s bytes_sent_per_node peak_memory_mib communicate_s js_divergence_max_bits"
     assert set(expected.split()) <= set(COLUMNS)
+
+
+def test_csv_tells_ranks_from_nodes() -> None:
+    one, several = csv_lines(a_comparison(FAST, a_run("ddp", nodes=2, processes_per_node=3, cores=1.5)))
+    assert (one["nodes"], one["processes_per_node"], one["ranks"], one["cores"]) == ("2", "1", "2", "8")
+    assert one["bytes_sent_per_node"] == one["bytes_sent_per_rank"] == "1000000.0"
+    assert (several["nodes"], several["processes_per_node"], several["ranks"]) == ("2", "3", "6")
+    assert several["cores"] == "1.5"
+    assert several["bytes_sent_per_node"] == ""  # what leaves a node of several ranks was not counted
+    assert several["bytes_sent_per_rank"] == "1000000.0"
+    assert (one["cpus"], one["memory_mb"], one["pids"], one["shm_mb"]) == ("1.0", "2048", "512", "256")
 
 
 def test_csv_says_why_there_is_no_speedup() -> None:

@@ -149,6 +149,39 @@ def test_shared_cores_bound_the_clock_and_not_the_work() -> None:
     assert texts(a_comparison(SERIAL, a_run("ddp", nodes=4, cores=4)), "Shared cores") == ""
 
 
+def test_quotas_that_fit_share_no_cores_and_those_that_do_not_are_bound_by_them() -> None:
+    small = {"runtime": "docker", "cores": 2, "cpus": 0.4}
+    serial = a_run(train_s=8.0, **small)
+    assert texts(a_comparison(serial, a_run("ddp", nodes=5, **small)), "Shared cores") == ""
+    said = texts(a_comparison(serial, a_run("ddp", nodes=6, **small)), "Shared cores")
+    assert "Runs on 6 nodes shared 2 cores: their wall-clock speedup cannot pass 5" in said
+    beyond = a_run("ddp", nodes=6, train_s=1.0, **small)
+    assert "Up to 8.00 was measured all the same" in texts(a_comparison(serial, beyond), "Shared cores")
+    within = a_run("ddp", nodes=6, train_s=2.0, **small)
+    assert "measured all the same" not in texts(a_comparison(serial, within), "Shared cores")
+
+
+def test_ranks_are_told_with_their_nodes() -> None:
+    runs = [
+        *repeated("serial", [8, 8.1], cores=1.5),
+        *repeated("ddp", [4, 4.1], nodes=1, processes_per_node=2, cores=1.5),
+        *repeated("ddp", [9, 9.1], nodes=2, processes_per_node=2, cores=1.5),
+        *repeated("all_reduce", [7, 7.1], nodes=2, processes_per_node=2, cores=1.5),
+        *repeated("all_reduce", [3, 3.1], nodes=2, cores=1.5),
+    ]
+    comparison = a_comparison(*runs)
+    time = texts(comparison, "Time")
+    assert "At 2 nodes × 2 ranks all_reduce over mpi was the fastest: 7.05 s" in time
+    assert "a speedup of 1.14, efficiency 28.5%" in time
+    assert (
+        "More ranks were not faster: the shortest time of all is that of all_reduce over mpi on 2 nodes"
+        in time
+    )
+    shared = texts(comparison, "Shared cores")
+    assert "Runs on 1 node × 2 ranks, 2 nodes and 2 nodes × 2 ranks shared 1.5 cores" in shared
+    assert "cannot pass 1.5" in shared
+
+
 def test_a_speedup_beyond_the_cores_is_called_noise() -> None:
     runs = [*repeated("serial", [8, 10]), a_run("ddp", nodes=4, seed=1, cores=2, train_s=4.0)]
     said = texts(a_comparison(*runs), "Shared cores")

@@ -75,6 +75,14 @@ SWEEPS = {
     "only a placebo": [a_run("placebo", accuracy=None, train_s=0.0)],
     "no time at all": [a_run(train_s=0.0), a_run("ddp", nodes=2, train_s=0.0, accuracy=0.0)],
     "far apart": [SERIAL, FAST, a_run("all_reduce", nodes=64, train_s=0.01, cores=2)],
+    "ranks in nodes": [
+        SERIAL,
+        *(a_run("ddp", nodes=n, processes_per_node=p, cores=2) for n in (1, 2, 8) for p in (1, 2, 4)),
+    ],
+    "quotas": [
+        a_run(cpus=0.4, runtime="docker", cores=2),
+        *(a_run("ddp", nodes=n, cpus=0.4, runtime="docker", cores=2) for n in (2, 4, 6, 8)),
+    ],
     "two works": [SERIAL, FAST, a_run("ddp", nodes=2, lr=0.01)],
 }
 
@@ -113,6 +121,30 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> SweepPaths:
         overrides=[f"--set {evil}"],
         environment={f"key {evil}": f"value {evil}", "inner": {"deep": [evil, 1]}, "none": None},
     )
+
+
+def test_pages_show_ranks_per_node(tmp_path: Path) -> None:
+    paths = write_sweep(tmp_path, *SWEEPS["ranks in nodes"])
+    page = Page(paths.html.read_text()).text
+    assert "2 × 4" in page
+    assert "| ddp · gloo (random_partition) | 2 × 4 |" in paths.markdown.read_text()
+    time = (paths.plots / "time.svg").read_text().replace(formats.JOIN, " ")
+    assert "ddp · gloo · 4 ranks per node" in time
+    assert ">ranks<" in time
+    write_sweep(tmp_path, SERIAL, FAST)
+    time = (paths.plots / "time.svg").read_text()
+    assert ">nodes<" in time
+    assert "per node" not in time
+
+
+def test_a_figure_shades_only_where_all_share_cores(tmp_path: Path) -> None:
+    paths = write_sweep(tmp_path, *SWEEPS["quotas"])
+    assert "nodes share 2 cores" in (paths.plots / "time.svg").read_text()
+    # Eight ranks in two nodes fit, four nodes do not: no number of ranks parts the ones from the others.
+    docker = {"runtime": "docker", "cores": 2, "threads": 1}
+    mixed = [a_run("ddp", nodes=4, **docker), a_run("ddp", nodes=2, processes_per_node=4, **docker)]
+    write_sweep(tmp_path, a_run(**docker), *mixed)
+    assert "nodes share" not in (paths.plots / "time.svg").read_text()
 
 
 def test_the_page_escapes_what_comes_from_files(report: SweepPaths) -> None:

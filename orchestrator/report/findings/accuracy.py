@@ -7,7 +7,7 @@ from itertools import combinations
 
 from orchestrator.report.comparison import Scene
 from orchestrator.report.findings.base import REMARKS, Finding, Verdict, evidence, verdict
-from orchestrator.report.formats import count, listed, percent, points
+from orchestrator.report.formats import listed, percent, points
 from orchestrator.report.groups import Group, Spread
 from orchestrator.report.labels import parameters
 from orchestrator.report.rows import Row
@@ -33,7 +33,7 @@ def best_and_worst(scene: Scene) -> Iterator[Finding]:
     serial = scene.serial.over(_accuracy) if scene.serial else None
     best, group = ranked[0]
     text = (
-        f"At {count(scene.nodes, 'node')} {scene.name(group)} reached "
+        f"At {scene.shape.label} {scene.name(group)} reached "
         f"{'the best accuracy, ' if len(ranked) > 1 else 'an accuracy of '}{percent(best.mean)}"
         f"{_to_serial(best, serial, group)}."
     )
@@ -74,7 +74,7 @@ def fewer_steps(scene: Scene) -> Iterator[Finding]:
         return
     yield Finding(
         "finding",
-        f"Same samples, fewer steps: at {count(scene.nodes, 'node')} a node took "
+        f"Same samples, fewer steps: at {scene.shape.label} a node took "
         f"{_whole(steps)} optimiser steps in the run where serial took {_whole(serial)}. "
         f"At equal epochs that alone can cost accuracy.",
         evidence([*losing, scene.serial]),
@@ -102,7 +102,7 @@ def averaging(scene: Scene) -> Iterator[Finding]:
             effect = f"{verb} {points(abs(gain.mean)).removeprefix('+')}{remark}"
         yield Finding(
             "finding",
-            f"{scene.name(group)} at {count(scene.nodes, 'node')}: the nodes' own models reached "
+            f"{scene.name(group)} at {scene.shape.label}: the nodes' own models reached "
             f"{percent(own.mean)} on average. Averaging them {effect}: "
             f"{percent(final.mean)}.",
             evidence([group]),
@@ -120,7 +120,7 @@ def variants(scene: Scene) -> Iterator[Finding]:
         yield Finding(
             "finding",
             f"{one.strategy} over {one.transport}{scene.partitioner(one)} at "
-            f"{count(scene.nodes, 'node')} reached {percent(left.mean)} with {mine} and "
+            f"{scene.shape.label} reached {percent(left.mean)} with {mine} and "
             f"{percent(right.mean)} with {others}: {points(right.mean - left.mean)}"
             f"{REMARKS[verdict(left, right)]}.",
             evidence([one, other]),
@@ -156,7 +156,7 @@ def partitioners(scene: Scene) -> Iterator[Finding]:
             continue
         yield Finding(
             "finding",
-            f"At {count(scene.nodes, 'node')} {_held(label, [other for _, other in pairs])}; "
+            f"At {scene.shape.label} {_held(label, [other for _, other in pairs])}; "
             f"{_held(reference, [one for one, _ in pairs])}. "
             f"Accuracy with {label} rather than {reference}: {effects}.",
             evidence(group for pair in pairs for group in pair),

@@ -7,7 +7,7 @@ from itertools import combinations
 
 from orchestrator.report.comparison import Scene
 from orchestrator.report.findings.base import REMARKS, Finding, evidence, verdict
-from orchestrator.report.formats import count, listed, percent, ratio, seconds
+from orchestrator.report.formats import listed, percent, ratio, seconds
 from orchestrator.report.groups import Group, Spread
 from orchestrator.report.rows import Row
 
@@ -28,7 +28,7 @@ def _against_serial(scene: Scene, group: Group) -> str:
     serial = scene.serial.over(_train_s) if scene.serial else None
     if not speedup or not serial:
         return ""
-    efficiency = percent(speedup.mean / group.nodes)
+    efficiency = percent(speedup.mean / group.shape.ranks)
     return (
         f" against {seconds(serial.mean)} of serial: a speedup of {ratio(speedup.mean)}, "
         f"efficiency {efficiency}"
@@ -41,7 +41,7 @@ def fastest(scene: Scene) -> Iterator[Finding]:
     if not timed:
         return
     best_s, best = timed[0]
-    at = count(scene.nodes, "node")
+    at = scene.shape.label
     serial_s = scene.serial.over(_train_s) if scene.serial else None
     if len(timed) == 1:
         text = f"At {at} {scene.name(best)} took {seconds(best_s.mean)}{_against_serial(scene, best)}."
@@ -61,13 +61,15 @@ def fewer_nodes_faster(scene: Scene) -> Iterator[Finding]:
     """Whether the shortest time was reached with fewer nodes than those compared."""
     timed = _timed([group for group in scene.groups if not group.serial])
     rivals = _timed(scene.rivals)
-    if not timed or not rivals or timed[0][1].nodes >= scene.nodes:
+    if not timed or not rivals or timed[0][1].shape.ranks >= scene.shape.ranks:
         return
     (best_s, best), (here_s, here) = timed[0], rivals[0]
+    several = best.shape.per_node or scene.shape.per_node
+    more = f"More {'ranks' if several else 'nodes'} were not faster"
     yield Finding(
         "finding",
-        f"More nodes were not faster: the shortest time of all is that of {scene.name(best)} on "
-        f"{count(best.nodes, 'node')}, {seconds(best_s.mean)}; the best on {scene.nodes} took "
+        f"{more}: the shortest time of all is that of {scene.name(best)} on "
+        f"{best.shape.label}, {seconds(best_s.mean)}; the best on {scene.shape.short} took "
         f"{seconds(here_s.mean)}{REMARKS[verdict(best_s, here_s)]}.",
         evidence([best, here]),
     )
@@ -89,7 +91,7 @@ def slower_than_serial(scene: Scene) -> Iterator[Finding]:
     ]
     yield Finding(
         "finding",
-        f"Slower than serial ({seconds(serial_s.mean)}) at {count(scene.nodes, 'node')}: {listed(told)}.",
+        f"Slower than serial ({seconds(serial_s.mean)}) at {scene.shape.label}: {listed(told)}.",
         evidence([*(group for _, group in slower), scene.serial]),
     )
 
@@ -117,7 +119,7 @@ def transports(scene: Scene) -> Iterator[Finding]:
         yield Finding(
             "finding",
             f"The same algorithm over {listed([group.transport for _, group in timed])}: "
-            f"{best.strategy_label}{scene.partitioner(best)} at {count(scene.nodes, 'node')} took "
+            f"{best.strategy_label}{scene.partitioner(best)} at {scene.shape.label} took "
             f"{seconds(best_s.mean)} over {best.transport}{_communication(best)}; {listed(told)}.",
             evidence(group for _, group in timed),
         )
@@ -142,7 +144,7 @@ def all_reduce_and_ddp(scene: Scene) -> Iterator[Finding]:
         yield Finding(
             "finding",
             f"{scene.name(plain)} spent {_share(plain)} of its training time communicating or waiting at "
-            f"{count(scene.nodes, 'node')}, {scene.name(library)} {_share(library)}; in all they took "
+            f"{scene.shape.label}, {scene.name(library)} {_share(library)}; in all they took "
             f"{seconds(plain_s.mean)} and {seconds(library_s.mean)}"
             f"{REMARKS[verdict(plain_s, library_s)]}.",
             evidence([plain, library]),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from orchestrator.limits import counted, written
 from orchestrator.report.comparison import Comparison, Scene
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.formats import count, listed, ratio, seconds
 from orchestrator.report.groups import Group
+from orchestrator.report.labels import Shape
 from orchestrator.report.rows import NO_SERIAL, Row
 
 MOST_NAMED = 6  # of a kind; the tables have them all
@@ -19,24 +21,25 @@ def shared_cores(scene: Scene) -> Iterator[Finding]:
     if not sharing:
         return
     cores = max(row.result.cores for group in sharing for row in group.rows)
-    numbers = sorted({group.nodes for group in sharing})
+    limit = max(row.speedup_limit for group in sharing for row in group.rows)
+    shapes = sorted({group.shape for group in sharing}, key=lambda shape: (shape.ranks, shape.nodes))
     text = (
-        f"Runs on {listed([str(number) for number in numbers])} nodes shared {count(cores, 'core')}: their "
-        f"wall-clock speedup cannot pass {cores} and does not tell what as many machines would do."
+        f"Runs on {_on(shapes)} shared {counted(cores, 'core')}: their wall-clock speedup cannot pass "
+        f"{limit:.3g} and does not tell what as many machines would do."
     )
-    most = max(numbers)
+    most = shapes[-1]
     working = [
         (spread.mean, group)
         for group in sharing
-        if group.nodes == most and (spread := group.over(lambda row: row.work_speedup))
+        if group.shape == most and (spread := group.over(lambda row: row.work_speedup))
     ]
     if working:
         reached, best = max(working, key=lambda item: item[0])
         text += (
-            f" By CPU time, as if every node had a core of its own and communication were free, "
-            f"{scene.name(best)} would reach a speedup of {ratio(reached)} on {most} nodes."
+            f" By CPU time, as if every rank had a core of its own and communication were free, "
+            f"{scene.name(best)} would reach a speedup of {ratio(reached)} on {most.label}."
         )
-    beyond = [row.speedup for row in evidence(sharing) if row.speedup and row.speedup > row.result.cores]
+    beyond = [row.speedup for row in evidence(sharing) if row.speedup and row.speedup > row.speedup_limit]
     serial_s = scene.serial.over(lambda row: row.train_s) if scene.serial else None
     if beyond and serial_s:
         text += (
@@ -44,6 +47,14 @@ def shared_cores(scene: Scene) -> Iterator[Finding]:
             f"(serial took {serial_s.range(seconds)})."
         )
     yield Finding("caution", text, evidence(sharing))
+
+
+def _on(shapes: list[Shape]) -> str:
+    """`2, 4 and 5 nodes`; with ranks in each where there are several."""
+    if any(shape.processes_per_node > 1 for shape in shapes):
+        return listed([shape.label for shape in shapes])
+    *others, last = shapes
+    return listed([*(shape.short for shape in others), last.label])
 
 
 def not_repeated(scene: Scene) -> Iterator[Finding]:
@@ -59,7 +70,7 @@ def not_repeated(scene: Scene) -> Iterator[Finding]:
 
 def _cells(scene: Scene, groups: list[Group]) -> list[str]:
     """Their names: the first few, and the number of the rest."""
-    names = [f"{scene.name(group)} on {count(group.nodes, 'node')}" for group in groups]
+    names = [f"{scene.name(group)} on {group.shape.label}" for group in groups]
     return names if len(names) <= MOST_NAMED else [*names[:MOST_NAMED], f"{len(names) - MOST_NAMED} more"]
 
 
@@ -148,7 +159,7 @@ def unlike_conditions(comparison: Comparison) -> Iterator[Finding]:
     ok = [row for row in comparison.rows if row.ok]
     conditions: dict[str, list[str]] = {
         "runtime": [row.result.runtime for row in ok],
-        "number of cores": [str(row.result.cores) for row in ok],
+        "number of cores": [written(row.result.cores) for row in ok],
     }
     for what in {name: None for row in ok for name in row.result.environment}:
         conditions.setdefault(what, [str(row.result.environment.get(what, "unknown")) for row in ok])

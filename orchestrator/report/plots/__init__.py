@@ -47,9 +47,9 @@ def _figures(scene: Scene, style: Style) -> Iterator[tuple[str, str, Figure]]:
     for quantity in QUANTITIES:
         if figure := lines_over_nodes(scene.groups, style, quantity):
             yield quantity.name, quantity.title, figure
-    if figure := accuracy_over_time(scene.groups, style, scene.nodes):
+    if figure := accuracy_over_time(scene.groups, style, scene.shape):
         yield "accuracy_over_time", "Accuracy against training time", figure
-    if figure := time_by_phase(scene.groups, scene.nodes):
+    if figure := time_by_phase(scene.groups, scene.shape):
         yield "phases", "Where the time went", figure
     if figure := labels_by_node(representatives(scene.groups)):
-        yield "labels", "Samples per node and label", figure
+        yield "labels", "Samples per rank and label", figure

@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from orchestrator.report.formats import count
 from orchestrator.report.groups import Group
+from orchestrator.report.labels import Shape
 from orchestrator.report.plots.style import PHASE_COLOURS, WIDTH_IN, set_title, short_name
 from orchestrator.report.rows import Row
 from orchestrator.result import CertifiedPart
@@ -23,9 +23,9 @@ MOST_NUMBERED = 400  # cells; more of them have no room for their numbers
 MOST_VECTORS = 2000  # cells; more of them make a large file
 
 
-def time_by_phase(groups: Sequence[Group], nodes: int) -> Figure | None:
+def time_by_phase(groups: Sequence[Group], shape: Shape) -> Figure | None:
     """Stacked bars, serial first and then the fastest first; None if no run measured its phases."""
-    shown = [(group, phases(group)) for group in groups if group.serial or group.nodes == nodes]
+    shown = [(group, phases(group)) for group in groups if group.serial or group.shape == shape]
     shown = [(group, seconds) for group, seconds in shown if sum(seconds.values()) > 0]
     longest = max((sum(seconds.values()) for group, seconds in shown if not group.serial), default=0.0)
     if longest:  # where serial takes far longer, its bar would leave no room to see the others' phases
@@ -59,10 +59,10 @@ def time_by_phase(groups: Sequence[Group], nodes: int) -> Figure | None:
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.12 * max(sum(seconds.values()) for _, seconds in shown))
-    axes.set_xlabel("s, mean over nodes and seeds")
+    axes.set_xlabel("s, mean over ranks and seeds")
     axes.grid(axis="x")
     axes.set_axisbelow(True)
-    set_title(figure, f"Where the time went, {count(nodes, 'node')}  (%: communicate and wait)")
+    set_title(figure, f"Where the time went, {shape.label}  (%: communicate and wait)")
     figure.legend(
         [Patch(color=colour) for colour in colours.values()],
         list(colours),
@@ -105,8 +105,8 @@ def labels_by_node(rows: Sequence[Row]) -> Figure | None:
             rasterized=table.size > MOST_VECTORS,
         )
         axes.invert_yaxis()
-        axes.set_title(f"{row.partitioner_label}, {count(row.nodes, 'node')}")
-        axes.set_ylabel("node")
+        axes.set_title(f"{row.partitioner_label}, {row.shape.label}")
+        axes.set_ylabel("node" if row.shape.processes_per_node == 1 else "rank")
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
         for set_ticks, number, most_ticks in (
@@ -121,7 +121,7 @@ def labels_by_node(rows: Sequence[Row]) -> Figure | None:
     panels[-1].set_xlabel("label")
     if not numbered and mesh is not None:
         figure.colorbar(mesh, ax=list(panels), label="samples", shrink=0.8)
-    set_title(figure, "Samples per node and label, epoch 1")
+    set_title(figure, "Samples per rank and label, epoch 1")
     return figure
 
 
@@ -132,7 +132,7 @@ def representatives(groups: Sequence[Group]) -> list[Row]:
         certified = [row for row in group.ok_rows if row.partitioner_label and _parts(row)]
         if certified:
             best = chosen.get(group.partitioner_label)
-            if best is None or certified[0].nodes > best.nodes:
+            if best is None or certified[0].shape.ranks > best.shape.ranks:
                 chosen[group.partitioner_label] = certified[0]
     return list(chosen.values())
 

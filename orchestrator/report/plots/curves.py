@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from orchestrator.report.formats import count
 from orchestrator.report.groups import Group, Spread
+from orchestrator.report.labels import Shape
 from orchestrator.report.plots.style import WIDTH_IN, Legend, Look, Style, set_title, short_name
 from orchestrator.report.rows import Row
 
@@ -56,9 +56,9 @@ def own_models(group: Group) -> bool:
     return any(row.own_accuracies for row in group.ok_rows)
 
 
-def accuracy_over_time(groups: Sequence[Group], style: Style, nodes: int) -> Figure | None:
-    """Serial and all groups at `nodes`, one panel per partitioner; None if no epoch was evaluated."""
-    shown = [group for group in groups if (group.serial or group.nodes == nodes) and curve(group)]
+def accuracy_over_time(groups: Sequence[Group], style: Style, shape: Shape) -> Figure | None:
+    """Serial and all groups of `shape`, one panel per partitioner; None if no epoch was evaluated."""
+    shown = [group for group in groups if (group.serial or group.shape == shape) and curve(group)]
     if not shown:
         return None
     partitioners = list(
@@ -87,7 +87,7 @@ def accuracy_over_time(groups: Sequence[Group], style: Style, nodes: int) -> Fig
     all_axes[0].set_xlim(left=0)
     all_axes[0].set_ylim(top=1.01)
     all_axes[-1].set_xlabel("training time, s")
-    set_title(figure, f"Accuracy against training time, {count(nodes, 'node')}")
+    set_title(figure, f"Accuracy against training time, {shape.label}")
     legend.draw(figure)
     return figure
 

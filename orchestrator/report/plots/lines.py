@@ -1,4 +1,7 @@
-"""Figures over the number of nodes: a line for each strategy, transport and partitioner."""
+"""Figures over the number of nodes: a line for each strategy, transport, partitioner and ranks per node.
+
+Where nodes hold several ranks, what is counted is ranks: the speedup to hope for goes by them.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
+from orchestrator.limits import counted
 from orchestrator.report.groups import Group, Metric, Spread
 from orchestrator.report.plots.style import FAINT, INK, WIDTH_IN, Legend, Look, Style, set_title, short_name
 
@@ -46,21 +50,21 @@ QUANTITIES = (
 
 
 def lines_over_nodes(groups: Sequence[Group], style: Style, quantity: Quantity) -> Figure | None:
-    """Mean and range over seeds against nodes; None if no group has the quantity."""
-    lines: dict[tuple[str, str, str], list[Point]] = {}
-    for group in sorted(groups, key=lambda group: group.nodes):
+    """Mean and range over seeds against ranks; None if no group has the quantity."""
+    lines: dict[tuple[str, str, str, int], list[Point]] = {}
+    for group in sorted(groups, key=lambda group: group.shape.ranks):
         spread = group.over(quantity.metric)
         if spread:
             lines.setdefault(group.line, []).append((group, spread))
     if not lines:
         return None
     known = [point for line in lines.values() for point in line]
-    counts = sorted({group.nodes for group, _ in known})
+    counts = sorted({group.shape.ranks for group, _ in known})
     # Named in the order in which the lines end, so that the eye finds a name where it finds the line.
     ordered = sorted(lines.values(), key=lambda line: -line[-1][1].mean)
     legend = Legend()
     for line in ordered:
-        legend.add(short_name(line[0][0]), style.look(line[0][0]))
+        legend.add(_name(line[0][0]), style.look(line[0][0]))
     legend.explain_partitioners([group for group, _ in known], style)
     figure = Figure(figsize=(WIDTH_IN, PLOT_IN + legend.height_in), layout="constrained")
     axes = figure.add_subplot()
@@ -73,12 +77,16 @@ def lines_over_nodes(groups: Sequence[Group], style: Style, quantity: Quantity) 
     if quantity.cores_matter:
         _mark_cores(axes, known, counts)
     set_title(figure, quantity.title)
-    axes.set_xlabel("nodes")
+    axes.set_xlabel("ranks" if any(group.shape.per_node for group, _ in known) else "nodes")
     axes.set_ylabel(quantity.axis)
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     legend.draw(figure)
     return figure
+
+
+def _name(group: Group) -> str:
+    return " · ".join(filter(None, [short_name(group), group.shape.per_node]))
 
 
 class _Shift:
@@ -89,15 +97,15 @@ class _Shift:
         self._step = min(0.07, 0.4 / lines)
         self._apart = counts[-1] < LOG_FROM * counts[0]
 
-    def __call__(self, nodes: int, index: int) -> float:
+    def __call__(self, ranks: int, index: int) -> float:
         by = (index - (self._lines - 1) / 2) * self._step
-        if nodes == 1:
-            return nodes
-        return nodes + by if self._apart else nodes * 2 ** (by / 2)
+        if ranks == 1:
+            return ranks
+        return ranks + by if self._apart else ranks * 2 ** (by / 2)
 
 
 def _draw_line(axes: Axes, line: Sequence[Point], look: Look, shift: _Shift, index: int) -> None:
-    at = [shift(group.nodes, index) for group, _ in line]
+    at = [shift(group.shape.ranks, index) for group, _ in line]
     means = [spread.mean for _, spread in line]
     lows, highs = [spread.low for _, spread in line], [spread.high for _, spread in line]
     if line[0][0].serial:
@@ -120,7 +128,7 @@ def _draw_line(axes: Axes, line: Sequence[Point], look: Look, shift: _Shift, ind
 
 
 def _scale(axes: Axes, quantity: Quantity, counts: list[int], known: Sequence[Point]) -> None:
-    """Whole numbers of nodes below; a y axis that starts at zero where that is honest and readable."""
+    """Whole numbers below; a y axis that starts at zero where that is honest and readable."""
     wide = counts[-1] >= LOG_FROM * counts[0]
     if wide:
         axes.set_xscale("log", base=2)
@@ -152,7 +160,7 @@ def _ticks(counts: Sequence[int], wide: bool) -> list[int]:
 
 
 def _ideal(axes: Axes, counts: list[int]) -> None:
-    """One node more, one time faster. It may leave the picture, or the other lines would lie flat."""
+    """One rank more, one time faster. It may leave the picture, or the other lines would lie flat."""
     top = max(axes.get_ylim()[1], 1.5)
     if axes.get_yscale() == "linear":
         top = min(max(2 * top, 2.0), max(counts[-1] * 1.06, top))
@@ -173,19 +181,19 @@ def _ideal(axes: Axes, counts: list[int]) -> None:
 
 
 def _mark_cores(axes: Axes, known: Sequence[Point], counts: Sequence[int]) -> None:
-    """Shade the node counts that had to share cores: more nodes cannot be faster there."""
-    alone = [group.nodes for group, _ in known if not group.first.shares_cores]
-    sharing = [group for group, _ in known if group.first.shares_cores]
+    """Shade the numbers from which on all had to share cores: more nodes cannot be faster there."""
+    alone = max((group.shape.ranks for group, _ in known if not group.first.shares_cores), default=0)
+    sharing = [group for group, _ in known if group.first.shares_cores and group.shape.ranks > alone]
     if not sharing:
         return
-    first = min(group.nodes for group in sharing)
-    left = max((nodes for nodes in alone if nodes < first), default=first - 1)
+    first = min(group.shape.ranks for group in sharing)
+    left = alone or first - 1
     start = (left * first) ** 0.5 if axes.get_xscale() == "log" else (left + first) / 2
     cores = max(group.first.result.cores for group in sharing)
     axes.axvspan(start, axes.get_xlim()[1], color="#F1F3F5", zorder=0, linewidth=0)
     axes.axvline(start, color=FAINT, linewidth=0.8, zorder=0)
     axes.annotate(
-        f"nodes share {cores} core{'' if cores == 1 else 's'}",
+        f"nodes share {counted(cores, 'core')}",
         (start, 1),
         (4, -3),
         xycoords=("data", "axes fraction"),

@@ -1,4 +1,7 @@
-"""How figures look: a strategy has one colour, a transport one marker, a partitioner one line style."""
+"""How figures look: a strategy has one colour, a transport one marker, a partitioner one line style.
+
+A strategy that was tried with several numbers of ranks per node has a colour for each.
+"""
 
 from __future__ import annotations
 
@@ -91,10 +94,11 @@ class Style:
 
     def __init__(self, groups: Sequence[Group]) -> None:
         """groups: all of the report, in the order of the sweep."""
-        labels = dict.fromkeys(group.strategy_label for group in groups if not group.serial)
+        strategies = dict.fromkeys(_strategy(group) for group in groups if not group.serial)
         partitioners = dict.fromkeys(group.partitioner_label for group in groups if group.partitioner_label)
         self._colours = {
-            label: STRATEGY_COLOURS[index % len(STRATEGY_COLOURS)] for index, label in enumerate(labels)
+            strategy: STRATEGY_COLOURS[index % len(STRATEGY_COLOURS)]
+            for index, strategy in enumerate(strategies)
         }
         self._dashes = {
             label: PARTITIONER_DASHES[index % len(PARTITIONER_DASHES)]
@@ -103,13 +107,17 @@ class Style:
 
     def look(self, group: Group) -> Look:
         return Look(
-            colour=self._colours.get(group.strategy_label, SERIAL_COLOUR),
+            colour=self._colours.get(_strategy(group), SERIAL_COLOUR),
             marker=TRANSPORT_MARKERS.get(group.transport, OTHER_MARKER),
             dashes=self._dashes.get(group.partitioner_label, "solid"),
         )
 
     def dashes(self, partitioner_label: str) -> Dashes:
         return self._dashes.get(partitioner_label, "solid")
+
+
+def _strategy(group: Group) -> tuple[str, int]:
+    return group.strategy_label, group.shape.processes_per_node
 
 
 class Legend:
