@@ -74,7 +74,7 @@ def fewer_steps(scene: Scene) -> Iterator[Finding]:
         return
     yield Finding(
         "finding",
-        f"Same samples, fewer steps: at {scene.shape.label} a node took "
+        f"Same samples, fewer steps: at {scene.shape.label} a rank took "
         f"{_whole(steps)} optimiser steps in the run where serial took {_whole(serial)}. "
         f"At equal epochs that alone can cost accuracy.",
         evidence([*losing, scene.serial]),

@@ -62,7 +62,8 @@ def time_by_phase(groups: Sequence[Group], shape: Shape) -> Figure | None:
     axes.set_xlabel("s, mean over ranks and seeds")
     axes.grid(axis="x")
     axes.set_axisbelow(True)
-    set_title(figure, f"Where the time went, {shape.label}  (%: communicate and wait)")
+    size = f"{shape.short} ranks" if shape.per_node else shape.label  # room for one line
+    set_title(figure, f"Where the time went, {size}  (%: communicate and wait)")
     figure.legend(
         [Patch(color=colour) for colour in colours.values()],
         list(colours),
