@@ -27,7 +27,7 @@ class RankResult(Record):
     steps: int
     samples: int
     train_s: float
-    work_cpu_s: float
+    work_cpu_s: float | None
     seconds: dict[str, float]  # per phase of trainer.clock
     bytes_sent: float
     accuracy: float | None
@@ -129,8 +129,8 @@ class RunResult(Record):
 
     @property
     def work_cpu_s(self) -> float | None:
-        """The largest CPU time that a rank spent on anything but communicating and waiting."""
-        return max((rank.work_cpu_s for rank in self.ranks), default=None)
+        """The largest CPU time that a rank spent on all but communicating and waiting; None on GPUs."""
+        return max((r.work_cpu_s for r in self.ranks if r.work_cpu_s is not None), default=None)
 
     @property
     def accuracy(self) -> float | None:

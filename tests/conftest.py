@@ -1,4 +1,7 @@
-"""What holds for all tests: in CI, a whole class of tests must not be skipped without anybody noticing."""
+"""What holds for all tests: in CI, a whole class of tests must not be skipped without anybody noticing.
+
+Tests marked `gpu` are the one exception, by design: CI has no GPU. They run wherever there is one.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,17 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from orchestrator.doctor import gpu
+from orchestrator.environment import gpus
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs more GPUs than there are, and say it in doctor's words."""
+    if marker := item.get_closest_marker("gpu"):
+        wanted, found = (marker.args or (1,))[0], gpu()
+        if found.verdict != "ok" or gpus() < wanted:
+            pytest.skip(f"needs {wanted} GPU{'' if wanted == 1 else 's'}: {found.detail}")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -23,10 +37,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _all_skipped(reporter: pytest.TerminalReporter) -> list[str]:
-    """Folders of tests/ of which no test ran."""
+    """Folders of tests/ of which no test ran, those that need a GPU apart."""
 
     def folders(outcome: str) -> Counter[str]:
-        return Counter(Path(report.nodeid).parent.as_posix() for report in reporter.getreports(outcome))
+        return Counter(
+            Path(report.nodeid).parent.as_posix()
+            for report in reporter.getreports(outcome)
+            if not (isinstance(report, pytest.TestReport) and "gpu" in report.keywords)
+        )
 
     ran = folders("passed") + folders("failed") + folders("error") + folders("xfailed")
     return sorted(set(folders("skipped")) - set(ran))

@@ -39,8 +39,9 @@ class ContextError(Exception):
 class NodeContext:
     """One rank's place in the run.
 
-    local_rank: its number in its node, 0-based; 0 where all ranks share a process. rendezvous: where
-    torch.distributed's ranks meet: the path of a file, or a URL as tcp://node-1:29500.
+    local_rank: its number in its node, 0-based; 0 where all ranks share a process. It decides which of
+    the node's GPUs is its own. rendezvous: where torch.distributed's ranks meet: the path of a file, or
+    a URL as tcp://node-1:29500.
     timeout_s: how long a rank waits for others. room: where ranks that share a process meet. shared:
     what forked ranks share. out_dir: where what is worth keeping goes, if anywhere.
     """

@@ -16,14 +16,14 @@ class TrainResult:
 
     seconds: wall time per phase, evaluation in its own; train_s is their sum without it.
     work_cpu_s: CPU time of everything but communicating, waiting and evaluating: the time this rank
-    would need on a core of its own. own_accuracy: of this node's model before it met the others, where
-    a strategy has such a thing. weights_digest: 16 hex digits of the final weights.
+    would need on a core of its own; None on a GPU. own_accuracy: of this node's model before it met the
+    others, where a strategy has such a thing. weights_digest: 16 hex digits of the final weights.
     """
 
     steps: int
     samples: int
     train_s: float
-    work_cpu_s: float
+    work_cpu_s: float | None
     seconds: dict[str, float]
     bytes_sent: float
     accuracy: float | None = None

@@ -189,6 +189,11 @@ class RunSpec(BaseModel):
         return self.nodes * self.processes_per_node
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether every rank computes on a GPU: that follows from the transport too."""
+        return TRANSPORTS.load(self.transport).device != "cpu"
+
+    @property
     def ranks_are_threads(self) -> bool:
         """Whether several ranks share one interpreter, and so hinder each other."""
         return self.topology == "single" and not self.strategy.forks and self.world_size > 1

@@ -33,16 +33,16 @@ class Task:
         """The dataset, in memory. Raises DataError."""
         return self.spec.dataset.load(self.data_dir)
 
-    def build_model(self, rank: int, weights_of: int = 0) -> nn.Sequential:
+    def build_model(self, rank: int, weights_of: int = 0, device: str = "cpu") -> nn.Sequential:
         """The model with fresh weights, in the memory format that trains fastest.
 
-        weights_of: ranks that name the same number start from the same weights. Dropout draws from a
-        stream of `rank`'s own.
+        weights_of: ranks that name the same number start from the same weights, on every device. Dropout
+        draws from a stream of `rank`'s own, which is another one on a GPU.
         """
         import torch
         from torch import nn
 
-        generator = torch.Generator().manual_seed(self.streams.number("dropout", rank))
+        generator = torch.Generator(device).manual_seed(self.streams.number("dropout", rank))
         shape = self.data.train.images.shape[1:]
         # torch initialises weights from its global generator, which the ranks of one process share.
         with self._torch_rng, torch.random.fork_rng(devices=[]):
@@ -54,4 +54,4 @@ class Task:
         for parameter in model.parameters():
             if parameter.dim() == 4:
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-        return model
+        return model.to(device)

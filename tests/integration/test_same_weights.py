@@ -62,6 +62,21 @@ def test_ddp_is_all_reduce(weights: Callable[..., np.ndarray]) -> None:
     np.testing.assert_allclose(torchs, ours, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("nodes", [pytest.param(nodes, marks=pytest.mark.gpu(nodes)) for nodes in (1, 2)])
+@pytest.mark.parametrize("strategy", ["one_shot", "all_reduce", "ddp"])
+def test_on_gpus_it_is_the_same_training(execute: Execute, strategy: str, nodes: int) -> None:
+    # Without dropout: a GPU draws other numbers. With mlp: convolutions may be rounded to TF32.
+    gloo, nccl = (
+        execute(strategy=strategy, transport=transport, nodes=nodes) for transport in ("gloo", "nccl")
+    )
+    assert (nccl.status, nccl.cause) == ("ok", None)
+    assert nccl.replicas_equal
+    for on_cpu, on_gpu in zip(gloo.epochs, nccl.epochs, strict=True):
+        assert on_gpu.loss == pytest.approx(on_cpu.loss, rel=1e-3)
+        assert on_gpu.test_loss == pytest.approx(on_cpu.test_loss, rel=1e-3)
+    assert [rank.bytes_sent for rank in nccl.ranks] == [rank.bytes_sent for rank in gloo.ranks]
+
+
 @pytest.mark.parametrize("strategy", ["one_shot", "all_reduce", "ddp", "hogwild"])
 def test_on_one_node_every_strategy_is_serial(weights: Callable[..., np.ndarray], strategy: str) -> None:
     model = {"name": "lenet"}

@@ -13,7 +13,7 @@ from trainer.strategies import STRATEGIES
 Execute = Callable[..., RunResult]
 
 ROWS = [
-    (name, transport, nodes)
+    pytest.param(name, transport, nodes, marks=[pytest.mark.gpu(nodes)] if transport == "nccl" else [])
     for name in STRATEGIES.entries
     if (strategy := STRATEGIES.load(name)).trains
     for transport in strategy.transports
@@ -102,4 +102,4 @@ def test_a_diverging_run_says_so(execute: Execute) -> None:
 
 
 def test_transports_of_the_registry_are_all_trained_on() -> None:
-    assert {transport for _, transport, _ in ROWS} == set(TRANSPORTS.entries)
+    assert {row.values[1] for row in ROWS} == set(TRANSPORTS.entries)

@@ -97,13 +97,16 @@ def test_transport_is_the_strategys_first_unless_it_is_said() -> None:
     assert spec(strategy={"name": "one_shot", "init": "independent"}).transport == "mpi"
 
 
-@pytest.mark.parametrize(("transport", "topology"), [("mpi", "mpi"), ("gloo", "ddp"), ("memory", "single")])
+@pytest.mark.parametrize(
+    ("transport", "topology"), [("mpi", "mpi"), ("gloo", "ddp"), ("nccl", "ddp"), ("memory", "single")]
+)
 def test_topology_follows_from_the_transport(transport: str, topology: str) -> None:
     assert spec(transport=transport).topology == topology
+    assert spec(transport=transport).on_gpu == (transport == "nccl")
 
 
 def test_a_transport_that_the_strategy_cannot_use() -> None:
-    assert "ddp cannot use mpi; allowed: gloo" in refusal(strategy="ddp", transport="mpi")
+    assert "ddp cannot use mpi; allowed: gloo, nccl" in refusal(strategy="ddp", transport="mpi")
 
 
 def test_limits_of_the_strategy() -> None:

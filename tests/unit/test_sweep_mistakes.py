@@ -125,7 +125,7 @@ VALUES = [
     ("cpus", "0", "0 is not allowed; it must be greater than 0"),
     ("memory_mb", "0.5", "0.5 is not allowed; it must be a valid integer"),
     ("save_weights", "1", "1 is not allowed; it must be a valid boolean"),
-    ("transport", "mpi", "ddp cannot use mpi; allowed: gloo"),
+    ("transport", "mpi", "ddp cannot use mpi; allowed: gloo, nccl"),
     ("model.dropout", "1", "1 is not allowed; it must be less than 1"),
 ]
 

@@ -9,5 +9,6 @@ TRANSPORTS: Registry[Communicator] = Registry(
         "memory": "trainer.comm.memory:MemoryCommunicator",
         "gloo": "trainer.comm.torch_dist:GlooCommunicator",
         "mpi": "trainer.comm.mpi:MpiCommunicator",
+        "nccl": "trainer.comm.nccl:NcclCommunicator",
     },
 )

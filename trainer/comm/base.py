@@ -44,6 +44,9 @@ class Communicator(ABC):
     """
 
     topology: ClassVar[str]  # how nodes that use this transport are wired and started
+    # Where buffers, model and samples live, as torch names it. A class says the kind ("cuda"), a rank's
+    # communicator the very one ("cuda:0").
+    device: str = "cpu"
 
     def __init__(self, rank: int, size: int, clock: Clock) -> None:
         self.rank = rank
@@ -142,7 +145,7 @@ def book_waits(comm: Communicator) -> None:
     if comm.size == 1 or not comm.traffic.meetings:
         return
     times = zip(*comm.traffic.meetings, strict=True)
-    entered, left = (torch.tensor(each, dtype=torch.float64) for each in times)
+    entered, left = (torch.tensor(each, dtype=torch.float64, device=comm.device) for each in times)
     # The transports carry float32: a float64 travels as the bits of two of them, never computed with.
     everyone = comm.all_gather(entered.view(torch.float32)).view(torch.float64)
     last = everyone.max(dim=0).values

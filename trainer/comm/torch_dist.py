@@ -1,4 +1,4 @@
-"""Transport `gloo`: torch.distributed's process group."""
+"""Transport `gloo`, and what all of torch.distributed's process groups have in common."""
 
 from __future__ import annotations
 
@@ -41,8 +41,14 @@ class TorchDistCommunicator(Communicator):
                 rank=context.rank,
                 world_size=context.size,
                 timeout=timedelta(seconds=context.timeout_s),
+                **cls._options(context),
             )
         return cls(context.rank, context.size, clock, dist)
+
+    @classmethod
+    def _options(cls, context: NodeContext) -> dict[str, Any]:
+        """What else the group has to be told."""
+        return {}
 
     def close(self) -> None:
         # All ranks leave together: one that destroys its group early resets its peers' connections.

@@ -30,12 +30,17 @@ class Batch:
 
 
 class Feed:
-    """One rank's part of the training split, epoch by epoch. Every rank knows the whole split."""
+    """One rank's part of the training split, epoch by epoch. Every rank knows the whole split.
 
-    def __init__(self, train: Split, spec: RunSpec, streams: Streams, rank: int, size: int) -> None:
+    The samples lie on `device`, where batches are gathered: to a GPU they travel once, and not in steps.
+    """
+
+    def __init__(
+        self, train: Split, spec: RunSpec, streams: Streams, rank: int, size: int, device: str = "cpu"
+    ) -> None:
         # Kept as (samples, height, width, channels): a gathered batch is then channels_last as it is.
-        self._images = torch.from_numpy(train.images).permute(0, 2, 3, 1).contiguous()
-        self._labels = torch.from_numpy(train.labels)
+        self._images = torch.from_numpy(train.images).permute(0, 2, 3, 1).contiguous().to(device)
+        self._labels = torch.from_numpy(train.labels).to(device)
         self._numpy_labels = train.labels
         self._spec, self._streams = spec, streams
         self._rank, self._size = rank, size
@@ -84,6 +89,6 @@ class Feed:
             yield self._gather(fed if len(fed) else order[:1], share, step + 1, steps), fed
 
     def _gather(self, indices: Indices, share: float, step: int, steps: int) -> Batch:
-        chosen = torch.from_numpy(indices)
+        chosen = torch.from_numpy(indices).to(self._images.device)
         images = self._images.index_select(0, chosen).permute(0, 3, 1, 2)
         return Batch(images, self._labels.index_select(0, chosen), share, step, steps)

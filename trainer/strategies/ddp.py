@@ -26,7 +26,7 @@ class Ddp(Strategy):
     computation does not hide: from the last bucket's hand-over to the end of the backward pass.
     """
 
-    transports: ClassVar[tuple[str, ...]] = ("gloo",)
+    transports: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from torch.nn.parallel import DistributedDataParallel
@@ -34,7 +34,7 @@ class Ddp(Strategy):
         from trainer.strategies.loop import Loop, Replica
 
         loop = Loop(context, task, events)
-        ddp = DistributedDataParallel(task.build_model(context.rank))
+        ddp = DistributedDataParallel(task.build_model(context.rank, device=loop.comm.device))
         buckets = Buckets(loop.comm)
         ddp.register_comm_hook(None, lambda _, bucket: buckets.mean(bucket))
         replica = Replica(ddp, task, loop.clock)
@@ -61,7 +61,8 @@ class Buckets:
         buffer = bucket.buffer()
         size = self._comm.size
         self._comm.traffic.bytes_sent += 2 * buffer.numel() * buffer.element_size() * (size - 1) / size
-        self._handed_over = self._comm.clock.now()
+        if bucket.is_last():  # they come in order; on a GPU, reading the clock waits for what is computed
+            self._handed_over = self._comm.clock.now()
         reduction = dist.all_reduce(buffer.div_(size), async_op=True).get_future()
         reduced: Future[Tensor] = reduction.then(lambda done: done.value()[0])
         return reduced

@@ -106,11 +106,11 @@ class Loop:
         self.clock = comm.clock if comm else Clock(cpu=context.cpu_clock)
         self.comm = comm or context.connect(self.clock)
         self._context, self._task, self._events = context, task, events
-        data = task.data
-        self._feed = Feed(data.train, task.spec, task.streams, context.rank, context.size)
+        data, device = task.data, self.comm.device
+        self._feed = Feed(data.train, task.spec, task.streams, context.rank, context.size, device)
         self._train_labels, self._classes = data.train.labels, data.classes
-        self._test_images = torch.from_numpy(data.test.images)
-        self._test_labels = torch.from_numpy(data.test.labels)
+        self._test_images = torch.from_numpy(data.test.images).to(device)
+        self._test_labels = torch.from_numpy(data.test.labels).to(device)
         self._labels_fed = np.zeros(self._classes, dtype=np.int64)
         self._certifier = Certifier(len(data.train.labels), context.size)
         self._steps = self._samples = 0
@@ -118,7 +118,8 @@ class Loop:
 
     def replica(self, weights_of: int = 0) -> Replica:
         """A fresh replica. Ranks that name the same `weights_of` start from the same weights."""
-        return Replica(self._task.build_model(self._context.rank, weights_of), self._task, self.clock)
+        model = self._task.build_model(self._context.rank, weights_of, self.comm.device)
+        return Replica(model, self._task, self.clock)
 
     def start(self, replica: Replica) -> None:
         """Start the clock, on all ranks at once."""
@@ -214,7 +215,7 @@ class Loop:
         total = len(self._test_labels)
         share = slice(rank * total // size, (rank + 1) * total // size)
         images, labels = self._test_images[share], self._test_labels[share]
-        counts = torch.zeros(2)
+        counts = torch.zeros(2, device=self.comm.device)
         replica.model.eval()
         for x, y in zip(images.split(EVALUATION_BATCH), labels.split(EVALUATION_BATCH), strict=True):
             output = replica.model(x.contiguous(memory_format=torch.channels_last))
@@ -235,17 +236,19 @@ class Loop:
         self.clock.stop()
         self._events.write("train_end")
         book_waits(self.comm)
-        if self._task.spec.threads == 1:  # else CPU time is that of several threads, and tells nothing
+        spec = self._task.spec
+        # CPU time tells nothing where several threads share it, or where the host waits for its GPU.
+        if spec.threads == 1 and not spec.on_gpu:
             self.clock.book_no_core()
         accuracy, test_loss = self.evaluate(replica, alone=False) if averaged else self._evaluated
-        weights = replica.weights().numpy()
-        if self._task.spec.save_weights and self._context.rank == 0 and self._context.out_dir:
+        weights = replica.weights().cpu().numpy()
+        if spec.save_weights and self._context.rank == 0 and self._context.out_dir:
             np.save(self._context.out_dir / "weights.npy", weights)
         return TrainResult(
             steps=self._steps,
             samples=self._samples,
             train_s=self.clock.train_s,
-            work_cpu_s=self.clock.work_cpu_s,
+            work_cpu_s=None if spec.on_gpu else self.clock.work_cpu_s,
             seconds={phase: round(seconds, 6) for phase, seconds in self.clock.seconds.items()},
             bytes_sent=self.comm.traffic.bytes_sent,
             accuracy=accuracy,

@@ -1,0 +1,73 @@
+"""Transport nccl as far as a machine without a GPU can tell: what is asked of CUDA, and in which order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from trainer.clock import Clock
+from trainer.comm.base import CommunicationError
+from trainer.comm.nccl import NcclCommunicator, settled
+from trainer.context import NodeContext
+
+
+def context(local_rank: int) -> NodeContext:
+    return NodeContext(5, 8, "nccl", Path(), rendezvous="tcp://node-1:29500", local_rank=local_rank)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What two GPUs are told, one after the other."""
+    told: list[Any] = []
+    stream = SimpleNamespace(synchronize=lambda: told.append("settle"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: told.append(("device", device)))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(dist, "init_process_group", lambda *group, **how: told.append((*group, how)))
+    return told
+
+
+def test_a_rank_takes_its_own_gpu_before_it_meets_the_others(cuda: list[Any]) -> None:
+    comm = context(1).connect(Clock())
+    device, (group, how) = cuda
+    assert device == ("device", 1)
+    assert (group, how["rank"], how["world_size"]) == ("nccl", 5, 8)
+    assert how["device_id"] == torch.device("cuda:1")
+    assert (comm.device, comm.topology) == ("cuda:1", "ddp")
+    assert NcclCommunicator.device == "cuda"  # a rank's own is no other's
+
+
+def test_time_is_read_when_the_gpu_has_done_its_work(cuda: list[Any]) -> None:
+    clock = Clock(wall=lambda: cuda.append("read") or 0.0)  # type: ignore[func-returns-value]
+    context(0).connect(clock)
+    cuda.clear()
+    clock.start()
+    with clock.phase("compute"):
+        cuda.append("kernels")
+    assert cuda == ["settle", "read"] * 2 + ["kernels"] + ["settle", "read"]
+
+
+def test_settled_asks_for_the_stream_each_time() -> None:
+    asked: list[str] = []
+
+    def stream() -> SimpleNamespace:
+        asked.append("stream")  # each thread has one of its own: DDP's hook runs in another
+        return SimpleNamespace(synchronize=lambda: None)
+
+    wall = settled(lambda: 3.5, stream)
+    assert [wall(), wall()] == [3.5, 3.5]
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("found", [0, 2])
+def test_a_rank_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch, found: int) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
+    with pytest.raises(CommunicationError) as caught:
+        context(2).connect(Clock())
+    assert "transport nccl needs a GPU for every rank" in str(caught.value)
+    assert f"rank 5 would use GPU 2, torch {torch.__version__} finds {found}" in str(caught.value)

@@ -1,0 +1,181 @@
+"""Everything lives where the ranks' communicator says, on a machine that has no such place.
+
+torch's device "meta" stands for a GPU: its tensors have shapes and no numbers, nothing can be read there.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.unit.conftest import FakeTime
+from trainer.clock import Clock
+from trainer.comm.base import Communicator
+from trainer.context import NodeContext
+from trainer.events import EventWriter
+from trainer.result import TrainResult
+from trainer.spec import RunSpec
+from trainer.strategies import STRATEGIES
+from trainer.strategies.ddp import Buckets
+from trainer.task import Task
+
+SAMPLES, TEST_SAMPLES, EPOCHS = 60, 38, 3
+ON_GPU = [name for name in STRATEGIES.entries if "nccl" in STRATEGIES.load(name).transports]
+
+
+class Far(Communicator):
+    """Rank 0 of two on another device, whose twin does what it does."""
+
+    topology = "ddp"
+    device = "meta"
+
+    @classmethod
+    def connect(cls, context: NodeContext, clock: Clock) -> Far:
+        return cls(context.rank, context.size, clock)
+
+    def _all_reduce(self, buffer: Tensor) -> None:
+        assert buffer.is_meta
+
+    def _all_gather(self, buffer: Tensor) -> Tensor:
+        assert buffer.is_meta
+        return torch.stack([buffer] * self.size)
+
+    def _broadcast(self, buffer: Tensor, root: int) -> None:
+        assert buffer.is_meta
+
+    def _send(self, buffer: Tensor, to: int) -> None: ...
+    def _recv(self, buffer: Tensor, source: int) -> None: ...
+    def _barrier(self) -> None: ...
+
+
+class Link(TorchDispatchMode):
+    """Between host and device only copies pass, and here they are written down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_device: list[Tensor] = []
+        self.to_host: list[Tensor] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            return 1.0  # the number that is not there
+        if func is torch.ops.aten._to_copy.default and "device" in kwargs:
+            (source,) = args
+            if source.is_meta and kwargs["device"].type == "cpu":
+                self.to_host.append(source)
+                return torch.zeros(source.shape, dtype=source.dtype)
+            if kwargs["device"].type == "meta" and not source.is_meta:
+                self.to_device.append(source)
+        else:
+            tensors = [t for a in args for t in (a if isinstance(a, list | tuple) else [a])]
+            places = {t.device.type for t in tensors if isinstance(t, Tensor)}
+            assert len(places) < 2, f"{func} meets tensors on {places}"
+        return func(*args, **kwargs)
+
+
+class Plain(nn.Module):
+    """In DDP's place: the model as it is."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.forward = module.forward
+
+    def register_comm_hook(self, state: object, hook: object) -> None: ...
+
+
+@pytest.fixture
+def generators(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Where generators were made; torch makes none on `meta`."""
+    made: list[str] = []
+
+    class Generator(torch.Generator):
+        def __new__(cls, device: str = "cpu") -> Generator:
+            made.append(device)
+            return super().__new__(cls)
+
+    monkeypatch.setattr(torch, "Generator", Generator)
+    return made
+
+
+def trained(strategy: str) -> tuple[TrainResult, Link]:
+    dataset = {"name": "synthetic", "samples": SAMPLES, "test_samples": TEST_SAMPLES}
+    nodes = min(2, STRATEGIES.load(strategy).max_nodes or 2)
+    fields = {"strategy": strategy, "transport": "nccl", "nodes": nodes, "dataset": dataset}
+    of = Task(
+        RunSpec.model_validate({**fields, "model": "lenet", "epochs": EPOCHS, "batch_size": 8}), Path()
+    )
+    context = NodeContext(0, nodes, "nccl", Path())
+    with Link() as link:
+        result = of.spec.strategy.train(context, of, EventWriter("run", 0, None, io.StringIO()))
+    return result, link
+
+
+@pytest.mark.parametrize("strategy", ON_GPU)
+def test_a_training_stays_on_its_device(
+    monkeypatch: pytest.MonkeyPatch, generators: list[str], strategy: str
+) -> None:
+    monkeypatch.setattr(NodeContext, "connect", lambda context, clock: Far.connect(context, clock))
+    monkeypatch.setattr("torch.nn.parallel.DistributedDataParallel", Plain)
+    result, link = trained(strategy)
+    assert result.steps >= 4 * EPOCHS
+    assert generators == ["meta"]  # dropout draws where it drops
+
+    # Both splits travel once, whatever the number of steps, which take the samples' numbers alone.
+    images = [tuple(t.shape) for t in link.to_device if t.shape[-1] == 28 or t.shape[1:3] == (28, 28)]
+    assert sorted(images) == [(TEST_SAMPLES, 1, 28, 28), (SAMPLES, 28, 28, 1)]
+    steps = [t for t in link.to_device if t.dtype == torch.int64 and len(t) <= 8]
+    assert len(steps) == result.steps
+    # Back come the final weights, for digest and file.
+    assert [t.numel() for t in link.to_host] == [result.parameters]
+
+    # The host's CPU time is no measure of what a GPU does.
+    assert result.work_cpu_s is None
+    assert result.seconds["no_core"] == 0
+
+
+def test_ddps_hand_over_is_that_of_the_last_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each look at the clock waits for the GPU: one in an earlier bucket would end the overlap.
+    now = FakeTime()
+    looks: list[float] = []
+
+    def wall() -> float:
+        now.pass_(1)
+        looks.append(now.now)
+        return now.now
+
+    class Reduction:
+        def get_future(self) -> torch.futures.Future[list[Tensor]]:
+            done: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+            done.set_result([torch.ones(4)])
+            return done
+
+    class Bucket:
+        def __init__(self, last: bool) -> None:
+            self.is_last = lambda: last
+
+        def buffer(self) -> Tensor:
+            return torch.ones(4)
+
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda buffer, async_op: Reduction())
+    comm = Far(0, 2, Clock(wall, FakeTime()))
+    comm.clock.start()
+    with comm.clock.phase("compute"):
+        buckets = Buckets(comm)
+        before = len(looks)
+        for last in (False, False, True):
+            buckets.mean(Bucket(last))  # type: ignore[arg-type]
+        assert len(looks) == before + 1
+    buckets.book_exposed()
+    assert comm.traffic.meetings == [(looks[before], looks[-1])]
+    assert comm.traffic.bytes_sent == 3 * 16
