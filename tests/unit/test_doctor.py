@@ -150,6 +150,40 @@ def test_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert finding("data directory", tmp_path / "no").detail == f"{tmp_path}/no (not there yet)"
 
 
+@pytest.mark.parametrize(
+    ("smi", "reason", "torch", "expected"),
+    [
+        (None, None, "2.13.0", ("note", "none found; training uses the CPU")),
+        ("/bin/nvidia-smi", "driver mismatch", "2.13.0", ("note", "driver mismatch")),
+        (
+            "/bin/nvidia-smi",
+            None,
+            "2.13.0+cpu",
+            ("note", "2 found, but torch is a CPU build; training uses the CPU"),
+        ),
+        (
+            "/bin/nvidia-smi",
+            None,
+            "2.13.0",
+            ("ok", "2: transport nccl runs on so many nodes, others use the CPU"),
+        ),
+    ],
+)
+def test_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+    smi: str | None,
+    reason: str | None,
+    torch: str,
+    expected: tuple[str, str],
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda command: smi)
+    monkeypatch.setattr(doctor, "_failure", lambda command: reason)
+    monkeypatch.setattr(doctor, "installed", lambda package: torch)
+    monkeypatch.setattr(doctor, "gpus", lambda: 2)
+    found = doctor.gpu()
+    assert (found.verdict, found.detail) == expected
+
+
 # Commands
 
 

