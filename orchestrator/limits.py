@@ -21,8 +21,8 @@ def cores_wanted(run: RunSpec, runtime: str) -> float:
 
 
 def shares_cores(run: RunSpec, runtime: str, cores: float) -> bool:
-    """Whether the nodes wanted more than the `cores` there were."""
-    return cores_wanted(run, runtime) > cores
+    """Whether the nodes wanted more cores to compute on than there were."""
+    return not run.on_gpu and cores_wanted(run, runtime) > cores
 
 
 def speedup_limit(run: RunSpec, runtime: str, cores: float) -> float:

@@ -18,7 +18,7 @@ LIMIT_LABELS = {
 
 @dataclass(frozen=True)
 class Work:
-    """What is trained. Times and accuracies compare where it is equal."""
+    """What is trained, and on what. Times and accuracies compare where it is equal."""
 
     dataset: str
     model: str
@@ -28,6 +28,7 @@ class Work:
     epochs: int
     threads: int  # per rank
     limits: tuple[float, ...]  # of a node, as in NODE_LIMITS
+    on_gpu: bool  # a GPU against a core says nothing about the ways of splitting
 
     @classmethod
     def of(cls, run: RunSpec) -> Work:
@@ -40,6 +41,7 @@ class Work:
             run.epochs,
             run.threads,
             tuple(getattr(run, name) for name in NODE_LIMITS),
+            run.on_gpu,
         )
 
     @property
@@ -49,6 +51,7 @@ class Work:
         return (
             f"{self.dataset}, {self.model}, {self.optimizer} lr {self.lr:g}, "
             f"batch {self.batch_size} per rank, {epochs}{threads}{self._limits}"
+            f"{', on GPUs' if self.on_gpu else ''}"
         )
 
     @property

@@ -233,6 +233,10 @@ def test_local_processes_have_no_limits() -> None:
     )
 
 
+def test_ranks_with_a_gpu_each_share_no_cores() -> None:
+    assert flags({}, {}, cores=1, transport="nccl") == []
+
+
 def test_threads_of_one_interpreter() -> None:
     (flag,) = flags({}, {}, transport="memory")
     assert "threads of one interpreter" in flag

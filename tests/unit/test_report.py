@@ -224,6 +224,16 @@ def test_other_work_is_no_baseline(other: dict[str, Any]) -> None:
     assert row.no_speedup == NO_SERIAL
 
 
+def test_a_core_is_no_baseline_for_a_gpu() -> None:
+    on_gpu = a_run("all_reduce", nodes=4, transport="nccl", cores=2)
+    comparison = a_comparison(SERIAL, FAST, on_gpu)
+    row = next(row for row in comparison.rows if row.transport == "nccl")
+    assert row.no_speedup == NO_SERIAL
+    assert row.work.label.endswith(", 2 epochs, on GPUs")
+    assert not row.shares_cores
+    assert row_of(a_comparison(SERIAL, FAST), "all_reduce").work.label.endswith(", 2 epochs")
+
+
 def test_a_failed_serial_run_is_no_baseline_and_a_failed_run_has_no_numbers() -> None:
     crashed = a_run("ddp", nodes=2, status="failed", cause="node 1: gone")
     rows = a_comparison(a_run(status="timeout", cause="stopped"), FAST, crashed)
