@@ -180,7 +180,7 @@ BAD = [
     (["sweep", "absent.yml"], "absent.yml: no such file"),
     (["sweep", "FILE", "--set", "lr=.nan"], "--set lr=.nan: nan is not allowed"),
     (["sweep", "FILE", "--set", "strategy=foo"], "unknown strategy; known: serial, one_shot"),
-    (["sweep", "FILE", "--set", "transport=mpi"], "serial cannot use mpi; allowed: memory"),
+    (["sweep", "FILE", "--set", "transport=mpi"], "serial cannot use mpi; allowed: memory, nccl"),
     (["sweep", "FILE", "--nodes", "0"], "--nodes 0: 0 is not allowed"),
     (["sweep", "FILE", "--nodes", "121"], "121 nodes are more than the 120 training samples of synthetic"),
     (["sweep", "FILE", "--runtime", "moon"], "unknown runtime; known: local"),

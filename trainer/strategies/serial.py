@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Serial(Strategy):
     """Mini-batch training on one node that holds the whole training set."""
 
-    transports: ClassVar[tuple[str, ...]] = ("memory",)
+    transports: ClassVar[tuple[str, ...]] = ("memory", "nccl")
     max_nodes: ClassVar[int | None] = 1
     uses_partition: ClassVar[bool] = False
 
