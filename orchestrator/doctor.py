@@ -46,7 +46,7 @@ def _torch() -> Finding:
     version = installed("torch")
     if version is None or importlib.util.find_spec("torch") is None:
         return Finding("torch", "missing", "not installed: make venv", required=True)
-    return Finding("torch", "ok", f"{version}: transports memory and gloo", required=True)
+    return Finding("torch", "ok", f"{version}: transports memory, gloo and rpc", required=True)
 
 
 def _mpi() -> Finding:

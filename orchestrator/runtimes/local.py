@@ -50,11 +50,12 @@ def processes(plan: LaunchPlan, paths: RunPaths, data_dir: Path, live: Path) -> 
     match plan.topology:
         case "single":
             return [Process("nodes", node, environment, "node-0")]
-        case "ddp":
+        case "ddp" | "rpc":
             meet = {
                 # A file and not a port: there is no port to lose to another process.
                 "SHARDYARD_RENDEZVOUS": f"{live.resolve()}/rendezvous",
                 "GLOO_SOCKET_IFNAME": _loopback(),
+                "TP_SOCKET_IFNAME": _loopback(),  # TensorPipe's, that is torch RPC's
                 "WORLD_SIZE": str(plan.world_size),
             }
             started = []

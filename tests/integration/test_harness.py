@@ -21,7 +21,7 @@ from tests.integration.support import SMALL, Silent, node_processes
 from trainer.spec import RunSpec
 
 Execute = Callable[..., RunResult]
-TRANSPORTS = ["memory", "gloo", "mpi"]
+TRANSPORTS = ["memory", "gloo", "rpc", "mpi"]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -77,6 +77,7 @@ def kill_in_training(display: Silent, rank: int) -> list[int]:
         ("one_shot", "mpi"),
         ("all_reduce", "mpi"),
         ("all_reduce", "gloo"),
+        ("all_reduce", "rpc"),
         ("ddp", "gloo"),
         ("hogwild", "memory"),
     ],
@@ -166,7 +167,7 @@ def test_a_dataset_that_does_not_fit_into_memory_is_named(execute: Execute) -> N
     assert "Unable to allocate" in str(result.cause)
 
 
-@pytest.mark.parametrize("transport", ["gloo", "mpi"])
+@pytest.mark.parametrize("transport", ["gloo", "rpc", "mpi"])
 def test_results_may_lie_in_a_directory_of_any_name(tmp_path: Path, transport: str) -> None:
     paths = SweepPaths(tmp_path / "a#b? %20ö [c]")
     run = RunSpec.model_validate({**SMALL, "strategy": "all_reduce", "transport": transport, "nodes": 2})

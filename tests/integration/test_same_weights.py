@@ -32,11 +32,12 @@ def test_same_seed_same_weights_on_every_transport(
     weights: Callable[..., np.ndarray], strategy: str, nodes: int
 ) -> None:
     model = {"name": "lenet"}  # with dropout: every rank must draw from a stream of its own
-    memory, gloo, mpi = (
+    memory, gloo, rpc, mpi = (
         weights(strategy=strategy, transport=transport, nodes=nodes, model=model)
-        for transport in ("memory", "gloo", "mpi")
+        for transport in ("memory", "gloo", "rpc", "mpi")
     )
     np.testing.assert_allclose(gloo, memory, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(rpc, memory, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(mpi, memory, rtol=1e-4, atol=1e-6)
 
 

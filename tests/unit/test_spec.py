@@ -97,9 +97,10 @@ def test_transport_is_the_strategys_first_unless_it_is_said() -> None:
     assert spec(strategy={"name": "one_shot", "init": "independent"}).transport == "mpi"
 
 
-@pytest.mark.parametrize(
-    ("transport", "topology"), [("mpi", "mpi"), ("gloo", "ddp"), ("nccl", "ddp"), ("memory", "single")]
-)
+TOPOLOGIES = [("mpi", "mpi"), ("gloo", "ddp"), ("nccl", "ddp"), ("rpc", "rpc"), ("memory", "single")]
+
+
+@pytest.mark.parametrize(("transport", "topology"), TOPOLOGIES)
 def test_topology_follows_from_the_transport(transport: str, topology: str) -> None:
     assert spec(transport=transport).topology == topology
     assert spec(transport=transport).on_gpu == (transport == "nccl")

@@ -39,7 +39,9 @@ def an_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
 # The plan
 
 
-@pytest.mark.parametrize(("transport", "topology"), [("memory", "single"), ("gloo", "ddp"), ("mpi", "mpi")])
+@pytest.mark.parametrize(
+    ("transport", "topology"), [("memory", "single"), ("gloo", "ddp"), ("rpc", "rpc"), ("mpi", "mpi")]
+)
 def test_plan(transport: str, topology: str) -> None:
     spec = run(transport=transport, seed=4)
     made = plan(spec)
@@ -62,7 +64,7 @@ def test_no_library_may_use_more_threads_than_the_run_says(threads: int) -> None
 # Processes
 
 
-@pytest.mark.parametrize("transport", ["memory", "gloo", "mpi"])
+@pytest.mark.parametrize("transport", ["memory", "gloo", "rpc", "mpi"])
 def test_every_process_knows_its_run_and_one_thread(tmp_path: Path, transport: str) -> None:
     for process in started(tmp_path, transport=transport):
         environment = process.environment
@@ -81,14 +83,19 @@ def test_memory_is_one_process_for_all_ranks(tmp_path: Path) -> None:
     assert not {"RANK", "WORLD_SIZE", "SHARDYARD_RENDEZVOUS"} & process.environment.keys()
 
 
-def test_gloo_is_a_process_per_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("transport", ["gloo", "rpc"])
+def test_gloo_and_rpc_are_a_process_per_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
     monkeypatch.setattr(local, "_loopback", lambda: "lo7")
-    made = started(tmp_path, transport="gloo")
+    made = started(tmp_path, transport=transport)
     assert [p.name for p in made] == ["node 0", "node 1", "node 2"]
     assert [p.log for p in made] == ["node-0", "node-1", "node-2"]
     assert [p.environment["RANK"] for p in made] == ["0", "1", "2"]
     assert {p.environment["WORLD_SIZE"] for p in made} == {"3"}
-    assert {p.environment["GLOO_SOCKET_IFNAME"] for p in made} == {"lo7"}
+    # torch RPC needs both: its processes first meet over gloo.
+    for link in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+        assert {p.environment[link] for p in made} == {"lo7"}
     assert {p.environment["SHARDYARD_RENDEZVOUS"] for p in made} == {f"{tmp_path}/run/live/rendezvous"}
     assert all(p.argv == TRAINER for p in made)
 
@@ -158,7 +165,7 @@ def test_an_unknown_topology_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 # What a process finds in its environment
 
 
-@pytest.mark.parametrize("transport", ["gloo", "memory"])
+@pytest.mark.parametrize("transport", ["gloo", "rpc", "memory"])
 def test_a_process_finds_its_place(tmp_path: Path, transport: str) -> None:
     spec = run(transport=transport, timeout_s=7)
     for rank, process in enumerate(started(tmp_path, transport=transport)):

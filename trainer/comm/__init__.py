@@ -10,5 +10,6 @@ TRANSPORTS: Registry[Communicator] = Registry(
         "gloo": "trainer.comm.torch_dist:GlooCommunicator",
         "mpi": "trainer.comm.mpi:MpiCommunicator",
         "nccl": "trainer.comm.nccl:NcclCommunicator",
+        "rpc": "trainer.comm.rpc:RpcCommunicator",
     },
 )

@@ -20,7 +20,7 @@ class AllReduce(Strategy):
     batch B do what one node does with batch P·B. All replicas hold the same weights at all times.
     """
 
-    transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "memory", "nccl")
+    transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from trainer.strategies.loop import Loop

@@ -24,7 +24,7 @@ class OneShot(Strategy):
     one basin. `own_accuracy` in the result is that of the node's own model before averaging.
     """
 
-    transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "memory", "nccl")
+    transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
 
     init: Literal["broadcast", "independent"] = Field(
         "broadcast", description="nodes start from rank 0's weights, or each from its own"

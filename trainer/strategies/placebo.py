@@ -30,7 +30,7 @@ class Placebo(Strategy):
     after the kernel's out-of-memory killer. stall: it never ends. flood: it prints `lines` log lines.
     """
 
-    transports: ClassVar[tuple[str, ...]] = ("memory", "gloo", "mpi")
+    transports: ClassVar[tuple[str, ...]] = ("memory", "gloo", "mpi", "rpc")
     uses_partition: ClassVar[bool] = False
     trains: ClassVar[bool] = False
 

@@ -1,0 +1,241 @@
+"""Transport `rpc`: torch's remote procedure calls over TensorPipe.
+
+It is there for strategies that split a model, which call each other's functions. So that they compare
+with others, the collectives are made of such calls here: a rank puts tensors into its peers' mailboxes.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
+
+from trainer.clock import Clock
+from trainer.comm.base import CommunicationError, Communicator
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch._C._distributed_c10d import Store
+
+    from trainer.context import NodeContext
+
+WORKER_THREADS = 4  # that answer requests; none of ours ever waits in one
+KNOCK_EVERY_S = 0.5  # how often a rank that waits for another asks whether it is still there
+
+# What the peers have put here, by rank. A module's, because a process has one RPC agent, whose requests
+# name functions and not objects.
+_mailbox: dict[int, SimpleQueue[Tensor]] = {}
+
+
+class RpcCommunicator(Communicator):
+    """Tensors in mailboxes. The bytes go over TCP, also between processes of one machine.
+
+    Every pair exchanges directly. All-gather and broadcast send as the Traffic of `base` says. So does
+    all-reduce: each rank sums one P-th of the buffer, in rank order, and sends its sum to all. So no
+    number is computed twice, and all ranks hold the same bits. What is not optimal are latencies: a
+    piece counts as sent when the peer has answered, and P(P-1) pieces are under way at once.
+    """
+
+    topology: ClassVar[str] = "rpc"
+
+    def __init__(self, rank: int, size: int, clock: Clock, rpc: Any, timeout_s: float) -> None:
+        super().__init__(rank, size, clock)
+        self._rpc = rpc
+        self._timeout_s = timeout_s
+
+    @classmethod
+    def connect(cls, context: NodeContext, clock: Clock) -> RpcCommunicator:
+        from torch.distributed import rpc
+        from torch.distributed.rpc import constants
+
+        # torch gives it no parameter, and would wait 25 days for a rank that is gone during start-up.
+        constants.DEFAULT_PROCESS_GROUP_TIMEOUT = timedelta(seconds=context.timeout_s)
+        # A peer that is ready earlier may write at once.
+        _mailbox.update((rank, SimpleQueue()) for rank in range(context.size))
+        store = _roll_call(context)
+        with _named(f"meeting of {context.size} ranks at {context.rendezvous}"), warnings.catch_warnings():
+            # Of what torch itself does in there, in every node's log.
+            warnings.filterwarnings("ignore", "You are using a Backend", UserWarning)
+            rpc.init_rpc(
+                node(context.rank),
+                rank=context.rank,
+                world_size=context.size,
+                rpc_backend_options=rpc.TensorPipeRpcBackendOptions(
+                    init_method=_address_of(store, context),
+                    num_worker_threads=WORKER_THREADS,
+                    rpc_timeout=context.timeout_s,
+                    # Left to itself, TensorPipe takes shared memory between processes of one machine:
+                    # bytes that cross no link do not compare with those of other transports.
+                    _transports=["uv"],
+                    _channels=["basic"],
+                ),
+            )
+        return cls(context.rank, context.size, clock, rpc, context.timeout_s)
+
+    def close(self) -> None:
+        # All ranks leave together, and each stays until it has answered the last request.
+        if self.size > 1:
+            self._barrier()
+        with _named("parting"):
+            self._rpc.shutdown(graceful=True, timeout=self._timeout_s)
+
+    # `abort` has nothing to do: a rank that has failed ends, and its peers, who knock, find it gone.
+
+    def _all_reduce(self, buffer: Tensor) -> None:
+        import torch
+
+        mine = torch.stack(self._exchange(buffer.tensor_split(self.size))).sum(dim=0)
+        torch.cat(self._exchange([mine] * self.size), out=buffer)
+
+    def _all_gather(self, buffer: Tensor) -> Tensor:
+        import torch
+
+        return torch.stack(self._exchange([buffer] * self.size))
+
+    def _broadcast(self, buffer: Tensor, root: int) -> None:
+        if self.rank == root:
+            self._put(dict.fromkeys(self._others(), buffer))
+        else:
+            buffer.copy_(self._take(root))
+
+    def _send(self, buffer: Tensor, to: int) -> None:
+        self._put({to: buffer})
+
+    def _recv(self, buffer: Tensor, source: int) -> None:
+        buffer.copy_(self._take(source))
+
+    def _barrier(self) -> None:
+        import torch
+
+        self._exchange([torch.empty(0)] * self.size)
+
+    def _exchange(self, pieces: Sequence[Tensor]) -> list[Tensor]:
+        """Give every rank its piece, in rank order; returns what each rank has given this one."""
+        self._put({rank: pieces[rank] for rank in self._others()})
+        return [pieces[rank] if rank == self.rank else self._take(rank) for rank in range(self.size)]
+
+    def _others(self) -> list[int]:
+        """The other ranks, from the next one on: not everybody writes to rank 0 first."""
+        return [(self.rank + distance) % self.size for distance in range(1, self.size)]
+
+    def _put(self, pieces: Mapping[int, Tensor]) -> None:
+        """Put each piece into the mailbox of the rank that it is for. Returns when all are there.
+
+        No earlier, or the next piece could overtake: a peer answers requests with several threads.
+        """
+        answers = {}
+        for to, piece in pieces.items():
+            with reaching(to, "sending to"):
+                answers[to] = self._rpc.rpc_async(
+                    node(to), _deliver, args=(self.rank, _alone(piece)), timeout=self._timeout_s
+                )
+        for to, answer in answers.items():
+            with reaching(to, "sending to"):
+                answer.wait()
+
+    def _take(self, source: int) -> Tensor:
+        """What rank `source` has put, or puts next, into this rank's mailbox."""
+        deadline = time.monotonic() + self._timeout_s
+        knock = None
+        while (left_s := deadline - time.monotonic()) > 0:
+            try:
+                return _mailbox[source].get(timeout=min(KNOCK_EVERY_S, left_s))
+            except Empty:
+                pass
+            # A mailbox does not notice that a peer is gone, a request does. One that computes may
+            # answer late: that is no failure.
+            with reaching(source, "waiting for"):
+                if knock is None or knock.done():
+                    if knock is not None:
+                        knock.wait()
+                    knock = self._rpc.rpc_async(node(source), _answer, timeout=self._timeout_s)
+        raise CommunicationError(
+            f"waiting for node {source} failed: nothing came within {self._timeout_s:g} s"
+        )
+
+
+def node(rank: int) -> str:
+    """What torch RPC calls a rank."""
+    return f"node-{rank}"
+
+
+@contextmanager
+def reaching(rank: int, doing: str) -> Iterator[None]:
+    """Turn the failure of a request to `rank` into a CommunicationError: "waiting for node 1 failed"."""
+    with _named(f"{doing} node {rank}"):
+        yield
+
+
+def _deliver(source: int, piece: Tensor) -> None:
+    """Runs in the process of the rank that the piece is for."""
+    _mailbox[source].put(piece)
+
+
+def _answer() -> None:
+    """Runs in the process of a rank that another one waits for."""
+
+
+def _alone(piece: Tensor) -> Tensor:
+    """The piece in a storage of its own: TensorPipe may send the whole storage that a view is part of."""
+    return piece if piece.untyped_storage().nbytes() == piece.nbytes else piece.clone()
+
+
+def _roll_call(context: NodeContext) -> Store:
+    """The store over which the ranks find each other, once all of them are there.
+
+    rendezvous: the path of a file, or tcp://host:port where rank 0 listens. Raises CommunicationError,
+    which names the ranks that have not come.
+    """
+    from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
+
+    place, patience = context.rendezvous, timedelta(seconds=context.timeout_s)
+    size, rank = context.size, context.rank
+    everyone = [f"here/{each}" for each in range(size)]
+    url = urlsplit(place)
+    store: Store
+    with _named(f"meeting at {place}"):
+        if place.startswith("/"):
+            store = FileStore(place, size)
+        elif url.scheme == "tcp" and url.hostname and url.port:
+            store = TCPStore(url.hostname, url.port, size, rank == 0, patience, wait_for_workers=False)
+        else:
+            raise CommunicationError(f"ranks cannot meet at {place!r}: neither /path nor tcp://host:port")
+        store.set_timeout(patience)
+        store.set(everyone[rank], "")
+        try:
+            store.wait(everyone, patience)
+        except RuntimeError:
+            absent = ", ".join(str(each) for each in range(size) if not store.check([everyone[each]]))
+            if not absent:
+                raise
+            late = f"node {absent} has not come to {place} within {context.timeout_s:g} s"
+            raise CommunicationError(late) from None
+    return store
+
+
+def _address_of(store: Store, context: NodeContext) -> str:
+    """A URL under which init_rpc finds `store`. It takes no store, and a file:// URL of torch's ends
+    at a `#` or `?` in a directory's name."""
+    from torch.distributed.rendezvous import register_rendezvous_handler
+
+    def hand_over(*_: Any, **__: Any) -> Iterator[tuple[Store, int, int]]:
+        yield store, context.rank, context.size
+
+    scheme = f"shardyard-{id(store):x}"
+    register_rendezvous_handler(scheme, hand_over)
+    return f"{scheme}://"
+
+
+@contextmanager
+def _named(doing: str) -> Iterator[None]:
+    """Turn torch's RuntimeError into one line that says what was going on."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CommunicationError(f"{doing} failed: {reason}") from error
