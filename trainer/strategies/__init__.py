@@ -11,6 +11,7 @@ STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
         "all_reduce": "trainer.strategies.all_reduce:AllReduce",
         "ddp": "trainer.strategies.ddp:Ddp",
         "hogwild": "trainer.strategies.hogwild:Hogwild",
+        "rpc_echo": "trainer.strategies.rpc_echo:RpcEcho",
         "placebo": "trainer.strategies.placebo:Placebo",
     },
 )
