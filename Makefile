@@ -8,11 +8,14 @@ TORCH := $(shell grep -E '^torch(vision)?==' requirements.txt)
 # Arguments for the commands, e.g. make sweep ARGS="sweeps/mnist.yml --data-dir ~/data"
 ARGS ?=
 
-.PHONY: help venv sweep report doctor test check bench schemas clean
+.PHONY: help engine venv sweep report doctor test check bench schemas clean
 .DEFAULT_GOAL := help
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+engine: ## a Docker engine on a bare Debian or Ubuntu machine; ARGS=stop gives it back
+	@docker/engine $(ARGS)
 
 venv: $(VENV)/ready ## the virtual environment, with pinned dependencies
 
