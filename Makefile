@@ -4,11 +4,11 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 # Where torch publishes its CPU builds. The wheels on the default index are CUDA builds on Linux.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-TORCH := $(shell grep -E '^torch(vision)?==' requirements.txt)
+TORCH := $(shell grep -hE '^torch(vision)?==' trainer/requirements.txt requirements.txt)
 # Arguments for the commands, e.g. make sweep ARGS="sweeps/mnist.yml --data-dir ~/data"
 ARGS ?=
 
-.PHONY: help engine venv sweep report doctor test check bench schemas clean
+.PHONY: help engine image venv sweep report doctor test smoke check soak bench schemas clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -16,6 +16,9 @@ help: ## this list
 
 engine: ## a Docker engine on a bare Debian or Ubuntu machine; ARGS=stop gives it back
 	@docker/engine $(ARGS)
+
+image: venv ## the trainer image, of which every container is started; again after a change of trainer/
+	$(RUN) -m orchestrator image $(ARGS)
 
 venv: $(VENV)/ready ## the virtual environment, with pinned dependencies
 
@@ -31,6 +34,12 @@ doctor: venv ## what can run on this machine, and why not what cannot
 test: $(VENV)/ready-dev ## the tests; ARGS=... for pytest
 	$(RUN) -m pytest $(ARGS)
 
+smoke: $(VENV)/ready-dev ## the tests that start containers, alone
+	$(RUN) -m pytest tests/smoke $(ARGS)
+
+soak: $(VENV)/ready-dev ## every topology up and down again and again; ARGS="ddp --times 5" for less
+	$(RUN) -m tests.soak $(ARGS)
+
 check: $(VENV)/ready-dev ## lint, format and types
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -45,7 +54,7 @@ schemas: venv ## the JSON Schemas of run and sweep files
 clean: ## remove the virtual environment and caches; results and data stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
-$(VENV)/ready: requirements.txt
+$(VENV)/ready: requirements.txt trainer/requirements.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Shardyard needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 2; }
 	$(PYTHON) -m venv $(VENV)

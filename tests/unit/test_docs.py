@@ -50,7 +50,8 @@ def test_orchestrator_commands_exist() -> None:
 
 
 def test_versions_that_the_readme_installs_are_the_pinned_ones() -> None:
-    pinned = set((PROJECT / "requirements.txt").read_text().split())
+    files = ("requirements.txt", "trainer/requirements.txt")
+    pinned = {word for file in files for word in (PROJECT / file).read_text().split()}
     named = set(re.findall(r"\b[a-z]+==[\d.]+", (PROJECT / "README.md").read_text()))
     assert {name.partition("==")[0] for name in named} == {"torch", "torchvision"}
     assert named <= pinned
