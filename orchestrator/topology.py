@@ -9,15 +9,14 @@ from trainer.spec import RunSpec
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What a runtime has to start, whatever it starts it with.
-
-    environment: of every rank's process. A process computes with as many threads as the spec says, and
-    no library may think otherwise: two ranks with two threads each on two cores ran 3 to 25 times
-    slower than with one.
-    """
+    """What a runtime has to start, whatever it starts it with."""
 
     spec: RunSpec
-    environment: dict[str, str]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of every rank's process."""
+        return self.spec.thread_environment
 
     @property
     def key(self) -> str:
@@ -41,12 +40,9 @@ class LaunchPlan:
         return self.spec.world_size
 
 
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-
-
 def plan(run: RunSpec) -> LaunchPlan:
     """How the nodes of `run` are wired and started."""
-    return LaunchPlan(run, dict.fromkeys(THREAD_VARIABLES, str(run.threads)))
+    return LaunchPlan(run)
 
 
 def rank_name(rank: int, processes_per_node: int) -> str:

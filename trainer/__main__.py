@@ -3,7 +3,8 @@
 SHARDYARD_SPEC        file with the RunSpec, JSON
 SHARDYARD_DATA        data directory
 SHARDYARD_OUT         directory for events and weights; without it readable lines go to the console only
-SHARDYARD_LOGS        directory where each node keeps its console output, for launchers that mix it
+SHARDYARD_CONSOLE     file for this rank's console output, {node} in it is its node: launchers mix it
+SHARDYARD_PREFIX      of the readable lines, {rank} in it is the rank
 SHARDYARD_RENDEZVOUS  where torch.distributed's ranks meet
 SHARDYARD_ORCHESTRATOR  process to end with
 """
@@ -30,12 +31,15 @@ def main() -> int:
     except ContextError as error:
         print(f"trainer: {error}", file=sys.stderr)
         return 2
-    if logs := env.get("SHARDYARD_LOGS"):
-        _keep_console(Path(logs) / f"node-{context.rank // spec.processes_per_node}.log")
+    if console := env.get("SHARDYARD_CONSOLE"):
+        node = context.rank // spec.processes_per_node
+        _keep_console(Path(console.replace("{node}", str(node))))
     out = Path(env["SHARDYARD_OUT"]) if "SHARDYARD_OUT" in env else None
     orchestrator = int(env["SHARDYARD_ORCHESTRATOR"]) if "SHARDYARD_ORCHESTRATOR" in env else None
     context.out_dir = out
-    events = EventWriter(spec.key, context.rank, out)
+    word = "node-" if spec.processes_per_node == 1 else "rank "
+    prefix = env.get("SHARDYARD_PREFIX", word + "{rank} | ")
+    events = EventWriter(spec.key, context.rank, out, prefix=prefix)
     task = Task(spec, context.data_dir)
 
     if spec.topology == "single":

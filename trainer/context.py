@@ -42,6 +42,7 @@ class NodeContext:
     local_rank: its number in its node, 0-based; 0 where all ranks share a process. It decides which of
     the node's GPUs is its own. rendezvous: where torch.distributed's ranks meet: the path of a file, or
     a URL as tcp://node-1:29500.
+    scarce: whether a rank has less than a core, so that waiting must not use it up.
     timeout_s: how long a rank waits for others. room: where ranks that share a process meet. shared:
     what forked ranks share. out_dir: where what is worth keeping goes, if anywhere.
     """
@@ -52,6 +53,7 @@ class NodeContext:
     data_dir: Path
     local_rank: int = 0
     rendezvous: str = ""
+    scarce: bool = False
     timeout_s: float = 600.0
     room: Room | None = None
     shared: Any = None
@@ -76,6 +78,7 @@ class NodeContext:
             transport=spec.transport,
             data_dir=Path(env.get("SHARDYARD_DATA", "data")),
             rendezvous=env.get("SHARDYARD_RENDEZVOUS", ""),
+            scarce=spec.cpus < spec.processes_per_node,
             timeout_s=spec.timeout_s,
         )
 

@@ -7,7 +7,7 @@ fields of its kind:
 | --- | --- | --- |
 | start | the process is up | pid |
 | train_start | clock starts, all ranks ready | parameters |
-| step | at most twice a second | epoch, epochs, step, steps, loss, samples_per_s |
+| step | at most twice a second | epoch, epochs, step, steps, loss, accuracy (of the batch), samples_per_s |
 | part | a node finished an epoch | see certificate.PartRecord |
 | split | rank 0, likewise | see certificate.EpochRecord |
 | epoch | an epoch was evaluated | epoch, epochs, train_s, loss, accuracy, test_loss |
@@ -70,13 +70,22 @@ class Event:
 
 
 class EventWriter:
-    """Writes one rank's events: JSON lines to a file if there is one, readable lines to `console`."""
+    """Writes one rank's events: JSON lines to a file if there is one, readable lines to `console`.
+
+    prefix: of readable lines; {rank} in it is the rank.
+    """
 
     def __init__(
-        self, run: str, rank: int, directory: Path | None = None, console: TextIO | None = None
+        self,
+        run: str,
+        rank: int,
+        directory: Path | None = None,
+        console: TextIO | None = None,
+        prefix: str = "node-{rank} | ",
     ) -> None:
         self._run = run
         self.rank = rank
+        self._prefix = prefix
         self._directory = directory
         self._host = socket.gethostname()
         self._console = console or sys.stdout
@@ -87,12 +96,14 @@ class EventWriter:
         if self._file:
             self._file.write(event.to_line() + "\n")
         if line := readable(event):
-            self._console.write(line + "\n")  # one write: lines of ranks that share a console stay whole
+            self._console.write(
+                self._prefix.replace("{rank}", str(self.rank)) + line + "\n"
+            )  # one write: lines of ranks that share a console stay whole
             self._console.flush()
 
     def as_rank(self, rank: int) -> EventWriter:
         """A writer for another rank of the same run."""
-        return EventWriter(self._run, rank, self._directory, self._console)
+        return EventWriter(self._run, rank, self._directory, self._console, self._prefix)
 
 
 def _lines(path: Path) -> TextIO:
@@ -153,7 +164,8 @@ def readable(event: Event) -> str | None:
         case "step":
             text = (
                 f"epoch {fields['epoch']}/{fields['epochs']} step {fields['step']}/{fields['steps']} "
-                f"loss {fields['loss']:.3f} {fields['samples_per_s']:,.0f} samples/s"
+                f"loss {fields['loss']:.3f} acc {fields['accuracy']:.1%} "
+                f"{fields['samples_per_s']:,.0f} samples/s"
             )
         case "epoch":
             text = (
@@ -169,4 +181,4 @@ def readable(event: Event) -> str | None:
             text = f"{event.kind}: {fields.get('cause', '')}"
         case _:
             return None
-    return f"node-{event.rank} | {text}"
+    return text

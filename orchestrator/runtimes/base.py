@@ -17,10 +17,14 @@ from trainer.events import Event
 
 @dataclass(frozen=True)
 class RunState:
-    """exits: the exit code of every process that has ended, by name; negative: killed by that signal."""
+    """exits: the exit code of every process that has ended, by name; negative: killed by that signal.
+
+    trouble: what the runtime itself knows to be wrong, so that waiting longer is of no use.
+    """
 
     exits: Mapping[str, int]
     running: int
+    trouble: str | None = None
 
     @property
     def failing(self) -> bool:
@@ -44,7 +48,7 @@ class RunHandle(AbstractContextManager["RunHandle"]):
 
     @abstractmethod
     def stop(self) -> None:
-        """End what still runs, within 4 s. Idempotent. Returns when nothing is left."""
+        """End what still runs, within some seconds. Idempotent. Returns when nothing is left."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -58,6 +62,14 @@ class Runtime(ABC):
     @abstractmethod
     def unavailable(self) -> str | None:
         """Why this runtime cannot run anything here, or None. Asks the engine itself."""
+
+    @abstractmethod
+    def summary(self) -> str:
+        """What nodes are here, in a few words."""
+
+    def environment(self) -> dict[str, Any]:
+        """What a reader must know of the software on the nodes, beside that of the orchestrator."""
+        return {}
 
     @abstractmethod
     def lacks(self, plan: LaunchPlan) -> str | None:

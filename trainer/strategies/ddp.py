@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, ClassVar
 
 from trainer.strategies.base import Strategy
@@ -33,6 +34,8 @@ class Ddp(Strategy):
 
         from trainer.strategies.loop import Loop, Replica
 
+        # Gradient and bucket differ in the stride of dimensions of size 1 alone, where it means nothing.
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         loop = Loop(context, task, events)
         ddp = DistributedDataParallel(task.build_model(context.rank, device=loop.comm.device))
         buckets = Buckets(loop.comm)

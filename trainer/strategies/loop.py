@@ -37,6 +37,7 @@ class Replica:
     def __init__(self, model: nn.Module, task: Task, clock: Clock) -> None:
         self.model = model
         self.loss = torch.zeros(())  # of the last batch
+        self._output = self._labels = torch.zeros(0)
         self._clock = clock
         self._parameters = list(model.parameters())
         self._state = [*self._parameters, *(b for b in model.buffers() if b.is_floating_point())]
@@ -46,10 +47,17 @@ class Replica:
         """The gradient of the batch's mean loss, times `weight`, into the parameters' `.grad`."""
         with self._clock.phase("compute"):
             self._optimizer.zero_grad()
-            loss = nll_loss(self.model(batch.images), batch.labels)
+            output = self.model(batch.images)
+            loss = nll_loss(output, batch.labels)
             (loss if weight == 1.0 else loss * weight).backward()
             if weight:  # a batch without weight is no sample of this rank's
                 self.loss = loss.detach()
+                self._output, self._labels = output.detach(), batch.labels
+
+    @property
+    def batch_accuracy(self) -> float:
+        """Share of the last batch that the model had right, 0 … 1. Costs nothing until it is asked for."""
+        return (self._output.argmax(dim=1) == self._labels).float().mean().item()
 
     def step(self) -> None:
         """Move the weights along the gradient, as the optimiser would."""
@@ -195,6 +203,7 @@ class Loop:
             step=batch.step,
             steps=batch.steps,
             loss=loss,
+            accuracy=replica.batch_accuracy,
             samples_per_s=samples_per_s,
         )
 

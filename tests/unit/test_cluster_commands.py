@@ -1,0 +1,184 @@
+"""What a member starts: its environment and its command lines, from the roster alone."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.unit.cluster_support import called, seat
+from trainer.cluster.commands import (
+    HOSTS,
+    INTERFACE,
+    OUT,
+    PREFIX,
+    SPEC,
+    Command,
+    commands,
+    environment,
+    hosts,
+    launcher_of,
+    mpirun,
+    mpirun_environment,
+)
+from trainer.cluster.roll import Roster
+from trainer.context import NodeContext
+
+TRAINER = (sys.executable, "-m", "trainer")
+PID = 4711
+
+
+def at(roster: Roster, name: str) -> Roster:
+    return replace(roster, you=seat(roster, name))
+
+
+def started(roster: Roster, name: str) -> list[Command]:
+    return commands(at(roster, name), PID)
+
+
+def test_ddp_starts_a_trainer_per_rank_that_meets_the_others_at_rank_0() -> None:
+    roster = called("ddp", 10, 2, 5)
+    for rank, name in enumerate(["node-2", "node-5", "node-10"]):
+        (command,) = started(roster, name)
+        assert command.argv == TRAINER
+        assert command.ranks == (rank,)
+        assert command.environment["SHARDYARD_RENDEZVOUS"] == "tcp://10.0.0.2:29500"  # rank 0's node
+        found = {key: command.environment[key] for key in ("WORLD_SIZE", "RANK", "LOCAL_RANK")}
+        assert found == {"WORLD_SIZE": "3", "RANK": str(rank), "LOCAL_RANK": "0"}
+
+
+def test_several_ranks_of_a_node_are_numbered_within_it() -> None:
+    found = started(called("ddp", 1, 2, processes_per_node=2), "node-2")
+    assert [command.ranks for command in found] == [(2,), (3,)]
+    assert [(c.environment["RANK"], c.environment["LOCAL_RANK"]) for c in found] == [("2", "0"), ("3", "1")]
+    assert {c.environment["WORLD_SIZE"] for c in found} == {"4"}
+
+
+def test_rpc_has_its_master_for_rank_0() -> None:
+    roster = called("rpc", 1, 2)
+    for rank, name in enumerate(["master", "node-1", "node-2"]):
+        (command,) = started(roster, name)
+        assert (command.argv, command.ranks) == (TRAINER, (rank,))
+        assert command.environment["RANK"] == str(rank)
+        assert command.environment["SHARDYARD_RENDEZVOUS"] == "tcp://10.0.0.100:29500"
+
+
+def test_single_starts_one_process_for_all_ranks_and_none_in_the_other_seats() -> None:
+    roster = called("single", 1, 2, 3)
+    (command,) = started(roster, "node-1")
+    assert (command.argv, command.ranks) == (TRAINER, (0, 1, 2))
+    assert not {"RANK", "WORLD_SIZE", "SHARDYARD_RENDEZVOUS"} & command.environment.keys()
+    assert started(roster, "node-2") == started(roster, "node-3") == []
+
+
+def test_mpi_nodes_start_nothing_and_the_launcher_starts_mpirun() -> None:
+    roster = called("mpi", 1, 2)
+    assert started(roster, "node-1") == started(roster, "node-2") == []
+    (command,) = started(roster, "launcher")
+    assert command.argv == mpirun(roster)
+    assert command.ranks == ()
+
+
+@pytest.mark.parametrize(
+    ("topology", "name"), [("ddp", "node-2"), ("rpc", "master"), ("rpc", "node-1"), ("single", "node-1")]
+)
+def test_the_trainer_understands_what_it_is_told(topology: str, name: str) -> None:
+    for command in started(called(topology, 1, 2), name):
+        roster = called(topology, 1, 2)
+        context = NodeContext.from_env(roster.spec, command.environment)
+        assert context.rank == command.ranks[0]
+        assert context.size == roster.spec.world_size
+
+
+# The environment of every rank
+
+
+@pytest.mark.parametrize("topology", ["ddp", "mpi", "rpc", "single"])
+def test_environment(topology: str) -> None:
+    roster = called(topology, 1, 2, threads=3)
+    found = environment(at(roster, "node-1"), PID)
+    assert found["SHARDYARD_SPEC"] == str(SPEC) == "/run/shardyard/spec.json"
+    assert found["SHARDYARD_OUT"] == str(OUT)
+    assert found["SHARDYARD_DATA"] == "/data"
+    assert found["SHARDYARD_ORCHESTRATOR"] == str(PID)  # a rank ends with its member
+    assert found.items() >= roster.spec.thread_environment.items()
+    assert set(roster.spec.thread_environment.values()) == {"3"}
+    interfaces = {name: value for name, value in found.items() if name.endswith("SOCKET_IFNAME")}
+    libraries = ("GLOO", "NCCL", "TP")
+    assert interfaces == {f"{library}_SOCKET_IFNAME": INTERFACE for library in libraries}
+    assert all(isinstance(value, str) for value in found.values())
+
+
+@pytest.mark.parametrize("topology", ["ddp", "mpi", "rpc", "single"])
+def test_only_mpirun_s_ranks_write_to_their_node_s_console(topology: str) -> None:
+    console = environment(at(called(topology, 1, 2), "node-2"), PID).get("SHARDYARD_CONSOLE")
+    assert console == ("/proc/4711/fd/1" if topology == "mpi" else None)
+
+
+@pytest.mark.parametrize(
+    ("topology", "fields", "prefix"),
+    [
+        ("ddp", {}, ""),  # compose writes the node's name before each line
+        ("rpc", {}, ""),
+        ("mpi", {}, ""),
+        ("mpi", {"processes_per_node": 2}, "rank {rank} | "),
+        ("ddp", {"processes_per_node": 2}, "rank {rank} | "),
+        ("single", {"nodes": 3}, "rank {rank} | "),
+        ("single", {"nodes": 2, "processes_per_node": 2}, "rank {rank} | "),
+    ],
+)
+def test_ranks_that_share_a_node_say_which_they_are(
+    topology: str, fields: dict[str, Any], prefix: str
+) -> None:
+    count = () if topology == "single" else (2,)
+    roster = at(called(topology, 1, *count, **fields), "node-1")
+    assert environment(roster, PID)["SHARDYARD_PREFIX"] == prefix
+
+
+# Open MPI
+
+
+@pytest.mark.parametrize(("processes", "world"), [(1, "3"), (4, "12")])
+def test_mpirun(processes: int, world: str) -> None:
+    roster = called("mpi", 1, 2, 3, processes_per_node=processes)
+    argv = mpirun(roster)
+    options = dict(pairwise(argv))
+    assert argv[0] == f"{PREFIX}/bin/mpirun"
+    assert options["--prefix"] == sys.prefix
+    assert options["--hostfile"] == str(HOSTS)
+    assert options["-n"] == world
+    assert options["--map-by"] == f"ppr:{processes}:node"
+    assert options["--bind-to"] == "none"
+    assert options["btl_tcp_if_include"] == INTERFACE
+    assert argv[-4:] == (sys.executable, "-m", "trainer.cluster", "rank")
+    assert argv[-4].startswith("/")  # a shell that ssh starts has another PATH
+
+
+def test_mpirun_reaches_nodes_by_ssh_from_the_launcher_alone() -> None:
+    found = mpirun_environment()
+    assert found["PRTE_MCA_plm_ssh_agent"] == "ssh -F /run/shardyard/ssh/config"
+    assert found["PRTE_MCA_plm_ssh_no_tree_spawn"] == "1"
+    assert found["PRTE_MCA_prte_if_include"] == INTERFACE
+
+
+def test_hosts_are_in_the_order_of_their_ranks_and_hold_no_launcher() -> None:
+    assert hosts(called("mpi", 10, 2, 1)) == "10.0.0.1 slots=1\n10.0.0.2 slots=1\n10.0.0.10 slots=1\n"
+    assert hosts(called("mpi", 3, processes_per_node=4)) == "10.0.0.3 slots=4\n"
+
+
+def test_launcher() -> None:
+    assert launcher_of(called("mpi", 1, 2)).address == "10.0.0.100"
+
+
+# GPUs
+
+
+def test_only_ranks_with_gpus_are_told_which_are_theirs() -> None:
+    gpus = called("ddp", 1, 2, transport="nccl", processes_per_node=2)
+    found = {command.environment["CUDA_VISIBLE_DEVICES"] for command in started(gpus, "node-2")}
+    assert found == {"2,3"}
+    (command,) = started(called("ddp", 1, 2), "node-2")
+    assert "CUDA_VISIBLE_DEVICES" not in command.environment

@@ -1,0 +1,266 @@
+"""The head and its members on loopback: who is called, what is kept, and how a run ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit import cluster_room
+from tests.unit.cluster_room import HELLO, Room, Seat, stays, well
+from tests.unit.conftest import rank_fields
+from trainer.cluster import head as module
+
+unharmed = pytest.fixture(autouse=True)(cluster_room.unharmed)
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Room:
+    return Room(monkeypatch, tmp_path)
+
+
+# All is well
+
+
+def test_all_well(room: Room) -> None:
+    assert room.lead({"node-1": well, "node-2": well, "node-3": well}) == 0
+    assert room.summary[0] == "ok: 3 nodes, world size 3, ddp over gloo, digits, 3 epochs, seed 0"
+    for rank, (name, seat) in enumerate(room.seats.items()):
+        assert seat.heard == ["roster", "bye"]
+        assert seat.roster is not None
+        assert (seat.roster.me.name, seat.ranks) == (name, (rank,))
+        assert room.kinds(rank) == ["start", "result", "done"]
+    usage = [json.loads(line) for line in (room.directory / "usage.jsonl").read_text().splitlines()]
+    assert sorted((each["member"], each["ranks"]) for each in usage) == [
+        ("node-1", [0]),
+        ("node-2", [1]),
+        ("node-3", [2]),
+    ]
+
+
+def test_nobody_has_a_place_before_everybody_is_there(room: Room) -> None:
+    original = room.connect
+
+    async def connect(address: str, hello: bytes = HELLO) -> Seat:
+        if address == "127.0.0.2":
+            await asyncio.sleep(0.05)
+            assert room.seats["node-1"].heard == []
+        return await original(address, hello)
+
+    room.connect = connect  # type: ignore[method-assign]
+    assert room.lead({"node-1": well, "node-2": well}) == 0
+    assert room.seats["node-1"].heard == ["roster", "bye"]
+
+
+def test_numbers_of_containers_decide_and_not_who_comes_first(room: Room) -> None:
+    assert room.lead({"node-10": well, "node-9": well, "node-2": well}) == 0
+    assert {name: seat.ranks for name, seat in room.seats.items()} == {
+        "node-2": (0,),
+        "node-9": (1,),
+        "node-10": (2,),
+    }
+
+
+def test_everyone_waits_for_the_last_one(room: Room) -> None:
+    async def slow(seat: Seat) -> None:
+        await seat.take_place()
+        await asyncio.sleep(0.15)  # longer than the grace after a failure
+        assert "bye" not in room.seats["node-1"].heard
+        await seat.train()
+        await seat.exit()
+        await seat.leave()
+
+    assert room.lead({"node-1": well, "node-2": slow}) == 0
+
+
+def test_what_a_member_said_of_itself_reaches_the_others(room: Room) -> None:
+    assert room.lead({"node-1": well, "node-2": well}) == 0
+    roster = room.seats["node-2"].roster
+    assert roster is not None
+    assert [member.hello for member in roster.members] == [{"key": "K", "host_key": "H"}] * 2
+
+
+def test_weights_are_kept(room: Room) -> None:
+    async def sends(seat: Seat) -> None:
+        await seat.take_place()
+        await seat.train()
+        for piece in ("QUJD", "REVG"):
+            await seat.wire.send("file", name="weights.npy", piece=piece)
+        await seat.exit()
+        await seat.leave()
+
+    assert room.lead({"node-1": sends}) == 0
+    assert (room.directory / "weights.npy").read_bytes() == b"ABCDEF"
+
+
+def test_ranks_of_seats_that_run_nothing_are_not_waited_for(room: Room) -> None:
+    async def seat_only(seat: Seat) -> None:
+        assert (await seat.take_place()).me.ranks == ()
+        await seat.leave()
+
+    async def runs_all(seat: Seat) -> None:
+        assert (await seat.take_place()).me.ranks == (0, 1)
+        await seat.train()
+        await seat.exit()
+        await seat.leave()
+
+    assert room.lead({"node-1": runs_all, "node-2": seat_only}, topology="single") == 0
+
+
+# Something goes wrong
+
+
+def test_a_rank_that_was_killed_ends_the_run_and_is_named(room: Room) -> None:
+    async def killed(seat: Seat) -> None:
+        await seat.take_place()
+        await seat.tell("start", pid=7)
+        await seat.exit(-9)
+        await seat.leave()
+
+    assert room.lead({"node-1": stays, "node-2": killed, "node-3": stays}) == 1
+    assert room.causes == {"node-2": "rank 1 was killed by SIGKILL"}
+    assert room.kinds(1) == ["start", "died"]
+    assert all(seat.heard == ["roster", "bye"] for seat in room.seats.values())
+
+
+def test_an_exit_code_without_a_word_is_a_failure(room: Room) -> None:
+    async def ends(seat: Seat) -> None:
+        await seat.take_place()
+        await seat.exit(3)
+        await seat.leave()
+
+    assert room.lead({"node-1": ends, "node-2": stays}) == 1
+    assert room.causes == {"node-1": "ended with exit code 3"}
+
+
+def test_a_node_that_needed_too_much_memory_is_told_apart(room: Room) -> None:
+    async def grows(seat: Seat) -> None:
+        await seat.take_place()
+        await seat.tell("start", pid=7)
+        await seat.exit(-9, out_of_memory=1)
+        await seat.leave()
+
+    assert room.lead({"node-1": grows, "node-2": stays}, memory_mb=64) == 1
+    assert room.causes == {"node-1": "rank 0 was killed: its node needed more than 64 MiB of memory"}
+
+
+def test_a_container_that_is_gone_is_named(room: Room) -> None:
+    async def vanishes(seat: Seat) -> None:
+        await seat.take_place()
+        await seat.tell("start", pid=7)
+        await seat.wire.close()
+
+    assert room.lead({"node-1": stays, "node-2": vanishes}) == 1
+    cause = "rank 1 was killed together with its container, or cut off from the head"
+    assert room.causes == {"node-2": cause}
+    assert room.kinds(1) == ["start", "died"]
+    assert room.seats["node-1"].heard == ["roster", "bye"]
+
+
+def test_after_a_failure_the_others_may_still_say_theirs(room: Room) -> None:
+    async def fails(seat: Seat) -> None:
+        await seat.take_place()
+        await seat.tell("start", pid=7)
+        await seat.tell("failed", cause="ValueError: odd")
+        await seat.exit(1)
+        await seat.leave()
+
+    async def complains(seat: Seat) -> None:
+        await seat.take_place()
+        await seat.tell("start", pid=7)
+        await asyncio.sleep(0.05)
+        await seat.tell("failed", cause="peer is gone", peer=True)
+        await seat.exit(1)
+        await seat.leave()
+
+    assert room.lead({"node-1": complains, "node-2": fails}) == 1
+    assert room.summary[1:] == [
+        "  node-2: rank 1 failed: ValueError: odd",
+        "  node-1: rank 0 failed: peer is gone",
+    ]
+
+
+def test_who_is_sent_away_and_says_so_has_not_failed(room: Room) -> None:
+    async def fails(seat: Seat) -> None:
+        await seat.take_place()
+        await seat.exit(1)
+        await seat.leave()
+
+    async def obeys(seat: Seat) -> None:
+        await seat.take_place()
+        await seat.tell("start", pid=7)
+        await seat.hear()
+        await seat.tell("terminated", cause="stopped by SIGTERM")
+        await seat.exit(143)
+        await seat.wire.close()
+
+    assert room.lead({"node-1": obeys, "node-2": fails}) == 1
+    assert room.causes == {"node-2": "ended with exit code 1"}
+    assert room.kinds(0) == ["start", "terminated"]  # what it said last is kept all the same
+
+
+def test_a_run_without_all_results_is_not_ok(room: Room) -> None:
+    async def forgets(seat: Seat) -> None:
+        await seat.take_place()
+        await seat.tell("start", pid=7)
+        await seat.tell("result", **rank_fields())
+        await seat.exit()
+        await seat.leave()
+
+    assert room.lead({"node-1": well, "node-2": forgets}) == 1
+    assert room.summary[1:] == ["  not every rank gave a result"]
+
+
+def test_a_member_that_does_not_leave_holds_up_nobody_for_long(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEAVE_S", 0.2)
+
+    async def stuck(seat: Seat) -> None:
+        await seat.take_place()
+        await seat.train()
+        await seat.exit()
+        while not (room.directory / "summary.txt").exists():
+            await asyncio.sleep(0.01)
+
+    assert room.lead({"node-1": well, "node-2": stuck}) == 0
+
+
+def test_stopped_from_outside(room: Room) -> None:
+    async def stops(seat: Seat) -> None:
+        await seat.take_place()
+        await seat.tell("start", pid=7)
+        cluster_room.stop_this_process()
+        await seat.hear()
+        await seat.tell("terminated", cause="stopped by SIGTERM")
+        await seat.exit(143)
+        await seat.wire.close()
+
+    assert room.lead({"node-1": stops, "node-2": stays}) == 1
+    assert room.causes == {"the run": "stopped from outside"}
+    assert room.seats["node-2"].heard == ["roster", "bye"]
+
+
+def test_a_rank_that_failed_and_hangs_ends_the_run_too(room: Room) -> None:
+    async def hangs(seat: Seat) -> None:
+        await seat.take_place()
+        await seat.tell("start", pid=7)
+        await seat.tell("failed", cause="ValueError: odd")
+        await seat.leave()
+
+    assert room.lead({"node-1": stays, "node-2": hangs}) == 1
+    assert room.causes == {"node-2": "rank 1 failed: ValueError: odd"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_file_that_nobody_may_send_ends_the_run_and_is_not_kept(room: Room) -> None:
+    async def sends(seat: Seat) -> None:
+        await seat.take_place()
+        await seat.wire.send("file", name="../secret", piece="QUJD")
+        await seat.leave()
+
+    assert room.lead({"node-1": stays, "node-2": sends}) == 1
+    assert list(room.causes) == ["node-2"]
+    assert not (room.directory.parent / "secret").exists()

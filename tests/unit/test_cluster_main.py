@@ -1,0 +1,191 @@
+"""What a container does by its command, and what a rank's process calls itself on the console."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer import __main__ as rank
+from trainer.cluster import __main__ as container
+from trainer.cluster import head, member, owner
+from trainer.data.base import DataError
+from trainer.data.datasets import DATASETS
+from trainer.spec import RunSpec
+
+# A container
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The run's file; the container's variables name it and nothing else."""
+    for name in [name for name in os.environ if name.startswith("SHARDYARD_")]:
+        monkeypatch.delenv(name)
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({"strategy": "ddp"}))
+    monkeypatch.setenv("SHARDYARD_SPEC", str(path))
+    monkeypatch.setenv("SHARDYARD_TOPOLOGY", "ddp")
+    return path
+
+
+@pytest.fixture
+def owned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, Path]]:
+    """Who became the owner of what, before anything was written."""
+    taken: list[tuple[Path, Path]] = []
+    monkeypatch.setattr(owner, "become_owner_of", lambda *pair: taken.append(pair))
+    return taken
+
+
+@pytest.mark.parametrize("role", ["node", "launcher", "master"])
+def test_members_attend(spec: Path, monkeypatch: pytest.MonkeyPatch, role: str) -> None:
+    monkeypatch.setattr(member, "main", lambda *told: told)
+    found: Any = container.main([role])
+    assert found == (role, "ddp")
+
+
+@pytest.mark.parametrize("arguments", [[], ["nodes"], ["node", "head"], ["--help"]])
+def test_any_other_command_says_which_there_are(
+    capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert container.main(arguments) == 2
+    assert "node|launcher|master|head|data|rank|skip" in capsys.readouterr().err
+
+
+def test_nothing_may_be_asked_of_it_too() -> None:
+    assert container.main(["skip"]) == 0
+
+
+Led = list[tuple[str, Path, Path, dict[str, Any]]]
+
+
+@pytest.fixture
+def led(monkeypatch: pytest.MonkeyPatch, owned: list[tuple[Path, Path]], spec: Path) -> Led:
+    told: Led = []
+
+    def main(topology: str, file: Path, directory: Path, limits: dict[str, Any]) -> int:
+        assert owned == [(spec, Path("/results"))]
+        told.append((topology, file, directory, limits))
+        return 7
+
+    monkeypatch.setattr(head, "main", main)
+    return told
+
+
+def test_the_head_leads_the_run_that_it_is_told_to(
+    monkeypatch: pytest.MonkeyPatch, led: Led, spec: Path
+) -> None:
+    limits = {"CPUS": "0.5", "MEMORY_MB": "512", "PIDS": "100", "SHM_MB": ""}
+    for name, value in {"RUN": "live", **limits}.items():
+        monkeypatch.setenv(f"SHARDYARD_{name}", value)
+    assert container.main(["head"]) == 7
+    assert led == [("ddp", spec, Path("/results/live"), {"cpus": 0.5, "memory_mb": 512, "pids": 100})]
+
+
+def test_a_bare_up_has_a_directory_of_its_own_and_ends_with_a_summary(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], led: Led
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(Path, "read_text", lambda path: f"ok: {path.name}\n")
+    monkeypatch.setenv("SHARDYARD_SHOWN", "./results")
+    assert container.main(["head"]) == 7
+    ((_, _, directory, _),) = led
+    assert re.fullmatch(r"/results/up-ddp-\d{4}-\d\d-\d\dT\d{6}Z", str(directory))
+    assert capsys.readouterr().out == f"ok: summary.txt\n  kept in ./results/{directory.name}\n"
+
+
+def test_data_is_fetched_as_the_owner(
+    monkeypatch: pytest.MonkeyPatch, owned: list[tuple[Path, Path]], spec: Path
+) -> None:
+    fetched: list[tuple[str, Path]] = []
+    spec.write_text(json.dumps({"strategy": "ddp", "dataset": "mnist"}))
+
+    def prepare(self: Any, directory: Path) -> None:
+        assert owned == [(spec, Path("/data"))]
+        fetched.append((DATASETS.name_of(self), directory))
+
+    monkeypatch.setattr(DATASETS.load("mnist"), "prepare", prepare)
+    assert container.main(["data"]) == 0
+    assert fetched == [("mnist", Path("/data"))]
+
+
+def test_data_that_cannot_be_fetched_is_a_message(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    owned: list[tuple[Path, Path]],
+    spec: Path,
+) -> None:
+    def prepare(self: Any, directory: Path) -> None:
+        raise DataError("mnist is not in /data")
+
+    monkeypatch.setattr(DATASETS.load("digits"), "prepare", prepare)
+    assert container.main(["data"]) == 1
+    assert capsys.readouterr().err == "FAILED: mnist is not in /data\n"
+    spec.write_text('{"strategy": "ddq"}')
+    assert container.main(["data"]) == 1
+    assert "unknown strategy" in capsys.readouterr().err
+
+
+# A rank's process
+
+
+@pytest.fixture
+def prefixes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What ranks were given to begin their lines with; none of them goes on."""
+    given: list[str] = []
+
+    class Writer:
+        def __init__(self, run: str, rank: int, out: Path | None, prefix: str) -> None:
+            given.append(prefix)
+
+    monkeypatch.setattr(rank, "EventWriter", Writer)
+    monkeypatch.setattr(rank, "_loaded", lambda task, events: False)
+    return given
+
+
+@pytest.mark.parametrize(
+    ("processes", "variable", "prefix"),
+    [
+        (1, None, "node-{rank} | "),
+        (2, None, "rank {rank} | "),
+        (1, "", ""),  # compose writes the node's name
+        (2, "r{rank}: ", "r{rank}: "),
+    ],
+)
+def test_what_a_rank_begins_its_lines_with(
+    spec: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    prefixes: list[str],
+    processes: int,
+    variable: str | None,
+    prefix: str,
+) -> None:
+    run = RunSpec.model_validate(
+        {"strategy": "one_shot", "transport": "memory", "nodes": 2, "processes_per_node": processes}
+    )
+    spec.write_text(run.model_dump_json())
+    if variable is not None:
+        monkeypatch.setenv("SHARDYARD_PREFIX", variable)
+    assert rank.main() == 1
+    assert prefixes == [prefix]
+
+
+def test_a_rank_s_console_is_its_node_s(
+    spec: Path, monkeypatch: pytest.MonkeyPatch, prefixes: list[str]
+) -> None:
+    kept: list[Path] = []
+    run = {"strategy": "all_reduce", "transport": "mpi", "nodes": 3, "processes_per_node": 2}
+    spec.write_text(RunSpec.model_validate(run).model_dump_json())
+    monkeypatch.setattr(rank, "_keep_console", kept.append)
+    monkeypatch.setattr(rank, "Watch", lambda *_: pytest.fail("went on"))
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "6")
+    for place in ("/logs/node-{node}.log", "/proc/7/fd/1"):
+        monkeypatch.setenv("SHARDYARD_CONSOLE", place)
+        monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "5")
+        with pytest.raises(pytest.fail.Exception, match="went on"):
+            rank.main()
+    assert kept == [Path("/logs/node-2.log"), Path("/proc/7/fd/1")]

@@ -1,0 +1,230 @@
+"""What a container knows and sets up by itself: ssh, its usage, and whom its files belong to."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainer.cluster import ssh
+from trainer.cluster.owner import become_owner_of
+from trainer.cluster.usage import Usage, measure
+
+# ssh
+
+
+def settings(text: str) -> dict[str, str]:
+    """The lines of a configuration by their keyword; a keyword that comes twice is a mistake."""
+    pairs = [line.strip().partition(" ") for line in text.splitlines() if line.strip()]
+    assert len({keyword for keyword, _, _ in pairs}) == len(pairs)
+    return {keyword: value for keyword, _, value in pairs}
+
+
+def test_the_launcher_goes_to_nodes_that_it_knows_only() -> None:
+    found = settings(ssh.client_config(Path("/keys")))
+    assert found["StrictHostKeyChecking"] == "yes"
+    assert found["UserKnownHostsFile"] == "/keys/known_hosts"
+    assert found["GlobalKnownHostsFile"] == "/dev/null"
+    assert found["IdentityFile"] == "/keys/key"
+    assert found["IdentitiesOnly"] == found["BatchMode"] == "yes"  # never a question, never another key
+
+
+def test_a_node_s_sshd_takes_keys_only_and_forwards_nothing() -> None:
+    found = settings(ssh.server_config(Path("/keys")))
+    assert found["AuthenticationMethods"] == "publickey"
+    assert found["DisableForwarding"] == "yes"
+    assert found["UsePAM"] == "no"
+    assert found["AllowUsers"] == ssh.USER
+    assert int(found["Port"]) > 1023  # it is not root's
+    assert [found[name] for name in ("HostKey", "PidFile", "AuthorizedKeysFile")] == [
+        "/keys/host_key",
+        "/keys/sshd.pid",
+        "/keys/authorized_keys",
+    ]
+
+
+def test_both_ends_of_ssh_mean_the_same_port_and_user() -> None:
+    client, server = settings(ssh.client_config(Path("/k"))), settings(ssh.server_config(Path("/k")))
+    assert (client["Port"], client["User"]) == (server["Port"], server["AllowUsers"])
+
+
+def test_the_launcher_s_key_opens_a_node_from_the_launcher_s_address_alone() -> None:
+    assert ssh.authorized_key("ssh-ed25519 AAAA", "10.0.0.9") == (
+        'restrict,from="10.0.0.9" ssh-ed25519 AAAA\n'
+    )
+
+
+def test_known_hosts_names_every_node_with_its_port() -> None:
+    keys = [("10.0.0.1", "ssh-ed25519 AAAA"), ("10.0.0.2", "ssh-ed25519 BBBB")]
+    assert ssh.known_hosts(keys) == "[10.0.0.1]:2222 ssh-ed25519 AAAA\n[10.0.0.2]:2222 ssh-ed25519 BBBB\n"
+    assert ssh.known_hosts([]) == ""
+
+
+def test_every_key_is_a_fresh_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, made = tmp_path / "ssh" / "key", []
+
+    def keygen(argv: list[str], check: bool) -> None:
+        assert check
+        assert not path.exists()  # ssh-keygen would ask whether to write over it
+        assert argv[0] == "ssh-keygen"
+        assert argv[-2:] == ["-f", str(path)]
+        made.append(argv)
+        path.write_text("private")
+        path.with_suffix(".pub").write_text(f"ssh-ed25519 {len(made)}\n")
+
+    monkeypatch.setattr(subprocess, "run", keygen)
+    assert [ssh.make_key(path), ssh.make_key(path)] == ["ssh-ed25519 1", "ssh-ed25519 2"]
+    assert all(argv[argv.index("-N") + 1] == "" for argv in made)  # without a passphrase
+
+
+def test_an_sshd_that_does_not_start_is_noticed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda argv: SimpleNamespace(poll=lambda: 255))
+    (tmp_path / "sshd.pid").write_text("of an earlier life")
+    with pytest.raises(RuntimeError, match="sshd did not start"):
+        ssh.start_server(tmp_path)
+
+
+# Usage
+
+NETWORK = """\
+Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls
+    lo:    1000      10    0    0    0     0          0         0     1000      10    0    0    0     0
+ veth0:       1       1    0    0    0     0          0         0        1       1    0    0    0     0
+  eth0:12345678    4000    0    0    0     0          0         0  7654321    3000    0    0    0     0
+ eth01:       2       2    0    0    0     0          0         0        2       2    0    0    0     0
+"""
+
+VERSION_2 = {
+    "cpu.stat": "usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\nthrottled_usec 1250000\n",
+    "memory.peak": "314572800\n",
+    "memory.events": "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n",
+}
+VERSION_1 = {
+    "cpuacct/cpuacct.usage": "2500000000\n",
+    "cpu/cpu.stat": "nr_periods 10\nnr_throttled 4\nthrottled_time 1250000000\n",
+    "memory/memory.max_usage_in_bytes": "314572800\n",
+    "memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+}
+WHOLE = Usage(2.5, 1.25, 300.0, 7654321, 12345678, 2)
+
+
+def kernel(directory: Path, files: dict[str, str]) -> Path:
+    """A fake /sys/fs/cgroup."""
+    for name, text in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+    return directory
+
+
+def network(directory: Path, text: str = NETWORK) -> Path:
+    (directory / "dev").write_text(text)
+    return directory / "dev"
+
+
+@pytest.mark.parametrize("files", [VERSION_1, VERSION_2], ids=["v1", "v2"])
+def test_usage(tmp_path: Path, files: dict[str, str]) -> None:
+    assert measure(kernel(tmp_path / "cgroup", files), network(tmp_path)) == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("files", "lacking", "expected"),
+    [
+        (VERSION_2, "memory.peak", Usage(2.5, 1.25, None, 7654321, 12345678, 2)),  # before Linux 5.19
+        (VERSION_2, "memory.events", Usage(2.5, 1.25, 300.0, 7654321, 12345678, 0)),
+        (VERSION_1, "cpuacct/cpuacct.usage", Usage(None, 1.25, 300.0, 7654321, 12345678, 2)),
+        (VERSION_1, "cpu/cpu.stat", Usage(2.5, None, 300.0, 7654321, 12345678, 2)),
+        (
+            VERSION_1,
+            "memory/memory.max_usage_in_bytes",
+            Usage(2.5, 1.25, None, 7654321, 12345678, 2),
+        ),
+    ],
+)
+def test_what_the_kernel_does_not_tell_is_none_and_never_zero(
+    tmp_path: Path, files: dict[str, str], lacking: str, expected: Usage
+) -> None:
+    kept = {name: text for name, text in files.items() if name != lacking}
+    assert measure(kernel(tmp_path / "cgroup", kept), network(tmp_path)) == expected
+
+
+def test_a_kernel_without_control_groups_tells_nothing(tmp_path: Path) -> None:
+    assert measure(tmp_path / "no", tmp_path / "none") == Usage(None, None, None, None, None, 0)
+
+
+def test_a_container_without_a_quota_was_not_throttled_as_far_as_is_known(tmp_path: Path) -> None:
+    files = {**VERSION_2, "cpu.stat": "usage_usec 2500000\n"}
+    found = measure(kernel(tmp_path / "cgroup", files), network(tmp_path))
+    assert (found.cpu_s, found.throttled_s) == (2.5, None)
+
+
+@pytest.mark.parametrize("text", ["", NETWORK.replace("  eth0:", "  eth7:"), "eth0: 1 2\n", "eth0: x" * 9])
+def test_a_network_that_is_not_there_has_no_bytes(tmp_path: Path, text: str) -> None:
+    found = measure(kernel(tmp_path / "cgroup", VERSION_2), network(tmp_path, text))
+    assert (found.sent_bytes, found.received_bytes) == (None, None)
+    assert found.cpu_s == 2.5
+
+
+def test_the_interface_is_the_one_that_is_asked_for(tmp_path: Path) -> None:
+    found = measure(kernel(tmp_path / "cgroup", VERSION_2), network(tmp_path), interface="lo")
+    assert (found.sent_bytes, found.received_bytes) == (1000, 1000)
+
+
+# Owner
+
+
+class Kernel:
+    """Who owns what, who we are, and what was asked of the kernel, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, uid: int, owners: dict[Path, int]) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        monkeypatch.setattr(os, "getuid", lambda: uid)
+
+        def status(path: Path, **_: Any) -> Any:
+            return SimpleNamespace(st_uid=owners[path], st_gid=owners[path] + 1, st_mode=stat.S_IFREG)
+
+        monkeypatch.setattr(Path, "stat", status)
+        for call in ("chown", "setgroups", "setresgid", "setresuid"):
+            monkeypatch.setattr(
+                os, call, lambda *arguments, call=call: self.asked.append((call, *arguments))
+            )
+
+
+SPEC, RESULTS = Path("/spec.json"), Path("/results")
+TAKEN: list[tuple[Any, ...]] = [
+    ("setgroups", []),
+    ("setresgid", 1001, 1001, 1001),
+    ("setresuid", 1000, 1000, 1000),
+]
+
+
+def test_root_becomes_the_owner_and_gives_it_what_the_engine_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Kernel(monkeypatch, 0, {SPEC: 1000, RESULTS: 0}).asked
+    become_owner_of(SPEC, RESULTS)
+    # The user number goes last: without it the rest is not allowed any more.
+    assert asked == [("chown", RESULTS, 1000, 1001), *TAKEN]
+
+
+@pytest.mark.parametrize("owner", [1000, 1007])
+def test_a_directory_that_is_somebody_s_stays_theirs(monkeypatch: pytest.MonkeyPatch, owner: int) -> None:
+    asked = Kernel(monkeypatch, 0, {SPEC: 1000, RESULTS: owner}).asked
+    become_owner_of(SPEC, RESULTS)
+    assert asked == TAKEN
+
+
+@pytest.mark.parametrize(
+    ("uid", "witness"),
+    [(0, 0), (10001, 1000), (1000, 1000)],
+    ids=["root's spec", "not root", "the owner already"],
+)
+def test_else_everything_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, uid: int, witness: int) -> None:
+    asked = Kernel(monkeypatch, uid, {SPEC: witness, RESULTS: 0}).asked
+    become_owner_of(SPEC, RESULTS)
+    assert asked == []

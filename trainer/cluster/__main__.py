@@ -1,0 +1,90 @@
+"""What a container does: `python -m trainer.cluster ROLE`, told by its environment.
+
+node, launcher, master   take part in a run      SHARDYARD_TOPOLOGY
+head                     leads it                also SHARDYARD_SPEC (file), SHARDYARD_RESULTS (directory),
+                                                 SHARDYARD_RUN (its name there) and the limits of a node
+data                     fetches the dataset     SHARDYARD_SPEC, SHARDYARD_DATA
+rank                     what mpirun starts on a node
+skip                     nothing
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+# The limits of a bare `up` come from the variables that compose took them from.
+LIMITS = {
+    "cpus": ("SHARDYARD_CPUS", float),
+    "memory_mb": ("SHARDYARD_MEMORY_MB", int),
+    "pids": ("SHARDYARD_PIDS", int),
+    "shm_mb": ("SHARDYARD_SHM_MB", int),
+}
+
+
+# Of a bare `up`: compose tells of the members' ends meanwhile, and the summary is what stands last.
+EPILOGUE_S = 0.7
+
+
+def main(arguments: list[str]) -> int:
+    env = os.environ
+    match arguments:
+        case ["node" | "launcher" | "master" as role]:
+            from trainer.cluster import member
+
+            return member.main(role, env["SHARDYARD_TOPOLOGY"])
+        case ["head"]:
+            return _lead(env)
+        case ["data"]:
+            return _fetch(env)
+        case ["skip"]:
+            return 0  # what the data service does when the orchestrator has seen to the data
+        case ["rank"]:
+            from trainer.cluster import member
+
+            member.become_rank()
+    print("usage: python -m trainer.cluster node|launcher|master|head|data|rank|skip", file=sys.stderr)
+    return 2
+
+
+def _lead(env: Mapping[str, str]) -> int:
+    from trainer.cluster import head
+    from trainer.cluster.owner import become_owner_of
+
+    topology, spec, results = env["SHARDYARD_TOPOLOGY"], Path(env["SHARDYARD_SPEC"]), Path("/results")
+    become_owner_of(spec, results)
+    limits = {field: kind(env[name]) for field, (name, kind) in LIMITS.items() if env.get(name)}
+    if name := env.get("SHARDYARD_RUN"):
+        return head.main(topology, spec, results / name, limits)
+    name = time.strftime(f"up-{topology}-%Y-%m-%dT%H%M%SZ", time.gmtime())
+    code = head.main(topology, spec, results / name, limits)
+    time.sleep(EPILOGUE_S)
+    print((results / name / "summary.txt").read_text(), end="")
+    print(f"  kept in {env.get('SHARDYARD_SHOWN', 'results')}/{name}", flush=True)
+    return code
+
+
+def _fetch(env: Mapping[str, str]) -> int:
+    import json
+
+    from trainer.cluster.owner import become_owner_of
+    from trainer.spec import DataError, RunSpec
+
+    spec, directory = Path(env["SHARDYARD_SPEC"]), Path("/data")
+    become_owner_of(spec, directory)
+    fields = json.loads(spec.read_text(encoding="utf-8"))
+    try:
+        RunSpec.model_validate({"nodes": 2, **fields}).dataset.prepare(directory)
+    except (DataError, ValueError) as error:
+        print(f"FAILED: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(code)  # nothing is left to clean up, and no thread may hold up the container's end

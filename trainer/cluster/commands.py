@@ -1,0 +1,110 @@
+"""What a member starts: pure, from the roster."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer.cluster.roll import Member, Roster
+
+HOME = Path("/run/shardyard")  # a tmpfs: what lies here ends with the container
+OUT = HOME / "out"  # events and weights of this member's ranks
+SPEC = HOME / "spec.json"
+SSH = HOME / "ssh"
+ENVIRONMENT = HOME / "environment.json"  # for ranks that mpirun starts
+HOSTS = HOME / "hosts"
+RENDEZVOUS_PORT = 29500
+INTERFACE = "eth0"  # a container has one, on the run's own network
+PREFIX = Path(sys.prefix)  # of Open MPI too: its wheel installs beside Python
+
+
+@dataclass(frozen=True)
+class Command:
+    """One process. ranks: those that run in it."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    ranks: tuple[int, ...]
+
+
+def commands(roster: Roster, pid: int) -> list[Command]:
+    """What the member `roster.me` has to start; nothing where others start its ranks or it has none.
+
+    pid: of the member's own process, with which its ranks end.
+    """
+    me, topology = roster.me, roster.spec.topology
+    common = environment(roster, pid)
+    if me.role == "launcher":
+        return [Command(mpirun(roster), common, ())]
+    if topology == "mpi":
+        return []
+    if topology == "single":
+        return [Command(TRAINER, common, me.ranks)] if me.ranks else []
+    meet = {
+        "SHARDYARD_RENDEZVOUS": f"tcp://{roster.holder(0).address}:{RENDEZVOUS_PORT}",
+        "WORLD_SIZE": str(roster.spec.world_size),
+    }
+    if roster.spec.on_gpu:
+        # Compose shows every replica all GPUs of the machine; a node is to have its own.
+        meet["CUDA_VISIBLE_DEVICES"] = ",".join(str(rank) for rank in me.ranks)
+    return [
+        Command(TRAINER, {**common, **meet, "RANK": str(rank), "LOCAL_RANK": str(local)}, (rank,))
+        for local, rank in enumerate(me.ranks)
+    ]
+
+
+TRAINER = (sys.executable, "-m", "trainer")
+
+
+def environment(roster: Roster, pid: int) -> dict[str, str]:
+    """Of every rank of this member."""
+    # Compose writes the node's name before each line; only ranks that share a node need more.
+    alone = len(roster.me.ranks) == 1
+    return {
+        **roster.spec.thread_environment,
+        "SHARDYARD_SPEC": str(SPEC),
+        "SHARDYARD_DATA": "/data",
+        "SHARDYARD_OUT": str(OUT),
+        "SHARDYARD_ORCHESTRATOR": str(pid),
+        "SHARDYARD_PREFIX": "" if alone else "rank {rank} | ",
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+        "NCCL_SOCKET_IFNAME": INTERFACE,
+        "TP_SOCKET_IFNAME": INTERFACE,
+        # mpirun would collect its ranks' output; a node's belongs in its own log.
+        **({"SHARDYARD_CONSOLE": f"/proc/{pid}/fd/1"} if roster.spec.topology == "mpi" else {}),
+    }
+
+
+def mpirun(roster: Roster) -> tuple[str, ...]:
+    """The launcher's command: ranks in the order of the hosts file, P to a node."""
+    return (
+        str(PREFIX / "bin" / "mpirun"),
+        *("--prefix", str(PREFIX), "--hostfile", str(HOSTS), "--wdir", "/opt/shardyard"),
+        *("-n", str(roster.spec.world_size), "--map-by", f"ppr:{roster.spec.processes_per_node}:node"),
+        *("--bind-to", "none", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"),
+        *("--mca", "pml", "ob1", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", INTERFACE),
+        *(sys.executable, "-m", "trainer.cluster", "rank"),
+    )
+
+
+def mpirun_environment() -> dict[str, str]:
+    """How Open MPI's runtime reaches the nodes. The launcher alone has a key, so it goes to each itself."""
+    return {
+        "PRTE_MCA_plm_ssh_agent": f"ssh -F {SSH}/config",
+        "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
+        "PRTE_MCA_prte_if_include": INTERFACE,
+        # Seconds from its SIGTERM to its SIGKILL: a rank wants to say its last word.
+        "PRTE_MCA_odls_base_sigkill_timeout": "5",
+    }
+
+
+def hosts(roster: Roster) -> str:
+    """Open MPI's hosts file: the nodes in the order of their ranks."""
+    nodes = [member for member in roster.members if member.ranks]
+    return "".join(f"{node.address} slots={len(node.ranks)}\n" for node in nodes)
+
+
+def launcher_of(roster: Roster) -> Member:
+    return next(member for member in roster.members if member.role == "launcher")

@@ -1,0 +1,218 @@
+"""The head: calls the roll, keeps what the members send, and ends when they have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer.cluster.ledger import Ledger, signal_name
+from trainer.cluster.roll import ROLES, Member, RollError, Roster, call_roll
+from trainer.cluster.wire import LIMIT, PORT, Message, Wire
+from trainer.events import Event
+
+ROLL_CALL_S = 120.0  # from the head's start until every member has reported
+GRACE_S = 2.0  # after one member has failed, the others get this long to fail and say so themselves
+LEAVE_S = 5.0  # from `bye` until the last member must be gone
+
+
+class Head:
+    """One run. `lead` is its life."""
+
+    def __init__(self, topology: str, fields: Mapping[str, Any], directory: Path) -> None:
+        self._topology, self._fields, self._directory = topology, fields, directory
+        self._expected: dict[str, tuple[str, int]] = {}  # address: role, ordinal
+        self._present: dict[str, tuple[Member, Wire]] = {}
+        self._news = asyncio.Event()  # someone came, spoke, ended or was lost
+        self._interrupted = asyncio.Event()
+        self._running: set[str] = set()  # addresses whose own processes have not ended
+        self._roster: Roster | None = None
+        self._ledger: Ledger | None = None
+
+    async def lead(self) -> int:
+        """From the roll call to the last member's end; the exit code."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._interrupted.set)
+        server = await asyncio.start_server(self._meet, port=PORT, limit=LIMIT)
+        try:
+            ledger = self._ledger = await self._call_roll()
+            ended = asyncio.create_task(self._until_all_have_ended(ledger))
+            stopped = asyncio.create_task(self._interrupted.wait())
+            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (ended, stopped):
+                task.cancel()
+            if self._interrupted.is_set():
+                ledger.failures.setdefault("the run", "stopped from outside")
+            await self._dismiss()
+        except RollError as error:
+            await self._dismiss()
+            self._say([f"FAILED: {error}"])
+            return 1
+        finally:
+            server.close()  # wait_closed would wait for a member that does not leave
+        self._say(ledger.summary())
+        return 0 if ledger.complete and not ledger.failures else 1
+
+    async def _call_roll(self) -> Ledger:
+        """Wait for every member whose container has been started, and tell all who is who."""
+        self._expected = expected_members(self._topology)
+        await self._until(
+            lambda: self._interrupted.is_set() or self._present.keys() >= self._expected.keys(), ROLL_CALL_S
+        )
+        if self._interrupted.is_set():
+            raise RollError("stopped from outside")
+        if missing := self._expected.keys() - self._present.keys():
+            names = ", ".join(sorted(_called(*self._expected[address]) for address in missing))
+            raise RollError(f"{names} did not report within {ROLL_CALL_S:.0f} s")
+        roster = call_roll(self._topology, self._fields, [member for member, _ in self._present.values()])
+        ledger = Ledger(self._directory, roster)
+        self._roster = roster
+        for member in roster.members:
+            self._present[member.address] = (member, self._present[member.address][1])
+            if runs_to_an_end(roster, member):
+                self._running.add(member.address)
+        self._ledger = ledger
+        for you, member in enumerate(roster.members):
+            await self._present[member.address][1].send("roster", **roster.as_message(you))
+        print(f"{roster.spec.key}: {_who(roster)}", flush=True)
+        return ledger
+
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One member's connection, from its hello to its end."""
+        wire = Wire(reader, writer)
+        hello = await wire.receive()
+        address = wire.peer
+        await self._until(lambda: bool(self._expected), ROLL_CALL_S)
+        if hello is None or address not in self._expected or self._roster or address in self._present:
+            await wire.send("refused", cause="the roll has been called without it: it came too late")
+            await wire.close()
+            return
+        role, ordinal = self._expected[address]
+        self._present[address] = (Member(role, ordinal, address, hello=hello.get("hello", {})), wire)
+        self._news.set()
+        try:
+            while message := await wire.receive():
+                self._hear(address, message)
+        finally:
+            self._lost(address)
+            await wire.close()
+
+    def _hear(self, address: str, message: Message) -> None:
+        member, _ = self._present[address]
+        if self._ledger is None:
+            return
+        match message["kind"]:
+            case "event":
+                self._ledger.keep(Event.from_line(message["line"]))
+                self._news.set()  # a rank that has failed may hang, and its process never end
+            case "file":
+                self._ledger.keep_file(message["name"], message["piece"])
+            case "exit":
+                codes = {int(rank): code for rank, code in message["codes"].items()}
+                self._ledger.bury(member, codes, bool(message["usage"]["out_of_memory"]))
+                self._ledger.keep_usage(member, message["usage"])
+                cause = message["cause"] or _bad_exit(codes)
+                if cause and not self._ledger.leaving:
+                    self._ledger.fail(member, cause)
+                self._ended(address)
+
+    def _ended(self, address: str) -> None:
+        self._running.discard(address)
+        self._news.set()
+
+    def _lost(self, address: str) -> None:
+        """The connection is gone; a member that had not said that it ended has been killed."""
+        member, _ = self._present.pop(address)
+        if self._ledger and not self._ledger.leaving:
+            self._ledger.bury(member, None, False)
+            self._ledger.fail(member, "killed, or cut off from the head")
+        self._ended(address)
+
+    async def _until_all_have_ended(self, ledger: Ledger) -> None:
+        """Until every member's processes have ended, or one has failed and the others had their grace."""
+        while self._running and not ledger.failures:
+            self._news.clear()
+            await self._news.wait()
+        if self._running:
+            await self._until(lambda: not self._running, GRACE_S)
+
+    async def _dismiss(self) -> None:
+        """Send all away and wait for their last events. Compose must not find the head gone first."""
+        if self._ledger:
+            self._ledger.leaving = True
+        for _, wire in [*self._present.values()]:
+            await wire.send("bye")
+        await self._until(lambda: not self._present, LEAVE_S)
+
+    async def _until(self, reached: Callable[[], bool], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not reached() and (left := deadline - time.monotonic()) > 0:
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), min(left, 0.2))
+            except TimeoutError:
+                continue
+
+    def _say(self, lines: list[str]) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        (self._directory / "summary.txt").write_text("\n".join(lines) + "\n")
+
+
+def runs_to_an_end(roster: Roster, member: Member) -> bool:
+    """Whether the member's own processes end by themselves; Open MPI's nodes only host the launcher's."""
+    return member.role == "launcher" or (roster.spec.topology != "mpi" and bool(member.ranks))
+
+
+def _bad_exit(codes: Mapping[int, int]) -> str | None:
+    """What exit codes say, for want of a last word."""
+    code = next((code for code in codes.values() if code), 0)
+    if not code:
+        return None
+    return f"killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+
+
+def expected_members(topology: str) -> dict[str, tuple[str, int]]:
+    """Role and ordinal of every member that has been started, by address."""
+    found: dict[str, tuple[str, int]] = {}
+    for role in ROLES[topology]:
+        try:
+            addresses = socket.gethostbyname_ex(role)[2]
+        except OSError:
+            raise RollError(f"no container of service {role} is running any more") from None
+        found |= {address: (role, ordinal_of(address)) for address in addresses}
+    return found
+
+
+def ordinal_of(address: str) -> int:
+    """The number that compose gave the container: 3 of shardyard-node-3.shardyard_run."""
+    name = socket.gethostbyaddr(address)[0].partition(".")[0]
+    return int(name.rpartition("-")[2])
+
+
+def _who(roster: Roster) -> str:
+    """Which member has which ranks."""
+    said = [
+        f"{member.name} has rank{'s' if len(member.ranks) > 1 else ''} {', '.join(map(str, member.ranks))}"
+        for member in roster.members
+        if member.ranks
+    ]
+    return "; ".join(said[:16]) + (f"; and {len(said) - 16} more" if len(said) > 16 else "")
+
+
+def _called(role: str, ordinal: int) -> str:
+    return f"node-{ordinal}" if role == "node" else role
+
+
+def main(topology: str, spec: Path, directory: Path, defaults: Mapping[str, Any]) -> int:
+    """Lead the run that `spec` describes. defaults: fields that it need not have."""
+    try:
+        fields = json.loads(spec.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        print(f"FAILED: {spec.name}: cannot be read ({error})", file=sys.stderr)
+        return 1
+    return asyncio.run(Head(topology, {**defaults, **fields}, directory).lead())

@@ -1,0 +1,114 @@
+"""The roll: which member gets which ranks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainer.spec import RunSpec
+
+# Beside the nodes, a topology may have one more member.
+ROLES: Mapping[str, tuple[str, ...]] = {
+    "ddp": ("node",),
+    "mpi": ("node", "launcher"),
+    "rpc": ("node", "master"),
+    "single": ("node",),
+}
+
+
+class RollError(Exception):
+    """The members do not make up the run; the message is for the user."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One container.
+
+    ordinal: the number that compose gave it, from 1, where a service that was scaled down and up may
+    have gaps. ranks: of the processes that run in it. hello: what it said about itself.
+    """
+
+    role: str
+    ordinal: int
+    address: str
+    ranks: tuple[int, ...] = ()
+    hello: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """As compose shows it: node-3, launcher."""
+        return f"node-{self.ordinal}" if self.role == "node" else self.role
+
+
+@dataclass(frozen=True)
+class Roster:
+    """What every member is told: the run, all members, and which of them it is."""
+
+    spec: RunSpec
+    members: tuple[Member, ...]
+    you: int = 0
+
+    @property
+    def me(self) -> Member:
+        return self.members[self.you]
+
+    def holder(self, rank: int) -> Member:
+        """The member in which `rank` runs."""
+        return next(member for member in self.members if rank in member.ranks)
+
+    def as_message(self, you: int) -> dict[str, Any]:
+        members = [asdict(member) for member in self.members]
+        return {"spec": self.spec.model_dump(mode="json"), "members": members, "you": you}
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> Roster:
+        members = tuple(Member(**{**each, "ranks": tuple(each["ranks"])}) for each in message["members"])
+        return cls(RunSpec.model_validate(message["spec"]), members, message["you"])
+
+
+def call_roll(topology: str, fields: Mapping[str, Any], present: Sequence[Member]) -> Roster:
+    """The roster of the members that are there.
+
+    fields: of the RunSpec; `nodes` may be missing, then it is the number of nodes that are there (in
+    topology rpc with the master, which is rank 0). In topology single the first node runs all ranks,
+    and the others only say how many there are. Raises RollError.
+    """
+    nodes = sorted((each for each in present if each.role == "node"), key=lambda each: each.ordinal)
+    other = [each for each in present if each.role != "node"]
+    count = len(nodes) + (topology == "rpc")
+    spec = _spec({"nodes": count, **fields})
+    if spec.topology != topology:
+        raise RollError(
+            f"a run over {spec.transport} has topology {spec.topology}: "
+            f"use compose/{spec.topology}.yml, not compose/{topology}.yml"
+        )
+    if topology == "single":
+        ranks: list[tuple[int, ...]] = [tuple(range(spec.world_size)), *[()] * (len(nodes) - 1)]
+    else:
+        if spec.nodes != count:
+            scale = spec.nodes - (topology == "rpc")
+            raise RollError(f"the run has {spec.nodes} nodes, {count} came: use --scale node={scale}")
+        each = spec.processes_per_node
+        first = 1 if topology == "rpc" else 0
+        ranks = [tuple(range(first + i * each, first + (i + 1) * each)) for i in range(len(nodes))]
+    numbered = [_with(node, held) for node, held in zip(nodes, ranks, strict=True)]
+    masters = [_with(each, (0,)) if each.role == "master" else each for each in other]
+    return Roster(spec, (*masters, *numbered))
+
+
+def _with(member: Member, ranks: tuple[int, ...]) -> Member:
+    return Member(member.role, member.ordinal, member.address, ranks, member.hello)
+
+
+def _spec(fields: Mapping[str, Any]) -> RunSpec:
+    try:
+        return RunSpec.model_validate(fields)
+    except ValidationError as error:
+        lines = []
+        for each in error.errors():
+            place = ".".join(str(part) for part in each["loc"])
+            lines.append(f"{place}: {each['msg']}" if place else each["msg"])
+        raise RollError("the run's spec is not valid: " + "; ".join(lines)) from None
