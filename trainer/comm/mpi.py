@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer.clock import Clock
@@ -13,15 +14,24 @@ if TYPE_CHECKING:
     from trainer.context import NodeContext
 
 
+# Waiting with naps: for so long at full speed, since most waits are short, then so long a nap at a time.
+SPIN_S = 0.0003
+NAP_S = 0.00005
+
+
 class MpiCommunicator(Communicator):
     """Open MPI's COMM_WORLD; the ranks are started by mpirun."""
 
     topology: ClassVar[str] = "mpi"
 
-    def __init__(self, rank: int, size: int, clock: Clock, mpi: Any) -> None:
+    def __init__(self, rank: int, size: int, clock: Clock, mpi: Any, naps: bool = False) -> None:
+        """naps: wait with short sleeps. Open MPI waits by asking without end, and so uses up the quota of
+        a node that has less than a core for each of its ranks: what it then needs to compute with. Four
+        nodes of 0.4 cpus trained four times slower that way than over gloo, which sleeps."""
         super().__init__(rank, size, clock)
         self._mpi = mpi
         self._world = mpi.COMM_WORLD
+        self._naps = naps
 
     @classmethod
     def connect(cls, context: NodeContext, clock: Clock) -> MpiCommunicator:
@@ -33,7 +43,7 @@ class MpiCommunicator(Communicator):
                 f"MPI says rank {world.Get_rank()} of {world.Get_size()}, "
                 f"the environment says {context.rank} of {context.size}"
             )
-        return cls(context.rank, context.size, clock, MPI)
+        return cls(context.rank, context.size, clock, MPI, naps=context.scarce)
 
     def close(self) -> None:
         self._world.Barrier()
@@ -44,21 +54,38 @@ class MpiCommunicator(Communicator):
         self._world.Abort(1)
 
     def _all_reduce(self, buffer: Tensor) -> None:
+        self._gather()
         self._world.Allreduce(self._mpi.IN_PLACE, buffer.numpy(), op=self._mpi.SUM)
 
     def _all_gather(self, buffer: Tensor) -> Tensor:
         gathered = buffer.new_empty(self.size, buffer.numel())
+        self._gather()
         self._world.Allgather(buffer.numpy(), gathered.numpy())
         return gathered
 
     def _broadcast(self, buffer: Tensor, root: int) -> None:
+        self._gather()
         self._world.Bcast(buffer.numpy(), root=root)
 
     def _send(self, buffer: Tensor, to: int) -> None:
-        self._world.Send(buffer.numpy(), dest=to)
+        self._finish(self._world.Isend(buffer.numpy(), dest=to))
 
     def _recv(self, buffer: Tensor, source: int) -> None:
-        self._world.Recv(buffer.numpy(), source=source)
+        self._finish(self._world.Irecv(buffer.numpy(), source=source))
 
     def _barrier(self) -> None:
-        self._world.Barrier()
+        self._finish(self._world.Ibarrier())
+
+    def _gather(self) -> None:
+        """Where waiting must not cost the core, sleep until all are there: a collective spins."""
+        if self._naps:
+            self._finish(self._world.Ibarrier())
+
+    def _finish(self, request: Any) -> None:
+        if not self._naps:
+            request.Wait()
+            return
+        patience = time.perf_counter() + SPIN_S
+        while not request.Test():
+            if time.perf_counter() > patience:
+                time.sleep(NAP_S)
