@@ -1,0 +1,1 @@
+"""Soak: bring every topology up again and again, and count what does not end well."""

@@ -1,0 +1,136 @@
+"""`make soak`: N times `docker compose up --scale node=4` of every topology, cold and warm.
+
+Cold: from nothing, everything is taken down afterwards. Warm: on the stopped containers of the time
+before, as a user who calls `up` again. A time counts as good when the exit code is 0, the world size is
+right, every rank came up once, nobody complains of a refused connection, and nothing is left at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[2]
+TIMES = {"ddp": 50, "mpi": 20, "rpc": 20, "single": 10}
+LIMIT_S = 300
+
+
+@dataclass(frozen=True)
+class Round:
+    """One `up`. wrong: what was not as it should be."""
+
+    warm: bool
+    seconds: float
+    wrong: list[str]
+
+
+def soak(topology: str, times: int, nodes: int, cpus: str, results: Path) -> list[Round]:
+    """`times` rounds, every second one warm."""
+    project = f"soak-{topology}-{os.getpid()}"
+    compose = ["docker", "compose", "-f", f"{PROJECT}/compose/{topology}.yml", "-p", project]
+    environment = {**os.environ, "SHARDYARD_CPUS": cpus, "SHARDYARD_RESULTS": str(results)}
+    size = nodes + (topology == "rpc")  # the master takes part
+    rounds: list[Round] = []
+    try:
+        for number in range(times):
+            warm = number % 2 == 1
+            began = time.monotonic()
+            up = [*compose, "up", "--scale", f"node={nodes}"]
+            done = run(up, environment)
+            seconds = time.monotonic() - began
+            wrong = judge(done, size)
+            last = number == times - 1
+            if warm or last:
+                run([*compose, "down", "--timeout", "1"], environment)
+                wrong += [f"left behind: {left}" for left in leftovers(project)]
+            rounds.append(Round(warm, seconds, wrong))
+            if wrong:
+                print(f"{topology} {number + 1}: {'; '.join(wrong)}\n{done.stdout}", file=sys.stderr)
+            word = "warm" if warm else "cold"
+            print(f"{topology} {number + 1}/{times} {word} {seconds:5.1f} s {'; '.join(wrong) or 'ok'}")
+    finally:
+        run([*compose, "down", "--timeout", "1"], environment)
+    return rounds
+
+
+def run(command: Sequence[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """The command, with both outputs in one; one that does not end has failed."""
+    try:
+        return subprocess.run(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT_S,
+        )
+    except subprocess.TimeoutExpired as error:
+        text = (error.stdout or b"").decode(errors="replace") if isinstance(error.stdout, bytes) else ""
+        return subprocess.CompletedProcess(command, -1, f"{text}\nno end after {LIMIT_S} s")
+
+
+def judge(done: subprocess.CompletedProcess[str], size: int) -> list[str]:
+    """What was wrong with one `up`."""
+    wrong = []
+    if done.returncode:
+        wrong.append(f"exit code {done.returncode}")
+    if not re.search(rf"(?m)^\S*head-1\s+\| ok: .*\bworld size {size}\b", done.stdout):
+        wrong.append(f"no summary of world size {size}")
+    if (ups := len(re.findall(r"\| up, process", done.stdout))) != size:
+        wrong.append(f"{ups} ranks came up, not {size}")
+    if refused := done.stdout.count("Connection refused"):
+        wrong.append(f"{refused} × Connection refused")
+    return wrong
+
+
+def leftovers(project: str) -> list[str]:
+    """Containers and networks that still carry the project's label."""
+    label = f"label=com.docker.compose.project={project}"
+    found = []
+    for kind in (["ps", "-a"], ["network", "ls"], ["volume", "ls"]):
+        listed = subprocess.run(
+            ["docker", *kind, "--quiet", "--filter", label], capture_output=True, text=True, check=True
+        )
+        found += [f"{kind[0]} {line}" for line in listed.stdout.split()]
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("topologies", nargs="*", default=list(TIMES), help="default: all")
+    parser.add_argument("--times", type=int, help="rounds each, instead of the usual number")
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--cpus", default="0.4", help="quota of a node")
+    options = parser.parse_args()
+    lines, bad = [], 0
+    with tempfile.TemporaryDirectory() as results:
+        for topology in options.topologies:
+            times = options.times or TIMES[topology]
+            rounds = soak(topology, times, options.nodes, options.cpus, Path(results))
+            good = sum(not each.wrong for each in rounds)
+            bad += len(rounds) - good
+            lines.append(
+                f"{topology}: {good} of {len(rounds)} good, {options.nodes} nodes at {options.cpus} cpu"
+            )
+            for warm in (False, True):
+                seconds = [each.seconds for each in rounds if each.warm is warm]
+                if seconds:
+                    middle, most = statistics.median(seconds), max(seconds)
+                    lines[-1] += (
+                        f"; {'warm' if warm else 'cold'} median {middle:.1f} s, longest {most:.1f} s"
+                    )
+    print("\n".join(lines))
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
