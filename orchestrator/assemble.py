@@ -11,6 +11,7 @@ from orchestrator.result import (
     Certificate,
     CertifiedPart,
     CertifiedSplit,
+    MemberUsage,
     RankResult,
     RunResult,
     epochs_of,
@@ -30,11 +31,16 @@ def assemble(
     started_at: float,
     ended_at: float,
     timed_out_s: float | None,
+    trouble: str | None = None,
+    usage: Sequence[MemberUsage] = (),
     cores: float,
     environment: dict[str, Any],
 ) -> RunResult:
-    """The row of a run that has been stopped and collected. Times in seconds since 1970."""
-    status, cause = verdict(events, exits, plan.world_size, timed_out_s, plan.processes_per_node)
+    """The row of a run that has been stopped and collected. Times in seconds since 1970.
+
+    trouble: what the runtime itself found to be wrong. usage: of the nodes, where they are containers.
+    """
+    status, cause = verdict(events, exits, plan.world_size, timed_out_s, plan.processes_per_node, trouble)
     ranks = ranks_of(events)
     certificate = certify(events)
     if status == "ok" and plan.spec.strategy.trains:
@@ -58,6 +64,7 @@ def assemble(
         ranks=ranks,
         epochs=epochs_of(events),
         certificate=certificate,
+        usage=list(usage),
         environment=environment,
     )
 

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TextIO
 
@@ -40,7 +41,13 @@ def sweep(
     file: Annotated[Path, typer.Argument(help="The sweep file.")] = Path("sweeps/quickstart.yml"),
     data_dir: DataDir = Path("data"),
     out: Annotated[Path | None, typer.Option(help="Results directory. [default: results/NAME]")] = None,
-    runtime: Annotated[str, typer.Option(help="Where nodes run: local.")] = "local",
+    runtime: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SHARDYARD_RUNTIME",
+            help="Where nodes run: docker or local. [default: docker where an engine answers]",
+        ),
+    ] = None,
     nodes: Annotated[
         str | None, typer.Option(help="Node counts instead of the file's, e.g. 1,2,4.")
     ] = None,
@@ -57,21 +64,29 @@ def sweep(
     """Run a sweep file's runs and write their comparison. Run again, it goes on where it stopped."""
     loaded = load_sweep(file, sets or (), nodes)
     paths = SweepPaths(out or Path("results") / loaded.spec.name)
-    place = _runtime(runtime)
+    choice = _runtime(runtime) if runtime else _default_runtime()
     if dry_run:
-        _print_plan(loaded, paths, place, data_dir)
+        _print_plan(loaded, paths, choice.place, data_dir)
         return
     console = plain_console()
     with claimed(paths), interruptible():
-        code = _carry_out(loaded, paths, place, runtime, data_dir, fail_fast, console)
+        code = _carry_out(loaded, paths, choice, data_dir, fail_fast, console)
     raise typer.Exit(code)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A runtime, and why it is this one."""
+
+    name: str
+    place: Runtime
+    reason: str
 
 
 def _carry_out(
     loaded: Sweep,
     paths: SweepPaths,
-    place: Runtime,
-    runtime: str,
+    choice: Choice,
     data_dir: Path,
     fail_fast: bool,
     console: Console,
@@ -79,16 +94,15 @@ def _carry_out(
     from orchestrator.display import display_on
     from orchestrator.runner import Runner
 
-    if removed := place.clean():
-        console.print(f"removed {removed} process(es) that an orchestrator had left behind")
+    if removed := choice.place.clean():
+        console.print(f"removed {removed} thing(s) that an orchestrator had left behind")
     total = len(loaded.runs)
-    console.print(
-        f"{loaded.spec.name}: {total} runs, nodes are local processes, results in {paths.directory}/"
-    )
+    console.print(f"{loaded.spec.name}: {total} runs, results in {paths.directory}/")
+    console.print(f"nodes are {choice.place.summary()} ({choice.reason})")
     results = []
     try:
         with display_on(console, total) as display:
-            runner = Runner(place, runtime, paths, data_dir, display)
+            runner = Runner(choice.place, choice.name, paths, data_dir, display)
             runner.prepare(loaded)
             for result in runner.results(loaded):
                 results.append(result)
@@ -115,7 +129,7 @@ def _report(paths: SweepPaths, console: Console) -> None:
     console.print(f"report: {paths.html}")
 
 
-def _runtime(name: str) -> Runtime:
+def _runtime(name: str) -> Choice:
     from pydantic_core import PydanticCustomError
 
     try:
@@ -124,7 +138,15 @@ def _runtime(name: str) -> Runtime:
         raise InputError(f"--runtime {name}: {error}") from error
     if reason := place.unavailable():
         raise InputError(f"--runtime {name}: {reason}")
-    return place
+    return Choice(name, place, f"--runtime {name}")
+
+
+def _default_runtime() -> Choice:
+    """Containers where an engine answers, else local processes."""
+    containers = RUNTIMES.load("docker")()
+    if reason := containers.unavailable():
+        return Choice("local", _runtime("local").place, reason)
+    return Choice("docker", containers, "an engine answers; --runtime local for processes")
 
 
 def _print_plan(loaded: Sweep, paths: SweepPaths, place: Runtime, data_dir: Path) -> None:
@@ -188,10 +210,29 @@ def doctor(data_dir: DataDir = Path("data")) -> None:
 
 
 @app.command()
+def image(
+    wheels: Annotated[
+        Path | None, typer.Option(help="A directory of wheels to prefer. [default: pip's find-links]")
+    ] = None,
+) -> None:
+    """Build the trainer image, of which every container is started."""
+    from orchestrator.engine import EngineError, reach
+    from orchestrator.image import build
+
+    if wheels and not wheels.is_dir():
+        raise InputError(f"--wheels {wheels}: no such directory")
+    try:
+        code = build(reach(), wheels)
+    except EngineError as error:
+        raise InputError(str(error)) from error
+    raise typer.Exit(code)
+
+
+@app.command()
 def clean() -> None:
-    """End processes that an orchestrator which is gone has left behind."""
-    count = sum(_runtime(name).clean() for name in RUNTIMES.entries)
-    print(f"removed {count} process(es)")
+    """Remove processes, containers and networks that an orchestrator which is gone has left behind."""
+    count = sum(RUNTIMES.load(name)().clean() for name in RUNTIMES.entries)
+    print(f"removed {count} process(es), container(s) and network(s)")
 
 
 @app.command()

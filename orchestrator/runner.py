@@ -16,7 +16,7 @@ from orchestrator.environment import cores, environment
 from orchestrator.errors import InputError
 from orchestrator.result import RunResult
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
-from orchestrator.store import RunPaths, SweepPaths, SweepRecord, read_result, write_atomic
+from orchestrator.store import RunPaths, SweepPaths, SweepRecord, read_result, read_usage, write_atomic
 from orchestrator.sweep import Sweep
 from orchestrator.topology import LaunchPlan, plan
 from trainer.events import Event, read_events
@@ -48,13 +48,13 @@ class Runner:
     @cached_property
     def _environment(self) -> dict[str, Any]:
         """Asked once: it does not change while a sweep runs, and git takes its time."""
-        return environment()
+        return {**environment(), **self.runtime.environment()}
 
     def prepare(self, sweep: Sweep) -> None:
         """Check and fetch everything that no run should fail for. Raises InputError."""
         for run in sweep.runs:
             if lacking := self.runtime.lacks(plan(run)):
-                raise InputError(f"{run.key} needs {lacking}")
+                raise InputError(f"{run.key}: {lacking}")
         for dataset in {run.dataset.model_dump_json(): run.dataset for run in sweep.runs}.values():
             try:
                 dataset.prepare(self.data_dir)
@@ -107,6 +107,8 @@ class Runner:
             started_at=started_at,
             ended_at=time.time(),
             timed_out_s=timed_out_s,
+            trouble=state.trouble,
+            usage=read_usage(paths.usage),
             cores=cores(),
             environment=self._environment,
         )
@@ -121,7 +123,7 @@ class Runner:
             state = handle.wait(TICK_S)
             self.display.events(handle.new_events())
             now = time.monotonic()
-            if not state.running:
+            if not state.running or state.trouble:
                 return state, None
             if state.failing:
                 failing_since = failing_since or now

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from orchestrator.errors import InputError
-from orchestrator.result import RunResult
+from orchestrator.result import MemberUsage, RunResult
 
 
 class SweepRecord(BaseModel):
@@ -55,6 +55,11 @@ class RunPaths:
     @property
     def weights(self) -> Path:
         return self.directory / "weights.npy"
+
+    @property
+    def usage(self) -> Path:
+        """What each container has used, a line of JSON each."""
+        return self.directory / "usage.jsonl"
 
     def log(self, name: str) -> Path:
         """The console output of a node or a launcher, e.g. `log("node-0")`."""
@@ -118,6 +123,15 @@ def read_result(path: Path) -> RunResult | None:
         raise InputError(
             f"{path}: not a result of this version; delete it to run again ({error})"
         ) from error
+
+
+def read_usage(path: Path) -> list[MemberUsage]:
+    """What a run's containers have used; empty where there were none, or none that could say."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    return [MemberUsage.model_validate_json(line) for line in lines]
 
 
 def read_record(paths: SweepPaths) -> SweepRecord:

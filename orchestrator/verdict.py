@@ -17,12 +17,14 @@ def verdict(
     ranks: int,
     timed_out_s: float | None,
     processes_per_node: int = 1,
+    trouble: str | None = None,
 ) -> tuple[Status, str | None]:
     """Status and cause.
 
     exits: by process name; that of `rank_name` where every rank is a process of its own. timed_out_s:
-    the limit that was passed, if it was. A rank that ends itself leaves a last word. One that leaves none
-    was killed, and it is the cause: what the others complain about afterwards is its absence.
+    the limit that was passed, if it was. trouble: what the runtime itself found to be wrong. A rank that
+    ends itself leaves a last word. One that leaves none was killed, and it is the cause: what the others
+    complain about afterwards is its absence.
     """
     noun = rank_noun(processes_per_node)
     started = {event.rank: event.fields["pid"] for event in events if event.kind == "start"}
@@ -44,9 +46,14 @@ def verdict(
     if timed_out_s is not None:
         return "timeout", f"stopped after {timed_out_s:g} s; {_whereabouts(events, everyone - done, noun)}"
 
+    if trouble:
+        return "failed", trouble
+
     killed = [event for event in events if event.kind == "died"]
     if killed:
         return "failed", f"{process(killed[0].rank)} was {killed[0].fields['cause']}"
+    if exits.get("head", 0) < 0:  # the ranks' last words went to it
+        return "failed", f"the head, which keeps the results, {_ending(exits['head'])}"
     failures = sorted((e for e in events if e.kind == "failed"), key=lambda e: e.time)
     own = [failure for failure in failures if not failure.fields.get("peer")]
     silent = sorted(rank for rank in started if rank not in last)

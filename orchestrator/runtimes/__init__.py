@@ -3,4 +3,10 @@
 from orchestrator.runtimes.base import Runtime
 from trainer.spec import Registry
 
-RUNTIMES: Registry[Runtime] = Registry("runtime", {"local": "orchestrator.runtimes.local:LocalRuntime"})
+RUNTIMES: Registry[Runtime] = Registry(
+    "runtime",
+    {
+        "docker": "orchestrator.runtimes.docker:DockerRuntime",
+        "local": "orchestrator.runtimes.local:LocalRuntime",
+    },
+)

@@ -43,7 +43,8 @@ class Silent:
 
 def environment() -> dict[str, str]:
     """Ours without what a terminal or an outer run may have put there."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("SHARDYARD_")}
+    ours = {key: value for key, value in os.environ.items() if not key.startswith("SHARDYARD_")}
+    return {**ours, "SHARDYARD_RUNTIME": "local"}  # also where an engine answers
 
 
 def orchestrator(*arguments: str | Path) -> list[str]:

@@ -9,11 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from orchestrator import cli, doctor
 from orchestrator.doctor import Finding
+from orchestrator.engine import EngineError
 from orchestrator.errors import InputError
+from orchestrator.runtimes.docker import DockerRuntime
+from orchestrator.runtimes.local import LocalRuntime
 from orchestrator.store import SweepPaths
+from orchestrator.sweep import load_sweep
+from tests.unit.conftest import PROJECT
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -45,8 +51,114 @@ def test_what_a_user_can_mend_is_one_message_and_exit_code_2(
 
 
 def test_an_unknown_runtime_lists_the_known_ones() -> None:
-    with pytest.raises(InputError, match="--runtime slurm: unknown runtime; known: local"):
+    with pytest.raises(InputError, match="--runtime slurm: unknown runtime; known: docker, local"):
         cli._runtime("slurm")
+
+
+# Where nodes run
+
+
+def engines(monkeypatch: pytest.MonkeyPatch, reason: str | None) -> None:
+    monkeypatch.setattr(DockerRuntime, "unavailable", lambda self: reason)
+
+
+def test_nodes_are_containers_where_an_engine_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines(monkeypatch, None)
+    choice = cli._default_runtime()
+    assert (choice.name, type(choice.place)) == ("docker", DockerRuntime)
+    assert "--runtime local" in choice.reason
+
+
+def test_else_nodes_are_local_processes_and_the_reason_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines(monkeypatch, "no Docker engine answers at unix:///x")
+    choice = cli._default_runtime()
+    assert (choice.name, type(choice.place)) == ("local", LocalRuntime)
+    assert choice.reason == "no Docker engine answers at unix:///x"
+
+
+@pytest.mark.parametrize("name", ["docker", "local"])
+def test_a_runtime_that_is_asked_for_is_used_or_nothing_is(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    engines(monkeypatch, None)
+    assert (cli._runtime(name).name, cli._runtime(name).reason) == (name, f"--runtime {name}")
+
+
+@pytest.mark.parametrize("how", ["option", "variable"])
+def test_docker_without_an_engine_is_one_message_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, how: str
+) -> None:
+    engines(monkeypatch, "there is no docker compose command")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SHARDYARD_RUNTIME", raising=False)
+    option = ["--runtime", "docker"] if how == "option" else []
+    if how == "variable":
+        monkeypatch.setenv("SHARDYARD_RUNTIME", "docker")
+    sweep = str(PROJECT / "sweeps" / "quickstart.yml")
+    monkeypatch.setattr(sys, "argv", ["orchestrator", "sweep", sweep, *option])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    assert capsys.readouterr() == ("", "error: --runtime docker: there is no docker compose command\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_console_says_where_nodes_run_and_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    engines(monkeypatch, "no engine answers")
+    monkeypatch.setattr(LocalRuntime, "clean", lambda self: 2)
+    monkeypatch.setattr("orchestrator.runner.Runner.prepare", lambda self, loaded: None)
+    monkeypatch.setattr("orchestrator.runner.Runner.results", lambda self, loaded: iter(()))
+    monkeypatch.setattr(cli, "_report", lambda paths, console: None)
+    file = io.StringIO()
+    loaded = load_sweep(PROJECT / "sweeps" / "quickstart.yml")
+    choice, console = cli._default_runtime(), cli.plain_console(file)
+    assert cli._carry_out(loaded, SweepPaths(tmp_path), choice, tmp_path, False, console) == 0
+    assert "removed 2 thing(s)" in file.getvalue()
+    assert "nodes are local processes (no engine answers)\n" in file.getvalue()
+
+
+def test_clean_asks_every_runtime(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(LocalRuntime, "clean", lambda self: 2)
+    monkeypatch.setattr(DockerRuntime, "clean", lambda self: 3)
+    cli.clean()
+    assert capsys.readouterr().out == "removed 5 process(es), container(s) and network(s)\n"
+
+
+# The image
+
+
+def test_image_is_built_with_the_wheels_that_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Path | None] = []
+
+    def build(engine: str, wheels: Path | None) -> int:
+        assert engine == "the engine"
+        asked.append(wheels)
+        return 7
+
+    monkeypatch.setattr("orchestrator.engine.reach", lambda: "the engine")
+    monkeypatch.setattr("orchestrator.image.build", build)
+    for wheels in (tmp_path, None):
+        with pytest.raises(typer.Exit) as caught:
+            cli.image(wheels)
+        assert caught.value.exit_code == 7
+    assert asked == [tmp_path, None]
+
+
+def test_image_without_an_engine_or_wheels_is_a_message(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def reach() -> None:
+        raise EngineError("no engine answers")
+
+    monkeypatch.setattr("orchestrator.engine.reach", reach)
+    with pytest.raises(InputError, match="no engine answers"):
+        cli.image(None)
+    with pytest.raises(InputError, match="/no: no such directory"):
+        cli.image(tmp_path / "no")
 
 
 @pytest.mark.parametrize(
@@ -70,8 +182,6 @@ def test_what_the_doctor_finds_is_shown_as_it_is(
 
 
 def test_the_doctor_is_not_content_without_what_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
-    import typer
-
     findings = [Finding("torch", "missing", "make venv", required=True), Finding("mpi", "missing", "no")]
     monkeypatch.setattr(doctor, "examine", lambda data_dir: iter(findings))
     with pytest.raises(typer.Exit) as caught:

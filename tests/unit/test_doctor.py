@@ -7,18 +7,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import docker
 import pytest
 
 from orchestrator import doctor
 from orchestrator.doctor import Finding, examine
+from orchestrator.engine import EngineError
 from trainer.data.datasets import DATASETS
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is asked that takes time: no engine, no commands, no data."""
-    monkeypatch.setattr(docker, "from_env", refuse("no engine here"))
+    monkeypatch.setattr(doctor, "reach", refuse("no engine here"))
     monkeypatch.setattr(doctor, "_failure", lambda command: None)
     for name in DATASETS.entries:
         monkeypatch.setattr(DATASETS.load(name), "load", lambda self, data_dir: None)
@@ -26,7 +26,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def refuse(message: str) -> Any:
     def call(*_: Any, **__: Any) -> None:
-        raise ConnectionError(message)
+        raise EngineError(message)
 
     return call
 
@@ -78,26 +78,31 @@ def test_mpirun_that_does_not_start_is_found_out(monkeypatch: pytest.MonkeyPatch
 # The engine is asked itself
 
 
-def engine(ping: Any = lambda: True, version: str = "26.1") -> Any:
-    return lambda **_: SimpleNamespace(ping=ping, version=lambda: {"Version": version})
+@pytest.mark.parametrize(
+    ("trouble", "verdict", "said"),
+    [
+        (None, "ok", "shardyard-trainer is up to date"),
+        ("it is not there: make image", "missing", "it is not there: make image"),
+    ],
+)
+def test_engine_that_answers_is_asked_for_the_image(
+    monkeypatch: pytest.MonkeyPatch, trouble: str | None, verdict: str, said: str
+) -> None:
+    engine = SimpleNamespace(version="26.1.5", compose="2.26.1")
+    monkeypatch.delenv("SHARDYARD_IMAGE", raising=False)
+    monkeypatch.setattr(doctor, "reach", lambda: engine)
+    monkeypatch.setattr(doctor, "image_trouble", lambda asked: trouble if asked is engine else "whose?")
+    told = Finding("Docker engine", "ok", "26.1.5, Compose 2.26.1: nodes are containers")
+    assert finding("Docker engine") == told
+    image = finding("trainer image")
+    assert (image.verdict, image.detail, image.required) == (verdict, said, False)
 
 
-def test_engine_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docker, "from_env", engine())
-    assert finding("Docker engine").detail.startswith("26.1 answers")
-
-
-@pytest.mark.parametrize("from_env", [refuse("no socket\nand more"), engine(ping=refuse("no socket"))])
-def test_engine_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, from_env: Any) -> None:
-    monkeypatch.setattr(docker, "from_env", from_env)
-    found = finding("Docker engine")
-    assert found.verdict == "note"
-    assert found.detail == "does not answer, nodes are local processes (no socket)"
-
-
-def test_engine_that_fails_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docker, "from_env", engine(ping=refuse("")))
-    assert finding("Docker engine").verdict == "note"
+def test_engine_that_does_not_answer_is_asked_for_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "image_trouble", refuse("asked for an image"))
+    told = "no engine here; nodes are local processes"
+    assert finding("Docker engine") == Finding("Docker engine", "note", told)
+    assert not [found for found in examine(Path("data")) if found.subject == "trainer image"]
 
 
 # The machine
@@ -138,7 +143,7 @@ def test_memory(monkeypatch: pytest.MonkeyPatch, gib: float, verdict: str) -> No
 
 def test_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(docker, "from_env", refuse("no engine here"))
+    monkeypatch.setattr(doctor, "reach", refuse("no engine here"))
     for name in ("digits", "synthetic", "mnist", "fashion_mnist", "cifar10"):
         if name != "mnist":
             monkeypatch.setattr(DATASETS.load(name), "load", lambda self, data_dir: None)

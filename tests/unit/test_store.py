@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,11 @@ from orchestrator.store import (
     claimed,
     read_record,
     read_result,
+    read_usage,
     write_atomic,
 )
 from tests.unit.conftest import run_result
+from trainer.cluster.usage import Usage
 
 RECORD = SweepRecord(
     name="s", description="größer", source="name: s\n", overrides=[], keys=["a"], environment={"cores": 2}
@@ -196,3 +199,23 @@ def test_every_file_has_its_own_name(tmp_path: Path) -> None:
         assert len(set(named)) == len(named)
         assert all(path.parent == tmp_path for path in named)
     assert RunPaths(tmp_path).log("node-3") == tmp_path / "node-3.log"
+
+
+# What containers have used
+
+
+def test_usage_is_read_as_the_head_has_written_it(tmp_path: Path) -> None:
+    usages = [Usage(2.5, 0.5, 300.0, 10, 20, 0), Usage(None, None, None, None, None, 1)]
+    lines = [
+        json.dumps({"member": f"node-{number}", "ranks": (number - 1,), **asdict(usage)}) + "\n"
+        for number, usage in enumerate(usages, start=1)
+    ]
+    paths = RunPaths(tmp_path)
+    write_atomic(paths.usage, "".join(lines))
+    first, second = read_usage(paths.usage)
+    assert (first.member, first.ranks, first.cpu_s, first.received_bytes) == ("node-1", [0], 2.5, 20)
+    assert (second.member, second.cpu_s, second.out_of_memory) == ("node-2", None, 1)
+
+
+def test_runs_without_containers_have_no_usage(tmp_path: Path) -> None:
+    assert read_usage(tmp_path / "usage.jsonl") == []

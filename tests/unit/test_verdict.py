@@ -169,6 +169,36 @@ def test_a_node_that_was_terminated_is_to_blame_for_its_peers_complaints() -> No
     assert "SIGTERM" in cause
 
 
+# What the runtime knows
+
+
+def test_what_the_runtime_found_goes_before_what_the_nodes_complain_of() -> None:
+    events = [*up(0, 1), failed(0, 3, RESET, peer=True)]
+    stuck = "node 1 is stuck: it does not answer any more"
+    assert verdict(events, {"node 0": 1}, 2, None, trouble=stuck) == ("failed", stuck)
+    assert verdict(up(0, 1) + finished(0, 1), {}, 2, None, trouble=stuck) == ("ok", None)
+    assert verdict(events, {}, 2, 60.0, trouble=stuck)[0] == "timeout"
+
+
+def test_a_head_that_was_killed_has_taken_the_others_last_words_with_it() -> None:
+    said = "the head, which keeps the results, was killed by SIGKILL"
+    assert verdict(up(0, 1) + finished(0), {"head": -9, "node 1": 1}, 2, None) == ("failed", said)
+    assert verdict(up(0, 1) + finished(0, 1), {"head": -9}, 2, None) == ("ok", None)
+
+
+def test_a_head_that_says_that_the_run_failed_is_not_the_cause() -> None:
+    events = [*up(0, 1), failed(1, 3, "odd"), *terminated(0)]
+    assert verdict(events, {"head": 1, "node 1": 1}, 2, None) == ("failed", "node 1: odd")
+    _, cause = verdict([], {"head": 1}, 2, None)
+    assert cause == "node 0, 1 never came up (head: exit code 1); its log says why"
+
+
+def test_a_node_s_death_that_the_head_reports_is_the_cause() -> None:
+    events = [*up(0, 1), event("died", 1, 3, cause="killed by SIGKILL"), failed(0, 4, RESET, peer=True)]
+    exits = {"head": 1, "node 0": 1, "node 1": 1}
+    assert verdict(events, exits, 2, None)[1] == "node 1 (process 101) was killed by SIGKILL"
+
+
 def test_a_signal_without_a_name() -> None:
     assert verdict(up(0), {"node 0": -40}, 1, None)[0] == "failed"
 

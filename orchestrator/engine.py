@@ -1,0 +1,113 @@
+"""The Docker engine: whether it answers, and what it can do. Asks the engine itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+MIN_ENGINE = (23, 0)  # builds with additional contexts
+MIN_COMPOSE = (2, 20)  # `include`, `attach`
+BARE = "on a bare Debian or Ubuntu machine: make engine"
+TIMEOUT_S = 60  # an engine on a busy machine takes its time to start a container
+
+
+class EngineError(Exception):
+    """The engine cannot be used; the message says why and what mends it."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine that answers. host: its address, for the docker command too. cores: of its machine."""
+
+    client: DockerClient
+    host: str
+    version: str
+    compose: str
+    cores: int
+
+    def command(self, *arguments: str) -> list[str]:
+        """A docker command line that talks to this engine whatever the current context is."""
+        return ["docker", "--host", self.host, *arguments]
+
+
+def reach() -> Engine:
+    """The engine that the docker command would use. Raises EngineError."""
+    import docker
+
+    host = _address()
+    if not host.startswith(("unix://", "npipe://")):
+        raise EngineError(
+            f"the Docker engine at {host} is on another machine, and results come back through a "
+            "shared directory: unset DOCKER_HOST, or use --runtime local"
+        )
+    try:
+        client = docker.DockerClient(base_url=host, timeout=TIMEOUT_S)
+        told = client.version()
+        cores = int(client.info()["NCPU"])
+    except Exception as error:  # the SDK passes on whatever its HTTP library raises
+        raise EngineError(f"no Docker engine answers at {host} ({_reason(error)})") from error
+    version = str(told["Version"])
+    if _number(version) < MIN_ENGINE:
+        raise EngineError(
+            f"Docker engine {version} is too old, {_dotted(MIN_ENGINE)} or newer is needed; {BARE}"
+        )
+    return Engine(client, host, version, _compose(host), cores)
+
+
+def _address() -> str:
+    """DOCKER_HOST, else that of the current docker context: what the docker command uses."""
+    from docker.context import ContextAPI
+
+    if host := os.environ.get("DOCKER_HOST"):
+        return host
+    try:
+        context = ContextAPI.get_current_context()
+    except Exception as error:
+        raise EngineError(f"the current docker context cannot be read ({_reason(error)})") from error
+    return str(context.Host) if context and context.Host else "unix:///var/run/docker.sock"
+
+
+def _compose(host: str) -> str:
+    """The version of Docker Compose; its plugin may be missing beside a docker command that works."""
+    command = ["docker", "--host", host, "compose", "version", "--short"]
+    needed = f"Docker Compose {_dotted(MIN_COMPOSE)} or newer is needed; {BARE}"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except OSError as error:
+        raise EngineError(f"there is no docker command ({error.strerror}); {needed}") from error
+    except subprocess.TimeoutExpired as error:
+        raise EngineError(f"docker compose version does not answer; {needed}") from error
+    version = done.stdout.strip()
+    if done.returncode or not version:
+        raise EngineError(f"there is no docker compose command; {needed}")
+    if _number(version) < MIN_COMPOSE:
+        raise EngineError(f"Docker Compose {version} is too old; {needed}")
+    return version
+
+
+def _number(version: str) -> tuple[int, ...]:
+    """(26, 1) of 26.1.5+dfsg1 or v26.1.5."""
+    found = re.search(r"(\d+)\.(\d+)", version)
+    return tuple(int(part) for part in found.groups()) if found else (0, 0)
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(str(part) for part in version)
+
+
+def _reason(error: BaseException) -> str:
+    """What is wrong, in one line, from under the layers of the HTTP library."""
+    text = str(error)
+    if "Permission denied" in text or "PermissionError" in text:
+        return "permission denied: sudo usermod -aG docker $USER, then log in again"
+    if "No such file" in text or "FileNotFoundError" in text:
+        return f"it is not running; {BARE}"
+    if "Connection refused" in text:
+        return f"it has ended; start it again, {BARE}"
+    return (text.splitlines() or [type(error).__name__])[0][:120]

@@ -1,0 +1,101 @@
+"""A Docker engine that is made up: its containers are rows of a list that a test changes."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator.engine import Engine
+from orchestrator.runtimes import docker as module
+from orchestrator.runtimes.compose import LIVE, cluster
+from orchestrator.runtimes.docker import DockerRun
+from orchestrator.store import RunPaths
+from orchestrator.topology import plan
+from tests.unit.cluster_support import FIELDS, called
+from trainer.cluster.ledger import Ledger
+from trainer.spec import RunSpec
+
+Row = dict[str, Any]
+
+
+def container(service: str, number: int = 1, state: str = "running", health: str = "healthy") -> Row:
+    labels = {"com.docker.compose.service": service, "com.docker.compose.container-number": str(number)}
+    status = f"Up 3 seconds ({health})" if state == "running" else "Exited (0) 1 second ago"
+    return {"Id": f"{service}-{number}", "State": state, "Status": status, "Labels": labels}
+
+
+def ended(service: str, number: int = 1) -> Row:
+    return container(service, number, "exited")
+
+
+class Api:
+    """What the engine is asked. codes: exit codes by container."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.codes: dict[str, int] = {}
+        self.error: Exception | None = None
+        self.inspected: list[str] = []
+        self.filters: Any = None
+
+    def containers(self, all: bool, filters: Any) -> list[Row]:
+        assert all
+        self.filters = filters
+        if self.error:
+            raise self.error
+        return self.rows
+
+    def inspect_container(self, identifier: str) -> Row:
+        self.inspected.append(identifier)
+        return {"State": {"ExitCode": self.codes.get(identifier, 0)}}
+
+    def logs(self, identifier: str, **_: Any) -> list[bytes]:
+        return [f"log of {identifier}\n".encode()]
+
+
+class Up:
+    """`docker compose up`: still starting until it has an exit code."""
+
+    def __init__(self, argv: list[str], **options: Any) -> None:
+        self.argv, self.environment = argv, options["env"]
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def terminate(self) -> None:
+        self.returncode = -15
+
+    def wait(self, timeout: float) -> int | None:
+        return self.returncode
+
+
+class Place:
+    """One run under way. api, up: what the test turns."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, topology: str = "ddp") -> None:
+        self.api, self.alive = Api(), True
+        self.commands: list[list[str]] = []
+        self.removed: list[str] = []
+        monkeypatch.setattr(subprocess, "Popen", Up)
+        monkeypatch.setattr(subprocess, "run", lambda command, **_: self.commands.append(command))
+        monkeypatch.setattr(module, "remove_project", lambda engine, project: self.removed.append(project))
+        self.paths = RunPaths(directory)
+        client: Any = SimpleNamespace(api=self.api, ping=self.ping)
+        engine = Engine(client, "unix:///x.sock", "26.1", "2.26", 4)
+        run = RunSpec.model_validate({**FIELDS[topology], "nodes": 3})
+        self.cluster = cluster(plan(run), self.paths, directory, "owner", cores=4)
+        self.run = DockerRun(engine, self.cluster, self.paths)
+        self.up: Any = self.run._up
+
+    def ping(self) -> bool:
+        if not self.alive:
+            raise ConnectionError("no socket")
+        return True
+
+    def call_roll(self, topology: str, *ordinals: int, **fields: Any) -> None:
+        Ledger(self.paths.directory / LIVE, called(topology, *ordinals, **fields))

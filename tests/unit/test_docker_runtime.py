@@ -1,0 +1,137 @@
+"""Runtime docker: how a run ends, and what the runtime says before it starts one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator.engine import Engine, EngineError
+from orchestrator.errors import InputError
+from orchestrator.runtimes import docker as module
+from orchestrator.runtimes.compose import LIVE
+from orchestrator.runtimes.docker import DockerRuntime
+from orchestrator.store import RunPaths
+from orchestrator.topology import LaunchPlan, plan
+from tests.unit.conftest import event
+from tests.unit.docker_support import Place, container, ended
+from trainer.spec import RunSpec
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    return Place(tmp_path, monkeypatch)
+
+
+# The end
+
+
+def test_stop_brings_logs_and_removes_everything(place: Place) -> None:
+    place.call_roll("ddp", 10, 2)
+    place.api.rows = [container("node", 10), ended("node", 2), container("head"), container("data")]
+    place.run.stop()
+    place.run.stop()
+    asked = [command[2:][command[2:].index("-p") + 2] for command in place.commands]
+    assert asked[:2] == ["stop", "down"]
+    assert place.removed == [place.cluster.project] * 2
+    assert place.up.returncode == -15
+    logs = {path.name: path.read_text() for path in place.paths.directory.glob("*.log")}
+    assert logs == {
+        "compose.log": "",
+        "head.log": "log of head-1\n",
+        "node-0.log": "log of node-2\n",
+        "node-1.log": "log of node-10\n",
+    }
+
+
+def test_an_engine_that_is_gone_does_not_hide_what_the_run_has_come_to(place: Place) -> None:
+    place.api.error, place.alive = ConnectionError("no socket"), False
+    place.run.stop()
+    place.alive = True
+    with pytest.raises(ConnectionError):  # but one that answers and does not obey is no secret
+        place.run.stop()
+
+
+def test_what_the_head_has_kept_becomes_the_run_s(place: Place) -> None:
+    place.call_roll("ddp", 1, 2)
+    live = place.paths.directory / LIVE
+    for rank in (0, 1):
+        (live / f"rank-{rank}.jsonl").write_text(event("start", rank, 5.0 - rank, pid=7).to_line() + "\n")
+    (live / "usage.jsonl").write_text("{}\n")
+    assert [each.rank for each in place.run.new_events()] == [1, 0]
+    place.run.collect(place.paths)
+    lines = place.paths.events.read_text().splitlines()
+    assert [json.loads(line)["rank"] for line in lines] == [1, 0]
+    assert place.paths.usage.read_text() == "{}\n"
+    assert not place.paths.weights.exists()
+    assert not live.exists()
+
+
+def test_a_run_that_never_came_up_has_no_events(place: Place) -> None:
+    place.run.collect(place.paths)
+    assert place.paths.events.read_text() == ""
+
+
+# The runtime
+
+
+def launch(**fields: Any) -> LaunchPlan:
+    return plan(RunSpec.model_validate({"strategy": "ddp", "nodes": 2, **fields}))
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> DockerRuntime:
+    client: Any = SimpleNamespace()
+    engine = Engine(client, "unix:///x.sock", "26.1.5", "2.26.1", 4)
+    monkeypatch.setattr(module, "reach", lambda: engine)
+    monkeypatch.setattr(module, "image_trouble", lambda engine: None)
+    return DockerRuntime()
+
+
+def absent(message: str) -> Callable[[], Engine]:
+    def reach() -> Engine:
+        raise EngineError(message)
+
+    return reach
+
+
+def test_runtime(runtime: DockerRuntime, tmp_path: Path) -> None:
+    assert runtime.unavailable() is None
+    assert runtime.summary() == "containers of Docker 26.1.5"
+    assert runtime.environment().items() >= {"docker": "26.1.5", "compose": "2.26.1"}.items()
+    described = runtime.describe(launch(), RunPaths(tmp_path), tmp_path)
+    (started,) = described["processes"]
+    assert started["argv"][:3] == ["docker", "--host", "unix:///x.sock"]
+    assert started["environment"]["SHARDYARD_RUN"] == LIVE
+    assert json.dumps(described)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "lacking"), [(4, None), (4.5, "cpus: 4.5 for a node, and the engine has 4; lower cpus")]
+)
+def test_a_node_cannot_have_more_than_the_engine(
+    runtime: DockerRuntime, cpus: float, lacking: str | None
+) -> None:
+    assert runtime.lacks(launch(cpus=cpus)) == lacking
+
+
+def test_without_its_image_nothing_runs(runtime: DockerRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "image_trouble", lambda engine: "image x is not there: make image")
+    assert runtime.lacks(launch()) == "image x is not there: make image"
+
+
+def test_without_an_engine(runtime: DockerRuntime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert runtime.unavailable() is None
+    monkeypatch.setattr(module, "reach", absent("no engine answers"))
+    assert runtime.unavailable() == "no engine answers"
+    assert runtime.clean() == 0
+    with pytest.raises(
+        InputError, match="no engine answers\nthen the same command goes on where it stopped"
+    ):
+        runtime.start(launch(), RunPaths(tmp_path), tmp_path)
+    with pytest.raises(InputError, match="no engine answers"):
+        DockerRuntime().summary()

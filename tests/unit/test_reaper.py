@@ -1,0 +1,268 @@
+"""Whose a container is, and how what nobody owns any more is removed."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from orchestrator import identity as identities
+from orchestrator import reaper as module
+from orchestrator.engine import Engine, EngineError
+from orchestrator.identity import identity, is_gone
+from orchestrator.reaper import LABEL, PROJECT_LABEL, remove_orphans, remove_owned, remove_project
+
+# Identity
+
+
+def labelled(pid: str | None = None, since: str | None = None, namespace: str | None = None) -> str:
+    """Our own identity, changed."""
+    own = identity().split(" ")
+    return " ".join(new or old for new, old in zip((pid, since, namespace), own, strict=True))
+
+
+@pytest.fixture
+def ended() -> int:
+    """The number of a process that has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_an_identity_is_this_process_s_and_stays_the_same() -> None:
+    assert identity() == identity()
+    pid, since, namespace = identity().split(" ")
+    assert int(pid) == os.getpid()
+    assert float(since) == pytest.approx(psutil.Process().create_time(), abs=0.01)
+    assert namespace == identities._namespace()
+
+
+def test_who_lives_is_not_gone() -> None:
+    assert not is_gone(identity())
+
+
+def test_who_has_ended_is_gone(ended: int) -> None:
+    assert is_gone(labelled(pid=str(ended)))
+
+
+def test_who_has_ended_and_whose_number_is_another_s_now_is_gone() -> None:
+    assert is_gone(labelled(since="1000000000.00"))
+
+
+def test_a_zombie_is_gone() -> None:
+    process = subprocess.Popen(["true"], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.read()
+    since = psutil.Process(process.pid).create_time()
+    label = labelled(pid=str(process.pid), since=f"{since:.2f}")
+    while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+        pass
+    assert is_gone(label)
+    process.stdout.close()
+    process.wait()
+
+
+def test_who_lives_elsewhere_is_not_ours_to_judge(ended: int) -> None:
+    assert not is_gone(labelled(pid=str(ended), namespace="pid:[1]"))
+
+
+@pytest.mark.parametrize("label", ["", "somebody", "somebody 12.00 pid:[4]", "12", "-1 1.00 x", "12 1.00"])
+def test_a_label_that_is_not_ours_names_nobody_who_is_gone(label: str) -> None:
+    # `docker compose up` without an orchestrator labels with nothing at all: such a cluster is left alone.
+    assert not is_gone(label)
+
+
+# Removing
+
+
+class Daemon:
+    """An engine's containers, networks and volumes. A network cannot go before its containers."""
+
+    def __init__(self) -> None:
+        self.things: list[Any] = []
+        self.removed: list[str] = []
+        self.stubborn: set[str] = set()
+        self.asked: list[str] = []
+        listing = {
+            kind: SimpleNamespace(
+                list=lambda filters, kind=kind, **more: self.listed(kind, filters, **more)
+            )
+            for kind in ("containers", "networks", "volumes")
+        }
+        client: Any = SimpleNamespace(**listing)
+        self.engine = Engine(client, "unix:///x.sock", "26.1", "2.26", 4)
+
+    def add(self, kind: str, name: str, owner: str, project: str = "p") -> None:
+        labels = {LABEL: owner, PROJECT_LABEL: project}
+        thing = SimpleNamespace(kind=kind, name=name, labels=labels)
+        if kind == "containers":
+            thing.attrs = {"Config": {"Labels": labels}}
+            thing.kill = lambda: None
+        else:
+            thing.attrs = {"Labels": labels}
+        thing.remove = lambda **options: self.remove(thing, **options)
+        self.things.append(thing)
+
+    def remove(self, thing: Any, **options: bool) -> None:
+        assert options == ({"force": True, "v": True} if thing.kind == "containers" else {})
+        if thing.name in self.stubborn:
+            raise RuntimeError("removal is in progress")
+        if thing.kind == "networks" and any(each.kind == "containers" for each in self.things):
+            raise RuntimeError("network has active endpoints")
+        self.removed.append(thing.name)
+        self.things = [each for each in self.things if each.name != thing.name]
+
+    def listed(self, kind: str, filters: dict[str, str], **options: bool) -> list[Any]:
+        assert options == ({"all": True, "ignore_removed": True} if kind == "containers" else {})
+        self.asked.append(filters["label"])
+        name, equals, value = filters["label"].partition("=")
+        return [
+            thing
+            for thing in self.things
+            if thing.kind == kind and (thing.labels.get(name) == value if equals else name in thing.labels)
+        ]
+
+    @property
+    def left(self) -> list[str]:
+        return sorted(thing.name for thing in self.things)
+
+
+@pytest.fixture
+def daemon() -> Daemon:
+    made = Daemon()
+    made.add("networks", "gone-network", labelled(since="1.00"))
+    made.add("volumes", "gone-volume", labelled(since="1.00"))
+    made.add("containers", "gone-node", labelled(since="1.00"))
+    return made
+
+
+def test_containers_go_before_their_networks(daemon: Daemon) -> None:
+    assert remove_orphans(daemon.engine) == 3
+    assert daemon.removed[0] == "gone-node"
+    assert daemon.left == []
+
+
+def test_only_what_belongs_to_who_is_gone_is_removed(daemon: Daemon) -> None:
+    daemon.add("containers", "ours", identity())
+    daemon.add("containers", "of a bare up", "")
+    daemon.add("containers", "elsewhere", labelled(pid="999999999", namespace="pid:[1]"))
+    daemon.things = [thing for thing in daemon.things if thing.kind != "networks"]
+    assert remove_orphans(daemon.engine) == 2
+    assert daemon.left == ["elsewhere", "of a bare up", "ours"]
+
+
+def test_one_owner_s_things(daemon: Daemon) -> None:
+    daemon.things.clear()
+    for name, owner in {"a": "owner 1", "b": "owner 2"}.items():
+        daemon.add("containers", name, owner)
+    assert remove_owned(daemon.engine, "owner 1") == 1
+    assert daemon.left == ["b"]
+    assert set(daemon.asked) == {f"{LABEL}=owner 1"}
+
+
+def test_one_project_s_things_whoever_owns_them(daemon: Daemon) -> None:
+    daemon.things.clear()
+    daemon.add("containers", "a", "", project="shardyard-1")
+    daemon.add("containers", "b", identity(), project="shardyard-2")
+    assert remove_project(daemon.engine, "shardyard-1") == 1
+    assert daemon.left == ["b"]
+
+
+def test_nothing_to_remove(daemon: Daemon) -> None:
+    daemon.things.clear()
+    assert remove_orphans(daemon.engine) == 0
+
+
+def test_what_vanishes_meanwhile_is_somebody_else_s_work(daemon: Daemon) -> None:
+    (node,) = [thing for thing in daemon.things if thing.kind == "containers"]
+
+    def vanish(**_: bool) -> None:
+        daemon.things.remove(node)
+        raise RuntimeError("404 Client Error: no such container")
+
+    node.remove = vanish
+    assert remove_orphans(daemon.engine) == 2
+    assert daemon.left == []
+
+
+def test_what_takes_a_second_attempt(daemon: Daemon) -> None:
+    (node,) = [thing for thing in daemon.things if thing.kind == "containers"]
+    daemon.stubborn = {"gone-node"}
+    remove = node.remove
+
+    def later(**options: bool) -> None:
+        daemon.stubborn, before = set(), daemon.stubborn
+        if before:
+            raise RuntimeError("removal is in progress")
+        remove(**options)
+
+    node.remove = later
+    assert remove_orphans(daemon.engine) == 3
+    assert daemon.left == []
+
+
+def test_what_cannot_be_removed_is_said(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon.stubborn = {"gone-node"}
+    monkeypatch.setattr(module, "REMOVE_S", 0.05)
+    with pytest.raises(EngineError, match="2 containers or networks cannot be removed: docker ps -a"):
+        remove_orphans(daemon.engine)
+    assert daemon.left == ["gone-network", "gone-node"]
+
+
+# The reaper's own process
+
+
+@pytest.fixture
+def reaped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    owners: list[str] = []
+    monkeypatch.setattr(module, "reach", lambda: None)
+    monkeypatch.setattr(module, "remove_owned", lambda engine, owner: owners.append(owner))
+    return owners
+
+
+@pytest.mark.parametrize(
+    ("word", "owners"), [(b"", ["owner 1"]), (b"all is", ["owner 1"]), (module.ALL_IS_WELL, [])]
+)
+def test_the_reaper_removes_only_when_the_other_end_is_gone_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, reaped: list[str], word: bytes, owners: list[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(word)))
+    module.main("owner 1")
+    assert reaped == owners
+
+
+def test_the_reaper_has_nothing_to_do_without_an_engine(
+    monkeypatch: pytest.MonkeyPatch, reaped: list[str]
+) -> None:
+    def reach() -> Engine:
+        raise EngineError("no engine answers")
+
+    monkeypatch.setattr(module, "reach", reach)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO()))
+    module.main("owner 1")
+    assert reaped == []
+
+
+def test_the_reaper_is_dismissed_in_good_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[bytes] = []
+
+    class Process:
+        def __init__(self, argv: list[str], **options: Any) -> None:
+            assert argv == [sys.executable, "-m", "orchestrator.reaper", "owner 1"]
+            assert options["start_new_session"] is True
+            assert options["stdin"] == subprocess.PIPE
+
+        def communicate(self, word: bytes) -> None:
+            said.append(word)
+
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    reaper = module.Reaper("owner 1")
+    assert said == []
+    del reaper
+    assert said == [module.ALL_IS_WELL]
