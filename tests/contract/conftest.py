@@ -1,0 +1,52 @@
+"""Every registered runtime carries out one run: `execute(strategy="one_shot", nodes=2, …)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.identity import identity
+from orchestrator.result import RunResult
+from orchestrator.runner import Runner
+from orchestrator.runtimes import RUNTIMES
+from orchestrator.store import SweepPaths
+from orchestrator.topology import plan
+from tests.engine import containers_missing, leftovers
+from tests.integration.support import SMALL, Silent, node_processes
+from trainer.spec import RunSpec
+
+Execute = Callable[..., RunResult]
+
+
+@pytest.fixture(params=list(RUNTIMES.entries))
+def runtime(request: pytest.FixtureRequest) -> str:
+    """The runtimes of the registry, one after the other."""
+    name: str = request.param
+    missing = containers_missing() if name == "docker" else RUNTIMES.load(name)().unavailable()
+    if missing:
+        pytest.skip(missing)
+    return name
+
+
+@pytest.fixture
+def execute(runtime: str, tmp_path: Path) -> Execute:
+    def execute(on_events: Silent | None = None, **fields: Any) -> RunResult:
+        run = RunSpec.model_validate({**SMALL, **fields})
+        paths = SweepPaths(tmp_path / "results")
+        data = tmp_path / "data"
+        runner = Runner(RUNTIMES.load(runtime)(), runtime, paths, data, on_events or Silent())
+        return runner.execute(plan(run), paths.run(run.key))
+
+    return execute
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(runtime: str, tmp_path: Path) -> Iterator[None]:
+    """After every test: no process, no container, no network of its runs."""
+    yield
+    assert node_processes(tmp_path) == []
+    if runtime == "docker":
+        assert leftovers(f"shardyard.orchestrator={identity()}") == []
