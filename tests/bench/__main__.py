@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import overhead, step
+from tests.bench import containers, overhead, step
 
-PARTS = {"step": step.main, "overhead": overhead.main}
+PARTS = {"step": step.main, "overhead": overhead.main, "containers": containers.main}
 
 if __name__ == "__main__":
     names = sys.argv[1:] or list(PARTS)

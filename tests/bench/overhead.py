@@ -7,36 +7,47 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from orchestrator.display import PlainDisplay
 from orchestrator.runner import Runner
-from orchestrator.runtimes.local import LocalRuntime
+from orchestrator.runtimes import RUNTIMES
 from orchestrator.store import SweepPaths
 from orchestrator.topology import plan
 from trainer.spec import RunSpec
 
 REPEATS = 5
-ROWS = [("serial", "memory", 1)] + [
-    ("all_reduce", transport, nodes) for transport in ("memory", "gloo", "mpi") for nodes in (2, 4)
+Row = tuple[str, str, int]  # strategy, transport, nodes
+ROWS: list[Row] = [
+    ("serial", "memory", 1),
+    *(("all_reduce", transport, nodes) for transport in ("memory", "gloo", "mpi") for nodes in (2, 4)),
 ]
 
 
 def main() -> None:
-    bare: list[float] = []
-    startup: dict[tuple[str, str, int], list[float]] = {row: [] for row in ROWS}
-    teardown: dict[tuple[str, str, int], list[float]] = {row: [] for row in ROWS}
+    compare("local", ROWS, [sys.executable, "-c", "import torch"], "'import torch'")
+
+
+def compare(runtime: str, rows: Sequence[Row], bare: Sequence[str], name: str) -> None:
+    """Runs on a runtime, side by side with a bare command that only imports torch."""
+    floors: list[float] = []
+    startup: dict[Row, list[float]] = {row: [] for row in rows}
+    teardown: dict[Row, list[float]] = {row: [] for row in rows}
     with tempfile.TemporaryDirectory() as directory:
         quiet = PlainDisplay(Console(quiet=True), total=1)
         paths = SweepPaths(Path(directory))
-        runner = Runner(LocalRuntime(), "local", paths, Path(directory), quiet)
+        place = RUNTIMES.load(runtime)()
+        if reason := place.unavailable():
+            sys.exit(reason)
+        runner = Runner(place, runtime, paths, Path(directory) / "data", quiet)
         for _ in range(REPEATS):
             begun = time.perf_counter()
-            subprocess.run([sys.executable, "-c", "import torch"], check=True)
-            bare.append(time.perf_counter() - begun)
-            for strategy, transport, nodes in ROWS:
+            subprocess.run(bare, check=True)
+            floors.append(time.perf_counter() - begun)
+            for strategy, transport, nodes in rows:
                 fields = {"strategy": strategy, "transport": transport, "nodes": nodes, "epochs": 1}
                 run = RunSpec.model_validate(fields)
                 result = runner.execute(plan(run), paths.run(run.key))
@@ -44,12 +55,10 @@ def main() -> None:
                     sys.exit(f"{result.key}: {result.cause}")
                 startup[strategy, transport, nodes].append(result.startup_s)
                 teardown[strategy, transport, nodes].append(result.teardown_s)
-    floor = statistics.median(bare)
-    print(
-        f"a run beside its training, seconds, median of {REPEATS}; a bare 'import torch' takes {floor:.2f}"
-    )
+    floor = statistics.median(floors)
+    print(f"a run beside its training, seconds, median of {REPEATS}; a bare {name} takes {floor:.2f}")
     print("  run                        to first step  (× bare import)   from last step to row")
-    for row in ROWS:
+    for row in rows:
         first, last = statistics.median(startup[row]), statistics.median(teardown[row])
-        name = f"{row[0]}, {row[1]}, {row[2]} node{'s' if row[2] > 1 else ''}"
-        print(f"  {name:26} {first:13.2f}  {first / floor:15.1f} {last:23.2f}")
+        label = f"{row[0]}, {row[1]}, {row[2]} node{'s' if row[2] > 1 else ''}"
+        print(f"  {label:26} {first:13.2f}  {first / floor:15.1f} {last:23.2f}")

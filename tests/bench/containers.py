@@ -1,0 +1,57 @@
+"""What containers cost: until the first step and until they are gone, the image, and rebuilding it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from orchestrator.engine import EngineError, reach
+from orchestrator.image import PROJECT, image_name, image_trouble
+from tests.bench.overhead import Row, compare
+
+ROWS: list[Row] = [
+    *(("ddp", "gloo", nodes) for nodes in (2, 4)),
+    *(("all_reduce", "mpi", nodes) for nodes in (2, 4)),
+]
+SCRATCH = "shardyard-bench"
+
+
+def main() -> None:
+    try:
+        engine = reach()
+    except EngineError as error:
+        sys.exit(str(error))
+    if trouble := image_trouble(engine):
+        sys.exit(trouble)
+    torch = ["--entrypoint", "python", image_name(), "-c", "import torch"]
+    compare("docker", ROWS, engine.command("run", "--rm", *torch), "'docker run' that imports torch")
+    size = engine.client.images.get(image_name()).attrs["Size"]
+    print(f"image {image_name()}: {size / 1e9:.2f} GB")
+    seconds = rebuild()
+    print(f"rebuilt after a change of one line in trainer/: {statistics.median(seconds):.1f} s")
+    subprocess.run(engine.command("image", "rm", "--force", SCRATCH), check=True, capture_output=True)
+
+
+def rebuild() -> list[float]:
+    """Seconds of `make image` in a copy of the project, after each of three changes of one line."""
+    with tempfile.TemporaryDirectory() as directory:
+        copy = Path(directory)
+        for part in ("trainer", "orchestrator", "compose", "docker"):
+            shutil.copytree(PROJECT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(PROJECT / ".dockerignore", copy)
+        command = [sys.executable, "-m", "orchestrator", "image"]
+        environment = {**os.environ, "SHARDYARD_IMAGE": SCRATCH}
+        seconds = []
+        for number in range(4):
+            with open(copy / "trainer" / "__main__.py", "a") as file:
+                file.write(f"# {number}\n")
+            begun = time.perf_counter()
+            subprocess.run(command, cwd=copy, env=environment, check=True, capture_output=True)
+            seconds.append(time.perf_counter() - begun)
+        return seconds[1:]  # the first one may have had more to do
