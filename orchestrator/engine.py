@@ -8,6 +8,8 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator.errors import InputError
+
 if TYPE_CHECKING:
     from docker import DockerClient
 
@@ -17,7 +19,7 @@ BARE = "on a bare Debian or Ubuntu machine: make engine"
 TIMEOUT_S = 60  # an engine on a busy machine takes its time to start a container
 
 
-class EngineError(Exception):
+class EngineError(InputError):
     """The engine cannot be used; the message says why and what mends it."""
 
 
@@ -58,6 +60,14 @@ def reach() -> Engine:
             f"Docker engine {version} is too old, {_dotted(MIN_ENGINE)} or newer is needed; {BARE}"
         )
     return Engine(client, host, version, _compose(host), cores)
+
+
+def answers(engine: Engine) -> bool:
+    """Whether the engine is still there."""
+    try:
+        return bool(engine.client.ping())
+    except Exception:  # the SDK passes on whatever its HTTP library raises
+        return False
 
 
 def _address() -> str:

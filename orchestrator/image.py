@@ -40,13 +40,17 @@ def pinned_packages(project: Path = PROJECT) -> dict[str, str]:
 
 def image_trouble(engine: Engine) -> str | None:
     """Why the image that the engine has cannot be used, and what mends it; or None."""
-    from docker.errors import ImageNotFound
+    from docker.errors import DockerException, ImageNotFound
 
     name = image_name()
     try:
         labels = engine.client.images.get(name).labels
     except ImageNotFound:
         return f"image {name} is not there: {MEND}"
+    except DockerException as error:
+        raise EngineError(
+            f"the Docker engine does not say whether image {name} is there: {error}"
+        ) from error
     built_from = labels.get(LABEL, "unknown")
     if built_from == "unknown":  # by `docker compose up`, which cannot know
         return f"image {name} does not say which sources it was built from: {MEND}"

@@ -21,6 +21,7 @@ from orchestrator.identity import is_gone
 LABEL = "shardyard.orchestrator"
 PROJECT_LABEL = "com.docker.compose.project"
 REMOVE_S = 30.0
+PAUSE_S = 0.05
 ALL_IS_WELL = b"all is well"
 
 
@@ -71,6 +72,7 @@ def _remove(engine: Engine, label: str, wanted: Callable[[dict[str, str]], bool]
             with suppress(Exception):
                 _remove_one(each)
                 count += 1
+        time.sleep(PAUSE_S)  # what is being removed is still listed for a moment
     return count
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from orchestrator.engine import Engine, EngineError, reach
+from orchestrator.engine import Engine, EngineError, answers, reach
 from orchestrator.errors import InputError
 from orchestrator.identity import identity
 from orchestrator.image import image_name, image_trouble, pinned_packages, source_digest
@@ -25,6 +25,7 @@ from trainer.events import Event, EventReader
 
 POLL_S = 0.25
 POLITE_S = 3  # between SIGTERM and SIGKILL: a member gives its ranks 2 s of it
+COMPOSE_S = 60  # to stop or take down a run; an engine on a busy machine takes its time
 DEAF_S = 10.0  # an engine that does not answer for so long is dead
 
 
@@ -81,7 +82,7 @@ class DockerRuntime(Runtime):
         return {"runtime": "docker", "topology": plan.topology, "nodes": plan.nodes, "processes": started}
 
     def start(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> RunHandle:
-        if reason := self.unavailable():  # since the sweep began, it may have died
+        if not answers(self.engine) and (reason := self.unavailable()):  # it may have died by now
             raise InputError(f"{reason}\nthen the same command goes on where it stopped")
         self._reaper = self._reaper or Reaper(identity())
         data_dir.mkdir(parents=True, exist_ok=True)  # or the engine makes it, as root's
@@ -132,7 +133,7 @@ class DockerRun(RunHandle):
             containers = self._containers()
             exits = {self._name(each): self._code(each) for each in containers if _has_ended(each)}
         except Exception as error:  # the SDK passes on whatever its HTTP library raises
-            if time.monotonic() - self._answered < DEAF_S and self._engine_process_lives():
+            if time.monotonic() - self._answered < DEAF_S and answers(self._engine):
                 return self._state
             return RunState(
                 self._state.exits, 0, f"the Docker engine died in mid-run ({type(error).__name__})"
@@ -147,11 +148,6 @@ class DockerRun(RunHandle):
             if "(unhealthy)" in each["Status"]:
                 return RunState(exits, running, f"{self._name(each)} is stuck: it does not answer any more")
         return RunState(exits, running)
-
-    def _engine_process_lives(self) -> bool:
-        with suppress(Exception):
-            return bool(self._engine.client.ping())
-        return False
 
     def _containers(self) -> list[dict[str, Any]]:
         label = {"label": f"com.docker.compose.project={self._cluster.project}"}
@@ -219,13 +215,13 @@ class DockerRun(RunHandle):
         except Exception:
             # Whatever is wrong, it must not hide what the run has come to. What an engine that is dead
             # keeps has our label, and goes when the next sweep starts.
-            if self._engine_process_lives():
+            if answers(self._engine):
                 raise
 
     def _compose(self, command: list[str]) -> None:
-        subprocess.run(
-            command, env={**os.environ, **self._cluster.environment}, capture_output=True, timeout=60
-        )
+        environment = {**os.environ, **self._cluster.environment}
+        with suppress(subprocess.TimeoutExpired):  # what it leaves is removed by label
+            subprocess.run(command, env=environment, capture_output=True, timeout=COMPOSE_S)
 
     def _bring_log(self, container: Mapping[str, Any]) -> None:
         path = self._paths.log(self._name(container).replace(" ", "-"))

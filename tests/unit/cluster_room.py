@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,8 +99,7 @@ class Room:
     """Where one run takes place. Members are told apart by their addresses, as containers are."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = _free_port()
         self.directory = directory / "live"
         self.seats: dict[str, Seat] = {}
         self.codes: list[int] = []  # exit codes of members that do not speak by hand
@@ -116,7 +117,7 @@ class Room:
         self.expected = {address: _role(name) for name, address in addresses.items()}
 
         async def play() -> int:
-            head = Head(topology, {**FIELDS[topology], **fields}, self.directory)
+            head = Head(topology, {**FIELDS[topology], **fields}, self.directory, {})
             leading = asyncio.create_task(head.lead())
             acting = [self.act(name, addresses[name], part) for name, part in parts.items()]
             await asyncio.gather(*acting, *(self.act("", "127.0.0.99", part) for part in more))
@@ -157,6 +158,14 @@ class Room:
         """The kinds of the events that were kept of a rank."""
         lines = (self.directory / f"rank-{rank}.jsonl").read_text().splitlines()
         return [json.loads(line)["kind"] for line in lines]
+
+
+def _free_port() -> int:
+    """One that the kernel gives to nobody by itself, or a connection may have it before the head."""
+    while True:
+        port = random.randrange(10_000, 30_000)
+        with suppress(OSError), socket.create_server(("", port)):
+            return port
 
 
 def _role(name: str) -> tuple[str, int]:

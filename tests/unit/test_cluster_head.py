@@ -170,10 +170,12 @@ def test_after_a_failure_the_others_may_still_say_theirs(room: Room) -> None:
     async def complains(seat: Seat) -> None:
         await seat.take_place()
         await seat.tell("start", pid=7)
+        hearing = asyncio.create_task(seat.hear())
         await asyncio.sleep(0.05)
+        assert not hearing.done()  # sent away, it could not
         await seat.tell("failed", cause="peer is gone", peer=True)
         await seat.exit(1)
-        await seat.leave()
+        await hearing
 
     assert room.lead({"node-1": complains, "node-2": fails}) == 1
     assert room.summary[1:] == [

@@ -79,11 +79,11 @@ def led(monkeypatch: pytest.MonkeyPatch, owned: list[tuple[Path, Path]], spec: P
 def test_the_head_leads_the_run_that_it_is_told_to(
     monkeypatch: pytest.MonkeyPatch, led: Led, spec: Path
 ) -> None:
-    limits = {"CPUS": "0.5", "MEMORY_MB": "512", "PIDS": "100", "SHM_MB": ""}
-    for name, value in {"RUN": "live", **limits}.items():
-        monkeypatch.setenv(f"SHARDYARD_{name}", value)
+    """The orchestrator's spec is whole; the containers' limits may be those of several nodes."""
+    monkeypatch.setenv("SHARDYARD_RUN", "live")
+    monkeypatch.setenv("SHARDYARD_CPUS", "2")
     assert container.main(["head"]) == 7
-    assert led == [("ddp", spec, Path("/results/live"), {"cpus": 0.5, "memory_mb": 512, "pids": 100})]
+    assert led == [("ddp", spec, Path("/results/live"), {})]
 
 
 def test_a_bare_up_has_a_directory_of_its_own_and_ends_with_a_summary(
@@ -92,8 +92,11 @@ def test_a_bare_up_has_a_directory_of_its_own_and_ends_with_a_summary(
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     monkeypatch.setattr(Path, "read_text", lambda path: f"ok: {path.name}\n")
     monkeypatch.setenv("SHARDYARD_SHOWN", "./results")
+    for name, value in {"CPUS": "0.5", "MEMORY_MB": "512", "PIDS": "100", "SHM_MB": ""}.items():
+        monkeypatch.setenv(f"SHARDYARD_{name}", value)
     assert container.main(["head"]) == 7
-    ((_, _, directory, _),) = led
+    ((_, _, directory, limits),) = led
+    assert limits == {"cpus": 0.5, "memory_mb": 512, "pids": 100}
     assert re.fullmatch(r"/results/up-ddp-\d{4}-\d\d-\d\dT\d{6}Z", str(directory))
     assert capsys.readouterr().out == f"ok: summary.txt\n  kept in ./results/{directory.name}\n"
 
@@ -125,9 +128,17 @@ def test_data_that_cannot_be_fetched_is_a_message(
     monkeypatch.setattr(DATASETS.load("digits"), "prepare", prepare)
     assert container.main(["data"]) == 1
     assert capsys.readouterr().err == "FAILED: mnist is not in /data\n"
-    spec.write_text('{"strategy": "ddq"}')
-    assert container.main(["data"]) == 1
-    assert "unknown strategy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"dataset": "mnits"}', '{"dataset": {"name": "mnist", "x": 1}}']
+)
+def test_a_spec_that_is_wrong_is_the_head_s_to_explain(
+    capsys: pytest.CaptureFixture[str], owned: list[tuple[Path, Path]], spec: Path, text: str
+) -> None:
+    spec.write_text(text)
+    assert container.main(["data"]) == 0
+    assert capsys.readouterr() == ("", "")
 
 
 # A rank's process

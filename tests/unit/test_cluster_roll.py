@@ -186,3 +186,22 @@ def test_roster_and_back(topology: str) -> None:
 def test_members_are_called_as_compose_shows_them() -> None:
     assert [member.name for member in (*nodes(3), other("launcher"))] == ["node-3", "launcher"]
     assert seat(called("rpc", 1, 2), "node-2") == 2
+
+
+# Limits of a bare `up`
+
+
+@pytest.mark.parametrize("topology", ROLES)
+def test_what_the_containers_were_started_with_is_what_the_run_says(topology: str) -> None:
+    limits = {"cpus": 0.8, "memory_mb": 512}
+    spec = call_roll(topology, FIELDS[topology], present(topology, 1, 2), limits).spec
+    # The nodes of topology single share one container.
+    assert spec.cpus == pytest.approx(0.4 if topology == "single" else 0.8)
+    assert spec.memory_mb == 512
+
+
+def test_a_spec_that_says_otherwise_is_refused() -> None:
+    with pytest.raises(RollError, match="wants cpus 2, and the containers were started with 1: set SHARD"):
+        call_roll("ddp", {**FIELDS["ddp"], "cpus": 2}, present("ddp", 1, 2), {"cpus": 1.0})
+    same = {**FIELDS["ddp"], "cpus": 2}
+    assert call_roll("ddp", same, present("ddp", 1, 2), {"cpus": 2.0}).spec.cpus == 2

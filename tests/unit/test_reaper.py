@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,9 +91,7 @@ class Daemon:
         self.stubborn: set[str] = set()
         self.asked: list[str] = []
         listing = {
-            kind: SimpleNamespace(
-                list=lambda filters, kind=kind, **more: self.listed(kind, filters, **more)
-            )
+            kind: SimpleNamespace(list=partial(self.listed, kind))
             for kind in ("containers", "networks", "volumes")
         }
         client: Any = SimpleNamespace(**listing)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import socket
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer.cluster.ledger import Ledger, signal_name
-from trainer.cluster.roll import ROLES, Member, RollError, Roster, call_roll
+from trainer.cluster.roll import ROLES, Member, RollError, Roster, call_roll, read_spec
 from trainer.cluster.wire import LIMIT, PORT, Message, Wire
 from trainer.events import Event
 
@@ -25,13 +23,18 @@ LEAVE_S = 5.0  # from `bye` until the last member must be gone
 class Head:
     """One run. `lead` is its life."""
 
-    def __init__(self, topology: str, fields: Mapping[str, Any], directory: Path) -> None:
-        self._topology, self._fields, self._directory = topology, fields, directory
+    def __init__(
+        self, topology: str, fields: Mapping[str, Any], directory: Path, limits: Mapping[str, float]
+    ) -> None:
+        """limits: what the containers of a bare `up` were started with; see `call_roll`."""
+        self._topology, self._directory = topology, directory
+        self._fields, self._limits = fields, limits
         self._expected: dict[str, tuple[str, int]] = {}  # address: role, ordinal
         self._present: dict[str, tuple[Member, Wire]] = {}
         self._news = asyncio.Event()  # someone came, spoke, ended or was lost
         self._interrupted = asyncio.Event()
         self._running: set[str] = set()  # addresses whose own processes have not ended
+        self._reported: set[str] = set()  # and those that have said how theirs ended
         self._roster: Roster | None = None
         self._ledger: Ledger | None = None
 
@@ -51,25 +54,19 @@ class Head:
             await self._dismiss()
         except RollError as error:
             await self._dismiss()
-            self._say([f"FAILED: {error}"])
+            say(self._directory, [f"FAILED: {error}"])
             return 1
         finally:
             server.close()  # wait_closed would wait for a member that does not leave
-        self._say(ledger.summary())
+        say(self._directory, ledger.summary())
         return 0 if ledger.complete and not ledger.failures else 1
 
     async def _call_roll(self) -> Ledger:
         """Wait for every member whose container has been started, and tell all who is who."""
         self._expected = expected_members(self._topology)
-        await self._until(
-            lambda: self._interrupted.is_set() or self._present.keys() >= self._expected.keys(), ROLL_CALL_S
-        )
-        if self._interrupted.is_set():
-            raise RollError("stopped from outside")
-        if missing := self._expected.keys() - self._present.keys():
-            names = ", ".join(sorted(_called(*self._expected[address]) for address in missing))
-            raise RollError(f"{names} did not report within {ROLL_CALL_S:.0f} s")
-        roster = call_roll(self._topology, self._fields, [member for member, _ in self._present.values()])
+        await self._until_all_are_present()
+        present = [member for member, _ in self._present.values()]
+        roster = call_roll(self._topology, self._fields, present, self._limits)
         ledger = Ledger(self._directory, roster)
         self._roster = roster
         for member in roster.members:
@@ -81,6 +78,26 @@ class Head:
             await self._present[member.address][1].send("roster", **roster.as_message(you))
         print(f"{roster.spec.key}: {_who(roster)}", flush=True)
         return ledger
+
+    async def _until_all_are_present(self) -> None:
+        """Raises RollError when that will not come about."""
+        deadline = time.monotonic() + ROLL_CALL_S
+        while missing := self._expected.keys() - self._present.keys():
+            if self._interrupted.is_set():
+                raise RollError("stopped from outside")
+            # The engine forgets the name of a container that has ended.
+            if gone := self._expected.keys() - expected_members(self._topology).keys():
+                raise RollError(f"{self._named(gone)} ended before the roll was called; its log says why")
+            if time.monotonic() > deadline:
+                raise RollError(f"{self._named(missing)} did not report within {ROLL_CALL_S:.0f} s")
+            await self._until(lambda: self._interrupted.is_set() or self._all_present(), 1.0)
+
+    def _all_present(self) -> bool:
+        return self._present.keys() >= self._expected.keys()
+
+    def _named(self, addresses: Iterable[str]) -> str:
+        places = sorted(self._expected[address] for address in addresses)
+        return ", ".join(f"node-{ordinal}" if role == "node" else role for role, ordinal in places)
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One member's connection, from its hello to its end."""
@@ -98,6 +115,9 @@ class Head:
         try:
             while message := await wire.receive():
                 self._hear(address, message)
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            if self._ledger:
+                self._ledger.fail(self._present[address][0], f"its report cannot be kept: {error!r}")
         finally:
             self._lost(address)
             await wire.close()
@@ -119,19 +139,18 @@ class Head:
                 cause = message["cause"] or _bad_exit(codes)
                 if cause and not self._ledger.leaving:
                     self._ledger.fail(member, cause)
-                self._ended(address)
-
-    def _ended(self, address: str) -> None:
-        self._running.discard(address)
-        self._news.set()
+                self._reported.add(address)
+                self._running.discard(address)
+                self._news.set()
 
     def _lost(self, address: str) -> None:
         """The connection is gone; a member that had not said that it ended has been killed."""
         member, _ = self._present.pop(address)
-        if self._ledger and not self._ledger.leaving:
+        if self._ledger and not self._ledger.leaving and address not in self._reported:
             self._ledger.bury(member, None, False)
             self._ledger.fail(member, "killed, or cut off from the head")
-        self._ended(address)
+        self._running.discard(address)
+        self._news.set()
 
     async def _until_all_have_ended(self, ledger: Ledger) -> None:
         """Until every member's processes have ended, or one has failed and the others had their grace."""
@@ -158,9 +177,11 @@ class Head:
             except TimeoutError:
                 continue
 
-    def _say(self, lines: list[str]) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        (self._directory / "summary.txt").write_text("\n".join(lines) + "\n")
+
+def say(directory: Path, lines: Sequence[str]) -> None:
+    """How the run has ended, for whoever reads it: the orchestrator, or a bare `up` as its last lines."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "summary.txt").write_text("\n".join(lines) + "\n")
 
 
 def runs_to_an_end(roster: Roster, member: Member) -> bool:
@@ -204,15 +225,11 @@ def _who(roster: Roster) -> str:
     return "; ".join(said[:16]) + (f"; and {len(said) - 16} more" if len(said) > 16 else "")
 
 
-def _called(role: str, ordinal: int) -> str:
-    return f"node-{ordinal}" if role == "node" else role
-
-
-def main(topology: str, spec: Path, directory: Path, defaults: Mapping[str, Any]) -> int:
-    """Lead the run that `spec` describes. defaults: fields that it need not have."""
+def main(topology: str, spec: Path, directory: Path, limits: Mapping[str, float]) -> int:
+    """Lead the run that `spec` describes. limits: what the containers of a bare `up` were started with."""
     try:
-        fields = json.loads(spec.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        print(f"FAILED: {spec.name}: cannot be read ({error})", file=sys.stderr)
+        fields = read_spec(spec)
+    except RollError as error:
+        say(directory, [f"FAILED: {error}"])
         return 1
-    return asyncio.run(Head(topology, {**defaults, **fields}, directory).lead())
+    return asyncio.run(Head(topology, fields, directory, limits).lead())

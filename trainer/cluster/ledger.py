@@ -33,7 +33,8 @@ class Ledger:
         (directory / "roster.json").write_text(json.dumps(members, indent=2))
 
     def keep(self, event: Event) -> None:
-        """One event of one rank."""
+        """One event of one rank. Raises ValueError for a rank that there is not."""
+        self._roster.holder(event.rank)
         if event.kind in LAST_WORDS:
             self._last[event.rank] = event
         if event.kind == "start":

@@ -51,6 +51,7 @@ class Member:
         self._events = EventReader(OUT)
         self._processes: list[tuple[Command, asyncio.subprocess.Process]] = []
         self._dismissed = asyncio.Event()
+        self._passing = asyncio.Lock()
         self._sshd: subprocess.Popen[bytes] | None = None
 
     async def attend(self) -> int:
@@ -193,8 +194,9 @@ class Member:
             await asyncio.sleep(FORWARD_S)
 
     async def _pass_on(self, wire: Wire) -> None:
-        for event in self._events.new():
-            await wire.send("event", line=event.to_line())
+        async with self._passing:  # or one batch could overtake another
+            for event in self._events.new():
+                await wire.send("event", line=event.to_line())
 
     async def _send_files(self, wire: Wire) -> None:
         for name in FILES:

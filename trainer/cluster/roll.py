@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -57,7 +59,10 @@ class Roster:
 
     def holder(self, rank: int) -> Member:
         """The member in which `rank` runs."""
-        return next(member for member in self.members if rank in member.ranks)
+        for member in self.members:
+            if rank in member.ranks:
+                return member
+        raise ValueError(f"no member has rank {rank!r}")
 
     def as_message(self, you: int) -> dict[str, Any]:
         members = [asdict(member) for member in self.members]
@@ -69,24 +74,41 @@ class Roster:
         return cls(RunSpec.model_validate(message["spec"]), members, message["you"])
 
 
-def call_roll(topology: str, fields: Mapping[str, Any], present: Sequence[Member]) -> Roster:
+def read_spec(path: Path) -> dict[str, Any]:
+    """The fields of the run in a JSON file. Raises RollError."""
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RollError(f"the run's spec cannot be read: {error}") from None
+    if not isinstance(fields, dict):
+        raise RollError(f"the run's spec is {fields!r:.80}, not a mapping of fields to values")
+    return fields
+
+
+def call_roll(
+    topology: str,
+    fields: Mapping[str, Any],
+    present: Sequence[Member],
+    limits: Mapping[str, float] | None = None,
+) -> Roster:
     """The roster of the members that are there.
 
     fields: of the RunSpec; `nodes` may be missing, then it is the number of nodes that are there (in
     topology rpc with the master, which is rank 0). In topology single the first node runs all ranks,
-    and the others only say how many there are. Raises RollError.
+    and the others only say how many there are. limits: what each container was started with, where the
+    fields need not say it. Raises RollError.
     """
     nodes = sorted((each for each in present if each.role == "node"), key=lambda each: each.ordinal)
     other = [each for each in present if each.role != "node"]
     count = len(nodes) + (topology == "rpc")
-    spec = _spec({"nodes": count, **fields})
+    spec = _spec({"nodes": count, **_limited(topology, fields, limits or {}, count)})
     if spec.topology != topology:
         raise RollError(
             f"a run over {spec.transport} has topology {spec.topology}: "
             f"use compose/{spec.topology}.yml, not compose/{topology}.yml"
         )
     if topology == "single":
-        ranks: list[tuple[int, ...]] = [tuple(range(spec.world_size)), *[()] * (len(nodes) - 1)]
+        ranks = [tuple(range(spec.world_size))] + [()] * (count - 1)
     else:
         if spec.nodes != count:
             scale = spec.nodes - (topology == "rpc")
@@ -103,6 +125,21 @@ def _with(member: Member, ranks: tuple[int, ...]) -> Member:
     return Member(member.role, member.ordinal, member.address, ranks, member.hello)
 
 
+def _limited(
+    topology: str, fields: Mapping[str, Any], limits: Mapping[str, float], nodes: int
+) -> dict[str, Any]:
+    """The fields with the limits that the containers really have; a field that differs is an error."""
+    for name, value in limits.items():
+        if fields.get(name, value) != value:
+            raise RollError(
+                f"the run's spec wants {name} {fields[name]}, and the containers were started with "
+                f"{value:g}: set SHARDYARD_{name.upper()}={fields[name]}"
+            )
+    # In topology single all nodes share the one container that trains, and its quota.
+    shared = {"cpus": limits["cpus"] / nodes} if topology == "single" and "cpus" in limits else {}
+    return {**limits, **fields, **shared}
+
+
 def _spec(fields: Mapping[str, Any]) -> RunSpec:
     try:
         return RunSpec.model_validate(fields)
@@ -110,5 +147,5 @@ def _spec(fields: Mapping[str, Any]) -> RunSpec:
         lines = []
         for each in error.errors():
             place = ".".join(str(part) for part in each["loc"])
-            lines.append(f"{place}: {each['msg']}" if place else each["msg"])
+            lines.append(f"{place}: {each['msg']}, not {each['input']!r:.80}" if place else each["msg"])
         raise RollError("the run's spec is not valid: " + "; ".join(lines)) from None
