@@ -130,7 +130,10 @@ def test_data_that_cannot_be_fetched_is_a_message(
     assert capsys.readouterr().err == "FAILED: mnist is not in /data\n"
 
 
-@pytest.mark.parametrize(
+BAD = ["", "[]", '{"dataset": "mnits"}', '{"dataset": {"name": "mnist", "x": 1}}']
+
+
+@pytest.mark.parametrize("text", BAD)
     "text", ["", "[]", '{"dataset": "mnits"}', '{"dataset": {"name": "mnist", "x": 1}}']
 )
 def test_a_spec_that_is_wrong_is_the_head_s_to_explain(
