@@ -40,12 +40,12 @@ DataDir = Annotated[
 def sweep(
     file: Annotated[Path, typer.Argument(help="The sweep file.")] = Path("sweeps/quickstart.yml"),
     data_dir: DataDir = Path("data"),
-    out: Annotated[Path | None, typer.Option(help="Results directory. [default: results/NAME]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Results directory; default: results/NAME.")] = None,
     runtime: Annotated[
         str | None,
         typer.Option(
             envvar="SHARDYARD_RUNTIME",
-            help="Where nodes run: docker or local. [default: docker where an engine answers]",
+            help="docker or local: where nodes run; default: docker where an engine answers.",
         ),
     ] = None,
     nodes: Annotated[
@@ -114,6 +114,10 @@ def _carry_out(
         if results:
             _report(paths, console)
         return 130
+    except InputError:
+        if results:  # what is done is done, whatever keeps the rest from running
+            _report(paths, console)
+        raise
     _report(paths, console)
     failed = [result for result in results if result.status != "ok"]
     for result in failed:
@@ -212,7 +216,7 @@ def doctor(data_dir: DataDir = Path("data")) -> None:
 @app.command()
 def image(
     wheels: Annotated[
-        Path | None, typer.Option(help="A directory of wheels to prefer. [default: pip's find-links]")
+        Path | None, typer.Option(help="A directory of wheels to prefer; default: pip's find-links.")
     ] = None,
 ) -> None:
     """Build the trainer image, of which every container is started."""

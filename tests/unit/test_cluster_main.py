@@ -134,8 +134,6 @@ BAD = ["", "[]", '{"dataset": "mnits"}', '{"dataset": {"name": "mnist", "x": 1}}
 
 
 @pytest.mark.parametrize("text", BAD)
-    "text", ["", "[]", '{"dataset": "mnits"}', '{"dataset": {"name": "mnist", "x": 1}}']
-)
 def test_a_spec_that_is_wrong_is_the_head_s_to_explain(
     capsys: pytest.CaptureFixture[str], owned: list[tuple[Path, Path]], spec: Path, text: str
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from trainer.cluster import ssh
 from trainer.cluster.owner import become_owner_of
+from trainer.cluster.roll import RollError
 from trainer.cluster.usage import Usage, measure
 
 # ssh
@@ -87,7 +88,7 @@ def test_an_sshd_that_does_not_start_is_noticed_at_once(
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", lambda argv: SimpleNamespace(poll=lambda: 255))
     (tmp_path / "sshd.pid").write_text("of an earlier life")
-    with pytest.raises(RuntimeError, match="sshd did not start"):
+    with pytest.raises(RollError, match="sshd did not start"):
         ssh.start_server(tmp_path)
 
 

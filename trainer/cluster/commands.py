@@ -37,7 +37,7 @@ def commands(roster: Roster, pid: int) -> list[Command]:
     me, topology = roster.me, roster.spec.topology
     common = environment(roster, pid)
     if me.role == "launcher":
-        return [Command(mpirun(roster), common, ())]
+        return [Command(mpirun(roster), {**common, **mpirun_environment()}, ())]
     if topology == "mpi":
         return []
     if topology == "single":

@@ -29,7 +29,8 @@ class Ledger:
         self.leaving = False  # who is sent away and says so has not failed
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "spec.json").write_text(roster.spec.model_dump_json(indent=2))
-        members = [asdict(member) for member in roster.members]
+        # What members said of themselves is their keys, which are no business of the host's.
+        members = [{**asdict(member), "hello": {}} for member in roster.members]
         (directory / "roster.json").write_text(json.dumps(members, indent=2))
 
     def keep(self, event: Event) -> None:

@@ -29,7 +29,6 @@ from trainer.cluster.commands import (
     environment,
     hosts,
     launcher_of,
-    mpirun_environment,
 )
 from trainer.cluster.ledger import FILES
 from trainer.cluster.roll import RollError, Roster
@@ -138,9 +137,8 @@ class Member:
     async def _work(self, roster: Roster) -> tuple[dict[int, int], str | None]:
         """Run this member's processes to their end. Exit codes by rank; a cause beside them."""
         for command in commands(roster, os.getpid()):
-            extra = mpirun_environment() if self._role == "launcher" else {}
             process = await asyncio.create_subprocess_exec(
-                *command.argv, env={**os.environ, **command.environment, **extra}
+                *command.argv, env={**os.environ, **command.environment}
             )
             self._processes.append((command, process))
         if not self._processes:

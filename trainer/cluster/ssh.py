@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from trainer.cluster.roll import RollError
+
 PORT = 2222  # sshd does not run as root, so it cannot have 22
 USER = "shardyard"
 START_S = 20.0
@@ -78,7 +80,7 @@ def known_hosts(keys: Iterable[tuple[str, str]]) -> str:
 
 
 def start_server(directory: Path) -> subprocess.Popen[bytes]:
-    """sshd, ready to be connected to. Raises RuntimeError if it does not come up."""
+    """sshd, ready to be connected to. Raises RollError if it does not come up."""
     config = directory / "sshd_config"
     config.write_text(server_config(directory))
     (directory / "sshd.pid").unlink(missing_ok=True)
@@ -86,6 +88,6 @@ def start_server(directory: Path) -> subprocess.Popen[bytes]:
     deadline = time.monotonic() + START_S
     while not (directory / "sshd.pid").exists():  # written when it listens
         if server.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError("sshd did not start")
+            raise RollError("sshd did not start; its complaint is above")
         time.sleep(0.02)
     return server
