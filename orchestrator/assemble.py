@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.limits import limit_flags
+from orchestrator.limits import limit_flags, memory_flags
 from orchestrator.result import (
     Certificate,
     CertifiedPart,
@@ -60,7 +60,7 @@ def assemble(
         startup_s=None if first is None else first - started_at,
         teardown_s=None if last is None else ended_at - last,
         cores=cores,
-        flags=flags(plan, ranks, runtime, cores) + _hung(plan, events) if status == "ok" else [],
+        flags=flags(plan, ranks, runtime, cores, usage) + _hung(plan, events) if status == "ok" else [],
         ranks=ranks,
         epochs=epochs_of(events),
         certificate=certificate,
@@ -103,9 +103,15 @@ def certify(events: Sequence[Event]) -> Certificate | None:
     return Certificate(verified=verified, splits=splits, parts=parts)
 
 
-def flags(plan: LaunchPlan, ranks: Sequence[RankResult], runtime: str, cores: float) -> list[str]:
+def flags(
+    plan: LaunchPlan,
+    ranks: Sequence[RankResult],
+    runtime: str,
+    cores: float,
+    usage: Sequence[MemberUsage] = (),
+) -> list[str]:
     """What could not be made equal, in sentences."""
-    found = [*limit_flags(plan.spec, runtime, cores)]
+    found = [*limit_flags(plan.spec, runtime, cores), *memory_flags(plan.spec, usage)]
     if plan.spec.ranks_are_threads:
         found.append(
             "the ranks were threads of one interpreter and hindered each other: times do not compare, "

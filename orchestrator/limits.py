@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import floor
 
+from orchestrator.result import MemberUsage
 from trainer.spec import NODE_LIMITS, RunSpec
 
 # Runtimes that hold every node to its cpus, memory_mb, pids and shm_mb.
@@ -61,6 +62,29 @@ def limit_flags(run: RunSpec, runtime: str, cores: float) -> Iterator[str]:
         told = ", ".join(f"{name} {written(getattr(run, name))}" for name in changed)
         were = "was" if len(changed) == 1 else "were"
         yield f"{runtime} processes have no limits: {told} {were} not enforced"
+
+
+def memory_limit_mb(run: RunSpec) -> int:
+    """Memory in MiB that each container was held to: in topology single one has that of all nodes."""
+    return run.memory_mb * (run.nodes if run.topology == "single" else 1)
+
+
+def memory_flags(run: RunSpec, usage: Sequence[MemberUsage]) -> Iterator[str]:
+    """What the kernel killed in the containers of a run that came to its end all the same."""
+    for member in sorted(usage, key=lambda member: member.member):
+        if member.out_of_memory:
+            yield (
+                f"{_container(run, member)} needed more than {memory_limit_mb(run):,} MiB of memory: the "
+                f"kernel killed {member.out_of_memory} of its processes, and the run ended without them"
+            )
+
+
+def _container(run: RunSpec, member: MemberUsage) -> str:
+    if not member.ranks:
+        return member.member
+    if run.topology == "single" and run.nodes > 1:
+        return "the container of all nodes"
+    return f"node {min(member.ranks) // run.processes_per_node}"
 
 
 def counted(number: float, noun: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from orchestrator.assemble import assemble, certify
-from orchestrator.result import RunResult
+from orchestrator.result import MemberUsage, RunResult
 from orchestrator.topology import plan
 from tests.unit.conftest import event, rank_fields
 from trainer.events import Event, split_digest
@@ -53,7 +54,13 @@ def trained(*ranks: dict[str, Any]) -> list[Event]:
     return [*events, split(len(ranks))]
 
 
-def row(events: list[Event], cores: float = 8, runtime: str = "local", **fields: Any) -> RunResult:
+def row(
+    events: list[Event],
+    cores: float = 8,
+    runtime: str = "local",
+    usage: Sequence[MemberUsage] = (),
+    **fields: Any,
+) -> RunResult:
     run = RunSpec.model_validate(
         {"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "epochs": 1, **fields}
     )
@@ -65,6 +72,7 @@ def row(events: list[Event], cores: float = 8, runtime: str = "local", **fields:
         started_at=10.0,
         ended_at=24.5,
         timed_out_s=None,
+        usage=usage,
         cores=cores,
         environment={"python": "3"},
     )
@@ -260,3 +268,19 @@ def test_unequal_work() -> None:
 
 def test_a_failed_run_has_no_flags() -> None:
     assert row(failing(), cores=1).flags == []
+
+
+def test_a_run_that_ended_well_without_processes_that_the_kernel_killed_says_so() -> None:
+    member = MemberUsage(
+        member="node-1",
+        ranks=[0],
+        cpu_s=1.0,
+        throttled_s=0.0,
+        memory_peak_mb=2048.0,
+        sent_bytes=1,
+        received_bytes=1,
+        out_of_memory=1,
+    )
+    (flag,) = row(trained({}, {}), runtime="docker", usage=[member]).flags
+    assert flag.startswith("node 0 needed more than 2,048 MiB of memory")
+    assert row(failing(), runtime="docker", usage=[member]).flags == []

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from orchestrator.limits import cores_wanted, counted, limit_flags, shares_cores, speedup_limit
+from orchestrator.limits import (
+    cores_wanted,
+    counted,
+    limit_flags,
+    memory_flags,
+    shares_cores,
+    speedup_limit,
+)
+from orchestrator.result import MemberUsage
 from trainer.spec import RunSpec
 
 
@@ -83,3 +91,34 @@ def test_numbers_as_they_are_said() -> None:
         "2 cores",
         "0.4 cores",
     ]
+
+
+def killed(member: str, *ranks: int, times: int = 1) -> MemberUsage:
+    nothing = dict.fromkeys(["cpu_s", "throttled_s", "memory_peak_mb", "sent_bytes", "received_bytes"])
+    return MemberUsage(member=member, ranks=list(ranks), out_of_memory=times, **nothing)
+
+
+@pytest.mark.parametrize(
+    ("fields", "member", "told"),
+    [
+        ({}, killed("node-3", 2), "node 2 needed more than 2,048 MiB of memory"),
+        ({"processes_per_node": 2}, killed("node-2", 2, 3), "node 1 needed more than 2,048 MiB"),
+        ({"memory_mb": 64}, killed("launcher", times=3), "launcher needed more than 64 MiB"),
+        (
+            {"strategy": "hogwild"},
+            killed("node-1", 0, 1, 2, 3),
+            "the container of all nodes needed more than 8,192",
+        ),
+    ],
+)
+def test_processes_that_the_kernel_killed_are_flagged(
+    fields: dict[str, Any], member: MemberUsage, told: str
+) -> None:
+    (flag,) = memory_flags(run(**fields), [member, killed("node-9", 8, times=0)])
+    assert flag.startswith(told)
+    assert f"killed {member.out_of_memory} of its processes" in flag
+
+
+def test_a_node_that_was_throttled_is_not_flagged() -> None:
+    throttled = killed("node-1", 0, times=0).model_copy(update={"throttled_s": 9.0})
+    assert list(memory_flags(run(), [throttled])) == []
