@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from orchestrator.report.labels import Work
+from orchestrator.report.places import names_of
 from orchestrator.report.rows import SERIAL, Baseline, Row
 from orchestrator.result import RunResult
 from trainer.spec import RunSpec
@@ -13,12 +15,16 @@ from trainer.spec import RunSpec
 
 def rows_of(results: Sequence[tuple[str, RunResult, RunSpec]]) -> list[Row]:
     """One row per (key, result, spec), in the same order, each with its baseline."""
-    alone = [Row(key, result, run, None) for key, result, run in results]
+    places = names_of([result for _, result, _ in results])
+    alone = [
+        Row(key, result, run, None, where)
+        for (key, result, run), where in zip(results, places, strict=True)
+    ]
     serial: dict[Work, list[Row]] = {}
     for row in alone:
         if row.ok and row.strategy == SERIAL:
             serial.setdefault(row.work, []).append(row)
-    return [Row(row.key, row.result, row.run, _baseline(row, serial.get(row.work, []))) for row in alone]
+    return [replace(row, baseline=_baseline(row, serial.get(row.work, []))) for row in alone]
 
 
 def _baseline(row: Row, serial: Sequence[Row]) -> Baseline | None:

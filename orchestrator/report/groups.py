@@ -51,7 +51,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one cell of the sweep: everything equal but the seed. At least one row, ok or not."""
+    """Runs of one cell of the sweep in one place: all equal but the seed. At least one row, ok or not."""
 
     rows: tuple[Row, ...]
 
@@ -118,5 +118,5 @@ def groups_of(rows: Sequence[Row]) -> list[Group]:
         cell = {
             field: value for field, value in row.run.canonical().items() if field not in _NOT_OF_THE_CELL
         }
-        cells.setdefault(json.dumps(cell, sort_keys=True), []).append(row)
+        cells.setdefault(json.dumps([cell, row.where], sort_keys=True), []).append(row)
     return [Group(tuple(members)) for members in cells.values()]

@@ -17,6 +17,7 @@ from orchestrator.report.comparison import Comparison
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.groups import Group
 from orchestrator.report.labels import Work
+from orchestrator.report.places import limits_of
 from orchestrator.report.plots import Plot
 from orchestrator.report.plots.svg import inline
 from orchestrator.report.rows import NO_SERIAL, Row
@@ -57,7 +58,7 @@ class RunLine:
 
     key: str
     name: str
-    partitioner: str
+    detail: str
     nodes: str
     seed: str
     status: str
@@ -78,6 +79,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         lstrip_blocks=True,
     )
     notes = _footnotes(comparison)
+    chapters = _chapters(comparison, plots)
     columns = filled(RUNS, comparison.rows)
     return environment.get_template("template.html.j2").render(
         record=comparison.record,
@@ -85,11 +87,11 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         findings=_parts(findings, "finding"),
         cautions=_parts(findings, "caution"),
         evidence=_evidence,
-        chapters=_chapters(comparison, plots),
+        chapters=chapters,
         run_columns=columns,
         runs=_runs(comparison, columns, notes),
         notes=notes,
-        facts=_facts(comparison.record.environment),
+        made_with=_made_with(comparison),
         absent=formats.ABSENT,
     )
 
@@ -132,7 +134,7 @@ def _evidence(finding: Finding) -> list[tuple[str, list[Row]]]:
     """The finding's runs, those that differ only by seed under one name."""
     cells: dict[str, list[Row]] = {}
     for row in finding.rows:
-        parts = [who(row), row.partitioner_label, row.shape.label]
+        parts = [who(row), row.partitioner_label, row.shape.label, row.where]
         cells.setdefault(" · ".join(filter(None, parts)), []).append(row)
     return list(cells.items())
 
@@ -158,7 +160,7 @@ def _runs(comparison: Comparison, columns: Sequence[Column[Row]], notes: Sequenc
             RunLine(
                 key=key,
                 name=who(row),
-                partitioner=row.partitioner_label,
+                detail=" · ".join(filter(None, [row.partitioner_label, row.where])),
                 nodes=row.shape.short,
                 seed=str(row.seed),
                 status=STATES[row.status],
@@ -170,6 +172,23 @@ def _runs(comparison: Comparison, columns: Sequence[Column[Row]], notes: Sequenc
             )
         )
     return lines
+
+
+def _made_with(comparison: Comparison) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Machine, software and limits of a node, place by place; a name where there are several places."""
+    places: dict[str, list[Row]] = {}
+    for row in comparison.rows:
+        places.setdefault(row.where, []).append(row)
+    if len(places) < 2:  # then sweep.json says it for all, also where nothing has a result yet
+        known = dict.fromkeys(places or [""], comparison.record.environment)
+    else:
+        known = {where: rows[-1].result.environment for where, rows in places.items()}
+    made = []
+    for where, environment in known.items():
+        limits = limits_of(places.get(where, []))
+        held = [("limits of a node", ", ".join(limits))] if limits else []
+        made.append((where, _facts(environment) + held))
+    return [(where, facts) for where, facts in made if facts]
 
 
 def _facts(environment: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:

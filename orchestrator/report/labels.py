@@ -29,9 +29,10 @@ class Work:
     threads: int  # per rank
     limits: tuple[float, ...]  # of a node, as in NODE_LIMITS
     on_gpu: bool  # a GPU against a core says nothing about the ways of splitting
+    where: str = ""  # the nodes ran, named only where a directory's runs did not all run alike
 
     @classmethod
-    def of(cls, run: RunSpec) -> Work:
+    def of(cls, run: RunSpec, where: str = "") -> Work:
         return cls(
             component_label(run, "dataset"),
             component_label(run, "model"),
@@ -42,6 +43,7 @@ class Work:
             run.threads,
             tuple(getattr(run, name) for name in NODE_LIMITS),
             run.on_gpu,
+            where,
         )
 
     @property
@@ -51,7 +53,7 @@ class Work:
         return (
             f"{self.dataset}, {self.model}, {self.optimizer} lr {self.lr:g}, "
             f"batch {self.batch_size} per rank, {epochs}{threads}{self._limits}"
-            f"{', on GPUs' if self.on_gpu else ''}"
+            f"{', on GPUs' if self.on_gpu else ''}{f', {self.where}' if self.where else ''}"
         )
 
     @property

@@ -34,13 +34,15 @@ class Baseline:
 class Row:
     """One run. Times in seconds, accuracies and shares 0 … 1, memory in MiB.
 
-    What was measured is None unless the run is ok: a part of a run compares with nothing.
+    where: its nodes ran, named only where the directory's runs did not all run alike. What was measured is
+    None unless the run is ok: a part of a run compares with nothing.
     """
 
     key: str
     result: RunResult
     run: RunSpec
     baseline: Baseline | None
+    where: str = ""
 
     @property
     def status(self) -> str:
@@ -73,7 +75,7 @@ class Row:
 
     @property
     def work(self) -> Work:
-        return Work.of(self.run)
+        return Work.of(self.run, self.where)
 
     @property
     def strategy(self) -> str:

@@ -1,17 +1,18 @@
-"""The report's first line: how many runs, where and when."""
+"""The report's first line: how many runs, what their nodes were, and when."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
 from orchestrator.report.comparison import Comparison
-from orchestrator.report.formats import count, listed
+from orchestrator.report.formats import count
+from orchestrator.report.places import nodes_were
 
 STATES = {"ok": "ok", "failed": "failed", "timeout": "out of time", "pending": "not done yet"}
 
 
 def one_line(comparison: Comparison) -> str:
-    """`67 runs: 66 ok, 1 failed. Runtime local. 2026-05-20 14:02 to 14:09 UTC.`"""
+    """`67 runs: 66 ok, 1 failed. 2026-05-20 14:02 to 14:09 UTC. Nodes: local processes.`"""
     rows = comparison.rows
     states = [*(row.status for row in rows), *("pending" for _ in comparison.pending)]
     if not states:
@@ -19,10 +20,9 @@ def one_line(comparison: Comparison) -> str:
     told = [f"{states.count(state)} {name}" for state, name in STATES.items() if state in states]
     parts = [f"{count(len(states), 'run')}: {', '.join(told)}"]
     if rows:
-        parts.append(f"Runtime {listed(list(dict.fromkeys(row.result.runtime for row in rows)))}")
         began = min(row.result.started_at for row in rows)
         ended = max(row.result.started_at + row.result.wall_s for row in rows)
-        parts.append(_when(began, ended))
+        parts += [_when(began, ended), f"Nodes: {nodes_were(rows)}"]
     return ". ".join(parts) + "."
 
 

@@ -13,6 +13,7 @@ from orchestrator.report.labels import Shape
 from orchestrator.report.rows import NO_SERIAL, Row
 
 MOST_NAMED = 6  # of a kind; the tables have them all
+KEPT_APART = ("runtime", "image")  # see orchestrator.report.places
 
 
 def shared_cores(scene: Scene) -> Iterator[Finding]:
@@ -155,16 +156,27 @@ def caveats(comparison: Comparison) -> Iterator[Finding]:
 
 
 def unlike_conditions(comparison: Comparison) -> Iterator[Finding]:
-    """Runs of one report that were made on other machines or with other software."""
+    """Runs of one report that were made elsewhere, on other machines or with other software."""
     ok = [row for row in comparison.rows if row.ok]
+    runtimes: dict[str, list[Row]] = {}
+    for row in ok:
+        runtimes.setdefault(row.result.runtime, []).append(row)
     conditions: dict[str, list[str]] = {
-        "runtime": [row.result.runtime for row in ok],
+        "runtime": list(runtimes),
         "number of cores": [written(row.result.cores) for row in ok],
     }
-    for what in {name: None for row in ok for name in row.result.environment}:
-        conditions.setdefault(what, [str(row.result.environment.get(what, "unknown")) for row in ok])
+    # What there is to know differs from runtime to runtime, and their rows are kept apart anyway.
+    for rows in runtimes.values():
+        for what in {name: None for row in rows for name in row.result.environment}:
+            had = [str(row.result.environment.get(what, "unknown")) for row in rows]
+            if len(set(had)) > 1:
+                conditions[what] = [*conditions.get(what, []), *had]
     for what, had in conditions.items():
         values = list(dict.fromkeys(had))
         if len(values) > 1 and what != "cores":
-            text = f"The runs differ in {what} ({listed(values)}): their numbers may not compare."
-            yield Finding("caution", text)
+            effect = (
+                "rows of one are only set against each other"
+                if what in KEPT_APART
+                else "their numbers may not compare"
+            )
+            yield Finding("caution", f"The runs differ in {what} ({listed(values)}): {effect}.")
