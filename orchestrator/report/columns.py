@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from orchestrator.report import formats
-from orchestrator.report.formats import ABSENT
+from orchestrator.report.containers import containers, metric
+from orchestrator.report.formats import ABSENT, JOIN
 from orchestrator.report.groups import Group, Metric, Spread
 from orchestrator.report.rows import SERIAL, Row
 
@@ -72,6 +73,15 @@ def _verified(group: Group) -> Cell:
     return Cell("yes" if all(known) else f"{known.count(False)} of {len(known)} not")
 
 
+def _peak(group: Group) -> Cell:
+    """The largest of any seed: what is asked is how near nodes came to their limit."""
+    measured = [found for row in group.ok_rows if (found := containers(row)) and found.memory_peak_mb]
+    if not measured:
+        return Cell(ABSENT)
+    peak, limit = max(found.memory_peak_mb or 0.0 for found in measured), measured[0].memory_limit_mb
+    return Cell(formats.memory(peak), f"{peak / limit:.0%} of {limit:,}{JOIN}MiB")
+
+
 def _own(row: Row) -> Cell:
     own, mean = row.own_accuracies, row.own_accuracy
     if mean is None:
@@ -119,6 +129,16 @@ CERTIFICATES: tuple[Column[Group], ...] = (
     Column("JS divergence, largest, epoch 1", _spread(lambda row: row.js_max, _bits)),
     Column("JS divergence, whole run", _spread(lambda row: row.js_whole_run, _bits)),
     Column("Verified", _verified, number=False),
+)
+
+CONTAINERS: tuple[Column[Group], ...] = (
+    *WHO,
+    Column("Payload sent", _spread(metric("payload_bytes"), formats.size)),
+    Column("Sent on the network", _spread(metric("sent_bytes"), formats.size)),
+    Column("Network by payload", _spread(metric("sent_by_payload"), formats.ratio)),
+    Column("CPU time", _spread(metric("cpu_s"), formats.seconds)),
+    Column("Held back by quota", _spread(metric("throttled_s"), formats.seconds)),
+    Column("Peak memory, of limit", _peak),
 )
 
 # Beside the run's name, its nodes and its seed, which failed and pending runs have, too.

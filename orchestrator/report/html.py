@@ -12,8 +12,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from orchestrator.report import formats
-from orchestrator.report.columns import CERTIFICATES, GROUPS, RUNS, Cell, Column, filled, who
+from orchestrator.report.columns import CERTIFICATES, CONTAINERS, GROUPS, RUNS, Cell, Column, filled, who
 from orchestrator.report.comparison import Comparison
+from orchestrator.report.containers import containers, held_by_one
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.groups import Group
 from orchestrator.report.labels import Work
@@ -50,6 +51,8 @@ class Chapter:
     groups: list[Group]
     certificate_columns: list[Column[Group]]
     certified: list[Group]
+    container_columns: list[Column[Group]]
+    contained: list[Group]
 
 
 @dataclass(frozen=True)
@@ -88,9 +91,11 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         cautions=_parts(findings, "caution"),
         evidence=_evidence,
         chapters=chapters,
+        contained=any(chapter.contained for chapter in chapters),
         run_columns=columns,
         runs=_runs(comparison, columns, notes),
         notes=notes,
+        held_by_one=any(held_by_one(row) and containers(row) for row in comparison.rows),
         made_with=_made_with(comparison),
         absent=formats.ABSENT,
     )
@@ -116,6 +121,7 @@ def _chapters(comparison: Comparison, plots: Sequence[Plot]) -> list[Chapter]:
             for plot in plots
             if plot.work == work
         ]
+        contained = [group for group in groups if any(map(containers, group.ok_rows))]
         certified = [group for group in groups if any(row.node_samples for row in group.ok_rows)]
         chapters.append(
             Chapter(
@@ -125,6 +131,8 @@ def _chapters(comparison: Comparison, plots: Sequence[Plot]) -> list[Chapter]:
                 groups=groups,
                 certificate_columns=filled(CERTIFICATES, certified),
                 certified=certified,
+                container_columns=filled(CONTAINERS, contained),
+                contained=contained,
             )
         )
     return chapters

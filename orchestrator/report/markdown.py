@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.report.columns import GROUPS, Cell, Column, filled
+from orchestrator.report.columns import CONTAINERS, GROUPS, Cell, Column, filled
 from orchestrator.report.comparison import Comparison
+from orchestrator.report.containers import containers
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.groups import Group
 from orchestrator.report.plots import Plot
@@ -32,6 +33,11 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
     for work in comparison.works:
         groups = [group for group in comparison.groups if group.first.trains and group.work == work]
         parts += [f"## {_plain(work.label)}", _table(filled(GROUPS, groups), groups)]
+        if contained := [group for group in groups if any(map(containers, group.ok_rows))]:
+            parts += [
+                "By the kernel's counters, per container:",
+                _table(filled(CONTAINERS, contained), contained),
+            ]
         parts += [f"![{_plain(plot.title)}](plots/{plot.name}.svg)" for plot in plots if plot.work == work]
     undone = [
         f"- {_code(row.key)} {STATES[row.status]}: {_plain(row.cause or '')}" for row in comparison.failed

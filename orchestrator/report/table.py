@@ -9,6 +9,7 @@ from statistics import fmean
 
 from orchestrator.limits import written
 from orchestrator.report.comparison import Comparison
+from orchestrator.report.containers import metric
 from orchestrator.report.rows import Row
 from trainer.spec import NODE_LIMITS
 
@@ -76,6 +77,14 @@ COLUMNS: dict[str, Callable[[Row], Cell]] = {
     "ranks": lambda row: row.run.world_size,
     **{name: lambda row, name=name: getattr(row.run, name) for name in NODE_LIMITS},  # type: ignore[misc]
     "bytes_sent_per_rank": lambda row: row.bytes_sent_per_rank,
+    # What the kernel counted; empty where nodes were no containers.
+    "containers": metric("count"),
+    "container_sent_bytes_mean": metric("sent_bytes"),
+    "container_cpu_s_mean": metric("cpu_s"),
+    "container_throttled_s_max": metric("throttled_s"),
+    "container_memory_peak_mib_max": metric("memory_peak_mb"),
+    "container_memory_limit_mib": metric("memory_limit_mb"),
+    "image": lambda row: row.result.environment.get("image"),
 }
 
 

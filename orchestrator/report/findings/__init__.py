@@ -30,6 +30,7 @@ ABOUT_ALL: tuple[tuple[str, Callable[[Comparison], Iterator[Finding]]], ...] = (
     ("Not ok", trust.failures),
     ("Not done", trust.pending),
     ("Not verified", trust.unverified),
+    ("Out of memory", trust.out_of_memory),
     ("Caveat", trust.caveats),
     ("Not alike", trust.unlike_conditions),
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from orchestrator.limits import counted, written
 from orchestrator.report.comparison import Comparison, Scene
+from orchestrator.report.containers import ran_out_of_memory
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.formats import count, listed, ratio, seconds
 from orchestrator.report.groups import Group
@@ -152,6 +153,17 @@ def caveats(comparison: Comparison) -> Iterator[Finding]:
         if run.strategy.caveat:
             told.setdefault(f"{run.name_of('strategy')}: {run.strategy.caveat}.", []).append(row)
     for text, rows in told.items():
+        yield Finding("caution", text, tuple(rows))
+
+
+def out_of_memory(comparison: Comparison) -> Iterator[Finding]:
+    """Runs that came to their end although the kernel had killed processes in their containers."""
+    rows = [row for row in comparison.rows if row.ok and ran_out_of_memory(row.result.usage)]
+    if rows:
+        text = (
+            f"The kernel killed processes in the containers of {count(len(rows), 'run')} for want of "
+            "memory. What was left came to its end, and the numbers are of that: raise memory_mb."
+        )
         yield Finding("caution", text, tuple(rows))
 
 
