@@ -18,7 +18,7 @@ class Usage:
     """Of one container so far; None where the kernel does not tell.
 
     cpu_s: CPU seconds, user and system. throttled_s: time in which its quota held it back, summed over
-    its threads. memory_peak_mb: most memory it has held, page cache included, in MiB. sent_bytes,
+    cores. memory_peak_mb: most memory it has held, page cache included, in MiB. sent_bytes,
     received_bytes: on its network interface, protocol headers and the cluster's own messages included.
     out_of_memory: how often the kernel killed one of its processes for passing memory_mb.
     """
