@@ -10,7 +10,7 @@ from orchestrator.report.findings import find
 from orchestrator.report.findings.base import verdict
 from orchestrator.report.groups import Spread
 from orchestrator.report.rows import NO_SERIAL
-from tests.unit.test_report import FAST, ONE_SHOT_ALONE, SERIAL, a_comparison, a_run, repeated
+from tests.unit.report_support import FAST, ONE_SHOT_ALONE, SERIAL, a_comparison, a_run, repeated
 
 
 def texts(comparison: Comparison, topic: str) -> str:

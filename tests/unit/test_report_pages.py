@@ -21,7 +21,7 @@ from orchestrator.result import (
     RunResult,
 )
 from orchestrator.store import SweepPaths, write_atomic
-from tests.unit.test_report import FAST, SERIAL, a_record, a_run, repeated
+from tests.unit.report_support import FAST, SERIAL, a_record, a_run, repeated
 
 
 def write_sweep(

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.report import formats
 from orchestrator.report.rows import NO_SERIAL
 from orchestrator.result import MemberUsage, RunResult
-from tests.unit.test_report import SERIAL, a_comparison, a_run, repeated, row_of
+from tests.unit.report_support import SERIAL, a_comparison, a_run, repeated, row_of
 from tests.unit.test_report_findings import texts
 from tests.unit.test_report_pages import Page, write_sweep
 

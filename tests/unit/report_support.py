@@ -1,0 +1,168 @@
+"""What tests of the report share: results, records and comparisons without a training."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from typing import Any
+
+from orchestrator.report.comparison import Comparison, compare
+from orchestrator.report.rows import Row
+from orchestrator.report.table import results_csv
+from orchestrator.result import (
+    Certificate,
+    CertifiedPart,
+    CertifiedSplit,
+    EpochPoint,
+    RankResult,
+    RunResult,
+    Status,
+)
+from orchestrator.store import SweepRecord
+from trainer.spec import RunSpec
+
+ONE_SHOT_ALONE = {"name": "one_shot", "init": "independent"}
+
+
+def a_run(
+    strategy: str | dict[str, Any] = "serial",
+    *,
+    nodes: int = 1,
+    processes_per_node: int = 1,
+    seed: int = 0,
+    train_s: float = 8.0,
+    work_cpu_s: float | None = None,
+    accuracy: float | None = 0.9,
+    own: Sequence[float] = (),
+    communicate_s: float = 0.0,
+    steps: int = 90,
+    cores: float = 8,
+    status: Status = "ok",
+    cause: str | None = None,
+    flags: Sequence[str] = (),
+    coverage: float = 1.0,
+    overlap: float = 0.0,
+    runtime: str = "local",
+    verified: bool = True,
+    digests: Sequence[str] = (),
+    **fields: Any,
+) -> RunResult:
+    """A result as a runner would write it. Ranks are alike but for `own` and `digests`."""
+    spec = RunSpec.model_validate(
+        {
+            "strategy": strategy,
+            "nodes": nodes,
+            "processes_per_node": processes_per_node,
+            "seed": seed,
+            "epochs": 2,
+            **fields,
+        }
+    )
+    phases = {"data": 0.1, "communicate": communicate_s, "wait": 0.0, "evaluate": 1.0, "other": 0.0}
+    ranks = [
+        RankResult(
+            rank=rank,
+            steps=steps,
+            samples=100,
+            train_s=train_s,
+            work_cpu_s=train_s if work_cpu_s is None else work_cpu_s,
+            seconds={**phases, "compute": train_s - 0.1 - communicate_s},
+            bytes_sent=1e6,
+            accuracy=accuracy,
+            test_loss=0.3,
+            own_accuracy=own[rank] if own else None,
+            weights_digest=digests[rank] if digests else "same",
+            parameters=1000,
+            peak_memory_mb=300.0,
+        )
+        for rank in range(spec.world_size)
+    ]
+    points = [
+        EpochPoint(
+            rank=rank,
+            epoch=epoch,
+            train_s=train_s * epoch / 2,
+            loss=0.5,
+            accuracy=0.4 * epoch,
+            test_loss=0.5,
+        )
+        for rank in range(spec.world_size)
+        for epoch in (1, 2)
+    ]
+    shares = {
+        "coverage": coverage,
+        "overlap": overlap,
+        "coverage_so_far": coverage,
+        "overlap_so_far": overlap,
+    }
+    certificate = Certificate(
+        verified=verified,
+        splits=[CertifiedSplit(epoch=epoch, digest="d", **shares) for epoch in (1, 2)],
+        parts=[
+            CertifiedPart(
+                rank=rank,
+                epoch=1,
+                samples=50,
+                labels=[5] * 10,
+                js_divergence=0.01 * rank,
+                digest="p",
+                js_divergence_so_far=0.0,
+            )
+            for rank in range(spec.world_size)
+        ],
+    )
+    finished = status == "ok"
+    return RunResult(
+        key=spec.key,
+        status=status,
+        cause=cause,
+        spec=spec.model_dump(mode="json"),
+        topology=spec.topology,
+        runtime=runtime,
+        started_at=1_700_000_000.0,
+        wall_s=train_s + 3,
+        startup_s=2.0,
+        teardown_s=0.5,
+        cores=cores,
+        flags=list(flags),
+        ranks=ranks,
+        epochs=points,
+        certificate=certificate if finished else None,
+    )
+
+
+def a_record(results: Sequence[RunResult], pending: Sequence[str] = (), **fields: Any) -> SweepRecord:
+    return SweepRecord(
+        **{
+            "name": "trial",
+            "description": "",
+            "source": "name: trial\n",
+            "overrides": [],
+            "keys": [*(result.key for result in results), *pending],
+            "environment": {"cores": 8, "torch": "2.13.0"},
+            **fields,
+        }
+    )
+
+
+def a_comparison(*results: RunResult, pending: Sequence[str] = ()) -> Comparison:
+    return compare(a_record(results, pending), [(result.key, result) for result in results])
+
+
+def row_of(comparison: Comparison, strategy: str, seed: int = 0) -> Row:
+    return next(row for row in comparison.rows if row.strategy == strategy and row.seed == seed)
+
+
+def repeated(
+    strategy: str | dict[str, Any], values: Sequence[float], what: str = "train_s", **fields: Any
+) -> list[RunResult]:
+    """One run per value of the quantity `what`, each with a seed of its own."""
+    return [a_run(strategy, seed=seed, **{what: value}, **fields) for seed, value in enumerate(values)]
+
+
+def csv_lines(comparison: Comparison) -> list[dict[str, str]]:
+    return list(csv.DictReader(results_csv(comparison).splitlines()))
+
+
+SERIAL = a_run(train_s=8.0, accuracy=0.9)
+FAST = a_run("all_reduce", nodes=2, train_s=5.0, work_cpu_s=4.0, accuracy=0.85)
