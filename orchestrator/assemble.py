@@ -33,6 +33,7 @@ def assemble(
     timed_out_s: float | None,
     trouble: str | None = None,
     usage: Sequence[MemberUsage] = (),
+    weights_kept: bool = True,
     cores: float,
     environment: dict[str, Any],
 ) -> RunResult:
@@ -45,6 +46,8 @@ def assemble(
     certificate = certify(events)
     if status == "ok" and plan.spec.strategy.trains:
         cause = _uncertified(certificate, plan.spec.epochs)
+        if plan.spec.save_weights and not weights_kept:
+            cause = cause or "the final weights were not kept"
         status = "failed" if cause else "ok"
     first = min((e.time for e in events if e.kind == "train_start"), default=None)
     last = max((e.time for e in events if e.kind == "train_end"), default=None)

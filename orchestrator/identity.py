@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import psutil
 
 
 def identity() -> str:
-    """This process, told from others that had or have its number: "1234 1700000000.12 pid:[4026531836]"."""
-    process = psutil.Process()
-    return f"{process.pid} {process.create_time():.2f} {_namespace()}"
+    """This process, told from others that had or have its number: "1234 86400/9f0c… pid:[4026531836]"."""
+    return f"{os.getpid()} {_since(os.getpid())} {_namespace()}"
 
 
 def is_gone(label: str) -> bool:
     """Whether the orchestrator that a label names is gone; False where that cannot be told from here."""
-    pid, _, rest = label.partition(" ")
+    number, _, rest = label.partition(" ")
     since, _, namespace = rest.partition(" ")
-    if not pid.isdigit() or namespace != _namespace():
+    if not number.isdigit() or namespace != _namespace():
         return False  # not ours to judge
     try:
-        process = psutil.Process(int(pid))
-        return f"{process.create_time():.2f}" != since or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+        return _since(int(number)) != since or psutil.Process(int(number)).status() == psutil.STATUS_ZOMBIE
+    except (psutil.NoSuchProcess, OSError):
         return True
+
+
+def _since(pid: int) -> str:
+    """When a process has started: in ticks of this boot, which no step of the clock moves."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # no Linux
+        return f"{psutil.Process(pid).create_time():.2f}"
+    # The command's name is in parentheses and may hold anything; the 22nd field is the 20th after it.
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"{ticks}/{boot}"
 
 
 def _namespace() -> str:

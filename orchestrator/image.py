@@ -38,6 +38,16 @@ def pinned_packages(project: Path = PROJECT) -> dict[str, str]:
     return {package: pins[package] for package in PACKAGES if package in pins}
 
 
+def image_id(engine: Engine) -> str:
+    """What the image's name means now. A sweep stays with it, whoever builds another of that name."""
+    from docker.errors import DockerException
+
+    try:
+        return str(engine.client.images.get(image_name()).id)
+    except DockerException as error:
+        raise EngineError(f"image {image_name()} cannot be found: {error}") from error
+
+
 def image_trouble(engine: Engine) -> str | None:
     """Why the image that the engine has cannot be used, and what mends it; or None."""
     from docker.errors import DockerException, ImageNotFound

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.assemble import assemble
-from orchestrator.environment import cores, environment
+from orchestrator.environment import environment
 from orchestrator.errors import InputError
 from orchestrator.result import RunResult
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
@@ -109,7 +109,8 @@ class Runner:
             timed_out_s=timed_out_s,
             trouble=state.trouble,
             usage=read_usage(paths.usage),
-            cores=cores(),
+            cores=self.runtime.cores(),
+            weights_kept=paths.weights.exists(),
             environment=self._environment,
         )
         write_atomic(paths.result, result.model_dump_json(indent=2))

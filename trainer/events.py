@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
+from math import isfinite
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -66,7 +67,10 @@ class Event:
             head = {name: fields.pop(name) for name in ("time", "run", "rank", "host", "kind")}
         except KeyError as missing:
             raise ValueError(f"event without {missing}: {line[:80]!r}") from None
-        return cls(**head, fields=fields)
+        event = cls(**head, fields=fields)
+        if not (isinstance(event.time, int | float) and isfinite(event.time) and type(event.rank) is int):
+            raise ValueError(f"event with a time or rank that is none: {line[:80]!r}")
+        return event
 
 
 class EventWriter:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from orchestrator.environment import cores
 from orchestrator.store import RunPaths
 from orchestrator.topology import LaunchPlan
 from trainer.events import Event
@@ -66,6 +67,10 @@ class Runtime(ABC):
     @abstractmethod
     def summary(self) -> str:
         """What nodes are here, in a few words."""
+
+    def cores(self) -> float:
+        """Processor cores that all nodes of a run share."""
+        return cores()
 
     def environment(self) -> dict[str, Any]:
         """What a reader must know of the software on the nodes, beside that of the orchestrator."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from orchestrator.image import IMAGE
 from orchestrator.store import RunPaths
 from orchestrator.topology import LaunchPlan
 
@@ -39,8 +40,10 @@ class Cluster:
         return (*self.compose, "down", "--volumes", "--remove-orphans", "--timeout", "0")
 
 
-def cluster(plan: LaunchPlan, paths: RunPaths, data_dir: Path, owner: str, cores: int) -> Cluster:
-    """What docker compose is told. owner: of the label; cores: of the engine's machine.
+def cluster(
+    plan: LaunchPlan, paths: RunPaths, data_dir: Path, owner: str, cores: float, image: str = IMAGE
+) -> Cluster:
+    """What docker compose is told. owner: of the label; cores: of the engine's machine; image: its id.
 
     Limits are per node; in topology single the one container has those of all nodes.
     """
@@ -60,6 +63,7 @@ def cluster(plan: LaunchPlan, paths: RunPaths, data_dir: Path, owner: str, cores
             "SHARDYARD_RESULTS": str(directory),
             "SHARDYARD_RUN": LIVE,
             "SHARDYARD_OWNER": owner,
+            "SHARDYARD_IMAGE": image,
             "SHARDYARD_FETCH": "skip",  # the orchestrator has seen to the data
             # The engine refuses a quota beyond its cores, where it would not hold anything back.
             "SHARDYARD_CPUS": f"{min(share * spec.cpus, cores):g}",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
+import stat
 import subprocess
 import time
 from collections.abc import Mapping
@@ -13,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.engine import Engine, EngineError, answers, reach
+from orchestrator.environment import gpus
 from orchestrator.errors import InputError
 from orchestrator.identity import identity
-from orchestrator.image import image_name, image_trouble, pinned_packages, source_digest
+from orchestrator.image import image_id, image_name, image_trouble, pinned_packages, source_digest
 from orchestrator.reaper import Reaper, remove_orphans, remove_project
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.runtimes.compose import LIVE, Cluster, cluster
 from orchestrator.store import RunPaths, write_atomic
 from orchestrator.topology import LaunchPlan
 from trainer.events import Event, EventReader
+from trainer.spec import RunSpec
 
 POLL_S = 0.25
 POLITE_S = 3  # between SIGTERM and SIGKILL: a member gives its ranks 2 s of it
@@ -55,6 +59,9 @@ class DockerRuntime(Runtime):
     def summary(self) -> str:
         return f"containers of Docker {self.engine.version}"
 
+    def cores(self) -> float:
+        return self.engine.cores
+
     def environment(self) -> dict[str, Any]:
         return {
             "docker": self.engine.version,
@@ -66,9 +73,11 @@ class DockerRuntime(Runtime):
 
     def lacks(self, plan: LaunchPlan) -> str | None:
         if self._image is None:
-            self._image = image_trouble(self.engine) or ""
-        if self._image:
-            return self._image
+            if trouble := image_trouble(self.engine):
+                return f"{trouble}; or use --runtime local"
+            self._image = image_id(self.engine)
+        if plan.spec.on_gpu and (found := gpus()) < plan.world_size:
+            return f"transport nccl needs a GPU for every rank: {plan.world_size} wanted, {found} found"
         if plan.spec.cpus > self.engine.cores:
             return (
                 f"cpus: {plan.spec.cpus:g} for a node, and the engine has {self.engine.cores}; lower cpus"
@@ -85,7 +94,7 @@ class DockerRuntime(Runtime):
         if not answers(self.engine) and (reason := self.unavailable()):  # it may have died by now
             raise InputError(f"{reason}\nthen the same command goes on where it stopped")
         self._reaper = self._reaper or Reaper(identity())
-        data_dir.mkdir(parents=True, exist_ok=True)  # or the engine makes it, as root's
+        check_mounts(paths.directory, data_dir, plan.spec)
         remove_project(self.engine, self._cluster(plan, paths, data_dir).project)
         return DockerRun(self.engine, self._cluster(plan, paths, data_dir), paths)
 
@@ -93,7 +102,24 @@ class DockerRuntime(Runtime):
         return 0 if self.unavailable() else remove_orphans(self.engine)
 
     def _cluster(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> Cluster:
-        return cluster(plan, paths, data_dir, identity(), self.engine.cores)
+        image = self._image or image_name()
+        return cluster(plan, paths, data_dir, owner=identity(), cores=self.cores(), image=image)
+
+
+def check_mounts(directory: Path, data_dir: Path, run: RunSpec) -> None:
+    """See that the containers can use what they are given. Raises InputError."""
+    for path in (directory, data_dir):
+        if ":" in str(path.resolve()):
+            raise InputError(f"{path.resolve()}: Docker cannot mount a path with a colon in its name")
+    if not data_dir.exists():  # or the engine makes it, as root's
+        data_dir.mkdir(parents=True)
+        data_dir.chmod(0o755)
+    needed = [data_dir / archive.path for archive in getattr(run.dataset, "archives", ())]
+    for path in [file for file in needed if file.exists()]:
+        for each in (path, *path.parents[: len(path.relative_to(data_dir).parts)]):
+            if not each.stat().st_mode & (stat.S_IXOTH if each.is_dir() else stat.S_IROTH):
+                mend = f"chmod -R o+rX {shlex.quote(str(data_dir))}"
+                raise InputError(f"{each}: the containers' user cannot read it; {mend}")
 
 
 class DockerRun(RunHandle):
@@ -106,6 +132,7 @@ class DockerRun(RunHandle):
         self._answered = time.monotonic()
         self._codes: dict[str, int] = {}  # by container id: it does not change any more
         self._state = RunState({}, running=1)
+        self._stopped = False
         with open(paths.log("compose"), "wb") as log:
             self._up = subprocess.Popen(
                 engine.command(*run.up),
@@ -199,19 +226,25 @@ class DockerRun(RunHandle):
 
     def stop(self) -> None:
         """Ask the containers to end, bring their logs, remove them, and see that nothing is left."""
+        if self._stopped:
+            return
         if self._up.poll() is None:
             self._up.terminate()
             with suppress(subprocess.TimeoutExpired):
                 self._up.wait(POLITE_S)
+            self._up.kill()
         try:
-            containers = self._containers()
-            if any(not _has_ended(each) for each in containers):
-                command = self._engine.command(*self._cluster.compose, "stop", "-t", str(POLITE_S))
-                self._compose(command)
-            for each in containers:
-                self._bring_log(each)
-            self._compose(self._engine.command(*self._cluster.down))
-            remove_project(self._engine, self._cluster.project)
+            try:
+                containers = self._containers()
+                if any(not _has_ended(each) for each in containers):
+                    stop = self._engine.command(*self._cluster.compose, "stop", "-t", str(POLITE_S))
+                    self._compose(stop)
+                for each in containers:
+                    self._bring_log(each)
+            finally:
+                self._compose(self._engine.command(*self._cluster.down))
+                remove_project(self._engine, self._cluster.project)
+            self._stopped = True
         except Exception:
             # Whatever is wrong, it must not hide what the run has come to. What an engine that is dead
             # keeps has our label, and goes when the next sweep starts.

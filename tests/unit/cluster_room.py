@@ -102,6 +102,8 @@ class Room:
         self.port = _free_port()
         self.directory = directory / "live"
         self.seats: dict[str, Seat] = {}
+        self.summary: list[str] = []
+        self.over = asyncio.Event()  # set when the head has ended
         self.codes: list[int] = []  # exit codes of members that do not speak by hand
         self.expected: dict[str, tuple[str, int]] = {}
         for name, value in {"PORT": self.port, "ROLL_CALL_S": 5.0, "GRACE_S": 0.1, "LEAVE_S": 1.0}.items():
@@ -118,10 +120,13 @@ class Room:
 
         async def play() -> int:
             head = Head(topology, {**FIELDS[topology], **fields}, self.directory, {})
+            self.over = asyncio.Event()
             leading = asyncio.create_task(head.lead())
+            leading.add_done_callback(lambda _: self.over.set())
             acting = [self.act(name, addresses[name], part) for name, part in parts.items()]
             await asyncio.gather(*acting, *(self.act("", "127.0.0.99", part) for part in more))
-            return await leading
+            code, self.summary = await leading
+            return code
 
         return asyncio.run(asyncio.wait_for(play(), PATIENCE_S))
 
@@ -142,10 +147,6 @@ class Room:
                 await asyncio.sleep(0.005)
         writer.write(hello)
         return Seat(Wire(reader, writer))
-
-    @property
-    def summary(self) -> list[str]:
-        return (self.directory / "summary.txt").read_text().splitlines()
 
     @property
     def causes(self) -> dict[str, str]:

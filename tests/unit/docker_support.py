@@ -70,6 +70,9 @@ class Up:
     def terminate(self) -> None:
         self.returncode = -15
 
+    def kill(self) -> None:
+        self.terminate()
+
     def wait(self, timeout: float) -> int | None:
         return self.returncode
 

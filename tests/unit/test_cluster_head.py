@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.unit import cluster_room
 from tests.unit.cluster_room import HELLO, Room, Seat, stays, well
 from tests.unit.conftest import rank_fields
 from trainer.cluster import head as module
+from trainer.events import Event
 
 unharmed = pytest.fixture(autouse=True)(cluster_room.unharmed)
 
@@ -86,13 +88,73 @@ def test_weights_are_kept(room: Room) -> None:
     async def sends(seat: Seat) -> None:
         await seat.take_place()
         await seat.train()
-        for piece in ("QUJD", "REVG"):
-            await seat.wire.send("file", name="weights.npy", piece=piece)
+        for piece, last in (("QUJD", False), ("REVG", True)):
+            await seat.wire.send("weights", piece=piece, last=last)
         await seat.exit()
         await seat.leave()
 
-    assert room.lead({"node-1": sends}) == 0
+    assert room.lead({"node-1": sends}, save_weights=True) == 0
     assert (room.directory / "weights.npy").read_bytes() == b"ABCDEF"
+
+
+def test_half_of_the_weights_are_none(room: Room) -> None:
+    async def dies(seat: Seat) -> None:
+        await seat.take_place()
+        await seat.train()
+        await seat.wire.send("weights", piece="QUJD", last=False)
+        await seat.exit()
+        await seat.leave()
+
+    assert room.lead({"node-1": dies}, save_weights=True) == 1
+    assert not (room.directory / "weights.npy").exists()
+    assert room.summary[1:] == ["  not every result was given and kept"]
+
+
+def test_weights_are_waited_for_as_long_as_they_come(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node of Open MPI sends them when it is sent away, and a slow one takes longer than the limit."""
+    monkeypatch.setattr(module, "LEAVE_S", 0.4)
+
+    async def slow(seat: Seat) -> None:
+        await seat.take_place()
+        await seat.train()
+        await seat.exit()
+        await seat.hear()
+        assert seat.heard[-1] == "bye"
+        for number in range(8):
+            await asyncio.sleep(0.1)
+            await seat.wire.send("weights", piece="QUJD", last=number == 7)
+
+    assert room.lead({"node-1": slow}, save_weights=False) == 0
+    assert (room.directory / "weights.npy").read_bytes() == b"ABC" * 8
+
+
+def test_a_full_disk_ends_the_run_and_is_named(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fills(seat: Seat) -> None:
+        await seat.take_place()
+        await seat.tell("start", pid=7)
+        (room.directory / "rank-0.jsonl").unlink(missing_ok=True)
+        (room.directory / "rank-0.jsonl").mkdir()  # stands for a file that cannot be written
+        await seat.tell("train_start", parameters=0)
+        await seat.leave()
+
+    assert room.lead({"node-1": fills, "node-2": stays}) == 1
+    assert room.causes["head"].startswith("results cannot be written: ")
+
+
+def test_it_ends_at_the_run_s_own_limit(room: Room) -> None:
+    assert room.lead({"node-1": stays, "node-2": stays}, timeout_s=0.3) == 1
+    assert room.causes == {"the run": "stopped after 0.3 s"}
+
+
+def test_an_event_of_somebody_else_s_rank_is_not_kept(room: Room) -> None:
+    async def forges(seat: Seat) -> None:
+        await seat.take_place()
+        line = Event(time.time(), "key", 0, "host", "done", {}).to_line()
+        await seat.wire.send("event", line=line)
+        await seat.leave()
+
+    assert room.lead({"node-1": stays, "node-2": forges}) == 1
+    assert "somebody else's" in room.causes["node-2"]
 
 
 def test_ranks_of_seats_that_run_nothing_are_not_waited_for(room: Room) -> None:
@@ -212,7 +274,7 @@ def test_a_run_without_all_results_is_not_ok(room: Room) -> None:
         await seat.leave()
 
     assert room.lead({"node-1": well, "node-2": forgets}) == 1
-    assert room.summary[1:] == ["  not every rank gave a result"]
+    assert room.summary[1:] == ["  not every result was given and kept"]
 
 
 def test_a_member_that_does_not_leave_holds_up_nobody_for_long(
@@ -224,8 +286,7 @@ def test_a_member_that_does_not_leave_holds_up_nobody_for_long(
         await seat.take_place()
         await seat.train()
         await seat.exit()
-        while not (room.directory / "summary.txt").exists():
-            await asyncio.sleep(0.01)
+        await room.over.wait()
 
     assert room.lead({"node-1": well, "node-2": stuck}) == 0
 
@@ -257,12 +318,12 @@ def test_a_rank_that_failed_and_hangs_ends_the_run_too(room: Room) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_file_that_nobody_may_send_ends_the_run_and_is_not_kept(room: Room) -> None:
+def test_weights_of_another_than_rank_0_end_the_run_and_are_not_kept(room: Room) -> None:
     async def sends(seat: Seat) -> None:
         await seat.take_place()
-        await seat.wire.send("file", name="../secret", piece="QUJD")
+        await seat.wire.send("weights", piece="QUJD", last=True)
         await seat.leave()
 
     assert room.lead({"node-1": stays, "node-2": sends}) == 1
     assert list(room.causes) == ["node-2"]
-    assert not (room.directory.parent / "secret").exists()
+    assert not (room.directory / "weights.npy").exists()

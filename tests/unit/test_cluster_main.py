@@ -67,10 +67,10 @@ Led = list[tuple[str, Path, Path, dict[str, Any]]]
 def led(monkeypatch: pytest.MonkeyPatch, owned: list[tuple[Path, Path]], spec: Path) -> Led:
     told: Led = []
 
-    def main(topology: str, file: Path, directory: Path, limits: dict[str, Any]) -> int:
+    def main(topology: str, file: Path, directory: Path, limits: dict[str, Any]) -> Any:
         assert owned == [(spec, Path("/results"))]
         told.append((topology, file, directory, limits))
-        return 7
+        return 7, ["ok: well"]
 
     monkeypatch.setattr(head, "main", main)
     return told
@@ -90,7 +90,6 @@ def test_a_bare_up_has_a_directory_of_its_own_and_ends_with_a_summary(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], led: Led
 ) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(Path, "read_text", lambda path: f"ok: {path.name}\n")
     monkeypatch.setenv("SHARDYARD_SHOWN", "./results")
     for name, value in {"CPUS": "0.5", "MEMORY_MB": "512", "PIDS": "100", "SHM_MB": ""}.items():
         monkeypatch.setenv(f"SHARDYARD_{name}", value)
@@ -98,7 +97,7 @@ def test_a_bare_up_has_a_directory_of_its_own_and_ends_with_a_summary(
     ((_, _, directory, limits),) = led
     assert limits == {"cpus": 0.5, "memory_mb": 512, "pids": 100}
     assert re.fullmatch(r"/results/up-ddp-\d{4}-\d\d-\d\dT\d{6}Z", str(directory))
-    assert capsys.readouterr().out == f"ok: summary.txt\n  kept in ./results/{directory.name}\n"
+    assert capsys.readouterr().out == f"ok: well\n  kept in ./results/{directory.name}\n"
 
 
 def test_data_is_fetched_as_the_owner(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -184,14 +185,21 @@ def test_the_interface_is_the_one_that_is_asked_for(tmp_path: Path) -> None:
 class Kernel:
     """Who owns what, who we are, and what was asked of the kernel, in order."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, uid: int, owners: dict[Path, int]) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, uid: int, owners: dict[Path, int], held: Sequence[str] = ()
+    ) -> None:
+        """held: what lies in the directory already."""
+        original = Path.stat
         self.asked: list[tuple[Any, ...]] = []
         monkeypatch.setattr(os, "getuid", lambda: uid)
 
-        def status(path: Path, **_: Any) -> Any:
+        def status(path: Path, **options: Any) -> Any:
+            if path not in owners:
+                return original(path, **options)
             return SimpleNamespace(st_uid=owners[path], st_gid=owners[path] + 1, st_mode=stat.S_IFREG)
 
         monkeypatch.setattr(Path, "stat", status)
+        monkeypatch.setattr(Path, "iterdir", lambda path: iter([path / name for name in held]))
         for call in ("chown", "setgroups", "setresgid", "setresuid"):
             monkeypatch.setattr(
                 os, call, lambda *arguments, call=call: self.asked.append((call, *arguments))
@@ -211,6 +219,12 @@ def test_root_becomes_the_owner_and_gives_it_what_the_engine_made(monkeypatch: p
     become_owner_of(SPEC, RESULTS)
     # The user number goes last: without it the rest is not allowed any more.
     assert asked == [("chown", RESULTS, 1000, 1001), *TAKEN]
+
+
+def test_a_directory_of_root_s_that_holds_something_stays_root_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Kernel(monkeypatch, 0, {SPEC: 1000, RESULTS: 0}, held=["MNIST"]).asked
+    become_owner_of(SPEC, RESULTS)
+    assert asked == TAKEN
 
 
 @pytest.mark.parametrize("owner", [1000, 1007])

@@ -71,8 +71,7 @@ def test_stopped_before_the_roll_was_called(room: Room) -> None:
         return await original(address, b"half a line" if address == "127.0.0.2" else hello)
 
     async def half(seat: Seat) -> None:
-        while not (room.directory / "summary.txt").exists():
-            await asyncio.sleep(0.01)
+        await room.over.wait()
 
     original, room.connect = room.connect, connect  # type: ignore[method-assign]
     assert room.lead({"node-1": stops, "node-2": half}) == 1
@@ -239,9 +238,11 @@ def test_a_service_without_a_container_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "strategy: ddp", "[]"])
-def test_a_spec_that_cannot_be_read_is_a_message(tmp_path: Path, text: str | None) -> None:
+def test_a_spec_that_cannot_be_read_is_a_message(room: Room, tmp_path: Path, text: str | None) -> None:
     spec = tmp_path / "spec.json"
     if text is not None:
         spec.write_text(text)
-    assert module.main("ddp", spec, tmp_path / "live", {}) == 1
+    room.expected = {}  # nobody is waited for
+    code, _ = module.main("ddp", spec, tmp_path / "live", {})
+    assert code == 1
     assert (tmp_path / "live" / "summary.txt").read_text().startswith("FAILED: the run's spec ")

@@ -91,6 +91,7 @@ def test_environment(tmp_path: Path) -> None:
         "SHARDYARD_DATA": "/data",
         "SHARDYARD_OWNER": "1234 17.00 pid:[4]",
         "SHARDYARD_FETCH": "skip",
+        "SHARDYARD_IMAGE": "shardyard-trainer",
         "SHARDYARD_CPUS": "1.5",
         "SHARDYARD_MEMORY_MB": "512",
         "SHARDYARD_PIDS": "100",

@@ -37,7 +37,7 @@ def test_stop_brings_logs_and_removes_everything(place: Place) -> None:
     place.run.stop()
     asked = [command[2:][command[2:].index("-p") + 2] for command in place.commands]
     assert asked[:2] == ["stop", "down"]
-    assert place.removed == [place.cluster.project] * 2
+    assert place.removed == [place.cluster.project]
     assert place.up.returncode == -15
     logs = {path.name: path.read_text() for path in place.paths.directory.glob("*.log")}
     assert logs == {
@@ -114,14 +114,15 @@ def test_runtime(runtime: DockerRuntime, tmp_path: Path) -> None:
     ("cpus", "lacking"), [(4, None), (4.5, "cpus: 4.5 for a node, and the engine has 4; lower cpus")]
 )
 def test_a_node_cannot_have_more_than_the_engine(
-    runtime: DockerRuntime, cpus: float, lacking: str | None
+    runtime: DockerRuntime, monkeypatch: pytest.MonkeyPatch, cpus: float, lacking: str | None
 ) -> None:
+    monkeypatch.setattr(module, "image_id", lambda engine: "sha256:1")
     assert runtime.lacks(launch(cpus=cpus)) == lacking
 
 
 def test_without_its_image_nothing_runs(runtime: DockerRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "image_trouble", lambda engine: "image x is not there: make image")
-    assert runtime.lacks(launch()) == "image x is not there: make image"
+    assert runtime.lacks(launch()) == "image x is not there: make image; or use --runtime local"
 
 
 def test_without_an_engine(runtime: DockerRuntime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

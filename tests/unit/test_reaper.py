@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,12 +41,22 @@ def test_an_identity_is_this_process_s_and_stays_the_same() -> None:
     assert identity() == identity()
     pid, since, namespace = identity().split(" ")
     assert int(pid) == os.getpid()
-    assert float(since) == pytest.approx(psutil.Process().create_time(), abs=0.01)
+    assert since == identities._since(os.getpid())
     assert namespace == identities._namespace()
 
 
 def test_who_lives_is_not_gone() -> None:
     assert not is_gone(identity())
+
+
+def test_a_step_of_the_clock_makes_nobody_look_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """psutil derives when a process was created from the time of the boot, which moves with the clock."""
+    label = identity()
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("only Linux counts a process's start in ticks")
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: 1.0)
+    assert identity() == label
+    assert not is_gone(label)
 
 
 def test_who_has_ended_is_gone(ended: int) -> None:
@@ -60,8 +71,7 @@ def test_a_zombie_is_gone() -> None:
     process = subprocess.Popen(["true"], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.read()
-    since = psutil.Process(process.pid).create_time()
-    label = labelled(pid=str(process.pid), since=f"{since:.2f}")
+    label = labelled(pid=str(process.pid), since=identities._since(process.pid))
     while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
         pass
     assert is_gone(label)

@@ -57,12 +57,14 @@ def _lead(env: Mapping[str, str]) -> int:
     topology, spec, results = env["SHARDYARD_TOPOLOGY"], Path(env["SHARDYARD_SPEC"]), Path("/results")
     become_owner_of(spec, results)
     if name := env.get("SHARDYARD_RUN"):
-        return head.main(topology, spec, results / name, {})
+        code, lines = head.main(topology, spec, results / name, {})
+        print("\n".join(lines), flush=True)
+        return code
     limits = {field: kind(env[name]) for field, (name, kind) in LIMITS.items() if env.get(name)}
     name = time.strftime(f"up-{topology}-%Y-%m-%dT%H%M%SZ", time.gmtime())
-    code = head.main(topology, spec, results / name, limits)
+    code, lines = head.main(topology, spec, results / name, limits)
     time.sleep(EPILOGUE_S)
-    print((results / name / "summary.txt").read_text(), end="")
+    print("\n".join(lines))
     print(f"  kept in {env.get('SHARDYARD_SHOWN', 'results')}/{name}", flush=True)
     return code
 

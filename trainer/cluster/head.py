@@ -6,7 +6,8 @@ import asyncio
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,20 @@ from trainer.events import Event
 
 ROLL_CALL_S = 120.0  # from the head's start until every member has reported
 GRACE_S = 2.0  # after one member has failed, the others get this long to fail and say so themselves
-LEAVE_S = 5.0  # from `bye` until the last member must be gone
+LEAVE_S = 5.0  # after `bye`: how long nobody may say anything before all must be gone
 
 
 class Head:
     """One run. `lead` is its life."""
 
     def __init__(
-        self, topology: str, fields: Mapping[str, Any], directory: Path, limits: Mapping[str, float]
+        self,
+        topology: str,
+        fields: Mapping[str, Any] | RollError,
+        directory: Path,
+        limits: Mapping[str, float],
     ) -> None:
-        """limits: what the containers of a bare `up` were started with; see `call_roll`."""
+        """fields: of the run's spec, or why it cannot be read. limits: see `call_roll`."""
         self._topology, self._directory = topology, directory
         self._fields, self._limits = fields, limits
         self._expected: dict[str, tuple[str, int]] = {}  # address: role, ordinal
@@ -35,47 +40,52 @@ class Head:
         self._interrupted = asyncio.Event()
         self._running: set[str] = set()  # addresses whose own processes have not ended
         self._reported: set[str] = set()  # and those that have said how theirs ended
+        self._heard = 0.0  # when a member last said something
         self._roster: Roster | None = None
         self._ledger: Ledger | None = None
 
-    async def lead(self) -> int:
-        """From the roll call to the last member's end; the exit code."""
+    async def lead(self) -> tuple[int, list[str]]:
+        """From the roll call to the last member's end; the exit code, and how it went."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._interrupted.set)
         server = await asyncio.start_server(self._meet, port=PORT, limit=LIMIT)
         try:
             ledger = self._ledger = await self._call_roll()
             ended = asyncio.create_task(self._until_all_have_ended(ledger))
             stopped = asyncio.create_task(self._interrupted.wait())
-            await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            both, first = {ended, stopped}, asyncio.FIRST_COMPLETED
+            done, _ = await asyncio.wait(both, timeout=ledger.timeout_s, return_when=first)
             for task in (ended, stopped):
                 task.cancel()
             if self._interrupted.is_set():
                 ledger.failures.setdefault("the run", "stopped from outside")
+            elif not done:
+                ledger.failures.setdefault("the run", f"stopped after {ledger.timeout_s:g} s")
             await self._dismiss()
         except RollError as error:
             await self._dismiss()
-            say(self._directory, [f"FAILED: {error}"])
-            return 1
+            return 1, [f"FAILED: {error}"]
         finally:
             server.close()  # wait_closed would wait for a member that does not leave
-        say(self._directory, ledger.summary())
-        return 0 if ledger.complete and not ledger.failures else 1
+        return 0 if ledger.complete and not ledger.failures else 1, ledger.summary()
 
     async def _call_roll(self) -> Ledger:
         """Wait for every member whose container has been started, and tell all who is who."""
         self._expected = expected_members(self._topology)
         await self._until_all_are_present()
+        if isinstance(self._fields, RollError):  # told only now: who has not come yet would wait in vain
+            raise self._fields
         present = [member for member, _ in self._present.values()]
         roster = call_roll(self._topology, self._fields, present, self._limits)
         ledger = Ledger(self._directory, roster)
         self._roster = roster
-        for member in roster.members:
-            self._present[member.address] = (member, self._present[member.address][1])
+        wires = [self._present[member.address][1] for member in roster.members]
+        for member, wire in zip(roster.members, wires, strict=True):
+            self._present[member.address] = (member, wire)
             if runs_to_an_end(roster, member):
                 self._running.add(member.address)
         self._ledger = ledger
-        for you, member in enumerate(roster.members):
-            await self._present[member.address][1].send("roster", **roster.as_message(you))
+        for you, wire in enumerate(wires):
+            await wire.send("roster", **roster.as_message(you))
         print(f"{roster.spec.key}: {_who(roster)}", flush=True)
         return ledger
 
@@ -115,7 +125,7 @@ class Head:
         try:
             while message := await wire.receive():
                 self._hear(address, message)
-        except (KeyError, TypeError, ValueError, OSError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             if self._ledger:
                 self._ledger.fail(self._present[address][0], f"its report cannot be kept: {error!r}")
         finally:
@@ -123,15 +133,21 @@ class Head:
             await wire.close()
 
     def _hear(self, address: str, message: Message) -> None:
+        self._heard = time.monotonic()
         member, _ = self._present[address]
         if self._ledger is None:
             return
         match message["kind"]:
             case "event":
-                self._ledger.keep(Event.from_line(message["line"]))
+                event = Event.from_line(message["line"])
+                if event.rank not in member.ranks:
+                    raise ValueError(f"an event of rank {event.rank}, which is somebody else's")
+                self._ledger.keep(event)
                 self._news.set()  # a rank that has failed may hang, and its process never end
-            case "file":
-                self._ledger.keep_file(message["name"], message["piece"])
+            case "weights":
+                if 0 not in member.ranks:
+                    raise ValueError("weights, which are rank 0's to send")
+                self._ledger.keep_weights(message["piece"], message["last"])
             case "exit":
                 codes = {int(rank): code for rank, code in message["codes"].items()}
                 self._ledger.bury(member, codes, bool(message["usage"]["out_of_memory"]))
@@ -164,9 +180,12 @@ class Head:
         """Send all away and wait for their last events. Compose must not find the head gone first."""
         if self._ledger:
             self._ledger.leaving = True
+        self._heard = time.monotonic()
         for _, wire in [*self._present.values()]:
             await wire.send("bye")
-        await self._until(lambda: not self._present, LEAVE_S)
+        # Weights of a hundred megabytes from a node with a tenth of a core take their time.
+        while self._present and time.monotonic() - self._heard < LEAVE_S:
+            await self._until(lambda: not self._present, 0.5)
 
     async def _until(self, reached: Callable[[], bool], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -176,12 +195,6 @@ class Head:
                 await asyncio.wait_for(self._news.wait(), min(left, 0.2))
             except TimeoutError:
                 continue
-
-
-def say(directory: Path, lines: Sequence[str]) -> None:
-    """How the run has ended, for whoever reads it: the orchestrator, or a bare `up` as its last lines."""
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "summary.txt").write_text("\n".join(lines) + "\n")
 
 
 def runs_to_an_end(roster: Roster, member: Member) -> bool:
@@ -225,11 +238,18 @@ def _who(roster: Roster) -> str:
     return "; ".join(said[:16]) + (f"; and {len(said) - 16} more" if len(said) > 16 else "")
 
 
-def main(topology: str, spec: Path, directory: Path, limits: Mapping[str, float]) -> int:
-    """Lead the run that `spec` describes. limits: what the containers of a bare `up` were started with."""
+def main(topology: str, spec: Path, directory: Path, limits: Mapping[str, float]) -> tuple[int, list[str]]:
+    """Lead the run that `spec` describes; the exit code, and how it went, which is kept beside the events.
+
+    limits: what the containers of a bare `up` were started with.
+    """
+    fields: Mapping[str, Any] | RollError
     try:
         fields = read_spec(spec)
     except RollError as error:
-        say(directory, [f"FAILED: {error}"])
-        return 1
-    return asyncio.run(Head(topology, fields, directory, limits).lead())
+        fields = error
+    code, lines = asyncio.run(Head(topology, fields, directory, limits).lead())
+    with suppress(OSError):  # a disk that is full is among the lines already
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "summary.txt").write_text("\n".join(lines) + "\n")
+    return code, lines

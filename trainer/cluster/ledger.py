@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import signal
 import time
 from collections.abc import Mapping
@@ -11,31 +12,42 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trainer.cluster.roll import Member, Roster
+from trainer.cluster.roll import Member, RollError, Roster
 from trainer.events import LAST_WORDS, Event
 
-FILES = ("weights.npy",)  # that a member may send; a name is no path
+WEIGHTS = "weights.npy"  # the one file that a member sends, and only rank 0's
 
 
 class Ledger:
-    """Keeps events as the ranks wrote them, one file per rank, beside the roster and the members' usage."""
+    """Keeps events as the ranks wrote them, one file per rank, beside the roster and the members' usage.
+
+    A disk that is full is noted as a failure, once, and ends the run; what is known is known all the same.
+    """
 
     def __init__(self, directory: Path, roster: Roster) -> None:
+        """Raises RollError if nothing can be written there."""
         self._directory, self._roster = directory, roster
+        self.timeout_s = roster.spec.timeout_s
         self._last: dict[int, Event] = {}  # by rank: its last word
         self._starts: dict[int, Event] = {}
         self.results: dict[int, Mapping[str, Any]] = {}  # by rank
         self.failures: dict[str, str] = {}  # by member: why, the first reason that was known
         self.leaving = False  # who is sent away and says so has not failed
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "spec.json").write_text(roster.spec.model_dump_json(indent=2))
+        self._full = False
         # What members said of themselves is their keys, which are no business of the host's.
         members = [{**asdict(member), "hello": {}} for member in roster.members]
-        (directory / "roster.json").write_text(json.dumps(members, indent=2))
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "spec.json").write_text(roster.spec.model_dump_json(indent=2))
+            (directory / "roster.json").write_text(json.dumps(members, indent=2))
+        except OSError as error:
+            raise RollError(
+                f"results cannot be written by user {os.getuid()}: {error.strerror}; let SHARDYARD_RESULTS "
+                "be a directory that belongs to the owner of the run's spec"
+            ) from None
 
     def keep(self, event: Event) -> None:
-        """One event of one rank. Raises ValueError for a rank that there is not."""
-        self._roster.holder(event.rank)
+        """One event of one rank."""
         if event.kind in LAST_WORDS:
             self._last[event.rank] = event
         if event.kind == "start":
@@ -44,21 +56,28 @@ class Ledger:
             self.results[event.rank] = event.fields
         if event.kind in ("failed", "died") or (event.kind == "terminated" and not self.leaving):
             self.fail(self._roster.holder(event.rank), f"rank {event.rank} {_said(event)}")
-        with open(self._directory / f"rank-{event.rank}.jsonl", "a", encoding="utf-8") as file:
-            file.write(event.to_line() + "\n")
+        self._append(f"rank-{event.rank}.jsonl", event.to_line().encode() + b"\n")
 
-    def keep_file(self, name: str, piece: str) -> None:
-        """A piece of a file, base64; pieces come in order."""
-        if name not in FILES:
-            raise ValueError(f"no file that a member may send: {name!r}")
-        with open(self._directory / name, "ab") as file:
-            file.write(base64.b64decode(piece))
+    def keep_weights(self, piece: str, last: bool) -> None:
+        """A piece of rank 0's final weights, base64, in order; the file appears whole or not at all."""
+        self._append(f"{WEIGHTS}.part", base64.b64decode(piece))
+        if last and not self._full:
+            (self._directory / f"{WEIGHTS}.part").replace(self._directory / WEIGHTS)
 
     def keep_usage(self, member: Member, usage: Mapping[str, Any]) -> None:
         """What the member's container has used."""
         line = json.dumps({"member": member.name, "ranks": member.ranks, **usage})
-        with open(self._directory / "usage.jsonl", "a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        self._append("usage.jsonl", line.encode() + b"\n")
+
+    def _append(self, name: str, data: bytes) -> None:
+        if self._full:
+            return
+        try:
+            with open(self._directory / name, "ab") as file:
+                file.write(data)
+        except OSError as error:
+            self._full = True
+            self.failures.setdefault("head", f"results cannot be written: {error.strerror}")
 
     def bury(self, member: Member, codes: Mapping[int, int] | None, out_of_memory: bool) -> None:
         """Say for ranks that ended without a last word what became of them, as far as it is known.
@@ -87,13 +106,16 @@ class Ledger:
 
     def fail(self, member: Member, cause: str) -> None:
         """Note why a member has failed, unless it is known already."""
-        self.failures.setdefault(member.name, cause)
+        lines = cause.strip().splitlines() or ["for no known reason"]
+        self.failures.setdefault(member.name, lines[0][:200])  # all of it is in the events
 
     @property
     def complete(self) -> bool:
-        """Whether every rank has given its result and said that it is done."""
+        """Whether every rank has given its result and said that it is done, and all is kept."""
+        spec = self._roster.spec
         done = {rank for rank, event in self._last.items() if event.kind == "done"}
-        return done == set(range(self._roster.spec.world_size)) == self.results.keys()
+        kept = not (spec.save_weights and spec.strategy.trains) or (self._directory / WEIGHTS).exists()
+        return kept and done == set(range(spec.world_size)) == self.results.keys()
 
     def summary(self) -> list[str]:
         """How it ended, in lines."""
@@ -105,7 +127,7 @@ class Ledger:
             size += f" × {spec.processes_per_node} processes"
         if self.failures or not self.complete:
             causes = [f"  {name}: {cause}" for name, cause in self.failures.items()]
-            return [f"FAILED: {size}, {what}", *(causes or ["  not every rank gave a result"])]
+            return [f"FAILED: {size}, {what}", *(causes or ["  not every result was given and kept"])]
         return [f"ok: {size}, world size {spec.world_size}, {what}", *self._figures()]
 
     def _figures(self) -> list[str]:

@@ -30,7 +30,7 @@ from trainer.cluster.commands import (
     hosts,
     launcher_of,
 )
-from trainer.cluster.ledger import FILES
+from trainer.cluster.ledger import WEIGHTS
 from trainer.cluster.roll import RollError, Roster
 from trainer.cluster.usage import measure
 from trainer.cluster.wire import LIMIT, PORT, Wire
@@ -69,7 +69,7 @@ class Member:
         codes, cause = await self._work(roster)
         # What the ranks have written goes before the word that they have ended.
         await self._pass_on(wire)
-        await self._send_files(wire)
+        await self._send_weights(wire)
         await wire.send("exit", codes=codes, cause=cause, usage=asdict(measure()))
         await self._dismissed.wait()
         for task in (listening, forwarding):
@@ -196,14 +196,17 @@ class Member:
             for event in self._events.new():
                 await wire.send("event", line=event.to_line())
 
-    async def _send_files(self, wire: Wire) -> None:
-        for name in FILES:
-            path = OUT / name
-            if not path.exists():
-                continue
-            with open(path, "rb") as file:
-                while piece := file.read(PIECE):
-                    await wire.send("file", name=name, piece=base64.b64encode(piece).decode())
+    async def _send_weights(self, wire: Wire) -> None:
+        """Of rank 0, if it is here and has kept them."""
+        path = OUT / WEIGHTS
+        if not path.exists():
+            return
+        left = path.stat().st_size
+        with open(path, "rb") as file:
+            while piece := file.read(PIECE):
+                left -= len(piece)
+                text = base64.b64encode(piece).decode()
+                await wire.send("weights", piece=text, last=left <= 0)
 
 
 def _code(process: asyncio.subprocess.Process) -> int:

@@ -8,13 +8,14 @@ capabilities CHOWN, SETUID and SETGID alone, and take that user's number before 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
 def become_owner_of(witness: Path, directory: Path) -> None:
     """Take the user and group that own `witness`, for good, and give them `directory`.
 
-    The engine makes a directory that is mounted and not there, as root's: then it changes hands. Where
+    The engine makes a directory that is mounted and not there, as root's: an empty one changes hands. Where
     the owner is root, or under a rootless engine the user who looks like root, all stays as it is.
     """
     if os.getuid() != 0:
@@ -22,8 +23,9 @@ def become_owner_of(witness: Path, directory: Path) -> None:
     owner = witness.stat()
     if owner.st_uid == 0:
         return
-    if directory.stat().st_uid == 0:
-        os.chown(directory, owner.st_uid, owner.st_gid)
+    if directory.stat().st_uid == 0 and not any(directory.iterdir()):
+        with suppress(OSError):  # mounted read-only: then nothing is to be written either
+            os.chown(directory, owner.st_uid, owner.st_gid)
     os.setgroups([])
     os.setresgid(owner.st_gid, owner.st_gid, owner.st_gid)
     os.setresuid(owner.st_uid, owner.st_uid, owner.st_uid)  # drops all capabilities with it

@@ -43,9 +43,12 @@ class RpcCommunicator(Communicator):
 
     topology: ClassVar[str] = "rpc"
 
-    def __init__(self, rank: int, size: int, clock: Clock, rpc: Any, timeout_s: float) -> None:
+    def __init__(
+        self, rank: int, size: int, clock: Clock, rpc: Any, store: Store, timeout_s: float
+    ) -> None:
         super().__init__(rank, size, clock)
         self._rpc = rpc
+        self._store = store
         self._timeout_s = timeout_s
 
     @classmethod
@@ -75,7 +78,7 @@ class RpcCommunicator(Communicator):
                     _channels=["basic"],
                 ),
             )
-        return cls(context.rank, context.size, clock, rpc, context.timeout_s)
+        return cls(context.rank, context.size, clock, rpc, store, context.timeout_s)
 
     def close(self) -> None:
         # All ranks leave together, and each stays until it has answered the last request.
@@ -83,6 +86,12 @@ class RpcCommunicator(Communicator):
             self._barrier()
         with _named("parting"):
             self._rpc.shutdown(graceful=True, timeout=self._timeout_s)
+            # The shutdown counts calls in the store, which lives in rank 0's process: that goes last.
+            if self.rank == 0:
+                gone = [f"left/{rank}" for rank in range(1, self.size)]
+                self._store.wait(gone, timedelta(seconds=self._timeout_s))
+            else:
+                self._store.set(f"left/{self.rank}", "")
 
     # `abort` has nothing to do: a rank that has failed ends, and its peers, who knock, find it gone.
 
