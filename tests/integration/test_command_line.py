@@ -183,7 +183,7 @@ BAD = [
     (["sweep", "FILE", "--set", "transport=mpi"], "serial cannot use mpi; allowed: memory, nccl"),
     (["sweep", "FILE", "--nodes", "0"], "--nodes 0: 0 is not allowed"),
     (["sweep", "FILE", "--nodes", "121"], "121 nodes are more than the 120 training samples of synthetic"),
-    (["sweep", "FILE", "--runtime", "moon"], "unknown runtime; known: local"),
+    (["sweep", "FILE", "--runtime", "moon"], "unknown runtime; known: docker, local"),
     (["sweep", "FILE", "--out", "/proc/results"], "/proc/results: cannot be written"),
     (["sweep", "FILE", "--set", "dataset=cifar10", "--data-dir", "CORRUPT"], "cifar-10-python.tar.gz"),
     (["sweep", "FILE", "--frobnicate"], "No such option"),

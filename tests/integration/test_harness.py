@@ -24,7 +24,6 @@ from tests.integration.support import SMALL, Silent, node_processes
 from trainer.spec import RunSpec
 
 Execute = Callable[..., RunResult]
-TRANSPORTS = ["memory", "gloo", "rpc", "mpi"]
 
 
 def kill_in_training(display: Silent, rank: int) -> list[int]:
@@ -88,7 +87,7 @@ def test_kill_9_of_one_rank_among_several_in_a_node(
     assert node_processes(tmp_path) == []
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", ["memory", "gloo", "mpi"])
 def test_ranks_of_a_node_share_its_log(execute: Execute, tmp_path: Path, transport: str) -> None:
     placebo = {"name": "placebo", "behave": "flood", "rank": 3, "work_s": 0.1, "lines": 1000}
     result = execute(strategy=placebo, transport=transport, nodes=2, processes_per_node=2)

@@ -160,7 +160,8 @@ def test_an_event_of_somebody_else_s_rank_is_not_kept(room: Room) -> None:
 def test_ranks_of_seats_that_run_nothing_are_not_waited_for(room: Room) -> None:
     async def seat_only(seat: Seat) -> None:
         assert (await seat.take_place()).me.ranks == ()
-        await seat.leave()
+        await seat.hear()
+        await seat.exit()
 
     async def runs_all(seat: Seat) -> None:
         assert (await seat.take_place()).me.ranks == (0, 1)

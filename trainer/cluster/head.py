@@ -162,9 +162,11 @@ class Head:
     def _lost(self, address: str) -> None:
         """The connection is gone; a member that had not said that it ended has been killed."""
         member, _ = self._present.pop(address)
-        if self._ledger and not self._ledger.leaving and address not in self._reported:
-            self._ledger.bury(member, None, False)
-            self._ledger.fail(member, "killed, or cut off from the head")
+        ledger = self._ledger
+        # mpirun may end well, and be heard of, before the node that it lost is: that is found out here.
+        if ledger and address not in self._reported and not (ledger.leaving and ledger.failures):
+            ledger.bury(member, None, False)
+            ledger.fail(member, "killed, or cut off from the head")
         self._running.discard(address)
         self._news.set()
 

@@ -90,10 +90,10 @@ class Ledger:
                 continue
             if out_of_memory:
                 cause = f"killed: its node needed more than {self._roster.spec.memory_mb} MiB of memory"
-            elif self.leaving:
-                continue  # it was deaf when it was sent away, and its own member has killed it
             elif codes is None:
                 cause = "killed together with its container, or cut off from the head"
+            elif self.leaving:
+                continue  # it was deaf when it was sent away, and its own member has killed it
             elif codes.get(rank, 0) < 0:
                 cause = f"killed by {signal_name(-codes[rank])}"
             else:
