@@ -193,8 +193,8 @@ def test_barrier_waits_for_the_last(ranks: Ranks) -> None:
 
 
 def over_the_link(comm: Communicator) -> float:
-    comm.barrier()
     before = psutil.net_io_counters(pernic=True)[_loopback()].bytes_sent
+    comm.barrier()  # or a rank that is late would miss what the others have sent already
     comm.all_reduce(torch.ones(2_000_000), "sum")
     comm.barrier()
     return psutil.net_io_counters(pernic=True)[_loopback()].bytes_sent - before
