@@ -222,6 +222,40 @@ def test_a_container_that_is_gone_is_named(room: Room) -> None:
     assert room.seats["node-1"].heard == ["roster", "bye"]
 
 
+@pytest.mark.parametrize("complaint", [None, "mpirun ended with exit code 255"])
+def test_a_node_that_mpirun_misses_first_is_named(room: Room, complaint: str | None) -> None:
+    async def launches(seat: Seat) -> None:
+        await seat.take_place()
+        await seat.exit(cause=complaint)
+        await seat.leave()
+
+    async def vanishes(seat: Seat) -> None:
+        await seat.take_place()
+        await seat.tell("start", pid=7)
+        await asyncio.sleep(0.05)  # mpirun has been heard of by then
+        await seat.wire.close()
+
+    async def hosts(seat: Seat) -> None:
+        await seat.take_place()
+        await seat.tell("start", pid=7)
+        await seat.hear()
+        await seat.exit()
+
+    assert room.lead({"launcher": launches, "node-1": vanishes, "node-2": hosts}, topology="mpi") == 1
+    expected = {"node-1": "rank 0 was killed together with its container, or cut off from the head"}
+    assert room.causes == ({"launcher": complaint} if complaint else {}) | expected
+
+
+def test_mpirun_that_fails_alone_is_named_alone(room: Room) -> None:
+    async def launches(seat: Seat) -> None:
+        await seat.take_place()
+        await seat.exit(cause="mpirun ended with exit code 1")
+        await seat.leave()
+
+    assert room.lead({"launcher": launches, "node-1": stays, "node-2": stays}, topology="mpi") == 1
+    assert room.causes == {"launcher": "mpirun ended with exit code 1"}
+
+
 def test_after_a_failure_the_others_may_still_say_theirs(room: Room) -> None:
     async def fails(seat: Seat) -> None:
         await seat.take_place()

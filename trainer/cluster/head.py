@@ -177,6 +177,9 @@ class Head:
             await self._news.wait()
         if self._running:
             await self._until(lambda: not self._running, GRACE_S)
+        if ledger.failures.keys() == {"launcher"}:
+            # mpirun gives up when a node is gone, and may be heard of before that node's connection breaks.
+            await self._until(lambda: len(ledger.failures) > 1, GRACE_S)
 
     async def _dismiss(self) -> None:
         """Send all away and wait for their last events. Compose must not find the head gone first."""
