@@ -220,16 +220,12 @@ def image(
     ] = None,
 ) -> None:
     """Build the trainer image, of which every container is started."""
-    from orchestrator.engine import EngineError, reach
+    from orchestrator.engine import reach
     from orchestrator.image import build
 
     if wheels and not wheels.is_dir():
         raise InputError(f"--wheels {wheels}: no such directory")
-    try:
-        code = build(reach(), wheels)
-    except EngineError as error:
-        raise InputError(str(error)) from error
-    raise typer.Exit(code)
+    raise typer.Exit(build(reach(), wheels))
 
 
 @app.command()

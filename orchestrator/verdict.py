@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from orchestrator.result import Status
 from orchestrator.topology import rank_name, rank_noun
-from trainer.events import LAST_WORDS, Event
+from trainer.events import LAST_WORDS, Event, signal_name
 
 
 def verdict(
@@ -86,10 +85,7 @@ def _ending(code: int) -> str:
     """What an exit code says of a process that left no last word; negative: a signal."""
     if code > 0:
         return f"ended with exit code {code}; its log says why"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:  # a real-time signal has no name
-        return f"was killed by signal {-code}"
+    return f"was killed by {signal_name(-code)}"
 
 
 def _whereabouts(events: Sequence[Event], ranks: set[int], noun: str) -> str:

@@ -20,6 +20,7 @@ fields of its kind:
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import sys
 import time
@@ -148,6 +149,14 @@ def read_events(path: Path) -> Iterator[Event]:
     with open(path, encoding="utf-8") as file:
         for line in file:
             yield Event.from_line(line)
+
+
+def signal_name(number: int) -> str:
+    """What events and messages call a signal."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal has no name
+        return f"signal {number}"
 
 
 def split_digest(part_digests: Iterable[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import threading
 import traceback
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from trainer.comm.base import CommunicationError
 from trainer.comm.memory import Room
 from trainer.context import NodeContext
 from trainer.data.base import DataError
-from trainer.events import MAX_BYTES, EventWriter
+from trainer.events import MAX_BYTES, EventWriter, signal_name
 from trainer.result import Diverged
 from trainer.task import Task
 from trainer.watch import Watch
@@ -104,7 +103,7 @@ def run_forked(context: NodeContext, task: Task, events: EventWriter, orchestrat
                 if process.exitcode == 0:
                     continue
                 if succeeded and process.exitcode < 0:
-                    name = signal.Signals(-process.exitcode).name
+                    name = signal_name(-process.exitcode)
                     events.as_rank(rank).write("died", cause=f"killed by {name}", signal=name)
                 succeeded = False
                 for other in ranks.values():

@@ -50,10 +50,8 @@ class DockerRuntime(Runtime):
 
     @property
     def engine(self) -> Engine:
-        """The engine. Raises InputError if there is none (any more)."""
-        if self._engine is None and (reason := self.unavailable()):
-            raise InputError(reason)
-        assert self._engine is not None  # noqa: S101  (for the type checker)
+        """The engine. Raises EngineError if there is none (any more)."""
+        self._engine = self._engine or reach()
         return self._engine
 
     def summary(self) -> str:
@@ -95,8 +93,9 @@ class DockerRuntime(Runtime):
             raise InputError(f"{reason}\nthen the same command goes on where it stopped")
         self._reaper = self._reaper or Reaper(identity())
         check_mounts(paths.directory, data_dir, plan.spec)
-        remove_project(self.engine, self._cluster(plan, paths, data_dir).project)
-        return DockerRun(self.engine, self._cluster(plan, paths, data_dir), paths)
+        run = self._cluster(plan, paths, data_dir)
+        remove_project(self.engine, run.project)
+        return DockerRun(self.engine, run, paths)
 
     def clean(self) -> int:
         return 0 if self.unavailable() else remove_orphans(self.engine)
@@ -114,7 +113,7 @@ def check_mounts(directory: Path, data_dir: Path, run: RunSpec) -> None:
     if not data_dir.exists():  # or the engine makes it, as root's
         data_dir.mkdir(parents=True)
         data_dir.chmod(0o755)
-    needed = [data_dir / archive.path for archive in getattr(run.dataset, "archives", ())]
+    needed = [data_dir / name for name in run.dataset.files]
     for path in [file for file in needed if file.exists()]:
         for each in (path, *path.parents[: len(path.relative_to(data_dir).parts)]):
             if not each.stat().st_mode & (stat.S_IXOTH if each.is_dir() else stat.S_IROTH):

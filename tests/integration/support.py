@@ -27,6 +27,17 @@ SMALL = {
 }
 
 
+# Two quick runs around one that would take for ever.
+LONG = """
+name: long
+base: {strategy: placebo, timeout_s: 300}
+blocks:
+  - base: {seed: 1}
+  - base: {strategy: {name: placebo, work_s: 300}, transport: TRANSPORT, nodes: 2, seed: 1}
+  - base: {seed: 2}
+"""
+
+
 class Silent:
     """A display that remembers what it was told."""
 
@@ -61,6 +72,18 @@ def call(*arguments: str | Path, timeout_s: float = 120) -> subprocess.Completed
         text=True,
         timeout=timeout_s,
         check=False,
+    )
+
+
+def started(file: Path, out: Path, *options: str) -> subprocess.Popen[str]:
+    """A sweep that goes on while the test does something to it."""
+    return subprocess.Popen(
+        orchestrator("sweep", file, "--out", out, *options),
+        cwd=PROJECT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 

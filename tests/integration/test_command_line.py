@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.support import PROJECT, call, environment, node_processes, orchestrator, wait_for
+from tests.integration.support import (
+    LONG,
+    call,
+    node_processes,
+    started,
+    wait_for,
+)
 
 SHORT = """
 name: short
@@ -23,15 +29,6 @@ blocks:
   - base: {strategy: all_reduce, transport: gloo}
     axes: {nodes: [2]}
 """
-# Two quick runs around one that would take for ever.
-LONG = """
-name: long
-base: {strategy: placebo, timeout_s: 300}
-blocks:
-  - base: {seed: 1}
-  - base: {strategy: {name: placebo, work_s: 300}, transport: TRANSPORT, nodes: 2, seed: 1}
-  - base: {seed: 2}
-"""
 
 
 @pytest.fixture
@@ -39,17 +36,6 @@ def short(tmp_path: Path) -> Path:
     file = tmp_path / "short.yml"
     file.write_text(SHORT)
     return file
-
-
-def started(file: Path, out: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        orchestrator("sweep", file, "--out", out),
-        cwd=PROJECT,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
 
 
 def stalled(file: Path, out: Path, transport: str) -> subprocess.Popen[str]:

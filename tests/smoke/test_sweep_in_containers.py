@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -17,8 +16,8 @@ import pytest
 from orchestrator.result import RunResult
 from orchestrator.store import read_result
 from tests.engine import leftovers
-from tests.integration.support import PROJECT, call, environment, orchestrator, wait_for
-from trainer.data.datasets.mnist import Mnist
+from tests.integration.support import LONG, call, started, wait_for
+from tests.mnist_files import real_mnist_dir
 
 TOPOLOGIES = """
 name: topologies
@@ -30,15 +29,6 @@ blocks:
   - base: {strategy: ddp, nodes: 2}
   - base: {strategy: hogwild, nodes: 2}
   - base: {strategy: rpc_echo, nodes: 3}
-"""
-# Two quick runs around one that would take for ever.
-LONG = """
-name: long
-base: {strategy: placebo, timeout_s: 300}
-blocks:
-  - base: {seed: 1}
-  - base: {strategy: {name: placebo, work_s: 300}, transport: gloo, nodes: 2, seed: 1}
-  - base: {seed: 2}
 """
 OWNER = "shardyard.orchestrator"
 
@@ -101,10 +91,7 @@ def test_every_topology(tmp_path: Path) -> None:
 
 def test_mnist(tmp_path: Path) -> None:
     """The real 60,000 images, mounted read-only."""
-    beside_repository = PROJECT.parent / "shared" / "datasets"
-    data = Path(os.environ.get("SHARDYARD_DATA", beside_repository))
-    if absent := [archive.path for archive in Mnist.archives if not (data / archive.path).exists()]:
-        pytest.skip(f"{data} lacks {absent[0]}; name a directory that has it with SHARDYARD_DATA")
+    data = real_mnist_dir()
     file, out = tmp_path / "mnist.yml", tmp_path / "out"
     spec = {"strategy": "ddp", "nodes": 2, "dataset": "mnist", "epochs": 1}
     file.write_text(json.dumps({"name": "mnist", "base": spec, "blocks": [{}]}))
@@ -188,28 +175,17 @@ def test_two_sweeps_at_once(tmp_path: Path) -> None:
     file = tmp_path / "short.yml"
     spec = {"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "epochs": 1}
     file.write_text(json.dumps({"name": "short", "base": spec, "blocks": [{"axes": {"seed": [0, 1, 2]}}]}))
-    both = [started(file, tmp_path / name) for name in ("a", "b")]
+    both = [started(file, tmp_path / name, "--runtime", "docker") for name in ("a", "b")]
     for process in both:
         output, _ = process.communicate(timeout=200)
         assert process.returncode == 0, output
         assert "3 of 3 runs ok" in output
 
 
-def started(file: Path, out: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        orchestrator("sweep", file, "--out", out, "--runtime", "docker"),
-        cwd=PROJECT,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
 def stalled(file: Path, out: Path) -> subprocess.Popen[str]:
     """A sweep that hangs in its second run, with both nodes up."""
-    file.write_text(LONG)
-    process = started(file, out)
+    file.write_text(LONG.replace("TRANSPORT", "gloo"))
+    process = started(file, out, "--runtime", "docker")
     wait_for(lambda: len(list(out.glob("*/live/rank-*.jsonl"))) == 2, timeout_s=90)
     return process
 

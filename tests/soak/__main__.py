@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.engine import leftovers
+
 PROJECT = Path(__file__).resolve().parents[2]
 TIMES = {"ddp": 50, "mpi": 20, "rpc": 20, "single": 10}
 LIMIT_S = 300
@@ -51,7 +53,9 @@ def soak(topology: str, times: int, nodes: int, cpus: str, results: Path) -> lis
             last = number == times - 1
             if warm or last:
                 run([*compose, "down", "--timeout", "1"], environment)
-                wrong += [f"left behind: {left}" for left in leftovers(project)]
+                wrong += [
+                    f"left behind: {left}" for left in leftovers(f"com.docker.compose.project={project}")
+                ]
             rounds.append(Round(warm, seconds, wrong))
             if wrong:
                 print(f"{topology} {number + 1}: {'; '.join(wrong)}\n{done.stdout}", file=sys.stderr)
@@ -90,18 +94,6 @@ def judge(done: subprocess.CompletedProcess[str], size: int) -> list[str]:
     if refused := done.stdout.count("Connection refused"):
         wrong.append(f"{refused} × Connection refused")
     return wrong
-
-
-def leftovers(project: str) -> list[str]:
-    """Containers and networks that still carry the project's label."""
-    label = f"label=com.docker.compose.project={project}"
-    found = []
-    for kind in (["ps", "-a"], ["network", "ls"], ["volume", "ls"]):
-        listed = subprocess.run(
-            ["docker", *kind, "--quiet", "--filter", label], capture_output=True, text=True, check=True
-        )
-        found += [f"{kind[0]} {line}" for line in listed.stdout.split()]
-    return found
 
 
 def main() -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import os
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.mnist_files import real_mnist_dir
 from tests.torchvision_datasets import torchvision_datasets
 from tests.unit.dataset_support import Bytes, assert_ready_for_training, expected, publish
 from trainer.data.base import DataError, Dataset
@@ -71,15 +71,6 @@ def test_mnist_rejects_other_content(
     monkeypatch.setattr(Mnist, "archives", (archive,) * 4)
     with pytest.raises(DataError, match=message):
         Mnist().load(tmp_path)
-
-
-def real_mnist_dir() -> Path:
-    beside_repository = Path(__file__).parents[3] / "shared" / "datasets"
-    data_dir = Path(os.environ.get("SHARDYARD_DATA", beside_repository))
-    absent = [archive.path for archive in Mnist.archives if not (data_dir / archive.path).exists()]
-    if absent:
-        pytest.skip(f"{data_dir} lacks {absent[0]}; name a directory that has it with SHARDYARD_DATA")
-    return data_dir
 
 
 def test_real_mnist_is_what_torchvision_reads(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainer.cluster.ledger import Ledger, signal_name
+from trainer.cluster.ledger import Ledger
 from trainer.cluster.roll import ROLES, Member, RollError, Roster, call_roll, read_spec
 from trainer.cluster.wire import LIMIT, PORT, Message, Wire
-from trainer.events import Event
+from trainer.events import Event, signal_name
 
 ROLL_CALL_S = 120.0  # from the head's start until every member has reported
 GRACE_S = 2.0  # after one member has failed, the others get this long to fail and say so themselves
@@ -41,7 +41,6 @@ class Head:
         self._running: set[str] = set()  # addresses whose own processes have not ended
         self._reported: set[str] = set()  # and those that have said how theirs ended
         self._heard = 0.0  # when a member last said something
-        self._roster: Roster | None = None
         self._ledger: Ledger | None = None
 
     async def lead(self) -> tuple[int, list[str]]:
@@ -77,7 +76,6 @@ class Head:
         present = [member for member, _ in self._present.values()]
         roster = call_roll(self._topology, self._fields, present, self._limits)
         ledger = Ledger(self._directory, roster)
-        self._roster = roster
         wires = [self._present[member.address][1] for member in roster.members]
         for member, wire in zip(roster.members, wires, strict=True):
             self._present[member.address] = (member, wire)
@@ -115,7 +113,7 @@ class Head:
         hello = await wire.receive()
         address = wire.peer
         await self._until(lambda: bool(self._expected), ROLL_CALL_S)
-        if hello is None or address not in self._expected or self._roster or address in self._present:
+        if hello is None or address not in self._expected or self._ledger or address in self._present:
             await wire.send("refused", cause="the roll has been called without it: it came too late")
             await wire.close()
             return

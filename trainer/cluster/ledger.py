@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import signal
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster.roll import Member, RollError, Roster
-from trainer.events import LAST_WORDS, Event
+from trainer.events import LAST_WORDS, Event, signal_name
 
 WEIGHTS = "weights.npy"  # the one file that a member sends, and only rank 0's
 
@@ -147,10 +146,3 @@ class Ledger:
 def _said(event: Event) -> str:
     cause = event.fields.get("cause")
     return f"was {cause}" if event.kind in ("died", "terminated") else f"failed: {cause}"
-
-
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal has no name
-        return f"signal {number}"

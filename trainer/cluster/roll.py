@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,13 +116,9 @@ def call_roll(
         each = spec.processes_per_node
         first = 1 if topology == "rpc" else 0
         ranks = [tuple(range(first + i * each, first + (i + 1) * each)) for i in range(len(nodes))]
-    numbered = [_with(node, held) for node, held in zip(nodes, ranks, strict=True)]
-    masters = [_with(each, (0,)) if each.role == "master" else each for each in other]
+    numbered = [replace(node, ranks=held) for node, held in zip(nodes, ranks, strict=True)]
+    masters = [replace(each, ranks=(0,)) if each.role == "master" else each for each in other]
     return Roster(spec, (*masters, *numbered))
-
-
-def _with(member: Member, ranks: tuple[int, ...]) -> Member:
-    return Member(member.role, member.ordinal, member.address, ranks, member.hello)
 
 
 def _limited(

@@ -22,6 +22,16 @@ class CommunicationError(Exception):
     """The transport failed, most often because a peer is gone. The message says what it was doing."""
 
 
+@contextmanager
+def named(doing: str) -> Iterator[None]:
+    """Turn torch's RuntimeError, a page of C++ frames, into one line that says what was going on."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CommunicationError(f"{doing} failed: {reason}") from error
+
+
 @dataclass
 class Traffic:
     """What this rank sent, and when it met the others.

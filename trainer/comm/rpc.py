@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from trainer.clock import Clock
-from trainer.comm.base import CommunicationError, Communicator
+from trainer.comm.base import CommunicationError, Communicator, named
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -61,7 +61,7 @@ class RpcCommunicator(Communicator):
         # A peer that is ready earlier may write at once.
         _mailbox.update((rank, SimpleQueue()) for rank in range(context.size))
         store = _roll_call(context)
-        with _named(f"meeting of {context.size} ranks at {context.rendezvous}"), warnings.catch_warnings():
+        with named(f"meeting of {context.size} ranks at {context.rendezvous}"), warnings.catch_warnings():
             # Of what torch itself does in there, in every node's log.
             warnings.filterwarnings("ignore", "You are using a Backend", UserWarning)
             rpc.init_rpc(
@@ -84,7 +84,7 @@ class RpcCommunicator(Communicator):
         # All ranks leave together, and each stays until it has answered the last request.
         if self.size > 1:
             self._barrier()
-        with _named("parting"):
+        with named("parting"):
             self._rpc.shutdown(graceful=True, timeout=self._timeout_s)
             # The shutdown counts calls in the store, which lives in rank 0's process: that goes last.
             if self.rank == 0:
@@ -176,7 +176,7 @@ def node(rank: int) -> str:
 @contextmanager
 def reaching(rank: int, doing: str) -> Iterator[None]:
     """Turn the failure of a request to `rank` into a CommunicationError: "waiting for node 1 failed"."""
-    with _named(f"{doing} node {rank}"):
+    with named(f"{doing} node {rank}"):
         yield
 
 
@@ -207,7 +207,7 @@ def _roll_call(context: NodeContext) -> Store:
     everyone = [f"here/{each}" for each in range(size)]
     url = urlsplit(place)
     store: Store
-    with _named(f"meeting at {place}"):
+    with named(f"meeting at {place}"):
         if place.startswith("/"):
             store = FileStore(place, size)
         elif url.scheme == "tcp" and url.hostname and url.port:
@@ -238,13 +238,3 @@ def _address_of(store: Store, context: NodeContext) -> str:
     scheme = f"shardyard-{id(store):x}"
     register_rendezvous_handler(scheme, hand_over)
     return f"{scheme}://"
-
-
-@contextmanager
-def _named(doing: str) -> Iterator[None]:
-    """Turn torch's RuntimeError into one line that says what was going on."""
-    try:
-        yield
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise CommunicationError(f"{doing} failed: {reason}") from error

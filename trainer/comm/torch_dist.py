@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer.clock import Clock
-from trainer.comm.base import CommunicationError, Communicator
+from trainer.comm.base import Communicator, named
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +31,7 @@ class TorchDistCommunicator(Communicator):
         place = context.rendezvous
         # A path and not a file:// URL, which `#` and `?` in a directory's name would cut short.
         store = dist.FileStore(place, context.size) if place[:1] == "/" else None  # type: ignore[attr-defined]
-        with _named(f"meeting of {context.size} ranks at {place}"):
+        with named(f"meeting of {context.size} ranks at {place}"):
             dist.init_process_group(
                 cls.group,
                 store=store,
@@ -56,29 +54,29 @@ class TorchDistCommunicator(Communicator):
         self._dist.destroy_process_group()
 
     def _all_reduce(self, buffer: Tensor) -> None:
-        with _named("all-reduce"):
+        with named("all-reduce"):
             self._dist.all_reduce(buffer)
 
     def _all_gather(self, buffer: Tensor) -> Tensor:
         gathered = buffer.new_empty(self.size, buffer.numel())
-        with _named("all-gather"):
+        with named("all-gather"):
             self._dist.all_gather(list(gathered.unbind()), buffer)
         return gathered
 
     def _broadcast(self, buffer: Tensor, root: int) -> None:
-        with _named("broadcast"):
+        with named("broadcast"):
             self._dist.broadcast(buffer, src=root)
 
     def _send(self, buffer: Tensor, to: int) -> None:
-        with _named("send"):
+        with named("send"):
             self._dist.send(buffer, dst=to)
 
     def _recv(self, buffer: Tensor, source: int) -> None:
-        with _named("receive"):
+        with named("receive"):
             self._dist.recv(buffer, src=source)
 
     def _barrier(self) -> None:
-        with _named("barrier"):
+        with named("barrier"):
             self._dist.barrier()
 
 
@@ -86,13 +84,3 @@ class GlooCommunicator(TorchDistCommunicator):
     """gloo over TCP."""
 
     group: ClassVar[str] = "gloo"
-
-
-@contextmanager
-def _named(doing: str) -> Iterator[None]:
-    """Turn torch's RuntimeError, a page of C++ frames, into one line that says what was going on."""
-    try:
-        yield
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise CommunicationError(f"{doing} failed: {reason}") from error

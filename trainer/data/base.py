@@ -55,6 +55,11 @@ class Dataset(Component):
     def shape(self) -> tuple[int, int, int]:
         """Of one image: channels, height, width."""
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What it reads, as paths in the data directory; empty if it is in the box."""
+        return ()
+
     def prepare(self, data_dir: Path) -> None:
         """Bring the files into `data_dir` if they are absent. Safe to call from several processes.
 

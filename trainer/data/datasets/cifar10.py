@@ -42,6 +42,10 @@ class Cifar10(Dataset):
     def train_samples(self) -> int:
         return 50_000
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (self.archive.path,)
+
     def prepare(self, data_dir: Path) -> None:
         self.archive.ensure(data_dir)
 

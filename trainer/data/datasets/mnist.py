@@ -28,6 +28,10 @@ class _IdxDataset(Dataset):
     def train_samples(self) -> int:
         return 60_000
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(archive.path for archive in self.archives)
+
     def prepare(self, data_dir: Path) -> None:
         for archive in self.archives:
             archive.ensure(data_dir)
