@@ -52,7 +52,11 @@ class MemberUsage(Record):
 
 
 class EpochPoint(Record):
-    """A rank's model after an epoch; train_s is training time so far, evaluation excluded."""
+    """A rank's model after an epoch; train_s is training time so far, evaluation excluded.
+
+    consensus_distance: of replicas that differ, the root mean square distance of their weights from the
+    mean; then it is the mean that was evaluated.
+    """
 
     rank: int
     epoch: int
@@ -60,6 +64,7 @@ class EpochPoint(Record):
     loss: float  # of the last batch
     accuracy: float  # test split, 0 … 1
     test_loss: float
+    consensus_distance: float | None = None
 
 
 class CertifiedPart(Record):
@@ -78,6 +83,7 @@ class CertifiedSplit(Record):
     """How one epoch's samples lay over the nodes; shares of the training set, 0 … 1."""
 
     epoch: int
+    uneven: str = "join"  # what was done about parts of different size
     coverage: float
     overlap: float
     coverage_so_far: float

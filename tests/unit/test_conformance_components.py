@@ -49,7 +49,7 @@ def other_value(annotation: Any, default: Any) -> Any:
     """A value that the parameter may take beside its default, as a YAML file would have it."""
     if annotation is bool:
         return not default
-    if annotation is int:
+    if annotation in (int, int | None):
         return default + 1
     if annotation is float:
         return 0.5 if default != 0.5 else 0.25

@@ -179,3 +179,39 @@ def test_on_one_node_a_partition_is_fed_as_serial_feeds_it() -> None:
     assert feed(0, 1).order(1).tolist() == feed(0, 1, strategy="serial").order(1).tolist()
     sampled = feed(0, 1, partitioner="random_sampling")
     assert sampled.order(1).tolist() == feed(0, 1).order(1).tolist()
+
+
+# Parts of different size
+
+
+class Uneven(Feed):
+    """Of 103 samples node 0 has 40, node 1 has 2 and node 2 the rest."""
+
+    def parts(self, epoch: int) -> list[Any]:
+        return [np.arange(40), np.arange(40, 42), np.arange(42, SAMPLES)]
+
+
+def uneven(rank: int) -> Uneven:
+    run = RunSpec.model_validate({"strategy": "all_reduce", "nodes": 3, "batch_size": 10})
+    return Uneven(split(), run, Streams(0), rank, 3)
+
+
+@pytest.mark.parametrize(
+    ("policy", "steps", "fed"), [("join", 7, (40, 2, 61)), ("drop", 1, (2, 2, 2)), ("pad", 7, (61,) * 3)]
+)
+def test_what_is_fed_of_parts_of_different_size(policy: Any, steps: int, fed: tuple[int, ...]) -> None:
+    for epoch in (1, 2):
+        everybody = uneven(0).fed(epoch, policy)
+        shares = np.zeros(steps)
+        for rank in range(3):
+            one = uneven(rank)
+            batches = list(one.batches_in_step(epoch, policy))
+            indices = np.concatenate([indices for _, indices in batches])
+            assert len(batches) == steps
+            assert len(indices) == fed[rank]
+            assert set(indices) <= set(one.parts(epoch)[rank])
+            np.testing.assert_array_equal(np.sort(indices), np.sort(everybody[rank]))
+            counts = np.bincount(indices)[one.parts(epoch)[rank].min() :]
+            assert counts.max() - counts.min() <= (policy == "pad" or policy == "drop")
+            shares += [batch.share for batch, _ in batches]
+        np.testing.assert_allclose(shares, 1)

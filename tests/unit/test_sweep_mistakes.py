@@ -248,7 +248,7 @@ def test_parameter_of_a_strategy_that_is_not_named(path: Path) -> None:
         ("", "is written key=value"),
         ("lrr=1", f"unknown key 'lrr'; allowed: {FIELDS}"),
         ("lr.x=1", f"unknown key 'lr.x'; allowed: {FIELDS}"),
-        ("strategy.inti=1", "unknown key; allowed: no parameters"),
+        ("strategy.inti=1", "unknown key; allowed: uneven"),
     ],
 )
 def test_set(path: Path, option: str, message: str) -> None:

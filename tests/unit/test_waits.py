@@ -48,6 +48,18 @@ def test_a_rank_waits_from_its_entry_to_the_last_ones(
         assert seconds["communicate"] == pytest.approx(whole - wait)
 
 
+def test_in_a_shift_a_rank_waits_for_the_one_it_hears() -> None:
+    """Each hears the one before it; the first rank comes late, so the second waits, and not the third."""
+    spans = [(5.0, 6.0), (0.0, 6.0), (1.0, 3.0)]
+
+    def body(comm: Communicator) -> dict[str, float]:
+        entered, left = spans[comm.rank]
+        comm.traffic.shifts = [(entered, left, (comm.rank - 1) % 3)]
+        return met(comm, [], extra_s=left - entered)
+
+    assert [seconds["wait"] for seconds in together(3, body)] == pytest.approx([0, 5, 0])
+
+
 def test_who_is_alone_or_met_nobody_did_not_wait() -> None:
     (seconds,) = together(1, lambda comm: met(comm, [(0, 5)]))
     assert (seconds["wait"], seconds["communicate"]) == (0, 5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -37,13 +37,16 @@ class Traffic:
     """What this rank sent, and when it met the others.
 
     bytes_sent: payload bytes that leave this rank at the bandwidth-optimal cost of each collective
-    for n bytes and P ranks: all-reduce 2n(P-1)/P, all-gather n(P-1), broadcast n(P-1) from the root,
-    send n. Protocol headers and what a library's algorithm sends beyond that are not in it.
-    meetings: (entered, left) of every collective, in order, in seconds of the clock.
+    for n bytes and P ranks: all-reduce 2n(P-1)/P, all-gather n(P-1), gather n from all but the root,
+    broadcast n(P-1) from the root, shift and send n. Protocol headers and what a library's algorithm
+    sends beyond that are not in it.
+    meetings: (entered, left) of every collective, in order, in seconds of the clock. shifts: the same of
+    every shift, and the rank whose buffer it waited for.
     """
 
     bytes_sent: float = 0.0
     meetings: list[tuple[float, float]] = field(default_factory=list)
+    shifts: list[tuple[float, float, int]] = field(default_factory=list)
 
 
 class Communicator(ABC):
@@ -82,12 +85,41 @@ class Communicator(ABC):
         with self._meeting(self._bytes(buffer) * (self.size - 1)):
             return self._all_gather(buffer) if self.size > 1 else buffer.clone().unsqueeze(0)
 
+    def gather(self, buffer: Tensor, root: int) -> Tensor | None:
+        """The ranks' buffers, each of shape (n,), as one tensor of shape (size, n) on rank `root`."""
+        with self._meeting(0 if self.rank == root else self._bytes(buffer)):
+            if self.rank != root:
+                self._send(buffer, root)
+                return None
+            gathered = buffer.new_empty(self.size, buffer.numel())
+            for rank in range(self.size):
+                if rank == root:
+                    gathered[rank] = buffer
+                else:
+                    self._recv(gathered[rank], rank)
+            return gathered
+
     def broadcast(self, buffer: Tensor, root: int) -> None:
         """Replace `buffer`, shape (n,), by the one of rank `root`."""
         sent = self._bytes(buffer) * (self.size - 1) if self.rank == root else 0
         with self._meeting(sent):
             if self.size > 1:
                 self._broadcast(buffer, root)
+
+    def shift(self, buffer: Tensor, distance: int) -> Tensor:
+        """Give `buffer`, shape (n,), to the rank `distance` further on; returns what has come the same way.
+
+        Ranks stand in a ring: rank r hears rank (r - distance) mod size. Every rank calls it.
+        """
+        if distance % self.size == 0:
+            return buffer.clone()
+        source = (self.rank - distance) % self.size
+        entered = self.clock.wall()
+        with self._passage(self._bytes(buffer)):
+            received = self._shift(buffer, (self.rank + distance) % self.size, source)
+        if self.clock.counting:
+            self.traffic.shifts.append((entered, self.clock.wall(), source))
+        return received
 
     def send(self, buffer: Tensor, to: int) -> None:
         """Send `buffer`, shape (n,), to rank `to`; returns when it may be changed again."""
@@ -124,6 +156,13 @@ class Communicator(ABC):
     @abstractmethod
     def _barrier(self) -> None: ...
 
+    def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
+        """For transports whose send does not wait for the receiver; on others all would wait for all."""
+        received = buffer.new_empty(buffer.shape)
+        self._send(buffer, to)
+        self._recv(received, source)
+        return received
+
     @staticmethod
     def _bytes(buffer: Tensor) -> int:
         return buffer.numel() * buffer.element_size()
@@ -145,19 +184,42 @@ class Communicator(ABC):
 
 
 def book_waits(comm: Communicator) -> None:
-    """Split the clock's `communicate` into waiting for the last rank and moving bytes.
+    """Split the clock's `communicate` into waiting for others and moving bytes.
 
-    In a collective a rank waits from its own entry to the last rank's entry. Call it on every rank
-    with the clock stopped. Compares the ranks' clocks, so all ranks must be on one machine.
+    In a collective a rank waits from its own entry to the last rank's, in a shift to the entry of the rank
+    that it hears. Call it on every rank with the clock stopped. Compares the ranks' clocks, so all ranks
+    must be on one machine.
     """
+    if comm.size == 1:
+        return
+    meetings, shifts = comm.traffic.meetings, comm.traffic.shifts
+    waited = 0.0
+    if meetings:
+        entered, left = _times(comm, meetings)
+        waited += _wait(entered, left, _everyones(comm, entered).max(dim=0).values)
+    if shifts:
+        entered, left = _times(comm, shifts)
+        sources = [source for _, _, source in shifts]
+        waited += _wait(entered, left, _everyones(comm, entered)[sources, range(len(shifts))])
+    comm.clock.transfer("communicate", "wait", waited)
+
+
+def _times(comm: Communicator, spans: Sequence[tuple[float, ...]]) -> list[Tensor]:
+    """Of all spans: when they were entered, and when they were left. float64, each of shape (spans,)."""
     import torch
 
-    if comm.size == 1 or not comm.traffic.meetings:
-        return
-    times = zip(*comm.traffic.meetings, strict=True)
-    entered, left = (torch.tensor(each, dtype=torch.float64, device=comm.device) for each in times)
+    entered_and_left = zip(*(span[:2] for span in spans), strict=True)
+    return [torch.tensor(each, dtype=torch.float64, device=comm.device) for each in entered_and_left]
+
+
+def _everyones(comm: Communicator, entered: Tensor) -> Tensor:
+    """When each rank entered, shape (size, spans)."""
+    import torch
+
     # The transports carry float32: a float64 travels as the bits of two of them, never computed with.
-    everyone = comm.all_gather(entered.view(torch.float32)).view(torch.float64)
-    last = everyone.max(dim=0).values
-    waited = (torch.minimum(last, left) - entered).clamp_(min=0).sum().item()
-    comm.clock.transfer("communicate", "wait", waited)
+    return comm.all_gather(entered.view(torch.float32)).view(torch.float64)
+
+
+def _wait(entered: Tensor, left: Tensor, other: Tensor) -> float:
+    """Seconds from the own entries to the other's, as far as one had not left before."""
+    return (other.minimum(left) - entered).clamp_(min=0).sum().item()

@@ -73,6 +73,13 @@ class MpiCommunicator(Communicator):
     def _recv(self, buffer: Tensor, source: int) -> None:
         self._finish(self._world.Irecv(buffer.numpy(), source=source))
 
+    def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
+        received = buffer.new_empty(buffer.shape)
+        coming = self._world.Irecv(received.numpy(), source=source)
+        self._finish(self._world.Isend(buffer.numpy(), dest=to))
+        self._finish(coming)
+        return received
+
     def _barrier(self) -> None:
         self._finish(self._world.Ibarrier())
 

@@ -75,6 +75,17 @@ class TorchDistCommunicator(Communicator):
         with named("receive"):
             self._dist.recv(buffer, src=source)
 
+    def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
+        received = buffer.new_empty(buffer.shape)
+        both = [
+            self._dist.P2POp(self._dist.isend, buffer, to),
+            self._dist.P2POp(self._dist.irecv, received, source),
+        ]
+        with named("shift"):
+            for request in self._dist.batch_isend_irecv(both):
+                request.wait()
+        return received
+
     def _barrier(self) -> None:
         with named("barrier"):
             self._dist.barrier()

@@ -92,9 +92,13 @@ class Spread:
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """The split of one epoch, and of all epochs up to it."""
+    """What the nodes together were to feed in one epoch, and in all epochs up to it.
+
+    uneven: what was done about parts of different size: join, drop or pad; see trainer.strategies.base.
+    """
 
     epoch: int
+    uneven: str
     coverage: float
     overlap: float
     coverage_so_far: float
@@ -109,14 +113,15 @@ class Certifier:
         self._samples = samples
         self._seen: list[npt.NDArray[np.bool_]] = [np.zeros(samples, dtype=bool) for _ in range(nodes)]
 
-    def epoch(self, epoch: int, parts: Sequence[Indices]) -> EpochRecord:
-        """Enter one epoch's parts, one per node, and return its record."""
+    def epoch(self, epoch: int, parts: Sequence[Indices], uneven: str = "join") -> EpochRecord:
+        """Enter what each node feeds in one epoch, and return its record."""
         for seen, part in zip(self._seen, parts, strict=True):
             seen[part] = True
         now = Spread.of(parts, self._samples)
         so_far = Spread.of([np.flatnonzero(seen) for seen in self._seen], self._samples)
         return EpochRecord(
             epoch=epoch,
+            uneven=uneven,
             coverage=now.coverage,
             overlap=now.overlap,
             coverage_so_far=so_far.coverage,

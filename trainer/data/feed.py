@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trainer.data.base import Indices, Split
 from trainer.spec import RunSpec
+from trainer.strategies.base import Uneven
 from trainer.streams import Streams
 
 
@@ -63,7 +64,21 @@ class Feed:
 
     def order(self, epoch: int) -> Indices:
         """This rank's samples in the order in which it trains on them."""
-        return self._streams.rng("order", self._rank, epoch).permutation(self.parts(epoch)[self._rank])
+        return self._order(epoch, self._rank)
+
+    def _order(self, epoch: int, rank: int) -> Indices:
+        return self._streams.rng("order", rank, epoch).permutation(self.parts(epoch)[rank])
+
+    def sizes(self, epoch: int) -> list[int]:
+        """Samples in every node's part."""
+        return [len(part) for part in self.parts(epoch)]
+
+    def fed(self, epoch: int, uneven: Uneven = "join") -> list[Indices]:
+        """The samples that each rank feeds in `epoch`, where uneven parts are dealt with so."""
+        if uneven == "join":
+            return self.parts(epoch)
+        sizes = self.sizes(epoch)
+        return [_evened(self._order(epoch, rank), sizes, uneven) for rank in range(self._size)]
 
     def batches(self, epoch: int) -> Iterator[tuple[Batch, Indices]]:
         """This rank's batches and the samples in them; the last batch holds what is left."""
@@ -73,14 +88,15 @@ class Feed:
             fed = order[step * size : (step + 1) * size]
             yield self._gather(fed, 1 / self._size, step + 1, steps), fed
 
-    def batches_in_step(self, epoch: int) -> Iterator[tuple[Batch, Indices]]:
+    def batches_in_step(self, epoch: int, uneven: Uneven = "join") -> Iterator[tuple[Batch, Indices]]:
         """As `batches`, but every rank takes as many steps as the one with the most samples.
 
         Weighted by its `share`, the ranks' mean gradient is the mean over all samples of the step. A
         rank whose samples are used up goes through the step with one sample of share 0.
         """
-        order, size = self.order(epoch), self._spec.batch_size
-        part_sizes = np.array([len(part) for part in self.parts(epoch)])
+        sizes, size = self.sizes(epoch), self._spec.batch_size
+        order = _evened(self.order(epoch), sizes, uneven)
+        part_sizes = np.array(sizes if uneven == "join" else [len(order)] * self._size)
         steps = ceil(part_sizes.max() / size)
         for step in range(steps):
             in_step = np.clip(part_sizes - step * size, 0, size)
@@ -92,3 +108,10 @@ class Feed:
         chosen = torch.from_numpy(indices).to(self._images.device)
         images = self._images.index_select(0, chosen).permute(0, 3, 1, 2)
         return Batch(images, self._labels.index_select(0, chosen), share, step, steps)
+
+
+def _evened(order: Indices, sizes: list[int], uneven: Uneven) -> Indices:
+    """A rank's samples, in order, cut down to the smallest part or repeated up to the largest."""
+    if uneven == "join":
+        return order
+    return np.resize(order, min(sizes) if uneven == "drop" else max(sizes))  # it repeats what it is given

@@ -8,7 +8,12 @@ STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
     {
         "serial": "trainer.strategies.serial:Serial",
         "one_shot": "trainer.strategies.one_shot:OneShot",
+        "local_sgd": "trainer.strategies.local_sgd:LocalSGD",
+        "diloco": "trainer.strategies.diloco:DiLoCo",
+        "gossip": "trainer.strategies.gossip:Gossip",
         "all_reduce": "trainer.strategies.all_reduce:AllReduce",
+        "all_gather": "trainer.strategies.all_gather:AllGather",
+        "reduce_broadcast": "trainer.strategies.reduce_broadcast:ReduceBroadcast",
         "ddp": "trainer.strategies.ddp:Ddp",
         "hogwild": "trainer.strategies.hogwild:Hogwild",
         "rpc_echo": "trainer.strategies.rpc_echo:RpcEcho",

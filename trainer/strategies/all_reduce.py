@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from trainer.strategies.base import Strategy
+from trainer.strategies.base import Strategy, Uneven
 
 if TYPE_CHECKING:
     from trainer.context import NodeContext
@@ -22,6 +22,8 @@ class AllReduce(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
 
+    uneven: Uneven = "join"
+
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from trainer.strategies.loop import Loop
 
@@ -29,7 +31,7 @@ class AllReduce(Strategy):
         replica = loop.replica()
         loop.start(replica)
         for epoch in loop.epochs(replica):
-            for batch in loop.batches_in_step(epoch, replica):
+            for batch in loop.batches_in_step(epoch, replica, self.uneven):
                 replica.backward(batch, weight=batch.share * context.size)
                 gradient = replica.gradient()
                 loop.comm.all_reduce(gradient, "mean")

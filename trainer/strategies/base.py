@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from trainer.registry import Component
 
@@ -12,6 +14,27 @@ if TYPE_CHECKING:
     from trainer.events import EventWriter
     from trainer.result import TrainResult
     from trainer.task import Task
+
+# Fields that several strategies have, with one meaning.
+Uneven = Annotated[
+    Literal["join", "drop", "pad"],
+    Field(
+        description="when parts differ in size: join, a rank that is through stands by; drop, all stop "
+        "with the first; pad, it begins again until all are through"
+    ),
+]
+Init = Annotated[
+    Literal["broadcast", "independent"],
+    Field(description="nodes start from rank 0's weights, or each from its own"),
+]
+Weighting = Annotated[
+    Literal["equal", "size"],
+    Field(description="in an average every node counts alike, or by the number of its samples"),
+]
+OptimizerState = Annotated[
+    Literal["keep", "average", "reset"],
+    Field(description="what becomes of momentum and the like when weights are averaged"),
+]
 
 
 class Strategy(Component):

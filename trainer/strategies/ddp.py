@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, ClassVar
 
-from trainer.strategies.base import Strategy
+from trainer.strategies.base import Strategy, Uneven
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,10 +29,13 @@ class Ddp(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
 
+    uneven: Uneven = "join"
+
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from torch.nn.parallel import DistributedDataParallel
 
-        from trainer.strategies.loop import Loop, Replica
+        from trainer.strategies.loop import Loop
+        from trainer.strategies.replica import Replica
 
         # Gradient and bucket differ in the stride of dimensions of size 1 alone, where it means nothing.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
@@ -43,7 +46,7 @@ class Ddp(Strategy):
         replica = Replica(ddp, task, loop.clock)
         loop.start(replica)
         for epoch in loop.epochs(replica):
-            for batch in loop.batches_in_step(epoch, replica):
+            for batch in loop.batches_in_step(epoch, replica, self.uneven):
                 replica.backward(batch, weight=batch.share * context.size)
                 buckets.book_exposed()
                 replica.step()

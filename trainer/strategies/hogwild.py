@@ -57,7 +57,7 @@ class Hogwild(Strategy):
         replica = loop.replica()
         replica.share(shared.weights)
         loop.start(replica)
-        for epoch in loop.epochs(replica, own_model=True):
+        for epoch in loop.epochs(replica, model="own"):
             for batch in loop.batches(epoch, replica):
                 replica.backward(batch)
                 replica.step()

@@ -1,4 +1,4 @@
-"""The training loop that strategies share: replicas, timed batches, evaluation, reports.
+"""The training loop that strategies share: timed batches, evaluation, reports.
 
 A strategy's file keeps the algorithm; what every strategy does alike is here.
 """
@@ -11,10 +11,11 @@ import sys
 import time
 from collections.abc import Iterator
 from math import isfinite
+from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import nll_loss
 
 from trainer.clock import Clock
@@ -24,84 +25,13 @@ from trainer.data.certificate import Certifier, PartRecord, as_fields
 from trainer.data.feed import Batch, Feed
 from trainer.events import EventWriter
 from trainer.result import Diverged, TrainResult
+from trainer.strategies.base import Init, Uneven, Weighting
+from trainer.strategies.replica import Replica
 from trainer.task import Task
 
 EVALUATION_BATCH = 1000
 PROGRESS_EVERY_S = 0.5
 MAXRSS_PER_MIB = 2**20 if sys.platform == "darwin" else 2**10  # bytes there, KiB elsewhere
-
-
-class Replica:
-    """One node's copy of the model, its optimiser, and flat views of its weights and gradient."""
-
-    def __init__(self, model: nn.Module, task: Task, clock: Clock) -> None:
-        self.model = model
-        self.loss = torch.zeros(())  # of the last batch
-        self._output = self._labels = torch.zeros(0)
-        self._clock = clock
-        self._parameters = list(model.parameters())
-        self._state = [*self._parameters, *(b for b in model.buffers() if b.is_floating_point())]
-        self._optimizer = task.spec.optimizer.build(self._parameters, task.spec.lr)
-
-    def backward(self, batch: Batch, weight: float = 1.0) -> None:
-        """The gradient of the batch's mean loss, times `weight`, into the parameters' `.grad`."""
-        with self._clock.phase("compute"):
-            self._optimizer.zero_grad()
-            output = self.model(batch.images)
-            loss = nll_loss(output, batch.labels)
-            (loss if weight == 1.0 else loss * weight).backward()
-            if weight:  # a batch without weight is no sample of this rank's
-                self.loss = loss.detach()
-                self._output, self._labels = output.detach(), batch.labels
-
-    @property
-    def batch_accuracy(self) -> float:
-        """Share of the last batch that the model had right, 0 … 1. Costs nothing until it is asked for."""
-        return (self._output.argmax(dim=1) == self._labels).float().mean().item()
-
-    def step(self) -> None:
-        """Move the weights along the gradient, as the optimiser would."""
-        with self._clock.phase("compute"):
-            self._optimizer.step()
-
-    def share(self, weights: list[Tensor]) -> None:
-        """From now on use these tensors, in the order of parameters and buffers, as the weights."""
-        for mine, shared in zip([*self._parameters, *self.model.buffers()], weights, strict=True):
-            mine.data = shared.data
-
-    @property
-    def parameters(self) -> int:
-        return sum(p.numel() for p in self._parameters)
-
-    def gradient(self) -> Tensor:
-        """A copy of the gradient, flat: float32, shape (parameters,)."""
-        return _flat([p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters])
-
-    def set_gradient(self, flat: Tensor) -> None:
-        """Replace the gradient by a flat one of shape (parameters,)."""
-        for parameter in self._parameters:
-            if parameter.grad is None:  # it took no part in the loss
-                parameter.grad = torch.zeros_like(parameter)
-        _unflatten(flat, [p.grad for p in self._parameters if p.grad is not None])
-
-    def weights(self) -> Tensor:
-        """A copy of parameters and floating-point buffers, flat: float32, shape (state,)."""
-        return _flat(self._state)
-
-    def set_weights(self, flat: Tensor) -> None:
-        """Replace parameters and floating-point buffers by flat ones of shape (state,)."""
-        _unflatten(flat, self._state)
-
-
-def _flat(tensors: list[Tensor]) -> Tensor:
-    # reshape and not view: the weights are channels_last, the flat form is in logical order.
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-
-
-@torch.no_grad()
-def _unflatten(flat: Tensor, tensors: list[Tensor]) -> None:
-    for tensor, piece in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
-        tensor.copy_(piece.view(tensor.shape))
 
 
 class Loop:
@@ -129,20 +59,47 @@ class Loop:
         model = self._task.build_model(self._context.rank, weights_of, self.comm.device)
         return Replica(model, self._task, self.clock)
 
-    def start(self, replica: Replica) -> None:
-        """Start the clock, on all ranks at once."""
+    def start(self, replica: Replica, init: Init | None = None) -> None:
+        """Start the clock, on all ranks at once. init: what they do first so as to begin alike, or not."""
         self.comm.barrier()
         self._events.write("train_start", parameters=replica.parameters)
         self.clock.start()
+        if init == "broadcast":
+            weights = replica.weights()
+            self.comm.broadcast(weights, root=0)
+            replica.set_weights(weights)
 
-    def epochs(self, replica: Replica, *, own_model: bool = False) -> Iterator[int]:
+    def weight(self, weighting: Weighting, *epochs: int) -> float:
+        """What this node counts in an average over nodes: 1.0, or by its samples in these epochs.
+
+        The weights of all ranks have the mean 1.
+        """
+        if weighting == "equal":
+            return 1.0
+        sizes = np.sum([self._feed.sizes(epoch) for epoch in epochs], axis=0)
+        return float(sizes[self.comm.rank] / sizes.mean())
+
+    def mean_weights(self, replica: Replica, weight: float = 1.0) -> Tensor:
+        """The weighted mean of all ranks' weights, flat: float32, shape (state,)."""
+        weights = replica.weights().mul_(weight)
+        self.comm.all_reduce(weights, "mean")
+        return weights
+
+    def epochs(
+        self,
+        replica: Replica,
+        *,
+        model: Literal["same", "own", "mean"] = "same",
+        weighting: Weighting = "equal",
+    ) -> Iterator[int]:
         """The run's epochs, 1-based; each is evaluated and reported when it is done.
 
         Evaluation is a time-out for all ranks, outside the measured time: where nodes share cores, a
         rank that evaluates would slow down one that still trains. All wait for the slowest before it,
-        inside the measured time, or a run would be faster than the machine allows. own_model: the
-        ranks' models differ, so every rank evaluates its own on the whole test split; otherwise each
-        takes a share.
+        inside the measured time, or a run would be faster than the machine allows. model: which one is
+        evaluated. The same on all ranks: each takes a share of the test split; its own: every rank
+        evaluates on the whole of it; the (weighted) mean of all: it is formed for that, outside the
+        measured time, and every rank goes on with its own.
         """
         spec = self._task.spec
         for epoch in range(1, spec.epochs + 1):
@@ -150,7 +107,14 @@ class Loop:
             self.comm.barrier()
             train_s, loss = self.clock.train_s, replica.loss.item()
             with self.clock.phase("evaluate"):
-                accuracy, test_loss = self._evaluated = self.evaluate(replica, alone=own_model)
+                apart: dict[str, float] = {}
+                if model == "mean":
+                    own, mean = replica.weights(), self.mean_weights(replica, self.weight(weighting, epoch))
+                    apart["consensus_distance"] = self._rms((own - mean).norm())
+                    replica.set_weights(mean)
+                accuracy, test_loss = self._evaluated = self.evaluate(replica, alone=model == "own")
+                if model == "mean":
+                    replica.set_weights(own)
                 self._events.write(
                     "epoch",
                     epoch=epoch,
@@ -159,19 +123,26 @@ class Loop:
                     loss=loss,
                     accuracy=accuracy,
                     test_loss=test_loss,
+                    **apart,
                 )
                 self.comm.barrier()
 
+    def _rms(self, value: Tensor) -> float:
+        """The root of the ranks' mean square of a number each."""
+        square = value.square().reshape(1)
+        self.comm.all_reduce(square, "mean")
+        return square.sqrt().item()
+
     def batches(self, epoch: int, replica: Replica) -> Iterator[Batch]:
         """This rank's batches of the epoch, each sample once."""
-        return self._timed(epoch, replica, self._feed.batches(epoch))
+        return self._timed(epoch, replica, self._feed.batches(epoch), "join")
 
-    def batches_in_step(self, epoch: int, replica: Replica) -> Iterator[Batch]:
+    def batches_in_step(self, epoch: int, replica: Replica, uneven: Uneven) -> Iterator[Batch]:
         """As `batches`, with the same number of steps on every rank."""
-        return self._timed(epoch, replica, self._feed.batches_in_step(epoch))
+        return self._timed(epoch, replica, self._feed.batches_in_step(epoch, uneven), uneven)
 
     def _timed(
-        self, epoch: int, replica: Replica, feed: Iterator[tuple[Batch, np.ndarray]]
+        self, epoch: int, replica: Replica, feed: Iterator[tuple[Batch, np.ndarray]], uneven: Uneven
     ) -> Iterator[Batch]:
         reported, samples = time.perf_counter(), 0
         fed: list[np.ndarray] = []
@@ -191,7 +162,7 @@ class Loop:
                 reported, samples = now, 0
         _check(replica.loss.item(), f"in epoch {epoch}")
         with self.clock.phase("evaluate"):
-            self._certify(epoch, np.concatenate(fed))
+            self._certify(epoch, np.concatenate(fed), uneven)
 
     def _progress(self, epoch: int, batch: Batch, replica: Replica, samples_per_s: float) -> None:
         loss = replica.loss.item()
@@ -207,12 +178,13 @@ class Loop:
             samples_per_s=samples_per_s,
         )
 
-    def _certify(self, epoch: int, fed: np.ndarray) -> None:
+    def _certify(self, epoch: int, fed: np.ndarray, uneven: Uneven) -> None:
         record = PartRecord.of(epoch, fed, self._train_labels, self._classes, self._labels_fed)
         self._labels_fed += record.labels
         self._events.write("part", **as_fields(record))
         if self._context.rank == 0:
-            self._events.write("split", **as_fields(self._certifier.epoch(epoch, self._feed.parts(epoch))))
+            split = self._certifier.epoch(epoch, self._feed.fed(epoch, uneven), uneven)
+            self._events.write("split", **as_fields(split))
 
     @torch.no_grad()
     def evaluate(self, replica: Replica, *, alone: bool) -> tuple[float, float]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field
-
-from trainer.strategies.base import Strategy
+from trainer.strategies.base import Init, Strategy, Weighting
 
 if TYPE_CHECKING:
     from trainer.context import NodeContext
@@ -26,25 +24,19 @@ class OneShot(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
 
-    init: Literal["broadcast", "independent"] = Field(
-        "broadcast", description="nodes start from rank 0's weights, or each from its own"
-    )
+    init: Init = "broadcast"
+    weighting: Weighting = "equal"
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from trainer.strategies.loop import Loop
 
         loop = Loop(context, task, events)
         replica = loop.replica(weights_of=context.rank)
-        loop.start(replica)
-        if self.init == "broadcast":
-            weights = replica.weights()
-            loop.comm.broadcast(weights, root=0)
-            replica.set_weights(weights)
-        for epoch in loop.epochs(replica, own_model=True):
+        loop.start(replica, self.init)
+        for epoch in loop.epochs(replica, model="own"):
             for batch in loop.batches(epoch, replica):
                 replica.backward(batch)
                 replica.step()
-        weights = replica.weights()
-        loop.comm.all_reduce(weights, "mean")
-        replica.set_weights(weights)
+        weight = loop.weight(self.weighting, *range(1, task.spec.epochs + 1))
+        replica.set_weights(loop.mean_weights(replica, weight))
         return loop.result(replica, averaged=True)

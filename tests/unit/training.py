@@ -1,0 +1,89 @@
+"""Whole trainings on transport memory, in the test's own process."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.comm.memory import Room
+from trainer.context import NodeContext
+from trainer.events import Event, EventWriter
+from trainer.result import TrainResult
+from trainer.spec import RunSpec
+from trainer.task import Task
+
+SMALL = {
+    "dataset": {"name": "synthetic", "samples": 120, "test_samples": 40, "noise": 1.0},
+    "model": {"name": "mlp", "hidden": [8]},
+    "batch_size": 10,
+    "lr": 0.1,
+    "epochs": 2,
+}
+
+
+class Notes(EventWriter):
+    """Keeps a rank's events."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__("run", rank, None, io.StringIO())
+        self.events: list[Event] = []
+
+    def write(self, kind: str, **fields: Any) -> None:
+        self.events.append(Event(time.time(), "run", self.rank, "host", kind, fields))
+
+
+@dataclass
+class Training:
+    """What came out. weights: rank 0's, float32, shape (state,). results and events: by rank."""
+
+    weights: np.ndarray
+    results: list[TrainResult]
+    events: list[list[Event]]
+
+    def of(self, kind: str, rank: int = 0) -> list[Event]:
+        return [event for event in self.events[rank] if event.kind == kind]
+
+    @property
+    def same_weights(self) -> bool:
+        return len({result.weights_digest for result in self.results}) == 1
+
+
+def train(strategy: Any, ranks: int = 2, **fields: Any) -> Training:
+    """Train with every rank a thread. Raises what a rank raises."""
+    run = {**SMALL, "strategy": strategy, "nodes": ranks, "transport": "memory", **fields}
+    spec = RunSpec.model_validate({**run, "save_weights": True})
+    task = Task(spec, Path())
+    assert task.data  # loaded before the ranks are started
+    room = Room(spec.world_size, timeout_s=20)
+    outcomes: list[TrainResult | Exception] = [TimeoutError("a rank waits for ever")] * spec.world_size
+    notes = [Notes(rank) for rank in range(spec.world_size)]
+    with tempfile.TemporaryDirectory() as name:
+
+        def rank_trains(rank: int) -> None:
+            context = NodeContext(rank, spec.world_size, "memory", Path(), room=room, out_dir=Path(name))
+            try:
+                outcomes[rank] = spec.strategy.train(context, task, notes[rank])
+            except Exception as error:
+                outcomes[rank] = error
+                room.door.abort()
+
+        threads = [
+            threading.Thread(target=rank_trains, args=(rank,), daemon=True)
+            for rank in range(spec.world_size)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        for outcome in outcomes:
+            if isinstance(outcome, Exception):
+                raise outcome
+        results = [outcome for outcome in outcomes if isinstance(outcome, TrainResult)]
+        return Training(np.load(Path(name) / "weights.npy"), results, [each.events for each in notes])

@@ -1,0 +1,40 @@
+"""All-gather: every node gets every node's gradient, and averages them itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from trainer.strategies.base import Strategy, Uneven
+
+if TYPE_CHECKING:
+    from trainer.context import NodeContext
+    from trainer.events import EventWriter
+    from trainer.result import TrainResult
+    from trainer.task import Task
+
+
+class AllGather(Strategy):
+    """Synchronous data-parallel SGD, the mean taken by each node for itself.
+
+    The same mathematics as `all_reduce`. For n bytes of gradient and P nodes each node sends n(P-1) and
+    adds up P gradients, where an all-reduce sends 2n(P-1)/P (Thakur et al. 2005, "Optimization of
+    Collective Communication Operations in MPICH"): as many for two nodes, P/2 times as many for more.
+    """
+
+    transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
+
+    uneven: Uneven = "join"
+
+    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
+        from trainer.strategies.loop import Loop
+
+        loop = Loop(context, task, events)
+        replica = loop.replica()
+        loop.start(replica)
+        for epoch in loop.epochs(replica):
+            for batch in loop.batches_in_step(epoch, replica, self.uneven):
+                replica.backward(batch, weight=batch.share * context.size)
+                gradients = loop.comm.all_gather(replica.gradient())
+                replica.set_gradient(gradients.mean(dim=0))
+                replica.step()
+        return loop.result(replica)

@@ -1,0 +1,70 @@
+"""DiLoCo: local steps with one optimiser, and a second one that takes their sum for a gradient."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from trainer.strategies.base import Strategy, Uneven
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.context import NodeContext
+    from trainer.events import EventWriter
+    from trainer.result import TrainResult
+    from trainer.task import Task
+
+
+class DiLoCo(Strategy):
+    """DiLoCo after Douillard et al. 2023 ("Distributed Low-Communication Training", Alg. 1).
+
+    Every node takes `local_steps` (H) steps with the run's optimiser (the paper: adamw), whose state it
+    keeps. How far the nodes have come on average is the outer gradient, and all take the same outer step
+    along it, with Nesterov momentum. With outer_lr 1 and outer_momentum 0 it is `local_sgd`; on one node
+    it is therefore serial training only then, and otherwise Lookahead with momentum. A round that the end
+    of the run cuts short ends with an outer step too.
+
+    The outer step moves parameters; buffers (BatchNorm's statistics) become their average.
+    """
+
+    transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
+
+    local_steps: int = Field(
+        10, ge=1, description="H: inner steps between two outer ones; the paper's is 500"
+    )
+    outer_lr: float = Field(0.7, gt=0, le=10, description="learning rate of the outer step")
+    outer_momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum of the outer step")
+    uneven: Uneven = "join"
+
+    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
+        from trainer.strategies.loop import Loop
+
+        loop = Loop(context, task, events)
+        replica = loop.replica()
+        loop.start(replica)
+        start = replica.weights()  # of the round, the same on all nodes
+        velocity = start.new_zeros(replica.parameters)
+        steps = 0  # in this round
+        for epoch in loop.epochs(replica, model="mean"):
+            for batch in loop.batches_in_step(epoch, replica, self.uneven):
+                if batch.share:
+                    replica.backward(batch)
+                    replica.step()
+                steps += 1
+                last = epoch == task.spec.epochs and batch.step == batch.steps
+                if steps == self.local_steps or last:
+                    mean = loop.mean_weights(replica)
+                    with loop.clock.phase("compute"):
+                        self.outer_step(start[: replica.parameters], mean[: replica.parameters], velocity)
+                        start[replica.parameters :] = mean[replica.parameters :]
+                        replica.set_weights(start)
+                    steps = 0
+        return loop.result(replica)
+
+    def outer_step(self, start: Tensor, mean: Tensor, velocity: Tensor) -> None:
+        """Move `start` by one step of SGD with Nesterov momentum, in place. All of shape (parameters,)."""
+        gradient = start - mean
+        velocity.mul_(self.outer_momentum).add_(gradient)
+        start.sub_(gradient.add_(velocity, alpha=self.outer_momentum), alpha=self.outer_lr)

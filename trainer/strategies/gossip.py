@@ -1,0 +1,83 @@
+"""Gossip: no node ever hears all others, and all come to the same weights nevertheless."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from trainer.strategies.base import Init, Strategy, Uneven
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.comm.base import Communicator
+    from trainer.context import NodeContext
+    from trainer.events import EventWriter
+    from trainer.result import TrainResult
+    from trainer.strategies.replica import Replica
+    from trainer.task import Task
+
+Graph = Literal["ring", "exponential", "complete"]
+
+
+class Gossip(Strategy):
+    """Decentralised parallel SGD, D-PSGD, after Lian et al. 2017 (Alg. 1).
+
+    In each step a node's weights become the mean of its own and its neighbours', and it steps along the
+    gradient that it took before. Nodes stand in a circle; a graph says at which distances a node's
+    neighbours are, so every node sends and hears equally many, and the mixing matrix is doubly
+    stochastic. ring: 1 on either side. exponential: 1, 2, 4, … (Assran et al. 2019). complete: all.
+    At the end the nodes' weights are averaged, which is the paper's output.
+
+    order: mix_then_step is the paper's; with step_then_mix, where a node mixes what the step has made of
+    its weights, the complete graph is `local_sgd` with one local step. How far replicas are apart is the
+    consensus distance after each epoch; what is evaluated there is their average.
+    """
+
+    transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
+
+    graph: Graph = Field("ring", description="which nodes are neighbours")
+    order: Literal["mix_then_step", "step_then_mix"] = Field(
+        "mix_then_step", description="whether a step starts from mixed weights, or is mixed itself"
+    )
+    init: Init = "broadcast"
+    uneven: Uneven = "join"
+
+    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
+        from trainer.strategies.loop import Loop
+
+        loop = Loop(context, task, events)
+        distances = neighbours(self.graph, context.size)
+        replica = loop.replica(weights_of=context.rank)
+        loop.start(replica, self.init)
+        for epoch in loop.epochs(replica, model="mean"):
+            for batch in loop.batches_in_step(epoch, replica, self.uneven):
+                if batch.share:
+                    replica.backward(batch)
+                if self.order == "mix_then_step":
+                    mix(replica, loop.comm, distances)
+                if batch.share:
+                    replica.step()
+                if self.order == "step_then_mix":
+                    mix(replica, loop.comm, distances)
+        replica.set_weights(loop.mean_weights(replica))
+        return loop.result(replica)
+
+
+def neighbours(graph: Graph, size: int) -> list[int]:
+    """How far behind a node in the circle those stand whom it hears, each once, 1 … size - 1."""
+    if graph == "complete":
+        return list(range(1, size))
+    if graph == "exponential":
+        return [2**power for power in range((size - 1).bit_length())]
+    return sorted({1 % size, -1 % size} - {0})
+
+
+def mix(replica: Replica, comm: Communicator, distances: list[int]) -> None:
+    """Replace the weights by the mean of the node's own and those that it hears."""
+    own = replica.weights()
+    total: Tensor = own.clone()
+    for distance in distances:
+        total += comm.shift(own, distance)
+    replica.set_weights(total / (len(distances) + 1))

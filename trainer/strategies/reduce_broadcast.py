@@ -1,0 +1,44 @@
+"""Reduce and broadcast: one node averages for all, the naive twin of all-reduce."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from trainer.strategies.base import Strategy, Uneven
+
+if TYPE_CHECKING:
+    from trainer.context import NodeContext
+    from trainer.events import EventWriter
+    from trainer.result import TrainResult
+    from trainer.task import Task
+
+
+class ReduceBroadcast(Strategy):
+    """Synchronous data-parallel SGD through a root, as it is written first.
+
+    The same mathematics as `all_reduce`: all nodes send their gradients to rank 0, which sends the mean
+    back. For n bytes of gradient and P nodes, n(P-1) bytes go into rank 0 and n(P-1) out of it, while an
+    all-reduce spreads its 2n(P-1)/P evenly over all links (Chan et al. 2007, "Collective Communication").
+    """
+
+    transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
+
+    uneven: Uneven = "join"
+
+    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
+        from trainer.strategies.loop import Loop
+
+        loop = Loop(context, task, events)
+        replica = loop.replica()
+        loop.start(replica)
+        for epoch in loop.epochs(replica):
+            for batch in loop.batches_in_step(epoch, replica, self.uneven):
+                replica.backward(batch, weight=batch.share * context.size)
+                gradient = replica.gradient()
+                gradients = loop.comm.gather(gradient, root=0)
+                if gradients is not None:
+                    gradient = gradients.mean(dim=0)
+                loop.comm.broadcast(gradient, root=0)
+                replica.set_gradient(gradient)
+                replica.step()
+        return loop.result(replica)
