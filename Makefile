@@ -12,7 +12,7 @@ ARGS ?=
 .DEFAULT_GOAL := help
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 engine: ## a Docker engine on a bare Debian or Ubuntu machine; ARGS=stop gives it back
 	@docker/engine $(ARGS)
@@ -24,6 +24,9 @@ venv: $(VENV)/ready ## the virtual environment, with pinned dependencies
 
 sweep: venv ## train on 1 to 5 nodes and write the report; ARGS=... for another sweep
 	$(RUN) -m orchestrator sweep $(ARGS)
+
+sweep-%: venv ## sweeps/NAME.yml, e.g. make sweep-partitioning ARGS="--data-dir ~/data"
+	$(RUN) -m orchestrator sweep sweeps/$*.yml $(ARGS)
 
 report: venv ## write the report of a results directory again; ARGS=DIR
 	$(RUN) -m orchestrator report $(ARGS)

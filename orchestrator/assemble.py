@@ -63,7 +63,9 @@ def assemble(
         startup_s=None if first is None else first - started_at,
         teardown_s=None if last is None else ended_at - last,
         cores=cores,
-        flags=flags(plan, ranks, runtime, cores, usage) + _hung(plan, events) if status == "ok" else [],
+        flags=flags(plan, ranks, runtime, cores, usage) + _evened(plan, certificate) + _hung(plan, events)
+        if status == "ok"
+        else [],
         ranks=ranks,
         epochs=epochs_of(events),
         certificate=certificate,
@@ -86,6 +88,21 @@ def _hung(plan: LaunchPlan, events: Sequence[Event]) -> list[str]:
     hung = [str(event.rank) for event in events if event.kind == "done" and event.fields.get("forced")]
     who = f"{rank_noun(plan.processes_per_node)} {', '.join(hung)}"
     return [f"{who} hung after its result was written, and was ended"] if hung else []
+
+
+def _evened(plan: LaunchPlan, certificate: Certificate | None) -> list[str]:
+    """What was done to parts of different size so that all nodes could take as many steps."""
+    spec = plan.spec
+    if certificate is None or not (spec.partitioner.disjoint and spec.partitioner.covers):
+        return []
+    more = sum(part.samples for part in certificate.first_epoch()) - spec.dataset.train_samples
+    if certificate.splits[0].uneven == "pad" and more > 0:
+        return [f"uneven=pad: {more:,} samples more than there are were fed in epoch 1, some repeatedly"]
+    if certificate.splits[0].uneven == "drop" and more < 0:
+        return [
+            f"uneven=drop: {-more:,} of {spec.dataset.train_samples:,} samples were left out of epoch 1"
+        ]
+    return []
 
 
 def certify(events: Sequence[Event]) -> Certificate | None:

@@ -113,8 +113,11 @@ GROUPS: tuple[Column[Group], ...] = (
     Column("Accuracy", _spread(lambda row: row.accuracy, formats.percent)),
     Column("To serial, points", _spread(lambda row: row.accuracy_difference, _points)),
     Column("Nodes' own models", _spread(lambda row: row.own_accuracy, formats.percent)),
+    Column("Consensus distance", _spread(lambda row: row.consensus_distance, formats.ratio)),
     Column("Communicate and wait", _spread(lambda row: row.exchange_share, formats.percent)),
+    Column("Exchange per step", _spread(lambda row: row.exchange_s_per_step, formats.seconds)),
     Column("Sent per rank", _spread(lambda row: row.bytes_sent_per_rank, formats.size)),
+    Column("Sent per step", _spread(lambda row: row.bytes_per_step, formats.size)),
     Column("Samples per s", _spread(lambda row: row.samples_per_s, formats.ratio)),
 )
 

@@ -17,6 +17,10 @@ from orchestrator.report.rows import Row
 from orchestrator.result import RunResult
 from orchestrator.store import SweepPaths, SweepRecord, read_record, read_result
 
+REFERENCE_PARTITIONER = "random_partition"  # what others are held against, where it was tried
+
+MOST_IN_LINES = 3  # partitioners that figures tell apart by line style
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -39,6 +43,24 @@ class Scene:
     def rivals(self) -> list[Group]:
         """The groups of this shape, serial apart."""
         return [group for group in self.groups if group.shape == self.shape and not group.serial]
+
+    @property
+    def partitioners(self) -> list[str]:
+        """Labels of the partitioners that the rivals were tried with, the reference first."""
+        labels = dict.fromkeys(group.partitioner_label for group in self.rivals if group.partitioner_label)
+        return sorted(labels, key=lambda label: label != REFERENCE_PARTITIONER)
+
+    @property
+    def usual(self) -> list[Group]:
+        """The rivals with the reference partitioner, or without any: what strategies are compared on."""
+        return [group for group in self.rivals if group.partitioner_label in ("", *self.partitioners[:1])]
+
+    @property
+    def in_lines(self) -> list[Group]:
+        """The groups that a figure with a line for each has room for: of many partitioners, one's."""
+        if len(self.partitioners) <= MOST_IN_LINES:
+            return self.groups
+        return [group for group in self.groups if group.partitioner_label in ("", self.partitioners[0])]
 
     def name(self, group: Group) -> str:
         """`all_reduce over mpi`; with the partitioner where that was tried with several."""

@@ -18,6 +18,7 @@ from orchestrator.report.containers import containers, held_by_one
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.groups import Group
 from orchestrator.report.labels import Work
+from orchestrator.report.legend import legend
 from orchestrator.report.places import limits_of
 from orchestrator.report.plots import Plot
 from orchestrator.report.plots.svg import inline
@@ -91,6 +92,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         cautions=_parts(findings, "caution"),
         evidence=_evidence,
         chapters=chapters,
+        legend=legend(comparison.groups),
         contained=any(chapter.contained for chapter in chapters),
         run_columns=columns,
         runs=_runs(comparison, columns, notes),

@@ -9,6 +9,7 @@ from orchestrator.report.comparison import Comparison
 from orchestrator.report.containers import containers
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.groups import Group
+from orchestrator.report.legend import legend
 from orchestrator.report.plots import Plot
 from orchestrator.report.summary import STATES, one_line
 
@@ -39,6 +40,11 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
                 _table(filled(CONTAINERS, contained), contained),
             ]
         parts += [f"![{_plain(plot.title)}](plots/{plot.name}.svg)" for plot in plots if plot.work == work]
+    if entries := legend(comparison.groups):
+        parts += [
+            "## Strategies",
+            "\n".join(f"- {_code(e.name)}: {_plain(e.does)} {_code(e.file)}" for e in entries),
+        ]
     undone = [
         f"- {_code(row.key)} {STATES[row.status]}: {_plain(row.cause or '')}" for row in comparison.failed
     ]

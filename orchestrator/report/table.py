@@ -85,6 +85,9 @@ COLUMNS: dict[str, Callable[[Row], Cell]] = {
     "container_memory_peak_mib_max": metric("memory_peak_mb"),
     "container_memory_limit_mib": metric("memory_limit_mb"),
     "image": lambda row: row.result.environment.get("image"),
+    "consensus_distance": lambda row: row.consensus_distance,
+    "bytes_sent_per_rank_and_step": lambda row: row.bytes_per_step,
+    "exchange_s_per_step": lambda row: row.exchange_s_per_step,
 }
 
 

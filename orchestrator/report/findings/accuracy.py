@@ -7,11 +7,12 @@ from itertools import combinations
 
 from orchestrator.report.comparison import Scene
 from orchestrator.report.findings.base import REMARKS, Finding, Verdict, evidence, verdict
-from orchestrator.report.formats import listed, percent, points
+from orchestrator.report.formats import JOIN, listed, percent, points
 from orchestrator.report.groups import Group, Spread
 from orchestrator.report.labels import parameters
 from orchestrator.report.rows import Row
 
+NOTABLE_LOSS = 0.01  # of accuracy, from which it is worth a sentence
 SKEWED_BITS = 0.02  # mean divergence of the nodes' labels from which it is worth a word
 
 
@@ -137,22 +138,11 @@ def _telling(one: Group, other: Group) -> tuple[str, str]:
 
 def partitioners(scene: Scene) -> Iterator[Finding]:
     """What another way to share out the samples does to coverage, overlap and accuracy."""
-    labels = list(
-        dict.fromkeys(group.partitioner_label for group in scene.rivals if group.partitioner_label)
-    )
-    if len(labels) < 2:
-        return
-    reference = "random_partition" if "random_partition" in labels else labels[0]
-    for label in labels:
-        pairs = [
-            (one, other)
-            for one in scene.rivals
-            for other in scene.rivals
-            if (one.partitioner_label, other.partitioner_label) == (reference, label)
-            and one.line[:2] == other.line[:2]
-        ]
+    reference, *others = scene.partitioners or [""]
+    for label in others:
+        pairs = _pairs(scene, reference, label)
         effects = _effects(pairs)
-        if label == reference or not effects:
+        if not effects:
             continue
         yield Finding(
             "finding",
@@ -161,6 +151,60 @@ def partitioners(scene: Scene) -> Iterator[Finding]:
             f"Accuracy with {label} rather than {reference}: {effects}.",
             evidence(group for pair in pairs for group in pair),
         )
+
+
+def recovery(scene: Scene) -> Iterator[Finding]:
+    """Which strategy suffers most under a partitioner, and how much of that another one wins back."""
+    reference, *others = scene.partitioners or [""]
+    for label in others:
+        losses = [
+            (before.mean - after.mean, one, other)
+            for one, other in _pairs(scene, reference, label)
+            if (before := one.over(_accuracy))
+            and (after := other.over(_accuracy))
+            and verdict(before, after) == "beyond"
+        ]
+        if not losses:
+            continue
+        loss, one, worst = max(losses, key=lambda item: item[0])
+        better = [
+            (found.mean - left.mean, group)
+            for group in scene.rivals
+            if group.partitioner_label == label
+            and (found := group.over(_accuracy))
+            and (left := worst.over(_accuracy))
+            and verdict(found, left) == "beyond"
+        ]
+        gain, best = max(better, key=lambda item: item[0], default=(0.0, worst))
+        if loss < NOTABLE_LOSS:
+            continue
+        text = (
+            f"Under {label}, {_plain_name(worst)} loses {_number(loss)} points against {reference} "
+            f"at {scene.shape.label}"
+        )
+        if gain > 0:
+            won = "all of them" if gain >= loss else f"{_number(gain)} of them"
+            text += f"; {_plain_name(best)} recovers {won}"
+        yield Finding("finding", text + ".", evidence([one, worst, *([best] if gain > 0 else [])]))
+
+
+def _pairs(scene: Scene, reference: str, label: str) -> list[tuple[Group, Group]]:
+    """Groups that differ in nothing but the partitioner: the reference, and this one."""
+    return [
+        (one, other)
+        for one in scene.rivals
+        for other in scene.rivals
+        if (one.partitioner_label, other.partitioner_label) == (reference, label)
+        and one.line[:2] == other.line[:2]
+    ]
+
+
+def _plain_name(group: Group) -> str:
+    return f"{group.strategy_label} over {group.transport}"
+
+
+def _number(share: float) -> str:
+    return points(share).partition(JOIN)[0].removeprefix("+")
 
 
 def _held(label: str, groups: list[Group]) -> str:

@@ -7,7 +7,7 @@ from itertools import combinations
 
 from orchestrator.report.comparison import Scene
 from orchestrator.report.findings.base import REMARKS, Finding, evidence, verdict
-from orchestrator.report.formats import listed, percent, ratio, seconds
+from orchestrator.report.formats import listed, percent, ratio, seconds, size
 from orchestrator.report.groups import Group, Spread
 from orchestrator.report.rows import Row
 
@@ -149,3 +149,37 @@ def all_reduce_and_ddp(scene: Scene) -> Iterator[Finding]:
             f"{REMARKS[verdict(plain_s, library_s)]}.",
             evidence([plain, library]),
         )
+
+
+MEAN_GRADIENT = ("all_reduce", "all_gather", "reduce_broadcast", "ddp")  # equal mathematics
+
+
+def collectives(scene: Scene) -> Iterator[Finding]:
+    """What it costs to take the same mean in different ways, step by step."""
+    cells: dict[tuple[str, str, int], list[tuple[Spread, Group]]] = {}
+    for group in scene.rivals:
+        exchange = group.over(lambda row: row.exchange_s_per_step)
+        if exchange and group.strategy in MEAN_GRADIENT:
+            cells.setdefault(group.line[1:], []).append((exchange, group))
+    for ways in cells.values():
+        if {group.strategy for _, group in ways} <= {"all_reduce", "ddp"}:
+            continue  # told elsewhere
+        (least, best), *others = sorted(ways, key=lambda item: item[0].mean)
+        told = [
+            f"{group.strategy_label} {seconds(exchange.mean)}{_sent(group)}"
+            f"{REMARKS[verdict(least, exchange)]}"
+            for exchange, group in others
+        ]
+        if told:
+            yield Finding(
+                "finding",
+                f"The same mean gradient over {best.transport}{scene.partitioner(best)} at "
+                f"{scene.shape.label}, communicating and waiting per step: {best.strategy_label} "
+                f"{seconds(least.mean)}{_sent(best)}; {listed(told)}.",
+                evidence(group for _, group in ways),
+            )
+
+
+def _sent(group: Group) -> str:
+    sent = group.over(lambda row: row.bytes_per_step)
+    return f" for {size(sent.mean)} sent by a rank" if sent else ""

@@ -13,6 +13,7 @@ from orchestrator.report.labels import Work
 from orchestrator.report.plots.bars import labels_by_node, representatives, time_by_phase
 from orchestrator.report.plots.captions import CAPTIONS
 from orchestrator.report.plots.curves import accuracy_over_time
+from orchestrator.report.plots.glance import partitioners_by_strategy, strategies_at_a_glance
 from orchestrator.report.plots.lines import QUANTITIES, lines_over_nodes
 from orchestrator.report.plots.style import RC, Style
 from orchestrator.report.plots.svg import to_svg
@@ -44,12 +45,16 @@ def draw(comparison: Comparison) -> list[Plot]:
 
 def _figures(scene: Scene, style: Style) -> Iterator[tuple[str, str, Figure]]:
     """Name, title and figure, one after the other."""
+    if figure := strategies_at_a_glance(scene, style):
+        yield "strategies", "Strategies at a glance", figure
+    if figure := partitioners_by_strategy(scene):
+        yield "partitioners", "Accuracy by partitioner and strategy", figure
     for quantity in QUANTITIES:
-        if figure := lines_over_nodes(scene.groups, style, quantity):
+        if figure := lines_over_nodes(scene.in_lines, style, quantity):
             yield quantity.name, quantity.title, figure
-    if figure := accuracy_over_time(scene.groups, style, scene.shape):
+    if figure := accuracy_over_time(scene.in_lines, style, scene.shape):
         yield "accuracy_over_time", "Accuracy against training time", figure
-    if figure := time_by_phase(scene.groups, scene.shape):
+    if figure := time_by_phase(scene.in_lines, scene.shape):
         yield "phases", "Where the time went", figure
     if figure := labels_by_node(representatives(scene.groups)):
         yield "labels", "Samples per rank and label", figure

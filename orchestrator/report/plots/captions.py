@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 CAPTIONS = {
+    "strategies": "The most accurate first, means over seeds; pale: from the lowest to the highest seed. "
+    "Grey line: serial. Colours are those of all figures; below, where each algorithm is written.",
+    "partitioners": "Means over seeds. The darker, the more is lost against the first line, strategy by "
+    "strategy.",
     "time": "Grey line: serial. Shaded: nodes share cores, so more of them cannot be faster.",
     "speedup": "Against the serial run of the same work and seed. Shaded: nodes share cores.",
     "work_speedup": "By the CPU time of the busiest node: the speedup if every node had a core of its own "

@@ -34,6 +34,11 @@ STRATEGY_COLOURS = (
     "#3F9BDC",
     "#6E7F10",
     "#12355B",
+    "#8E6C00",
+    "#2E7D32",
+    "#8064C7",
+    "#A3195B",
+    "#00808C",
 )
 TRANSPORT_MARKERS = {"mpi": "o", "gloo": "s", "memory": "^", "nccl": "D", "rpc": "P"}
 OTHER_MARKER = "X"
