@@ -34,7 +34,7 @@ REGISTRIES: dict[str, ComponentRegistry[Any]] = {
 }
 
 # Types of the errors that concern a run as a whole: each is the name of the field to change.
-MISFITS = ("transport", "nodes", "processes_per_node", "model")
+MISFITS = ("transport", "nodes", "processes_per_node", "model", "partitioner")
 
 # Fields that say what a node may use. Runtimes with containers enforce them, `local` cannot.
 NODE_LIMITS = ("cpus", "memory_mb", "pids", "shm_mb")
@@ -160,6 +160,18 @@ class RunSpec(BaseModel):
                 self._to_blame(samples),
                 "{ranks} are more than the {samples} training samples of {dataset}",
                 {"ranks": self.size_label, "samples": samples, "dataset": self.name_of("dataset")},
+            )
+        reason = self.partitioner.misfit(samples, self.dataset.class_count, self.world_size)
+        if strategy.uses_partition and reason:
+            raise PydanticCustomError(
+                "partitioner",
+                "{partitioner} cannot split {dataset} among {ranks}: {reason}",
+                {
+                    "partitioner": self.name_of("partitioner"),
+                    "dataset": self.name_of("dataset"),
+                    "ranks": self.size_label,
+                    "reason": reason,
+                },
             )
         return self
 

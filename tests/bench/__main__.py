@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import containers, overhead, step
+from tests.bench import containers, overhead, partitioners, step
 
-PARTS = {"step": step.main, "overhead": overhead.main, "containers": containers.main}
+PARTS = {
+    "step": step.main,
+    "partitioners": partitioners.main,
+    "overhead": overhead.main,
+    "containers": containers.main,
+}
 
 if __name__ == "__main__":
     names = sys.argv[1:] or list(PARTS)

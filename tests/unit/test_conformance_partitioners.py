@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
+
 import numpy as np
 import pytest
 
-from trainer.data.base import Indices, Labels, Partitioner
+from trainer.data.base import DataError, Indices, Labels, Partitioner
 from trainer.data.partitioners import PARTITIONERS
-from trainer.data.partitioners.random_partition import RandomPartition
-from trainer.data.partitioners.random_sampling import RandomSampling
 
 CLASSES = 10
+# What the message of a split that cannot be made has to say beside what is wrong.
+REMEDY = r"(use|raise|lower|set|must be|at most) "
 
 
 def labels_of(samples: int) -> Labels:
@@ -22,7 +26,20 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-@pytest.fixture(params=list(PARTITIONERS.entries))
+def forms() -> Iterator[dict[str, Any]]:
+    """Each partitioner with its defaults, and with every choice that it has beside them."""
+    for name in PARTITIONERS.entries:
+        yield {"name": name}
+        for parameter, field in PARTITIONERS.load(name).model_fields.items():
+            choices: tuple[Any, ...] = ()
+            if get_origin(field.annotation) is Literal:
+                choices = get_args(field.annotation)
+            elif field.annotation is bool and parameter != "reshuffle":
+                choices = (True, False)
+            yield from ({"name": name, parameter: choice} for choice in choices if choice != field.default)
+
+
+@pytest.fixture(params=forms(), ids=lambda form: " ".join(map(str, form.values())))
 def partitioner(request: pytest.FixtureRequest) -> Partitioner:
     return PARTITIONERS.parse(request.param)
 
@@ -48,34 +65,51 @@ def assert_as_declared(partitioner: Partitioner, parts: list[Indices], samples: 
         assert holders.min() >= 1
 
 
+def assert_valid_or_explained(partitioner: Partitioner, labels: Labels, parts: int) -> None:
+    """A split as declared, or an error that says what mends it, at once if the numbers alone tell."""
+    reason = partitioner.misfit(len(labels), len(np.unique(labels)), parts)
+    try:
+        split = partitioner.split(labels, parts, rng())
+    except DataError as error:
+        told = str(error)
+    else:
+        assert reason is None
+        assert_valid(split, parts, len(labels))
+        assert_as_declared(partitioner, split, len(labels))
+        return
+    assert reason in (None, told)
+    assert re.search(REMEDY, told)
+
+
 @pytest.mark.parametrize("parts", [1, 2, 3, 5, 64, 999, 1000])
 @pytest.mark.parametrize("samples", [1000, 1437])
 def test_parts_are_valid_and_as_declared(partitioner: Partitioner, samples: int, parts: int) -> None:
+    assert_valid_or_explained(partitioner, labels_of(samples), parts)
+
+
+@pytest.mark.parametrize(("samples", "parts"), [(1437, 5), (1437, 20), (60_000, 1000)])
+def test_usual_splits_can_be_made(partitioner: Partitioner, samples: int, parts: int) -> None:
     split = partitioner.split(labels_of(samples), parts, rng())
     assert_valid(split, parts, samples)
     assert_as_declared(partitioner, split, samples)
 
 
-def test_sixty_thousand_samples_into_a_thousand_parts(partitioner: Partitioner) -> None:
-    split = partitioner.split(labels_of(60_000), 1000, rng())
-    assert_valid(split, 1000, 60_000)
-    assert_as_declared(partitioner, split, 60_000)
-
-
 @pytest.mark.parametrize("parts", [2, 11, 1000])
 def test_a_part_is_never_empty(partitioner: Partitioner, parts: int) -> None:
-    with pytest.raises(ValueError, match=str(parts)):
-        partitioner.split(labels_of(parts - 1), parts, rng())
+    labels = labels_of(parts - 1)
+    reason = partitioner.misfit(parts - 1, len(np.unique(labels)), parts)
+    assert reason
+    with pytest.raises(DataError, match=str(parts)) as caught:
+        partitioner.split(labels, parts, rng())
+    assert str(caught.value) == reason
 
 
-@pytest.mark.parametrize("labels", [np.zeros(50, np.int64), np.arange(50) // 49], ids=["one", "rare"])
-def test_classes_of_any_frequency(partitioner: Partitioner, labels: Labels) -> None:
-    try:
-        split = partitioner.split(labels, 4, rng())
-    except ValueError:
-        return  # it may say that a part would be empty
-    assert_valid(split, 4, 50)
-    assert_as_declared(partitioner, split, 50)
+@pytest.mark.parametrize(
+    "labels", [np.zeros(50, np.int64), np.arange(50) // 49, np.arange(50)], ids=["one", "rare", "all"]
+)
+@pytest.mark.parametrize("parts", [1, 4, 50])
+def test_classes_of_any_frequency(partitioner: Partitioner, labels: Labels, parts: int) -> None:
+    assert_valid_or_explained(partitioner, labels, parts)
 
 
 def test_every_rank_that_asks_gets_the_same_split(partitioner: Partitioner) -> None:
@@ -83,16 +117,22 @@ def test_every_rank_that_asks_gets_the_same_split(partitioner: Partitioner) -> N
     np.random.seed(1)
     first = partitioner.split(labels, 5, rng(3))
     np.random.seed(2)  # nothing but the arguments counts, and not what was asked before
-    partitioner.split(labels, 2, rng(4))
+    partitioner.split(labels, 6, rng(4))
     again = partitioner.split(labels, 5, rng(3))
     for ours, theirs in zip(first, again, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_another_seed_is_another_split(partitioner: Partitioner) -> None:
+def test_another_seed_is_another_split_where_anything_is_drawn(partitioner: Partitioner) -> None:
     first, second = (partitioner.split(labels_of(500), 5, rng(seed)) for seed in (1, 2))
     same = [np.array_equal(np.sort(a), np.sort(b)) for a, b in zip(first, second, strict=True)]
-    assert not any(same)
+    assert all(same) is not partitioner.random
+
+
+def test_where_nothing_is_drawn_there_is_nothing_to_reshuffle(partitioner: Partitioner) -> None:
+    again = PARTITIONERS.parse({**PARTITIONERS.dump(partitioner), "reshuffle": True})
+    reason = again.misfit(1437, CLASSES, 5)
+    assert reason is None if partitioner.random else reason and "reshuffle must be false" in reason
 
 
 def test_labels_are_not_touched(partitioner: Partitioner) -> None:
@@ -103,36 +143,18 @@ def test_labels_are_not_touched(partitioner: Partitioner) -> None:
     np.testing.assert_array_equal(labels, before)
 
 
-# Each its own
+# What nodes see of their images
 
 
-@pytest.mark.parametrize(("samples", "parts"), [(1437, 5), (10, 3), (1000, 1000), (60_000, 7)])
-def test_random_partition_is_equal_to_one_sample(samples: int, parts: int) -> None:
-    sizes = [len(part) for part in RandomPartition().split(labels_of(samples), parts, rng())]
-    assert sizes == sorted(sizes, reverse=True)
-    assert max(sizes) - min(sizes) == (0 if samples % parts == 0 else 1)
-
-
-def test_random_partition_does_not_follow_the_order_of_the_file() -> None:
-    labels = np.repeat(np.arange(10), 100)  # sorted by class: consecutive parts would be of two classes
-    for part in RandomPartition().split(labels, 5, rng()):
-        assert len(np.unique(labels[part])) == 10
-
-
-@pytest.mark.parametrize(("samples", "parts", "size"), [(1000, 2, 500), (1000, 3, 334), (1437, 5, 288)])
-def test_random_sampling_draws_its_share_without_repeating(samples: int, parts: int, size: int) -> None:
-    for part in RandomSampling().split(labels_of(samples), parts, rng()):
-        assert len(part) == len(np.unique(part)) == size
-
-
-@pytest.mark.parametrize(("parts", "published"), [(1, 1.0), (2, 0.75), (5, 0.672), (20, 0.642)])
-def test_random_sampling_covers_what_chance_would(parts: int, published: float) -> None:
-    split = RandomSampling().split(labels_of(20_000), parts, rng())
-    coverage = len(np.unique(np.concatenate(split))) / 20_000
-    assert coverage == pytest.approx(1 - (1 - 1 / parts) ** parts, abs=0.01)
-    assert coverage == pytest.approx(published, abs=0.01)
-
-
-def test_random_sampling_nodes_know_nothing_of_each_other() -> None:
-    first, second = RandomSampling().split(labels_of(20_000), 2, rng())
-    assert len(np.intersect1d(first, second)) / 20_000 == pytest.approx(0.25, abs=0.01)
+def test_images_are_distorted_as_declared_and_never_on_the_first_node(partitioner: Partitioner) -> None:
+    images = rng().standard_normal((7, 3, 6, 5)).astype(np.float32)
+    before = images.copy()
+    images.flags.writeable = False
+    for rank, parts in [(0, 1), (0, 2), (1, 2), (1, 3), (2, 3), (999, 1000)]:
+        seen = partitioner.distort(images, rank, parts, rng(5))
+        assert seen.shape == images.shape
+        assert seen.dtype == images.dtype
+        assert np.isfinite(seen).all()
+        assert np.array_equal(seen, images) is not (partitioner.distorts and rank > 0)
+        np.testing.assert_array_equal(partitioner.distort(images, rank, parts, rng(5)), seen)
+    np.testing.assert_array_equal(images, before)

@@ -188,6 +188,12 @@ def test_synthetic_rejects(parameters: dict[str, Any]) -> None:
         Synthetic(**parameters)
 
 
+def test_classes_are_known_before_a_file_is_read() -> None:
+    assert [DATASETS.parse(name).class_count for name in DATASETS.entries] == [10] * len(DATASETS.entries)
+    for dataset in (Digits(), Synthetic(classes=7, samples=70, test_samples=1)):
+        assert dataset.class_count == dataset.load(NOWHERE).classes
+
+
 def test_sizes_are_known_before_a_file_is_read() -> None:
     sizes = {name: DATASETS.parse(name).train_samples for name in DATASETS.entries}
     assert sizes == {

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.sweep import load_sweep
+from trainer.data.partitioners import PARTITIONERS
 from trainer.spec import REGISTRIES, RunSpec
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -69,6 +70,17 @@ def test_the_sweep_file_that_is_shown_loads(tmp_path: Path) -> None:
     file = tmp_path / "mine.yml"
     file.write_text(shown[1])
     assert len(load_sweep(file).runs) == 1 + (3 * 2 * 2 - 2) + 2
+
+
+def test_the_table_of_partitioners_is_that_of_the_registry() -> None:
+    page = (PROJECT / "docs" / "partitioners.md").read_text()
+    rows = re.findall(r"(?m)^\| `(\w+)` \| [^|]+ \|([^|]+)\|", page)
+    assert {name for name, _ in rows} == set(PARTITIONERS.entries)
+    for name, cell in rows:
+        fields = PARTITIONERS.load(name).model_fields
+        defaults = {field: str(info.default).lower() for field, info in fields.items()}
+        assert defaults.pop("reshuffle") == "false"
+        assert dict(re.findall(r"`(\w+)` \(([^)]+)\)", cell)) == defaults
 
 
 def test_the_table_of_fields_is_that_of_the_spec() -> None:

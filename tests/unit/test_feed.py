@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.data.base import Split
+from trainer.data.base import DataError, Split
 from trainer.data.feed import Batch, Feed
 from trainer.spec import RunSpec
 from trainer.streams import Streams
 
 SAMPLES = 103  # prime: no batch size and no number of nodes divides it
+TWO_CLASSES = {"name": "synthetic", "classes": 2}
 
 
 def split(channels: int = 2) -> Split:
@@ -175,10 +176,50 @@ def test_a_strategy_without_partition_feeds_everything_on_every_node() -> None:
     assert [len(part) for part in one.parts(1)] == [SAMPLES]
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("distortion", ["noise", "rotation"])
+@pytest.mark.parametrize("reshuffle", [False, True])
+def test_a_rank_sees_its_images_as_the_partitioner_distorts_them(
+    method: str, distortion: str, reshuffle: bool
+) -> None:
+    train = split()
+    before = train.images.copy()
+    fields = {"partitioner": {"name": "feature", "distortion": distortion, "reshuffle": reshuffle}}
+    for rank in range(3):
+        one = feed(rank, train=train, **fields)
+        for epoch in (1, 2):
+            own = one.parts(epoch)[rank]
+            rng = Streams(0).rng("distort", rank, epoch if reshuffle else 0)
+            seen = one._spec.partitioner.distort(train.images[own], rank, 3, rng)
+            assert np.array_equal(seen, train.images[own]) is (rank == 0)
+            for batch, indices in getattr(one, method)(epoch):
+                places = [own.tolist().index(i) for i in indices]
+                np.testing.assert_array_equal(batch.images[: len(indices)].numpy(), seen[places])
+                np.testing.assert_array_equal(batch.labels[: len(indices)].numpy(), train.labels[indices])
+                assert batch.images.is_contiguous(memory_format=torch.channels_last)
+    np.testing.assert_array_equal(train.images, before)
+
+
+def test_only_a_strategy_with_a_partition_sees_distorted_images() -> None:
+    train, fields = split(), {"partitioner": "feature", "strategy": "placebo"}
+    for batch, indices in feed(2, train=train, **fields).batches(1):
+        np.testing.assert_array_equal(batch.images.numpy(), train.images[indices])
+
+
+def test_a_split_that_cannot_be_made_is_an_error_before_the_first_batch() -> None:
+    rare = Split(split().images[:12], np.array([0] * 11 + [1]))
+    with pytest.raises(DataError, match=r"class 1 has 1 samples for the 2 nodes"):
+        feed(0, 2, train=rare, partitioner={"name": "classes", "per_node": 2}, dataset=TWO_CLASSES)
+
+
 def test_on_one_node_a_partition_is_fed_as_serial_feeds_it() -> None:
     assert feed(0, 1).order(1).tolist() == feed(0, 1, strategy="serial").order(1).tolist()
     sampled = feed(0, 1, partitioner="random_sampling")
     assert sampled.order(1).tolist() == feed(0, 1).order(1).tolist()
+    for (ours, _), (plain, _) in zip(
+        feed(0, 1, partitioner="feature").batches(1), feed(0, 1).batches(1), strict=True
+    ):
+        np.testing.assert_array_equal(ours.images.numpy(), plain.images.numpy())
 
 
 # Parts of different size

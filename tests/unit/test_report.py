@@ -116,6 +116,8 @@ def test_labels_name_the_parameters_that_are_not_the_default() -> None:
     rows = a_comparison(a_run("one_shot"), a_run(ONE_SHOT_ALONE)).rows
     assert [row.strategy_label for row in rows] == ["one_shot", "one_shot init=independent"]
     assert row_of(a_comparison(SERIAL), "serial").partitioner_label == ""
+    split = a_run("ddp", partitioner={"name": "dirichlet", "alpha": 0.1, "equal_sizes": True})
+    assert row_of(a_comparison(split), "ddp").partitioner_label == "dirichlet alpha=0.1 equal_sizes=true"
 
 
 def test_efficiency_is_speedup_by_ranks() -> None:

@@ -123,6 +123,41 @@ def test_more_nodes_than_samples() -> None:
     assert spec(strategy="placebo", dataset=small, nodes=5).nodes == 5  # it trains on nothing
 
 
+@pytest.mark.parametrize(
+    ("partitioner", "reason"),
+    [
+        (
+            {"name": "shards", "per_node": 300},
+            "makes more shards than the 1437 samples; it can be at most 287",
+        ),
+        ({"name": "dirichlet", "min_samples": 288}, "is more than the 1437 samples; it can be at most 287"),
+        (
+            {"name": "classes", "per_node": 11},
+            "per_node 11 is more than the 10 classes; it can be at most 10",
+        ),
+        (
+            {"name": "classes", "per_node": 1},
+            "only 5 of 10 classes would be on a node; set per_node to 2 or",
+        ),
+        ({"name": "contiguous", "reshuffle": True}, "the same in every epoch, so reshuffle must be false"),
+    ],
+    ids=repr,
+)
+def test_a_partitioner_that_cannot_split_the_dataset(partitioner: dict[str, Any], reason: str) -> None:
+    message = refusal(nodes=5, partitioner=partitioner)
+    assert f"{partitioner['name']} cannot split digits among 5 nodes: " in message
+    assert reason in message
+    assert "type=partitioner" in message
+    assert spec(strategy="serial", partitioner=partitioner).nodes == 1  # it does not split
+
+
+def test_a_partitioner_splits_among_ranks_and_the_classes_of_the_dataset() -> None:
+    partitioner, dataset = {"name": "classes", "per_node": 3}, {"name": "synthetic", "classes": 12}
+    assert spec(nodes=2, processes_per_node=2, partitioner=partitioner, dataset=dataset).world_size == 4
+    message = refusal(nodes=1, processes_per_node=3, partitioner=partitioner, dataset=dataset)
+    assert "among 3 ranks (1 × 3): with per_node 3 only 9 of 12 classes" in message
+
+
 def test_limits_of_the_strategy_count_ranks() -> None:
     message = refusal(strategy="serial", processes_per_node=2)
     assert "serial cannot run on 2 ranks (1 × 2); allowed: 1" in message

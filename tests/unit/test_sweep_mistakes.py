@@ -184,6 +184,10 @@ def test_unknown_name_lists_the_known_ones(path: Path, field: str, registry: Reg
             "{base: {strategy: ddp, nodes: 4, dataset: {name: synthetic, samples: 3}}}",
             "blocks[0].base.nodes: 4 nodes are more than the 3 training samples of synthetic",
         ),
+        (
+            "{base: {strategy: ddp, nodes: 4, partitioner: {name: classes, per_node: 2}}}",
+            "blocks[0].base.partitioner: classes cannot split digits among 4 nodes: with per_node 2 only 8",
+        ),
         ("{base: {strategy: ddp}, axes: {seed: []}}", "blocks[0].axes.seed: the list is empty"),
         (
             "{base: {strategy: serial, processes_per_node: 4}}",

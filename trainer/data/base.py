@@ -18,7 +18,7 @@ Indices = npt.NDArray[np.int64]
 
 
 class DataError(Exception):
-    """A dataset that cannot be had or read. The message names the file and what mends it."""
+    """Data that cannot be had, read or split. The message names what is wrong and what mends it."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,11 @@ class Dataset(Component):
         """Of one image: channels, height, width."""
 
     @property
+    @abstractmethod
+    def class_count(self) -> int:
+        """Classes that there are labels for."""
+
+    @property
     def files(self) -> tuple[str, ...]:
         """What it reads, as paths in the data directory; empty if it is in the box."""
         return ()
@@ -76,13 +81,40 @@ class Partitioner(Component):
 
     disjoint: ClassVar[bool]  # no sample is on two nodes
     covers: ClassVar[bool]  # every sample is on some node
+    random: ClassVar[bool] = True  # another seed is another split
+    distorts: ClassVar[bool] = False  # nodes see their images changed, see `distort`
 
     reshuffle: bool = False  # split again every epoch (True), or once for the whole run (False)
+
+    def misfit(self, samples: int, classes: int, parts: int) -> str | None:
+        """Why so many samples of so many classes cannot be split, or None; it says what mends that.
+
+        This is what the numbers alone tell, before any label is read.
+        """
+        if parts > samples:
+            return f"{samples} samples cannot fill {parts} parts; use fewer nodes"
+        if self.reshuffle and not self.random:
+            return "the split is the same in every epoch, so reshuffle must be false"
+        return None
+
+    def check(self, labels: Labels, parts: int) -> None:
+        """Raise DataError if these labels cannot be split into so many parts, as far as `misfit` tells."""
+        if reason := self.misfit(len(labels), len(np.unique(labels)), parts):
+            raise DataError(reason)
 
     @abstractmethod
     def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         """Indices into the training split for each of `parts` nodes.
 
         labels: int64, shape (samples,). Depends on the arguments alone: every rank that calls it
-        with an equally seeded `rng` gets the same answer. Raises ValueError if a part would be empty.
+        with an equally seeded `rng` gets the same answer. Parts are as long as they come out: nothing
+        is repeated or left out to make them equal. Raises DataError if a part would be empty.
         """
+
+    def distort(self, images: Images, rank: int, parts: int, rng: np.random.Generator) -> Images:
+        """The training images of node `rank` as it sees them; the test split is never distorted.
+
+        images: float32, shape (samples, channels, height, width), left as they are. On the first node
+        of any number nothing changes, so that one node trains as serial does. Same shape and order.
+        """
+        return images

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.data.base import Indices, Split
+from trainer.data.base import Images, Indices, Split
 from trainer.spec import RunSpec
 from trainer.strategies.base import Uneven
 from trainer.streams import Streams
@@ -39,26 +39,40 @@ class Feed:
     def __init__(
         self, train: Split, spec: RunSpec, streams: Streams, rank: int, size: int, device: str = "cpu"
     ) -> None:
-        # Kept as (samples, height, width, channels): a gathered batch is then channels_last as it is.
-        self._images = torch.from_numpy(train.images).permute(0, 2, 3, 1).contiguous().to(device)
+        self._train, self._device = train, device
         self._labels = torch.from_numpy(train.labels).to(device)
-        self._numpy_labels = train.labels
         self._spec, self._streams = spec, streams
         self._rank, self._size = rank, size
         self._parts: tuple[int, list[Indices]] | None = None
+        self._distorts = spec.strategy.uses_partition and spec.partitioner.distorts
+        self._own: Indices | None = None  # the samples whose images are kept, ascending; None: all
+        self._images = self._laid_out(train.images[:0] if self._distorts else train.images)
+        self.parts(1)  # before the clock starts; a split that cannot be made ends the run here
 
     def parts(self, epoch: int) -> list[Indices]:
-        """The samples of every node in `epoch` (1-based)."""
+        """The samples of every node in `epoch` (1-based), whose batches are fed before the next one's."""
         split_of = epoch if self._spec.partitioner.reshuffle else 0
         if self._parts is None or self._parts[0] != split_of:
             self._parts = (split_of, self._split(split_of))
+            if self._distorts:
+                self._distort(split_of, self._parts[1][self._rank])
         return self._parts[1]
+
+    def _distort(self, split_of: int, own: Indices) -> None:
+        """Keep this rank's part alone, as the partitioner lets it see it: once, not in every epoch."""
+        rng = self._streams.rng("distort", self._rank, split_of)
+        images = self._spec.partitioner.distort(self._train.images[own], self._rank, self._size, rng)
+        self._own, self._images = own, self._laid_out(images)
+
+    def _laid_out(self, images: Images) -> Tensor:
+        # As (samples, height, width, channels): a gathered batch is then channels_last as it is.
+        return torch.from_numpy(images).permute(0, 2, 3, 1).contiguous().to(self._device)
 
     def _split(self, split_of: int) -> list[Indices]:
         if not self._spec.strategy.uses_partition:
-            return [np.arange(len(self._numpy_labels))] * self._size
+            return [np.arange(len(self._train.labels))] * self._size
         rng = self._streams.rng("partition", split_of)
-        parts = self._spec.partitioner.split(self._numpy_labels, self._size, rng)
+        parts = self._spec.partitioner.split(self._train.labels, self._size, rng)
         # A part is a set, its order is drawn apart: on one node every strategy then trains as serial does.
         return [np.sort(part) for part in parts]
 
@@ -105,8 +119,9 @@ class Feed:
             yield self._gather(fed if len(fed) else order[:1], share, step + 1, steps), fed
 
     def _gather(self, indices: Indices, share: float, step: int, steps: int) -> Batch:
-        chosen = torch.from_numpy(indices).to(self._images.device)
-        images = self._images.index_select(0, chosen).permute(0, 3, 1, 2)
+        chosen = torch.from_numpy(indices).to(self._device)
+        places = chosen if self._own is None else torch.from_numpy(np.searchsorted(self._own, indices))
+        images = self._images.index_select(0, places.to(self._device)).permute(0, 3, 1, 2)
         return Batch(images, self._labels.index_select(0, chosen), share, step, steps)
 
 

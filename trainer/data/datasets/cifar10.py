@@ -43,6 +43,10 @@ class Cifar10(Dataset):
         return 50_000
 
     @property
+    def class_count(self) -> int:
+        return 10
+
+    @property
     def files(self) -> tuple[str, ...]:
         return (self.archive.path,)
 

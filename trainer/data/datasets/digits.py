@@ -31,6 +31,10 @@ class Digits(Dataset):
     def train_samples(self) -> int:
         return _TRAIN_SAMPLES
 
+    @property
+    def class_count(self) -> int:
+        return 10
+
     def load(self, data_dir: Path) -> Data:
         table = np.loadtxt(_bundled_file(), np.uint8, delimiter=",")  # 64 pixels and the label
         # Not the run's stream: accuracies compare only on one and the same test split. Shuffled,

@@ -29,6 +29,10 @@ class _IdxDataset(Dataset):
         return 60_000
 
     @property
+    def class_count(self) -> int:
+        return 10
+
+    @property
     def files(self) -> tuple[str, ...]:
         return tuple(archive.path for archive in self.archives)
 

@@ -44,6 +44,10 @@ class Synthetic(Dataset):
     def train_samples(self) -> int:
         return self.samples
 
+    @property
+    def class_count(self) -> int:
+        return self.classes
+
     def load(self, data_dir: Path) -> Data:
         # A stream each, so that a larger training split leaves the test split as it was.
         for_templates, for_train, for_test = np.random.default_rng(self.data_seed).spawn(3)

@@ -20,6 +20,5 @@ class RandomPartition(Partitioner):
     covers: ClassVar[bool] = True
 
     def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
-        if parts > len(labels):
-            raise ValueError(f"{len(labels)} samples cannot fill {parts} parts")
+        self.check(labels, parts)
         return np.array_split(rng.permutation(len(labels)), parts)

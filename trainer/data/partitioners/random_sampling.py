@@ -21,7 +21,6 @@ class RandomSampling(Partitioner):
     covers: ClassVar[bool] = False
 
     def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
-        if parts > len(labels):
-            raise ValueError(f"{len(labels)} samples cannot fill {parts} parts")
+        self.check(labels, parts)
         size = ceil(len(labels) / parts)
         return [rng.permutation(len(labels))[:size] for _ in range(parts)]

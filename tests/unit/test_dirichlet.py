@@ -1,0 +1,128 @@
+"""Both Dirichlet laws, and that parts of a least size are reached or given up."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import numpy as np
+import pytest
+
+from tests.unit.partitioner_support import (
+    ERRORS,
+    TIMES,
+    Floats,
+    assert_mean_and_variance,
+    counts,
+    labels_of,
+    rng,
+)
+from trainer.data.base import DataError
+from trainer.data.partitioners.dirichlet import DRAWS, Dirichlet
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1.0, 10.0])
+def test_dirichlet_shares_of_a_class_follow_the_law(alpha: float) -> None:
+    classes, per_class, parts = 5, 400, 4
+    labels = np.arange(classes * per_class) % classes
+    partitioner, seed = Dirichlet(alpha=alpha), rng(3)
+    found = np.stack([counts(labels, partitioner.split(labels, parts, seed)) for _ in range(TIMES)])
+    # A share is Beta(a, b) but for the rounding of its two ends, each by less than one sample: the
+    # variance of the rounding is below (1 / 400)², a 200th of the least standard error here.
+    a, b = alpha, alpha * (parts - 1)
+    variance = a * b / ((a + b) ** 2 * (a + b + 1))
+    assert variance == pytest.approx((1 / parts) * (1 - 1 / parts) / (alpha * parts + 1))
+    excess = 6 * ((a - b) ** 2 * (a + b + 1) - a * b * (a + b + 2)) / (a * b * (a + b + 2) * (a + b + 3))
+    for node in range(parts):
+        shares = found[:, node].ravel() / per_class  # classes are independent of each other
+        assert_mean_and_variance(shares, 1 / parts, variance, fourth=(3 + excess) * variance**2)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1.0, 10.0])
+def test_dirichlet_of_equal_sizes_fills_nodes_from_their_own_distribution(alpha: float) -> None:
+    of_class, parts = np.array([500, 300, 200]), 20
+    partitioner, size = Dirichlet(alpha=alpha, equal_sizes=True), 50
+    # The node that is served first, for which no class can run out.
+    found = np.stack(
+        [
+            partitioner.equal_parts(of_class, parts, rng(seed))[:, rng(seed).permutation(parts)[0]]
+            for seed in range(TIMES)
+        ]
+    )
+    assert (found.sum(axis=1) == size).all()
+    for row, p in enumerate(of_class / of_class.sum()):
+        share = found[:, row] / size
+        # A count is Dirichlet-multinomial: the variance of its distribution, and that of 50 draws from it.
+        of_distribution = p * (1 - p) / (alpha + 1)
+        variance = of_distribution + (p * (1 - p) - of_distribution) / size
+        assert_mean_and_variance(share, p, variance, fourth=float(((share - p) ** 4).mean()))
+
+
+def test_dirichlet_of_equal_sizes_has_parts_that_are_equal_to_one_sample() -> None:
+    for alpha in (1e-3, 0.5, 1e6):
+        for parts in (1, 7, 64):
+            split = Dirichlet(alpha=alpha, equal_sizes=True).split(labels_of(1437), parts, rng())
+            assert {len(part) for part in split} <= {1437 // parts, 1437 // parts + 1}
+
+
+def test_dirichlet_of_equal_sizes_serves_nodes_in_random_order() -> None:
+    # With hardly any mixing the last node has to take what is left, and the first never has.
+    of_class, seed = np.array([30, 30]), rng(4)
+    partitioner = Dirichlet(alpha=1e-3, equal_sizes=True)
+    mixed = np.array([(partitioner.equal_parts(of_class, 3, seed) > 0).all(axis=0) for _ in range(TIMES)])
+    # Three nodes of 20 from two classes of 30. Where the first two choose the same class (probability
+    # ½), the second gets 10 of each; otherwise the third does.
+    assert mixed.mean(axis=0) == pytest.approx([1 / 3] * 3, abs=ERRORS * sqrt(2 / 9 / TIMES))
+
+
+@pytest.mark.parametrize("equal_sizes", [False, True])
+def test_dirichlet_skew_falls_with_alpha(equal_sizes: bool) -> None:
+    labels = labels_of(1437)
+    largest = []
+    for alpha in (0.05, 0.5, 5, 500):
+        found = counts(labels, Dirichlet(alpha=alpha, equal_sizes=equal_sizes).split(labels, 5, rng(5)))
+        largest.append((found.max(axis=1) / found.sum(axis=1)).mean())
+    assert largest == sorted(largest, reverse=True)
+    assert largest[0] > 0.5
+    assert largest[-1] == pytest.approx(0.19, abs=0.03)  # the share of the most frequent class
+
+
+def test_dirichlet_classes_of_few_samples_do_not_all_go_to_the_same_nodes() -> None:
+    classes, per_class, parts = 200, 6, 60
+    labels = np.arange(classes * per_class) % classes
+    sizes = np.array([len(part) for part in Dirichlet(alpha=1e6).split(labels, parts, rng())])
+    share = per_class / parts  # a node has a sample of a class or not
+    expected, deviation = classes * share, sqrt(classes * share * (1 - share))
+    assert abs(sizes - expected).max() < ERRORS * deviation
+
+
+def test_dirichlet_parts_have_min_samples() -> None:
+    labels = labels_of(1437)
+    least = {
+        min_samples: [
+            min(map(len, Dirichlet(alpha=0.3, min_samples=min_samples).split(labels, 10, rng(seed))))
+            for seed in range(100)
+        ]
+        for min_samples in (1, 30)
+    }
+    assert min(least[1]) < 30 <= min(least[30])
+
+
+class Stubborn(np.random.Generator):
+    """Draws every class onto the first node."""
+
+    def __init__(self) -> None:
+        super().__init__(np.random.PCG64(0))
+        self.draws = 0
+
+    def dirichlet(self, alpha: Floats, size: int) -> Floats:  # type: ignore[override]
+        self.draws += 1
+        return np.tile(np.eye(len(alpha))[0], (size, 1))
+
+
+def test_dirichlet_gives_up_after_so_many_draws_and_says_what_helps() -> None:
+    draws = Stubborn()
+    with pytest.raises(
+        DataError, match=r"alpha 0\.2 .* less than 1 of 1437 .* raise alpha, use fewer nodes"
+    ):
+        Dirichlet(alpha=0.2).split(labels_of(1437), 3, draws)
+    assert draws.draws == DRAWS

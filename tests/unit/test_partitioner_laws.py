@@ -1,0 +1,230 @@
+"""Parts follow the law that their partitioner's docstring claims."""
+
+from __future__ import annotations
+
+from math import cos, e, pi, sin, sqrt
+
+import numpy as np
+import pytest
+
+from tests.unit.partitioner_support import ERRORS, TIMES, assert_mean_and_variance, counts, labels_of, rng
+from trainer.data.base import DataError, Partitioner
+from trainer.data.partitioners.classes import Classes
+from trainer.data.partitioners.contiguous import Contiguous
+from trainer.data.partitioners.feature import Feature
+from trainer.data.partitioners.quantity import Quantity
+from trainer.data.partitioners.random_partition import RandomPartition
+from trainer.data.partitioners.random_sampling import RandomSampling
+from trainer.data.partitioners.shards import Shards
+from trainer.data.partitioners.stratified import Stratified
+
+# Random parts
+
+
+@pytest.mark.parametrize(("samples", "parts"), [(1437, 5), (10, 3), (1000, 1000), (60_000, 7)])
+@pytest.mark.parametrize("partitioner", [RandomPartition(), Feature(), Stratified(), Contiguous()])
+def test_parts_that_are_equal_to_one_sample(partitioner: Partitioner, samples: int, parts: int) -> None:
+    sizes = [len(part) for part in partitioner.split(labels_of(samples), parts, rng())]
+    assert sizes == sorted(sizes, reverse=True)
+    assert max(sizes) - min(sizes) == (0 if samples % parts == 0 else 1)
+
+
+@pytest.mark.parametrize("partitioner", [RandomPartition(), Feature(), RandomSampling()])
+def test_labels_of_random_parts_are_as_when_drawn_without_replacement(partitioner: Partitioner) -> None:
+    labels = np.arange(100) // 30  # 30 of class 0, of which a part of 20 has a hypergeometric count
+    seed = rng(1)
+    found = np.array([counts(labels, partitioner.split(labels, 5, seed))[3, 0] for _ in range(TIMES)])
+    mean, variance = 20 * 0.3, 20 * 0.3 * 0.7 * (100 - 20) / (100 - 1)
+    assert_mean_and_variance(found.astype(float), mean, variance, fourth=3 * variance**2)
+
+
+def test_random_partition_does_not_follow_the_order_of_the_file() -> None:
+    labels = np.repeat(np.arange(10), 100)  # sorted by class: consecutive parts would be of two classes
+    for part in RandomPartition().split(labels, 5, rng()):
+        assert len(np.unique(labels[part])) == 10
+
+
+@pytest.mark.parametrize(("samples", "parts", "size"), [(1000, 2, 500), (1000, 3, 334), (1437, 5, 288)])
+def test_random_sampling_draws_its_share_without_repeating(samples: int, parts: int, size: int) -> None:
+    for part in RandomSampling().split(labels_of(samples), parts, rng()):
+        assert len(part) == len(np.unique(part)) == size
+
+
+@pytest.mark.parametrize(("parts", "published"), [(1, 1.0), (2, 0.75), (5, 0.672), (20, 0.642)])
+def test_random_sampling_covers_what_chance_would(parts: int, published: float) -> None:
+    split = RandomSampling().split(labels_of(20_000), parts, rng())
+    coverage = len(np.unique(np.concatenate(split))) / 20_000
+    assert coverage == pytest.approx(1 - (1 - 1 / parts) ** parts, abs=0.01)
+    assert coverage == pytest.approx(published, abs=0.01)
+
+
+def test_random_sampling_nodes_know_nothing_of_each_other() -> None:
+    first, second = RandomSampling().split(labels_of(20_000), 2, rng())
+    assert len(np.intersect1d(first, second)) / 20_000 == pytest.approx(0.25, abs=0.01)
+
+
+# Without chance
+
+
+def test_contiguous_parts_are_pieces_of_the_file() -> None:
+    labels = np.arange(11) // 4
+    assert [part.tolist() for part in Contiguous().split(labels, 3, rng())] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9, 10],
+    ]
+
+
+@pytest.mark.parametrize(("samples", "parts"), [(1437, 2), (1437, 5), (1437, 64), (1437, 1000)])
+def test_stratified_parts_have_the_mix_of_the_whole_to_one_sample(samples: int, parts: int) -> None:
+    labels = labels_of(samples)
+    share = np.bincount(labels) / parts
+    found = counts(labels, Stratified().split(labels, parts, rng()))
+    assert ((found == np.floor(share)) | (found == np.ceil(share))).all()
+
+
+def test_which_samples_of_a_label_a_stratified_node_has_is_chance() -> None:
+    labels = np.arange(40) % 2
+    seed = rng(2)
+    with_sample_7 = [7 in Stratified().split(labels, 4, seed)[0] for _ in range(TIMES)]
+    assert np.mean(with_sample_7) == pytest.approx(0.25, abs=ERRORS * sqrt(0.25 * 0.75 / TIMES))
+
+
+# Shards and classes
+
+
+@pytest.mark.parametrize("per_node", [1, 2, 5])
+def test_shards_that_come_out_even_hold_one_label_each(per_node: int) -> None:
+    labels = rng().permutation(np.repeat(np.arange(10), 200))
+    split = Shards(per_node=per_node).split(labels, 10, rng())
+    assert {len(part) for part in split} == {200}
+    assert (np.count_nonzero(counts(labels, split), axis=1) <= per_node).all()
+
+
+@pytest.mark.parametrize(("per_node", "parts"), [(1, 7), (2, 5), (3, 64), (2, 700)])
+def test_shards_hold_another_label_only_where_one_ends(per_node: int, parts: int) -> None:
+    labels = labels_of(1437)
+    split = Shards(per_node=per_node).split(labels, parts, rng())
+    sizes = [len(part) for part in split]
+    assert max(sizes) - min(sizes) <= per_node
+    assert np.count_nonzero(counts(labels, split)) <= per_node * parts + 10 - 1
+
+
+def test_shards_are_dealt_at_random() -> None:
+    labels, seed = np.repeat(np.arange(10), 4), rng(6)
+    alike = [len(np.unique(labels[Shards().split(labels, 10, seed)[4]])) == 1 for _ in range(TIMES)]
+    chance = 1 / 19  # that the second of a node's 2 shards, of the 19 left, has the label of the first
+    assert np.mean(alike) == pytest.approx(chance, abs=ERRORS * sqrt(chance * (1 - chance) / TIMES))
+
+
+@pytest.mark.parametrize(("per_node", "parts"), [(1, 10), (1, 13), (2, 5), (3, 7), (10, 1), (7, 40)])
+def test_classes_on_a_node_are_exactly_so_many(per_node: int, parts: int) -> None:
+    labels = labels_of(6000)
+    found = counts(labels, Classes(per_node=per_node).split(labels, parts, rng()))
+    assert (np.count_nonzero(found, axis=1) == per_node).all()
+    holders = np.count_nonzero(found, axis=0)
+    assert holders.max() - holders.min() <= 1
+    for of_class in found.T:
+        held = of_class[of_class > 0]
+        assert held.max() - held.min() <= 1
+
+
+def test_classes_are_dealt_at_random() -> None:
+    labels, seed = np.arange(40) % 4, rng(7)
+    partitioner = Classes(per_node=2)
+    hands = [(counts(labels, partitioner.split(labels, 3, seed))[2] > 0) for _ in range(TIMES)]
+    assert np.mean(hands, axis=0) == pytest.approx([0.5] * 4, abs=ERRORS * 0.5 / sqrt(TIMES))
+
+
+def test_a_class_with_fewer_samples_than_nodes_to_hold_it() -> None:
+    labels = np.array([0] * 50 + [1] * 2)
+    with pytest.raises(
+        DataError, match=r"class 1 has 2 samples for the 3 nodes .* lower per_node \(now 2\)"
+    ):
+        Classes().split(labels, 3, rng())
+
+
+# Quantity
+
+WEIGHTS = {
+    "power": lambda i, parts, s: 1 / (i + 1) ** s,
+    "exponential": lambda i, parts, s: e ** (-s * i / (parts - 1)),
+}
+
+
+@pytest.mark.parametrize("law", WEIGHTS)
+@pytest.mark.parametrize("imbalance", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("parts", [2, 5, 100])
+def test_quantities_are_the_laws_to_one_sample(law: str, imbalance: float, parts: int) -> None:
+    weights = [WEIGHTS[law](i, parts, imbalance) for i in range(parts)]
+    partitioner = Quantity(law=law, imbalance=imbalance)  # type: ignore[arg-type]
+    sizes = [len(part) for part in partitioner.split(labels_of(1437), parts, rng())]
+    expected = [1 + (1437 - parts) * weight / sum(weights) for weight in weights]
+    assert sizes == pytest.approx(expected, abs=1)
+
+
+@pytest.mark.parametrize("imbalance", [0.3, 1.0])
+def test_quantities_of_the_log_normal_law_have_its_quantiles(imbalance: float) -> None:
+    sizes = Quantity(law="log_normal", imbalance=imbalance).sizes(10_000_000, 1001)
+    assert (np.diff(sizes) <= 1).all()
+    logarithms = np.log(sizes / sizes[500])  # of the median node
+    # One and two standard deviations, at the nodes where the normal distribution has them.
+    for deviations, above in [(1, 0.158655), (2, 0.022750), (-1, 0.841345)]:
+        node = round(above * 1001 - 0.5)
+        assert logarithms[node] == pytest.approx(imbalance * deviations, abs=0.02)
+
+
+def test_quantities_of_few_nodes_under_the_log_normal_law() -> None:
+    # Nodes stand for a quarter each: the normal distribution's quantiles at 7/8, 5/8, 3/8 and 1/8.
+    logarithms = np.log(Quantity(law="log_normal", imbalance=0.5).weights(4))
+    expected = [0.5 * z for z in (1.150349, 0.318639, -0.318639, -1.150349)]
+    assert logarithms == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("law", ["power", "log_normal", "exponential"])
+@pytest.mark.parametrize(("imbalance", "parts"), [(0.0, 7), (1.0, 7), (3.0, 64), (10.0, 1437)])
+def test_unequal_parts_have_the_mix_of_the_whole(law: str, imbalance: float, parts: int) -> None:
+    labels = labels_of(1437)
+    partitioner = Quantity(law=law, imbalance=imbalance)  # type: ignore[arg-type]
+    split = partitioner.split(labels, parts, rng())
+    sizes = np.array([len(part) for part in split])
+    if imbalance == 0:
+        assert max(sizes) - min(sizes) <= 1
+    mix = np.bincount(labels) / 1437
+    assert (abs(counts(labels, split) - sizes[:, None] * mix) <= 2 * (1 + mix * 10)).all()
+
+
+# Feature
+
+
+@pytest.mark.parametrize("strength", [0.5, 3.0])
+def test_noise_grows_linearly_from_node_to_node(strength: float) -> None:
+    images = rng(8).standard_normal((200, 1, 10, 10)).astype(np.float32)
+    partitioner = Feature(strength=strength)
+    for rank in range(1, 5):
+        noise = (partitioner.distort(images, rank, 5, rng(rank)) - images).astype(float).ravel()
+        deviation = strength * rank / 4
+        assert_mean_and_variance(noise, 0, deviation**2, fourth=3 * deviation**4)
+        # As large where the image is bright, and on every image.
+        assert abs(np.corrcoef(noise, images.ravel())[0, 1]) < ERRORS / sqrt(noise.size)
+        assert noise.reshape(200, -1).std(axis=1).min() > deviation / 2
+
+
+def test_quarter_turns() -> None:
+    images = rng(9).standard_normal((1500, 2, 7, 7)).astype(np.float32)
+    partitioner = Feature(distortion="rotation", strength=pi)
+    for rank, turns in [(1, 1), (2, 2)]:
+        seen = partitioner.distort(images, rank, 3, rng())
+        np.testing.assert_allclose(seen, np.rot90(images, turns, axes=(2, 3)), atol=1e-5)
+
+
+@pytest.mark.parametrize(("rank", "angle"), [(1, 0.2), (2, 0.4), (3, 0.6)])
+def test_rotation_by_any_angle(rank: int, angle: float) -> None:
+    # A ramp is what bilinear interpolation gets exactly: turned by the angle, it rises in that direction.
+    down, right = np.mgrid[:11, :9] - np.array([5, 4])[:, None, None]
+    ramp = right[None, None].astype(np.float32)
+    seen = Feature(distortion="rotation", strength=0.6).distort(ramp, rank, 4, rng())[0, 0]
+    inside = np.hypot(down, right) <= 4  # what lies outside the image has its edge's value
+    turned = right * cos(angle) - down * sin(angle)
+    np.testing.assert_allclose(seen[inside], turned[inside], atol=1e-5)
+    assert abs(seen).max() <= 4

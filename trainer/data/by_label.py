@@ -1,0 +1,28 @@
+"""Samples by their label, for the partitioners that share out labels."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trainer.data.base import Indices, Labels
+
+
+def by_label(labels: Labels, rng: np.random.Generator) -> list[Indices]:
+    """The samples of each label that occurs, labels ascending, each in random order.
+
+    labels: int64, shape (samples,), at least one.
+    """
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    counts = np.bincount(labels)
+    return np.split(order, np.cumsum(counts[counts > 0])[:-1])
+
+
+def deal(samples: list[Indices], counts: Indices) -> list[Indices]:
+    """Each node's samples, when node n gets the next counts[c, n] of samples[c].
+
+    counts: int64, shape (len(samples), nodes). Row c adds up to len(samples[c]): all are dealt.
+    """
+    nodes = np.tile(np.arange(counts.shape[1]), len(samples))
+    order = np.argsort(np.repeat(nodes, counts.ravel()), kind="stable")
+    return np.split(np.concatenate(samples)[order], np.cumsum(counts.sum(axis=0))[:-1])

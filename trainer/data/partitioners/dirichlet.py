@@ -1,0 +1,95 @@
+"""Label skew of any degree: how labels lie over nodes is drawn from a Dirichlet distribution."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from trainer.data.base import DataError, Indices, Labels, Partitioner
+from trainer.data.by_label import by_label, deal
+
+DRAWS = 100  # of a split, until each part has `min_samples`
+
+
+class Dirichlet(Partitioner):
+    """The smaller `alpha`, the fewer labels a node sees most of. Two laws go by the name.
+
+    Without `equal_sizes`, that of Yurochkin et al. 2019 ("Bayesian Nonparametric Federated Learning of
+    Neural Networks") and Li et al. 2022 ("Federated Learning on Non-IID Data Silos"): for each class
+    the shares of the P nodes are drawn from Dir_P(alpha). A node's share of a class has mean 1/P and
+    variance (1/P)(1 - 1/P) / (alpha P + 1); parts are of very unequal size. A split with a part below
+    `min_samples` is drawn again as a whole, at most 100 times, so the law is that of the splits that
+    have none. The rule in these authors' code that a node with samples / P samples gets none of the
+    classes to come is left out, because with it the shares no longer follow the law.
+
+    With `equal_sizes`, that of Hsu, Qi and Brown 2019 ("Measuring the Effects of Non-Identical Data
+    Distribution for Federated Visual Classification"): each node draws its own label distribution from
+    Dir(alpha p), with p the label shares of the whole set, and fills a part of samples / P (±1) with
+    samples whose labels are drawn from it. A label's probability on a node has mean p and variance
+    p(1 - p) / (alpha + 1). Nodes are served in random order. When a label has run out, the others of
+    the node's distribution take its place, so the last to be served deviate from the law.
+    """
+
+    disjoint: ClassVar[bool] = True
+    covers: ClassVar[bool] = True
+
+    alpha: float = Field(
+        0.5, ge=1e-3, le=1e6, description="concentration: small is skewed, large is the same mix everywhere"
+    )
+    min_samples: int = Field(1, ge=1, description="least samples of a part")
+    equal_sizes: bool = Field(False, description="parts of equal size (Hsu et al. 2019)")
+
+    def misfit(self, samples: int, classes: int, parts: int) -> str | None:
+        if parts <= samples < parts * self.min_samples:
+            return (
+                f"min_samples {self.min_samples} in each of {parts} parts is more than the {samples} "
+                f"samples; it can be at most {samples // parts}"
+            )
+        return super().misfit(samples, classes, parts)
+
+    def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
+        self.check(labels, parts)
+        samples = by_label(labels, rng)
+        of_class = np.array([len(of_label) for of_label in samples])
+        counts = (self.equal_parts if self.equal_sizes else self.unequal_parts)(of_class, parts, rng)
+        return deal(samples, counts)
+
+    def unequal_parts(self, of_class: Indices, parts: int, rng: np.random.Generator) -> Indices:
+        """Samples per class and node, shape (classes, parts), after Yurochkin et al.
+
+        of_class: samples of each class, shape (classes,), at least 1 each.
+        """
+        for _ in range(DRAWS):
+            shares = rng.dirichlet(np.full(parts, self.alpha), len(of_class))
+            # Rounded at a random offset: at the same one, classes of few samples would all go to the same
+            # nodes. A count is then the share's on average, and within 1 of it.
+            ends = np.floor(np.cumsum(shares, axis=1) * of_class[:, None] + rng.random((len(of_class), 1)))
+            ends[:, -1] = of_class
+            ends = np.minimum(ends, of_class[:, None])
+            counts: Indices = np.diff(ends, axis=1, prepend=0).astype(np.int64)
+            if counts.sum(axis=0).min() >= self.min_samples:
+                return counts
+        raise DataError(
+            f"dirichlet with alpha {self.alpha:g} gave some of {parts} parts less than {self.min_samples} "
+            f"of {of_class.sum()} samples in each of {DRAWS} draws; raise alpha, use fewer nodes"
+            f"{', lower min_samples' if self.min_samples > 1 else ''} or set equal_sizes: true"
+        )
+
+    def equal_parts(self, of_class: Indices, parts: int, rng: np.random.Generator) -> Indices:
+        """Samples per class and node, shape (classes, parts), after Hsu et al.; `of_class` as above."""
+        samples, left = of_class.sum(), of_class.copy()
+        counts = np.zeros((len(of_class), parts), np.int64)
+        for node in rng.permutation(parts):
+            size = samples // parts + (node < samples % parts)
+            distribution = rng.dirichlet(self.alpha * of_class / samples)
+            while wanted := size - counts[:, node].sum():
+                weights = distribution * (left > 0)
+                if not weights.any():  # none of its labels is left: what there is
+                    weights = left.astype(np.float64)
+                # Drawing one by one, and passing over a label that has run out, has the same law.
+                drawn = np.minimum(rng.multinomial(wanted, weights / weights.sum()), left)
+                counts[:, node] += drawn
+                left -= drawn
+        return counts
