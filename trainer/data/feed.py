@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trainer.data.base import Indices, Split
+from trainer.data.survey import parts_of, split_number
 from trainer.spec import RunSpec
 from trainer.streams import Streams
 
@@ -48,18 +49,11 @@ class Feed:
 
     def parts(self, epoch: int) -> list[Indices]:
         """The samples of every node in `epoch` (1-based)."""
-        split_of = epoch if self._spec.partitioner.reshuffle else 0
-        if self._parts is None or self._parts[0] != split_of:
-            self._parts = (split_of, self._split(split_of))
+        number = split_number(self._spec, epoch)
+        if self._parts is None or self._parts[0] != number:
+            parts = parts_of(self._spec, self._streams, self._numpy_labels, self._size, epoch)
+            self._parts = (number, parts)
         return self._parts[1]
-
-    def _split(self, split_of: int) -> list[Indices]:
-        if not self._spec.strategy.uses_partition:
-            return [np.arange(len(self._numpy_labels))] * self._size
-        rng = self._streams.rng("partition", split_of)
-        parts = self._spec.partitioner.split(self._numpy_labels, self._size, rng)
-        # A part is a set, its order is drawn apart: on one node every strategy then trains as serial does.
-        return [np.sort(part) for part in parts]
 
     def order(self, epoch: int) -> Indices:
         """This rank's samples in the order in which it trains on them."""
