@@ -11,6 +11,7 @@ from orchestrator.report.containers import containers, metric
 from orchestrator.report.formats import ABSENT, JOIN
 from orchestrator.report.groups import Group, Metric, Spread
 from orchestrator.report.rows import SERIAL, Row
+from orchestrator.report.splits import distance_max, distance_mean
 
 
 @dataclass(frozen=True)
@@ -94,10 +95,6 @@ def _points(value: float | None) -> str:
     return formats.points(value).partition(formats.JOIN)[0]
 
 
-def _bits(value: float) -> str:
-    return f"{value:.3f}"
-
-
 WHO: tuple[Column[Group], ...] = (
     Column("Strategy", lambda group: Cell(who(group.first), group.partitioner_label), number=False),
     Column("Nodes", lambda group: Cell(group.shape.short)),
@@ -125,9 +122,11 @@ CERTIFICATES: tuple[Column[Group], ...] = (
     Column("Overlap, epoch 1", _spread(lambda row: row.overlap, formats.percent)),
     Column("Coverage, whole run", _spread(lambda row: row.coverage_whole_run, formats.percent)),
     Column("Overlap, whole run", _spread(lambda row: row.overlap_whole_run, formats.percent)),
-    Column("JS divergence, mean, epoch 1", _spread(lambda row: row.js_mean, _bits)),
-    Column("JS divergence, largest, epoch 1", _spread(lambda row: row.js_max, _bits)),
-    Column("JS divergence, whole run", _spread(lambda row: row.js_whole_run, _bits)),
+    Column("JS divergence, mean, epoch 1", _spread(lambda row: row.js_mean, formats.bits)),
+    Column("JS divergence, largest, epoch 1", _spread(lambda row: row.js_max, formats.bits)),
+    Column("JS divergence, whole run", _spread(lambda row: row.js_whole_run, formats.bits)),
+    Column("EMD, mean, epoch 1", _spread(distance_mean, formats.distance)),
+    Column("EMD, largest, epoch 1", _spread(distance_max, formats.distance)),
     Column("Verified", _verified, number=False),
 )
 

@@ -63,7 +63,8 @@ class Survey:
     @property
     def classes_held(self) -> Counts:
         """On each rank, the classes that it has at least one sample of."""
-        return np.count_nonzero(self.labels, axis=1)
+        held: Counts = np.count_nonzero(self.labels, axis=1)
+        return held
 
 
 def survey(spec: RunSpec, labels: Labels, classes: int, epoch: int = 1) -> Survey:
