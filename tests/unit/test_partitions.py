@@ -110,12 +110,17 @@ def test_all_registered_partitioners_unless_some_are_named() -> None:
         ({"nodes": 0}, "--nodes 0: "),
         ({"nodes": 201}, "--nodes 201: .*more than the 200 training samples"),
         ({"seed": -1}, "--seed -1: "),
-        ({"dataset": "mnist"}, "train-images-idx3-ubyte.gz is not in /nonexistent"),
     ],
 )
 def test_bad_input_is_named_with_what_is_allowed(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         drawn_of(**arguments)
+
+
+def test_a_dataset_that_cannot_be_had_is_named_with_what_mends_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")  # where a directory should be: nothing is downloaded
+    with pytest.raises(InputError, match=r"train-images-idx3-ubyte\.gz is not in .*/file and cannot be"):
+        list(draw(runs_of("mnist", 2, (), 0), tmp_path / "file"))
 
 
 # The tables

@@ -171,7 +171,7 @@ def test_more_ranks_than_can_be_mapped_have_a_summary() -> None:
     assert len(numbers(drawn(a_split(MOST_MAPPED)))) == 10 * MOST_MAPPED
     many = drawn(a_split(MOST_MAPPED + 1))
     assert [number for number in numbers(many) if number % 100] == []  # only ticks of the axis
-    assert "middle half and median" in many
+    assert "middle half, median" in many
     assert "at most 0.50" in many
 
 

@@ -105,7 +105,7 @@ def _font_size(item: Map, width_in: float) -> float:
 
 def _unit(item: Map) -> str:
     if not item.mapped:
-        return "samples on a node: range,\nmiddle half and median"
+        return "samples: range,\nmiddle half, median"
     return "node" if item.shape.processes_per_node == 1 else "rank"
 
 
