@@ -198,6 +198,35 @@ def report(
 
 
 @app.command()
+def partitions(
+    dataset: Annotated[str, typer.Option(help="Name, or YAML with parameters.")] = "digits",
+    nodes: Annotated[int, typer.Option(help="Nodes, or ranks where nodes are to have several.")] = 4,
+    partitioner: Annotated[
+        list[str] | None,
+        typer.Option(help="Name, or YAML such as '{name: ..., parameter: ...}'; repeatable. Default: all."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the runs that would train on it.")] = 0,
+    data_dir: DataDir = Path("data"),
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for partitions.csv, labels.csv and labels.svg.")
+    ] = None,
+) -> None:
+    """Show how partitioners split a dataset: what runs of this seed train on, without training."""
+    from orchestrator.partitions import draw, runs_of, write_files
+    from orchestrator.split_table import LEGEND, heading, label_lines, summary_lines
+
+    console = plain_console()
+    drawn = list(draw(runs_of(dataset, nodes, partitioner or (), seed), data_dir))
+    tables = [[heading(drawn)], [*summary_lines(drawn, console.width), "", *LEGEND]]
+    tables += [lines for item in drawn if (lines := label_lines(item, console.width))]
+    console.print("\n\n".join("\n".join(lines) for lines in tables))
+    for path in write_files(drawn, out) if out else ():
+        console.print(f"wrote {path}")
+    if any(item.survey is None for item in drawn):
+        raise typer.Exit(1)
+
+
+@app.command()
 def doctor(data_dir: DataDir = Path("data")) -> None:
     """Say what can run here, and why not what cannot."""
     from orchestrator.doctor import examine

@@ -77,6 +77,7 @@ class CertifiedPart(Record):
     js_divergence: float  # bits, from the whole training set's labels
     js_divergence_so_far: float  # the same of all epochs up to this one
     digest: str
+    earth_movers_distance: float | None = None  # 0 … 2, from the whole set's labels; older results lack it
 
 
 class CertifiedSplit(Record):

@@ -8,9 +8,11 @@ from typing import Generic, TypeVar
 
 from orchestrator.report import formats
 from orchestrator.report.containers import containers, metric
+from orchestrator.report.exchange import bytes_per_step, consensus_distance, exchange_s_per_step
 from orchestrator.report.formats import ABSENT, JOIN
 from orchestrator.report.groups import Group, Metric, Spread
 from orchestrator.report.rows import SERIAL, Row
+from orchestrator.report.splits import distance_max, distance_mean
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,6 @@ def _points(value: float | None) -> str:
     return formats.points(value).partition(formats.JOIN)[0]
 
 
-def _bits(value: float) -> str:
-    return f"{value:.3f}"
-
-
 WHO: tuple[Column[Group], ...] = (
     Column("Strategy", lambda group: Cell(who(group.first), group.partitioner_label), number=False),
     Column("Nodes", lambda group: Cell(group.shape.short)),
@@ -113,11 +111,11 @@ GROUPS: tuple[Column[Group], ...] = (
     Column("Accuracy", _spread(lambda row: row.accuracy, formats.percent)),
     Column("To serial, points", _spread(lambda row: row.accuracy_difference, _points)),
     Column("Nodes' own models", _spread(lambda row: row.own_accuracy, formats.percent)),
-    Column("Consensus distance", _spread(lambda row: row.consensus_distance, formats.ratio)),
+    Column("Consensus distance", _spread(consensus_distance, formats.ratio)),
     Column("Communicate and wait", _spread(lambda row: row.exchange_share, formats.percent)),
-    Column("Exchange per step", _spread(lambda row: row.exchange_s_per_step, formats.seconds)),
+    Column("Exchange per step", _spread(exchange_s_per_step, formats.seconds)),
     Column("Sent per rank", _spread(lambda row: row.bytes_sent_per_rank, formats.size)),
-    Column("Sent per step", _spread(lambda row: row.bytes_per_step, formats.size)),
+    Column("Sent per step", _spread(bytes_per_step, formats.size)),
     Column("Samples per s", _spread(lambda row: row.samples_per_s, formats.ratio)),
 )
 
@@ -128,9 +126,11 @@ CERTIFICATES: tuple[Column[Group], ...] = (
     Column("Overlap, epoch 1", _spread(lambda row: row.overlap, formats.percent)),
     Column("Coverage, whole run", _spread(lambda row: row.coverage_whole_run, formats.percent)),
     Column("Overlap, whole run", _spread(lambda row: row.overlap_whole_run, formats.percent)),
-    Column("JS divergence, mean, epoch 1", _spread(lambda row: row.js_mean, _bits)),
-    Column("JS divergence, largest, epoch 1", _spread(lambda row: row.js_max, _bits)),
-    Column("JS divergence, whole run", _spread(lambda row: row.js_whole_run, _bits)),
+    Column("JS divergence, mean, epoch 1", _spread(lambda row: row.js_mean, formats.bits)),
+    Column("JS divergence, largest, epoch 1", _spread(lambda row: row.js_max, formats.bits)),
+    Column("JS divergence, whole run", _spread(lambda row: row.js_whole_run, formats.bits)),
+    Column("EMD, mean, epoch 1", _spread(distance_mean, formats.distance)),
+    Column("EMD, largest, epoch 1", _spread(distance_max, formats.distance)),
     Column("Verified", _verified, number=False),
 )
 

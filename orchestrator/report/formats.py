@@ -42,6 +42,16 @@ def percent(value: float | None) -> str:
     return ABSENT if value is None else f"{value:.1%}"
 
 
+def bits(value: float | None) -> str:
+    """A Jensen–Shannon divergence, whose unit stands beside it."""
+    return ABSENT if value is None else f"{value:.3f}"
+
+
+def distance(value: float | None) -> str:
+    """An earth mover's distance, 0 … 2, which has no unit."""
+    return ABSENT if value is None else f"{value:.2f}"
+
+
 def points(value: float | None) -> str:
     """A difference of two shares, given as −1 … 1, in signed percentage points."""
     if value is None:

@@ -32,6 +32,7 @@ class Figure:
 
     caption: str
     svg: Markup
+    wide: bool
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,11 @@ def _chapters(comparison: Comparison, plots: Sequence[Plot]) -> list[Chapter]:
     for work in works:
         groups = [group for group in comparison.groups if group.first.trains and group.work == work]
         figures = [
-            Figure(plot.caption, Markup(inline(plot.svg, str(escape(f"{plot.title}. {plot.caption}")))))
+            Figure(
+                plot.caption,
+                Markup(inline(plot.svg, str(escape(f"{plot.title}. {plot.caption}")))),
+                plot.wide,
+            )
             for plot in plots
             if plot.work == work
         ]

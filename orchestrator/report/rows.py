@@ -134,12 +134,6 @@ class Row:
         return _minus(self.accuracy, self.own_accuracy)
 
     @property
-    def consensus_distance(self) -> float | None:
-        """How far replicas were apart after the last epoch, before they were averaged for good."""
-        epochs = self._measured.epochs if self._measured else []
-        return next((point.consensus_distance for point in reversed(epochs)), None)
-
-    @property
     def samples_per_s(self) -> float | None:
         return self._measured.samples_per_s if self._measured else None
 
@@ -156,18 +150,6 @@ class Row:
     @property
     def bytes_sent_per_rank(self) -> float | None:
         return self._measured.bytes_sent_per_rank if self._measured else None
-
-    @property
-    def bytes_per_step(self) -> float | None:
-        """Bytes that a rank sent on average for each step of the rank that took most."""
-        return _over(self.bytes_sent_per_rank, self.steps)
-
-    @property
-    def exchange_s_per_step(self) -> float | None:
-        """Seconds of communicating and waiting for each such step."""
-        if not self.steps or self.shape.ranks == 1:
-            return None
-        return (self.seconds.get("communicate", 0.0) + self.seconds.get("wait", 0.0)) / self.steps
 
     @property
     def peak_memory_mb(self) -> float | None:

@@ -10,7 +10,9 @@ from statistics import fmean
 from orchestrator.limits import written
 from orchestrator.report.comparison import Comparison
 from orchestrator.report.containers import metric
+from orchestrator.report.exchange import bytes_per_step, consensus_distance, exchange_s_per_step
 from orchestrator.report.rows import Row
+from orchestrator.report.splits import distance_max, distance_mean
 from trainer.spec import NODE_LIMITS
 
 Cell = str | int | float | bool | None
@@ -85,9 +87,12 @@ COLUMNS: dict[str, Callable[[Row], Cell]] = {
     "container_memory_peak_mib_max": metric("memory_peak_mb"),
     "container_memory_limit_mib": metric("memory_limit_mb"),
     "image": lambda row: row.result.environment.get("image"),
-    "consensus_distance": lambda row: row.consensus_distance,
-    "bytes_sent_per_rank_and_step": lambda row: row.bytes_per_step,
-    "exchange_s_per_step": lambda row: row.exchange_s_per_step,
+    "consensus_distance": consensus_distance,
+    "bytes_sent_per_rank_and_step": bytes_per_step,
+    "exchange_s_per_step": exchange_s_per_step,
+    # Of a node's labels from the whole set's, 0 … 2, in epoch 1.
+    "earth_movers_distance_mean": distance_mean,
+    "earth_movers_distance_max": distance_max,
 }
 
 

@@ -12,6 +12,7 @@ from trainer.data.certificate import (
     PartRecord,
     Spread,
     as_fields,
+    earth_movers_distance,
     js_divergence,
     label_counts,
     part_digest,
@@ -92,6 +93,7 @@ def test_part_record() -> None:
     assert (record.epoch, record.samples, record.labels) == (3, 3, [2, 0, 1, 0])
     assert record.js_divergence == pytest.approx(jensenshannon([2, 0, 1, 0], [4, 2, 2, 0], base=2) ** 2)
     assert record.js_divergence_so_far == record.js_divergence
+    assert record.earth_movers_distance == pytest.approx(2 / 3 - 1 / 2 + 1 / 4 + 1 / 3 - 1 / 4)
     assert label_counts(labels, 4).tolist() == [4, 2, 2, 0]
 
 
@@ -134,6 +136,22 @@ def test_js_divergence_of_nearly_equal_counts_is_not_negative() -> None:
     for _ in range(200):
         p = rng.integers(1, 10**6, 10)
         assert js_divergence(p, p * 3) >= 0
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "distance"),
+    [
+        ([1, 2, 3], [10, 20, 30], 0.0),
+        ([5, 0], [0, 7], 2.0),
+        ([1, 0], [1, 1], 1.0),
+        ([60] + [0] * 9, [6] * 10, 1.8),  # one of ten classes, as Zhao et al. 2018 have it: 0.9 + 9 * 0.1
+        ([30, 30] + [0] * 8, [6] * 10, 1.6),  # two of ten
+        ([3, 1, 0], [1, 1, 2], 1.0),  # |3/4 - 1/4| + |1/4 - 1/4| + |0 - 1/2|
+    ],
+)
+def test_earth_movers_distance_by_hand(p: list[int], q: list[int], distance: float) -> None:
+    assert earth_movers_distance(p, q) == pytest.approx(distance, abs=1e-12)
+    assert earth_movers_distance(q, p) == pytest.approx(distance, abs=1e-12)
 
 
 def test_records_become_fields() -> None:

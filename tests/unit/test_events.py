@@ -167,9 +167,8 @@ def test_every_line_is_on_disk_at_once_and_appended(writer: Writer, tmp_path: Pa
 def test_labels_of_as_many_classes_as_a_dataset_may_have_can_be_told(writer: Writer) -> None:
     most = next(m.le for m in Synthetic.model_fields["classes"].metadata if hasattr(m, "le"))
     digest = "0" * 16
-    writer().write(
-        "part", epoch=10_000, samples=10**9, labels=[99_999] * most, js_divergence=1 / 3, digest=digest
-    )
+    skew = dict.fromkeys(["js_divergence", "js_divergence_so_far", "earth_movers_distance"], 1 / 3)
+    writer().write("part", epoch=10_000, samples=10**9, labels=[99_999] * most, digest=digest, **skew)
 
 
 # Reading

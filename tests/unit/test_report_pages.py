@@ -160,7 +160,7 @@ def test_the_page_needs_nothing_else(report: SweepPaths) -> None:
     assert {"script", "link", "img", "iframe", "object", "base"}.isdisjoint(page.tags)
     assert all(link.startswith("#") for link in [*page.links, *page.sources])
     assert not re.search(r"@import|url\((?!#)", text)
-    assert page.tags.count("svg") == len(list(report.plots.glob("*.svg"))) == 7
+    assert page.tags.count("svg") == len(list(report.plots.glob("*.svg"))) == 8
 
 
 def test_links_lead_somewhere_and_ids_are_unique(report: SweepPaths) -> None:

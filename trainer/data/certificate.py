@@ -47,6 +47,18 @@ def js_divergence(p_counts: npt.ArrayLike, q_counts: npt.ArrayLike) -> float:
     return max(0.0, (relative_entropy(p) + relative_entropy(q)) / 2)
 
 
+def earth_movers_distance(p_counts: npt.ArrayLike, q_counts: npt.ArrayLike) -> float:
+    """Distance of two label distributions, the sum over labels of |p - q|: 0 equal, 2 disjoint.
+
+    Takes counts as `js_divergence` does. Labels have no order, so all earth is moved equally far, and what
+    is left is twice the total variation; called so by Zhao et al. 2018, "Federated learning with non-IID
+    data", who tie the accuracy that is lost to it.
+    """
+    p = np.asarray(p_counts, dtype=float) / np.sum(p_counts)
+    q = np.asarray(q_counts, dtype=float) / np.sum(q_counts)
+    return float(np.abs(p - q).sum())
+
+
 @dataclass(frozen=True)
 class PartRecord:
     """What one node fed to its model in one epoch."""
@@ -56,6 +68,7 @@ class PartRecord:
     labels: list[int]  # samples per class
     js_divergence: float  # of this part's labels from the whole set's, bits
     js_divergence_so_far: float  # of all labels that the node was fed up to this epoch
+    earth_movers_distance: float  # of this part's labels from the whole set's, 0 … 2
     digest: str
 
     @classmethod
@@ -70,6 +83,7 @@ class PartRecord:
             labels=counts.tolist(),
             js_divergence=js_divergence(counts, whole),
             js_divergence_so_far=js_divergence(counts if before is None else counts + before, whole),
+            earth_movers_distance=earth_movers_distance(counts, whole),
             digest=part_digest(fed),
         )
 

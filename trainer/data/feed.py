@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trainer.data.base import Images, Indices, Split
+from trainer.data.survey import parts_of, split_number
 from trainer.spec import RunSpec
 from trainer.strategies.base import Uneven
 from trainer.streams import Streams
@@ -51,30 +52,23 @@ class Feed:
 
     def parts(self, epoch: int) -> list[Indices]:
         """The samples of every node in `epoch` (1-based), whose batches are fed before the next one's."""
-        split_of = epoch if self._spec.partitioner.reshuffle else 0
-        if self._parts is None or self._parts[0] != split_of:
-            self._parts = (split_of, self._split(split_of))
+        number = split_number(self._spec, epoch)
+        if self._parts is None or self._parts[0] != number:
+            parts = parts_of(self._spec, self._streams, self._train.labels, self._size, epoch)
+            self._parts = (number, parts)
             if self._distorts:
-                self._distort(split_of, self._parts[1][self._rank])
+                self._distort(number, parts[self._rank])
         return self._parts[1]
 
-    def _distort(self, split_of: int, own: Indices) -> None:
+    def _distort(self, number: int, own: Indices) -> None:
         """Keep this rank's part alone, as the partitioner lets it see it: once, not in every epoch."""
-        rng = self._streams.rng("distort", self._rank, split_of)
+        rng = self._streams.rng("distort", self._rank, number)
         images = self._spec.partitioner.distort(self._train.images[own], self._rank, self._size, rng)
         self._own, self._images = own, self._laid_out(images)
 
     def _laid_out(self, images: Images) -> Tensor:
         # As (samples, height, width, channels): a gathered batch is then channels_last as it is.
         return torch.from_numpy(images).permute(0, 2, 3, 1).contiguous().to(self._device)
-
-    def _split(self, split_of: int) -> list[Indices]:
-        if not self._spec.strategy.uses_partition:
-            return [np.arange(len(self._train.labels))] * self._size
-        rng = self._streams.rng("partition", split_of)
-        parts = self._spec.partitioner.split(self._train.labels, self._size, rng)
-        # A part is a set, its order is drawn apart: on one node every strategy then trains as serial does.
-        return [np.sort(part) for part in parts]
 
     def order(self, epoch: int) -> Indices:
         """This rank's samples in the order in which it trains on them."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from orchestrator.report.comparison import Scene
+from orchestrator.report.exchange import bytes_per_step, exchange_s_per_step
 from orchestrator.report.findings.base import REMARKS, Finding, evidence, verdict
 from orchestrator.report.formats import listed, percent, ratio, seconds, size
 from orchestrator.report.groups import Group, Spread
@@ -158,7 +159,7 @@ def collectives(scene: Scene) -> Iterator[Finding]:
     """What it costs to take the same mean in different ways, step by step."""
     cells: dict[tuple[str, str, int], list[tuple[Spread, Group]]] = {}
     for group in scene.rivals:
-        exchange = group.over(lambda row: row.exchange_s_per_step)
+        exchange = group.over(exchange_s_per_step)
         if exchange and group.strategy in MEAN_GRADIENT:
             cells.setdefault(group.line[1:], []).append((exchange, group))
     for ways in cells.values():
@@ -181,5 +182,5 @@ def collectives(scene: Scene) -> Iterator[Finding]:
 
 
 def _sent(group: Group) -> str:
-    sent = group.over(lambda row: row.bytes_per_step)
+    sent = group.over(bytes_per_step)
     return f" for {size(sent.mean)} sent by a rank" if sent else ""

@@ -10,24 +10,27 @@ from matplotlib.figure import Figure
 
 from orchestrator.report.comparison import Comparison, Scene
 from orchestrator.report.labels import Work
-from orchestrator.report.plots.bars import labels_by_node, representatives, time_by_phase
+from orchestrator.report.plots.bars import time_by_phase
 from orchestrator.report.plots.captions import CAPTIONS
 from orchestrator.report.plots.curves import accuracy_over_time
 from orchestrator.report.plots.glance import partitioners_by_strategy, strategies_at_a_glance
 from orchestrator.report.plots.lines import QUANTITIES, lines_over_nodes
-from orchestrator.report.plots.style import RC, Style
+from orchestrator.report.plots.maps import Map, label_maps
+from orchestrator.report.plots.style import RC, WIDTH_IN, Style
 from orchestrator.report.plots.svg import to_svg
+from orchestrator.report.splits import representatives, survey_of
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure. name: of its file, without .svg. svg: one element of XML."""
+    """A figure. name: of its file, without .svg. svg: one element of XML. wide: it wants the whole page."""
 
     name: str
     title: str
     caption: str
     work: Work
     svg: str
+    wide: bool
 
 
 def draw(comparison: Comparison) -> list[Plot]:
@@ -39,7 +42,8 @@ def draw(comparison: Comparison) -> list[Plot]:
         for number, work in enumerate(works, 1):
             for name, title, figure in _figures(comparison.scene(work), style):
                 file = f"{name}-{number}" if len(works) > 1 else name
-                plots.append(Plot(file, title, CAPTIONS[name], work, to_svg(figure, file)))
+                wide = figure.get_figwidth() > WIDTH_IN
+                plots.append(Plot(file, title, CAPTIONS[name], work, to_svg(figure, file), wide))
     return plots
 
 
@@ -56,5 +60,6 @@ def _figures(scene: Scene, style: Style) -> Iterator[tuple[str, str, Figure]]:
         yield "accuracy_over_time", "Accuracy against training time", figure
     if figure := time_by_phase(scene.in_lines, scene.shape):
         yield "phases", "Where the time went", figure
-    if figure := labels_by_node(representatives(scene.groups)):
-        yield "labels", "Samples per rank and label", figure
+    splits = [(row, survey_of(row)) for row in representatives(scene.groups)]
+    if maps := [Map(row.partitioner_label, row.shape, seen) for row, seen in splits if seen]:
+        yield "labels", "Samples per rank and label", label_maps(maps)

@@ -1,26 +1,19 @@
-"""Where the time went, and which labels lay on which node."""
+"""Where the time went."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
 from statistics import fmean
 
-import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from orchestrator.report.groups import Group
 from orchestrator.report.labels import Shape
 from orchestrator.report.plots.style import PHASE_COLOURS, WIDTH_IN, set_title, short_name
-from orchestrator.report.rows import Row
-from orchestrator.result import CertifiedPart
 
 BAR_IN = 0.3
 FAR_LONGER = 3
-PALE = 1.8  # how far the colours' end lies above the largest number: dark text is read on all of them
-MOST_NUMBERED = 400  # cells; more of them have no room for their numbers
-MOST_VECTORS = 2000  # cells; more of them make a large file
 
 
 def time_by_phase(groups: Sequence[Group], shape: Shape) -> Figure | None:
@@ -81,65 +74,6 @@ def phases(group: Group) -> dict[str, float]:
     rows = [row.seconds for row in group.ok_rows if row.seconds]
     names = dict.fromkeys(phase for seconds in rows for phase in seconds if phase != "evaluate")
     return {phase: fmean(seconds.get(phase, 0.0) for seconds in rows) for phase in names}
-
-
-def labels_by_node(rows: Sequence[Row]) -> Figure | None:
-    """A heat map node × label for each row, which stands for its partitioner; None without any row."""
-    if not rows:
-        return None
-    tables = [np.array([part.labels for part in _parts(row)]) for row in rows]
-    heights = [0.45 + min(0.24 * len(table), 3.2) for table in tables]
-    figure = Figure(figsize=(WIDTH_IN, 0.55 + sum(heights)), layout="constrained")
-    panels = figure.subplots(len(rows), 1, squeeze=False, height_ratios=heights)[:, 0]
-    most = max(int(table.max()) for table in tables) or 1
-    mesh = None
-    numbered = all(table.size <= MOST_NUMBERED and table.shape[1] <= 20 for table in tables)
-    for axes, row, table in zip(panels, rows, tables, strict=True):
-        # A mesh and not an image: it stays sharp at any size, until there are too many cells.
-        mesh = axes.pcolormesh(
-            table,
-            cmap="Blues",
-            vmin=0,
-            vmax=PALE * most if numbered else most,
-            edgecolors="white" if numbered else "face",
-            linewidth=0.6 if numbered else 0.2,
-            rasterized=table.size > MOST_VECTORS,
-        )
-        axes.invert_yaxis()
-        axes.set_title(f"{row.partitioner_label}, {row.shape.label}")
-        axes.set_ylabel("node" if row.shape.processes_per_node == 1 else "rank")
-        axes.spines[:].set_visible(False)
-        axes.tick_params(length=0)
-        for set_ticks, number, most_ticks in (
-            (axes.set_yticks, table.shape[0], 16),
-            (axes.set_xticks, table.shape[1], 20),
-        ):
-            ticks = range(0, number, ceil(number / most_ticks))
-            set_ticks([tick + 0.5 for tick in ticks], [str(tick) for tick in ticks])
-        if numbered:
-            for (node, label), samples in np.ndenumerate(table):
-                axes.text(label + 0.5, node + 0.5, f"{samples}", ha="center", va="center", fontsize=8)
-    panels[-1].set_xlabel("label")
-    if not numbered and mesh is not None:
-        figure.colorbar(mesh, ax=list(panels), label="samples", shrink=0.8)
-    set_title(figure, "Samples per rank and label, epoch 1")
-    return figure
-
-
-def representatives(groups: Sequence[Group]) -> list[Row]:
-    """For each partitioner its first run with a certificate at its largest number of nodes."""
-    chosen: dict[str, Row] = {}
-    for group in groups:
-        certified = [row for row in group.ok_rows if row.partitioner_label and _parts(row)]
-        if certified:
-            best = chosen.get(group.partitioner_label)
-            if best is None or certified[0].shape.ranks > best.shape.ranks:
-                chosen[group.partitioner_label] = certified[0]
-    return list(chosen.values())
-
-
-def _parts(row: Row) -> list[CertifiedPart]:
-    return row.result.certificate.first_epoch() if row.result.certificate else []
 
 
 def _names(groups: Sequence[Group]) -> list[str]:

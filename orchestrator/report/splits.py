@@ -1,0 +1,58 @@
+"""The splits that runs trained on, as their certificates have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+import numpy as np
+
+from orchestrator.report.groups import Group
+from orchestrator.report.rows import Row
+from trainer.data.survey import Survey
+
+
+def survey_of(row: Row) -> Survey | None:
+    """How the samples of epoch 1 lay over the ranks; None for a run without result or certificate."""
+    certificate = row.result.certificate if row.ok else None
+    parts = certificate.first_epoch() if certificate else []
+    if not parts or row.coverage is None or row.overlap is None:
+        return None
+    distances = [part.earth_movers_distance for part in parts]
+    return Survey(
+        labels=np.array([part.labels for part in parts], dtype=np.int64),
+        coverage=row.coverage,
+        overlap=row.overlap,
+        js_divergence=tuple(part.js_divergence for part in parts),
+        earth_movers_distance=tuple(value for value in distances if value is not None),
+    )
+
+
+def distance(reduce: Callable[[Sequence[float]], float]) -> Callable[[Row], float | None]:
+    """The earth mover's distance of the nodes' labels, `reduce`d over them; None in results without it."""
+
+    def metric(row: Row) -> float | None:
+        seen = survey_of(row)
+        return reduce(seen.earth_movers_distance) if seen and seen.earth_movers_distance else None
+
+    return metric
+
+
+distance_mean, distance_max = distance(fmean), distance(max)
+
+
+def representatives(groups: Sequence[Group]) -> list[Row]:
+    """For each number of ranks and each partitioner its certified run of the lowest seed.
+
+    In the order of ranks, and then of the sweep. A single rank has everything: it is left out unless there
+    is nothing else to see.
+    """
+    chosen: dict[tuple[int, str], Row] = {}
+    for group in groups:
+        for row in group.ok_rows:
+            if row.partitioner_label and survey_of(row):
+                cell = (row.shape.ranks, row.partitioner_label)
+                if cell not in chosen or row.seed < chosen[cell].seed:
+                    chosen[cell] = row
+    rows = sorted(chosen.values(), key=lambda row: row.shape.ranks)
+    return [row for row in rows if row.shape.ranks > 1] or rows
