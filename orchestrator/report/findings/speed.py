@@ -12,6 +12,8 @@ from orchestrator.report.formats import listed, percent, ratio, seconds, size
 from orchestrator.report.groups import Group, Spread
 from orchestrator.report.rows import Row
 
+MOST_NAMED = 4  # in one sentence
+
 
 def _train_s(row: Row) -> float | None:
     return row.train_s
@@ -85,14 +87,20 @@ def slower_than_serial(scene: Scene) -> Iterator[Finding]:
     slower = [(spread, group) for spread, group in timed if spread.mean > serial_s.mean]
     if not slower:
         return
+    named = slower if len(slower) <= MOST_NAMED else [slower[0], slower[-1]]
     told = [
         f"{scene.name(group)} ({seconds(spread.mean)}, {_share(group)} of it communicating or waiting"
         f"{REMARKS[verdict(spread, serial_s)]})"
-        for spread, group in slower
+        for spread, group in named
     ]
+    which = (
+        f": {listed(told)}"
+        if named is slower
+        else f" were {len(slower)} of {len(timed)}, {' to '.join(told)}"
+    )
     yield Finding(
         "finding",
-        f"Slower than serial ({seconds(serial_s.mean)}) at {scene.shape.label}: {listed(told)}.",
+        f"Slower than serial ({seconds(serial_s.mean)}) at {scene.shape.label}{which}.",
         evidence([*(group for _, group in slower), scene.serial]),
     )
 

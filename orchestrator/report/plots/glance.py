@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from orchestrator.report import formats
 from orchestrator.report.comparison import Scene
@@ -31,7 +31,7 @@ def strategies_at_a_glance(scene: Scene, style: Style) -> Figure | None:
     if scene.serial:
         shown.insert(0, scene.serial)
     figure = Figure(figsize=(WIDTH_IN, 1.0 + ROW_IN * len(shown)), layout="constrained")
-    accuracy, time, sent = figure.subplots(1, 3, sharey=True, width_ratios=(1.25, 1, 1))
+    accuracy, time, sent = figure.subplots(1, 3, sharey=True, width_ratios=(1.2, 1, 1))
     colours = [style.look(group).colour for group in shown]
     for at, (group, colour) in enumerate(zip(shown, colours, strict=True)):
         spread = group.over(_accuracy)
@@ -40,7 +40,8 @@ def strategies_at_a_glance(scene: Scene, style: Style) -> Figure | None:
             accuracy.plot(spread.mean, at, marker="o", markersize=6, color=colour, markeredgecolor="white")
     if scene.serial:
         accuracy.axvline(_mean(scene.serial, _accuracy), color=SERIAL_COLOUR, linewidth=0.9, zorder=0)
-    accuracy.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    accuracy.xaxis.set_major_locator(MaxNLocator(3))
+    accuracy.xaxis.set_major_formatter(PercentFormatter(1.0))
     _bars(time, shown, colours, lambda row: row.train_s, formats.seconds)
     _bars(sent, shown, colours, lambda row: row.bytes_sent_per_rank, formats.size)
     for axes, title in ((accuracy, "test accuracy"), (time, "training time"), (sent, "sent per rank")):
