@@ -37,8 +37,9 @@ class Traffic:
     """What this rank sent, and when it met the others.
 
     bytes_sent: payload bytes that leave this rank at the bandwidth-optimal cost of each collective
-    for n bytes and P ranks: all-reduce 2n(P-1)/P, all-gather n(P-1), broadcast n(P-1) from the root,
-    send n. Protocol headers and what a library's algorithm sends beyond that are not in it.
+    for n bytes and P ranks: all-reduce 2n(P-1)/P, all-gather n(P-1), all-to-all n(P-1)/P, broadcast
+    n(P-1) from the root, send n. Protocol headers and what a library's algorithm sends beyond that are
+    not in it.
     meetings: (entered, left) of every collective, in order, in seconds of the clock.
     """
 
@@ -82,6 +83,11 @@ class Communicator(ABC):
         with self._meeting(self._bytes(buffer) * (self.size - 1)):
             return self._all_gather(buffer) if self.size > 1 else buffer.clone().unsqueeze(0)
 
+    def all_to_all(self, buffer: Tensor) -> Tensor:
+        """Row i of `buffer`, shape (size, n), goes to rank i. Returns what came, row i from rank i."""
+        with self._meeting(self._bytes(buffer) * (self.size - 1) / self.size):
+            return self._all_to_all(buffer) if self.size > 1 else buffer.clone()
+
     def broadcast(self, buffer: Tensor, root: int) -> None:
         """Replace `buffer`, shape (n,), by the one of rank `root`."""
         sent = self._bytes(buffer) * (self.size - 1) if self.rank == root else 0
@@ -115,6 +121,8 @@ class Communicator(ABC):
     def _all_reduce(self, buffer: Tensor) -> None: ...
     @abstractmethod
     def _all_gather(self, buffer: Tensor) -> Tensor: ...
+    @abstractmethod
+    def _all_to_all(self, buffer: Tensor) -> Tensor: ...
     @abstractmethod
     def _broadcast(self, buffer: Tensor, root: int) -> None: ...
     @abstractmethod
