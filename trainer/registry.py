@@ -90,6 +90,14 @@ class ComponentRegistry(Registry[C]):
                     del parameters[parameter]
         return {"name": self.name_of(component), **parameters}
 
+    def parameters(self, form: Any, *path: str | int) -> list[str]:
+        """What may stand in a component's mapping form, or in that of the component inside it at `path`."""
+        fields = self.load(form["name"] if isinstance(form, Mapping) else form).model_fields
+        if not path:
+            return list(fields)
+        inside = (item for item in fields[str(path[0])].metadata if isinstance(item, ComponentRegistry))
+        return next((registry.parameters(form[path[0]], *path[1:]) for registry in inside), [])
+
     def __get_pydantic_core_schema__(self, _: Any, __: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
             self.parse,
