@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.unit.conftest import FakeTime
 from trainer.clock import Clock
 from trainer.comm.base import Communicator
+from trainer.compression import COMPRESSIONS
 from trainer.compression.none import NoneCompression
 from trainer.context import NodeContext
 from trainer.events import EventWriter
@@ -114,10 +115,11 @@ def generators(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def trained(strategy: str) -> tuple[TrainResult, Link]:
+def trained(strategy: str, compression: str) -> tuple[TrainResult, Link]:
     dataset = {"name": "synthetic", "samples": SAMPLES, "test_samples": TEST_SAMPLES}
     nodes = min(2, STRATEGIES.load(strategy).max_nodes or 2)
-    fields = {"strategy": strategy, "transport": "nccl", "nodes": nodes, "dataset": dataset}
+    named = {"name": strategy, "compression": compression} if compression != "none" else strategy
+    fields = {"strategy": named, "transport": "nccl", "nodes": nodes, "dataset": dataset}
     of = Task(
         RunSpec.model_validate({**fields, "model": "lenet", "epochs": EPOCHS, "batch_size": 8}), Path()
     )
@@ -127,15 +129,20 @@ def trained(strategy: str) -> tuple[TrainResult, Link]:
     return result, link
 
 
-@pytest.mark.parametrize("strategy", ON_GPU)
+@pytest.mark.parametrize(
+    ("strategy", "compression"),
+    [(name, "none") for name in ON_GPU]
+    + [("all_reduce", name) for name in COMPRESSIONS.entries if name != "none"],
+)
 def test_a_training_stays_on_its_device(
-    monkeypatch: pytest.MonkeyPatch, generators: list[str], strategy: str
+    monkeypatch: pytest.MonkeyPatch, generators: list[str], strategy: str, compression: str
 ) -> None:
     monkeypatch.setattr(NodeContext, "connect", lambda context, clock: Far.connect(context, clock))
     monkeypatch.setattr("torch.nn.parallel.DistributedDataParallel", Plain)
-    result, link = trained(strategy)
+    result, link = trained(strategy, compression)
     assert result.steps >= 4 * EPOCHS
-    assert generators == ["meta"]  # dropout draws where it drops
+    draws = ["cpu"] if compression == "power_sgd" else []  # once, so that all ranks draw the same
+    assert generators == ["meta", *draws]  # dropout draws where it drops
 
     # Both splits travel once, whatever the number of steps, which take the samples' numbers alone.
     images = [tuple(t.shape) for t in link.to_device if t.shape[-1] == 28 or t.shape[1:3] == (28, 28)]

@@ -43,7 +43,7 @@ class SignCompressor(ErrorFeedback):
         from torch.nn.functional import pad
 
         scales = torch.stack([tensor.abs().mean() for tensor in gradient.split(self._lengths)])
-        positive = pad(gradient >= 0, (0, -len(gradient) % 32)).view(-1, 8)
+        positive = pad((gradient >= 0).byte(), (0, -len(gradient) % 32)).view(-1, 8)
         packed = (positive << self._bits).sum(dim=1, dtype=torch.uint8)
         return torch.cat([scales, packed.view(torch.float32)])
 
