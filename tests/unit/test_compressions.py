@@ -124,6 +124,12 @@ def test_a_mean_of_low_rank_is_exact() -> None:
     assert (mean_of(PowerSgd(rank=1), gradients, shapes) - mean).norm() > 0.1 * mean.norm()
 
 
+def test_what_cancels_out_between_ranks_takes_no_part_of_the_rank() -> None:
+    common, apart = low_rank(1, seed=0), normal(600)
+    mean = mean_of(PowerSgd(rank=1), [common + apart, common - apart], [Size([20, 30])])
+    torch.testing.assert_close(mean, common, rtol=1e-4, atol=1e-5)
+
+
 def test_where_the_rank_saves_nothing_the_mean_is_sent_as_it_is() -> None:
     gradients = [normal(600, seed=rank) for rank in range(3)]
     mean = mean_of(PowerSgd(rank=12), gradients, [Size([20, 30])], steps=3)  # 12 * 50 = 20 * 30
