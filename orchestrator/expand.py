@@ -108,20 +108,20 @@ def _matches(run: Values, entry: Values) -> bool:
         choices = wanted if isinstance(wanted, list) else [wanted]
         if component in REGISTRIES:
             form = run[component]
-            if parameter:
-                hit = form.get(parameter) in choices
-            else:
-                hit = any(
-                    form.items() >= choice.items()
-                    if isinstance(choice, dict)
-                    else form.get("name") == choice
-                    for choice in choices
-                )
+            value = form.get(parameter) if parameter else form
         else:
-            hit = run[name] in choices
-        if not hit:
+            value = run[name]
+        if not any(_fits(value, choice) for choice in choices):
             return False
     return True
+
+
+def _fits(value: Any, choice: Any) -> bool:
+    """Whether a filled value is the wanted one; a component is if it has the name, or the parameters."""
+    if isinstance(value, dict):
+        wanted = choice if isinstance(choice, dict) else {"name": choice}
+        return all(name in value and _fits(value[name], item) for name, item in wanted.items())
+    return bool(value == choice)
 
 
 def _check_skip(entry: Values, place: str) -> None:
@@ -152,8 +152,7 @@ def _checked(values: Values, written: Mapping[str, Written], block: str) -> RunS
         if not location:
             return list(RunSpec.model_fields)
         name = str(location[0])
-        form = _filled(values)[name]
-        return list(REGISTRIES[name].load(str(form["name"])).model_fields) or ["no parameters"]
+        return REGISTRIES[name].parameters(_filled(values)[name], *location[1:]) or ["no parameters"]
 
     try:
         return RunSpec.model_validate(values)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, SerializationInfo
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -53,7 +53,8 @@ class ComponentRegistry(Registry[C]):
     """Known components of one kind.
 
     Used as the metadata of an `Annotated` field it makes pydantic accept `name`,
-    `{name: name, parameter: value, ...}` or an instance, and write the second form.
+    `{name: name, parameter: value, ...}` or an instance, and write the second form. A parameter may be a
+    component itself; its default is a name.
     """
 
     def parse(self, value: Any) -> C:
@@ -83,13 +84,28 @@ class ComponentRegistry(Registry[C]):
     def dump(self, component: C, *, exclude_defaults: bool = False) -> dict[str, Any]:
         """The mapping form: `{"name": ..., parameter: value, ...}`."""
         parameters = component.model_dump(mode="json", exclude_defaults=exclude_defaults)
+        if exclude_defaults:  # pydantic does not know that a name is the component of that name
+            for parameter, field in type(component).model_fields.items():
+                if parameters.get(parameter) == {"name": field.default}:
+                    del parameters[parameter]
         return {"name": self.name_of(component), **parameters}
+
+    def parameters(self, form: Any, *path: str | int) -> list[str]:
+        """What may stand in a component's mapping form, or in that of the component inside it at `path`."""
+        fields = self.load(form["name"] if isinstance(form, Mapping) else form).model_fields
+        if not path:
+            return list(fields)
+        inside = (item for item in fields[str(path[0])].metadata if isinstance(item, ComponentRegistry))
+        return next((registry.parameters(form[path[0]], *path[1:]) for registry in inside), [])
 
     def __get_pydantic_core_schema__(self, _: Any, __: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
             self.parse,
-            serialization=core_schema.plain_serializer_function_ser_schema(self.dump),
+            serialization=core_schema.plain_serializer_function_ser_schema(self._serialize, info_arg=True),
         )
+
+    def _serialize(self, component: C, info: SerializationInfo) -> dict[str, Any]:
+        return self.dump(component, exclude_defaults=info.exclude_defaults)
 
     def __get_pydantic_json_schema__(self, _: CoreSchema, __: GetJsonSchemaHandler) -> JsonSchemaValue:
         """JSON Schema of the field: a bare name, or a mapping per component with its parameters."""

@@ -102,7 +102,10 @@ class Shape:
 
 
 def component_label(run: RunSpec, field: str) -> str:
-    """A component's name and the parameters that are not the default: `one_shot init=independent`."""
+    """A component's name and the parameters that are not the default: `one_shot init=independent`.
+
+    A parameter that is a component itself is written `compression=top_k(ratio=0.1)`.
+    """
     shown = REGISTRIES[field].dump(getattr(run, field), exclude_defaults=True)
     return " ".join([shown.pop("name"), *(f"{name}={_written(value)}" for name, value in shown.items())])
 
@@ -114,4 +117,7 @@ def parameters(run: RunSpec, field: str) -> dict[str, str]:
 
 
 def _written(value: object) -> str:
+    if isinstance(value, dict):
+        inside = ", ".join(f"{name}={_written(item)}" for name, item in value.items() if name != "name")
+        return f"{value['name']}({inside})" if inside else str(value["name"])
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -118,6 +118,7 @@ def every_collective(comm: Communicator) -> dict[str, Any]:
     gathered = comm.all_gather(buffer)
     buffer.zero_()  # what was gathered is a copy
     tell("gather", gathered)
+    tell("to all", comm.all_to_all(torch.stack([values(comm.rank) + to for to in range(comm.size)])))
     for root in range(comm.size):
         buffer = values(comm.rank)
         comm.broadcast(buffer, root)
@@ -138,11 +139,13 @@ def test_collectives(ranks: Ranks) -> None:
         assert own["few"][0] == [6, 30]
         torch.testing.assert_close(torch.tensor(own["part"][0]), everyone.sum(0)[2:9])
         assert own["gather"] == (everyone.tolist(), payload * (SIZE - 1))
+        assert own["to all"] == ((everyone + rank).tolist(), payload * (SIZE - 1))
         for root in range(SIZE):
             sent = payload * (SIZE - 1) if rank == root else 0
             assert own[f"broadcast {root}"] == (values(root).tolist(), sent)
-        assert own == told[0] | {name: own[name] for name in own if "broadcast" in name}  # bit for bit
-        assert own["meetings"] == 5 + SIZE
+        its_own = {name: own[name] for name in own if "broadcast" in name or name == "to all"}
+        assert own == told[0] | its_own  # bit for bit
+        assert own["meetings"] == 6 + SIZE
 
 
 def in_order(comm: Communicator) -> list[float]:

@@ -57,6 +57,19 @@ def test_all_gather(size: int) -> None:
         assert torch.equal(gathered, torch.stack([values(rank) for rank in range(size)]))
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_all_to_all(size: int) -> None:
+    def body(comm: Communicator) -> tuple[Tensor, Tensor]:
+        buffer = torch.stack([values(10 * comm.rank + to) for to in range(size)])
+        received = comm.all_to_all(buffer)
+        buffer.zero_()  # what came is a copy
+        comm.barrier()
+        return received, buffer
+
+    for rank, (received, _) in enumerate(together(size, body)):
+        assert torch.equal(received, torch.stack([values(10 * source + rank) for source in range(size)]))
+
+
 @pytest.mark.parametrize(("size", "root"), [(1, 0), (2, 1), (4, 0), (4, 3)])
 def test_gather(size: int, root: int) -> None:
     told = together(size, lambda comm: comm.gather(values(comm.rank), root))
@@ -134,11 +147,16 @@ def test_many_rounds_do_not_mix() -> None:
 # Counting
 
 
+def to_all(rank: int, size: int) -> float:
+    return 400 * (size - 1)  # a row for every rank, its own stays
+
+
 COSTS: dict[str, tuple[Callable[[Communicator, Tensor], Any], Callable[[int, int], float]]] = {
     # 100 float32 on each of P ranks: the bytes that leave `rank`.
     "all_reduce": (lambda comm, b: comm.all_reduce(b, "mean"), lambda rank, p: 2 * 400 * (p - 1) / p),
     "all_gather": (lambda comm, b: comm.all_gather(b), lambda rank, p: 400 * (p - 1)),
     "gather": (lambda comm, b: comm.gather(b, 0), lambda rank, p: 0 if rank == 0 else 400),
+    "all_to_all": (lambda comm, b: comm.all_to_all(b.expand(comm.size, len(b)).contiguous()), to_all),
     "broadcast": (lambda comm, b: comm.broadcast(b, 0), lambda rank, p: 400 * (p - 1) if rank == 0 else 0),
     "barrier": (lambda comm, b: comm.barrier(), lambda rank, p: 0),
 }

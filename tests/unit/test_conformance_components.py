@@ -20,28 +20,30 @@ from tests.unit.conftest import PROJECT
 from tests.unit.mini_schema import mistakes, resolved
 from trainer.comm import TRANSPORTS
 from trainer.comm.base import Communicator
+from trainer.compression import COMPRESSIONS, Compression
 from trainer.context import RANK_VARIABLES
 from trainer.registry import Component
 from trainer.spec import REGISTRIES, RunSpec
 from trainer.strategies import STRATEGIES
 
-ALL = {**REGISTRIES, "transport": TRANSPORTS, "runtime": RUNTIMES}
+OF_COMPONENTS = {**REGISTRIES, "compression": COMPRESSIONS}
+ALL = {**OF_COMPONENTS, "transport": TRANSPORTS, "runtime": RUNTIMES}
 ENTRIES = [(kind, name) for kind, registry in ALL.items() for name in registry.entries]
-COMPONENTS = [(kind, name) for kind, name in ENTRIES if kind in REGISTRIES]
+COMPONENTS = [(kind, name) for kind, name in ENTRIES if kind in OF_COMPONENTS]
 PARAMETERS = [
     (kind, name, parameter)
     for kind, name in COMPONENTS
-    for parameter in REGISTRIES[kind].load(name).model_fields
+    for parameter in OF_COMPONENTS[kind].load(name).model_fields
 ]
 # What a class is called beside its entry's name, and files that hold several entries.
-SUFFIXES = {"transport": "Communicator", "runtime": "Runtime"}
+SUFFIXES = {"compression": "Compression", "transport": "Communicator", "runtime": "Runtime"}
 SHARED_FILES = {"fashion_mnist": "mnist", "gloo": "torch_dist"}
 PACKAGES = ("trainer", "orchestrator")
 SOURCES = sorted(path for package in PACKAGES for path in (PROJECT / package).rglob("*.py"))
 
 
 def build(kind: str, name: str, **parameters: Any) -> Component:
-    component: Component = REGISTRIES[kind].parse({"name": name, **parameters})
+    component: Component = OF_COMPONENTS[kind].parse({"name": name, **parameters})
     return component
 
 
@@ -57,6 +59,8 @@ def other_value(annotation: Any, default: Any) -> Any:
         return next(choice for choice in get_args(annotation) if choice != default)
     if get_origin(annotation) is list:
         return [*default, default[0]]
+    if annotation is Compression:
+        return {"name": "power_sgd", "rank": 3}
     raise AssertionError(f"say here which other value a {annotation} may take")
 
 
@@ -91,13 +95,13 @@ def test_unknown_name_lists_the_known_ones(kind: str) -> None:
         assert name in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", REGISTRIES)
+@pytest.mark.parametrize("kind", OF_COMPONENTS)
 def test_component_of_another_kind_is_refused(kind: str) -> None:
     stranger = build(
         "optimizer" if kind != "optimizer" else "model", "sgd" if kind != "optimizer" else "mlp"
     )
     with pytest.raises(PydanticCustomError, match="not a registered"):
-        REGISTRIES[kind].parse(stranger)
+        OF_COMPONENTS[kind].parse(stranger)
 
 
 # Parameters
@@ -111,7 +115,7 @@ def test_unknown_parameter_is_refused(kind: str, name: str) -> None:
 
 @pytest.mark.parametrize(("kind", "name", "parameter"), PARAMETERS)
 def test_parameter_refuses_what_is_no_such_value(kind: str, name: str, parameter: str) -> None:
-    annotation = REGISTRIES[kind].load(name).model_fields[parameter].annotation
+    annotation = OF_COMPONENTS[kind].load(name).model_fields[parameter].annotation
     bad: list[Any] = [float("nan"), float("inf"), -float("inf"), 1 if annotation is bool else True]
     if annotation in (int, float):
         bad += ["1", [1], None]
@@ -136,14 +140,14 @@ def test_components_are_frozen(kind: str, name: str, parameter: str) -> None:
 def forms(kind: str, name: str) -> Iterator[Component]:
     """The component with its defaults, and with each parameter changed in turn."""
     yield build(kind, name)
-    for parameter, field in REGISTRIES[kind].load(name).model_fields.items():
+    for parameter, field in OF_COMPONENTS[kind].load(name).model_fields.items():
         yield build(kind, name, **{parameter: other_value(field.annotation, field.default)})
 
 
 @pytest.mark.parametrize(("kind", "name"), COMPONENTS)
 @pytest.mark.parametrize("brief", [False, True])
 def test_written_and_read_again_it_is_the_same(kind: str, name: str, brief: bool) -> None:
-    registry = REGISTRIES[kind]
+    registry = OF_COMPONENTS[kind]
     for component in forms(kind, name):
         dumped = registry.dump(component, exclude_defaults=brief)
         assert dumped["name"] == name
@@ -152,9 +156,9 @@ def test_written_and_read_again_it_is_the_same(kind: str, name: str, brief: bool
     assert registry.dump(build(kind, name), exclude_defaults=True) == {"name": name}
 
 
-@pytest.mark.parametrize("kind", REGISTRIES)
+@pytest.mark.parametrize("kind", OF_COMPONENTS)
 def test_schema_accepts_what_is_written_and_no_more(kind: str) -> None:
-    registry = REGISTRIES[kind]
+    registry = OF_COMPONENTS[kind]
     schema = TypeAdapter(Annotated[Any, registry]).json_schema()
     for reference in _references(schema):
         resolved(schema, reference)
@@ -214,9 +218,10 @@ def modules_after(code: str) -> set[str]:
 
 LOAD_ALL = """
 from trainer.comm import TRANSPORTS
+from trainer.compression import COMPRESSIONS
 from trainer.spec import REGISTRIES
 from orchestrator.runtimes import RUNTIMES
-for registry in (*REGISTRIES.values(), TRANSPORTS, RUNTIMES):
+for registry in (*REGISTRIES.values(), COMPRESSIONS, TRANSPORTS, RUNTIMES):
     for name in registry.entries:
         registry.load(name)
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.unit.conftest import FakeTime
 from trainer.clock import Clock
 from trainer.comm.base import Communicator
+from trainer.compression import COMPRESSIONS
+from trainer.compression.none import NoneCompression
 from trainer.context import NodeContext
 from trainer.events import EventWriter
 from trainer.result import TrainResult
@@ -46,6 +49,10 @@ class Far(Communicator):
     def _all_gather(self, buffer: Tensor) -> Tensor:
         assert buffer.is_meta
         return torch.stack([buffer] * self.size)
+
+    def _all_to_all(self, buffer: Tensor) -> Tensor:
+        assert buffer.is_meta
+        return buffer.clone()
 
     def _broadcast(self, buffer: Tensor, root: int) -> None:
         assert buffer.is_meta
@@ -86,7 +93,7 @@ class Link(TorchDispatchMode):
 class Plain(nn.Module):
     """In DDP's place: the model as it is."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, bucket_cap_mb: int | None) -> None:
         super().__init__()
         self.module = module
         self.forward = module.forward
@@ -108,10 +115,11 @@ def generators(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def trained(strategy: str) -> tuple[TrainResult, Link]:
+def trained(strategy: str, compression: str) -> tuple[TrainResult, Link]:
     dataset = {"name": "synthetic", "samples": SAMPLES, "test_samples": TEST_SAMPLES}
     nodes = min(2, STRATEGIES.load(strategy).max_nodes or 2)
-    fields = {"strategy": strategy, "transport": "nccl", "nodes": nodes, "dataset": dataset}
+    named = {"name": strategy, "compression": compression} if compression != "none" else strategy
+    fields = {"strategy": named, "transport": "nccl", "nodes": nodes, "dataset": dataset}
     of = Task(
         RunSpec.model_validate({**fields, "model": "lenet", "epochs": EPOCHS, "batch_size": 8}), Path()
     )
@@ -121,15 +129,20 @@ def trained(strategy: str) -> tuple[TrainResult, Link]:
     return result, link
 
 
-@pytest.mark.parametrize("strategy", ON_GPU)
+@pytest.mark.parametrize(
+    ("strategy", "compression"),
+    [(name, "none") for name in ON_GPU]
+    + [("all_reduce", name) for name in COMPRESSIONS.entries if name != "none"],
+)
 def test_a_training_stays_on_its_device(
-    monkeypatch: pytest.MonkeyPatch, generators: list[str], strategy: str
+    monkeypatch: pytest.MonkeyPatch, generators: list[str], strategy: str, compression: str
 ) -> None:
     monkeypatch.setattr(NodeContext, "connect", lambda context, clock: Far.connect(context, clock))
     monkeypatch.setattr("torch.nn.parallel.DistributedDataParallel", Plain)
-    result, link = trained(strategy)
+    result, link = trained(strategy, compression)
     assert result.steps >= 4 * EPOCHS
-    assert generators == ["meta"]  # dropout draws where it drops
+    draws = ["cpu"] if compression == "power_sgd" else []  # once, so that all ranks draw the same
+    assert generators == ["meta", *draws]  # dropout draws where it drops
 
     # Both splits travel once, whatever the number of steps, which take the samples' numbers alone.
     images = [tuple(t.shape) for t in link.to_device if t.shape[-1] == 28 or t.shape[1:3] == (28, 28)]
@@ -154,11 +167,16 @@ def test_ddps_hand_over_is_that_of_the_last_bucket(monkeypatch: pytest.MonkeyPat
         looks.append(now.now)
         return now.now
 
-    class Reduction:
+    class World:
+        def __init__(self) -> None:
+            self.done: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+            self.done.set_result([torch.ones(4)])
+
+        def allreduce(self, tensors: list[Tensor], options: object) -> World:
+            return self
+
         def get_future(self) -> torch.futures.Future[list[Tensor]]:
-            done: torch.futures.Future[list[Tensor]] = torch.futures.Future()
-            done.set_result([torch.ones(4)])
-            return done
+            return self.done
 
     class Bucket:
         def __init__(self, last: bool) -> None:
@@ -167,11 +185,11 @@ def test_ddps_hand_over_is_that_of_the_last_bucket(monkeypatch: pytest.MonkeyPat
         def buffer(self) -> Tensor:
             return torch.ones(4)
 
-    monkeypatch.setattr("torch.distributed.all_reduce", lambda buffer, async_op: Reduction())
+    monkeypatch.setattr("torch.distributed.group", SimpleNamespace(WORLD=World()))
     comm = Far(0, 2, Clock(wall, FakeTime()))
     comm.clock.start()
     with comm.clock.phase("compute"):
-        buckets = Buckets(comm)
+        buckets = Buckets(comm, NoneCompression(), seed=0)
         before = len(looks)
         for last in (False, False, True):
             buckets.mean(Bucket(last))  # type: ignore[arg-type]

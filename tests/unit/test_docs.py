@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.sweep import load_sweep
+from trainer.compression import COMPRESSIONS
 from trainer.data.partitioners import PARTITIONERS
 from trainer.spec import REGISTRIES, RunSpec
+from trainer.strategies.ddp import HOOKS
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*PROJECT.glob("*.md"), *PROJECT.glob("docs/*.md")])
@@ -85,16 +87,28 @@ def test_the_table_of_partitioners_is_that_of_the_registry() -> None:
 
 def test_the_table_of_fields_is_that_of_the_spec() -> None:
     page = (PROJECT / "docs" / "sweeps.md").read_text()
-    defaults = dict(re.findall(r"(?m)^\| `(\w+)` \| ([^|]+) \|", page))
+    table = page[page.index("| field | default |") :].partition("\n\n")[0]
+    defaults = dict(re.findall(r"(?m)^\| `(\w+)` \| ([^|]+) \|", table))
     assert set(defaults) == set(RunSpec.model_fields)
     for field, info in RunSpec.model_fields.items():
         if field not in ("strategy", "transport"):
             assert defaults[field].lower() == str(info.default).lower()
 
 
+def test_the_table_of_compressions_is_that_of_the_registry() -> None:
+    page = (PROJECT / "docs" / "sweeps.md").read_text()
+    table = page[page.index("| compression | parameter |") :].partition("\n\n")[0]
+    rows = {row.split("`")[1]: row.split("|") for row in table.splitlines()[2:]}
+    assert list(rows) == list(COMPRESSIONS.entries)
+    for name, (_, _, written, _, in_ddp, _) in rows.items():
+        fields = COMPRESSIONS.load(name).model_fields
+        assert written.strip() == ", ".join(f"`{key}: {field.default}`" for key, field in fields.items())
+        assert (in_ddp.strip() != "no") == (name in HOOKS.entries)
+
+
 def test_every_component_is_named_in_the_readme() -> None:
     readme = (PROJECT / "README.md").read_text()
-    for kind, registry in REGISTRIES.items():
+    for kind, registry in {**REGISTRIES, "compression": COMPRESSIONS}.items():
         for name in registry.entries:
             if name != "placebo":
                 assert f"`{name}`" in readme, f"{kind} {name}"

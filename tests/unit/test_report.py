@@ -115,6 +115,16 @@ def test_exchange_share_leaves_evaluation_out() -> None:
 def test_labels_name_the_parameters_that_are_not_the_default() -> None:
     rows = a_comparison(a_run("one_shot"), a_run(ONE_SHOT_ALONE)).rows
     assert [row.strategy_label for row in rows] == ["one_shot", "one_shot init=independent"]
+    few = {"name": "all_reduce", "compression": {"name": "top_k", "ratio": 0.1}}
+    low_rank = {"name": "all_reduce", "compression": {"name": "power_sgd", "rank": 2}}  # the default
+    rows = a_comparison(
+        a_run({"name": "all_reduce", "compression": "none"}), a_run(few), a_run(low_rank)
+    ).rows
+    assert sorted(row.strategy_label for row in rows) == [
+        "all_reduce",
+        "all_reduce compression=power_sgd",
+        "all_reduce compression=top_k(ratio=0.1)",
+    ]
     assert row_of(a_comparison(SERIAL), "serial").partitioner_label == ""
     split = a_run("ddp", partitioner={"name": "dirichlet", "alpha": 0.1, "equal_sizes": True})
     assert row_of(a_comparison(split), "ddp").partitioner_label == "dirichlet alpha=0.1 equal_sizes=true"

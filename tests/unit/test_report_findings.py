@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from orchestrator.report import formats
@@ -10,6 +12,7 @@ from orchestrator.report.findings import find
 from orchestrator.report.findings.base import verdict
 from orchestrator.report.groups import Spread
 from orchestrator.report.rows import NO_SERIAL
+from orchestrator.result import RunResult
 from tests.unit.report_support import FAST, ONE_SHOT_ALONE, SERIAL, a_comparison, a_run, repeated
 
 
@@ -120,6 +123,30 @@ def test_initial_weights_are_compared_where_both_were_tried() -> None:
     said = texts(a_comparison(*runs), "Parameters")
     assert "81.0% with init=broadcast and 21.0% with init=independent: −60.0 points." in said
     assert texts(a_comparison(*runs[:2]), "Parameters") == ""
+
+
+def test_compressions_are_compared_with_none_by_accuracy_and_bytes() -> None:
+    def compressed(name: str, **fields: Any) -> list[RunResult]:
+        return repeated({"name": "all_reduce", "compression": name}, [0.80, 0.82], "accuracy", **fields)
+
+    common = {"nodes": 2, "transport": "gloo"}
+    runs = [
+        *compressed("sign", bytes_sent=2e4, **common),
+        *repeated("all_reduce", [0.90, 0.92], "accuracy", **common),
+        *compressed("fp16", bytes_sent=5e5, **common),
+        *repeated("ddp", [0.90, 0.92], "accuracy", **common),
+    ]
+    said = texts(a_comparison(*runs), "Parameters")
+    for name, sent in (("sign", "20.0 kB"), ("fp16", "500 kB")):
+        assert (
+            f"reached 91.0% with compression=none and 81.0% with compression={name}: −10.0 points; "
+            f"a rank sent 1.00 MB and {sent}."
+        ) in said
+    assert said.count("reached") == 2  # not each with each
+    # With a compression the mathematics is no longer that of ddp: not only the exchange differs.
+    said = texts(a_comparison(*runs), "Exchange")
+    assert said.count("spent") == 1
+    assert "compression" not in said
 
 
 def test_partitioners_are_compared_by_coverage_overlap_and_accuracy() -> None:

@@ -255,6 +255,13 @@ def test_threads_that_the_quota_gives_anyway_make_no_other_run() -> None:
         ),
         ({"strategy": "ddp", "nodes": 2, "processes_per_node": 4}, "ddp-gloo-n2x4-s0-56cadc81"),
         ({"strategy": "ddp", "nodes": 2, "cpus": 0.4, "memory_mb": 1024}, "ddp-gloo-n2-s0-47da9a2d"),
+        (
+            {
+                "strategy": {"name": "all_reduce", "compression": {"name": "top_k", "ratio": 0.1}},
+                "nodes": 2,
+            },
+            "all_reduce-mpi-n2-s0-61989031",
+        ),
     ],
 )
 def test_keys_are_written_down(fields: dict[str, Any], key: str) -> None:
@@ -270,6 +277,19 @@ def test_key_does_not_depend_on_how_the_run_is_written() -> None:
     assert spec(nodes=2, transport="mpi", strategy={"name": "one_shot", "init": "broadcast"}).key == key
     assert RunSpec.model_validate({"nodes": 2, "strategy": "one_shot"}).key == key
     assert spec(nodes=2, lr=1).key == spec(nodes=2, lr=1.0).key
+
+
+def test_a_component_inside_another_is_in_the_key_without_its_defaults() -> None:
+    def key(compression: Any, strategy: str = "all_reduce") -> str:
+        return spec(strategy={"name": strategy, "compression": compression}, nodes=2).key
+
+    assert key("none") == key({"name": "none"}) == spec(strategy="all_reduce", nodes=2).key
+    assert key("none", "ddp") == spec(strategy="ddp", nodes=2).key
+    assert key("top_k") == key({"name": "top_k", "ratio": 0.01})
+    assert len({key("none"), key("sign"), key("top_k"), key({"name": "top_k", "ratio": 0.1})}) == 4
+    run = spec(strategy={"name": "all_reduce", "compression": "top_k"}, nodes=2)
+    assert run.canonical()["strategy"] == {"name": "all_reduce", "compression": {"name": "top_k"}}
+    assert RunSpec.model_validate_json(run.model_dump_json()) == run
 
 
 CHANGES: dict[str, Any] = {

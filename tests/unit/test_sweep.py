@@ -118,6 +118,29 @@ def test_skip_knows_what_was_left_to_the_default(load: Load, entry: str) -> None
     assert told(sweep, "nodes") == [(3,)]
 
 
+@pytest.mark.parametrize(
+    ("entry", "left"),
+    [
+        (
+            "{strategy.compression: none}",
+            [{"name": "top_k", "ratio": 0.1}, {"name": "top_k", "ratio": 0.2}],
+        ),
+        ("{strategy.compression: top_k}", [{"name": "none"}]),
+        (
+            "{strategy.compression: {name: top_k, ratio: 0.2}}",
+            [{"name": "none"}, {"name": "top_k", "ratio": 0.1}],
+        ),
+        ("{strategy: {name: all_reduce, compression: top_k}}", [{"name": "none"}]),
+        ("{strategy.compression: [none, top_k], seed: 0}", []),
+    ],
+)
+def test_skip_looks_into_a_component_inside_another(load: Load, entry: str, left: list[Any]) -> None:
+    axes = "{strategy.compression: [none, {name: top_k, ratio: 0.1}, {name: top_k, ratio: 0.2}]}"
+    blocks = f"[{{axes: {axes}, skip: [{entry}]}}, {{base: {{nodes: 3}}}}]"
+    *runs, _ = load(blocks, base="{strategy: all_reduce}").runs
+    assert [run.model_dump(mode="json")["strategy"]["compression"] for run in runs] == left
+
+
 def test_skip_knows_the_threads_that_a_quota_gives(load: Load) -> None:
     blocks = "[{axes: {cpus: [1, 2, 4.5], processes_per_node: [1, 2]}, skip: [{threads: [2, 4]}]}]"
     assert told(load(blocks, base="{strategy: ddp}"), "cpus", "processes_per_node", "threads") == [

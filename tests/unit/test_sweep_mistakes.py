@@ -207,6 +207,23 @@ def test_unknown_name_lists_the_known_ones(path: Path, field: str, registry: Reg
             "blocks[0].base.strategy.x: unknown key; allowed: no parameters",
         ),
         (
+            "{base: {strategy: {name: all_reduce, compression: {name: top_k, rate: 1}}}}",
+            "blocks[0].base.strategy.compression.rate: unknown key; allowed: ratio",
+        ),
+        (
+            "{base: {strategy: all_reduce}, axes: {strategy.compression: [sign, {name: sign, ratio: 1}]}}",
+            "blocks[0].axes.strategy.compression[1].ratio: unknown key; allowed: no parameters",
+        ),
+        (
+            "{base: {strategy: all_reduce, strategy.compression: {name: top_k, ratio: 0}}}",
+            "blocks[0].base.strategy.compression.ratio: 0 is not allowed; it must be greater than 0",
+        ),
+        (
+            "{base: {strategy: {name: ddp, compression: top_k}}}",
+            "blocks[0].base.strategy.compression: 'top_k': unknown compression of ddp; "
+            "known: none, fp16, power_sgd",
+        ),
+        (
             "{axes: {strategy: [ddp, {name: one_shot, init: x}]}}",
             "blocks[0].axes.strategy[1].init: 'x' is not allowed; it must be 'broadcast' or 'independent'",
         ),
@@ -252,12 +269,12 @@ def test_parameter_of_a_strategy_that_is_not_named(path: Path) -> None:
         ("", "is written key=value"),
         ("lrr=1", f"unknown key 'lrr'; allowed: {FIELDS}"),
         ("lr.x=1", f"unknown key 'lr.x'; allowed: {FIELDS}"),
-        ("strategy.inti=1", "unknown key; allowed: uneven"),
+        ("strategy.inti=1", "unknown key; allowed: no parameters"),
     ],
 )
 def test_set(path: Path, option: str, message: str) -> None:
     assert (
-        complaint(path, "name: s\nblocks: [{base: {strategy: ddp}}]", option)
+        complaint(path, "name: s\nblocks: [{base: {strategy: serial}}]", option)
         == f"--set {option}: {message}"
     )
 

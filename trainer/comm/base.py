@@ -37,9 +37,9 @@ class Traffic:
     """What this rank sent, and when it met the others.
 
     bytes_sent: payload bytes that leave this rank at the bandwidth-optimal cost of each collective
-    for n bytes and P ranks: all-reduce 2n(P-1)/P, all-gather n(P-1), gather n from all but the root,
-    broadcast n(P-1) from the root, shift and send n. Protocol headers and what a library's algorithm
-    sends beyond that are not in it.
+    for n bytes and P ranks: all-reduce 2n(P-1)/P, all-gather n(P-1), all-to-all n(P-1)/P, gather n from
+    all but the root, broadcast n(P-1) from the root, shift and send n. Protocol headers and what a
+    library's algorithm sends beyond that are not in it.
     meetings: (entered, left) of every collective, in order, in seconds of the clock. shifts: the same of
     every shift, and the rank whose buffer it waited for.
     """
@@ -84,6 +84,11 @@ class Communicator(ABC):
         """The ranks' buffers, each of shape (n,), as one tensor of shape (size, n)."""
         with self._meeting(self._bytes(buffer) * (self.size - 1)):
             return self._all_gather(buffer) if self.size > 1 else buffer.clone().unsqueeze(0)
+
+    def all_to_all(self, buffer: Tensor) -> Tensor:
+        """Row i of `buffer`, shape (size, n), goes to rank i. Returns what came, row i from rank i."""
+        with self._meeting(self._bytes(buffer) * (self.size - 1) / self.size):
+            return self._all_to_all(buffer) if self.size > 1 else buffer.clone()
 
     def gather(self, buffer: Tensor, root: int) -> Tensor | None:
         """The ranks' buffers, each of shape (n,), as one tensor of shape (size, n) on rank `root`."""
@@ -147,6 +152,8 @@ class Communicator(ABC):
     def _all_reduce(self, buffer: Tensor) -> None: ...
     @abstractmethod
     def _all_gather(self, buffer: Tensor) -> Tensor: ...
+    @abstractmethod
+    def _all_to_all(self, buffer: Tensor) -> Tensor: ...
     @abstractmethod
     def _broadcast(self, buffer: Tensor, root: int) -> None: ...
     @abstractmethod

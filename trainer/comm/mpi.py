@@ -63,6 +63,12 @@ class MpiCommunicator(Communicator):
         self._world.Allgather(buffer.numpy(), gathered.numpy())
         return gathered
 
+    def _all_to_all(self, buffer: Tensor) -> Tensor:
+        received = buffer.new_empty(buffer.shape)
+        self._gather()
+        self._world.Alltoall(buffer.numpy(), received.numpy())
+        return received
+
     def _broadcast(self, buffer: Tensor, root: int) -> None:
         self._gather()
         self._world.Bcast(buffer.numpy(), root=root)

@@ -35,10 +35,10 @@ _mailbox: dict[int, SimpleQueue[Tensor]] = {}
 class RpcCommunicator(Communicator):
     """Tensors in mailboxes. The bytes go over TCP, also between processes of one machine.
 
-    Every pair exchanges directly. All-gather and broadcast send as the Traffic of `base` says. So does
-    all-reduce: each rank sums one P-th of the buffer, in rank order, and sends its sum to all. So no
-    number is computed twice, and all ranks hold the same bits. What is not optimal are latencies: a
-    piece counts as sent when the peer has answered, and P(P-1) pieces are under way at once.
+    Every pair exchanges directly. All-gather, all-to-all and broadcast send as the Traffic of `base`
+    says. So does all-reduce: each rank sums one P-th of the buffer, in rank order, and sends its sum to
+    all. So no number is computed twice, and all ranks hold the same bits. What is not optimal are
+    latencies: a piece counts as sent when the peer has answered, and P(P-1) pieces are under way at once.
     """
 
     topology: ClassVar[str] = "rpc"
@@ -105,6 +105,11 @@ class RpcCommunicator(Communicator):
         import torch
 
         return torch.stack(self._exchange([buffer] * self.size))
+
+    def _all_to_all(self, buffer: Tensor) -> Tensor:
+        import torch
+
+        return torch.stack(self._exchange(buffer.unbind()))
 
     def _broadcast(self, buffer: Tensor, root: int) -> None:
         if self.rank == root:

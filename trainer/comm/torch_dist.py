@@ -63,6 +63,12 @@ class TorchDistCommunicator(Communicator):
             self._dist.all_gather(list(gathered.unbind()), buffer)
         return gathered
 
+    def _all_to_all(self, buffer: Tensor) -> Tensor:
+        received = buffer.new_empty(buffer.shape)
+        with named("all-to-all"):
+            self._dist.all_to_all_single(received, buffer)
+        return received
+
     def _broadcast(self, buffer: Tensor, root: int) -> None:
         with named("broadcast"):
             self._dist.broadcast(buffer, src=root)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from pydantic import Field
+
+from trainer.compression import COMPRESSIONS, Compression
 from trainer.strategies.base import Strategy, Uneven
 
 if TYPE_CHECKING:
@@ -23,18 +26,22 @@ class AllReduce(Strategy):
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
 
     uneven: Uneven = "join"
+    compression: Annotated[Compression, COMPRESSIONS] = Field(
+        "none", validate_default=True, description="how gradients are made smaller before they are sent"
+    )
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from trainer.strategies.loop import Loop
 
         loop = Loop(context, task, events)
         replica = loop.replica()
+        compressor = self.compression.build(loop.comm, replica.shapes, task.streams)
         loop.start(replica)
         for epoch in loop.epochs(replica):
             for batch in loop.batches_in_step(epoch, replica, self.uneven):
                 replica.backward(batch, weight=batch.share * context.size)
                 gradient = replica.gradient()
-                loop.comm.all_reduce(gradient, "mean")
+                compressor.mean(gradient)
                 replica.set_gradient(gradient)
                 replica.step()
         return loop.result(replica)

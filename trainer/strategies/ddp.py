@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+from pydantic import Field
+
+from trainer.compression import COMPRESSIONS, Compression
+from trainer.compression.fp16 import Fp16
+from trainer.compression.power_sgd import PowerSgd
+from trainer.registry import ComponentRegistry
 from trainer.strategies.base import Strategy, Uneven
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from torch._C._distributed_c10d import GradBucket
+    from torch._C._distributed_c10d import AllreduceOptions, GradBucket
+    from torch.distributed import Work
     from torch.futures import Future
 
     from trainer.comm.base import Communicator
@@ -19,17 +26,29 @@ if TYPE_CHECKING:
     from trainer.task import Task
 
 
+# Those that torch has as a communication hook.
+HOOKS: ComponentRegistry[Compression] = ComponentRegistry(
+    "compression of ddp", {name: COMPRESSIONS.entries[name] for name in ("none", "fp16", "power_sgd")}
+)
+# Where a hook can work on one bucket alone: more than any gradient has.
+ONE_BUCKET_MIB = 2**20
+
+
 class Ddp(Strategy):
     """torch.nn.parallel.DistributedDataParallel (Li et al. 2020, "PyTorch Distributed").
 
     The same mathematics as `all_reduce`; the library cuts the gradient into buckets and sends one
     while the next is still being computed. What is booked as communication is the part that the
-    computation does not hide: from the last bucket's hand-over to the end of the backward pass.
+    computation does not hide: from the last bucket's hand-over to the end of the backward pass. What
+    compressing that bucket computes is in it.
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
 
     uneven: Uneven = "join"
+    compression: Annotated[Compression, HOOKS] = Field(
+        "none", validate_default=True, description="how gradients are made smaller before they are sent"
+    )
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from torch.nn.parallel import DistributedDataParallel
@@ -40,8 +59,13 @@ class Ddp(Strategy):
         # Gradient and bucket differ in the stride of dimensions of size 1 alone, where it means nothing.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         loop = Loop(context, task, events)
-        ddp = DistributedDataParallel(task.build_model(context.rank, device=loop.comm.device))
-        buckets = Buckets(loop.comm)
+        ddp = DistributedDataParallel(
+            task.build_model(context.rank, device=loop.comm.device),
+            # PowerSGD's hook waits, in a thread of gloo's, for its own next exchanges. gloo has two: two
+            # buckets at once would wait there for ever.
+            bucket_cap_mb=ONE_BUCKET_MIB if isinstance(self.compression, PowerSgd) else None,
+        )
+        buckets = Buckets(loop.comm, self.compression, task.streams.number("compression"))
         ddp.register_comm_hook(None, lambda _, bucket: buckets.mean(bucket))
         replica = Replica(ddp, task, loop.clock)
         loop.start(replica)
@@ -54,23 +78,19 @@ class Ddp(Strategy):
 
 
 class Buckets:
-    """DDP's default reduction of a bucket, counted."""
+    """torch's own reduction of a bucket, timed; what it sends is counted."""
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, comm: Communicator, compression: Compression, seed: int) -> None:
+        """seed: of power_sgd's first matrices, the same on all ranks."""
         self._comm = comm
+        self._hook, self._state = _hook(compression, CountedGroup(comm), seed)
         self._handed_over = comm.clock.now()
 
     def mean(self, bucket: GradBucket) -> Future[Tensor]:
-        """Start the bucket's all-reduce: the communication hook."""
-        import torch.distributed as dist
-
-        buffer = bucket.buffer()
-        size = self._comm.size
-        self._comm.traffic.bytes_sent += 2 * buffer.numel() * buffer.element_size() * (size - 1) / size
+        """Start the bucket's reduction: the communication hook."""
         if bucket.is_last():  # they come in order; on a GPU, reading the clock waits for what is computed
             self._handed_over = self._comm.clock.now()
-        reduction = dist.all_reduce(buffer.div_(size), async_op=True).get_future()
-        reduced: Future[Tensor] = reduction.then(lambda done: done.value()[0])
+        reduced: Future[Tensor] = self._hook(self._state, bucket)
         return reduced
 
     def book_exposed(self) -> None:
@@ -79,3 +99,45 @@ class Buckets:
         # CPU time too: gloo's own threads work in this process.
         self._comm.clock.transfer("compute", "communicate", left - entered, cpu_left - cpu)
         self._comm.traffic.meetings.append((entered, left))
+
+
+class CountedGroup:
+    """The default process group as torch's hooks use it: what is handed to the library is counted."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm = comm
+
+    def size(self) -> int:
+        return self._comm.size
+
+    def allreduce(self, tensors: list[Tensor], options: AllreduceOptions) -> Work:
+        import torch.distributed as dist
+
+        world: Any = dist.group.WORLD
+        payload = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self._comm.traffic.bytes_sent += 2 * payload * (self.size() - 1) / self.size()
+        work: Work = world.allreduce(tensors, options)
+        return work
+
+
+def _hook(compression: Compression, group: CountedGroup, seed: int) -> tuple[Any, Any]:
+    """torch's communication hook for a compression, and the state that it wants."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+    if group.size() == 1:  # nothing is sent, so nothing is compressed
+        return allreduce_hook, group
+    match compression:
+        case Fp16():
+            return fp16_compress_hook, group
+        case PowerSgd(rank=rank):
+            return powerSGD_hook, PowerSGDState(
+                group,
+                matrix_approximation_rank=rank,
+                start_powerSGD_iter=2,  # the earliest: DDP makes its buckets anew after the first step
+                min_compression_rate=1,
+                orthogonalization_epsilon=1e-8,  # without, a gradient of zeros becomes nan
+                random_seed=seed % 2**32,
+            )
+        case _:
+            return allreduce_hook, group

@@ -55,6 +55,11 @@ class Replica:
     def parameters(self) -> int:
         return sum(p.numel() for p in self._parameters)
 
+    @property
+    def shapes(self) -> list[torch.Size]:
+        """Of the parameters, in the order in which they are in the flat gradient."""
+        return [p.shape for p in self._parameters]
+
     def gradient(self) -> Tensor:
         """A copy of the gradient, flat: float32, shape (parameters,)."""
         return _flat([p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters])

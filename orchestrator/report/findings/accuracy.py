@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations
 
 from orchestrator.report.comparison import Scene
 from orchestrator.report.findings.base import REMARKS, Finding, Verdict, evidence, verdict
-from orchestrator.report.formats import JOIN, listed, percent, points
+from orchestrator.report.formats import JOIN, listed, percent, points, size
 from orchestrator.report.groups import Group, Spread
 from orchestrator.report.labels import parameters
 from orchestrator.report.rows import Row
@@ -111,21 +110,33 @@ def averaging(scene: Scene) -> Iterator[Finding]:
 
 
 def variants(scene: Scene) -> Iterator[Finding]:
-    """The same strategy with other parameters, all else equal."""
-    for one, other in combinations(scene.rivals, 2):
-        same = one.strategy == other.strategy and one.line[1:] == other.line[1:]
-        left, right = one.over(_accuracy), other.over(_accuracy)
-        if not same or one.strategy_label == other.strategy_label or not left or not right:
-            continue
-        mine, others = _telling(one, other)
-        yield Finding(
-            "finding",
-            f"{one.strategy} over {one.transport}{scene.partitioner(one)} at "
-            f"{scene.shape.label} reached {percent(left.mean)} with {mine} and "
-            f"{percent(right.mean)} with {others}: {points(right.mean - left.mean)}"
-            f"{REMARKS[verdict(left, right)]}.",
-            evidence([one, other]),
-        )
+    """The same strategy with other parameters than the default, all else equal."""
+    cells: dict[tuple[str | int, ...], list[Group]] = {}
+    for group in scene.rivals:
+        cells.setdefault((group.strategy, *group.line[1:]), []).append(group)
+    for groups in cells.values():
+        plain = next((group for group in groups if group.strategy_label == group.strategy), groups[0])
+        for other in groups:
+            left, right = plain.over(_accuracy), other.over(_accuracy)
+            if plain.strategy_label == other.strategy_label or not left or not right:
+                continue
+            mine, others = _telling(plain, other)
+            yield Finding(
+                "finding",
+                f"{plain.strategy} over {plain.transport}{scene.partitioner(plain)} at "
+                f"{scene.shape.label} reached {percent(left.mean)} with {mine} and "
+                f"{percent(right.mean)} with {others}: {points(right.mean - left.mean)}"
+                f"{REMARKS[verdict(left, right)]}{_saving(plain, other)}.",
+                evidence([plain, other]),
+            )
+
+
+def _saving(one: Group, other: Group) -> str:
+    """What each sent, if that differs."""
+    left, right = (group.over(lambda row: row.bytes_sent_per_rank) for group in (one, other))
+    if not left or not right or left.mean == right.mean:
+        return ""
+    return f"; a rank sent {size(left.mean)} and {size(right.mean)}"
 
 
 def _telling(one: Group, other: Group) -> tuple[str, str]:

@@ -143,7 +143,8 @@ def all_reduce_and_ddp(scene: Scene) -> Iterator[Finding]:
     """Ours and the library's: the same mathematics, so that only the exchange differs."""
     by_line = {group.line: group for group in scene.rivals}
     for one, other in combinations(by_line.values(), 2):
-        pair = {group.strategy: group for group in (one, other)}
+        # By their labels: with parameters, as a compression, the mathematics is another one.
+        pair = {group.strategy_label: group for group in (one, other)}
         if set(pair) != {"all_reduce", "ddp"} or one.line[1:] != other.line[1:]:
             continue
         plain, library = pair["all_reduce"], pair["ddp"]

@@ -1,0 +1,28 @@
+"""No compression: the all-reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trainer.compression.base import Compression, Compressor
+
+if TYPE_CHECKING:
+    from torch import Size, Tensor
+
+    from trainer.comm.base import Communicator
+    from trainer.streams import Streams
+
+
+class NoneCompression(Compression):
+    """Gradients travel as they are. Sends 8n(P-1)/P bytes."""
+
+    def build(self, comm: Communicator, shapes: Sequence[Size], streams: Streams) -> Compressor:
+        return NoneCompressor(comm)
+
+
+class NoneCompressor(Compressor):
+    """An all-reduce."""
+
+    def _mean(self, gradient: Tensor) -> None:
+        self.comm.all_reduce(gradient, "mean")
