@@ -183,6 +183,28 @@ def test_an_epoch_that_nobody_accounted_for_is_not_ok() -> None:
 # Flags
 
 
+@pytest.mark.parametrize(
+    ("uneven", "fed", "expected"),
+    [
+        ("join", 9, []),
+        ("drop", 8, ["uneven=drop: 2 of 10 samples were left out of epoch 1"]),
+        ("drop", 10, []),
+        ("pad", 12, ["uneven=pad: 2 samples more than there are were fed in epoch 1, some repeatedly"]),
+        ("pad", 10, []),
+    ],
+)
+def test_samples_left_out_or_repeated_to_even_out_steps_are_flagged(
+    uneven: str, fed: int, expected: list[str]
+) -> None:
+    events = [e for e in trained({}, {}) if e.kind not in ("part", "split")]
+    events += [part(0, samples=fed - 5), part(1)]
+    events += [event("split", **{**split(2).fields, "uneven": uneven})]
+    data = {"name": "synthetic", "samples": 10}
+    result = row(events, dataset=data)
+    assert result.status == "ok"
+    assert [flag for flag in result.flags if flag.startswith("uneven")] == expected
+
+
 def flags(*ranks: dict[str, Any], cores: float = 8, **fields: Any) -> list[str]:
     result = row(trained(*ranks), cores, **{"nodes": len(ranks), **fields})
     assert result.status == "ok"

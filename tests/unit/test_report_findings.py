@@ -168,6 +168,64 @@ def test_partitioners_are_compared_by_coverage_overlap_and_accuracy() -> None:
     assert "ddp over gloo −10.0 points." in said
 
 
+def skewed(strategy: str, accuracies: list[float], label: str = "contiguous") -> list[RunResult]:
+    return repeated(strategy, accuracies, "accuracy", nodes=4, transport="mpi", partitioner=label)
+
+
+def test_what_a_partitioner_costs_and_who_wins_it_back() -> None:
+    even = [
+        *skewed("one_shot", [0.90, 0.92], "random_partition"),
+        *skewed("local_sgd", [0.94, 0.95], "random_partition"),
+    ]
+    said = texts(
+        a_comparison(*even, *skewed("one_shot", [0.60, 0.62]), *skewed("local_sgd", [0.80, 0.82])),
+        "Partitioning",
+    )
+    assert (
+        "Under contiguous, one_shot over mpi loses 30.0 points against random_partition at 4 nodes" in said
+    )
+    assert "local_sgd over mpi recovers 20.0 of them." in said
+    said = texts(
+        a_comparison(*even, *skewed("one_shot", [0.60, 0.62]), *skewed("local_sgd", [0.93, 0.95])),
+        "Partitioning",
+    )
+    assert "local_sgd over mpi recovers all of them." in said
+    # What may be chance is no loss, and what may be chance recovers nothing.
+    said = texts(
+        a_comparison(*even, *skewed("one_shot", [0.80, 0.91]), *skewed("local_sgd", [0.93, 0.95])),
+        "Partitioning",
+    )
+    assert "loses" not in said
+    said = texts(
+        a_comparison(*even, *skewed("one_shot", [0.60, 0.62]), *skewed("local_sgd", [0.55, 0.63])),
+        "Partitioning",
+    )
+    assert "random_partition at 4 nodes." in said
+    assert "recovers" not in said
+
+
+def test_ways_to_take_the_same_mean_are_compared_by_step() -> None:
+    runs = [
+        *repeated("all_reduce", [4, 4.1], nodes=2, transport="mpi", communicate_s=0.9, steps=90),
+        *repeated("all_gather", [8, 8.2], nodes=2, transport="mpi", communicate_s=1.8, steps=90),
+        *repeated("one_shot", [8, 8.2], nodes=2, transport="mpi", communicate_s=0.1, steps=90),
+    ]
+    said = texts(a_comparison(*runs), "Exchange")
+    assert "The same mean gradient over mpi at 2 nodes" in said
+    assert "all_reduce 0.0100 s for 11.1 kB sent by a rank; all_gather 0.0200 s" in said
+    assert "one_shot" not in said
+    assert texts(a_comparison(*runs[:2]), "Exchange") == ""
+
+
+def test_of_many_that_lost_time_the_first_and_the_last_are_named() -> None:
+    names = ["all_reduce", "all_gather", "reduce_broadcast", "local_sgd", "gossip"]
+    runs = [a_run(name, nodes=2, transport="mpi", train_s=9.0 + at) for at, name in enumerate(names)]
+    said = texts(a_comparison(SERIAL, *runs), "Time")
+    assert "at 2 nodes were 5 of 5, all_reduce over mpi (9.00 s" in said
+    assert "to gossip over mpi (13.0 s" in said
+    assert "reduce_broadcast" not in said
+
+
 def test_shared_cores_bound_the_clock_and_not_the_work() -> None:
     run = a_run("ddp", nodes=4, cores=2, train_s=8.0, work_cpu_s=2.5)
     said = texts(a_comparison(SERIAL, run), "Shared cores")

@@ -21,8 +21,8 @@ class Classes(Partitioner):
     shared out among its nodes equally to ±1, so the parts are as unequal as the classes are. (Li et al.
     draw the classes without counting, which can leave samples on no node.)
 
-    If nodes × `per_node` is less than the number of classes, samples would be on no node. That is an
-    error, and so is a class with fewer samples than nodes to hold it.
+    A single node holds all. If nodes × `per_node` is otherwise less than the number of classes, samples
+    would be on no node. That is an error, and so is a class with fewer samples than nodes to hold it.
     """
 
     disjoint: ClassVar[bool] = True
@@ -35,7 +35,7 @@ class Classes(Partitioner):
             return (
                 f"per_node {self.per_node} is more than the {classes} classes; it can be at most {classes}"
             )
-        if parts * self.per_node < classes:
+        if parts > 1 and parts * self.per_node < classes:
             return (
                 f"with per_node {self.per_node} only {parts * self.per_node} of {classes} classes would be "
                 f"on a node; set per_node to {ceil(classes / parts)} or more, or use more nodes"
@@ -52,8 +52,9 @@ class Classes(Partitioner):
         samples = by_label(labels, rng)
         holds = np.zeros((len(samples), parts), bool)
         holders = np.zeros(len(samples), np.int64)
+        each = self.per_node if parts > 1 else len(samples)
         for node in range(parts):
-            hand = np.lexsort((rng.random(len(samples)), holders))[: self.per_node]
+            hand = np.lexsort((rng.random(len(samples)), holders))[:each]
             holds[hand, node] = True
             holders[hand] += 1
         counts = np.zeros((len(samples), parts), np.int64)

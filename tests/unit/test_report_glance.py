@@ -1,0 +1,191 @@
+"""All strategies on one figure, and the way from a colour to the file with the algorithm."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from orchestrator.report.comparison import Comparison, Scene
+from orchestrator.report.exchange import bytes_per_step, consensus_distance, exchange_s_per_step
+from orchestrator.report.legend import legend
+from orchestrator.report.plots.glance import partitioners_by_strategy, strategies_at_a_glance
+from orchestrator.report.plots.style import RC, STRATEGY_COLOURS, Style
+from orchestrator.report.plots.svg import to_svg
+from orchestrator.result import RunResult
+from tests.unit.conftest import PROJECT
+from tests.unit.report_support import SERIAL, a_comparison, a_run, row_of
+from tests.unit.test_report_pages import Page, write_sweep
+from trainer.strategies import STRATEGIES
+
+NAMES = ["all_reduce", "one_shot", "gossip", "local_sgd"]
+ACCURACY = [0.88, 0.71, 0.80, 0.84]
+
+
+def tried(partitioner: str = "random_partition", less: float = 0.0, **fields: Any) -> list[RunResult]:
+    return [
+        a_run(
+            name,
+            nodes=4,
+            transport="mpi",
+            partitioner=partitioner,
+            accuracy=accuracy - less,
+            train_s=4.0 + at,
+            **fields,
+        )
+        for at, (name, accuracy) in enumerate(zip(NAMES, ACCURACY, strict=True))
+    ]
+
+
+def scene_of(comparison: Comparison) -> Scene:
+    (work,) = comparison.works
+    return comparison.scene(work)
+
+
+def words(figure: Figure | None) -> list[str]:
+    """The texts of a figure in the order in which they are drawn."""
+    assert figure is not None
+    with rc_context(RC):  # type: ignore[arg-type]
+        return re.findall(r">([^<>\n]+)</text>", to_svg(figure, "figure"))
+
+
+def glance(*runs: RunResult) -> Figure | None:
+    comparison = a_comparison(*runs)
+    with rc_context(RC):  # type: ignore[arg-type]
+        return strategies_at_a_glance(scene_of(comparison), Style(comparison.groups))
+
+
+def test_the_most_accurate_strategy_comes_first_after_serial() -> None:
+    told = words(glance(SERIAL, *tried()))
+    rows = [word for word in told if word.removesuffix(" · mpi") in ("serial", *NAMES)]
+    assert rows == ["serial", "all_reduce · mpi", "local_sgd · mpi", "gossip · mpi", "one_shot · mpi"]
+    # Beside each its time, which is not in that order.
+    times = [word for word in told if word.endswith("\N{NO-BREAK SPACE}s")]
+    assert [time[:4] for time in times] == ["8.00", "4.00", "7.00", "6.00", "5.00"]
+
+
+def test_the_points_stand_where_the_accuracies_are() -> None:
+    figure = glance(SERIAL, *tried())
+    assert figure is not None
+    dots = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
+    assert [float(dot.get_xdata()[0]) for dot in dots] == pytest.approx([0.9, 0.88, 0.84, 0.80, 0.71])  # type: ignore[index]
+    assert len({dot.get_color() for dot in dots}) == 5
+    assert [round(bar.get_width()) for bar in figure.axes[1].patches] == [8, 4, 7, 6, 5]  # type: ignore[attr-defined]
+
+
+def test_few_strategies_need_no_such_figure() -> None:
+    assert glance(SERIAL, *tried()[:2]) is None
+
+
+def test_only_one_partitioner_is_in_the_lines() -> None:
+    told = words(glance(SERIAL, *tried(), *tried("contiguous", less=0.2)))
+    assert sum(word == "gossip · mpi" for word in told) == 1
+    assert "Strategies at 4\N{NO-BREAK SPACE}nodes, random_partition" in told
+
+
+def test_accuracy_by_partitioner_and_strategy() -> None:
+    comparison = a_comparison(
+        SERIAL, *tried("contiguous", less=0.2), *tried(), *tried("shards", less=0.3)[:3]
+    )
+    figure = partitioners_by_strategy(scene_of(comparison))
+    assert figure is not None
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "random_partition",
+        "contiguous",
+        "shards",
+    ]
+    told = [text.get_text() for text in axes.texts]
+    expected = [
+        ["88.0%", "71.0%", "80.0%", "84.0%"],
+        ["68.0%", "51.0%", "60.0%", "64.0%"],
+        ["58.0%", "41.0%", "50.0%", "–"],
+    ]
+    columns = [label.get_text().removesuffix(" · mpi") for label in axes.get_xticklabels()]
+    order = [NAMES.index(name) for name in columns]
+    assert told == [row[at] for row in expected for at in order]
+    shades = axes.collections[0].get_array()
+    assert shades is not None
+    assert np.reshape(shades, (3, 4))[0].tolist() == [0, 0, 0, 0]  # nothing is lost against itself
+    assert (np.reshape(shades, (3, 4))[1] > 0.5).all()
+
+
+def test_one_partitioner_needs_no_table() -> None:
+    assert partitioners_by_strategy(scene_of(a_comparison(SERIAL, *tried()))) is None
+
+
+def test_figures_with_many_lines_show_one_partitioner() -> None:
+    several = ["random_partition", "contiguous", "shards", "stratified"]
+    few = a_comparison(SERIAL, *[run for name in several[:3] for run in tried(name)])
+    many = a_comparison(SERIAL, *[run for name in several for run in tried(name)])
+    assert len(scene_of(few).in_lines) == 13
+    assert {group.partitioner_label for group in scene_of(many).in_lines} == {"", "random_partition"}
+
+
+# The legend
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES.entries if name != "serial"])
+def test_every_strategy_has_its_file_in_the_legend(name: str) -> None:
+    nodes = max(2, STRATEGIES.load(name).min_nodes)
+    (entry,) = legend(a_comparison(a_run(name, nodes=nodes)).groups)
+    assert entry.name == name
+    text = (PROJECT / entry.file).read_text()
+    assert f"class {type(STRATEGIES.parse(name)).__name__}(" in text
+    assert entry.does.endswith(".")
+    assert entry.does in " ".join(text.split())
+    assert len(entry.about[0]) > 20
+
+
+def test_the_legend_has_the_colours_of_the_figures() -> None:
+    variants = [a_run({"name": "gossip", "graph": graph}, nodes=2) for graph in ("ring", "complete")]
+    groups = a_comparison(SERIAL, *tried(), *variants).groups
+    entries = {entry.name: entry for entry in legend(groups)}
+    assert list(entries) == ["serial", *NAMES]
+    assert [label for label, _ in entries["gossip"].looks] == ["gossip", "gossip graph=complete"]
+    style = Style(groups)
+    for group in groups:
+        assert (group.strategy_label, style.look(group).colour) in entries[group.strategy].looks
+
+
+def test_the_page_leads_from_colours_to_files(tmp_path: Path) -> None:
+    paths = write_sweep(tmp_path, SERIAL, *tried())
+    page = Page(paths.html.read_text())
+    for name in NAMES:
+        assert f"trainer/strategies/{name}.py" in page.text
+        assert f"`trainer/strategies/{name}.py`" in paths.markdown.read_text()
+    assert "strategies" in page.ids
+
+
+def test_each_strategy_of_a_large_sweep_has_a_colour_of_its_own() -> None:
+    assert len(set(STRATEGY_COLOURS)) == len(STRATEGY_COLOURS) >= len(STRATEGIES.entries) - 3
+
+
+# Per step
+
+
+def test_what_a_step_costs() -> None:
+    comparison = a_comparison(
+        SERIAL,
+        a_run("all_reduce", nodes=4, communicate_s=1.8, steps=90),
+        a_run("gossip", status="failed", nodes=2),
+    )
+    row = row_of(comparison, "all_reduce")
+    assert exchange_s_per_step(row) == pytest.approx(0.02)
+    assert bytes_per_step(row) == pytest.approx(1e6 / 90)
+    for other in (row_of(comparison, "serial"), row_of(comparison, "gossip")):
+        assert exchange_s_per_step(other) is None
+
+
+def test_consensus_distance_is_that_of_the_last_epoch() -> None:
+    run = a_run("gossip", nodes=2)
+    distances = {1: 0.5, 2: 0.25}
+    points = [p.model_copy(update={"consensus_distance": distances[p.epoch]}) for p in run.epochs]
+    comparison = a_comparison(run.model_copy(update={"epochs": points}), SERIAL)
+    assert consensus_distance(row_of(comparison, "gossip")) == 0.25
+    assert consensus_distance(row_of(comparison, "serial")) is None
