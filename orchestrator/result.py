@@ -61,7 +61,7 @@ class EpochPoint(Record):
     rank: int
     epoch: int
     train_s: float
-    loss: float  # of the last batch
+    loss: float | None  # of the last batch; a server has none
     accuracy: float  # test split, 0 … 1
     test_loss: float
     consensus_distance: float | None = None

@@ -155,11 +155,16 @@ class RunSpec(BaseModel):
                 {"model": self.name_of("model"), "dataset": self.name_of("dataset"), "reason": reason},
             )
         samples = self.dataset.train_samples
-        if strategy.uses_partition and self.world_size > samples:
+        if strategy.uses_partition and self.parts > samples:
+            workers = f"{self.parts} workers of " if strategy.servers else ""
             raise PydanticCustomError(
-                self._to_blame(samples),
+                self._to_blame(samples + strategy.servers),
                 "{ranks} are more than the {samples} training samples of {dataset}",
-                {"ranks": self.size_label, "samples": samples, "dataset": self.name_of("dataset")},
+                {
+                    "ranks": workers + self.size_label,
+                    "samples": samples,
+                    "dataset": self.name_of("dataset"),
+                },
             )
         return self
 
@@ -189,6 +194,11 @@ class RunSpec(BaseModel):
     def world_size(self) -> int:
         """How many ranks there are; they fill one node after the other, as with torchrun and mpirun."""
         return self.nodes * self.processes_per_node
+
+    @property
+    def parts(self) -> int:
+        """How many ranks train, each on its part of the samples: all but the strategy's servers."""
+        return self.world_size - self.strategy.servers
 
     @property
     def on_gpu(self) -> bool:

@@ -200,7 +200,7 @@ class Row:
 
     @property
     def node_samples(self) -> list[int]:
-        """Samples on each node in epoch 1, by rank."""
+        """Samples on each node that trains in epoch 1, by rank."""
         return [part.samples for part in self._parts]
 
     @property

@@ -44,19 +44,22 @@ class Loop:
         self.clock = comm.clock if comm else Clock(cpu=context.cpu_clock)
         self.comm = comm or context.connect(self.clock)
         self._context, self._task, self._events = context, task, events
-        data, device = task.data, self.comm.device
-        self._feed = Feed(data.train, task.spec, task.streams, context.rank, context.size, device)
+        data, device, parts = task.data, self.comm.device, task.spec.parts
+        # Among those who train, who count from 0 as they would without servers: a worker has the samples,
+        # their order and the dropout that the rank of its number has in other strategies.
+        self._worker = (context.rank - task.spec.strategy.servers) % context.size
+        self._feed = Feed(data.train, task.spec, task.streams, self._worker, parts, device)
         self._train_labels, self._classes = data.train.labels, data.classes
         self._test_images = torch.from_numpy(data.test.images).to(device)
         self._test_labels = torch.from_numpy(data.test.labels).to(device)
         self._labels_fed = np.zeros(self._classes, dtype=np.int64)
-        self._certifier = Certifier(len(data.train.labels), context.size)
+        self._certifier = Certifier(len(data.train.labels), parts)
         self._steps = self._samples = 0
         self._evaluated = (0.0, 0.0)  # accuracy and loss after the last epoch
 
     def replica(self, weights_of: int = 0) -> Replica:
         """A fresh replica. Ranks that name the same `weights_of` start from the same weights."""
-        model = self._task.build_model(self._context.rank, weights_of, self.comm.device)
+        model = self._task.build_model(self._worker, weights_of, self.comm.device)
         return Replica(model, self._task, self.clock)
 
     def start(self, replica: Replica, init: Init | None = None) -> None:
@@ -77,7 +80,7 @@ class Loop:
         if weighting == "equal":
             return 1.0
         sizes = np.sum([self._feed.sizes(epoch) for epoch in epochs], axis=0)
-        return float(sizes[self.comm.rank] / sizes.mean())
+        return float(sizes[self._worker] / sizes.mean())
 
     def mean_weights(self, replica: Replica, weight: float = 1.0) -> Tensor:
         """The weighted mean of all ranks' weights, flat: float32, shape (state,)."""
@@ -105,7 +108,8 @@ class Loop:
         for epoch in range(1, spec.epochs + 1):
             yield epoch
             self.comm.barrier()
-            train_s, loss = self.clock.train_s, replica.loss.item()
+            train_s = self.clock.train_s
+            loss = None if self.serves else replica.loss.item()
             with self.clock.phase("evaluate"):
                 apart: dict[str, float] = {}
                 if model == "mean":
@@ -132,6 +136,17 @@ class Loop:
         square = value.square().reshape(1)
         self.comm.all_reduce(square, "mean")
         return square.sqrt().item()
+
+    @property
+    def serves(self) -> bool:
+        """Whether this rank is a server: it trains on nothing itself, and has no batches and no loss."""
+        return self._context.rank < self._task.spec.strategy.servers
+
+    def steps_for_others(self, epoch: int, uneven: Uneven) -> Iterator[int]:
+        """A server's steps, 1-based: as many as each worker has batches in `batches_in_step`."""
+        for step in range(1, self._feed.steps_together(epoch, uneven) + 1):
+            yield step
+            self._steps += 1
 
     def batches(self, epoch: int, replica: Replica) -> Iterator[Batch]:
         """This rank's batches of the epoch, each sample once."""
@@ -182,7 +197,7 @@ class Loop:
         record = PartRecord.of(epoch, fed, self._train_labels, self._classes, self._labels_fed)
         self._labels_fed += record.labels
         self._events.write("part", **as_fields(record))
-        if self._context.rank == 0:
+        if self._worker == 0:
             split = self._certifier.epoch(epoch, self._feed.fed(epoch, uneven), uneven)
             self._events.write("split", **as_fields(split))
 

@@ -110,12 +110,13 @@ def labels_by_node(rows: Sequence[Row]) -> Figure | None:
         axes.set_ylabel("node" if row.shape.processes_per_node == 1 else "rank")
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
-        for set_ticks, number, most_ticks in (
-            (axes.set_yticks, table.shape[0], 16),
-            (axes.set_xticks, table.shape[1], 20),
+        ranks = [part.rank for part in _parts(row)]  # not from 0 where the first is a server
+        for set_ticks, names, most_ticks in (
+            (axes.set_yticks, ranks, 16),
+            (axes.set_xticks, range(table.shape[1]), 20),
         ):
-            ticks = range(0, number, ceil(number / most_ticks))
-            set_ticks([tick + 0.5 for tick in ticks], [str(tick) for tick in ticks])
+            ticks = range(0, len(names), ceil(len(names) / most_ticks))
+            set_ticks([tick + 0.5 for tick in ticks], [str(names[tick]) for tick in ticks])
         if numbered:
             for (node, label), samples in np.ndenumerate(table):
                 axes.text(label + 0.5, node + 0.5, f"{samples}", ha="center", va="center", fontsize=8)
