@@ -148,6 +148,14 @@ class Row:
         return [rank.samples for rank in self._measured.ranks] if self._measured else []
 
     @property
+    def staleness(self) -> float | None:
+        return self._measured.staleness if self._measured else None
+
+    @property
+    def staleness_max(self) -> int | None:
+        return self._measured.staleness_max if self._measured else None
+
+    @property
     def bytes_sent_per_rank(self) -> float | None:
         return self._measured.bytes_sent_per_rank if self._measured else None
 

@@ -85,6 +85,8 @@ COLUMNS: dict[str, Callable[[Row], Cell]] = {
     "container_memory_peak_mib_max": metric("memory_peak_mb"),
     "container_memory_limit_mib": metric("memory_limit_mb"),
     "image": lambda row: row.result.environment.get("image"),
+    "staleness_mean": lambda row: row.staleness,
+    "staleness_max": lambda row: row.staleness_max,
 }
 
 

@@ -9,8 +9,9 @@ import hashlib
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isfinite
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -68,9 +69,13 @@ class Loop:
         self._events.write("train_start", parameters=replica.parameters)
         self.clock.start()
         if init == "broadcast":
-            weights = replica.weights()
-            self.comm.broadcast(weights, root=0)
-            replica.set_weights(weights)
+            self._take_over_weights(replica)
+
+    def _take_over_weights(self, replica: Replica) -> None:
+        """Give every rank the weights of rank 0."""
+        weights = replica.weights()
+        self.comm.broadcast(weights, root=0)
+        replica.set_weights(weights)
 
     def weight(self, weighting: Weighting, *epochs: int) -> float:
         """What this node counts in an average over nodes: 1.0, or by its samples in these epochs.
@@ -92,7 +97,7 @@ class Loop:
         self,
         replica: Replica,
         *,
-        model: Literal["same", "own", "mean"] = "same",
+        model: Literal["same", "own", "mean", "server"] = "same",
         weighting: Weighting = "equal",
     ) -> Iterator[int]:
         """The run's epochs, 1-based; each is evaluated and reported when it is done.
@@ -102,7 +107,8 @@ class Loop:
         inside the measured time, or a run would be faster than the machine allows. model: which one is
         evaluated. The same on all ranks: each takes a share of the test split; its own: every rank
         evaluates on the whole of it; the (weighted) mean of all: it is formed for that, outside the
-        measured time, and every rank goes on with its own.
+        measured time, and every rank goes on with its own; the server's: all get it for that, likewise
+        outside, and go on with it.
         """
         spec = self._task.spec
         for epoch in range(1, spec.epochs + 1):
@@ -116,6 +122,8 @@ class Loop:
                     own, mean = replica.weights(), self.mean_weights(replica, self.weight(weighting, epoch))
                     apart["consensus_distance"] = self._rms((own - mean).norm())
                     replica.set_weights(mean)
+                elif model == "server":
+                    self._take_over_weights(replica)
                 accuracy, test_loss = self._evaluated = self.evaluate(replica, alone=model == "own")
                 if model == "mean":
                     replica.set_weights(own)
@@ -142,9 +150,17 @@ class Loop:
         """Whether this rank is a server: it trains on nothing itself, and has no batches and no loss."""
         return self._context.rank < self._task.spec.strategy.servers
 
-    def steps_for_others(self, epoch: int, uneven: Uneven) -> Iterator[int]:
-        """A server's steps, 1-based: as many as each worker has batches in `batches_in_step`."""
-        for step in range(1, self._feed.steps_together(epoch, uneven) + 1):
+    def steps(self, epoch: int) -> list[int]:
+        """How many `batches` each of those who train has."""
+        return self._feed.steps(epoch)
+
+    def steps_together(self, epoch: int, uneven: Uneven) -> int:
+        """How many `batches_in_step` there are."""
+        return self._feed.steps_together(epoch, uneven)
+
+    def served(self, steps: int) -> Iterator[int]:
+        """A server's steps, 1-based, which it takes with the gradients of others."""
+        for step in range(1, steps + 1):
             yield step
             self._steps += 1
 
@@ -223,11 +239,13 @@ class Loop:
         _check(counts[1].item(), "on the test split")
         return counts[0].item() / total, counts[1].item() / total
 
-    def result(self, replica: Replica, *, averaged: bool = False) -> TrainResult:
+    def result(
+        self, replica: Replica, *, averaged: bool = False, staleness: Sequence[int] = ()
+    ) -> TrainResult:
         """Stop the clock and settle the accounts.
 
         averaged: the weights have changed since the last epoch was evaluated, which was of this node's
-        own model.
+        own model. staleness: of each gradient that this node has sent, where that may differ.
         """
         self.clock.stop()
         self._events.write("train_end")
@@ -253,6 +271,8 @@ class Loop:
             weights_digest=hashlib.sha256(weights.tobytes()).hexdigest()[:16],
             parameters=replica.parameters,
             peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / MAXRSS_PER_MIB,
+            staleness_mean=fmean(staleness) if staleness else None,
+            staleness_max=max(staleness, default=None),
         )
 
 

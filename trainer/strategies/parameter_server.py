@@ -50,7 +50,7 @@ class ParameterServer(Strategy):
         import torch
 
         nothing = torch.zeros(replica.parameters, device=loop.comm.device)  # a gradient of its own
-        for _ in loop.steps_for_others(epoch, self.uneven):
+        for _ in loop.served(loop.steps_together(epoch, self.uneven)):
             gradients = cast("Tensor", loop.comm.gather(nothing, root=0))  # None on the workers alone
             with loop.clock.phase("compute"):
                 replica.set_gradient(gradients.sum(dim=0))
