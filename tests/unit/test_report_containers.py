@@ -79,7 +79,8 @@ def test_csv_has_what_the_kernel_counted_and_nothing_of_local_processes() -> Non
     assert [inside[name] for name in KERNEL] == ["2", "1100000.0", "3.0", "0.0", "256.0", "2048"]
     assert (inside["runtime"], inside["image"]) == ("docker", DOCKER["image"])
     assert {outside[name] for name in [*KERNEL, "image"]} == {""}
-    assert list(inside)[-7:] == [*KERNEL, "image"]  # at the end: earlier columns keep their places
+    # At the end: earlier columns keep their places.
+    assert list(inside)[-9:] == [*KERNEL, "image", "staleness_mean", "staleness_max"]
 
 
 def test_pages_show_containers_and_their_limits(tmp_path: Path) -> None:
