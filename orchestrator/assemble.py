@@ -141,7 +141,7 @@ def flags(
         found.append(plan.spec.strategy.caveat)
     if len({rank.weights_digest for rank in ranks}) > 1:
         found.append("the replicas ended with different weights; the accuracy is of rank 0's")
-    samples = {rank.samples for rank in ranks}
+    samples = {rank.samples for rank in ranks if rank.rank >= plan.spec.strategy.servers}
     if samples and max(samples) - min(samples) > plan.spec.epochs:
         noun = rank_noun(plan.processes_per_node)
         found.append(f"unequal work: between {min(samples):,} and {max(samples):,} samples per {noun}")

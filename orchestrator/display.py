@@ -54,13 +54,14 @@ def outcome(number: int, total: int, result: RunResult, skipped: bool) -> str:
 
 
 def where(event: Event) -> tuple[str, str, str] | None:
-    """Epoch, loss and throughput as an event tells them, or None."""
+    """Epoch, loss and throughput as an event tells them, or None. A server has no loss."""
     fields = event.fields
     if event.kind == "step":
         done = f"{fields['epoch']}/{fields['epochs']} step {fields['step']}/{fields['steps']}"
         return done, f"{fields['loss']:.3f}", f"{fields['samples_per_s']:,.0f}"
     if event.kind == "epoch":
-        return f"{fields['epoch']}/{fields['epochs']} done", f"{fields['loss']:.3f}", ""
+        loss = "" if fields["loss"] is None else f"{fields['loss']:.3f}"
+        return f"{fields['epoch']}/{fields['epochs']} done", loss, ""
     return None
 
 
@@ -92,7 +93,8 @@ class PlainDisplay:
         for rank, (epoch, loss, throughput) in sorted(told.items()):
             name = rank_name(rank, self._per_node)
             speed = f", {throughput} samples/s" if throughput else ""
-            self._line(f"  {name}: epoch {epoch}, loss {loss}{speed}")
+            told_loss = f", loss {loss}" if loss else ""
+            self._line(f"  {name}: epoch {epoch}{told_loss}{speed}")
 
     def end(self, number: int, total: int, result: RunResult, skipped: bool) -> None:
         if not skipped:

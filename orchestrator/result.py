@@ -36,6 +36,8 @@ class RankResult(Record):
     weights_digest: str | None
     parameters: int
     peak_memory_mb: float
+    staleness_mean: float | None = None
+    staleness_max: int | None = None
 
 
 class MemberUsage(Record):
@@ -61,7 +63,7 @@ class EpochPoint(Record):
     rank: int
     epoch: int
     train_s: float
-    loss: float  # of the last batch
+    loss: float | None  # of the last batch; a server has none
     accuracy: float  # test split, 0 … 1
     test_loss: float
     consensus_distance: float | None = None
@@ -171,6 +173,17 @@ class RunResult(Record):
     @property
     def bytes_sent_per_rank(self) -> float | None:
         return fmean(rank.bytes_sent for rank in self.ranks) if self.ranks else None
+
+    @property
+    def staleness(self) -> float | None:
+        """Mean over all gradients of the updates that others made between its rank's pull and push."""
+        pushed = [(r.staleness_mean, r.steps) for r in self.ranks if r.staleness_mean is not None]
+        gradients = sum(steps for _, steps in pushed)
+        return sum(mean * steps for mean, steps in pushed) / gradients if gradients else None
+
+    @property
+    def staleness_max(self) -> int | None:
+        return max((r.staleness_max for r in self.ranks if r.staleness_max is not None), default=None)
 
     @property
     def seconds(self) -> dict[str, float]:

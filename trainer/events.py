@@ -9,8 +9,8 @@ fields of its kind:
 | train_start | clock starts, all ranks ready | parameters |
 | step | at most twice a second | epoch, epochs, step, steps, loss, accuracy (of the batch), samples_per_s |
 | part | a node finished an epoch | see certificate.PartRecord |
-| split | rank 0, likewise | see certificate.EpochRecord |
-| epoch | an epoch was evaluated | epoch, epochs, train_s, loss, accuracy, test_loss |
+| split | the first rank that trains, likewise | see certificate.EpochRecord |
+| epoch | an epoch was evaluated | epoch, epochs, train_s, loss (none of a server), accuracy, test_loss |
 | train_end | clock stopped | |
 | result | all is known | see result.TrainResult |
 | done, failed, terminated, died | last word | cause, traceback, signal, forced |
@@ -162,8 +162,8 @@ def signal_name(number: int) -> str:
 def split_digest(part_digests: Iterable[str]) -> str:
     """16 hex digits that name a whole split: its parts' digests in rank order.
 
-    Rank 0 reports it of the split (`split`), every rank its part's as fed (`part`): who reads both can
-    tell whether the nodes trained on what they were given.
+    The first rank that trains reports it of the split (`split`), every rank its part's as fed (`part`):
+    who reads both can tell whether the nodes trained on what they were given.
     """
     return sha256("".join(part_digests).encode()).hexdigest()[:16]
 
@@ -181,9 +181,10 @@ def readable(event: Event) -> str | None:
                 f"{fields['samples_per_s']:,.0f} samples/s"
             )
         case "epoch":
+            loss = "" if fields["loss"] is None else f"loss {fields['loss']:.3f} "
             text = (
                 f"epoch {fields['epoch']}/{fields['epochs']} done in {fields['train_s']:.2f} s, "
-                f"loss {fields['loss']:.3f} acc {fields['accuracy']:.1%}"
+                f"{loss}acc {fields['accuracy']:.1%}"
             )
         case "result" if "accuracy" in fields and fields["accuracy"] is not None:
             trained = f"trained {fields['samples']:,} samples in {fields['train_s']:.2f} s"

@@ -18,6 +18,8 @@ class TrainResult:
     work_cpu_s: CPU time of everything but communicating, waiting and evaluating: the time this rank
     would need on a core of its own; None on a GPU. own_accuracy: of this node's model before it met the
     others, where a strategy has such a thing. weights_digest: 16 hex digits of the final weights.
+    staleness: updates that others made between this rank's pull of the weights and its push of a gradient,
+    mean and largest over its pushes; None where nothing can become stale.
     """
 
     steps: int
@@ -32,6 +34,8 @@ class TrainResult:
     weights_digest: str | None = None
     parameters: int = 0
     peak_memory_mb: float = 0.0
+    staleness_mean: float | None = None
+    staleness_max: int | None = None
 
     def as_fields(self) -> dict[str, Any]:
         """The result as an event's fields."""

@@ -155,13 +155,18 @@ class RunSpec(BaseModel):
                 {"model": self.name_of("model"), "dataset": self.name_of("dataset"), "reason": reason},
             )
         samples = self.dataset.train_samples
-        if strategy.uses_partition and self.world_size > samples:
+        ranks = (f"{self.parts} workers of " if strategy.servers else "") + self.size_label
+        if strategy.uses_partition and self.parts > samples:
             raise PydanticCustomError(
-                self._to_blame(samples),
+                self._to_blame(samples + strategy.servers),
                 "{ranks} are more than the {samples} training samples of {dataset}",
-                {"ranks": self.size_label, "samples": samples, "dataset": self.name_of("dataset")},
+                {
+                    "ranks": ranks,
+                    "samples": samples,
+                    "dataset": self.name_of("dataset"),
+                },
             )
-        reason = self.partitioner.misfit(samples, self.dataset.class_count, self.world_size)
+        reason = self.partitioner.misfit(samples, self.dataset.class_count, self.parts)
         if strategy.uses_partition and reason:
             raise PydanticCustomError(
                 "partitioner",
@@ -169,7 +174,7 @@ class RunSpec(BaseModel):
                 {
                     "partitioner": self.name_of("partitioner"),
                     "dataset": self.name_of("dataset"),
-                    "ranks": self.size_label,
+                    "ranks": ranks,
                     "reason": reason,
                 },
             )
@@ -201,6 +206,11 @@ class RunSpec(BaseModel):
     def world_size(self) -> int:
         """How many ranks there are; they fill one node after the other, as with torchrun and mpirun."""
         return self.nodes * self.processes_per_node
+
+    @property
+    def parts(self) -> int:
+        """How many ranks train, each on its part of the samples: all but the strategy's servers."""
+        return self.world_size - self.strategy.servers
 
     @property
     def on_gpu(self) -> bool:

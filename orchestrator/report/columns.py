@@ -84,6 +84,14 @@ def _peak(group: Group) -> Cell:
     return Cell(formats.memory(peak), f"{peak / limit:.0%} of {limit:,}{JOIN}MiB")
 
 
+def _staleness(group: Group) -> Cell:
+    """The mean over seeds, and the largest of any: that is what a bound holds for."""
+    mean, largest = group.over(lambda row: row.staleness), group.over(lambda row: row.staleness_max)
+    if mean is None or largest is None:
+        return Cell(ABSENT)
+    return Cell(formats.ratio(mean.mean), f"at most {largest.high:,.0f}")
+
+
 def _own(row: Row) -> Cell:
     own, mean = row.own_accuracies, row.own_accuracy
     if mean is None:
@@ -117,6 +125,7 @@ GROUPS: tuple[Column[Group], ...] = (
     Column("Sent per rank", _spread(lambda row: row.bytes_sent_per_rank, formats.size)),
     Column("Sent per step", _spread(bytes_per_step, formats.size)),
     Column("Samples per s", _spread(lambda row: row.samples_per_s, formats.ratio)),
+    Column("Staleness", _staleness),
 )
 
 CERTIFICATES: tuple[Column[Group], ...] = (

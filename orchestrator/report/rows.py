@@ -148,6 +148,14 @@ class Row:
         return [rank.samples for rank in self._measured.ranks] if self._measured else []
 
     @property
+    def staleness(self) -> float | None:
+        return self._measured.staleness if self._measured else None
+
+    @property
+    def staleness_max(self) -> int | None:
+        return self._measured.staleness_max if self._measured else None
+
+    @property
     def bytes_sent_per_rank(self) -> float | None:
         return self._measured.bytes_sent_per_rank if self._measured else None
 
@@ -200,7 +208,7 @@ class Row:
 
     @property
     def node_samples(self) -> list[int]:
-        """Samples on each node in epoch 1, by rank."""
+        """Samples on each node that trains in epoch 1, by rank."""
         return [part.samples for part in self._parts]
 
     @property

@@ -42,7 +42,8 @@ distance_mean, distance_max = distance(fmean), distance(max)
 
 
 def representatives(groups: Sequence[Group]) -> list[Row]:
-    """For each number of ranks and each partitioner its certified run of the lowest seed.
+    """For each number of ranks and each partitioner its certified run of the lowest seed, without a server
+    if there is one.
 
     In the order of ranks, and then of the sweep. A single rank has everything: it is left out unless there
     is nothing else to see.
@@ -52,7 +53,11 @@ def representatives(groups: Sequence[Group]) -> list[Row]:
         for row in group.ok_rows:
             if row.partitioner_label and survey_of(row):
                 cell = (row.shape.ranks, row.partitioner_label)
-                if cell not in chosen or row.seed < chosen[cell].seed:
+                if cell not in chosen or _order(row) < _order(chosen[cell]):
                     chosen[cell] = row
     rows = sorted(chosen.values(), key=lambda row: row.shape.ranks)
     return [row for row in rows if row.shape.ranks > 1] or rows
+
+
+def _order(row: Row) -> tuple[int, int]:
+    return row.run.strategy.servers, row.seed

@@ -93,6 +93,8 @@ COLUMNS: dict[str, Callable[[Row], Cell]] = {
     # Of a node's labels from the whole set's, 0 … 2, in epoch 1.
     "earth_movers_distance_mean": distance_mean,
     "earth_movers_distance_max": distance_max,
+    "staleness_mean": lambda row: row.staleness,
+    "staleness_max": lambda row: row.staleness_max,
 }
 
 

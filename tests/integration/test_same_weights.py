@@ -123,6 +123,26 @@ def test_on_one_node_every_strategy_is_serial(weights: Callable[..., np.ndarray]
     )
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "parameter_server",
+        "async_parameter_server",
+        {"name": "async_parameter_server", "max_staleness": 0},
+    ],
+    ids=str,
+)
+def test_a_server_with_one_worker_is_serial(
+    weights: Callable[..., np.ndarray], strategy: str | dict[str, Any], optimizer: str
+) -> None:
+    fields = {"model": {"name": "lenet"}, "optimizer": optimizer, "lr": 0.01}
+    serial = weights(strategy="serial", **fields)
+    np.testing.assert_allclose(
+        weights(strategy=strategy, transport="rpc", nodes=2, **fields), serial, rtol=1e-5, atol=1e-7
+    )
+
+
 def test_all_reduce_over_full_batches_is_serial_over_the_whole_set(
     weights: Callable[..., np.ndarray],
 ) -> None:

@@ -46,9 +46,11 @@ def a_run(
     runtime: str = "local",
     verified: bool = True,
     digests: Sequence[str] = (),
+    staleness: Sequence[tuple[float, int]] = (),
     **fields: Any,
 ) -> RunResult:
-    """A result as a runner would write it. Ranks are alike but for `own` and `digests`."""
+    """A result as a runner would write it. Ranks are alike but for `own`, `digests` and `staleness`, of
+    those who train: mean and largest."""
     spec = RunSpec.model_validate(
         {
             "strategy": strategy,
@@ -60,6 +62,8 @@ def a_run(
         }
     )
     phases = {"data": 0.1, "communicate": communicate_s, "wait": 0.0, "evaluate": 1.0, "other": 0.0}
+    servers = spec.strategy.servers
+    stale = [*[(None, None)] * servers, *(staleness or [(None, None)] * spec.parts)]
     ranks = [
         RankResult(
             rank=rank,
@@ -75,6 +79,8 @@ def a_run(
             weights_digest=digests[rank] if digests else "same",
             parameters=1000,
             peak_memory_mb=300.0,
+            staleness_mean=stale[rank][0],
+            staleness_max=stale[rank][1],
         )
         for rank in range(spec.world_size)
     ]
@@ -109,7 +115,7 @@ def a_run(
                 digest="p",
                 js_divergence_so_far=0.0,
             )
-            for rank in range(spec.world_size)
+            for rank in range(servers, spec.world_size)
         ],
     )
     finished = status == "ok"

@@ -27,10 +27,15 @@ def part(rank: int, epoch: int = 1, **changed: Any) -> Event:
     return event("part", rank, epoch=epoch, **{**fields, **changed})
 
 
-def split(nodes: int, epoch: int = 1) -> Event:
+def split(nodes: int, epoch: int = 1, first: int = 0) -> Event:
+    """first: the first rank that trains."""
     shares = {"coverage": 1.0, "overlap": 0.0, "coverage_so_far": 1.0, "overlap_so_far": 0.0}
     return event(
-        "split", epoch=epoch, digest=split_digest(digest(r, epoch) for r in range(nodes)), **shares
+        "split",
+        first,
+        epoch=epoch,
+        digest=split_digest(digest(r, epoch) for r in range(first, nodes)),
+        **shares,
     )
 
 
@@ -286,6 +291,18 @@ def test_different_weights() -> None:
 def test_unequal_work() -> None:
     (flag,) = flags({"samples": 12_345}, {"samples": 100})
     assert "unequal work: between 100 and 12,345 samples" in flag
+
+
+def test_a_server_that_trains_on_nothing_is_no_unequal_work() -> None:
+    def served(*samples: int) -> RunResult:
+        events = trained(*({"samples": number} for number in samples))
+        mine = [e for e in events if e.kind != "split" and (e.kind, e.rank) != ("part", 0)]
+        return row([*mine, split(len(samples), first=1)], strategy="parameter_server", nodes=len(samples))
+
+    result = served(0, 100, 101)
+    assert (result.status, result.flags) == ("ok", [])
+    assert result.samples_per_s == pytest.approx(201 / 2)
+    assert "unequal work: between 90 and 100 samples" in served(0, 100, 90).flags[0]
 
 
 def test_a_failed_run_has_no_flags() -> None:

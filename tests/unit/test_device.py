@@ -115,7 +115,7 @@ def generators(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def trained(strategy: str, compression: str) -> tuple[TrainResult, Link]:
+def trained(strategy: str, compression: str, rank: int) -> tuple[TrainResult, Link]:
     dataset = {"name": "synthetic", "samples": SAMPLES, "test_samples": TEST_SAMPLES}
     nodes = min(2, STRATEGIES.load(strategy).max_nodes or 2)
     named = {"name": strategy, "compression": compression} if compression != "none" else strategy
@@ -123,9 +123,9 @@ def trained(strategy: str, compression: str) -> tuple[TrainResult, Link]:
     of = Task(
         RunSpec.model_validate({**fields, "model": "lenet", "epochs": EPOCHS, "batch_size": 8}), Path()
     )
-    context = NodeContext(0, nodes, "nccl", Path())
+    context = NodeContext(rank, nodes, "nccl", Path())
     with Link() as link:
-        result = of.spec.strategy.train(context, of, EventWriter("run", 0, None, io.StringIO()))
+        result = of.spec.strategy.train(context, of, EventWriter("run", rank, None, io.StringIO()))
     return result, link
 
 
@@ -139,7 +139,7 @@ def test_a_training_stays_on_its_device(
 ) -> None:
     monkeypatch.setattr(NodeContext, "connect", lambda context, clock: Far.connect(context, clock))
     monkeypatch.setattr("torch.nn.parallel.DistributedDataParallel", Plain)
-    result, link = trained(strategy, compression)
+    result, link = trained(strategy, compression, rank=STRATEGIES.load(strategy).servers)
     assert result.steps >= 4 * EPOCHS
     draws = ["cpu"] if compression == "power_sgd" else []  # once, so that all ranks draw the same
     assert generators == ["meta", *draws]  # dropout draws where it drops
@@ -155,6 +155,17 @@ def test_a_training_stays_on_its_device(
     # The host's CPU time is no measure of what a GPU does.
     assert result.work_cpu_s is None
     assert result.seconds["no_core"] == 0
+
+
+def test_no_training_set_travels_to_a_server(
+    monkeypatch: pytest.MonkeyPatch, generators: list[str]
+) -> None:
+    monkeypatch.setattr(NodeContext, "connect", lambda context, clock: Far.connect(context, clock))
+    result, link = trained("parameter_server", "none", rank=0)
+    assert result.steps >= 4 * EPOCHS
+    images = [len(t) for t in link.to_device if t.shape[-1] == 28 or t.shape[1:3] == (28, 28)]
+    assert sorted(images) == [0, TEST_SAMPLES]
+    assert [t.numel() for t in link.to_host] == [result.parameters]
 
 
 def test_ddps_hand_over_is_that_of_the_last_bucket(monkeypatch: pytest.MonkeyPatch) -> None:

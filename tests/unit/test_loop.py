@@ -129,7 +129,7 @@ def loop(of: Task, comm: Communicator) -> Loop:
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("test_samples", [2, 37])
 def test_evaluation_counts_every_test_sample_once(size: int, test_samples: int) -> None:
-    of = task(test_samples, model="lenet")  # with dropout, which is off then
+    of = task(test_samples, model="lenet", nodes=size)  # with dropout, which is off then
     assert of.data.test.images.shape[0] == test_samples  # loaded before the ranks are started
     model = of.build_model(0).eval()
     with torch.no_grad():

@@ -10,6 +10,7 @@ from orchestrator.report.findings import find
 from orchestrator.report.groups import Spread
 from orchestrator.report.rows import NO_SERIAL, NO_TRAINING, NOT_OK
 from orchestrator.report.table import COLUMNS
+from orchestrator.result import RunResult
 from tests.unit.report_support import (
     FAST,
     ONE_SHOT_ALONE,
@@ -191,6 +192,34 @@ def test_a_group_without_a_quantity_has_no_spread() -> None:
     assert a_comparison(FAST).groups[0].over(lambda row: row.speedup) is None
 
 
+# Servers
+
+
+STALE = a_run("async_parameter_server", nodes=3, staleness=[(0.5, 2), (1.5, 7)])
+
+
+def test_staleness_is_that_of_all_gradients() -> None:
+    two, one = (a_comparison(run).rows[0] for run in (STALE, FAST))
+    assert (two.staleness, two.staleness_max) == (1.0, 7)
+    assert (one.staleness, one.staleness_max) == (None, None)
+    ranks = [rank.model_copy(update={"steps": 30 * rank.rank}) for rank in STALE.ranks]
+    row = a_comparison(STALE.model_copy(update={"ranks": ranks})).rows[0]
+    assert row.staleness == pytest.approx((30 * 0.5 + 60 * 1.5) / 90)
+
+
+def test_results_from_before_there_was_staleness_can_be_read() -> None:
+    written = FAST.model_dump(mode="json")
+    for rank in written["ranks"]:
+        del rank["staleness_mean"], rank["staleness_max"]
+    assert RunResult.model_validate(written) == FAST
+
+
+def test_a_server_counts_in_efficiency_and_holds_no_samples() -> None:
+    row = row_of(a_comparison(SERIAL, STALE), "async_parameter_server")
+    assert row.efficiency == pytest.approx(1.0 / 3)  # as long as serial, on three nodes
+    assert row.node_samples == [50, 50]
+
+
 # results.csv
 
 
@@ -221,6 +250,12 @@ def test_csv_tells_ranks_from_nodes() -> None:
     assert several["bytes_sent_per_node"] == ""  # what leaves a node of several ranks was not counted
     assert several["bytes_sent_per_rank"] == "1000000.0"
     assert (one["cpus"], one["memory_mb"], one["pids"], one["shm_mb"]) == ("1.0", "2048", "512", "256")
+
+
+def test_csv_has_the_staleness() -> None:
+    stale, fast = csv_lines(a_comparison(STALE, FAST))
+    assert (stale["staleness_mean"], stale["staleness_max"]) == ("1.0", "7")
+    assert (fast["staleness_mean"], fast["staleness_max"]) == ("", "")
 
 
 def test_csv_says_why_there_is_no_speedup() -> None:

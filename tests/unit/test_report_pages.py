@@ -17,6 +17,8 @@ import pytest
 from orchestrator.errors import InputError
 from orchestrator.report import formats, write_report
 from orchestrator.report.comparison import read_comparison
+from orchestrator.report.plots.maps import Map, label_maps
+from orchestrator.report.splits import survey_of
 from orchestrator.result import (
     RunResult,
 )
@@ -145,6 +147,27 @@ def test_a_figure_shades_only_where_all_share_cores(tmp_path: Path) -> None:
     mixed = [a_run("ddp", nodes=4, **docker), a_run("ddp", nodes=2, processes_per_node=4, **docker)]
     write_sweep(tmp_path, a_run(**docker), *mixed)
     assert "nodes share" not in (paths.plots / "time.svg").read_text()
+
+
+def test_what_a_server_does_is_shown(tmp_path: Path) -> None:
+    runs = [
+        a_run("async_parameter_server", nodes=nodes, staleness=[(1.5, 7)] * (nodes - 1)) for nodes in (3, 4)
+    ]
+    paths = write_sweep(tmp_path, *runs, a_run("all_reduce", nodes=2))
+    assert "1.50 (at most 7)" in paths.markdown.read_text().replace(formats.JOIN, " ")
+    assert "Staleness of gradients" in (paths.plots / "staleness.svg").read_text()
+    (row, *_) = read_comparison(paths).rows
+    seen = survey_of(row)
+    assert seen
+    figure = label_maps([Map(row.partitioner_label, row.shape, seen)])
+    # 0 is the server, which holds no samples
+    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["1", "2"]
+
+
+def test_no_figure_of_staleness_where_nothing_is_stale(tmp_path: Path) -> None:
+    paths = write_sweep(tmp_path, SERIAL, FAST)
+    assert not (paths.plots / "staleness.svg").exists()
+    assert "Staleness" not in paths.markdown.read_text()
 
 
 def test_the_page_escapes_what_comes_from_files(report: SweepPaths) -> None:

@@ -158,6 +158,17 @@ def test_a_partitioner_splits_among_ranks_and_the_classes_of_the_dataset() -> No
     assert "among 3 ranks (1 × 3): with per_node 3 only 9 of 12 classes" in message
 
 
+def test_a_server_needs_a_worker_and_no_sample() -> None:
+    small = {"name": "synthetic", "samples": 4}
+    server = {"strategy": "parameter_server", "dataset": small}
+    assert spec(**server, nodes=5).parts == 4
+    assert spec(dataset=small, nodes=4).parts == 4
+    message = refusal(**server, nodes=6)
+    assert "5 workers of 6 nodes are more than the 4 training samples of synthetic" in message
+    assert "type=processes_per_node" in refusal(**server, nodes=5, processes_per_node=2)
+    assert "parameter_server cannot run on 1 node; allowed: 2 or more" in refusal(**server)
+
+
 def test_limits_of_the_strategy_count_ranks() -> None:
     message = refusal(strategy="serial", processes_per_node=2)
     assert "serial cannot run on 2 ranks (1 × 2); allowed: 1" in message

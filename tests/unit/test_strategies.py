@@ -33,9 +33,15 @@ HERE = [
     and STRATEGIES.load(name).max_nodes is None
     and not STRATEGIES.load(name).forks
 ]
+SERVED = [name for name in HERE if STRATEGIES.load(name).servers]
 UNEVEN = [name for name in HERE if "uneven" in STRATEGIES.load(name).model_fields]
 # On one node the outer step is one too many, unless it goes exactly to where the inner ones have led.
 PLAIN_DILOCO = {"name": "diloco", "outer_lr": 1.0, "outer_momentum": 0.0}
+
+
+def nodes(name: str, workers: int) -> int:
+    """Of a run in which so many train."""
+    return workers + STRATEGIES.load(name).servers
 
 
 def close(left: np.ndarray, right: np.ndarray) -> None:
@@ -51,13 +57,13 @@ def differ(left: np.ndarray, right: np.ndarray) -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw"])
 @pytest.mark.parametrize("name", HERE)
-def test_on_one_node_it_is_serial(name: str, optimizer: str) -> None:
+def test_with_one_node_that_trains_it_is_serial(name: str, optimizer: str) -> None:
     fields: dict[str, Any] = {"optimizer": optimizer, "lr": 0.02, "model": "lenet"}  # with dropout
     serial = train("serial", 1, **fields)
-    alone = train(PLAIN_DILOCO if name == "diloco" else name, 1, **fields)
+    alone = train(PLAIN_DILOCO if name == "diloco" else name, nodes(name, 1), **fields)
     close(alone.weights, serial.weights)
     assert alone.results[0].accuracy == serial.results[0].accuracy
-    assert alone.results[0].bytes_sent == 0
+    assert (alone.results[0].bytes_sent == 0) == (name not in SERVED)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -69,8 +75,9 @@ def test_all_ranks_end_with_the_same_weights(name: str, ranks: int) -> None:
 @pytest.mark.parametrize(("policy", "fed"), [("join", (61, 60)), ("drop", (60, 60)), ("pad", (61, 61))])
 @pytest.mark.parametrize("name", UNEVEN)
 def test_parts_of_different_size(name: str, policy: str, fed: tuple[int, int]) -> None:
-    training = train({"name": name, "uneven": policy}, 2, **ODD)
-    assert [result.samples for result in training.results] == [2 * samples for samples in fed]
+    training = train({"name": name, "uneven": policy}, nodes(name, 2), **ODD)
+    servers = [0] * STRATEGIES.load(name).servers
+    assert [result.samples for result in training.results] == [*servers, *(2 * n for n in fed)]
     assert {result.steps for result in training.results} == {2 * (7 if policy != "drop" else 6)}
     certificate = certify([event for events in training.events for event in events])
     assert certificate is not None
@@ -123,6 +130,47 @@ def test_all_reduce_is_one_node_with_as_many_times_the_batch(ranks: int) -> None
             optimizer.step()
     expected = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     close(train("all_reduce", ranks).weights, expected.numpy())
+
+
+# A server
+
+
+@pytest.mark.parametrize("policy", ["join", "drop", "pad"])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_parameter_server_with_workers_is_all_reduce_of_as_many(workers: int, policy: str) -> None:
+    """In each step on the same samples, in the same order and with the same dropout."""
+    fields: dict[str, Any] = {**ODD, **MOMENTUM, "model": "lenet"}
+    expected = train({"name": "all_reduce", "uneven": policy}, workers, **fields)
+    found = train({"name": "parameter_server", "uneven": policy}, workers + 1, **fields)
+    close(found.weights, expected.weights)
+    for rank in range(workers):
+        parts = [training.of("part", at) for training, at in ((expected, rank), (found, rank + 1))]
+        assert parts[0]
+        assert [part.fields for part in parts[0]] == [part.fields for part in parts[1]]
+    splits = [training.of("split", at) for training, at in ((expected, 0), (found, 1))]
+    assert [split.fields for split in splits[0]] == [split.fields for split in splits[1]]
+
+
+def test_a_server_gives_an_account_of_what_it_did_and_nothing_else() -> None:
+    training = train("parameter_server", 3)
+    server, *workers = training.results
+    assert (server.samples, server.steps) == (0, workers[0].steps)
+    assert training.of("part") == training.of("split") == training.of("step") == []
+    assert [point.fields["loss"] for point in training.of("epoch")] == [None, None]
+    assert all(point.fields["loss"] > 0 for rank in (1, 2) for point in training.of("epoch", rank))
+    for points in zip(*(training.of("epoch", rank) for rank in range(3)), strict=True):
+        assert len({point.fields["accuracy"] for point in points}) == 1
+    assert server.seconds["data"] == 0
+    assert server.seconds["compute"] > 0
+    assert server.seconds["wait"] > 0
+
+
+def test_bytes_of_a_server() -> None:
+    """Per step, of n bytes with W workers: n up from each of them, n down to each."""
+    training = train("parameter_server", 4)
+    n = 4 * training.results[0].parameters
+    sent = [result.bytes_sent / training.results[0].steps for result in training.results]
+    assert sent == [3 * n, n, n, n]
 
 
 # Averaging weights

@@ -155,19 +155,12 @@ class RpcCommunicator(Communicator):
     def _take(self, source: int) -> Tensor:
         """What rank `source` has put, or puts next, into this rank's mailbox."""
         deadline = time.monotonic() + self._timeout_s
-        knock = None
+        knock = Knock(source, self._timeout_s)
         while (left_s := deadline - time.monotonic()) > 0:
             try:
                 return _mailbox[source].get(timeout=min(KNOCK_EVERY_S, left_s))
             except Empty:
-                pass
-            # A mailbox does not notice that a peer is gone, a request does. One that computes may
-            # answer late: that is no failure.
-            with reaching(source, "waiting for"):
-                if knock is None or knock.done():
-                    if knock is not None:
-                        knock.wait()
-                    knock = self._rpc.rpc_async(node(source), _answer, timeout=self._timeout_s)
+                knock.again()
         raise CommunicationError(
             f"waiting for node {source} failed: nothing came within {self._timeout_s:g} s"
         )
@@ -183,6 +176,25 @@ def reaching(rank: int, doing: str) -> Iterator[None]:
     """Turn the failure of a request to `rank` into a CommunicationError: "waiting for node 1 failed"."""
     with named(f"{doing} node {rank}"):
         yield
+
+
+class Knock:
+    """Asks a rank that one waits for whether it is there: a mailbox does not notice that it is gone."""
+
+    def __init__(self, rank: int, timeout_s: float) -> None:
+        self._rank, self._timeout_s = rank, timeout_s
+        self._answer: Any = None
+
+    def again(self) -> None:
+        """Ask, unless the last answer is still to come: one that computes may answer late, that is no
+        failure. Raises CommunicationError if the rank has not answered within `timeout_s`, or is gone."""
+        from torch.distributed import rpc
+
+        with reaching(self._rank, "waiting for"):
+            if self._answer is None or self._answer.done():
+                if self._answer is not None:
+                    self._answer.wait()
+                self._answer = rpc.rpc_async(node(self._rank), _answer, timeout=self._timeout_s)
 
 
 def _deliver(source: int, piece: Tensor) -> None:

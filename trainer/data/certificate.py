@@ -1,7 +1,7 @@
 """The certificate: what share of the training set was really used, by whom, and with which labels.
 
 Two kinds of record make it up. Every node writes a `PartRecord` of the samples it fed to its model in
-an epoch; rank 0 writes an `EpochRecord` of the split as a whole. A digest ties them together: the
+an epoch; the first that trains an `EpochRecord` of the split as a whole. A digest ties them together: the
 epoch's digest is computed from the split, the parts' digests from the samples as they were fed.
 """
 
@@ -121,7 +121,7 @@ class EpochRecord:
 
 
 class Certifier:
-    """Rank 0's book of the whole split, epoch by epoch."""
+    """The first node's book of the whole split, epoch by epoch."""
 
     def __init__(self, samples: int, nodes: int) -> None:
         self._samples = samples

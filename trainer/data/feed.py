@@ -32,7 +32,7 @@ class Batch:
 
 
 class Feed:
-    """One rank's part of the training split, epoch by epoch. Every rank knows the whole split.
+    """One part of the training split, epoch by epoch. Every rank knows the whole split.
 
     The samples lie on `device`, where batches are gathered: to a GPU they travel once, and not in steps.
     """
@@ -40,14 +40,16 @@ class Feed:
     def __init__(
         self, train: Split, spec: RunSpec, streams: Streams, rank: int, size: int, device: str = "cpu"
     ) -> None:
+        """rank, size: among those who train. A server's lies beyond them: it has no part, no batch."""
         self._train, self._device = train, device
         self._labels = torch.from_numpy(train.labels).to(device)
         self._spec, self._streams = spec, streams
         self._rank, self._size = rank, size
         self._parts: tuple[int, list[Indices]] | None = None
-        self._distorts = spec.strategy.uses_partition and spec.partitioner.distorts
+        trains = rank < size
+        self._distorts = trains and spec.strategy.uses_partition and spec.partitioner.distorts
         self._own: Indices | None = None  # the samples whose images are kept, ascending; None: all
-        self._images = self._laid_out(train.images[:0] if self._distorts else train.images)
+        self._images = self._laid_out(train.images if trains and not self._distorts else train.images[:0])
         self.parts(1)  # before the clock starts; a split that cannot be made ends the run here
 
     def parts(self, epoch: int) -> list[Indices]:
@@ -81,6 +83,15 @@ class Feed:
         """Samples in every node's part."""
         return [len(part) for part in self.parts(epoch)]
 
+    def steps(self, epoch: int) -> list[int]:
+        """Batches of every node."""
+        return [ceil(size / self._spec.batch_size) for size in self.sizes(epoch)]
+
+    def steps_together(self, epoch: int, uneven: Uneven = "join") -> int:
+        """Steps of every node in `batches_in_step`."""
+        steps = self.steps(epoch)
+        return min(steps) if uneven == "drop" else max(steps)
+
     def fed(self, epoch: int, uneven: Uneven = "join") -> list[Indices]:
         """The samples that each rank feeds in `epoch`, where uneven parts are dealt with so."""
         if uneven == "join":
@@ -91,7 +102,7 @@ class Feed:
     def batches(self, epoch: int) -> Iterator[tuple[Batch, Indices]]:
         """This rank's batches and the samples in them; the last batch holds what is left."""
         order, size = self.order(epoch), self._spec.batch_size
-        steps = ceil(len(order) / size)
+        steps = self.steps(epoch)[self._rank]
         for step in range(steps):
             fed = order[step * size : (step + 1) * size]
             yield self._gather(fed, 1 / self._size, step + 1, steps), fed
@@ -105,7 +116,7 @@ class Feed:
         sizes, size = self.sizes(epoch), self._spec.batch_size
         order = _evened(self.order(epoch), sizes, uneven)
         part_sizes = np.array(sizes if uneven == "join" else [len(order)] * self._size)
-        steps = ceil(part_sizes.max() / size)
+        steps = self.steps_together(epoch, uneven)
         for step in range(steps):
             in_step = np.clip(part_sizes - step * size, 0, size)
             fed = order[step * size : (step + 1) * size]

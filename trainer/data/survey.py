@@ -69,7 +69,7 @@ class Survey:
 
 def survey(spec: RunSpec, labels: Labels, classes: int, epoch: int = 1) -> Survey:
     """The split that a run of `spec` trains on in `epoch`. Raises what the partitioner does."""
-    parts = parts_of(spec, Streams(spec.seed), labels, spec.world_size, epoch)
+    parts = parts_of(spec, Streams(spec.seed), labels, spec.parts, epoch)
     whole, spread = label_counts(labels, classes), Spread.of(parts, len(labels))
     counts = np.array([label_counts(labels[part], classes) for part in parts])
     return Survey(

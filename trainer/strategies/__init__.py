@@ -14,6 +14,8 @@ STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
         "all_reduce": "trainer.strategies.all_reduce:AllReduce",
         "all_gather": "trainer.strategies.all_gather:AllGather",
         "reduce_broadcast": "trainer.strategies.reduce_broadcast:ReduceBroadcast",
+        "parameter_server": "trainer.strategies.parameter_server:ParameterServer",
+        "async_parameter_server": "trainer.strategies.async_parameter_server:AsyncParameterServer",
         "ddp": "trainer.strategies.ddp:Ddp",
         "hogwild": "trainer.strategies.hogwild:Hogwild",
         "rpc_echo": "trainer.strategies.rpc_echo:RpcEcho",

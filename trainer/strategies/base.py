@@ -44,6 +44,7 @@ class Strategy(Component):
     # Both count ranks, which is nodes where each node has one process.
     min_nodes: ClassVar[int] = 1
     max_nodes: ClassVar[int | None] = None
+    servers: ClassVar[int] = 0  # the first ranks, which keep the model for the others and get no samples
     uses_partition: ClassVar[bool] = True  # False: every node trains on the whole set
     trains: ClassVar[bool] = True  # False: no model, no data, no torch (placebo)
     forks: ClassVar[bool] = False  # in topology single, ranks are forked processes instead of threads

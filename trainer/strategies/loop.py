@@ -9,8 +9,9 @@ import hashlib
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isfinite
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
@@ -44,19 +45,22 @@ class Loop:
         self.clock = comm.clock if comm else Clock(cpu=context.cpu_clock)
         self.comm = comm or context.connect(self.clock)
         self._context, self._task, self._events = context, task, events
-        data, device = task.data, self.comm.device
-        self._feed = Feed(data.train, task.spec, task.streams, context.rank, context.size, device)
+        data, device, parts = task.data, self.comm.device, task.spec.parts
+        # Among those who train, who count from 0 as they would without servers: a worker has the samples,
+        # their order and the dropout that the rank of its number has in other strategies.
+        self._worker = (context.rank - task.spec.strategy.servers) % context.size
+        self._feed = Feed(data.train, task.spec, task.streams, self._worker, parts, device)
         self._train_labels, self._classes = data.train.labels, data.classes
         self._test_images = torch.from_numpy(data.test.images).to(device)
         self._test_labels = torch.from_numpy(data.test.labels).to(device)
         self._labels_fed = np.zeros(self._classes, dtype=np.int64)
-        self._certifier = Certifier(len(data.train.labels), context.size)
+        self._certifier = Certifier(len(data.train.labels), parts)
         self._steps = self._samples = 0
         self._evaluated = (0.0, 0.0)  # accuracy and loss after the last epoch
 
     def replica(self, weights_of: int = 0) -> Replica:
         """A fresh replica. Ranks that name the same `weights_of` start from the same weights."""
-        model = self._task.build_model(self._context.rank, weights_of, self.comm.device)
+        model = self._task.build_model(self._worker, weights_of, self.comm.device)
         return Replica(model, self._task, self.clock)
 
     def start(self, replica: Replica, init: Init | None = None) -> None:
@@ -65,9 +69,13 @@ class Loop:
         self._events.write("train_start", parameters=replica.parameters)
         self.clock.start()
         if init == "broadcast":
-            weights = replica.weights()
-            self.comm.broadcast(weights, root=0)
-            replica.set_weights(weights)
+            self._take_over_weights(replica)
+
+    def _take_over_weights(self, replica: Replica) -> None:
+        """Give every rank the weights of rank 0."""
+        weights = replica.weights()
+        self.comm.broadcast(weights, root=0)
+        replica.set_weights(weights)
 
     def weight(self, weighting: Weighting, *epochs: int) -> float:
         """What this node counts in an average over nodes: 1.0, or by its samples in these epochs.
@@ -77,7 +85,7 @@ class Loop:
         if weighting == "equal":
             return 1.0
         sizes = np.sum([self._feed.sizes(epoch) for epoch in epochs], axis=0)
-        return float(sizes[self.comm.rank] / sizes.mean())
+        return float(sizes[self._worker] / sizes.mean())
 
     def mean_weights(self, replica: Replica, weight: float = 1.0) -> Tensor:
         """The weighted mean of all ranks' weights, flat: float32, shape (state,)."""
@@ -89,7 +97,7 @@ class Loop:
         self,
         replica: Replica,
         *,
-        model: Literal["same", "own", "mean"] = "same",
+        model: Literal["same", "own", "mean", "server"] = "same",
         weighting: Weighting = "equal",
     ) -> Iterator[int]:
         """The run's epochs, 1-based; each is evaluated and reported when it is done.
@@ -99,19 +107,23 @@ class Loop:
         inside the measured time, or a run would be faster than the machine allows. model: which one is
         evaluated. The same on all ranks: each takes a share of the test split; its own: every rank
         evaluates on the whole of it; the (weighted) mean of all: it is formed for that, outside the
-        measured time, and every rank goes on with its own.
+        measured time, and every rank goes on with its own; the server's: all get it for that, likewise
+        outside, and go on with it.
         """
         spec = self._task.spec
         for epoch in range(1, spec.epochs + 1):
             yield epoch
             self.comm.barrier()
-            train_s, loss = self.clock.train_s, replica.loss.item()
+            train_s = self.clock.train_s
+            loss = None if self.serves else replica.loss.item()
             with self.clock.phase("evaluate"):
                 apart: dict[str, float] = {}
                 if model == "mean":
                     own, mean = replica.weights(), self.mean_weights(replica, self.weight(weighting, epoch))
                     apart["consensus_distance"] = self._rms((own - mean).norm())
                     replica.set_weights(mean)
+                elif model == "server":
+                    self._take_over_weights(replica)
                 accuracy, test_loss = self._evaluated = self.evaluate(replica, alone=model == "own")
                 if model == "mean":
                     replica.set_weights(own)
@@ -132,6 +144,25 @@ class Loop:
         square = value.square().reshape(1)
         self.comm.all_reduce(square, "mean")
         return square.sqrt().item()
+
+    @property
+    def serves(self) -> bool:
+        """Whether this rank is a server: it trains on nothing itself, and has no batches and no loss."""
+        return self._context.rank < self._task.spec.strategy.servers
+
+    def steps(self, epoch: int) -> list[int]:
+        """How many `batches` each of those who train has."""
+        return self._feed.steps(epoch)
+
+    def steps_together(self, epoch: int, uneven: Uneven) -> int:
+        """How many `batches_in_step` there are."""
+        return self._feed.steps_together(epoch, uneven)
+
+    def served(self, steps: int) -> Iterator[int]:
+        """A server's steps, 1-based, which it takes with the gradients of others."""
+        for step in range(1, steps + 1):
+            yield step
+            self._steps += 1
 
     def batches(self, epoch: int, replica: Replica) -> Iterator[Batch]:
         """This rank's batches of the epoch, each sample once."""
@@ -182,7 +213,7 @@ class Loop:
         record = PartRecord.of(epoch, fed, self._train_labels, self._classes, self._labels_fed)
         self._labels_fed += record.labels
         self._events.write("part", **as_fields(record))
-        if self._context.rank == 0:
+        if self._worker == 0:
             split = self._certifier.epoch(epoch, self._feed.fed(epoch, uneven), uneven)
             self._events.write("split", **as_fields(split))
 
@@ -208,11 +239,13 @@ class Loop:
         _check(counts[1].item(), "on the test split")
         return counts[0].item() / total, counts[1].item() / total
 
-    def result(self, replica: Replica, *, averaged: bool = False) -> TrainResult:
+    def result(
+        self, replica: Replica, *, averaged: bool = False, staleness: Sequence[int] = ()
+    ) -> TrainResult:
         """Stop the clock and settle the accounts.
 
         averaged: the weights have changed since the last epoch was evaluated, which was of this node's
-        own model.
+        own model. staleness: of each gradient that this node has sent, where that may differ.
         """
         self.clock.stop()
         self._events.write("train_end")
@@ -238,6 +271,8 @@ class Loop:
             weights_digest=hashlib.sha256(weights.tobytes()).hexdigest()[:16],
             parameters=replica.parameters,
             peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / MAXRSS_PER_MIB,
+            staleness_mean=fmean(staleness) if staleness else None,
+            staleness_max=max(staleness, default=None),
         )
 
 

@@ -12,6 +12,8 @@ CAPTIONS = {
     "work_speedup": "By the CPU time of the busiest node: the speedup if every node had a core of its own "
     "and communication cost nothing.",
     "accuracy": "Of the final weights, on the whole test split.",
+    "staleness": "Updates that other workers made between a worker's pull of the weights and its push of a "
+    "gradient, mean over all gradients. The server is among the nodes.",
     "accuracy_over_time": "A point per epoch. Evaluation is not in the time.",
     "phases": "Every second of training belongs to one phase; waiting is for slower nodes. "
     "Evaluation is outside of the training time. "

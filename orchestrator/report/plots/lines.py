@@ -31,7 +31,7 @@ class Quantity:
     title: str
     axis: str  # label, with its unit
     metric: Metric
-    kind: Literal["time", "speedup", "share"]
+    kind: Literal["time", "speedup", "share", "count"]
     cores_matter: bool = False  # whether nodes that share cores spoil it
 
 
@@ -46,6 +46,9 @@ QUANTITIES = (
         "speedup",
     ),
     Quantity("accuracy", "Test accuracy", "test accuracy", lambda row: row.accuracy, "share"),
+    Quantity(
+        "staleness", "Staleness of gradients", "updates by others", lambda row: row.staleness, "count"
+    ),
 )
 
 

@@ -44,6 +44,11 @@ class Map:
         """Whether each rank has its row; of too many there is a summary."""
         return len(self.survey.labels) <= MOST_MAPPED
 
+    @property
+    def first_rank(self) -> int:
+        """Whose row is the first: servers, which train on nothing, are the ranks before it."""
+        return self.shape.ranks - len(self.survey.labels)
+
 
 def label_maps(maps: Sequence[Map]) -> Figure:
     """A heat map rank × label for each split. maps: at least one; those of one size follow each other."""
@@ -157,12 +162,12 @@ def _draw_map(axes: Axes, item: Map, most: int, font_size: float) -> None:
     axes.spines[:].set_color("#D8DEE4")
     axes.spines[:].set_visible(True)
     axes.tick_params(length=0, labelsize=7.5, pad=2)
-    for set_ticks, number, most_ticks in (
-        (axes.set_yticks, len(table), 16),
-        (axes.set_xticks, len(table.T), 20),
+    for set_ticks, number, most_ticks, first in (
+        (axes.set_yticks, len(table), 16, item.first_rank),
+        (axes.set_xticks, len(table.T), 20, 0),
     ):
         ticks = range(0, number, ceil(number / most_ticks))
-        set_ticks([tick + 0.5 for tick in ticks], [str(tick) for tick in ticks])
+        set_ticks([tick + 0.5 for tick in ticks], [str(first + tick) for tick in ticks])
     for (rank, label), samples in np.ndenumerate(table):
         if samples and font_size:
             axes.text(label + 0.5, rank + 0.5, f"{samples}", ha="center", va="center", fontsize=font_size)

@@ -1,0 +1,116 @@
+"""Strategy async_parameter_server across real processes: staleness, its bound, and nodes that are lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.result import RunResult
+from tests.integration.support import Silent, node_processes
+
+Execute = Callable[..., RunResult]
+# Some seconds of steps.
+LONG = {
+    "dataset": {"name": "synthetic", "samples": 4000, "test_samples": 64, "noise": 1.0},
+    "batch_size": 2,
+    "lr": 0.01,
+    "epochs": 1,
+}
+STOPPED_S = 1.0
+
+
+def bounded(by: int | None) -> dict[str, Any]:
+    return {"name": "async_parameter_server", "max_staleness": by}
+
+
+class Training(Silent):
+    """Does something to a rank's process once all of them train."""
+
+    def __init__(self, act: Callable[[int], None], rank: int, ranks: int = 3) -> None:
+        super().__init__()
+        self._act, self._rank, self._ranks = act, rank, ranks
+        self.pid = 0
+        self.at = 0.0
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while sum(event.kind == "train_start" for event in self.seen) < self._ranks:
+            time.sleep(0.02)
+        time.sleep(0.3)
+        self.pid = next(e.fields["pid"] for e in self.seen if (e.kind, e.rank) == ("start", self._rank))
+        self.at = time.time()
+        self._act(self.pid)
+
+
+def stop_for_a_while(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(STOPPED_S)
+    os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("bound", [None, 0, 2])
+def test_it_learns_and_says_how_stale_gradients_were(execute: Execute, bound: int | None) -> None:
+    result = execute(strategy=bounded(bound), nodes=4, epochs=8)
+    assert (result.status, result.cause) == ("ok", None)
+    assert result.accuracy is not None
+    assert result.accuracy > 0.8
+    assert result.replicas_equal
+    server, *workers = result.ranks
+    assert (server.samples, server.staleness_mean, server.staleness_max) == (0, None, None)
+    assert server.steps == sum(worker.steps for worker in workers) == 3 * 8 * 3  # 80 samples in 32s
+    assert result.staleness is not None
+    assert result.staleness_max is not None
+    assert 0 < result.staleness <= result.staleness_max
+    if bound is not None:
+        assert result.staleness_max <= 2 * (2 * bound + 1)
+    # Per step a worker sends a gradient, and is sent the weights.
+    n = 4 * server.parameters
+    assert [worker.bytes_sent for worker in workers] == [n * worker.steps for worker in workers]
+    assert server.bytes_sent == n * server.steps
+    assert [point.loss for point in result.epochs if point.rank == 0] == [None] * 8
+
+
+def test_one_worker_is_never_stale(execute: Execute) -> None:
+    _, worker = execute(strategy=bounded(None), nodes=2).ranks
+    assert (worker.staleness_mean, worker.staleness_max) == (0.0, 0)
+
+
+@pytest.mark.parametrize("bound", [None, 1])
+def test_a_worker_that_stands_still_holds_the_others_back_under_the_bound(
+    execute: Execute, bound: int | None
+) -> None:
+    result = execute(Training(stop_for_a_while, rank=2), strategy=bounded(bound), nodes=3, **LONG)
+    assert (result.status, result.cause) == ("ok", None)
+    _, other, stopped = result.ranks
+    assert stopped.staleness_max is not None
+    if bound is None:
+        assert stopped.staleness_max > 20  # what the other did meanwhile
+    else:
+        assert stopped.staleness_max <= 2 * bound + 1
+        assert other.seconds["wait"] > 0.7 * STOPPED_S
+    for rank in result.ranks:
+        assert rank.train_s == pytest.approx(
+            sum(rank.seconds.values()) - rank.seconds["evaluate"], abs=1e-4
+        )
+
+
+@pytest.mark.parametrize("bound", [None, 0])
+@pytest.mark.parametrize("doomed", [0, 2])
+def test_kill_9_of_the_server_or_a_worker(
+    execute: Execute, tmp_path: Path, doomed: int, bound: int | None
+) -> None:
+    training = Training(lambda pid: os.kill(pid, signal.SIGKILL), doomed)
+    result = execute(training, strategy=bounded(bound), nodes=3, **{**LONG, "epochs": 1000})
+    assert result.status == "failed"
+    expected = rf"node {doomed} \(process {training.pid}\) was killed by SIGKILL"
+    assert re.fullmatch(expected, str(result.cause))
+    assert result.started_at + result.wall_s - training.at < 10
+    assert node_processes(tmp_path) == []

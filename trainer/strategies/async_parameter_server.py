@@ -1,0 +1,82 @@
+"""Parameter server, asynchronous: every gradient is a step of its own, as soon as it comes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from trainer.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from trainer.context import NodeContext
+    from trainer.events import EventWriter
+    from trainer.result import TrainResult
+    from trainer.strategies.loop import Loop
+    from trainer.strategies.replica import Replica
+    from trainer.task import Task
+
+
+class AsyncParameterServer(Strategy):
+    """Downpour SGD (Dean et al. 2012, "Large Scale Distributed Deep Networks", Sec. 4.1), in every step.
+
+    Rank 0 is the server. Each worker pulls the weights, computes a gradient and pushes it; the server
+    steps its optimiser with every gradient as it comes, at the run's lr. So P workers together take as
+    many steps as serial does, with gradients that are stale: `staleness` is how many updates others made
+    between pull and push, about P - 1 where all are equally fast.
+
+    max_staleness (s) bounds it (stale synchronous parallel, Ho et al. 2013): no worker begins a step that
+    is more than s ahead of the slowest's, so others make at most (P - 1)(2s + 1) updates in between. With
+    s = 0 all go in lock step, but a round is still P steps, one for each gradient. Where all pull before
+    the first pushes, that is with plain SGD a step of `all_reduce` at P times the lr; who pulls later sees
+    what has come by then, so it equals nothing but for one worker, which is serial whatever s is.
+    """
+
+    transports: ClassVar[tuple[str, ...]] = ("rpc",)
+    min_nodes: ClassVar[int] = 2
+    servers: ClassVar[int] = 1
+    caveat: ClassVar[str | None] = (
+        "gradients count in the order in which they come: with several workers equal seeds do not give "
+        "equal weights"
+    )
+
+    max_staleness: int | None = Field(
+        None,
+        ge=0,
+        description="steps that a worker may be ahead of the slowest; 0: lock step; null: any number",
+    )
+
+    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
+        from trainer.strategies.loop import Loop
+
+        loop = Loop(context, task, events)
+        replica = loop.replica()
+        loop.start(replica)
+        train = self._serve if loop.serves else self._work
+        staleness = train(loop, replica, context.timeout_s)
+        return loop.result(replica, staleness=staleness)
+
+    def _serve(self, loop: Loop, replica: Replica, timeout_s: float) -> list[int]:
+        from trainer.strategies.server import Progress, Server
+
+        server = Server(replica, loop.comm, timeout_s)
+        for epoch in loop.epochs(replica, model="server"):
+            steps = loop.steps(epoch)
+            server.begin(Progress(dict(enumerate(steps, start=1)), self.max_staleness))
+            for _ in loop.served(sum(steps)):
+                with server.next_push() as gradient:
+                    with loop.clock.phase("compute"):
+                        replica.set_gradient(gradient)
+                    replica.step()
+        return []
+
+    def _work(self, loop: Loop, replica: Replica, timeout_s: float) -> list[int]:
+        from trainer.strategies.server import Client
+
+        server, staleness = Client(loop.comm, timeout_s), []
+        for epoch in loop.epochs(replica, model="server"):
+            for batch in loop.batches(epoch, replica):
+                replica.set_weights(server.pull())
+                replica.backward(batch)
+                staleness.append(server.push(replica.gradient()))
+        return staleness
