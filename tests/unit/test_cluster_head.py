@@ -47,7 +47,9 @@ def test_nobody_has_a_place_before_everybody_is_there(room: Room) -> None:
 
     async def connect(address: str, hello: bytes = HELLO) -> Seat:
         if address == "127.0.0.2":
-            await asyncio.sleep(0.05)
+            while "node-1" not in room.seats:
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.05)  # time to be given a place in
             assert room.seats["node-1"].heard == []
         return await original(address, hello)
 
