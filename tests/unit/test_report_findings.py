@@ -204,6 +204,27 @@ def test_what_a_partitioner_costs_and_who_wins_it_back() -> None:
     assert "recovers" not in said
 
 
+def test_a_loss_that_was_not_repeated_is_called_that() -> None:
+    runs = [*skewed("one_shot", [0.9], "random_partition"), *skewed("one_shot", [0.6])]
+    said = texts(a_comparison(*runs), "Partitioning")
+    assert "loses 30.0 points against random_partition at 4 nodes, a difference not repeated often" in said
+
+
+def test_of_many_partitioners_those_that_change_nothing_share_a_sentence() -> None:
+    labels = ["random_partition", "stratified", "quantity", "feature", "contiguous"]
+    means = [0.9, 0.905, 0.897, 0.9, 0.7]
+    runs = [
+        run for label, mean in zip(labels, means, strict=True) for run in skewed("one_shot", [mean], label)
+    ]
+    said = texts(a_comparison(*runs), "Partitioning")
+    assert (
+        "no strategy's accuracy changed by 1.0 points or more with stratified, quantity or feature rather "
+        "than random_partition" in said
+    )
+    assert said.count("rather than") == 2
+    assert "with contiguous rather than random_partition: one_shot over mpi −20.0 points" in said
+
+
 def test_ways_to_take_the_same_mean_are_compared_by_step() -> None:
     runs = [
         *repeated("all_reduce", [4, 4.1], nodes=2, transport="mpi", communicate_s=0.9, steps=90),

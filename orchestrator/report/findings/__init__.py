@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from orchestrator.report.comparison import Comparison, Scene
-from orchestrator.report.findings import accuracy, speed, trust
+from orchestrator.report.findings import accuracy, partitioning, speed, trust
 from orchestrator.report.findings.base import Finding
 
 # Topic and rule, in the order in which they are told.
@@ -21,8 +21,8 @@ ABOUT_A_WORK: tuple[tuple[str, Callable[[Scene], Iterator[Finding]]], ...] = (
     ("Accuracy", accuracy.fewer_steps),
     ("Averaging", accuracy.averaging),
     ("Parameters", accuracy.variants),
-    ("Partitioning", accuracy.recovery),
-    ("Partitioning", accuracy.partitioners),
+    ("Partitioning", partitioning.recovery),
+    ("Partitioning", partitioning.partitioners),
     ("Shared cores", trust.shared_cores),
     ("Not repeated", trust.not_repeated),
     ("No serial run", trust.no_serial),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from orchestrator.report import formats
 from orchestrator.report.comparison import Scene
@@ -40,8 +40,8 @@ def strategies_at_a_glance(scene: Scene, style: Style) -> Figure | None:
             accuracy.plot(spread.mean, at, marker="o", markersize=6, color=colour, markeredgecolor="white")
     if scene.serial:
         accuracy.axvline(_mean(scene.serial, _accuracy), color=SERIAL_COLOUR, linewidth=0.9, zorder=0)
-    accuracy.xaxis.set_major_locator(MaxNLocator(3))
-    accuracy.xaxis.set_major_formatter(PercentFormatter(1.0))
+    accuracy.xaxis.set_major_locator(MaxNLocator(2))
+    accuracy.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%"))
     _bars(time, shown, colours, lambda row: row.train_s, formats.seconds)
     _bars(sent, shown, colours, lambda row: row.bytes_sent_per_rank, formats.size)
     for axes, title in ((accuracy, "test accuracy"), (time, "training time"), (sent, "sent per rank")):
