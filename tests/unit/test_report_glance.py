@@ -15,6 +15,7 @@ from orchestrator.report.comparison import Comparison, Scene
 from orchestrator.report.exchange import bytes_per_step, consensus_distance, exchange_s_per_step
 from orchestrator.report.legend import legend
 from orchestrator.report.plots.glance import partitioners_by_strategy, strategies_at_a_glance
+from orchestrator.report.plots.sizes import exchange_by_size
 from orchestrator.report.plots.style import RC, STRATEGY_COLOURS, Style
 from orchestrator.report.plots.svg import to_svg
 from orchestrator.result import RunResult
@@ -125,6 +126,59 @@ def test_figures_with_many_lines_show_one_partitioner() -> None:
     many = a_comparison(SERIAL, *[run for name in several for run in tried(name)])
     assert len(scene_of(few).in_lines) == 13
     assert {group.partitioner_label for group in scene_of(many).in_lines} == {"", "random_partition"}
+
+
+# Models of several sizes
+
+
+def sized(strategy: str, hidden: int, communicate_s: float, **fields: Any) -> RunResult:
+    """Of a model that has as many parameters as `hidden` says."""
+    run = a_run(
+        strategy,
+        nodes=2,
+        transport="mpi",
+        communicate_s=communicate_s,
+        model={"name": "mlp", "hidden": [hidden]},
+        **fields,
+    )
+    return run.model_copy(
+        update={"ranks": [r.model_copy(update={"parameters": hidden}) for r in run.ranks]}
+    )
+
+
+def exchange(*runs: RunResult) -> Figure | None:
+    comparison = a_comparison(*runs)
+    with rc_context(RC):  # type: ignore[arg-type]
+        return exchange_by_size(comparison, Style(comparison.groups))
+
+
+def test_exchange_against_model_size() -> None:
+    runs = [
+        *(
+            sized("all_reduce", hidden, seconds)
+            for hidden, seconds in ((100, 0.9), (10, 0.09), (1000, 4.5))
+        ),
+        *(sized("all_gather", hidden, seconds) for hidden, seconds in ((10, 0.18), (1000, 2.7))),
+    ]
+    figure = exchange(*runs)
+    assert figure is not None
+    lines = {tuple(map(int, line.get_xdata())): line for line in figure.axes[0].lines}  # type: ignore[arg-type]
+    assert list(lines) == [(10, 100, 1000), (10, 1000)]  # that which ends highest first
+    assert list(lines[10, 100, 1000].get_ydata()) == pytest.approx([0.001, 0.01, 0.05])
+    assert list(lines[10, 1000].get_ydata()) == pytest.approx([0.002, 0.03])
+
+
+def test_the_report_has_that_figure_once(tmp_path: Path) -> None:
+    paths = write_sweep(tmp_path, sized("all_reduce", 10, 0.1), sized("all_reduce", 100, 0.2))
+    assert "Exchange per step against model size" in (paths.plots / "exchange.svg").read_text()
+    assert (
+        paths.html.read_text().count("Of all models of the sweep") == 2
+    )  # its caption, and its name to hear
+
+
+def test_one_size_needs_no_such_figure() -> None:
+    assert exchange(sized("all_reduce", 10, 0.9), sized("all_gather", 10, 0.9)) is None
+    assert exchange(sized("all_reduce", 10, 0.9), sized("all_reduce", 100, 0.9, lr=0.5)) is None
 
 
 # The legend

@@ -16,6 +16,7 @@ from orchestrator.report.plots.curves import accuracy_over_time
 from orchestrator.report.plots.glance import partitioners_by_strategy, strategies_at_a_glance
 from orchestrator.report.plots.lines import QUANTITIES, lines_over_nodes
 from orchestrator.report.plots.maps import Map, label_maps
+from orchestrator.report.plots.sizes import exchange_by_size
 from orchestrator.report.plots.style import RC, WIDTH_IN, Style
 from orchestrator.report.plots.svg import to_svg
 from orchestrator.report.splits import representatives, survey_of
@@ -39,6 +40,9 @@ def draw(comparison: Comparison) -> list[Plot]:
     plots = []
     works = comparison.works
     with rc_context(RC):  # type: ignore[arg-type]  # its stub wants every key as a literal
+        if figure := exchange_by_size(comparison, style):
+            title, svg = "Exchange per step against model size", to_svg(figure, "exchange")
+            plots.append(Plot("exchange", title, CAPTIONS["exchange"], works[0], svg, wide=False))
         for number, work in enumerate(works, 1):
             for name, title, figure in _figures(comparison.scene(work), style):
                 file = f"{name}-{number}" if len(works) > 1 else name

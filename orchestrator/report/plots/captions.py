@@ -5,6 +5,8 @@ from __future__ import annotations
 CAPTIONS = {
     "strategies": "The most accurate first, means over seeds; pale: from the lowest to the highest seed. "
     "Grey line: serial. Colours are those of all figures; below, where each algorithm is written.",
+    "exchange": "Of all models of the sweep that are otherwise trained alike. Seconds of communicating and "
+    "waiting, per step of the rank that took most, mean over ranks.",
     "partitioners": "Means over seeds. The darker, the more is lost against the first line, strategy by "
     "strategy.",
     "time": "Grey line: serial. Shaded: nodes share cores, so more of them cannot be faster.",

@@ -1,0 +1,76 @@
+"""What a step's exchange costs, against the size of the model: for sweeps that try several models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from orchestrator.report import formats
+from orchestrator.report.comparison import Comparison
+from orchestrator.report.exchange import exchange_s_per_step
+from orchestrator.report.groups import Group, Spread
+from orchestrator.report.labels import Shape, Work
+from orchestrator.report.plots.style import WIDTH_IN, Legend, Style, set_title, short_name
+
+PLOT_IN = 2.9  # height without the legend
+Point = tuple[int, Spread]  # parameters of the model, seconds
+
+
+def models_of(comparison: Comparison) -> list[Work]:
+    """The works that are the first one in all but the model; none unless there are several models."""
+    works = comparison.works
+    alike = [work for work in works if replace(work, model=works[0].model) == works[0]]
+    return alike if len(alike) > 1 else []
+
+
+def exchange_by_size(comparison: Comparison, style: Style) -> Figure | None:
+    """A line for each strategy and transport at the shape most compared; None without several sizes."""
+    works = models_of(comparison)
+    if not works:
+        return None
+    shape = comparison.scene(works[0]).shape
+    lines: dict[tuple[str, str], tuple[Group, list[Point]]] = {}
+    for work in works:
+        for group in comparison.scene(work).in_lines:
+            spread = group.over(exchange_s_per_step)
+            if spread and spread.low > 0 and group.shape == shape:
+                _, points = lines.setdefault(group.line[:2], (group, []))
+                points.append((_parameters(group), spread))
+    if len({size for _, points in lines.values() for size, _ in points}) < 2:
+        return None
+    return _drawn(list(lines.values()), style, shape)
+
+
+def _parameters(group: Group) -> int:
+    return group.ok_rows[0].result.ranks[0].parameters
+
+
+def _drawn(lines: list[tuple[Group, list[Point]]], style: Style, shape: Shape) -> Figure:
+    ordered = sorted(lines, key=lambda line: -line[1][-1][1].mean)
+    legend = Legend()
+    for group, _ in ordered:
+        legend.add(short_name(group), style.look(group))
+    figure = Figure(figsize=(WIDTH_IN, PLOT_IN + legend.height_in), layout="constrained")
+    axes = figure.add_subplot()
+    for group, points in ordered:
+        look, points = style.look(group), sorted(points, key=lambda point: point[0])
+        sizes = [size for size, _ in points]
+        lows, highs = [s.low for _, s in points], [s.high for _, s in points]
+        axes.fill_between(sizes, lows, highs, color=look.colour, alpha=0.12, linewidth=0)
+        means = [spread.mean for _, spread in points]
+        axes.plot(
+            sizes, means, color=look.colour, marker=look.marker, markeredgecolor="white", linewidth=1.8
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: formats.seconds(value)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("parameters of the model")
+    axes.set_ylabel("communicate and wait, per step")
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    set_title(figure, f"Exchange per step against model size, {shape.label}")
+    legend.draw(figure)
+    return figure
