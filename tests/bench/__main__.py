@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import containers, overhead, step
+from tests.bench import collectives, containers, overhead, step, traffic
 
-PARTS = {"step": step.main, "overhead": overhead.main, "containers": containers.main}
+PARTS = {
+    "step": step.main,
+    "collectives": collectives.main,
+    "overhead": overhead.main,
+    "containers": containers.main,
+    "bytes": traffic.main,
+}
 
 if __name__ == "__main__":
     names = sys.argv[1:] or list(PARTS)
