@@ -51,7 +51,7 @@ check: $(VENV)/ready-dev ## lint, format and types
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
-bench: $(VENV)/ready-dev ## speed against the usual training loop, and what a run costs beside training
+bench: $(VENV)/ready-dev ## speed, and what a run costs beside training; ARGS="collectives bytes" for a part
 	$(RUN) -m tests.bench $(ARGS)
 
 schemas: venv ## the JSON Schemas of run and sweep files

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Literal
 
 Phase = Literal["data", "compute", "communicate", "wait", "no_core", "evaluate", "other"]
@@ -29,7 +28,7 @@ class Clock:
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self.cpu_seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self._phase: Phase | None = None  # None while stopped
-        self._since = (0.0, 0.0)
+        self._since = self._cpu_since = 0.0
 
     def start(self) -> None:
         """Begin in phase `other`."""
@@ -50,19 +49,9 @@ class Clock:
         self._switch(self._phase)
         return sum(self.seconds.values()) - self.seconds["evaluate"]
 
-    @contextmanager
-    def phase(self, name: Phase) -> Iterator[None]:
+    def phase(self, name: Phase) -> Span:
         """Book the block to `name`. No effect while stopped or evaluating: evaluation is one piece."""
-        if not self.counting:
-            yield
-            return
-        before = self._phase
-        self._switch(name)
-        try:
-            yield
-        finally:
-            if self._phase is not None:  # stopped inside the block, the clock stays so
-                self._switch(before)
+        return Span(self, name)
 
     def now(self) -> tuple[float, float]:
         """Wall and CPU seconds."""
@@ -89,9 +78,35 @@ class Clock:
         """CPU seconds of the working phases."""
         return sum(self.cpu_seconds[phase] for phase in WORK)
 
-    def _switch(self, to: Phase | None) -> None:
-        now = self.now()
-        if self._phase is not None:
-            self.seconds[self._phase] += now[0] - self._since[0]
-            self.cpu_seconds[self._phase] += now[1] - self._since[1]
-        self._phase, self._since = to, now
+    def _switch(self, to: Phase | None) -> float:
+        """Returns the wall time at which the one phase ended and the other began."""
+        wall, cpu = self.wall(), self._cpu()
+        if (phase := self._phase) is not None:
+            self.seconds[phase] += wall - self._since
+            self.cpu_seconds[phase] += cpu - self._cpu_since
+        self._phase, self._since, self._cpu_since = to, wall, cpu
+        return wall
+
+
+class Span:
+    """A block of code that the clock books to one phase.
+
+    counted: whether it was part of training; only then it has a beginning and an end, in seconds of the
+    clock. A class and not a generator, which costs three times as much: a small all-reduce takes 20 µs.
+    """
+
+    __slots__ = ("_before", "_clock", "_phase", "counted", "entered", "left")
+
+    def __init__(self, clock: Clock, phase: Phase) -> None:
+        self._clock, self._phase = clock, phase
+
+    def __enter__(self) -> Span:
+        self.counted = self._clock.counting
+        if self.counted:
+            self._before = self._clock._phase
+            self.entered = self._clock._switch(self._phase)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.counted and self._clock._phase is not None:  # stopped inside the block, the clock stays so
+            self.left = self._clock._switch(self._before)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import containers, overhead, partitioners, step
+from tests.bench import collectives, containers, overhead, partitioners, step, traffic
 
 PARTS = {
     "step": step.main,
     "partitioners": partitioners.main,
+    "collectives": collectives.main,
     "overhead": overhead.main,
     "containers": containers.main,
+    "bytes": traffic.main,
 }
 
 if __name__ == "__main__":

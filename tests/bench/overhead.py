@@ -5,18 +5,10 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-from rich.console import Console
-
-from orchestrator.display import PlainDisplay
-from orchestrator.runner import Runner
-from orchestrator.runtimes import RUNTIMES
-from orchestrator.store import SweepPaths
-from orchestrator.topology import plan
+from tests.bench.runs import runs_on
 from trainer.spec import RunSpec
 
 REPEATS = 5
@@ -36,23 +28,16 @@ def compare(runtime: str, rows: Sequence[Row], bare: Sequence[str], name: str) -
     floors: list[float] = []
     startup: dict[Row, list[float]] = {row: [] for row in rows}
     teardown: dict[Row, list[float]] = {row: [] for row in rows}
-    with tempfile.TemporaryDirectory() as directory:
-        quiet = PlainDisplay(Console(quiet=True), total=1)
-        paths = SweepPaths(Path(directory))
-        place = RUNTIMES.load(runtime)()
-        if reason := place.unavailable():
-            sys.exit(reason)
-        runner = Runner(place, runtime, paths, Path(directory) / "data", quiet)
+    with runs_on(runtime) as execute:
         for _ in range(REPEATS):
             begun = time.perf_counter()
             subprocess.run(bare, check=True)
             floors.append(time.perf_counter() - begun)
             for strategy, transport, nodes in rows:
                 fields = {"strategy": strategy, "transport": transport, "nodes": nodes, "epochs": 1}
-                run = RunSpec.model_validate(fields)
-                result = runner.execute(plan(run), paths.run(run.key))
-                if result.status != "ok" or result.startup_s is None or result.teardown_s is None:
-                    sys.exit(f"{result.key}: {result.cause}")
+                result = execute(RunSpec.model_validate(fields))
+                if result.startup_s is None or result.teardown_s is None:
+                    sys.exit(f"{result.key}: it did not say when it trained")
                 startup[strategy, transport, nodes].append(result.startup_s)
                 teardown[strategy, transport, nodes].append(result.teardown_s)
     floor = statistics.median(floors)

@@ -66,6 +66,24 @@ def test_inner_phase_takes_its_time_from_the_outer(timed: Timed) -> None:
     assert timed.booked == {"compute": 9, "communicate": 2, "wait": 4, "other": 16}
 
 
+def test_a_block_knows_when_it_was_entered_and_left(timed: Timed) -> None:
+    timed.clock.start()
+    began = timed.wall.now
+    timed.after(1)
+    with timed.clock.phase("communicate") as outer:
+        timed.after(2)
+        with timed.clock.phase("evaluate") as evaluation, timed.clock.phase("data") as inside:
+            timed.after(4)
+    assert (outer.entered - began, outer.left - began) == (1, 7)
+    assert (evaluation.entered - began, evaluation.left - began) == (3, 7)
+    assert outer.counted
+    assert not inside.counted
+    timed.clock.stop()
+    with timed.clock.phase("communicate") as after:
+        pass
+    assert not after.counted
+
+
 def test_evaluation_is_one_piece_whatever_it_does_inside(timed: Timed) -> None:
     timed.clock.start()
     with timed.clock.phase("evaluate"):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from trainer.clock import Clock
+from trainer.clock import Clock, Span
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,42 +74,49 @@ class Communicator(ABC):
 
     def all_reduce(self, buffer: Tensor, op: Op) -> None:
         """Replace `buffer`, shape (n,), by the elementwise sum or mean over all ranks."""
-        with self._meeting(2 * self._bytes(buffer) * (self.size - 1) / self.size):
+        with self.clock.phase("communicate") as span:
             if self.size > 1:
                 self._all_reduce(buffer)
                 if op == "mean":
                     buffer.div_(self.size)
+        self._met(span, 2 * buffer.nbytes * (self.size - 1) / self.size)
 
     def all_gather(self, buffer: Tensor) -> Tensor:
         """The ranks' buffers, each of shape (n,), as one tensor of shape (size, n)."""
-        with self._meeting(self._bytes(buffer) * (self.size - 1)):
-            return self._all_gather(buffer) if self.size > 1 else buffer.clone().unsqueeze(0)
+        with self.clock.phase("communicate") as span:
+            gathered = self._all_gather(buffer) if self.size > 1 else buffer.clone().unsqueeze(0)
+        self._met(span, buffer.nbytes * (self.size - 1))
+        return gathered
 
     def all_to_all(self, buffer: Tensor) -> Tensor:
         """Row i of `buffer`, shape (size, n), goes to rank i. Returns what came, row i from rank i."""
-        with self._meeting(self._bytes(buffer) * (self.size - 1) / self.size):
-            return self._all_to_all(buffer) if self.size > 1 else buffer.clone()
+        with self.clock.phase("communicate") as span:
+            received = self._all_to_all(buffer) if self.size > 1 else buffer.clone()
+        self._met(span, buffer.nbytes * (self.size - 1) / self.size)
+        return received
 
     def gather(self, buffer: Tensor, root: int) -> Tensor | None:
         """The ranks' buffers, each of shape (n,), as one tensor of shape (size, n) on rank `root`."""
-        with self._meeting(0 if self.rank == root else self._bytes(buffer)):
+        gathered = None
+        with self.clock.phase("communicate") as span:
             if self.rank != root:
                 self._send(buffer, root)
-                return None
-            gathered = buffer.new_empty(self.size, buffer.numel())
-            for rank in range(self.size):
-                if rank == root:
-                    gathered[rank] = buffer
-                else:
-                    self._recv(gathered[rank], rank)
-            return gathered
+            else:
+                gathered = buffer.new_empty(self.size, buffer.numel())
+                for rank in range(self.size):
+                    if rank == root:
+                        gathered[rank] = buffer
+                    else:
+                        self._recv(gathered[rank], rank)
+        self._met(span, 0 if self.rank == root else buffer.nbytes)
+        return gathered
 
     def broadcast(self, buffer: Tensor, root: int) -> None:
         """Replace `buffer`, shape (n,), by the one of rank `root`."""
-        sent = self._bytes(buffer) * (self.size - 1) if self.rank == root else 0
-        with self._meeting(sent):
+        with self.clock.phase("communicate") as span:
             if self.size > 1:
                 self._broadcast(buffer, root)
+        self._met(span, buffer.nbytes * (self.size - 1) if self.rank == root else 0)
 
     def shift(self, buffer: Tensor, distance: int) -> Tensor:
         """Give `buffer`, shape (n,), to the rank `distance` further on; returns what has come the same way.
@@ -119,28 +126,31 @@ class Communicator(ABC):
         if distance % self.size == 0:
             return buffer.clone()
         source = (self.rank - distance) % self.size
-        entered = self.clock.wall()
-        with self._passage(self._bytes(buffer)):
+        with self.clock.phase("communicate") as span:
             received = self._shift(buffer, (self.rank + distance) % self.size, source)
-        if self.clock.counting:
-            self.traffic.shifts.append((entered, self.clock.wall(), source))
+        if span.counted:
+            self.traffic.bytes_sent += buffer.nbytes
+            self.traffic.shifts.append((span.entered, span.left, source))
         return received
 
     def send(self, buffer: Tensor, to: int) -> None:
         """Send `buffer`, shape (n,), to rank `to`; returns when it may be changed again."""
-        with self._passage(self._bytes(buffer)):
+        with self.clock.phase("communicate") as span:
             self._send(buffer, to)
+        if span.counted:
+            self.traffic.bytes_sent += buffer.nbytes
 
     def recv(self, buffer: Tensor, source: int) -> None:
         """Replace `buffer`, shape (n,), by what rank `source` sends next."""
-        with self._passage(0):
+        with self.clock.phase("communicate"):
             self._recv(buffer, source)
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
-        with self._meeting(0):
+        with self.clock.phase("communicate") as span:
             if self.size > 1:
                 self._barrier()
+        self._met(span, 0)
 
     def close(self) -> None:  # noqa: B027  (optional)
         """Part from the other ranks in good order. Not called after a failure: see `abort`."""
@@ -170,24 +180,11 @@ class Communicator(ABC):
         self._recv(received, source)
         return received
 
-    @staticmethod
-    def _bytes(buffer: Tensor) -> int:
-        return buffer.numel() * buffer.element_size()
-
-    @contextmanager
-    def _passage(self, sent: float) -> Iterator[None]:
-        if self.clock.counting:
+    def _met(self, span: Span, sent: float) -> None:
+        """Account for a collective in which this rank has sent so many bytes."""
+        if span.counted:
             self.traffic.bytes_sent += sent
-        with self.clock.phase("communicate"):
-            yield
-
-    @contextmanager
-    def _meeting(self, sent: float) -> Iterator[None]:
-        entered = self.clock.wall()
-        with self._passage(sent):
-            yield
-        if self.clock.counting:
-            self.traffic.meetings.append((entered, self.clock.wall()))
+            self.traffic.meetings.append((span.entered, span.left))
 
 
 def book_waits(comm: Communicator) -> None:

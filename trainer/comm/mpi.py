@@ -28,7 +28,10 @@ class MpiCommunicator(Communicator):
         """naps: wait with short sleeps. Open MPI waits by asking without end, and so uses up the quota of
         a node that has less than a core for each of its ranks: what it then needs to compute with. Four
         nodes of 0.4 cpus trained four times slower that way than over gloo, which sleeps."""
+        import torch
+
         super().__init__(rank, size, clock)
+        self._float32 = torch.float32
         self._mpi = mpi
         self._world = mpi.COMM_WORLD
         self._naps = naps
@@ -55,39 +58,48 @@ class MpiCommunicator(Communicator):
 
     def _all_reduce(self, buffer: Tensor) -> None:
         self._gather()
-        self._world.Allreduce(self._mpi.IN_PLACE, buffer.numpy(), op=self._mpi.SUM)
+        self._world.Allreduce(self._mpi.IN_PLACE, self._memory(buffer), op=self._mpi.SUM)
 
     def _all_gather(self, buffer: Tensor) -> Tensor:
         gathered = buffer.new_empty(self.size, buffer.numel())
         self._gather()
-        self._world.Allgather(buffer.numpy(), gathered.numpy())
+        self._world.Allgather(self._memory(buffer), self._memory(gathered))
         return gathered
 
     def _all_to_all(self, buffer: Tensor) -> Tensor:
         received = buffer.new_empty(buffer.shape)
         self._gather()
-        self._world.Alltoall(buffer.numpy(), received.numpy())
+        self._world.Alltoall(self._memory(buffer), self._memory(received))
         return received
 
     def _broadcast(self, buffer: Tensor, root: int) -> None:
         self._gather()
-        self._world.Bcast(buffer.numpy(), root=root)
+        self._world.Bcast(self._memory(buffer), root=root)
 
     def _send(self, buffer: Tensor, to: int) -> None:
-        self._finish(self._world.Isend(buffer.numpy(), dest=to))
+        self._finish(self._world.Isend(self._memory(buffer), dest=to))
 
     def _recv(self, buffer: Tensor, source: int) -> None:
-        self._finish(self._world.Irecv(buffer.numpy(), source=source))
+        self._finish(self._world.Irecv(self._memory(buffer), source=source))
 
     def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
         received = buffer.new_empty(buffer.shape)
-        coming = self._world.Irecv(received.numpy(), source=source)
-        self._finish(self._world.Isend(buffer.numpy(), dest=to))
+        coming = self._world.Irecv(self._memory(received), source=source)
+        self._finish(self._world.Isend(self._memory(buffer), dest=to))
         self._finish(coming)
         return received
 
     def _barrier(self) -> None:
         self._finish(self._world.Ibarrier())
+
+    def _memory(self, buffer: Tensor) -> tuple[Any, Any]:
+        """The buffer as mpi4py takes it with the least ado; it has to stay alive while MPI works on it.
+
+        By way of numpy() a small all-reduce took a tenth longer, and a fifth where ranks share cores.
+        """
+        if buffer.dtype is not self._float32 or not buffer.is_contiguous():
+            raise ValueError(f"a buffer has to be contiguous float32, this one is {buffer.dtype}")
+        return self._mpi.buffer.fromaddress(buffer.data_ptr(), buffer.nbytes), self._mpi.FLOAT
 
     def _gather(self) -> None:
         """Where waiting must not cost the core, sleep until all are there: a collective spins."""

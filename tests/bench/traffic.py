@@ -1,0 +1,79 @@
+"""Bytes that the containers' network interfaces count, against those that the ranks count as payload.
+
+Nothing is subtracted: what a container sends before and after training, in a run that has next to nothing
+to exchange, is a row of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from orchestrator.result import RunResult
+from tests.bench.containers import missing
+from tests.bench.runs import Execute, runs_on
+from trainer.spec import RunSpec
+
+PIXELS, CLASSES, BATCH = 64, 10, 4
+NODES = (2, 3, 4)
+# Strategy, floats of the model, and steps enough that start-up does not count.
+ROWS = [
+    ("all_reduce", 1_000, 2000),
+    ("all_reduce", 5_000, 500),
+    ("all_reduce", 100_000, 60),
+    ("all_reduce", 1_000_000, 10),
+    ("all_gather", 1_000_000, 10),
+    ("reduce_broadcast", 1_000_000, 10),
+    ("one_shot", 4_000_000, 1),
+]
+
+
+def main() -> None:
+    if reason := missing():
+        print(f"bytes: skipped, {reason}")
+        return
+    print("bytes that the nodes' interfaces have sent, and the ranks' own count of payload")
+    print(f"  {'run':48} {'interfaces':>14} {'counted':>14}   quotient  busiest node")
+    with runs_on("docker") as execute:
+        for transport in ("mpi", "gloo"):
+            for nodes in NODES:
+                quiet = one(execute, transport, nodes, "one_shot", 1, init="independent")
+                show(f"{transport}, {nodes} nodes, next to nothing to exchange", quiet)
+                for strategy, floats, steps in ROWS:
+                    result = one(execute, transport, nodes, strategy, steps, hidden(floats))
+                    show(f"{transport}, {nodes} nodes, {strategy}, {floats:,} × {steps}", result)
+
+
+def show(label: str, result: RunResult) -> None:
+    """One line. The busiest node's quotient is its own interface by the most that a rank has counted."""
+    interfaces = [member.sent_bytes for member in result.usage if member.sent_bytes and member.ranks]
+    if len(interfaces) < len(result.ranks):
+        sys.exit(f"{result.key}: not all containers can tell what their interface has sent")
+    counted = [rank.bytes_sent for rank in result.ranks]
+    quotients = f"{sum(interfaces) / sum(counted):10.3f} {max(interfaces) / max(counted):13.3f}"
+    enough = sum(counted) > sum(interfaces) / 10  # or the quotient is of start-up by next to nothing
+    sums = f"{sum(interfaces):14,.0f} {sum(counted):14,.0f}"
+    print(f"  {label:48} {sums} {quotients if enough else ''}", flush=True)
+
+
+def one(
+    execute: Execute, transport: str, nodes: int, name: str, steps: int, width: int = 1, **parameters: Any
+) -> RunResult:
+    """A run of one epoch."""
+    samples = nodes * BATCH * steps
+    fields = {
+        "strategy": {"name": name, **parameters},
+        "transport": transport,
+        "nodes": nodes,
+        "epochs": 1,
+        "batch_size": BATCH,
+        "dataset": {"name": "synthetic", "samples": samples, "test_samples": 64, "height": 8, "width": 8},
+        "model": {"name": "mlp", "hidden": [width]},
+        "lr": 0.001,
+    }
+    return execute(RunSpec.model_validate(fields))
+
+
+def hidden(floats: int) -> int:
+    """The width at which a perceptron of one hidden layer has about so many weights."""
+    return round((floats - CLASSES) / (PIXELS + 1 + CLASSES))
