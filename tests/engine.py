@@ -19,14 +19,13 @@ def containers_missing() -> str | None:
 
 
 def leftovers(label: str) -> list[str]:
-    """Containers, networks and volumes that carry a label."""
+    """Containers, networks and volumes that carry a label: kind and name of each."""
     found = []
-    for kind in (["ps", "-a"], ["network", "ls"], ["volume", "ls"]):
+    for kind, name in (("container", "Names"), ("network", "Name"), ("volume", "Name")):
+        every = ["--all"] if kind == "container" else []
+        show = ["--format", f"{{{{.{name}}}}}", "--filter", f"label={label}"]
         listed = subprocess.run(
-            ["docker", *kind, "--quiet", "--filter", f"label={label}"],
-            capture_output=True,
-            text=True,
-            check=True,
+            ["docker", kind, "ls", *every, *show], capture_output=True, text=True, check=True
         )
-        found += [f"{kind[0]} {line}" for line in listed.stdout.split()]
+        found += [f"{kind} {line}" for line in listed.stdout.split()]
     return found
