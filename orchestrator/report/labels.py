@@ -120,4 +120,6 @@ def _written(value: object) -> str:
     if isinstance(value, dict):
         inside = ", ".join(f"{name}={_written(item)}" for name, item in value.items() if name != "name")
         return f"{value['name']}({inside})" if inside else str(value["name"])
+    if value is None:
+        return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)

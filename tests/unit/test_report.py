@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.report.findings import find
 from orchestrator.report.groups import Spread
+from orchestrator.report.labels import component_label
 from orchestrator.report.rows import NO_SERIAL, NO_TRAINING, NOT_OK
 from orchestrator.report.table import COLUMNS
 from orchestrator.result import RunResult
@@ -129,6 +130,11 @@ def test_labels_name_the_parameters_that_are_not_the_default() -> None:
     assert row_of(a_comparison(SERIAL), "serial").partitioner_label == ""
     split = a_run("ddp", partitioner={"name": "dirichlet", "alpha": 0.1, "equal_sizes": True})
     assert row_of(a_comparison(split), "ddp").partitioner_label == "dirichlet alpha=0.1 equal_sizes=true"
+
+
+def test_labels_write_values_as_a_sweep_file_does() -> None:
+    run = a_run({"name": "local_sgd", "local_steps": None}, nodes=2).run
+    assert component_label(run, "strategy") == "local_sgd local_steps=null"
 
 
 def test_efficiency_is_speedup_by_ranks() -> None:

@@ -230,8 +230,10 @@ def test_ways_to_take_the_same_mean_are_compared_by_step() -> None:
         *repeated("all_reduce", [4, 4.1], nodes=2, transport="mpi", communicate_s=0.9, steps=90),
         *repeated("all_gather", [8, 8.2], nodes=2, transport="mpi", communicate_s=1.8, steps=90),
         *repeated("one_shot", [8, 8.2], nodes=2, transport="mpi", communicate_s=0.1, steps=90),
+        *repeated({"name": "all_reduce", "compression": "sign"}, [8], nodes=2, transport="mpi"),
     ]
     said = texts(a_comparison(*runs), "Exchange")
+    assert "sign" not in said  # another mean
     assert "The same mean gradient over mpi at 2 nodes" in said
     assert "all_reduce 0.0100 s for 11.1 kB sent by a rank; all_gather 0.0200 s" in said
     assert "one_shot" not in said

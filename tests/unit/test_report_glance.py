@@ -79,6 +79,19 @@ def test_the_points_stand_where_the_accuracies_are() -> None:
     assert [round(bar.get_width()) for bar in figure.axes[1].patches] == [8, 4, 7, 6, 5]  # type: ignore[attr-defined]
 
 
+def test_long_names_have_the_whole_page() -> None:
+    long = {"name": "async_parameter_server", "max_staleness": 2}
+    figures = [glance(SERIAL, *tried(), *more) for more in ([], [a_run(long, nodes=4)])]
+    narrow, wide = (figure.get_figwidth() for figure in figures if figure is not None)
+    assert wide > 1.9 * narrow
+
+
+def test_amounts_far_apart_are_on_a_logarithmic_axis_that_is_called_so() -> None:
+    quick = a_run("ddp", nodes=4, train_s=0.1)
+    assert "training time, log scale" in words(glance(SERIAL, *tried(), quick))
+    assert "training time" in words(glance(SERIAL, *tried()))
+
+
 def test_few_strategies_need_no_such_figure() -> None:
     assert glance(SERIAL, *tried()[:2]) is None
 

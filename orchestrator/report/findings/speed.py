@@ -169,7 +169,7 @@ def collectives(scene: Scene) -> Iterator[Finding]:
     cells: dict[tuple[str, str, int], list[tuple[Spread, Group]]] = {}
     for group in scene.rivals:
         exchange = group.over(exchange_s_per_step)
-        if exchange and group.strategy in MEAN_GRADIENT:
+        if exchange and group.strategy_label in MEAN_GRADIENT:  # with a parameter it may be another mean
             cells.setdefault(group.line[1:], []).append((exchange, group))
     for ways in cells.values():
         if {group.strategy for _, group in ways} <= {"all_reduce", "ddp"}:

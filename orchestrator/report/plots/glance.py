@@ -12,13 +12,22 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from orchestrator.report import formats
 from orchestrator.report.comparison import Scene
 from orchestrator.report.groups import Group, Metric, Spread
-from orchestrator.report.plots.style import FAINT, SERIAL_COLOUR, WIDTH_IN, Style, set_title, short_name
+from orchestrator.report.plots.style import (
+    FAINT,
+    FULL_WIDTH_IN,
+    SERIAL_COLOUR,
+    WIDTH_IN,
+    Style,
+    set_title,
+    short_name,
+)
 from orchestrator.report.rows import Row
 
 FEWEST = 3  # strategies, below which other figures say it as well
 ROW_IN = 0.25
 FAR_APART = 30  # amounts this many times apart go on a logarithmic axis
 WORST = 0.3  # loss of accuracy at which a cell has its full colour
+LONG_NAME = 24  # characters; beyond it names leave the panels no room in a column of the page
 NARROW = 11  # characters of a heading; longer ones are set aslant
 
 
@@ -30,7 +39,9 @@ def strategies_at_a_glance(scene: Scene, style: Style) -> Figure | None:
     shown.sort(key=lambda group: -_mean(group, _accuracy))
     if scene.serial:
         shown.insert(0, scene.serial)
-    figure = Figure(figsize=(WIDTH_IN, 1.0 + ROW_IN * len(shown)), layout="constrained")
+    names = [short_name(group) for group in shown]
+    width = WIDTH_IN if max(map(len, names)) <= LONG_NAME else FULL_WIDTH_IN
+    figure = Figure(figsize=(width, 1.0 + ROW_IN * len(shown)), layout="constrained")
     accuracy, time, sent = figure.subplots(1, 3, sharey=True, width_ratios=(1.2, 1, 1))
     colours = [style.look(group).colour for group in shown]
     for at, (group, colour) in enumerate(zip(shown, colours, strict=True)):
@@ -45,11 +56,11 @@ def strategies_at_a_glance(scene: Scene, style: Style) -> Figure | None:
     _bars(time, shown, colours, lambda row: row.train_s, formats.seconds)
     _bars(sent, shown, colours, lambda row: row.bytes_sent_per_rank, formats.size)
     for axes, title in ((accuracy, "test accuracy"), (time, "training time"), (sent, "sent per rank")):
-        axes.set_title(title)
+        axes.set_title(f"{title}, log scale" if axes.get_xscale() == "log" else title)
         axes.grid(axis="x")
         axes.set_axisbelow(True)
         axes.tick_params(axis="y", length=0)
-    accuracy.set_yticks(range(len(shown)), [short_name(group) for group in shown])
+    accuracy.set_yticks(range(len(shown)), names)
     accuracy.invert_yaxis()
     partitioner = f", {scene.partitioners[0]}" if len(scene.partitioners) > 1 else ""
     set_title(figure, f"Strategies at {scene.shape.label}{partitioner}")
@@ -68,6 +79,7 @@ def _bars(
     far_apart = bool(known) and max(known) > FAR_APART * min(known)
     if far_apart:
         axes.set_xscale("log")
+        axes.minorticks_off()
         axes.set_xlim(min(known) / 3, max(known) * 12)
     elif known:
         axes.set_xlim(0, max(known) * 1.6)

@@ -15,12 +15,11 @@ from matplotlib.figure import Figure
 
 from orchestrator.report import formats
 from orchestrator.report.labels import Shape
-from orchestrator.report.plots.style import WIDTH_IN, set_title
+from orchestrator.report.plots.style import FULL_WIDTH_IN, WIDTH_IN, set_title
 from trainer.data.survey import Survey
 
 MOST_ACROSS = 3  # more maps side by side are too small to read
 MOST_MAPPED = 32  # ranks; of more a summary is drawn
-FULL_WIDTH_IN = 2 * WIDTH_IN + 0.2  # of the page: then text is as large as in the other figures
 HEAD_IN = 0.86  # a map's title and figures above it, the labels' numbers below
 SUMMARY_IN = 1.5
 PALE = 1.8  # how far the colours' end lies above the largest number: dark text is read on all of them

@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from orchestrator.report.groups import Group
 
 WIDTH_IN = 5.2
+FULL_WIDTH_IN = 2 * WIDTH_IN + 0.2  # of the page: then text is as large as in the other figures
 LEGEND_ROW_IN = 0.185
 LONGEST_IN_TWO = 50  # characters side by side in a legend of two columns
 INK = "#24292F"
