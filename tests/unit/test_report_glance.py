@@ -179,6 +179,9 @@ def test_exchange_against_model_size() -> None:
     assert list(lines) == [(10, 100, 1000), (10, 1000)]  # that which ends highest first
     assert list(lines[10, 100, 1000].get_ydata()) == pytest.approx([0.001, 0.01, 0.05])
     assert list(lines[10, 1000].get_ydata()) == pytest.approx([0.002, 0.03])
+    told = words(figure)
+    assert {"10", "100", "1,000"} <= set(told)
+    assert not any("$" in word for word in told)
 
 
 def test_the_report_has_that_figure_once(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from orchestrator.report import formats
 from orchestrator.report.comparison import Comparison
@@ -65,8 +65,11 @@ def _drawn(lines: list[tuple[Group, list[Point]]], style: Style, shape: Shape) -
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: formats.seconds(value)))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    sizes = sorted({size for _, points in lines for size, _ in points})
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.minorticks_off()
     axes.set_xlabel("parameters of the model")
     axes.set_ylabel("communicate and wait, per step")
     axes.grid(axis="y")
