@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from orchestrator.errors import InputError
@@ -111,9 +112,9 @@ def _figures(seen: Survey) -> dict[str, Any]:
         "samples_per_node_max": int(seen.sizes.max()),
         "coverage": seen.coverage,
         "overlap": seen.overlap,
-        "js_divergence_mean_bits": sum(js) / len(js),
+        "js_divergence_mean_bits": fmean(js),
         "js_divergence_max_bits": max(js),
-        "earth_movers_distance_mean": sum(emd) / len(emd),
+        "earth_movers_distance_mean": fmean(emd),
         "earth_movers_distance_max": max(emd),
         "labels_per_node_min": int(seen.classes_held.min()),
         "labels_per_node_max": int(seen.classes_held.max()),

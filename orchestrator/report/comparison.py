@@ -53,14 +53,19 @@ class Scene:
     @property
     def usual(self) -> list[Group]:
         """The rivals with the reference partitioner, or without any: what strategies are compared on."""
-        return [group for group in self.rivals if group.partitioner_label in ("", *self.partitioners[:1])]
+        return self._with_reference(self.rivals)
 
     @property
     def in_lines(self) -> list[Group]:
         """The groups that a figure with a line for each has room for: of many partitioners, one's."""
         if len(self.partitioners) <= MOST_IN_LINES:
             return self.groups
-        return [group for group in self.groups if group.partitioner_label in ("", self.partitioners[0])]
+        return self._with_reference(self.groups)
+
+    def _with_reference(self, groups: list[Group]) -> list[Group]:
+        """Those of `groups` with the reference partitioner, or without any."""
+        shown = ("", *self.partitioners[:1])
+        return [group for group in groups if group.partitioner_label in shown]
 
     def name(self, group: Group) -> str:
         """`all_reduce over mpi`; with the partitioner where that was tried with several."""

@@ -106,6 +106,11 @@ class Group:
         shape = self.shape
         return self.strategy_label, self.transport, self.partitioner_label, shape.processes_per_node
 
+    @property
+    def accuracy(self) -> Spread | None:
+        """Test accuracy of the final weights over the seeds that are ok."""
+        return self.over(lambda row: row.accuracy)
+
     def over(self, metric: Metric) -> Spread | None:
         """The metric over the seeds that are ok; None where it is absent."""
         return Spread.of(metric(row) for row in self.ok_rows)

@@ -204,6 +204,14 @@ def test_what_a_partitioner_costs_and_who_wins_it_back() -> None:
     assert "recovers" not in said
 
 
+def test_a_small_loss_or_a_gain_is_not_called_a_loss() -> None:
+    even = skewed("one_shot", [0.9, 0.901], "random_partition")
+    for accuracies in ([0.893, 0.894], [0.95, 0.96]):
+        said = texts(a_comparison(*even, *skewed("one_shot", accuracies)), "Partitioning")
+        assert "Accuracy with contiguous" in said
+        assert "loses" not in said
+
+
 def test_a_loss_that_was_not_repeated_is_called_that() -> None:
     runs = [*skewed("one_shot", [0.9], "random_partition"), *skewed("one_shot", [0.6])]
     said = texts(a_comparison(*runs), "Partitioning")

@@ -114,7 +114,7 @@ class CountedGroup:
         import torch.distributed as dist
 
         world: Any = dist.group.WORLD
-        payload = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        payload = sum(tensor.nbytes for tensor in tensors)
         self._comm.traffic.bytes_sent += 2 * payload * (self.size() - 1) / self.size()
         work: Work = world.allreduce(tensors, options)
         return work

@@ -9,16 +9,11 @@ from orchestrator.report.findings.base import REMARKS, Finding, evidence, verdic
 from orchestrator.report.formats import percent, points, size
 from orchestrator.report.groups import Group, Spread
 from orchestrator.report.labels import parameters
-from orchestrator.report.rows import Row
-
-
-def _accuracy(row: Row) -> float | None:
-    return row.accuracy
 
 
 def _ranked(groups: Sequence[Group]) -> list[tuple[Spread, Group]]:
     """Groups with an accuracy, the best first."""
-    ranked = [(spread, group) for group in groups if (spread := group.over(_accuracy))]
+    ranked = [(spread, group) for group in groups if (spread := group.accuracy)]
     return sorted(ranked, key=lambda item: -item[0].mean)
 
 
@@ -27,7 +22,7 @@ def best_and_worst(scene: Scene) -> Iterator[Finding]:
     ranked = _ranked(scene.rivals)
     if not ranked:
         return
-    serial = scene.serial.over(_accuracy) if scene.serial else None
+    serial = scene.serial.accuracy if scene.serial else None
     best, group = ranked[0]
     text = (
         f"At {scene.shape.label} {scene.name(group)} reached "
@@ -62,8 +57,8 @@ def fewer_steps(scene: Scene) -> Iterator[Finding]:
         group
         for group in scene.rivals
         if scene.serial
-        and (own := group.over(_accuracy))
-        and (reference := scene.serial.over(_accuracy))
+        and (own := group.accuracy)
+        and (reference := scene.serial.accuracy)
         and own.mean < reference.mean
         and not own.overlaps(reference)
     ]
@@ -88,7 +83,7 @@ def averaging(scene: Scene) -> Iterator[Finding]:
         if group not in scene.rivals:
             continue
         own, gain = group.over(lambda row: row.own_accuracy), group.over(lambda row: row.averaging_gain)
-        final = group.over(_accuracy)
+        final = group.accuracy
         if not own or not gain or not final:
             continue
         if gain.low < 0 < gain.high:
@@ -116,7 +111,7 @@ def variants(scene: Scene) -> Iterator[Finding]:
     for groups in cells.values():
         plain = next((group for group in groups if group.strategy_label == group.strategy), groups[0])
         for other in groups:
-            left, right = plain.over(_accuracy), other.over(_accuracy)
+            left, right = plain.accuracy, other.accuracy
             if plain.strategy_label == other.strategy_label or not left or not right:
                 continue
             mine, others = _telling(plain, other)

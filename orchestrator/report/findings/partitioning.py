@@ -8,32 +8,25 @@ from orchestrator.report.comparison import Scene
 from orchestrator.report.findings.base import REMARKS, Finding, Verdict, evidence, verdict
 from orchestrator.report.formats import JOIN, listed, percent, points
 from orchestrator.report.groups import Group, Spread
-from orchestrator.report.rows import Row
 
 NOTABLE = 0.01  # change of accuracy, from which it is worth a sentence
 FEW = 3  # partitioners that are told one by one, whatever they change
-TELLING = (
-    "beyond",
-    "once",
-)  # verdicts on a difference that is more than the spread of seeds, as far as known
+# Verdicts on a difference that is more than the spread of seeds, as far as that is known.
+TELLING = ("beyond", "once")
 SKEWED_BITS = 0.02  # mean divergence of the nodes' labels from which it is worth a word
-
-
-def _accuracy(row: Row) -> float | None:
-    return row.accuracy
 
 
 def partitioners(scene: Scene) -> Iterator[Finding]:
     """What another way to share out the samples does to coverage, overlap and accuracy."""
     reference, *others = scene.partitioners or [""]
-    harmless = []
+    harmless: dict[str, list[tuple[Group, Group]]] = {}
     for label in others:
         pairs = _pairs(scene, reference, label)
         effects = _effects(pairs)
         if not effects:
             continue
         if len(others) > FEW and all(abs(change) < NOTABLE for change in _changes(pairs)):
-            harmless.append(label)
+            harmless[label] = pairs
             continue
         yield Finding(
             "finding",
@@ -46,16 +39,14 @@ def partitioners(scene: Scene) -> Iterator[Finding]:
         yield Finding(
             "finding",
             f"At {scene.shape.label} no strategy's accuracy changed by {_number(NOTABLE)} points or more "
-            f"with {listed(harmless, 'or')} rather than {reference}.",
-            evidence(
-                group for label in harmless for pair in _pairs(scene, reference, label) for group in pair
-            ),
+            f"with {listed([*harmless], 'or')} rather than {reference}.",
+            evidence(group for pairs in harmless.values() for pair in pairs for group in pair),
         )
 
 
 def _changes(pairs: Sequence[tuple[Group, Group]]) -> list[float]:
     """By how much accuracy changed, pair by pair."""
-    spreads = [(one.over(_accuracy), other.over(_accuracy)) for one, other in pairs]
+    spreads = [(one.accuracy, other.accuracy) for one, other in pairs]
     return [right.mean - left.mean for left, right in spreads if left and right]
 
 
@@ -66,8 +57,9 @@ def recovery(scene: Scene) -> Iterator[Finding]:
         losses = [
             (before.mean - after.mean, one, other)
             for one, other in _pairs(scene, reference, label)
-            if (before := one.over(_accuracy))
-            and (after := other.over(_accuracy))
+            if (before := one.accuracy)
+            and (after := other.accuracy)
+            and before.mean - after.mean >= NOTABLE
             and verdict(before, after) in TELLING
         ]
         if not losses:
@@ -77,21 +69,20 @@ def recovery(scene: Scene) -> Iterator[Finding]:
             (found.mean - left.mean, group)
             for group in scene.rivals
             if group.partitioner_label == label
-            and (found := group.over(_accuracy))
-            and (left := worst.over(_accuracy))
+            and (found := group.accuracy)
+            and (left := worst.accuracy)
             and verdict(found, left) in TELLING
         ]
-        gain, best = max(better, key=lambda item: item[0], default=(0.0, worst))
-        if loss < NOTABLE:
-            continue
+        gain, best = max(better, key=lambda item: item[0], default=(0.0, None))
+        told = [one, worst]
         text = (
             f"Under {label}, {_plain_name(worst)} loses {_number(loss)} points against {reference} "
             f"at {scene.shape.label}"
         )
-        if gain > 0:
+        if best and gain > 0:
+            told.append(best)
             won = "all of them" if gain >= loss else f"{_number(gain)} of them"
             text += f"; {_plain_name(best)} recovers {won}"
-        told = [one, worst, *([best] if gain > 0 else [])]
         remark = "" if all(group.repeated for group in told) else REMARKS["once"]
         yield Finding("finding", f"{text}{remark}.", evidence(told))
 
@@ -132,7 +123,7 @@ def _effects(pairs: Sequence[tuple[Group, Group]]) -> str:
     """What changed in accuracy, differences that may be chance last and named as such."""
     told: dict[Verdict, list[str]] = {}
     for one, other in pairs:
-        left, right = one.over(_accuracy), other.over(_accuracy)
+        left, right = one.accuracy, other.accuracy
         if left and right:
             effect = f"{other.strategy_label} over {other.transport} {points(right.mean - left.mean)}"
             told.setdefault(verdict(left, right), []).append(effect)

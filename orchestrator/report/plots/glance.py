@@ -21,7 +21,6 @@ from orchestrator.report.plots.style import (
     set_title,
     short_name,
 )
-from orchestrator.report.rows import Row
 
 FEWEST = 3  # strategies, below which other figures say it as well
 ROW_IN = 0.25
@@ -33,10 +32,10 @@ NARROW = 11  # characters of a heading; longer ones are set aslant
 
 def strategies_at_a_glance(scene: Scene, style: Style) -> Figure | None:
     """A line per strategy, the most accurate first: accuracy, training time, bytes; None for a few."""
-    shown = [group for group in scene.usual if group.over(_accuracy)]
+    shown = [group for group in scene.usual if group.accuracy]
     if len(shown) < FEWEST:
         return None
-    shown.sort(key=lambda group: -_mean(group, _accuracy))
+    shown.sort(key=_accuracy, reverse=True)
     if scene.serial:
         shown.insert(0, scene.serial)
     names = [short_name(group) for group in shown]
@@ -45,12 +44,12 @@ def strategies_at_a_glance(scene: Scene, style: Style) -> Figure | None:
     accuracy, time, sent = figure.subplots(1, 3, sharey=True, width_ratios=(1.2, 1, 1))
     colours = [style.look(group).colour for group in shown]
     for at, (group, colour) in enumerate(zip(shown, colours, strict=True)):
-        spread = group.over(_accuracy)
+        spread = group.accuracy
         if spread:
             accuracy.plot([spread.low, spread.high], [at, at], color=colour, linewidth=3, alpha=0.35)
             accuracy.plot(spread.mean, at, marker="o", markersize=6, color=colour, markeredgecolor="white")
     if scene.serial:
-        accuracy.axvline(_mean(scene.serial, _accuracy), color=SERIAL_COLOUR, linewidth=0.9, zorder=0)
+        accuracy.axvline(_accuracy(scene.serial), color=SERIAL_COLOUR, linewidth=0.9, zorder=0)
     accuracy.xaxis.set_major_locator(MaxNLocator(2))
     accuracy.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%"))
     _bars(time, shown, colours, lambda row: row.train_s, formats.seconds)
@@ -103,7 +102,7 @@ def partitioners_by_strategy(scene: Scene) -> Figure | None:
     cells: dict[tuple[str, str], Spread] = {
         (group.partitioner_label, short_name(group)): spread
         for group in scene.rivals
-        if (spread := group.over(_accuracy))
+        if (spread := group.accuracy)
     }
     if not others or len(columns) < 2:
         return None
@@ -137,10 +136,5 @@ def _cell(cells: dict[tuple[str, str], Spread], row: str, column: str) -> float:
     return spread.mean if spread else float("nan")
 
 
-def _accuracy(row: Row) -> float | None:
-    return row.accuracy
-
-
-def _mean(group: Group, metric: Metric) -> float:
-    spread = group.over(metric)
-    return spread.mean if spread else float("nan")
+def _accuracy(group: Group) -> float:
+    return group.accuracy.mean if group.accuracy else float("nan")
