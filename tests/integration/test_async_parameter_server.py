@@ -24,7 +24,7 @@ LONG = {
     "lr": 0.01,
     "epochs": 1,
 }
-STOPPED_S = 1.0
+STOPS, STOP_S = 15, 0.1
 
 
 def bounded(by: int | None) -> dict[str, Any]:
@@ -50,10 +50,13 @@ class Training(Silent):
         self._act(self.pid)
 
 
-def stop_for_a_while(pid: int) -> None:
-    os.kill(pid, signal.SIGSTOP)
-    time.sleep(STOPPED_S)
-    os.kill(pid, signal.SIGCONT)
+def stop_now_and_then(pid: int) -> None:
+    """Only a stop between pull and push makes a gradient stale, and half of them fall elsewhere."""
+    for _ in range(STOPS):
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(STOP_S)
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(STOP_S / 2)
 
 
 @pytest.mark.parametrize("bound", [None, 0, 2])
@@ -87,15 +90,15 @@ def test_one_worker_is_never_stale(execute: Execute) -> None:
 def test_a_worker_that_stands_still_holds_the_others_back_under_the_bound(
     execute: Execute, bound: int | None
 ) -> None:
-    result = execute(Training(stop_for_a_while, rank=2), strategy=bounded(bound), nodes=3, **LONG)
+    result = execute(Training(stop_now_and_then, rank=2), strategy=bounded(bound), nodes=3, **LONG)
     assert (result.status, result.cause) == ("ok", None)
     _, other, stopped = result.ranks
     assert stopped.staleness_max is not None
     if bound is None:
-        assert stopped.staleness_max > 20  # what the other did meanwhile
+        assert stopped.staleness_max > 8  # what the other did meanwhile; it alternates otherwise
     else:
         assert stopped.staleness_max <= 2 * bound + 1
-        assert other.seconds["wait"] > 0.7 * STOPPED_S
+        assert other.seconds["wait"] > 0.5 * STOPS * STOP_S
     for rank in result.ranks:
         assert rank.train_s == pytest.approx(
             sum(rank.seconds.values()) - rank.seconds["evaluate"], abs=1e-4
