@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -33,9 +34,12 @@ class Task:
         """The dataset, in memory. Raises DataError."""
         return self.spec.dataset.load(self.data_dir)
 
-    def build_model(self, rank: int, weights_of: int = 0, device: str = "cpu") -> nn.Sequential:
+    def build_model(
+        self, rank: int, weights_of: int = 0, device: str = "cpu", only: Container[str] | None = None
+    ) -> nn.Sequential:
         """The model with fresh weights, in the memory format that trains fastest.
 
+        only: names of the blocks that are wanted, with the weights that they have in the whole.
         weights_of: ranks that name the same number start from the same weights, on every device. Dropout
         draws from a stream of `rank`'s own, which is another one on a GPU.
         """
@@ -44,13 +48,13 @@ class Task:
 
         generator = torch.Generator(device).manual_seed(self.streams.number("dropout", rank))
         shape = self.data.train.images.shape[1:]
+        model = nn.Sequential()
         # torch initialises weights from its global generator, which the ranks of one process share.
         with self._torch_rng, torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.streams.number("weights", weights_of))
-            blocks = self.spec.model.blocks(shape, self.data.classes, generator)
-        model = nn.Sequential()
-        for name, block in blocks:
-            model.add_module(name, block)
+            for name, block in self.spec.model.blocks(shape, self.data.classes, generator):
+                if only is None or name in only:
+                    model.add_module(name, block)
         for parameter in model.parameters():
             if parameter.dim() == 4:
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)

@@ -35,7 +35,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 def build(model: Model, seed: int = 0, shape: tuple[int, ...] = SHAPE, classes: int = CLASSES) -> Blocks:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return model.blocks(shape, classes, torch.Generator().manual_seed(5))
+        return [*model.blocks(shape, classes, torch.Generator().manual_seed(5))]
 
 
 def chain(blocks: Blocks) -> nn.Sequential:
@@ -73,8 +73,19 @@ def test_blocks_may_be_cut_anywhere(model: Model) -> None:
 
 def test_block_names_tell_them_apart(model: Model) -> None:
     names = [name for name, _ in build(model)]
+    assert names == model.names  # which are known without torch
     assert len(set(names)) == len(names)
     assert all(name.isidentifier() for name in names)
+
+
+def test_the_head_is_the_first_of_the_fully_connected_part(model: Model) -> None:
+    if model.head is None:
+        return
+    at = model.names.index(model.head)
+    body, head = (chain(blocks) for blocks in (build(model)[:at], build(model)[at:]))
+    assert any(isinstance(module, nn.Conv2d) for module in body.modules())
+    assert not any(isinstance(module, nn.Conv2d) for module in head.modules())
+    assert not any(isinstance(module, nn.Linear) for module in body.modules())
 
 
 def test_weights_follow_the_seed(model: Model) -> None:
@@ -200,6 +211,14 @@ def test_ranks_drop_different_activations(task: Task) -> None:
     first, again, other = (task.build_model(rank).train()(x) for rank in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def test_a_part_of_a_model_has_the_weights_that_it_has_in_the_whole(task: Task) -> None:
+    whole = task.build_model(0)
+    part = task.build_model(0, only={"conv2", "fc1"})
+    assert [name for name, _ in part.named_children()] == ["conv2", "fc1"]
+    for name, weight in part.state_dict().items():
+        assert torch.equal(weight, whole.state_dict()[name])
 
 
 def test_building_leaves_torchs_own_generator_alone(task: Task) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from trainer.registry import Component
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    Blocks = list[tuple[str, nn.Module]]
+    Blocks = Iterator[tuple[str, nn.Module]]
 
 
 class Model(Component):
@@ -21,10 +22,21 @@ class Model(Component):
         """Why images of this shape (channels, height, width) do not fit, or None."""
         return None
 
+    @property
+    @abstractmethod
+    def names(self) -> list[str]:
+        """The blocks' names in order: those that `blocks` gives, known without building any."""
+
+    @property
+    def head(self) -> str | None:
+        """The block with which the fully connected part begins; None where nothing comes before it."""
+        return None
+
     @abstractmethod
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
         """Fresh blocks in the order in which data passes them; chained they are the model.
 
+        Each is built when it is asked for: who holds a part of the model never has the others in memory.
         shape: of one sample, (channels, height, width). Input (batch, *shape) float32, output
         (batch, classes) log-probabilities. generator: what dropout draws from. Initial weights come
         from torch's global generator, which the caller seeds. The shape must fit, see `misfit`.

@@ -27,23 +27,30 @@ class LeNet(Model):
         _, height, width = shape
         return None if (height, width) == (28, 28) else f"it takes 28×28 pixels, not {height}×{width}"
 
+    @property
+    def names(self) -> list[str]:
+        convolutions = ["conv1", "pool1", "relu1", "conv2", "pool2", "relu2", "dropout", "pool3"]
+        return [*convolutions, "flatten", "fc1", "relu3", "fc2", "log_softmax"]
+
+    @property
+    def head(self) -> str:
+        return "flatten"
+
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
         from torch import nn
 
         from trainer.models.dropout import Dropout
 
-        return [
-            ("conv1", nn.Conv2d(shape[0], 10, kernel_size=5)),
-            ("pool1", nn.MaxPool2d(2)),
-            ("relu1", nn.ReLU()),
-            ("conv2", nn.Conv2d(10, 30, kernel_size=5)),
-            ("pool2", nn.MaxPool2d(2)),
-            ("relu2", nn.ReLU()),
-            ("dropout", Dropout(self.dropout, generator)),
-            ("pool3", nn.MaxPool2d(2)),
-            ("flatten", nn.Flatten()),
-            ("fc1", nn.Linear(30 * 2 * 2, 60)),
-            ("relu3", nn.ReLU()),
-            ("fc2", nn.Linear(60, classes)),
-            ("log_softmax", nn.LogSoftmax(dim=1)),
-        ]
+        yield "conv1", nn.Conv2d(shape[0], 10, kernel_size=5)
+        yield "pool1", nn.MaxPool2d(2)
+        yield "relu1", nn.ReLU()
+        yield "conv2", nn.Conv2d(10, 30, kernel_size=5)
+        yield "pool2", nn.MaxPool2d(2)
+        yield "relu2", nn.ReLU()
+        yield "dropout", Dropout(self.dropout, generator)
+        yield "pool3", nn.MaxPool2d(2)
+        yield "flatten", nn.Flatten()
+        yield "fc1", nn.Linear(30 * 2 * 2, 60)
+        yield "relu3", nn.ReLU()
+        yield "fc2", nn.Linear(60, classes)
+        yield "log_softmax", nn.LogSoftmax(dim=1)

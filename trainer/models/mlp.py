@@ -21,15 +21,22 @@ class Mlp(Model):
 
     hidden: list[Width] = Field(default=[128, 64], description="width of each hidden layer, first to last")
 
+    @property
+    def names(self) -> list[str]:
+        layers = range(1, len(self.hidden) + 1)
+        hidden = [f"{kind}{layer}" for layer in layers for kind in ("fc", "relu")]
+        return ["flatten", *hidden, "output", "log_softmax"]
+
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
         from math import prod
 
         from torch import nn
 
-        blocks: Blocks = [("flatten", nn.Flatten())]
+        yield "flatten", nn.Flatten()
         width = prod(shape)
         for layer, hidden in enumerate(self.hidden, start=1):
-            blocks += [(f"fc{layer}", nn.Linear(width, hidden)), (f"relu{layer}", nn.ReLU())]
+            yield f"fc{layer}", nn.Linear(width, hidden)
+            yield f"relu{layer}", nn.ReLU()
             width = hidden
-        blocks += [("output", nn.Linear(width, classes)), ("log_softmax", nn.LogSoftmax(dim=1))]
-        return blocks
+        yield "output", nn.Linear(width, classes)
+        yield "log_softmax", nn.LogSoftmax(dim=1)
