@@ -72,7 +72,7 @@ def train(strategy: Any, ranks: int = 2, **fields: Any) -> Training:
                 outcomes[rank] = spec.strategy.train(context, task, notes[rank])
             except Exception as error:
                 outcomes[rank] = error
-                room.door.abort()
+                room.break_up()
 
         threads = [
             threading.Thread(target=rank_trains, args=(rank,), daemon=True)

@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn.functional import nll_loss
 
 from trainer.clock import Clock
-from trainer.comm.base import Communicator, book_waits
+from trainer.comm.base import Communicator
+from trainer.comm.waits import book_waits
 from trainer.context import NodeContext
 from trainer.data.certificate import Certifier, PartRecord, as_fields
 from trainer.data.feed import Batch, Feed
@@ -264,7 +265,7 @@ class Loop:
             train_s=self.clock.train_s,
             work_cpu_s=None if spec.on_gpu else self.clock.work_cpu_s,
             seconds={phase: round(seconds, 6) for phase, seconds in self.clock.seconds.items()},
-            bytes_sent=self.comm.traffic.bytes_sent,
+            bytes_sent=self.comm.bytes_sent,
             accuracy=accuracy,
             test_loss=test_loss,
             own_accuracy=self._evaluated[0] if averaged else None,
