@@ -38,6 +38,7 @@ class RankResult(Record):
     peak_memory_mb: float
     staleness_mean: float | None = None
     staleness_max: int | None = None
+    held_bytes: dict[str, int] | None = None  # of weights, gradient, optimizer; older results lack it
 
 
 class MemberUsage(Record):

@@ -20,6 +20,7 @@ from trainer.models.base import Model
 from trainer.models.dropout import Dropout
 from trainer.models.lenet import LeNet
 from trainer.models.mlp import Mlp
+from trainer.models.shapes import input_shapes
 from trainer.spec import RunSpec
 from trainer.task import Task
 
@@ -69,6 +70,20 @@ def test_blocks_may_be_cut_anywhere(model: Model) -> None:
     for cut in range(1, len(blocks)):
         between = chain(blocks[:cut]).eval()(images())
         torch.testing.assert_close(chain(blocks[cut:]).eval()(between), whole, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 28, 28), (3, 32, 32)])
+def test_shapes_between_blocks_are_known_without_numbers(model: Model, shape: tuple[int, int, int]) -> None:
+    if model.misfit(shape):
+        return
+    before = torch.get_rng_state()
+    shapes = input_shapes(model, shape, CLASSES)
+    assert torch.equal(torch.get_rng_state(), before)
+    found, x = [], images(2, shape)
+    for _, block in build(model, shape=shape):
+        found.append(tuple(x.shape[1:]))
+        x = block(x)
+    assert shapes == found
 
 
 def test_block_names_tell_them_apart(model: Model) -> None:

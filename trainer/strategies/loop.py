@@ -274,6 +274,7 @@ class Loop:
             peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / MAXRSS_PER_MIB,
             staleness_mean=fmean(staleness) if staleness else None,
             staleness_max=max(staleness, default=None),
+            held_bytes=replica.held_bytes,
         )
 
 

@@ -56,6 +56,20 @@ class Replica:
         return sum(p.numel() for p in self._parameters)
 
     @property
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes of memory that this rank keeps from one step to the next, by what is in it.
+
+        weights: parameters and buffers; where ranks share them, they are each rank's. gradient: as the last
+        step has left it. optimizer: what torch's optimiser remembers, the counter of its steps too.
+        """
+        state = (value for each in self._optimizer.state.values() for value in each.values())
+        return {
+            "weights": _stored([*self._parameters, *self.model.buffers()]),
+            "gradient": _stored([p.grad for p in self._parameters if p.grad is not None]),
+            "optimizer": _stored([value for value in state if isinstance(value, Tensor)]),
+        }
+
+    @property
     def shapes(self) -> list[torch.Size]:
         """Of the parameters, in the order in which they are in the flat gradient."""
         return [p.shape for p in self._parameters]
@@ -95,6 +109,12 @@ class Replica:
     def set_weights(self, flat: Tensor) -> None:
         """Replace parameters and floating-point buffers by flat ones of shape (state,)."""
         _unflatten(flat, self._state)
+
+
+def _stored(tensors: list[Tensor]) -> int:
+    """Bytes of the memory behind these tensors; what several are views of is counted once."""
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:
