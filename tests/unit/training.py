@@ -52,7 +52,8 @@ class Training:
 
     @property
     def same_weights(self) -> bool:
-        return len({result.weights_digest for result in self.results}) == 1
+        """Of the ranks that know the weights of the whole model."""
+        return len({result.weights_digest for result in self.results if result.weights_digest}) == 1
 
 
 def train(strategy: Any, ranks: int = 2, **fields: Any) -> Training:

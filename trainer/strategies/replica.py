@@ -18,12 +18,18 @@ class Replica:
 
     def __init__(self, model: nn.Module, task: Task, clock: Clock) -> None:
         self.model = model
-        self.loss = torch.zeros(())  # of the last batch
+        self.loss: Tensor | None = torch.zeros(())  # of the last batch; None where another rank has it
         self._output = self._labels = torch.zeros(0)
         self._clock = clock
         self._parameters = list(model.parameters())
         self._state = [*self._parameters, *(b for b in model.buffers() if b.is_floating_point())]
-        self._optimizer = task.spec.optimizer.build(self._parameters, task.spec.lr)
+        # torch's optimisers refuse to have nothing to do, as in a part of the model without weights.
+        self._optimizer = task.spec.optimizer.build(self._parameters or [torch.zeros(0)], task.spec.lr)
+
+    @property
+    def blocks(self) -> list[str] | None:
+        """The names of the model's blocks that this rank holds; None: all."""
+        return None
 
     def backward(self, batch: Batch, weight: float = 1.0) -> None:
         """The gradient of the batch's mean loss, times `weight`, into the parameters' `.grad`."""
@@ -35,6 +41,11 @@ class Replica:
             if weight:  # a batch without weight is no sample of this rank's
                 self.loss = loss.detach()
                 self._output, self._labels = output.detach(), batch.labels
+
+    def predict(self, images: Tensor) -> Tensor | None:
+        """Log-probabilities, shape (batch, classes); None where another rank has them."""
+        output: Tensor = self.model(images)
+        return output
 
     @property
     def batch_accuracy(self) -> float:
@@ -105,6 +116,10 @@ class Replica:
     def weights(self) -> Tensor:
         """A copy of parameters and floating-point buffers, flat: float32, shape (state,)."""
         return _flat(self._state)
+
+    def whole_weights(self) -> Tensor | None:
+        """`weights` of the whole model, at the end of training; None where another rank gives them."""
+        return self.weights()
 
     def set_weights(self, flat: Tensor) -> None:
         """Replace parameters and floating-point buffers by flat ones of shape (state,)."""
