@@ -37,9 +37,9 @@ class Traffic:
     """What this rank sent, and when it met the others.
 
     bytes_sent: payload bytes that leave this rank at the bandwidth-optimal cost of each collective
-    for n bytes and P ranks: all-reduce 2n(P-1)/P, all-gather n(P-1), all-to-all n(P-1)/P, gather n from
-    all but the root, broadcast n(P-1) from the root, shift and send n. Protocol headers and what a
-    library's algorithm sends beyond that are not in it.
+    for n bytes and P ranks: all-reduce 2n(P-1)/P, reduce-scatter n(P-1)/P, all-gather n(P-1), all-to-all
+    n(P-1)/P, gather n from all but the root, broadcast n(P-1) from the root, shift and send n. Protocol
+    headers and what a library's algorithm sends beyond that are not in it.
     meetings: (entered, left) of every collective, in order, in seconds of the clock. shifts: the same of
     every shift, and the rank whose buffer it waited for.
     """

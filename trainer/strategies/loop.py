@@ -228,12 +228,11 @@ class Loop:
         share = slice(rank * total // size, (rank + 1) * total // size)
         images, labels = self._test_images[share], self._test_labels[share]
         counts = torch.zeros(2, device=self.comm.device)
-        replica.model.eval()
-        for x, y in zip(images.split(EVALUATION_BATCH), labels.split(EVALUATION_BATCH), strict=True):
-            output = replica.model(x.contiguous(memory_format=torch.channels_last))
-            counts[0] += (output.argmax(dim=1) == y).sum()
-            counts[1] += nll_loss(output, y, reduction="sum")
-        replica.model.train()
+        with replica.evaluating() as model:
+            for x, y in zip(images.split(EVALUATION_BATCH), labels.split(EVALUATION_BATCH), strict=True):
+                output = model(x.contiguous(memory_format=torch.channels_last))
+                counts[0] += (output.argmax(dim=1) == y).sum()
+                counts[1] += nll_loss(output, y, reduction="sum")
         if size > 1:
             self.comm.all_reduce(counts, "sum")
         _check(counts[1].item(), "on the test split")
