@@ -46,6 +46,7 @@ class Strategy(Component):
     max_nodes: ClassVar[int | None] = None
     servers: ClassVar[int] = 0  # the first ranks, which keep the model for the others and get no samples
     uses_partition: ClassVar[bool] = True  # False: every node trains on the whole set
+    in_step: ClassVar[bool] = False  # all ranks go through every batch together, and a layer may meet
     trains: ClassVar[bool] = True  # False: no model, no data, no torch (placebo)
     forks: ClassVar[bool] = False  # in topology single, ranks are forked processes instead of threads
     caveat: ClassVar[str | None] = None  # what a reader must know before comparing its numbers

@@ -65,6 +65,8 @@ class Loop:
 
     def start(self, replica: Replica, init: Init | None = None) -> None:
         """Start the clock, on all ranks at once. init: what they do first so as to begin alike, or not."""
+        if self._task.spec.strategy.in_step:
+            replica.synchronise_norms(self.comm)
         self.comm.barrier()
         self._events.write("train_start", parameters=replica.parameters)
         self.clock.start()
@@ -93,6 +95,13 @@ class Loop:
         self.comm.all_reduce(weights, "mean")
         return weights
 
+    def _average_statistics(self, replica: Replica) -> None:
+        """Let all ranks have the mean of the statistics of those who train: gradients do not carry them."""
+        statistics = replica.statistics()
+        if len(statistics):
+            self.comm.all_reduce(statistics.mul_(not self.serves), "sum")
+            replica.set_statistics(statistics.div_(self._task.spec.parts))
+
     def epochs(
         self,
         replica: Replica,
@@ -104,7 +113,8 @@ class Loop:
 
         Evaluation is a time-out for all ranks, outside the measured time: where nodes share cores, a
         rank that evaluates would slow down one that still trains. All wait for the slowest before it,
-        inside the measured time, or a run would be faster than the machine allows. model: which one is
+        inside the measured time, or a run would be faster than the machine allows. So do models that
+        gradients alone keep the same (or the server's) average their statistics there. model: which one is
         evaluated. The same on all ranks: each takes a share of the test split; its own: every rank
         evaluates on the whole of it; the (weighted) mean of all: it is formed for that, outside the
         measured time, and every rank goes on with its own; the server's: all get it for that, likewise
@@ -113,6 +123,8 @@ class Loop:
         spec = self._task.spec
         for epoch in range(1, spec.epochs + 1):
             yield epoch
+            if model in ("same", "server"):
+                self._average_statistics(replica)
             self.comm.barrier()
             train_s = self.clock.train_s
             loss = None if self.serves else replica.loss.item()
