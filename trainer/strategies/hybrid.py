@@ -71,9 +71,10 @@ class Hybrid(Strategy):
 
         copies, stages = self.grid(context.size)
         loop = Loop(context, task, events)
-        cuts = cut(task, stages, self.cuts)
+        samples = max(1, task.spec.batch_of_each // self.micro_batches)
+        cuts = cut(task, loop.comm, stages, self.cuts, samples)
         chain = loop.comm.split(colour=context.rank // stages)
-        peers = loop.comm.split(colour=context.rank % stages)
+        loop.peers = peers = loop.comm.split(colour=context.rank % stages)
         stage = Stage(task, loop.clock, chain, cuts, replica=peers.rank)
         loop.start(stage)
         for epoch in loop.epochs(stage):
