@@ -36,12 +36,14 @@ OURS = [
 ]
 
 
-@pytest.mark.parametrize("nodes", [3])
-@pytest.mark.parametrize("strategy", OURS)
-def test_same_seed_same_weights_on_every_transport(
-    weights: Callable[..., np.ndarray], strategy: str, nodes: int
-) -> None:
+# Which stages are how fast is measured, and so may be where they are cut.
+CUT = {"pipeline": {"cuts": ["conv2", "flatten"]}, "hybrid": {"cuts": ["flatten"]}}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_same_seed_same_weights_on_every_transport(weights: Callable[..., np.ndarray], name: str) -> None:
     model = {"name": "lenet"}  # with dropout: every rank must draw from a stream of its own
+    strategy, nodes = {"name": name, **CUT.get(name, {})}, 4 if name == "hybrid" else 3
     memory, gloo, rpc, mpi = (
         weights(strategy=strategy, transport=transport, nodes=nodes, model=model)
         for transport in ("memory", "gloo", "rpc", "mpi")
@@ -89,6 +91,23 @@ def test_it_does_not_matter_in_which_node_a_rank_is(
         for nodes in (4, 2)
     )
     np.testing.assert_allclose(together, apart, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_torchs_pipeline_is_ours(weights: Callable[..., np.ndarray], schedule: str) -> None:
+    # 241 samples in batches of 16: the last one, of one sample, goes through in one piece.
+    odd = {"dataset": {"name": "synthetic", "samples": 241, "test_samples": 64}, "batch_size": 16}
+    common: dict[str, Any] = {
+        **odd,
+        "nodes": 3,
+        "model": {"name": "lenet", "dropout": 0.0},
+        "transport": "gloo",
+    }
+    ours, torchs = (
+        weights(strategy={"name": name, "schedule": schedule, "cuts": ["conv2", "flatten"]}, **common)
+        for name in ("pipeline", "pipeline_torch")
+    )
+    np.testing.assert_allclose(torchs, ours, rtol=1e-4, atol=1e-6)
 
 
 def test_ddp_is_all_reduce(weights: Callable[..., np.ndarray]) -> None:

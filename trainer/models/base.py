@@ -37,6 +37,11 @@ class Model(Component):
         """Whether blocks meet those of other ranks in every batch, so that all go through it together."""
         return False
 
+    @property
+    def batch_statistics(self) -> bool:
+        """Whether what it computes of a sample depends on which others are in the batch."""
+        return False
+
     @abstractmethod
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
         """Fresh blocks in the order in which data passes them; chained they are the model.

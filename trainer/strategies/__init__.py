@@ -20,6 +20,7 @@ STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
         "zero1": "trainer.strategies.zero1:Zero1",
         "fsdp": "trainer.strategies.fsdp:Fsdp",
         "pipeline": "trainer.strategies.pipeline:Pipeline",
+        "pipeline_torch": "trainer.strategies.pipeline_torch:PipelineTorch",
         "hybrid": "trainer.strategies.hybrid:Hybrid",
         "hogwild": "trainer.strategies.hogwild:Hogwild",
         "rpc_echo": "trainer.strategies.rpc_echo:RpcEcho",

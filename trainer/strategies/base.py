@@ -48,6 +48,13 @@ MicroBatches = Annotated[
 ]
 
 
+def micro_batches_misfit(micro_batches: int, batch_size: int) -> str | None:
+    """Why a batch cannot be cut into so many micro-batches, or None."""
+    if micro_batches <= batch_size:
+        return None
+    return f"{micro_batches} micro-batches of {batch_size} samples; allowed: 1 to {batch_size}"
+
+
 class Strategy(Component):
     """How nodes work together on one model. Its algorithm is `train`, run by every rank."""
 
@@ -76,6 +83,11 @@ class Strategy(Component):
     def leads(self, rank: int, ranks: int) -> bool:
         """Whether a rank gives account of its copy's samples: one rank of each copy does."""
         return rank == 0 if self.cuts_model else rank >= self.servers
+
+    @property
+    def pieces(self) -> int:
+        """Micro-batches in which a copy's batch goes through it."""
+        return 1
 
     def misfit(self, model: Model, ranks: int, batch_size: int) -> str | None:
         """Why it cannot train this model on so many ranks, or None. batch_size: of each copy."""

@@ -6,8 +6,6 @@ A strategy's file keeps the algorithm; what every strategy does alike is here.
 from __future__ import annotations
 
 import hashlib
-import resource
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from statistics import fmean
@@ -24,6 +22,7 @@ from trainer.context import NodeContext
 from trainer.data.certificate import Certifier, PartRecord, as_fields
 from trainer.data.feed import Batch, Feed
 from trainer.events import EventWriter
+from trainer.peak_memory import peak_memory_mb, restart_peak_memory
 from trainer.result import TrainResult
 from trainer.strategies.base import Init, Uneven, Weighting
 from trainer.strategies.evaluation import Evaluation, check_loss
@@ -31,7 +30,6 @@ from trainer.strategies.replica import Replica
 from trainer.task import Task
 
 PROGRESS_EVERY_S = 0.5
-MAXRSS_PER_MIB = 2**20 if sys.platform == "darwin" else 2**10  # bytes there, KiB elsewhere
 
 
 class Loop:
@@ -57,7 +55,7 @@ class Loop:
         self._certifier = Certifier(len(data.train.labels), parts)
         self._steps = self._samples = 0
         self._activation_bytes: int | None = None
-        self._peak_memory: int | None = None
+        self._peak_memory_mb: float | None = None
         self._evaluated = (0.0, 0.0)  # accuracy and loss after the last epoch
 
     def replica(self, weights_of: int = 0) -> Replica:
@@ -69,6 +67,7 @@ class Loop:
         """Start the clock, on all ranks at once. init: what they do first so as to begin alike, or not."""
         if self._task.spec.strategy.in_step:
             replica.synchronise_norms(self.comm)
+        restart_peak_memory()
         self.comm.barrier()
         self._events.write("train_start", parameters=replica.parameters)
         self.clock.start()
@@ -129,8 +128,8 @@ class Loop:
                 self._average_statistics(replica)
             self.comm.barrier()
             train_s = self.clock.train_s
-            if self._peak_memory is None:  # of training: an evaluation takes more samples at a time
-                self._peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            if self._peak_memory_mb is None:  # later epochs take as much; evaluation more samples at a time
+                self._peak_memory_mb = peak_memory_mb()
             loss = None if self.serves or replica.loss is None else replica.loss.item()
             with self.clock.phase("evaluate"):
                 apart: dict[str, float] = {}
@@ -275,7 +274,7 @@ class Loop:
             own_accuracy=self._evaluated[0] if averaged else None,
             weights_digest=None if weights is None else hashlib.sha256(weights.tobytes()).hexdigest()[:16],
             parameters=replica.parameters,
-            peak_memory_mb=(self._peak_memory or 0) / MAXRSS_PER_MIB,
+            peak_memory_mb=self._peak_memory_mb or 0.0,
             staleness_mean=fmean(staleness) if staleness else None,
             staleness_max=max(staleness, default=None),
             held_bytes=held_bytes,
