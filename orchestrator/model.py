@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from orchestrator.errors import InputError
 from orchestrator.expand import Sheet, expand
 from orchestrator.yaml import parse_yaml
-from trainer.models import cuts
+from trainer.models.cuts import balanced, misfit
 from trainer.spec import RunSpec
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def numbers_of_parts(text: str | None, run: RunSpec) -> list[int]:
         if not word.strip().isdecimal() or (parts := int(word)) < 2:
             wrong = word.strip()
             raise InputError(f"{option}: {wrong!r} is no number of parts; allowed: 2 and more, as 2,3")
-        if reason := cuts.misfit(names, None, parts):
+        if reason := misfit(names, None, parts):
             raise InputError(f"{option}: {reason}")
         numbers.append(parts)
     return list(dict.fromkeys(numbers))
@@ -81,7 +81,7 @@ def measured(run: RunSpec) -> list[BlockProfile]:
 def proposal(blocks: Sequence[BlockProfile], parts: int) -> Cutting:
     """The cuts whose slowest part takes the least time; there are at least so many blocks."""
     names, seconds = [block.name for block in blocks], [block.seconds for block in blocks]
-    chosen = cuts.balanced(names, seconds, parts)
+    chosen = balanced(names, seconds, parts)
     starts = [0, *(names.index(cut) for cut in chosen), len(blocks)]
     held = [blocks[start:end] for start, end in pairwise(starts)]
     return Cutting(

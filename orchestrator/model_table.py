@@ -26,9 +26,9 @@ _HEADINGS = (
 )
 _NONE = "·"
 LEGEND = (
-    "Per sample: FLOPs of the forward pass, in convolutions and matrix products alone,",
-    "two for a multiply-add; bytes that come out, which would cross a cut here; bytes",
-    "kept for the backward pass. Per batch: median time, on one thread, here.",
+    "Per sample: FLOPs of the forward pass, two for a multiply-add, in convolutions",
+    "and matrix products alone; bytes that come out, which would cross a cut here;",
+    "bytes kept for the backward pass. Per batch: median time, on one thread, here.",
 )
 
 
