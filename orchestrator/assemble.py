@@ -139,9 +139,10 @@ def flags(
         )
     if plan.spec.strategy.caveat:
         found.append(plan.spec.strategy.caveat)
-    if len({rank.weights_digest for rank in ranks}) > 1:
+    if len({rank.weights_digest for rank in ranks if rank.weights_digest}) > 1:
         found.append("the replicas ended with different weights; the accuracy is of rank 0's")
-    samples = {rank.samples for rank in ranks if rank.rank >= plan.spec.strategy.servers}
+    leads = plan.spec.strategy.leads
+    samples = {rank.samples for rank in ranks if leads(rank.rank, plan.world_size)}
     if samples and max(samples) - min(samples) > plan.spec.epochs:
         noun = rank_noun(plan.processes_per_node)
         found.append(f"unequal work: between {min(samples):,} and {max(samples):,} samples per {noun}")

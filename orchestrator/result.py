@@ -38,6 +38,11 @@ class RankResult(Record):
     peak_memory_mb: float
     staleness_mean: float | None = None
     staleness_max: int | None = None
+    # Older results lack these.
+    held_bytes: dict[str, int] | None = None  # of weights, gradient, optimizer
+    activation_bytes: int | None = None
+    blocks: list[str] | None = None
+    bytes_to: list[int] | None = None
 
 
 class MemberUsage(Record):
@@ -195,7 +200,7 @@ class RunResult(Record):
     @property
     def replicas_equal(self) -> bool:
         """Whether all ranks ended with the same weights, bit for bit."""
-        return len({rank.weights_digest for rank in self.ranks}) <= 1
+        return len({rank.weights_digest for rank in self.ranks if rank.weights_digest}) <= 1
 
 
 def ranks_of(events: Sequence[Event]) -> list[RankResult]:

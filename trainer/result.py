@@ -19,7 +19,11 @@ class TrainResult:
     would need on a core of its own; None on a GPU. own_accuracy: of this node's model before it met the
     others, where a strategy has such a thing. weights_digest: 16 hex digits of the final weights.
     staleness: updates that others made between this rank's pull of the weights and its push of a gradient,
-    mean and largest over its pushes; None where nothing can become stale.
+    mean and largest over its pushes; None where nothing can become stale. held_bytes: what this rank keeps
+    from step to step, of `weights`, `gradient` and `optimizer` (state); None where there is no model.
+    activation_bytes: the most that its forward passes kept for backward passes in the first step, bytes.
+    blocks: of the model that this rank holds; None: all. bytes_to: payload that it has sent to each rank in
+    single sends, by rank; None where there are none.
     """
 
     steps: int
@@ -36,6 +40,10 @@ class TrainResult:
     peak_memory_mb: float = 0.0
     staleness_mean: float | None = None
     staleness_max: int | None = None
+    held_bytes: dict[str, int] | None = None
+    activation_bytes: int | None = None
+    blocks: list[str] | None = None
+    bytes_to: list[int] | None = None
 
     def as_fields(self) -> dict[str, Any]:
         """The result as an event's fields."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
 from math import floor
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -34,7 +34,7 @@ REGISTRIES: dict[str, ComponentRegistry[Any]] = {
 }
 
 # Types of the errors that concern a run as a whole: each is the name of the field to change.
-MISFITS = ("transport", "nodes", "processes_per_node", "model", "partitioner")
+MISFITS = ("transport", "nodes", "processes_per_node", "model", "partitioner", "strategy", "batch_size")
 
 # Fields that say what a node may use. Runtimes with containers enforce them, `local` cannot.
 NODE_LIMITS = ("cpus", "memory_mb", "pids", "shm_mb")
@@ -93,7 +93,12 @@ class RunSpec(BaseModel):
     model: Annotated[Model, MODELS] = Field("lenet", validate_default=True)
     optimizer: Annotated[Optimizer, OPTIMIZERS] = Field("sgd", validate_default=True)
     lr: float = Field(0.05, gt=0, le=100, description="learning rate")
-    batch_size: int = Field(32, ge=1, le=65536, description="samples per step of each rank")
+    batch_size: int = Field(32, ge=1, le=65536, description="samples per step, see batch_per")
+    batch_per: Literal["rank", "run"] = Field(
+        "rank",
+        description="batch_size is of each rank that trains (or of all that hold one model), or of the run "
+        "and shared evenly among them",
+    )
     epochs: int = Field(3, ge=1, le=10_000, description="passes of each rank over its samples")
     seed: int = Field(0, ge=0, lt=2**32, description="of all randomness in the run")
     threads: int = Field(
@@ -153,6 +158,23 @@ class RunSpec(BaseModel):
                 "model",
                 "{model} cannot learn from {dataset}: {reason}",
                 {"model": self.name_of("model"), "dataset": self.name_of("dataset"), "reason": reason},
+            )
+        if self.batch_per == "run" and self.batch_size % self.parts:
+            raise PydanticCustomError(
+                "batch_size",
+                "{batch} samples per step of the run are not a multiple of the {parts} that share them",
+                {"batch": self.batch_size, "parts": self.parts},
+            )
+        if reason := strategy.misfit(self.model, self.world_size, self.batch_of_each):
+            raise PydanticCustomError(
+                "strategy",
+                "{strategy} cannot train {model} on {ranks}: {reason}",
+                {
+                    "strategy": name,
+                    "model": self.name_of("model"),
+                    "ranks": self.size_label,
+                    "reason": reason,
+                },
             )
         if self.model.meets and self.world_size > 1 and not strategy.in_step:
             together = [other for other in STRATEGIES.entries if STRATEGIES.load(other).in_step]
@@ -217,8 +239,13 @@ class RunSpec(BaseModel):
 
     @property
     def parts(self) -> int:
-        """How many ranks train, each on its part of the samples: all but the strategy's servers."""
-        return self.world_size - self.strategy.servers
+        """Into how many parts the samples go: one for each copy of the model."""
+        return self.strategy.replicas(self.world_size)
+
+    @property
+    def batch_of_each(self) -> int:
+        """Samples per step from each part."""
+        return self.batch_size // self.parts if self.batch_per == "run" else self.batch_size
 
     @property
     def on_gpu(self) -> bool:

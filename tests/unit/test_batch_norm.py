@@ -259,7 +259,8 @@ def test_who_does_not_go_through_batches_together_cannot_meet_in_them(strategy: 
     with pytest.raises(ValidationError, match="wide_resnet with sync_batch meets in every batch") as caught:
         RunSpec.model_validate({"strategy": strategy, "nodes": 2, "model": SYNCHRONISED})
     allowed = caught.value.errors()[0]["ctx"]["allowed"]
-    assert set(allowed.split(", ")) == {"all_gather", "all_reduce", "ddp", "reduce_broadcast"}
+    together = {"all_gather", "all_reduce", "ddp", "fsdp", "reduce_broadcast", "zero1"}
+    assert set(allowed.split(", ")) == together
 
 
 def test_on_one_rank_anybody_may_have_it() -> None:

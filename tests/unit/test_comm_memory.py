@@ -212,7 +212,24 @@ def test_sending_counts_where_it_leaves() -> None:
 
     sender, receiver = together(2, body)
     assert (sender.traffic.bytes_sent, receiver.traffic.bytes_sent) == (400, 0)
+    assert (sender.traffic.bytes_to, receiver.traffic.bytes_to) == ({1: 400}, {})
     assert sender.traffic.meetings == receiver.traffic.meetings == []
+
+
+def test_sends_are_numbered_by_receiver() -> None:
+    def body(comm: Communicator) -> list[tuple[int, int]]:
+        if comm.rank == 0:
+            sends = [comm.isend(torch.ones(1), to) for to in (1, 2, 2, 1)]
+            with comm.clock.phase("evaluate"):
+                comm.send(torch.ones(1), to=1)  # no part of training
+            for sending in reversed(sends):
+                sending.wait()
+            return [(to, number) for _, _, to, number in comm.traffic.deliveries]
+        for _ in range(2 if comm.rank == 2 else 3):
+            comm.recv(torch.empty(1), source=0)
+        return []
+
+    assert together(3, body)[0] == [(1, 1), (2, 1), (2, 0), (1, 0)]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -227,6 +244,60 @@ def test_shifts_are_counted(size: int) -> None:
         assert comm.traffic.bytes_sent == (400 if size > 1 else 0)
         assert [source for _, _, source in comm.traffic.shifts] == [(rank - 1) % size] * (size > 1)
         assert all(entered <= left for entered, left, _ in comm.traffic.shifts)
+
+
+# Splitting
+
+
+def test_ranks_of_a_colour_have_a_communicator_of_their_own() -> None:
+    def body(comm: Communicator) -> tuple[Any, ...]:
+        part = comm.split(colour=comm.rank % 2)
+        buffer = values(comm.rank)
+        part.all_reduce(buffer, "sum")
+        ring = part.shift(torch.tensor([float(comm.rank)]), 1).item()
+        inner = part.split(colour=part.rank)  # each alone
+        inner.all_reduce(torch.ones(1), "sum")
+        return part.rank, part.size, buffer, ring, comm.bytes_sent - comm.traffic.bytes_sent
+
+    told = together(5, body)
+    assert [each[:2] for each in told] == [(0, 3), (0, 2), (1, 3), (1, 2), (2, 3)]
+    for rank, (_, size, buffer, ring, sent) in enumerate(told):
+        members = range(rank % 2, 5, 2)
+        torch.testing.assert_close(buffer, torch.stack([values(member) for member in members]).sum(0))
+        assert ring == members[members.index(rank) - 1]
+        # The all-reduce, the shift, and who named which colour for the inner one.
+        assert sent == pytest.approx(2 * 12 * (size - 1) / size + 4 + 4 * (size - 1))
+
+
+def test_a_rank_that_fails_releases_those_who_wait_in_a_part() -> None:
+    room = Room(3, timeout_s=10)
+    raised: list[Exception] = []
+
+    def run(rank: int) -> None:
+        comm = MemoryCommunicator(rank, 3, Clock(), room)
+        part = comm.split(colour=0)
+        if rank == 0:
+            time.sleep(0.1)
+            comm.abort()
+            return
+        try:
+            part.barrier()
+        except CommunicationError as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(5)
+    assert len(raised) == 2
+
+
+def test_who_splits_off_a_part_after_a_failure_finds_its_door_closed() -> None:
+    room = Room(2)
+    room.break_up()
+    with pytest.raises(CommunicationError):
+        MemoryCommunicator(0, 2, Clock(), room.side_room([0, 1])).barrier()
 
 
 # Failures

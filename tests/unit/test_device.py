@@ -60,6 +60,8 @@ class Far(Communicator):
     def _send(self, buffer: Tensor, to: int) -> None: ...
     def _recv(self, buffer: Tensor, source: int) -> None: ...
     def _barrier(self) -> None: ...
+    def _split(self, groups: list[list[int]]) -> Communicator:
+        raise NotImplementedError
 
 
 class Link(TorchDispatchMode):
@@ -75,7 +77,7 @@ class Link(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
-            return 1.0  # the number that is not there
+            return 0.0  # the number that is not there
         if func is torch.ops.aten._to_copy.default and "device" in kwargs:
             (source,) = args
             if source.is_meta and kwargs["device"].type == "cpu":

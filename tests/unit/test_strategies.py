@@ -13,12 +13,14 @@ from torch.nn.functional import nll_loss
 from orchestrator.assemble import certify
 from tests.unit.threads import together
 from tests.unit.training import SMALL, train
+from trainer.clock import Clock
 from trainer.comm.base import Communicator
 from trainer.data.feed import Feed
 from trainer.spec import RunSpec
 from trainer.strategies import STRATEGIES
 from trainer.strategies.diloco import DiLoCo
 from trainer.strategies.gossip import Graph, mix, neighbours
+from trainer.strategies.replica import Replica
 from trainer.task import Task
 
 ODD = {"dataset": {"name": "synthetic", "samples": 121, "test_samples": 40, "noise": 1.0}}  # 61 and 60
@@ -32,6 +34,7 @@ HERE = [
     and STRATEGIES.load(name).trains
     and STRATEGIES.load(name).max_nodes is None
     and not STRATEGIES.load(name).forks
+    and not STRATEGIES.load(name).cuts_model  # see test_cut_models.py
 ]
 SERVED = [name for name in HERE if STRATEGIES.load(name).servers]
 UNEVEN = [name for name in HERE if "uneven" in STRATEGIES.load(name).model_fields]
@@ -53,6 +56,27 @@ def differ(left: np.ndarray, right: np.ndarray) -> None:
 
 
 # Every strategy
+
+
+@pytest.mark.parametrize(("optimizer", "moments"), [("sgd", 0), ("momentum", 1), ("adam", 2)])
+@pytest.mark.parametrize("name", HERE)
+def test_what_a_rank_holds_is_told(name: str, optimizer: str, moments: int) -> None:
+    training = train(name, nodes(name, 2), optimizer=optimizer, lr=0.02)
+    for rank, result in enumerate(training.results):
+        steps = 2 * 2 * 4 if moments == 2 else 0  # Adam counts its steps for every tensor, in a float32
+        remembers = 4 * result.parameters * moments + steps
+        if name == "parameter_server" and rank >= STRATEGIES.load(name).servers:
+            remembers = 0  # the server alone takes steps
+        held = {"weights": 4 * result.parameters, "gradient": 4 * result.parameters, "optimizer": remembers}
+        assert result.held_bytes == held
+
+
+def test_memory_that_tensors_share_is_counted_once() -> None:
+    spec = RunSpec.model_validate({**SMALL, "strategy": "serial"})
+    model = torch.nn.Linear(3, 2)
+    model.weight.data = torch.zeros(10)[:6].view(2, 3)
+    model.register_buffer("same", model.weight.data[0])
+    assert Replica(model, Task(spec, Path()), Clock()).held_bytes["weights"] == 4 * (10 + 2)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw"])

@@ -9,13 +9,16 @@ import pytest
 from tests.unit.conftest import FakeTime
 from tests.unit.threads import together
 from trainer.clock import Clock
-from trainer.comm.base import Communicator, book_waits
+from trainer.comm.base import Communicator
+from trainer.comm.waits import book_waits
 
 
 def met(comm: Communicator, meetings: list[tuple[float, float]], extra_s: float = 0.0) -> dict[str, float]:
     """The seconds of a rank that met the others at these times, after `book_waits`."""
     now = FakeTime()
     comm.clock = Clock(now, now)
+    for part in comm.parts:
+        part.clock = comm.clock
     comm.clock.start()
     with comm.clock.phase("communicate"):
         now.pass_(sum(left - entered for entered, left in meetings) + extra_s)
@@ -58,6 +61,37 @@ def test_in_a_shift_a_rank_waits_for_the_one_it_hears() -> None:
         return met(comm, [], extra_s=left - entered)
 
     assert [seconds["wait"] for seconds in together(3, body)] == pytest.approx([0, 5, 0])
+
+
+def test_in_a_receive_a_rank_waits_until_the_sender_has_begun() -> None:
+    """Rank 0 sends at 3 and at 7 to rank 1, and between that to rank 2, who is late for it."""
+    spans: list[list[tuple[float, float, int]]] = [
+        [],
+        [(1.0, 4.0, 0), (5.0, 9.0, 0)],  # waits 2 and 2
+        [(8.0, 9.0, 0)],  # it has been there for long
+    ]
+
+    def body(comm: Communicator) -> dict[str, float]:
+        if comm.rank == 0:
+            comm.traffic.posts = [(3.0, 1), (4.0, 2), (7.0, 1)]
+            # The ends of its sends: of the last one first, which had been received from 5 on; the other
+            # two it waited for from 7.5 on: rank 1 was there by then, rank 2 at 8.
+            comm.traffic.deliveries = [(7.0, 7.5, 1, 1), (7.5, 7.6, 1, 0), (7.6, 9.5, 2, 0)]
+            return met(comm, [], extra_s=2.5)
+        comm.traffic.receipts = spans[comm.rank]
+        return met(comm, [], extra_s=sum(left - entered for entered, left, _ in spans[comm.rank]))
+
+    assert [seconds["wait"] for seconds in together(3, body)] == pytest.approx([0.4, 4, 0])
+
+
+def test_what_is_waited_for_in_a_part_is_booked_too() -> None:
+    def body(comm: Communicator) -> dict[str, float]:
+        part = comm.split(colour=comm.rank // 2)
+        part.traffic.meetings = [(float(comm.rank), 4.0)]
+        return met(comm, [], extra_s=4.0 - comm.rank)
+
+    # Each waits for the one of its own colour that comes later.
+    assert [seconds["wait"] for seconds in together(4, body)] == pytest.approx([1, 0, 1, 0])
 
 
 def test_who_is_alone_or_met_nobody_did_not_wait() -> None:

@@ -52,7 +52,8 @@ class Training:
 
     @property
     def same_weights(self) -> bool:
-        return len({result.weights_digest for result in self.results}) == 1
+        """Of the ranks that know the weights of the whole model."""
+        return len({result.weights_digest for result in self.results if result.weights_digest}) == 1
 
 
 def train(strategy: Any, ranks: int = 2, **fields: Any) -> Training:
@@ -72,7 +73,7 @@ def train(strategy: Any, ranks: int = 2, **fields: Any) -> Training:
                 outcomes[rank] = spec.strategy.train(context, task, notes[rank])
             except Exception as error:
                 outcomes[rank] = error
-                room.door.abort()
+                room.break_up()
 
         threads = [
             threading.Thread(target=rank_trains, args=(rank,), daemon=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from trainer.clock import Clock, Span
+from trainer.comm.traffic import Traffic
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,21 +32,23 @@ def named(doing: str) -> Iterator[None]:
         raise CommunicationError(f"{doing} failed: {reason}") from error
 
 
-@dataclass
-class Traffic:
-    """What this rank sent, and when it met the others.
+class Sending:
+    """A send that has begun. The buffer must not change until `wait` has come back."""
 
-    bytes_sent: payload bytes that leave this rank at the bandwidth-optimal cost of each collective
-    for n bytes and P ranks: all-reduce 2n(P-1)/P, all-gather n(P-1), all-to-all n(P-1)/P, gather n from
-    all but the root, broadcast n(P-1) from the root, shift and send n. Protocol headers and what a
-    library's algorithm sends beyond that are not in it.
-    meetings: (entered, left) of every collective, in order, in seconds of the clock. shifts: the same of
-    every shift, and the rank whose buffer it waited for.
-    """
+    def __init__(
+        self, comm: Communicator, buffer: Tensor, to: int, finish: Callable[[], None], number: int | None
+    ) -> None:
+        """finish: what waits for its end. number: of the sends to that rank; None if it is not counted."""
+        self._comm, self._to, self._finish, self._number = comm, to, finish, number
+        self._buffer = buffer  # lives as long as a transport reads it
 
-    bytes_sent: float = 0.0
-    meetings: list[tuple[float, float]] = field(default_factory=list)
-    shifts: list[tuple[float, float, int]] = field(default_factory=list)
+    def wait(self) -> None:
+        """Return when the buffer may be changed again. Raises CommunicationError."""
+        with self._comm.clock.phase("communicate") as span:
+            self._finish()
+        if span.counted and self._number is not None:
+            delivery = (span.entered, span.left, self._to, self._number)
+            self._comm.traffic.deliveries.append(delivery)
 
 
 class Communicator(ABC):
@@ -66,6 +68,7 @@ class Communicator(ABC):
         self.size = size
         self.clock = clock
         self.traffic = Traffic()
+        self.parts: list[Communicator] = []  # made by `split`
 
     @classmethod
     @abstractmethod
@@ -135,15 +138,42 @@ class Communicator(ABC):
 
     def send(self, buffer: Tensor, to: int) -> None:
         """Send `buffer`, shape (n,), to rank `to`; returns when it may be changed again."""
+        self.isend(buffer, to).wait()
+
+    def isend(self, buffer: Tensor, to: int) -> Sending:
+        """Begin to send `buffer`, shape (n,), to rank `to`. Messages between two ranks keep their order."""
         with self.clock.phase("communicate") as span:
-            self._send(buffer, to)
-        if span.counted:
-            self.traffic.bytes_sent += buffer.nbytes
+            finish = self._isend(buffer, to)
+        number = self.traffic.post(span.entered, to, buffer.nbytes) if span.counted else None
+        return Sending(self, buffer, to, finish, number)
 
     def recv(self, buffer: Tensor, source: int) -> None:
         """Replace `buffer`, shape (n,), by what rank `source` sends next."""
-        with self.clock.phase("communicate"):
+        with self.clock.phase("communicate") as span:
             self._recv(buffer, source)
+        if span.counted:
+            self.traffic.receipts.append((span.entered, span.left, source))
+
+    def split(self, colour: int) -> Communicator:
+        """The communicator of the ranks that name the same colour, in the order of their ranks here.
+
+        Every rank calls it. What goes over it is counted in `bytes_sent` of this one, too.
+        """
+        import torch
+
+        mine = torch.tensor([float(colour)], device=self.device)
+        colours = self.all_gather(mine).flatten().tolist()
+        groups = [
+            [rank for rank in range(self.size) if colours[rank] == each] for each in sorted({*colours})
+        ]
+        part = self._split(groups)
+        self.parts.append(part)
+        return part
+
+    @property
+    def bytes_sent(self) -> float:
+        """Payload bytes that this rank has sent, see Traffic; over what was split off, too."""
+        return self.traffic.bytes_sent + sum(part.bytes_sent for part in self.parts)
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
@@ -172,6 +202,14 @@ class Communicator(ABC):
     def _recv(self, buffer: Tensor, source: int) -> None: ...
     @abstractmethod
     def _barrier(self) -> None: ...
+    @abstractmethod
+    def _split(self, groups: list[list[int]]) -> Communicator:
+        """The communicator of the group that this rank is in; every rank is in one of them."""
+
+    def _isend(self, buffer: Tensor, to: int) -> Callable[[], None]:
+        """For transports whose send does not wait for the receiver."""
+        self._send(buffer, to)
+        return lambda: None
 
     def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
         """For transports whose send does not wait for the receiver; on others all would wait for all."""
@@ -185,45 +223,3 @@ class Communicator(ABC):
         if span.counted:
             self.traffic.bytes_sent += sent
             self.traffic.meetings.append((span.entered, span.left))
-
-
-def book_waits(comm: Communicator) -> None:
-    """Split the clock's `communicate` into waiting for others and moving bytes.
-
-    In a collective a rank waits from its own entry to the last rank's, in a shift to the entry of the rank
-    that it hears. Call it on every rank with the clock stopped. Compares the ranks' clocks, so all ranks
-    must be on one machine.
-    """
-    if comm.size == 1:
-        return
-    meetings, shifts = comm.traffic.meetings, comm.traffic.shifts
-    waited = 0.0
-    if meetings:
-        entered, left = _times(comm, meetings)
-        waited += _wait(entered, left, _everyones(comm, entered).max(dim=0).values)
-    if shifts:
-        entered, left = _times(comm, shifts)
-        sources = [source for _, _, source in shifts]
-        waited += _wait(entered, left, _everyones(comm, entered)[sources, range(len(shifts))])
-    comm.clock.transfer("communicate", "wait", waited)
-
-
-def _times(comm: Communicator, spans: Sequence[tuple[float, ...]]) -> list[Tensor]:
-    """Of all spans: when they were entered, and when they were left. float64, each of shape (spans,)."""
-    import torch
-
-    entered_and_left = zip(*(span[:2] for span in spans), strict=True)
-    return [torch.tensor(each, dtype=torch.float64, device=comm.device) for each in entered_and_left]
-
-
-def _everyones(comm: Communicator, entered: Tensor) -> Tensor:
-    """When each rank entered, shape (size, spans)."""
-    import torch
-
-    # The transports carry float32: a float64 travels as the bits of two of them, never computed with.
-    return comm.all_gather(entered.view(torch.float32)).view(torch.float64)
-
-
-def _wait(entered: Tensor, left: Tensor, other: Tensor) -> float:
-    """Seconds from the own entries to the other's, as far as one had not left before."""
-    return (other.minimum(left) - entered).clamp_(min=0).sum().item()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import Empty, Queue
 from typing import TYPE_CHECKING, ClassVar
@@ -30,12 +31,26 @@ class Room:
     slots: list[Tensor | None] = field(init=False)
     door: threading.Barrier = field(init=False)
     mail: dict[tuple[int, int], Queue[Tensor]] = field(init=False)
+    side_rooms: dict[tuple[int, ...], Room] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.slots = [None] * self.size
         self.door = threading.Barrier(self.size)
         ranks = range(self.size)
         self.mail = {(source, to): Queue() for source in ranks for to in ranks}
+
+    def side_room(self, ranks: Sequence[int]) -> Room:
+        """Where these ranks alone meet."""
+        room = self.side_rooms.setdefault(tuple(ranks), Room(len(ranks), self.timeout_s))  # atomic
+        if self.door.broken:
+            room.break_up()
+        return room
+
+    def break_up(self) -> None:
+        """Let whoever waits here, or comes later, fail."""
+        self.door.abort()
+        for room in [*self.side_rooms.values()]:
+            room.break_up()
 
 
 class MemoryCommunicator(Communicator):
@@ -53,7 +68,7 @@ class MemoryCommunicator(Communicator):
         return cls(context.rank, context.size, clock, room)
 
     def abort(self) -> None:
-        self._room.door.abort()
+        self._room.break_up()
 
     def _meet(self) -> None:
         try:
@@ -98,3 +113,8 @@ class MemoryCommunicator(Communicator):
 
     def _barrier(self) -> None:
         self._meet()
+
+    def _split(self, groups: list[list[int]]) -> MemoryCommunicator:
+        group = next(group for group in groups if self.rank in group)
+        room = self._room.side_room(group)
+        return MemoryCommunicator(group.index(self.rank), len(group), self.clock, room)

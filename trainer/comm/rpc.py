@@ -44,9 +44,18 @@ class RpcCommunicator(Communicator):
     topology: ClassVar[str] = "rpc"
 
     def __init__(
-        self, rank: int, size: int, clock: Clock, rpc: Any, store: Store, timeout_s: float
+        self,
+        rank: int,
+        size: int,
+        clock: Clock,
+        rpc: Any,
+        store: Store,
+        timeout_s: float,
+        ranks: Sequence[int] = (),
     ) -> None:
+        """ranks: of its members among all of the run's, if those are not all."""
         super().__init__(rank, size, clock)
+        self._ranks = ranks or range(size)
         self._rpc = rpc
         self._store = store
         self._timeout_s = timeout_s
@@ -128,6 +137,13 @@ class RpcCommunicator(Communicator):
 
         self._exchange([torch.empty(0)] * self.size)
 
+    def _split(self, groups: list[list[int]]) -> RpcCommunicator:
+        # The mailboxes are the same: two ranks do what they do with each other in one order, over whatever
+        # communicator.
+        group = next(group for group in groups if self.rank in group)
+        rank, ranks = group.index(self.rank), [self._ranks[each] for each in group]
+        return RpcCommunicator(rank, len(group), self.clock, self._rpc, self._store, self._timeout_s, ranks)
+
     def _exchange(self, pieces: Sequence[Tensor]) -> list[Tensor]:
         """Give every rank its piece, in rank order; returns what each rank has given this one."""
         self._put({rank: pieces[rank] for rank in self._others()})
@@ -144,16 +160,18 @@ class RpcCommunicator(Communicator):
         """
         answers = {}
         for to, piece in pieces.items():
-            with reaching(to, "sending to"):
-                answers[to] = self._rpc.rpc_async(
-                    node(to), _deliver, args=(self.rank, _alone(piece)), timeout=self._timeout_s
+            peer, mine = self._ranks[to], self._ranks[self.rank]
+            with reaching(peer, "sending to"):
+                answers[peer] = self._rpc.rpc_async(
+                    node(peer), _deliver, args=(mine, _alone(piece)), timeout=self._timeout_s
                 )
-        for to, answer in answers.items():
-            with reaching(to, "sending to"):
+        for peer, answer in answers.items():
+            with reaching(peer, "sending to"):
                 answer.wait()
 
     def _take(self, source: int) -> Tensor:
         """What rank `source` has put, or puts next, into this rank's mailbox."""
+        source = self._ranks[source]
         deadline = time.monotonic() + self._timeout_s
         knock = Knock(source, self._timeout_s)
         while (left_s := deadline - time.monotonic()) > 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,9 +21,13 @@ class TorchDistCommunicator(Communicator):
     topology: ClassVar[str] = "ddp"
     group: ClassVar[str]  # as torch.distributed calls it
 
-    def __init__(self, rank: int, size: int, clock: Clock, dist: Any) -> None:
+    def __init__(
+        self, rank: int, size: int, clock: Clock, dist: Any, group: Any = None, ranks: Sequence[int] = ()
+    ) -> None:
+        """group: torch's process group, if not the default one. ranks: its members' in the default one."""
         super().__init__(rank, size, clock)
-        self._dist = dist
+        self._dist, self._group = dist, group
+        self._ranks = ranks or range(size)
 
     @classmethod
     def connect(cls, context: NodeContext, clock: Clock) -> TorchDistCommunicator:
@@ -55,46 +60,71 @@ class TorchDistCommunicator(Communicator):
 
     def _all_reduce(self, buffer: Tensor) -> None:
         with named("all-reduce"):
-            self._dist.all_reduce(buffer)
+            self._dist.all_reduce(buffer, group=self._group)
 
     def _all_gather(self, buffer: Tensor) -> Tensor:
         gathered = buffer.new_empty(self.size, buffer.numel())
         with named("all-gather"):
-            self._dist.all_gather(list(gathered.unbind()), buffer)
+            self._dist.all_gather(list(gathered.unbind()), buffer, group=self._group)
         return gathered
 
     def _all_to_all(self, buffer: Tensor) -> Tensor:
         received = buffer.new_empty(buffer.shape)
         with named("all-to-all"):
-            self._dist.all_to_all_single(received, buffer)
+            self._dist.all_to_all_single(received, buffer, group=self._group)
         return received
 
     def _broadcast(self, buffer: Tensor, root: int) -> None:
         with named("broadcast"):
-            self._dist.broadcast(buffer, src=root)
+            self._dist.broadcast(buffer, src=self._ranks[root], group=self._group)
 
     def _send(self, buffer: Tensor, to: int) -> None:
         with named("send"):
-            self._dist.send(buffer, dst=to)
+            self._dist.send(buffer, dst=self._ranks[to], group=self._group)
+
+    def _isend(self, buffer: Tensor, to: int) -> Callable[[], None]:
+        with named("send"):
+            request = self._dist.isend(buffer, dst=self._ranks[to], group=self._group)
+
+        def finish() -> None:
+            with named("send"):
+                request.wait()
+
+        return finish
 
     def _recv(self, buffer: Tensor, source: int) -> None:
         with named("receive"):
-            self._dist.recv(buffer, src=source)
+            self._dist.recv(buffer, src=self._ranks[source], group=self._group)
 
     def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
         received = buffer.new_empty(buffer.shape)
         both = [
-            self._dist.P2POp(self._dist.isend, buffer, to),
-            self._dist.P2POp(self._dist.irecv, received, source),
+            self._dist.P2POp(self._dist.isend, buffer, self._ranks[to], group=self._group),
+            self._dist.P2POp(self._dist.irecv, received, self._ranks[source], group=self._group),
         ]
         with named("shift"):
             for request in self._dist.batch_isend_irecv(both):
                 request.wait()
         return received
 
+    def _split(self, groups: list[list[int]]) -> TorchDistCommunicator:
+        made = [self._dist.new_group([self._ranks[rank] for rank in group]) for group in groups]
+        number = next(n for n, group in enumerate(groups) if self.rank in group)
+        ranks = groups[number]
+        part = type(self)(
+            ranks.index(self.rank),
+            len(ranks),
+            self.clock,
+            self._dist,
+            made[number],
+            [self._ranks[rank] for rank in ranks],
+        )
+        part.device = self.device
+        return part
+
     def _barrier(self) -> None:
         with named("barrier"):
-            self._dist.barrier()
+            self._dist.barrier(group=self._group)
 
 
 class GlooCommunicator(TorchDistCommunicator):

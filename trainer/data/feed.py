@@ -85,7 +85,7 @@ class Feed:
 
     def steps(self, epoch: int) -> list[int]:
         """Batches of every node."""
-        return [ceil(size / self._spec.batch_size) for size in self.sizes(epoch)]
+        return [ceil(size / self._spec.batch_of_each) for size in self.sizes(epoch)]
 
     def steps_together(self, epoch: int, uneven: Uneven = "join") -> int:
         """Steps of every node in `batches_in_step`."""
@@ -101,7 +101,7 @@ class Feed:
 
     def batches(self, epoch: int) -> Iterator[tuple[Batch, Indices]]:
         """This rank's batches and the samples in them; the last batch holds what is left."""
-        order, size = self.order(epoch), self._spec.batch_size
+        order, size = self.order(epoch), self._spec.batch_of_each
         steps = self.steps(epoch)[self._rank]
         for step in range(steps):
             fed = order[step * size : (step + 1) * size]
@@ -113,7 +113,7 @@ class Feed:
         Weighted by its `share`, the ranks' mean gradient is the mean over all samples of the step. A
         rank whose samples are used up goes through the step with one sample of share 0.
         """
-        sizes, size = self.sizes(epoch), self._spec.batch_size
+        sizes, size = self.sizes(epoch), self._spec.batch_of_each
         order = _evened(self.order(epoch), sizes, uneven)
         part_sizes = np.array(sizes if uneven == "join" else [len(order)] * self._size)
         steps = self.steps_together(epoch, uneven)

@@ -12,6 +12,7 @@ from trainer.registry import Component
 if TYPE_CHECKING:
     from trainer.context import NodeContext
     from trainer.events import EventWriter
+    from trainer.models.base import Model
     from trainer.result import TrainResult
     from trainer.task import Task
 
@@ -35,6 +36,16 @@ OptimizerState = Annotated[
     Literal["keep", "average", "reset"],
     Field(description="what becomes of momentum and the like when weights are averaged"),
 ]
+Cuts = Annotated[
+    list[str] | None,
+    Field(
+        description="blocks with which the parts of the model begin, but for the first; null: balanced by "
+        "the blocks' time, measured before training"
+    ),
+]
+MicroBatches = Annotated[
+    int, Field(ge=1, le=65536, description="pieces in which a batch goes through the stages")
+]
 
 
 class Strategy(Component):
@@ -45,11 +56,30 @@ class Strategy(Component):
     min_nodes: ClassVar[int] = 1
     max_nodes: ClassVar[int | None] = None
     servers: ClassVar[int] = 0  # the first ranks, which keep the model for the others and get no samples
+    cuts_model: ClassVar[bool] = False  # ranks hold parts of one model, and go through the same samples
     uses_partition: ClassVar[bool] = True  # False: every node trains on the whole set
     in_step: ClassVar[bool] = False  # all ranks go through every batch together, and a layer may meet
     trains: ClassVar[bool] = True  # False: no model, no data, no torch (placebo)
     forks: ClassVar[bool] = False  # in topology single, ranks are forked processes instead of threads
     caveat: ClassVar[str | None] = None  # what a reader must know before comparing its numbers
+
+    def replicas(self, ranks: int) -> int:
+        """How many copies of the model are trained, each on its part of the samples."""
+        return 1 if self.cuts_model else ranks - self.servers
+
+    def replica_of(self, rank: int, ranks: int) -> int:
+        """Which copy, from 0, a rank has or holds a part of; a server's number lies beyond them."""
+        # Those who train count from 0 as they would without servers: a worker has the samples, their order
+        # and the dropout that the rank of its number has in other strategies.
+        return 0 if self.cuts_model else (rank - self.servers) % ranks
+
+    def leads(self, rank: int, ranks: int) -> bool:
+        """Whether a rank gives account of its copy's samples: one rank of each copy does."""
+        return rank == 0 if self.cuts_model else rank >= self.servers
+
+    def misfit(self, model: Model, ranks: int, batch_size: int) -> str | None:
+        """Why it cannot train this model on so many ranks, or None. batch_size: of each copy."""
+        return None
 
     def share(self, context: NodeContext, task: Task) -> Any:
         """What forked ranks share; made once, before they start, and found in `context.shared`."""

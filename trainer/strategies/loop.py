@@ -10,27 +10,26 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from math import isfinite
 from statistics import fmean
 from typing import Literal
 
 import numpy as np
-import torch
 from torch import Tensor
-from torch.nn.functional import nll_loss
 
+from trainer.activations import Activations
 from trainer.clock import Clock
-from trainer.comm.base import Communicator, book_waits
+from trainer.comm.base import Communicator
+from trainer.comm.waits import book_waits
 from trainer.context import NodeContext
 from trainer.data.certificate import Certifier, PartRecord, as_fields
 from trainer.data.feed import Batch, Feed
 from trainer.events import EventWriter
-from trainer.result import Diverged, TrainResult
+from trainer.result import TrainResult
 from trainer.strategies.base import Init, Uneven, Weighting
+from trainer.strategies.evaluation import Evaluation, check_loss
 from trainer.strategies.replica import Replica
 from trainer.task import Task
 
-EVALUATION_BATCH = 1000
 PROGRESS_EVERY_S = 0.5
 MAXRSS_PER_MIB = 2**20 if sys.platform == "darwin" else 2**10  # bytes there, KiB elsewhere
 
@@ -45,22 +44,25 @@ class Loop:
         self.clock = comm.clock if comm else Clock(cpu=context.cpu_clock)
         self.comm = comm or context.connect(self.clock)
         self._context, self._task, self._events = context, task, events
-        data, device, parts = task.data, self.comm.device, task.spec.parts
-        # Among those who train, who count from 0 as they would without servers: a worker has the samples,
-        # their order and the dropout that the rank of its number has in other strategies.
-        self._worker = (context.rank - task.spec.strategy.servers) % context.size
-        self._feed = Feed(data.train, task.spec, task.streams, self._worker, parts, device)
+        data, device, parts, strategy = task.data, self.comm.device, task.spec.parts, task.spec.strategy
+        self._replica = strategy.replica_of(context.rank, context.size)
+        self._leads = strategy.leads(context.rank, context.size)
+        # Who holds the same weights as this rank: other parts of a model have other ones.
+        self.peers: Communicator | None = None if strategy.cuts_model else self.comm
+        self._feed = Feed(data.train, task.spec, task.streams, self._replica, parts, device)
         self._train_labels, self._classes = data.train.labels, data.classes
-        self._test_images = torch.from_numpy(data.test.images).to(device)
-        self._test_labels = torch.from_numpy(data.test.labels).to(device)
+        shares = (self._replica, parts) if strategy.cuts_model else (context.rank, context.size)
+        self.evaluate = Evaluation(data.test, self.comm, *shares)
         self._labels_fed = np.zeros(self._classes, dtype=np.int64)
         self._certifier = Certifier(len(data.train.labels), parts)
         self._steps = self._samples = 0
+        self._activation_bytes: int | None = None
+        self._peak_memory: int | None = None
         self._evaluated = (0.0, 0.0)  # accuracy and loss after the last epoch
 
     def replica(self, weights_of: int = 0) -> Replica:
         """A fresh replica. Ranks that name the same `weights_of` start from the same weights."""
-        model = self._task.build_model(self._worker, weights_of, self.comm.device)
+        model = self._task.build_model(self._replica, weights_of, self.comm.device)
         return Replica(model, self._task, self.clock)
 
     def start(self, replica: Replica, init: Init | None = None) -> None:
@@ -87,7 +89,7 @@ class Loop:
         if weighting == "equal":
             return 1.0
         sizes = np.sum([self._feed.sizes(epoch) for epoch in epochs], axis=0)
-        return float(sizes[self._worker] / sizes.mean())
+        return float(sizes[self._replica] / sizes.mean())
 
     def mean_weights(self, replica: Replica, weight: float = 1.0) -> Tensor:
         """The weighted mean of all ranks' weights, flat: float32, shape (state,)."""
@@ -96,10 +98,10 @@ class Loop:
         return weights
 
     def _average_statistics(self, replica: Replica) -> None:
-        """Let all ranks have the mean of the statistics of those who train: gradients do not carry them."""
+        """Let peers have the mean of the statistics of those who train: gradients do not carry them."""
         statistics = replica.statistics()
-        if len(statistics):
-            self.comm.all_reduce(statistics.mul_(not self.serves), "sum")
+        if len(statistics) and self.peers:
+            self.peers.all_reduce(statistics.mul_(not self.serves), "sum")
             replica.set_statistics(statistics.div_(self._task.spec.parts))
 
     def epochs(
@@ -115,10 +117,10 @@ class Loop:
         rank that evaluates would slow down one that still trains. All wait for the slowest before it,
         inside the measured time, or a run would be faster than the machine allows. So do models that
         gradients alone keep the same (or the server's) average their statistics there. model: which one is
-        evaluated. The same on all ranks: each takes a share of the test split; its own: every rank
-        evaluates on the whole of it; the (weighted) mean of all: it is formed for that, outside the
-        measured time, and every rank goes on with its own; the server's: all get it for that, likewise
-        outside, and go on with it.
+        evaluated. The same on all ranks: each takes a share of the test split (all that hold one copy take
+        it together); its own: every rank evaluates on the whole of it; the (weighted) mean of all: it is
+        formed for that, outside the measured time, and every rank goes on with its own; the server's: all
+        get it for that, likewise outside, and go on with it.
         """
         spec = self._task.spec
         for epoch in range(1, spec.epochs + 1):
@@ -127,7 +129,9 @@ class Loop:
                 self._average_statistics(replica)
             self.comm.barrier()
             train_s = self.clock.train_s
-            loss = None if self.serves else replica.loss.item()
+            if self._peak_memory is None:  # of training: an evaluation takes more samples at a time
+                self._peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            loss = None if self.serves or replica.loss is None else replica.loss.item()
             with self.clock.phase("evaluate"):
                 apart: dict[str, float] = {}
                 if model == "mean":
@@ -195,21 +199,30 @@ class Loop:
             if batch is None or indices is None:
                 break
             fed.append(indices)
-            yield batch
+            if self._steps == 0:  # all steps keep as much
+                with Activations() as activations:
+                    yield batch
+                self._activation_bytes = activations.most_bytes
+            else:
+                yield batch
             self._steps += 1
-            self._samples += len(indices)
+            self._samples += len(indices) if self._leads else 0
             samples += len(indices)
             now = time.perf_counter()
             if now - reported > PROGRESS_EVERY_S:
                 self._progress(epoch, batch, replica, samples / (now - reported))
                 reported, samples = now, 0
-        _check(replica.loss.item(), f"in epoch {epoch}")
-        with self.clock.phase("evaluate"):
-            self._certify(epoch, np.concatenate(fed), uneven)
+        if replica.loss is not None:
+            check_loss(replica.loss.item(), f"in epoch {epoch}")
+        if self._leads:
+            with self.clock.phase("evaluate"):
+                self._certify(epoch, np.concatenate(fed), uneven)
 
     def _progress(self, epoch: int, batch: Batch, replica: Replica, samples_per_s: float) -> None:
+        if replica.loss is None:  # another rank has it
+            return
         loss = replica.loss.item()
-        _check(loss, f"in epoch {epoch}, step {batch.step}")
+        check_loss(loss, f"in epoch {epoch}, step {batch.step}")
         self._events.write(
             "step",
             epoch=epoch,
@@ -225,31 +238,9 @@ class Loop:
         record = PartRecord.of(epoch, fed, self._train_labels, self._classes, self._labels_fed)
         self._labels_fed += record.labels
         self._events.write("part", **as_fields(record))
-        if self._worker == 0:
+        if self._replica == 0:
             split = self._certifier.epoch(epoch, self._feed.fed(epoch, uneven), uneven)
             self._events.write("split", **as_fields(split))
-
-    @torch.no_grad()
-    def evaluate(self, replica: Replica, *, alone: bool) -> tuple[float, float]:
-        """Accuracy (0 … 1) and mean loss on the whole test split, exact: nothing padded, nothing dropped.
-
-        alone: on this rank only; otherwise every rank takes a share and the counts are summed.
-        """
-        rank, size = (0, 1) if alone else (self.comm.rank, self.comm.size)
-        total = len(self._test_labels)
-        share = slice(rank * total // size, (rank + 1) * total // size)
-        images, labels = self._test_images[share], self._test_labels[share]
-        counts = torch.zeros(2, device=self.comm.device)
-        replica.model.eval()
-        for x, y in zip(images.split(EVALUATION_BATCH), labels.split(EVALUATION_BATCH), strict=True):
-            output = replica.model(x.contiguous(memory_format=torch.channels_last))
-            counts[0] += (output.argmax(dim=1) == y).sum()
-            counts[1] += nll_loss(output, y, reduction="sum")
-        replica.model.train()
-        if size > 1:
-            self.comm.all_reduce(counts, "sum")
-        _check(counts[1].item(), "on the test split")
-        return counts[0].item() / total, counts[1].item() / total
 
     def result(
         self, replica: Replica, *, averaged: bool = False, staleness: Sequence[int] = ()
@@ -262,13 +253,15 @@ class Loop:
         self.clock.stop()
         self._events.write("train_end")
         book_waits(self.comm)
-        spec = self._task.spec
+        spec, traffic = self._task.spec, self.comm.traffic
         # CPU time tells nothing where several threads share it, or where the host waits for its GPU.
         if spec.threads == 1 and not spec.on_gpu:
             self.clock.book_no_core()
         accuracy, test_loss = self.evaluate(replica, alone=False) if averaged else self._evaluated
-        weights = replica.weights().cpu().numpy()
-        if spec.save_weights and self._context.rank == 0 and self._context.out_dir:
+        held_bytes = replica.held_bytes  # before others send what they have
+        whole = replica.whole_weights()
+        weights = None if whole is None else whole.cpu().numpy()
+        if weights is not None and spec.save_weights and self._context.rank == 0 and self._context.out_dir:
             np.save(self._context.out_dir / "weights.npy", weights)
         return TrainResult(
             steps=self._steps,
@@ -276,18 +269,19 @@ class Loop:
             train_s=self.clock.train_s,
             work_cpu_s=None if spec.on_gpu else self.clock.work_cpu_s,
             seconds={phase: round(seconds, 6) for phase, seconds in self.clock.seconds.items()},
-            bytes_sent=self.comm.traffic.bytes_sent,
+            bytes_sent=self.comm.bytes_sent,
             accuracy=accuracy,
             test_loss=test_loss,
             own_accuracy=self._evaluated[0] if averaged else None,
-            weights_digest=hashlib.sha256(weights.tobytes()).hexdigest()[:16],
+            weights_digest=None if weights is None else hashlib.sha256(weights.tobytes()).hexdigest()[:16],
             parameters=replica.parameters,
-            peak_memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / MAXRSS_PER_MIB,
+            peak_memory_mb=(self._peak_memory or 0) / MAXRSS_PER_MIB,
             staleness_mean=fmean(staleness) if staleness else None,
             staleness_max=max(staleness, default=None),
+            held_bytes=held_bytes,
+            activation_bytes=self._activation_bytes,
+            blocks=replica.blocks,
+            bytes_to=[traffic.bytes_to[rank] for rank in range(self.comm.size)]
+            if traffic.bytes_to
+            else None,
         )
-
-
-def _check(loss: float, where: str) -> None:
-    if not isfinite(loss):
-        raise Diverged(f"the loss is {loss} {where}; a smaller lr may help")

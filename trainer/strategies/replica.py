@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import nll_loss
+from torch.optim import Optimizer
 
 from trainer.clock import Clock
 from trainer.comm.base import Communicator
@@ -22,14 +24,20 @@ class Replica:
 
     def __init__(self, model: nn.Module, task: Task, clock: Clock) -> None:
         self.model = model
-        self.loss = torch.zeros(())  # of the last batch
+        self.loss: Tensor | None = torch.zeros(())  # of the last batch; None where another rank has it
         self._output = self._labels = torch.zeros(0)
         self._clock = clock
         self._parameters = list(model.parameters())
         self._statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._state = [*self._parameters, *self._statistics]
         self._norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-        self._optimizer = task.spec.optimizer.build(self._parameters, task.spec.lr)
+        # torch's optimisers refuse to have nothing to do, as in a part of the model without weights.
+        self._optimizer = task.spec.optimizer.build(self._parameters or [torch.zeros(0)], task.spec.lr)
+
+    @property
+    def blocks(self) -> list[str] | None:
+        """The names of the model's blocks that this rank holds; None: all."""
+        return None
 
     def backward(self, batch: Batch, weight: float = 1.0) -> None:
         """The gradient of the batch's mean loss, times `weight`, into the parameters' `.grad`."""
@@ -57,10 +65,22 @@ class Replica:
             if isinstance(norm, SyncBatchNorm):
                 norm.comm = comm
 
+    def predict(self, images: Tensor) -> Tensor | None:
+        """Log-probabilities, shape (batch, classes); None where another rank has them."""
+        output: Tensor = self.model(images)
+        return output
+
     @property
     def batch_accuracy(self) -> float:
         """Share of the last batch that the model had right, 0 … 1. Costs nothing until it is asked for."""
         return (self._output.argmax(dim=1) == self._labels).float().mean().item()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """In the block the model is as it is evaluated: without dropout."""
+        self.model.eval()
+        yield
+        self.model.train()
 
     def step(self) -> None:
         """Move the weights along the gradient, as the optimiser would."""
@@ -75,6 +95,22 @@ class Replica:
     @property
     def parameters(self) -> int:
         return sum(p.numel() for p in self._parameters)
+
+    @property
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes of memory that this rank keeps from one step to the next, by what is in it.
+
+        weights: parameters and buffers; where ranks share them, they are each rank's. gradient: as the last
+        step has left it. optimizer: what torch's optimiser remembers, the counter of its steps too.
+        """
+        return {what: _stored(tensors) for what, tensors in self._held().items()}
+
+    def _held(self) -> dict[str, list[Tensor]]:
+        return {
+            "weights": [*self._parameters, *self.model.buffers()],
+            "gradient": [p.grad for p in self._parameters if p.grad is not None],
+            "optimizer": state_of(self._optimizer),
+        }
 
     @property
     def shapes(self) -> list[torch.Size]:
@@ -129,9 +165,25 @@ class Replica:
         """A copy of parameters and floating-point buffers, flat: float32, shape (state,)."""
         return _flat(self._state)
 
+    def whole_weights(self) -> Tensor | None:
+        """`weights` of the whole model, at the end of training; None where another rank gives them."""
+        return self.weights()
+
     def set_weights(self, flat: Tensor) -> None:
         """Replace parameters and floating-point buffers by flat ones of shape (state,)."""
         _unflatten(flat, self._state)
+
+
+def state_of(optimizer: Optimizer) -> list[Tensor]:
+    """The tensors that a torch optimiser remembers."""
+    values = (value for each in optimizer.state.values() for value in each.values())
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+def _stored(tensors: list[Tensor]) -> int:
+    """Bytes of the memory behind these tensors; what several are views of is counted once."""
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

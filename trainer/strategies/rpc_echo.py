@@ -40,7 +40,7 @@ class RpcEcho(Strategy):
         import torch
 
         from trainer.clock import Clock
-        from trainer.comm.base import book_waits
+        from trainer.comm.waits import book_waits
         from trainer.result import TrainResult
 
         torch.set_num_threads(task.spec.threads)
