@@ -63,12 +63,13 @@ def a_run(
     )
     phases = {"data": 0.1, "communicate": communicate_s, "wait": 0.0, "evaluate": 1.0, "other": 0.0}
     servers = spec.strategy.servers
-    stale = [*[(None, None)] * servers, *(staleness or [(None, None)] * spec.parts)]
+    stale = [*[(None, None)] * servers, *(staleness or [(None, None)] * (spec.world_size - servers))]
+    leading = [rank for rank in range(spec.world_size) if spec.strategy.leads(rank, spec.world_size)]
     ranks = [
         RankResult(
             rank=rank,
             steps=steps,
-            samples=100,
+            samples=100 if rank in leading else 0,
             train_s=train_s,
             work_cpu_s=train_s if work_cpu_s is None else work_cpu_s,
             seconds={**phases, "compute": train_s - 0.1 - communicate_s},
@@ -76,7 +77,7 @@ def a_run(
             accuracy=accuracy,
             test_loss=0.3,
             own_accuracy=own[rank] if own else None,
-            weights_digest=digests[rank] if digests else "same",
+            weights_digest=digests[rank] if digests else "same" if rank in leading else None,
             parameters=1000,
             peak_memory_mb=300.0,
             staleness_mean=stale[rank][0],
@@ -115,7 +116,7 @@ def a_run(
                 digest="p",
                 js_divergence_so_far=0.0,
             )
-            for rank in range(servers, spec.world_size)
+            for rank in leading
         ],
     )
     finished = status == "ok"

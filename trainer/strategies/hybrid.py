@@ -9,7 +9,7 @@ from pydantic import Field
 
 from trainer.models import cuts as cutting
 from trainer.strategies.base import Cuts, MicroBatches, Strategy, Uneven
-from trainer.strategies.schedules import Schedule, passes
+from trainer.strategies.schedules import Schedule, bubble, passes
 
 if TYPE_CHECKING:
     from trainer.context import NodeContext
@@ -56,6 +56,9 @@ class Hybrid(Strategy):
         if self.micro_batches > batch_size:
             return f"{self.micro_batches} micro-batches of {batch_size} samples; allowed: 1 to {batch_size}"
         return cutting.misfit(model.names, self.cuts, self.shape[1])
+
+    def bubble(self, ranks: int) -> float | None:
+        return bubble(self.shape[1], self.micro_batches)
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from trainer.strategies.loop import Loop

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from trainer.models import cuts as cutting
 from trainer.strategies.base import Cuts, MicroBatches, Strategy
-from trainer.strategies.schedules import Schedule, passes
+from trainer.strategies.schedules import Schedule, bubble, passes
 
 if TYPE_CHECKING:
     from trainer.context import NodeContext
@@ -39,6 +39,9 @@ class Pipeline(Strategy):
         if self.micro_batches > batch_size:
             return f"{self.micro_batches} micro-batches of {batch_size} samples; allowed: 1 to {batch_size}"
         return cutting.misfit(model.names, self.cuts, ranks)
+
+    def bubble(self, ranks: int) -> float | None:
+        return bubble(ranks, self.micro_batches)
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from trainer.strategies.loop import Loop
