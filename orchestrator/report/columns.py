@@ -92,16 +92,6 @@ def _staleness(group: Group) -> Cell:
     return Cell(formats.ratio(mean.mean), f"at most {largest.high:,.0f}")
 
 
-def _bubble(group: Group) -> Cell:
-    """As measured, and what the formula makes of stages and micro-batches."""
-    formula = group.over(cut.bubble_formula)
-    measured = _spread(cut.bubble, formats.percent)(group)
-    if formula is None or measured.text == ABSENT:
-        return measured
-    told = [measured.detail, f"formula {formats.percent(formula.mean)}"]
-    return Cell(measured.text, ", ".join(filter(None, told)))
-
-
 def _part(metric: Metric, write: Callable[[float], str], share: Metric) -> Callable[[Group], Cell]:
     """A rank's part of something, and what share it is of what serial has."""
 
@@ -173,7 +163,8 @@ CERTIFICATES: tuple[Column[Group], ...] = (
 DIVIDED: tuple[Column[Group], ...] = (
     *WHO,
     Column("Time per step", _spread(cut.step_s, formats.seconds)),
-    Column("Bubble", _bubble),
+    Column("Bubble", _spread(cut.bubble, formats.percent)),
+    Column("Bubble by formula", _spread(cut.bubble_formula, formats.percent)),
     Column("Sent over a cut per step", _spread(cut.cut_bytes_per_step, formats.size)),
     Column("Parameters per rank", _part(cut.parameters, _whole, cut.parameters_share)),
     Column("Weights, gradient, optimizer", _part(cut.held_bytes, formats.size, cut.held_share)),

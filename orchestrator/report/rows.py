@@ -255,8 +255,11 @@ class Row:
     @property
     def work_speedup(self) -> float | None:
         """Serial CPU time of work over this run's: the speedup if each node had a core of its own and
-        communication cost nothing. The honest figure where nodes share cores."""
-        return _over(self.baseline.work_cpu_s, self.work_cpu_s) if self.baseline else None
+        communication cost nothing. The honest figure where nodes share cores. Stages stand idle all the
+        same, as long as the formula says for stages that all take as long as the longest."""
+        idle = self.run.strategy.bubble(self.run.world_size) or 0.0
+        work = None if self.work_cpu_s is None else self.work_cpu_s / (1 - idle)
+        return _over(self.baseline.work_cpu_s, work) if self.baseline else None
 
     @property
     def accuracy_difference(self) -> float | None:

@@ -19,6 +19,7 @@ from orchestrator.result import (
     Status,
 )
 from orchestrator.store import SweepRecord
+from trainer.models.lenet import LeNet
 from trainer.spec import RunSpec
 
 ONE_SHOT_ALONE = {"name": "one_shot", "init": "independent"}
@@ -136,6 +137,56 @@ def a_run(
         ranks=ranks,
         epochs=points,
         certificate=certificate if finished else None,
+    )
+
+
+def in_parts(
+    run: RunResult,
+    parameters: Sequence[int],
+    *,
+    blocks: Sequence[list[str] | None] = (),
+    bytes_to: Sequence[list[int] | None] = (),
+    seconds: Sequence[dict[str, float]] = (),
+    activations: Sequence[int] = (),
+) -> RunResult:
+    """The run with ranks that differ: each holds so many parameters, a momentum of each, and the rest."""
+
+    def of_rank(rank: RankResult) -> RankResult:
+        at = rank.rank
+        update: dict[str, Any] = {
+            "parameters": parameters[at],
+            "held_bytes": dict.fromkeys(("weights", "gradient", "optimizer"), 4 * parameters[at]),
+            "activation_bytes": activations[at] if activations else 1000,
+        }
+        if blocks:
+            update["blocks"] = blocks[at]
+        if bytes_to:
+            update["bytes_to"] = bytes_to[at]
+        if seconds:
+            update["seconds"] = {**dict.fromkeys(rank.seconds, 0.0), **seconds[at]}
+        return rank.model_copy(update=update)
+
+    return run.model_copy(update={"ranks": [of_rank(rank) for rank in run.ranks]})
+
+
+def a_pipeline(
+    cut: str = "flatten", *, named: bool = True, step_s: float = 0.05, **fields: Any
+) -> RunResult:
+    """A pipeline of two stages on lenet: the first works 3 s and waits 1 s, the second the other way round.
+
+    named: whether the cut was asked for. 90 steps.
+    """
+    names = LeNet().names
+    at = names.index(cut)
+    strategy = {"name": "pipeline", **({"cuts": [cut]} if named else {}), **fields.pop("more", {})}
+    run = a_run(strategy, nodes=2, train_s=90 * step_s, **fields)
+    return in_parts(
+        run,
+        [600, 400],
+        blocks=[names[:at], names[at:]],
+        bytes_to=[[0, 9_000], [18_000, 0]],
+        seconds=[{"compute": 3.0, "wait": 1.0, "evaluate": 5.0}, {"compute": 1.0, "wait": 3.0}],
+        activations=[5000, 2000],
     )
 
 

@@ -11,6 +11,7 @@ from orchestrator.report.cut import (
     bubble,
     bubble_formula,
     cut_bytes_per_step,
+    divides,
     memory_bytes,
     step_s,
 )
@@ -26,9 +27,9 @@ WHOLE = "all_reduce"  # every node has all of the model, and the mathematics is 
 def least_memory(scene: Scene) -> Iterator[Finding]:
     """The strategy whose fullest rank keeps least, and what a step takes there and elsewhere."""
     kept = [(spread, group) for group in scene.usual if (spread := group.over(memory_bytes))]
-    if not kept:
+    if not kept or not divides(scene.groups):
         return
-    least, best = min(kept, key=lambda item: item[0].mean)
+    least, best = min(kept, key=lambda item: (item[0].mean, _step(item[1])))
     serial = scene.serial.over(memory_bytes) if scene.serial else None
     most = serial or max((spread for spread, _ in kept), key=lambda spread: spread.mean)
     if least.mean >= LESS * most.mean:
@@ -43,13 +44,23 @@ def least_memory(scene: Scene) -> Iterator[Finding]:
     rivals = [group for group in [*others[:1], scene.serial] if group and _comparable(group)]
     mine = best.over(step_s) if _comparable(best) else None
     told = [
-        f"{seconds(theirs.mean)} in {scene.name(group)}{REMARKS[verdict(mine, theirs)]}"
+        f"{seconds(theirs.mean)} in {scene.name(group)}{_aside(REMARKS[verdict(mine, theirs)])}"
         for group in rivals
         if mine and (theirs := group.over(step_s))
     ]
     if mine and told:
         text += f" A step took {seconds(mine.mean)}, against {listed(told)}."
     yield Finding("finding", text, evidence([best, *rivals, scene.serial]))
+
+
+def _step(group: Group) -> float:
+    spread = group.over(step_s)
+    return spread.mean if spread else float("inf")
+
+
+def _aside(remark: str) -> str:
+    """A remark in brackets: it stands inside a list."""
+    return f" ({remark.removeprefix(', ')})" if remark else ""
 
 
 def idle_stages(scene: Scene) -> Iterator[Finding]:
@@ -78,7 +89,7 @@ def idle_stages(scene: Scene) -> Iterator[Finding]:
 
 
 def _idle(scene: Scene, formula: Spread, measured: Spread, group: Group) -> str:
-    return f"{percent(measured.mean)} in {scene.name(group)}, by the formula {percent(formula.mean)}"
+    return f"{percent(measured.mean)} in {scene.name(group)} ({percent(formula.mean)} by the formula)"
 
 
 def _why(groups: list[Group]) -> str:

@@ -42,6 +42,7 @@ def step_by_cut(scene: Scene, style: Style) -> Figure | None:
     sent.bar(range(len(shown)), amounts, width=0.6, color="#B8C4CE")
     if min(amounts) > 0 and max(amounts) > FAR_APART * min(amounts):
         sent.set_yscale("log")
+        sent.set_ylim(min(amounts) / 4, 3 * max(amounts))
         sent.minorticks_off()
     sent.yaxis.set_major_formatter(FuncFormatter(lambda value, _: formats.size(value)))
     for axes, title in (
@@ -95,6 +96,7 @@ def _draw_work(axes: Axes, shown: Sequence[Group]) -> None:
             textcoords="offset points",
             ha="center",
             fontsize=7.5,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4},
         )
     axes.set_ylim(0, 1.15 * axes.get_ylim()[1])
     axes.yaxis.set_major_locator(MaxNLocator(4))

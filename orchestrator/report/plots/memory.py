@@ -11,7 +11,7 @@ from orchestrator.report import formats
 from orchestrator.report.comparison import Scene
 from orchestrator.report.cut import divides, memory_by_kind
 from orchestrator.report.groups import Group
-from orchestrator.report.plots.bars import BAR_IN, bar_names, explain_colours, stacked
+from orchestrator.report.plots.bars import bar_in, bar_names, explain_colours, stacked
 from orchestrator.report.plots.style import MEMORY_COLOURS, WIDTH_IN, set_title
 
 
@@ -26,18 +26,19 @@ def memory_per_rank(scene: Scene) -> Figure | None:
     if scene.serial and (whole := _memory(scene.serial)):
         shown.insert(0, (scene.serial, whole))
     most = max(sum(kinds.values()) for _, kinds in shown)
-    figure = Figure(figsize=(WIDTH_IN, 1.25 + BAR_IN * len(shown)), layout="constrained")
+    names = bar_names([group for group, _ in shown])
+    figure = Figure(figsize=(WIDTH_IN, 1.25 + bar_in(names) * len(shown)), layout="constrained")
     axes = figure.add_subplot()
     for at, (_, kinds) in enumerate(shown):
         end = stacked(axes, at, kinds, MEMORY_COLOURS)
         axes.annotate(
             formats.size(end), (end, at), (4, 0), textcoords="offset points", va="center", fontsize=8
         )
-    axes.set_yticks(range(len(shown)), bar_names([group for group, _ in shown]), linespacing=0.95)
+    axes.set_yticks(range(len(shown)), names, linespacing=1.05)
     axes.tick_params(axis="y", length=0)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.22 * most)
-    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_locator(MaxNLocator(3))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: formats.size(value)))
     axes.grid(axis="x")
     axes.set_axisbelow(True)
