@@ -99,7 +99,7 @@ def _part(metric: Metric, write: Callable[[float], str], share: Metric) -> Calla
         mine, of_serial = group.over(metric), group.over(share)
         if mine is None:
             return Cell(ABSENT)
-        detail = f"{formats.percent(of_serial.mean)} of serial's" if of_serial and not group.serial else ""
+        detail = formats.percent(of_serial.mean) if of_serial and not group.serial else ""
         return Cell(write(mine.mean), detail)
 
     return cell
@@ -165,9 +165,11 @@ DIVIDED: tuple[Column[Group], ...] = (
     Column("Time per step", _spread(cut.step_s, formats.seconds)),
     Column("Bubble", _spread(cut.bubble, formats.percent)),
     Column("Bubble by formula", _spread(cut.bubble_formula, formats.percent)),
-    Column("Sent over a cut per step", _spread(cut.cut_bytes_per_step, formats.size)),
-    Column("Parameters per rank", _part(cut.parameters, _whole, cut.parameters_share)),
-    Column("Weights, gradient, optimizer", _part(cut.held_bytes, formats.size, cut.held_share)),
+    Column("Over a cut per step", _spread(cut.cut_bytes_per_step, formats.size)),
+    Column("Parameters, of serial's", _part(cut.parameters, _whole, cut.parameters_share)),
+    Column(
+        "Weights, gradient, optimizer, of serial's", _part(cut.held_bytes, formats.size, cut.held_share)
+    ),
     Column("Activations", _spread(cut.activation_bytes, formats.size)),
     Column("Peak memory", _spread(lambda row: row.peak_memory_mb, formats.memory)),
     Column("Balance of work", _spread(cut.balance, formats.percent)),

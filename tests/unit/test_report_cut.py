@@ -167,14 +167,14 @@ def test_the_table_has_what_matters_where_a_model_is_cut() -> None:
     told = titles(comparison)
     assert told["Bubble"] == ["–", "50.0%"]
     assert told["Bubble by formula"] == ["–", "20.0%"]
-    assert told["Parameters per rank"] == ["1,000", "600"]
+    assert told["Parameters, of serial's"] == ["1,000", "600"]
     assert told["Balance of work"] == ["100.0%", "66.7%"]
     (cell,) = [
         column.cell(comparison.groups[1])
         for column in DIVIDED
-        if column.title == "Weights, gradient, optimizer"
+        if column.title == "Weights, gradient, optimizer, of serial's"
     ]
-    assert cell.detail == "60.0% of serial's"
+    assert cell.detail == "60.0%"
     line = csv_lines(comparison)[1]
     assert float(line["bubble"]) == pytest.approx(0.5)
     assert float(line["cut_bytes_per_step_max"]) == pytest.approx(300)
@@ -217,6 +217,8 @@ def test_a_split_among_copies_is_that_among_as_many_ranks() -> None:
     whole = [a_run("all_reduce", nodes=nodes) for nodes in (2, 4)]
     rows = representatives(a_comparison(a_hybrid(), *whole).groups)
     assert [(row.strategy, row.shape.ranks) for row in rows] == [("all_reduce", 2), ("all_reduce", 4)]
+    rows = representatives(a_comparison(whole[1], a_hybrid()).groups)
+    assert [(row.strategy, row.shape.ranks) for row in rows] == [("hybrid", 4), ("all_reduce", 4)]
 
 
 # Cuts
