@@ -172,7 +172,7 @@ class RunResult(Record):
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples trained on by all nodes, per second of the slowest."""
+        """Samples trained on by all nodes, per second of the slowest; of a copy in parts, counted once."""
         return sum(rank.samples for rank in self.ranks) / self.train_s if self.train_s else None
 
     @property
@@ -199,7 +199,7 @@ class RunResult(Record):
 
     @property
     def replicas_equal(self) -> bool:
-        """Whether all ranks ended with the same weights, bit for bit."""
+        """Whether all copies of the model ended with the same weights, bit for bit."""
         return len({rank.weights_digest for rank in self.ranks if rank.weights_digest}) <= 1
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from orchestrator.report.cut import held_bytes
 from orchestrator.report.labels import Work
 from orchestrator.report.places import names_of
 from orchestrator.report.rows import SERIAL, Baseline, Row
@@ -39,6 +40,8 @@ def _baseline(row: Row, serial: Sequence[Row]) -> Baseline | None:
         accuracy=_mean([other.accuracy for other in chosen]),
         same_seed=bool(twins),
         keys=tuple(other.key for other in chosen),
+        parameters=chosen[0].result.ranks[0].parameters if chosen[0].result.ranks else None,
+        held_bytes=_mean([held_bytes(other) for other in chosen]),
     )
 
 

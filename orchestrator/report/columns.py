@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from orchestrator.report import formats
+from orchestrator.report import cut, formats
 from orchestrator.report.containers import containers, metric
 from orchestrator.report.exchange import bytes_per_step, consensus_distance, exchange_s_per_step
 from orchestrator.report.formats import ABSENT, JOIN
@@ -92,6 +92,23 @@ def _staleness(group: Group) -> Cell:
     return Cell(formats.ratio(mean.mean), f"at most {largest.high:,.0f}")
 
 
+def _part(metric: Metric, write: Callable[[float], str], share: Metric) -> Callable[[Group], Cell]:
+    """A rank's part of something, and what share it is of what serial has."""
+
+    def cell(group: Group) -> Cell:
+        mine, of_serial = group.over(metric), group.over(share)
+        if mine is None:
+            return Cell(ABSENT)
+        detail = formats.percent(of_serial.mean) if of_serial and not group.serial else ""
+        return Cell(write(mine.mean), detail)
+
+    return cell
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
 def _own(row: Row) -> Cell:
     own, mean = row.own_accuracies, row.own_accuracy
     if mean is None:
@@ -141,6 +158,21 @@ CERTIFICATES: tuple[Column[Group], ...] = (
     Column("EMD, mean, epoch 1", _spread(distance_mean, formats.distance)),
     Column("EMD, largest, epoch 1", _spread(distance_max, formats.distance)),
     Column("Verified", _verified, number=False),
+)
+
+DIVIDED: tuple[Column[Group], ...] = (
+    *WHO,
+    Column("Time per step", _spread(cut.step_s, formats.seconds)),
+    Column("Bubble", _spread(cut.bubble, formats.percent)),
+    Column("Bubble by formula", _spread(cut.bubble_formula, formats.percent)),
+    Column("Over a cut per step", _spread(cut.cut_bytes_per_step, formats.size)),
+    Column("Parameters, of serial's", _part(cut.parameters, _whole, cut.parameters_share)),
+    Column(
+        "Weights, gradient, optimizer, of serial's", _part(cut.held_bytes, formats.size, cut.held_share)
+    ),
+    Column("Activations", _spread(cut.activation_bytes, formats.size)),
+    Column("Peak memory", _spread(lambda row: row.peak_memory_mb, formats.memory)),
+    Column("Balance of work", _spread(cut.balance, formats.percent)),
 )
 
 CONTAINERS: tuple[Column[Group], ...] = (

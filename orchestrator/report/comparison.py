@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from orchestrator.errors import InputError
 from orchestrator.report.baselines import rows_of
+from orchestrator.report.cutpoints import one_of_each
 from orchestrator.report.groups import Group, groups_of
 from orchestrator.report.labels import Shape, Work
 from orchestrator.report.rows import Row
@@ -41,8 +42,9 @@ class Scene:
 
     @property
     def rivals(self) -> list[Group]:
-        """The groups of this shape, serial apart."""
-        return [group for group in self.groups if group.shape == self.shape and not group.serial]
+        """The groups of this shape, serial apart; of those that are cut in different places, one."""
+        shown = one_of_each(self.groups)
+        return [group for group in shown if group.shape == self.shape and not group.serial]
 
     @property
     def partitioners(self) -> list[str]:
@@ -58,9 +60,8 @@ class Scene:
     @property
     def in_lines(self) -> list[Group]:
         """The groups that a figure with a line for each has room for: of many partitioners, one's."""
-        if len(self.partitioners) <= MOST_IN_LINES:
-            return self.groups
-        return self._with_reference(self.groups)
+        shown = one_of_each(self.groups)
+        return shown if len(self.partitioners) <= MOST_IN_LINES else self._with_reference(shown)
 
     def _with_reference(self, groups: list[Group]) -> list[Group]:
         """Those of `groups` with the reference partitioner, or without any."""
@@ -108,6 +109,7 @@ class Comparison:
 
 def _busiest(planned: Sequence[Group]) -> Shape:
     """The shape with most groups, of equal ones the largest; only shapes where one is ok."""
+    planned = one_of_each(planned)
     ok = {group.shape for group in planned if group.ok and not group.serial}
     size = Counter(group.shape for group in planned if group.shape in ok and not group.serial)
     return max(size, key=lambda shape: (size[shape], shape.ranks, shape.nodes), default=Shape(1))

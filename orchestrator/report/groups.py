@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from orchestrator.report.formats import JOIN
 from orchestrator.report.labels import Shape, Work
@@ -116,12 +117,14 @@ class Group:
         return Spread.of(metric(row) for row in self.ok_rows)
 
 
+def cell_of(row: Row) -> dict[str, Any]:
+    """The fields of its spec that a run shares with all of its group, without defaults."""
+    return {field: value for field, value in row.run.canonical().items() if field not in _NOT_OF_THE_CELL}
+
+
 def groups_of(rows: Sequence[Row]) -> list[Group]:
     """The groups, in the order of their first rows."""
     cells: dict[str, list[Row]] = {}
     for row in rows:
-        cell = {
-            field: value for field, value in row.run.canonical().items() if field not in _NOT_OF_THE_CELL
-        }
-        cells.setdefault(json.dumps([cell, row.where], sort_keys=True), []).append(row)
+        cells.setdefault(json.dumps([cell_of(row), row.where], sort_keys=True), []).append(row)
     return [Group(tuple(members)) for members in cells.values()]

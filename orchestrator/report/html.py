@@ -12,9 +12,20 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from orchestrator.report import formats
-from orchestrator.report.columns import CERTIFICATES, CONTAINERS, GROUPS, RUNS, Cell, Column, filled, who
+from orchestrator.report.columns import (
+    CERTIFICATES,
+    CONTAINERS,
+    DIVIDED,
+    GROUPS,
+    RUNS,
+    Cell,
+    Column,
+    filled,
+    who,
+)
 from orchestrator.report.comparison import Comparison
 from orchestrator.report.containers import containers, held_by_one
+from orchestrator.report.cut import divides
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.groups import Group
 from orchestrator.report.labels import Work
@@ -51,6 +62,8 @@ class Chapter:
     figures: list[Figure]
     columns: list[Column[Group]]
     groups: list[Group]
+    divided_columns: list[Column[Group]]
+    divided: list[Group]
     certificate_columns: list[Column[Group]]
     certified: list[Group]
     container_columns: list[Column[Group]]
@@ -94,6 +107,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         evidence=_evidence,
         chapters=chapters,
         legend=legend(comparison.groups),
+        divided=any(chapter.divided for chapter in chapters),
         contained=any(chapter.contained for chapter in chapters),
         run_columns=columns,
         runs=_runs(comparison, columns, notes),
@@ -129,6 +143,7 @@ def _chapters(comparison: Comparison, plots: Sequence[Plot]) -> list[Chapter]:
             if plot.work == work
         ]
         contained = [group for group in groups if any(map(containers, group.ok_rows))]
+        divided = [group for group in groups if group.ok] if divides(groups) else []
         certified = [group for group in groups if any(row.node_samples for row in group.ok_rows)]
         chapters.append(
             Chapter(
@@ -136,6 +151,8 @@ def _chapters(comparison: Comparison, plots: Sequence[Plot]) -> list[Chapter]:
                 figures=figures,
                 columns=filled(GROUPS, groups),
                 groups=groups,
+                divided_columns=filled(DIVIDED, divided),
+                divided=divided,
                 certificate_columns=filled(CERTIFICATES, certified),
                 certified=certified,
                 container_columns=filled(CONTAINERS, contained),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from orchestrator.limits import written
@@ -24,7 +25,8 @@ class Work:
     model: str
     optimizer: str
     lr: float
-    batch_size: int  # samples per step of each rank
+    batch_size: int  # samples per step, see batch_per
+    batch_per: str  # rank: of each rank; run: of all of them together
     epochs: int
     threads: int  # per rank
     limits: tuple[float, ...]  # of a node, as in NODE_LIMITS
@@ -39,6 +41,7 @@ class Work:
             component_label(run, "optimizer"),
             run.lr,
             run.batch_size,
+            run.batch_per,
             run.epochs,
             run.threads,
             tuple(getattr(run, name) for name in NODE_LIMITS),
@@ -50,9 +53,10 @@ class Work:
     def label(self) -> str:
         threads = "" if self.threads == 1 else f", {self.threads} threads per rank"
         epochs = "1 epoch" if self.epochs == 1 else f"{self.epochs} epochs"
+        batch = "in all" if self.batch_per == "run" else "per rank"
         return (
             f"{self.dataset}, {self.model}, {self.optimizer} lr {self.lr:g}, "
-            f"batch {self.batch_size} per rank, {epochs}{threads}{self._limits}"
+            f"batch {self.batch_size} {batch}, {epochs}{threads}{self._limits}"
             f"{', on GPUs' if self.on_gpu else ''}{f', {self.where}' if self.where else ''}"
         )
 
@@ -101,13 +105,15 @@ class Shape:
         return "" if self.processes_per_node == 1 else f"{count(self.processes_per_node, 'rank')} per node"
 
 
-def component_label(run: RunSpec, field: str) -> str:
+def component_label(run: RunSpec, field: str, but: Collection[str] = ()) -> str:
     """A component's name and the parameters that are not the default: `one_shot init=independent`.
 
-    A parameter that is a component itself is written `compression=top_k(ratio=0.1)`.
+    A parameter that is a component itself is written `compression=top_k(ratio=0.1)`. but: parameters that
+    are left out.
     """
     shown = REGISTRIES[field].dump(getattr(run, field), exclude_defaults=True)
-    return " ".join([shown.pop("name"), *(f"{name}={_written(value)}" for name, value in shown.items())])
+    told = {name: _written(value) for name, value in shown.items() if name not in ("name", *but)}
+    return " ".join([shown["name"], *(f"{name}={value}" for name, value in told.items())])
 
 
 def parameters(run: RunSpec, field: str) -> dict[str, str]:
@@ -122,4 +128,6 @@ def _written(value: object) -> str:
         return f"{value['name']}({inside})" if inside else str(value["name"])
     if value is None:
         return "null"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_written, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)

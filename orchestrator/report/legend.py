@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import cleandoc
 
+from orchestrator.report.cutpoints import one_of_each
 from orchestrator.report.groups import Group
 from orchestrator.report.plots.style import Style
 
@@ -26,10 +27,10 @@ class Entry:
 
 
 def legend(groups: Sequence[Group]) -> list[Entry]:
-    """An entry per strategy, in the order of the sweep."""
+    """An entry per strategy, in the order of the sweep; of those cut in different places, one look."""
     style = Style(groups)
     entries: dict[str, Entry] = {}
-    for group in groups:
+    for group in one_of_each(groups):
         strategy = group.first.run.strategy
         module = sys.modules[type(strategy).__module__]
         entry = entries.setdefault(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.report.columns import CONTAINERS, GROUPS, Cell, Column, filled
+from orchestrator.report.columns import CONTAINERS, DIVIDED, GROUPS, Cell, Column, filled
 from orchestrator.report.comparison import Comparison
 from orchestrator.report.containers import containers
+from orchestrator.report.cut import divides
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.groups import Group
 from orchestrator.report.legend import legend
@@ -34,6 +35,9 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
     for work in comparison.works:
         groups = [group for group in comparison.groups if group.first.trains and group.work == work]
         parts += [f"## {_plain(work.label)}", _table(filled(GROUPS, groups), groups)]
+        if divides(groups) and (divided := [group for group in groups if group.ok]):
+            parts += ["The model over the nodes, of the rank that has most:"]
+            parts += [_table(filled(DIVIDED, divided), divided)]
         if contained := [group for group in groups if any(map(containers, group.ok_rows))]:
             parts += [
                 "By the kernel's counters, per container:",

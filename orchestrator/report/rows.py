@@ -20,7 +20,8 @@ NO_TRAINING = "the strategy trains nothing"
 class Baseline:
     """The serial training of the same work: one run of the same seed, or the mean over other seeds.
 
-    train_s, work_cpu_s: seconds. accuracy: 0 … 1. keys: the runs it comes from.
+    train_s, work_cpu_s: seconds. accuracy: 0 … 1. keys: the runs it comes from. held_bytes: what one node
+    with the whole model keeps from step to step.
     """
 
     train_s: float | None
@@ -28,6 +29,8 @@ class Baseline:
     accuracy: float | None
     same_seed: bool
     keys: tuple[str, ...]
+    parameters: int | None = None
+    held_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -143,11 +146,6 @@ class Row:
         return max((rank.steps for rank in self._measured.ranks), default=None) if self._measured else None
 
     @property
-    def samples(self) -> list[int]:
-        """Samples that each node trained on in the whole run, by rank."""
-        return [rank.samples for rank in self._measured.ranks] if self._measured else []
-
-    @property
     def staleness(self) -> float | None:
         return self._measured.staleness if self._measured else None
 
@@ -186,7 +184,10 @@ class Row:
 
     @property
     def replicas_equal(self) -> bool | None:
-        return self._measured.replicas_equal if self._measured and self.trains else None
+        """None also where the model is one, in parts: then there is nothing that could differ."""
+        strategy = self.run.strategy
+        one = strategy.cuts_model and strategy.replicas(self.run.world_size) == 1
+        return self._measured.replicas_equal if self._measured and self.trains and not one else None
 
     @property
     def coverage(self) -> float | None:
@@ -254,8 +255,11 @@ class Row:
     @property
     def work_speedup(self) -> float | None:
         """Serial CPU time of work over this run's: the speedup if each node had a core of its own and
-        communication cost nothing. The honest figure where nodes share cores."""
-        return _over(self.baseline.work_cpu_s, self.work_cpu_s) if self.baseline else None
+        communication cost nothing. The honest figure where nodes share cores. Stages stand idle all the
+        same, as long as the formula says for stages that all take as long as the longest."""
+        idle = self.run.strategy.bubble(self.run.world_size) or 0.0
+        work = None if self.work_cpu_s is None else self.work_cpu_s / (1 - idle)
+        return _over(self.baseline.work_cpu_s, work) if self.baseline else None
 
     @property
     def accuracy_difference(self) -> float | None:

@@ -43,21 +43,43 @@ distance_mean, distance_max = distance(fmean), distance(max)
 
 def representatives(groups: Sequence[Group]) -> list[Row]:
     """For each number of ranks and each partitioner its certified run of the lowest seed, without a server
-    if there is one.
+    and with the whole model on each rank if there is one.
 
-    In the order of ranks, and then of the sweep. A single rank has everything: it is left out unless there
-    is nothing else to see.
+    In the order of ranks, and then of the sweep; ranks that hold one copy of the model train on one part
+    and count once. A single one has everything: it is left out unless there is nothing else to see.
     """
     chosen: dict[tuple[int, str], Row] = {}
     for group in groups:
         for row in group.ok_rows:
             if row.partitioner_label and survey_of(row):
-                cell = (row.shape.ranks, row.partitioner_label)
+                cell = (_sharers(row), row.partitioner_label)
                 if cell not in chosen or _order(row) < _order(chosen[cell]):
                     chosen[cell] = row
-    rows = sorted(chosen.values(), key=lambda row: row.shape.ranks)
-    return [row for row in rows if row.shape.ranks > 1] or rows
+    rows = sorted(chosen.values(), key=_sharers)
+    return [row for row in rows if _sharers(row) > 1] or rows
 
 
-def _order(row: Row) -> tuple[int, int]:
-    return row.run.strategy.servers, row.seed
+def holders(row: Row) -> tuple[str, ...]:
+    """The ranks of each copy of the model, `0–1`, where it is cut; empty where a rank has one to itself."""
+    strategy, size = row.run.strategy, row.run.world_size
+    if not strategy.cuts_model:
+        return ()
+    copies: dict[int, list[int]] = {}
+    for rank in range(size):
+        copies.setdefault(strategy.replica_of(rank, size), []).append(rank)
+    return tuple(_range(ranks) for _, ranks in sorted(copies.items()))
+
+
+def _range(ranks: list[int]) -> str:
+    first, last = ranks[0], ranks[-1]
+    if ranks != list(range(first, last + 1)):
+        return ", ".join(map(str, ranks))
+    return f"{first}" if first == last else f"{first}–{last}"
+
+
+def _sharers(row: Row) -> int:
+    return row.run.parts if row.run.strategy.cuts_model else row.shape.ranks
+
+
+def _order(row: Row) -> tuple[bool, int, int]:
+    return row.run.strategy.cuts_model, row.run.strategy.servers, row.seed

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from statistics import fmean
 
 from orchestrator.limits import written
+from orchestrator.report import cut
 from orchestrator.report.comparison import Comparison
 from orchestrator.report.containers import metric
 from orchestrator.report.exchange import bytes_per_step, consensus_distance, exchange_s_per_step
@@ -95,6 +96,18 @@ COLUMNS: dict[str, Callable[[Row], Cell]] = {
     "earth_movers_distance_max": distance_max,
     "staleness_mean": lambda row: row.staleness,
     "staleness_max": lambda row: row.staleness_max,
+    "batch_per": lambda row: row.run.batch_per,
+    "step_s": cut.step_s,
+    # Of the rank that has most.
+    "parameters_per_rank_max": cut.parameters,
+    "held_bytes_per_rank_max": cut.held_bytes,
+    "activation_bytes_per_rank_max": cut.activation_bytes,
+    "balance": cut.balance,
+    # Of models cut into stages.
+    "cuts": lambda row: " ".join(cut.cuts(row)) or None,
+    "bubble": cut.bubble,
+    "bubble_formula": cut.bubble_formula,
+    "cut_bytes_per_step_max": cut.cut_bytes_per_step,
 }
 
 

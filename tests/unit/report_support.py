@@ -19,6 +19,7 @@ from orchestrator.result import (
     Status,
 )
 from orchestrator.store import SweepRecord
+from trainer.models.lenet import LeNet
 from trainer.spec import RunSpec
 
 ONE_SHOT_ALONE = {"name": "one_shot", "init": "independent"}
@@ -64,11 +65,12 @@ def a_run(
     phases = {"data": 0.1, "communicate": communicate_s, "wait": 0.0, "evaluate": 1.0, "other": 0.0}
     servers = spec.strategy.servers
     stale = [*[(None, None)] * servers, *(staleness or [(None, None)] * (spec.world_size - servers))]
+    leading = [rank for rank in range(spec.world_size) if spec.strategy.leads(rank, spec.world_size)]
     ranks = [
         RankResult(
             rank=rank,
             steps=steps,
-            samples=100,
+            samples=100 if rank in leading else 0,
             train_s=train_s,
             work_cpu_s=train_s if work_cpu_s is None else work_cpu_s,
             seconds={**phases, "compute": train_s - 0.1 - communicate_s},
@@ -76,7 +78,7 @@ def a_run(
             accuracy=accuracy,
             test_loss=0.3,
             own_accuracy=own[rank] if own else None,
-            weights_digest=digests[rank] if digests else "same",
+            weights_digest=digests[rank] if digests else "same" if rank in leading else None,
             parameters=1000,
             peak_memory_mb=300.0,
             staleness_mean=stale[rank][0],
@@ -115,7 +117,7 @@ def a_run(
                 digest="p",
                 js_divergence_so_far=0.0,
             )
-            for rank in range(servers, spec.world_size)
+            for rank in leading
         ],
     )
     finished = status == "ok"
@@ -135,6 +137,56 @@ def a_run(
         ranks=ranks,
         epochs=points,
         certificate=certificate if finished else None,
+    )
+
+
+def in_parts(
+    run: RunResult,
+    parameters: Sequence[int],
+    *,
+    blocks: Sequence[list[str] | None] = (),
+    bytes_to: Sequence[list[int] | None] = (),
+    seconds: Sequence[dict[str, float]] = (),
+    activations: Sequence[int] = (),
+) -> RunResult:
+    """The run with ranks that differ: each holds so many parameters, a momentum of each, and the rest."""
+
+    def of_rank(rank: RankResult) -> RankResult:
+        at = rank.rank
+        update: dict[str, Any] = {
+            "parameters": parameters[at],
+            "held_bytes": dict.fromkeys(("weights", "gradient", "optimizer"), 4 * parameters[at]),
+            "activation_bytes": activations[at] if activations else 1000,
+        }
+        if blocks:
+            update["blocks"] = blocks[at]
+        if bytes_to:
+            update["bytes_to"] = bytes_to[at]
+        if seconds:
+            update["seconds"] = {**dict.fromkeys(rank.seconds, 0.0), **seconds[at]}
+        return rank.model_copy(update=update)
+
+    return run.model_copy(update={"ranks": [of_rank(rank) for rank in run.ranks]})
+
+
+def a_pipeline(
+    cut: str = "flatten", *, named: bool = True, step_s: float = 0.05, **fields: Any
+) -> RunResult:
+    """A pipeline of two stages on lenet: the first works 3 s and waits 1 s, the second the other way round.
+
+    named: whether the cut was asked for. 90 steps.
+    """
+    names = LeNet().names
+    at = names.index(cut)
+    strategy = {"name": "pipeline", **({"cuts": [cut]} if named else {}), **fields.pop("more", {})}
+    run = a_run(strategy, nodes=2, train_s=90 * step_s, **fields)
+    return in_parts(
+        run,
+        [600, 400],
+        blocks=[names[:at], names[at:]],
+        bytes_to=[[0, 9_000], [18_000, 0]],
+        seconds=[{"compute": 3.0, "wait": 1.0, "evaluate": 5.0}, {"compute": 1.0, "wait": 3.0}],
+        activations=[5000, 2000],
     )
 
 

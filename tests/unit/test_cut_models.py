@@ -142,6 +142,7 @@ def test_one_pipeline_is_pipeline() -> None:
     pipeline = train({"name": "pipeline", "cuts": ["flatten"]}, 2, **STEPS)
     hybrid = train({"name": "hybrid", "shape": [1, 2], "cuts": ["flatten"]}, 2, **STEPS)
     np.testing.assert_array_equal(hybrid.weights, pipeline.weights)
+    assert [each.bytes_to for each in hybrid.results] == [each.bytes_to for each in pipeline.results]
 
 
 def test_a_copy_without_samples_left_counts_nothing() -> None:

@@ -23,7 +23,7 @@ from orchestrator.result import (
     RunResult,
 )
 from orchestrator.store import SweepPaths, write_atomic
-from tests.unit.report_support import FAST, SERIAL, a_record, a_run, repeated
+from tests.unit.report_support import FAST, SERIAL, a_pipeline, a_record, a_run, repeated
 
 
 def write_sweep(
@@ -85,6 +85,7 @@ SWEEPS = {
         a_run(cpus=0.4, runtime="docker", cores=2),
         *(a_run("ddp", nodes=n, cpus=0.4, runtime="docker", cores=2) for n in (2, 4, 6, 8)),
     ],
+    "a model in parts": [SERIAL, *(a_pipeline(cut) for cut in ("conv2", "flatten", "fc1")), FAST],
     "two works": [SERIAL, FAST, a_run("ddp", nodes=2, lr=0.01)],
 }
 

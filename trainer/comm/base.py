@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -69,6 +70,9 @@ class Communicator(ABC):
         self.clock = clock
         self.traffic = Traffic()
         self.parts: list[Communicator] = []  # made by `split`
+        self.members: Sequence[int] = range(
+            size
+        )  # of a part: the ranks that its own have where it was split off
 
     @classmethod
     @abstractmethod
@@ -167,6 +171,7 @@ class Communicator(ABC):
             [rank for rank in range(self.size) if colours[rank] == each] for each in sorted({*colours})
         ]
         part = self._split(groups)
+        part.members = next(group for group in groups if self.rank in group)
         self.parts.append(part)
         return part
 
@@ -174,6 +179,14 @@ class Communicator(ABC):
     def bytes_sent(self) -> float:
         """Payload bytes that this rank has sent, see Traffic; over what was split off, too."""
         return self.traffic.bytes_sent + sum(part.bytes_sent for part in self.parts)
+
+    @property
+    def bytes_to(self) -> Counter[int]:
+        """Payload bytes of `send` and `isend` by receiver; over what was split off, too."""
+        sent = self.traffic.bytes_to.copy()
+        for part in self.parts:
+            sent.update({part.members[to]: payload for to, payload in part.bytes_to.items()})
+        return sent
 
     def barrier(self) -> None:
         """Return when every rank has come here."""

@@ -93,6 +93,10 @@ class Strategy(Component):
         """Why it cannot train this model on so many ranks, or None. batch_size: of each copy."""
         return None
 
+    def bubble(self, ranks: int) -> float | None:
+        """The share of a step, 0 … 1, that stages stand idle by the formula; None without stages."""
+        return None
+
     def share(self, context: NodeContext, task: Task) -> Any:
         """What forked ranks share; made once, before they start, and found in `context.shared`."""
 

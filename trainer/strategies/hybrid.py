@@ -8,7 +8,7 @@ from pydantic import Field
 
 from trainer.models import cuts as cutting
 from trainer.strategies.base import Cuts, MicroBatches, Strategy, Uneven, micro_batches_misfit
-from trainer.strategies.schedules import Schedule, passes
+from trainer.strategies.schedules import Schedule, bubble, passes
 
 if TYPE_CHECKING:
     from trainer.context import NodeContext
@@ -67,6 +67,9 @@ class Hybrid(Strategy):
             return f"{copies} copies of {stages} stages take {copies * stages}"
         few = micro_batches_misfit(self.micro_batches, batch_size)
         return few or cutting.misfit(model.names, self.cuts, stages)
+
+    def bubble(self, ranks: int) -> float | None:
+        return bubble(self.grid(ranks)[1], self.micro_batches)
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from trainer.strategies.loop import Loop

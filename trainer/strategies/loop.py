@@ -252,7 +252,7 @@ class Loop:
         self.clock.stop()
         self._events.write("train_end")
         book_waits(self.comm)
-        spec, traffic = self._task.spec, self.comm.traffic
+        spec, bytes_to = self._task.spec, self.comm.bytes_to
         # CPU time tells nothing where several threads share it, or where the host waits for its GPU.
         if spec.threads == 1 and not spec.on_gpu:
             self.clock.book_no_core()
@@ -280,7 +280,5 @@ class Loop:
             held_bytes=held_bytes,
             activation_bytes=self._activation_bytes,
             blocks=replica.blocks,
-            bytes_to=[traffic.bytes_to[rank] for rank in range(self.comm.size)]
-            if traffic.bytes_to
-            else None,
+            bytes_to=[bytes_to[rank] for rank in range(self.comm.size)] if bytes_to else None,
         )

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from trainer.models import cuts as cutting
 from trainer.strategies.base import Cuts, MicroBatches, Strategy, micro_batches_misfit
-from trainer.strategies.schedules import Schedule, passes
+from trainer.strategies.schedules import Schedule, bubble, passes
 
 if TYPE_CHECKING:
     from trainer.context import NodeContext
@@ -42,6 +42,9 @@ class Pipeline(Strategy):
     def misfit(self, model: Model, ranks: int, batch_size: int) -> str | None:
         few = micro_batches_misfit(self.micro_batches, batch_size)
         return few or cutting.misfit(model.names, self.cuts, ranks)
+
+    def bubble(self, ranks: int) -> float | None:
+        return bubble(ranks, self.micro_batches)
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from trainer.strategies.loop import Loop

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from orchestrator.report.comparison import Comparison, Scene
-from orchestrator.report.findings import accuracy, partitioning, speed, trust
+from orchestrator.report.findings import accuracy, cutting, partitioning, speed, trust
 from orchestrator.report.findings.base import Finding
 
 # Topic and rule, in the order in which they are told.
@@ -17,6 +17,9 @@ ABOUT_A_WORK: tuple[tuple[str, Callable[[Scene], Iterator[Finding]]], ...] = (
     ("Transport", speed.transports),
     ("Exchange", speed.all_reduce_and_ddp),
     ("Exchange", speed.collectives),
+    ("Memory", cutting.least_memory),
+    ("Bubble", cutting.idle_stages),
+    ("Cut", cutting.best_cut),
     ("Accuracy", accuracy.best_and_worst),
     ("Accuracy", accuracy.fewer_steps),
     ("Averaging", accuracy.averaging),

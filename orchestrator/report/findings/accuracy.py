@@ -52,7 +52,6 @@ def _to_serial(spread: Spread, serial: Spread | None, group: Group) -> str:
 def fewer_steps(scene: Scene) -> Iterator[Finding]:
     """Why accuracy falls at equal epochs: every node takes fewer steps than serial does."""
     serial = scene.serial.over(lambda row: row.steps) if scene.serial else None
-    steps = Spread.of(row.steps for group in scene.rivals for row in group.ok_rows)
     losing = [
         group
         for group in scene.rivals
@@ -62,7 +61,8 @@ def fewer_steps(scene: Scene) -> Iterator[Finding]:
         and own.mean < reference.mean
         and not own.overlaps(reference)
     ]
-    if not losing or not serial or not steps or steps.high >= serial.low:
+    steps = Spread.of(row.steps for group in losing for row in group.ok_rows)
+    if not serial or not steps or steps.high >= serial.low:
         return
     yield Finding(
         "finding",
@@ -113,6 +113,8 @@ def variants(scene: Scene) -> Iterator[Finding]:
         for other in groups:
             left, right = plain.accuracy, other.accuracy
             if plain.strategy_label == other.strategy_label or not left or not right:
+                continue
+            if plain.first.run.strategy.cuts_model:  # what a copy learns is the same, however it is cut
                 continue
             mine, others = _telling(plain, other)
             yield Finding(

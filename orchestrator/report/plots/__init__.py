@@ -11,15 +11,18 @@ from matplotlib.figure import Figure
 from orchestrator.report.comparison import Comparison, Scene
 from orchestrator.report.labels import Work
 from orchestrator.report.plots.bars import time_by_phase
+from orchestrator.report.plots.bubbles import bubbles
 from orchestrator.report.plots.captions import CAPTIONS
 from orchestrator.report.plots.curves import accuracy_over_time
+from orchestrator.report.plots.cuts import step_by_cut
 from orchestrator.report.plots.glance import partitioners_by_strategy, strategies_at_a_glance
 from orchestrator.report.plots.lines import QUANTITIES, lines_over_nodes
 from orchestrator.report.plots.maps import Map, label_maps
+from orchestrator.report.plots.memory import memory_per_rank
 from orchestrator.report.plots.sizes import exchange_by_size
 from orchestrator.report.plots.style import RC, WIDTH_IN, Style
 from orchestrator.report.plots.svg import to_svg
-from orchestrator.report.splits import representatives, survey_of
+from orchestrator.report.splits import holders, representatives, survey_of
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,13 @@ def _figures(scene: Scene, style: Style) -> Iterator[tuple[str, str, Figure]]:
         yield "accuracy_over_time", "Accuracy against training time", figure
     if figure := time_by_phase(scene.in_lines, scene.shape):
         yield "phases", "Where the time went", figure
+    if figure := memory_per_rank(scene):
+        yield "memory", "What the fullest rank keeps", figure
+    if figure := bubbles(scene, style):
+        yield "bubbles", "Bubble", figure
+    if figure := step_by_cut(scene, style):
+        yield "cuts", "Where to cut", figure
     splits = [(row, survey_of(row)) for row in representatives(scene.groups)]
-    if maps := [Map(row.partitioner_label, row.shape, seen) for row, seen in splits if seen]:
+    maps = [Map(row.partitioner_label, row.shape, seen, holders(row)) for row, seen in splits if seen]
+    if maps:
         yield "labels", "Samples per rank and label", label_maps(maps)

@@ -12,7 +12,7 @@ CAPTIONS = {
     "time": "Grey line: serial. Shaded: nodes share cores, so more of them cannot be faster.",
     "speedup": "Against the serial run of the same work and seed. Shaded: nodes share cores.",
     "work_speedup": "By the CPU time of the busiest node: the speedup if every node had a core of its own "
-    "and communication cost nothing.",
+    "and communication cost nothing; stages of a pipeline stand idle as long as the formula says.",
     "accuracy": "Of the final weights, on the whole test split.",
     "staleness": "Updates that other workers made between a worker's pull of the weights and its push of a "
     "gradient, mean over all gradients. The server is among the nodes.",
@@ -20,6 +20,15 @@ CAPTIONS = {
     "phases": "Every second of training belongs to one phase; waiting is for slower nodes. "
     "Evaluation is outside of the training time. "
     "A serial bar three times as long as all others is left out.",
+    "memory": "Of the rank that keeps most, mean over seeds: weights, gradient and optimizer state from "
+    "step to step, activations from the forward to the backward pass. Samples, the interpreter and torch "
+    "are not in it.",
+    "bubbles": "Shares of training time in which stages stand idle and wait for each other, mean over "
+    "ranks; pale: from the lowest to the highest seed. The formula takes all stages for equally long and "
+    "sending for free; nodes that share cores wait longer.",
+    "cuts": "The model in two stages, cut before each of these blocks and otherwise alike, means over "
+    "seeds; band: from the lowest to the highest seed. Percent: the balance, mean by longest time of work. "
+    "Where several pipelines were cut like this, the one with most cuts.",
     "labels": "As the nodes were really fed, in the run of the lowest seed for each partitioner and number "
     "of nodes; colours compare within a row, an empty cell is no sample. JS divergence (bits) and EMD, the "
     "earth mover's distance (0 to 2), are of a node's labels from the whole set's: mean, and largest of "

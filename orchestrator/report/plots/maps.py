@@ -32,11 +32,15 @@ MARK_COLOUR = "#08519C"  # of the summary: from the dark end of the maps' colour
 
 @dataclass(frozen=True)
 class Map:
-    """A split and what it is called."""
+    """A split and what it is called.
+
+    holders: the ranks that train on each part, where they are several: `0–1`.
+    """
 
     partitioner: str
     shape: Shape
     survey: Survey
+    holders: tuple[str, ...] = ()
 
     @property
     def mapped(self) -> bool:
@@ -44,9 +48,10 @@ class Map:
         return len(self.survey.labels) <= MOST_MAPPED
 
     @property
-    def first_rank(self) -> int:
-        """Whose row is the first: servers, which train on nothing, are the ranks before it."""
-        return self.shape.ranks - len(self.survey.labels)
+    def row_names(self) -> Sequence[str]:
+        """Whose each row is: servers, which train on nothing, are the ranks before the first."""
+        first = self.shape.ranks - len(self.survey.labels)
+        return self.holders or [str(first + at) for at in range(len(self.survey.labels))]
 
 
 def label_maps(maps: Sequence[Map]) -> Figure:
@@ -110,7 +115,8 @@ def _font_size(item: Map, width_in: float) -> float:
 def _unit(item: Map) -> str:
     if not item.mapped:
         return "samples: range,\nmiddle half, median"
-    return "node" if item.shape.processes_per_node == 1 else "rank"
+    noun = "node" if item.shape.processes_per_node == 1 else "rank"
+    return f"{noun}s" if item.holders else noun
 
 
 def _head(axes: Axes, item: Map, width_in: float) -> None:
@@ -161,12 +167,12 @@ def _draw_map(axes: Axes, item: Map, most: int, font_size: float) -> None:
     axes.spines[:].set_color("#D8DEE4")
     axes.spines[:].set_visible(True)
     axes.tick_params(length=0, labelsize=7.5, pad=2)
-    for set_ticks, number, most_ticks, first in (
-        (axes.set_yticks, len(table), 16, item.first_rank),
-        (axes.set_xticks, len(table.T), 20, 0),
+    for set_ticks, names, most_ticks in (
+        (axes.set_yticks, item.row_names, 16),
+        (axes.set_xticks, list(map(str, range(len(table.T)))), 20),
     ):
-        ticks = range(0, number, ceil(number / most_ticks))
-        set_ticks([tick + 0.5 for tick in ticks], [str(first + tick) for tick in ticks])
+        ticks = range(0, len(names), ceil(len(names) / most_ticks))
+        set_ticks([tick + 0.5 for tick in ticks], [names[tick] for tick in ticks])
     for (rank, label), samples in np.ndenumerate(table):
         if samples and font_size:
             axes.text(label + 0.5, rank + 0.5, f"{samples}", ha="center", va="center", fontsize=font_size)

@@ -9,6 +9,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 
 from orchestrator.report import formats
 from orchestrator.report.comparison import Comparison
+from orchestrator.report.cut import model_size
 from orchestrator.report.exchange import exchange_s_per_step
 from orchestrator.report.groups import Group, Spread
 from orchestrator.report.labels import Shape, Work
@@ -33,18 +34,16 @@ def exchange_by_size(comparison: Comparison, style: Style) -> Figure | None:
     shape = comparison.scene(works[0]).shape
     lines: dict[tuple[str, str], tuple[Group, list[Point]]] = {}
     for work in works:
-        for group in comparison.scene(work).in_lines:
+        scene = comparison.scene(work)
+        size = model_size(scene.groups)
+        for group in scene.in_lines:
             spread = group.over(exchange_s_per_step)
-            if spread and spread.low > 0 and group.shape == shape:
+            if size and spread and spread.low > 0 and group.shape == shape:
                 _, points = lines.setdefault(group.line[:2], (group, []))
-                points.append((_parameters(group), spread))
+                points.append((size, spread))
     if len({size for _, points in lines.values() for size, _ in points}) < 2:
         return None
     return _drawn(list(lines.values()), style, shape)
-
-
-def _parameters(group: Group) -> int:
-    return group.ok_rows[0].result.ranks[0].parameters
 
 
 def _drawn(lines: list[tuple[Group, list[Point]]], style: Style, shape: Shape) -> Figure:

@@ -13,6 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from orchestrator.report.cutpoints import one_of_each
 from orchestrator.report.groups import Group
 
 WIDTH_IN = 5.2
@@ -61,6 +62,13 @@ PHASE_COLOURS = {
     "other": "#DDE1E5",
 }
 
+MEMORY_COLOURS = {
+    "weights": "#34495E",
+    "gradient": "#5E7C99",
+    "optimizer": "#B8C4CE",
+    "activations": "#E08A2E",
+}
+
 RC: dict[str, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": 9.5,
@@ -100,7 +108,9 @@ class Style:
 
     def __init__(self, groups: Sequence[Group]) -> None:
         """groups: all of the report, in the order of the sweep."""
-        strategies = dict.fromkeys(_strategy(group) for group in groups if not group.serial)
+        # Where only the cuts differ, one stands for all in most figures: it is to have one of the first.
+        inked = [group for group in [*one_of_each(groups), *groups] if not group.serial]
+        strategies = dict.fromkeys(map(_strategy, inked))
         partitioners = dict.fromkeys(group.partitioner_label for group in groups if group.partitioner_label)
         self._colours = {
             strategy: STRATEGY_COLOURS[index % len(STRATEGY_COLOURS)]
