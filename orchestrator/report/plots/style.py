@@ -41,6 +41,12 @@ STRATEGY_COLOURS = (
     "#8064C7",
     "#A3195B",
     "#00808C",
+    "#4860FC",
+    "#3A0000",
+    "#0000B4",
+    "#30A86C",
+    "#542418",
+    "#240024",
 )
 TRANSPORT_MARKERS = {"mpi": "o", "gloo": "s", "memory": "^", "nccl": "D", "rpc": "P"}
 OTHER_MARKER = "X"
