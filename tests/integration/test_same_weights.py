@@ -114,7 +114,7 @@ def test_on_gpus_it_is_the_same_training(execute: Execute, strategy: str, nodes:
     assert [rank.bytes_sent for rank in nccl.ranks] == [rank.bytes_sent for rank in gloo.ranks]
 
 
-@pytest.mark.parametrize("strategy", ["one_shot", "all_reduce", "ddp", "hogwild"])
+@pytest.mark.parametrize("strategy", ["one_shot", "all_reduce", "ddp", "zero1", "fsdp", "hogwild"])
 def test_on_one_node_every_strategy_is_serial(weights: Callable[..., np.ndarray], strategy: str) -> None:
     model = {"name": "lenet"}
     serial = weights(strategy="serial", model=model)

@@ -122,6 +122,15 @@ def test_in_single_precision_it_is_serial_but_for_the_order_of_sums(ranks: int) 
     np.testing.assert_allclose(shared.weights, serial.weights, rtol=0, atol=5e-3)
 
 
+def test_on_one_node_it_is_serial_to_the_bit() -> None:
+    """Also with a model that has nothing to share out."""
+    for model in ("lenet", {"name": "mlp", "hidden": []}):
+        fields = {**MOMENTUM, "model": model, "epochs": 2}
+        serial, alone = train("serial", 1, **fields), train(NAME, 1, **fields)
+        np.testing.assert_array_equal(alone.weights, serial.weights)
+        assert alone.results[0].bytes_sent == 0
+
+
 def test_every_rank_ends_with_the_same_whole() -> None:
     """Also what each has kept by itself: the digest is of its own."""
     training = train(NAME, 3, model={"name": "mlp", "hidden": [9, 7]}, **ADAM)

@@ -187,7 +187,7 @@ class Loop:
                 break
             fed.append(indices)
             if self._steps == 0:  # all steps keep as much
-                with Activations(replica.model.parameters()) as activations:
+                with Activations() as activations:
                     yield batch
                 self._activation_bytes = activations.most_bytes
             else:

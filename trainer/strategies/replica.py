@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import nll_loss
+from torch.optim import Optimizer
 
 from trainer.clock import Clock
 from trainer.data.feed import Batch
@@ -52,6 +56,13 @@ class Replica:
         """Share of the last batch that the model had right, 0 … 1. Costs nothing until it is asked for."""
         return (self._output.argmax(dim=1) == self._labels).float().mean().item()
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """In the block the model is as it is evaluated: without dropout."""
+        self.model.eval()
+        yield
+        self.model.train()
+
     def step(self) -> None:
         """Move the weights along the gradient, as the optimiser would."""
         with self._clock.phase("compute"):
@@ -73,11 +84,13 @@ class Replica:
         weights: parameters and buffers; where ranks share them, they are each rank's. gradient: as the last
         step has left it. optimizer: what torch's optimiser remembers, the counter of its steps too.
         """
-        state = (value for each in self._optimizer.state.values() for value in each.values())
+        return {what: _stored(tensors) for what, tensors in self._held().items()}
+
+    def _held(self) -> dict[str, list[Tensor]]:
         return {
-            "weights": _stored([*self._parameters, *self.model.buffers()]),
-            "gradient": _stored([p.grad for p in self._parameters if p.grad is not None]),
-            "optimizer": _stored([value for value in state if isinstance(value, Tensor)]),
+            "weights": [*self._parameters, *self.model.buffers()],
+            "gradient": [p.grad for p in self._parameters if p.grad is not None],
+            "optimizer": state_of(self._optimizer),
         }
 
     @property
@@ -124,6 +137,12 @@ class Replica:
     def set_weights(self, flat: Tensor) -> None:
         """Replace parameters and floating-point buffers by flat ones of shape (state,)."""
         _unflatten(flat, self._state)
+
+
+def state_of(optimizer: Optimizer) -> list[Tensor]:
+    """The tensors that a torch optimiser remembers."""
+    values = (value for each in optimizer.state.values() for value in each.values())
+    return [value for value in values if isinstance(value, Tensor)]
 
 
 def _stored(tensors: list[Tensor]) -> int:
