@@ -15,12 +15,14 @@ from pydantic import ValidationError
 from torch import nn
 
 from tests.unit.test_cut_models import Losses, with_losses
-from tests.unit.threads import together
+from tests.unit.threads import running_clock
 from tests.unit.training import SMALL, Training, train
+from trainer.comm.memory import MemoryCommunicator, Room
 from trainer.data.base import Data, Split
 from trainer.data.datasets.synthetic import Synthetic
 from trainer.models import MODELS
 from trainer.models.base import Pair
+from trainer.models.lenet import LeNet
 from trainer.spec import RunSpec
 from trainer.strategies.tensor_layers import Slicer
 from trainer.task import Task
@@ -37,6 +39,11 @@ NARROW = [
     {"name": "wide_resnet", "widen": 1, "norm": "batch"},
     {"name": "wide_resnet", "widen": 3, "norm": "group"},  # groups of 3 channels
 ]
+
+
+def second_of_two() -> MemoryCommunicator:
+    """For what asks no more than where it is."""
+    return MemoryCommunicator(1, 2, running_clock(), Room(2))
 
 
 @pytest.fixture(autouse=True)
@@ -176,24 +183,21 @@ def test_a_rank_holds_its_share_and_gives_account_of_it() -> None:
     assert len({result.accuracy for result in training.results}) == 1
 
 
-def test_never_are_two_blocks_whole() -> None:
+def test_never_are_two_blocks_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     task = Task(RunSpec.model_validate({"strategy": NAME, "nodes": 2}), Path())
     split = Split(np.zeros((4, 1, 28, 28), np.float32), np.zeros(4, np.int64))
     task.data = Data(split, split, 10)
     built: list[weakref.ref[nn.Parameter]] = []
+    blocks = LeNet.blocks
 
-    def body(comm: Any) -> nn.Module:
-        slicer = Slicer(task.spec.model.pairs, comm)
+    def watched(*arguments: Any) -> Iterator[tuple[str, nn.Module]]:
+        for name, block in blocks(*arguments):
+            assert all(weight() is None for weight in built), f"when {name} is built"
+            built.extend(weakref.ref(weight) for weight in block.parameters() if weight.dim() > 1)
+            yield name, block
 
-        def take(name: str, block: nn.Module) -> nn.Module:
-            assert all(whole() is None for whole in built), f"before {name}"
-            if comm.rank == 0:
-                built.extend(weakref.ref(whole) for whole in block.parameters() if whole.dim() > 1)
-            return slicer(name, block)
-
-        return task.build_model(0, take=take) if comm.rank == 0 else nn.Identity()
-
-    model, _ = together(2, body)
+    monkeypatch.setattr(LeNet, "blocks", watched)
+    model = task.build_model(0, take=Slicer(task.spec.model.pairs, second_of_two()))
     assert len(built) == 4
     assert [tuple(weight.shape[:2]) for weight in model.parameters() if weight.dim() > 1] == [
         *((5, 1), (30, 5)),
@@ -225,12 +229,10 @@ def test_pairs_are_layers_of_the_model(name: str) -> None:
 
 
 def test_what_has_weights_of_its_own_may_not_stand_between_a_pair() -> None:
-    def body(comm: Any) -> None:
-        slicer = Slicer([Pair("first", "second", 4)], comm)
-        slicer("first", nn.Linear(3, 4))
+    slicer = Slicer([Pair("first", "second", 4)], second_of_two())
+    slicer("first", nn.Linear(3, 4))
+    with pytest.raises(TypeError, match="a Linear stands between"):
         slicer("between", nn.Linear(4, 4))
-
-    assert all(str(error).startswith("a Linear stands between") for error in together(2, body))
 
 
 @pytest.mark.parametrize(
