@@ -8,7 +8,7 @@ TORCH := $(shell grep -hE '^torch(vision)?==' trainer/requirements.txt requireme
 # Arguments for the commands, e.g. make sweep ARGS="sweeps/mnist.yml --data-dir ~/data"
 ARGS ?=
 
-.PHONY: help engine image venv sweep report partitions doctor test smoke check soak bench schemas clean
+.PHONY: help engine image venv sweep report partitions model doctor test smoke check soak bench schemas clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -33,6 +33,9 @@ report: venv ## write the report of a results directory again; ARGS=DIR
 
 partitions: venv ## who would get which samples, without training; ARGS="--dataset mnist --nodes 8"
 	$(RUN) -m orchestrator partitions $(ARGS)
+
+model: venv ## what a model's blocks cost here, and where to cut it; ARGS="wide_resnet --parts 2,3"
+	$(RUN) -m orchestrator model $(ARGS)
 
 doctor: venv ## what can run on this machine, and why not what cannot
 	$(RUN) -m orchestrator doctor $(ARGS)

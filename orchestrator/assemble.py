@@ -137,6 +137,10 @@ def flags(
             "the ranks were threads of one interpreter and hindered each other: times do not compare, "
             "and each rank's memory is that of all"
         )
+    if plan.spec.model.batch_statistics and plan.spec.strategy.pieces > 1:
+        found.append(
+            "normalised over micro-batches, not over batches: it is not the training that serial does"
+        )
     if plan.spec.strategy.caveat:
         found.append(plan.spec.strategy.caveat)
     if len({rank.weights_digest for rank in ranks if rank.weights_digest}) > 1:

@@ -227,6 +227,20 @@ def partitions(
 
 
 @app.command()
+def model(
+    name: Annotated[str, typer.Argument(metavar="MODEL", help="Name, or YAML with parameters.")],
+    dataset: Annotated[str, typer.Option(help="Whose shape the images have.")] = "fashion_mnist",
+    batch_size: Annotated[int, typer.Option(help="Samples per step.")] = 32,
+    parts: Annotated[str | None, typer.Option(help="To cut it into; default: 2,3,4.")] = None,
+) -> None:
+    """Measure a model's blocks, and propose where to cut it. Takes no data."""
+    from orchestrator.model_table import pages
+
+    for page in pages(name, dataset, batch_size, parts, plain_console().width):
+        print(page, flush=True)
+
+
+@app.command()
 def doctor(data_dir: DataDir = Path("data")) -> None:
     """Say what can run here, and why not what cannot."""
     from orchestrator.doctor import examine

@@ -42,7 +42,7 @@ class Task:
         only: Container[str] | None = None,
         take: Callable[[str, nn.Module], nn.Module] = lambda _, block: block,
     ) -> nn.Sequential:
-        """The model with fresh weights, in the memory format that trains fastest.
+        """The model with fresh weights, in the memory format that trains fastest. Reads no data.
 
         only: names of the blocks that are wanted, with the weights that they have in the whole.
         take: makes of a block what is wanted of it, before the next is built: never more than one is whole.
@@ -53,12 +53,11 @@ class Task:
         from torch import nn
 
         generator = torch.Generator(device).manual_seed(self.streams.number("dropout", rank))
-        shape = self.data.train.images.shape[1:]
-        model = nn.Sequential()
+        model, dataset = nn.Sequential(), self.spec.dataset
         # torch initialises weights from its global generator, which the ranks of one process share.
         with self._torch_rng, torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.streams.number("weights", weights_of))
-            for name, block in self.spec.model.blocks(shape, self.data.classes, generator):
+            for name, block in self.spec.model.blocks(dataset.shape, dataset.class_count, generator):
                 if only is None or name in only:
                     model.add_module(name, take(name, block))
         for parameter in model.parameters():

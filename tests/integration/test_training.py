@@ -19,7 +19,7 @@ ROWS = [
     for name in STRATEGIES.entries
     if (strategy := STRATEGIES.load(name)).trains
     for transport in strategy.transports
-    for nodes in (1, 3)
+    for nodes in (1, 4 if name == "hybrid" else 3)  # it takes whole pipelines
     if strategy.min_nodes <= nodes <= (strategy.max_nodes or nodes)
 ]
 

@@ -248,7 +248,13 @@ def test_a_machine_without_torch_and_mpi_can_check_a_sweep(code: str) -> None:
 
 
 # All that the orchestrator knows of the trainer.
-FOR_THE_ORCHESTRATOR = ("trainer.spec.", "trainer.events.", "trainer.data.survey.")
+FOR_THE_ORCHESTRATOR = (
+    "trainer.spec.",
+    "trainer.events.",
+    "trainer.data.survey.",
+    "trainer.models.profile.",
+    "trainer.models.cuts.",
+)
 
 
 def imports(tree: ast.AST) -> Iterator[str]:

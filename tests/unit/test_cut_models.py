@@ -197,6 +197,10 @@ def test_with_the_batch_of_the_run_shared_out_all_reduce_takes_serials_steps(ran
             "4 micro-batches of 3 samples; allowed: 1 to 3",
         ),
         (
+            {"strategy": {"name": "pipeline_torch", "micro_batches": 3}, "nodes": 4},
+            "torch's 1f1b takes 4 micro-batches or more for as many stages, not 3",
+        ),
+        (
             {"strategy": "all_reduce", "nodes": 3, "batch_per": "run"},
             "32 samples per step of the run are not a multiple of the 3 that share them",
         ),

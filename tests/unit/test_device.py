@@ -95,7 +95,7 @@ class Link(TorchDispatchMode):
 class Plain(nn.Module):
     """In DDP's place: the model as it is."""
 
-    def __init__(self, module: nn.Module, bucket_cap_mb: int | None) -> None:
+    def __init__(self, module: nn.Module, bucket_cap_mb: int | None, broadcast_buffers: bool) -> None:
         super().__init__()
         self.module = module
         self.forward = module.forward

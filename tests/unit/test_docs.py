@@ -12,6 +12,7 @@ import pytest
 from orchestrator.sweep import load_sweep
 from trainer.compression import COMPRESSIONS
 from trainer.data.partitioners import PARTITIONERS
+from trainer.models import MODELS
 from trainer.spec import REGISTRIES, RunSpec
 from trainer.strategies.ddp import HOOKS
 
@@ -82,6 +83,15 @@ def test_the_table_of_partitioners_is_that_of_the_registry() -> None:
         fields = PARTITIONERS.load(name).model_fields
         defaults = {field: str(info.default).lower() for field, info in fields.items()}
         assert defaults.pop("reshuffle") == "false"
+        assert dict(re.findall(r"`(\w+)` \(([^)]+)\)", cell)) == defaults
+
+
+def test_the_table_of_models_is_that_of_the_registry() -> None:
+    page = (PROJECT / "docs" / "models.md").read_text()
+    rows = re.findall(r"(?m)^\| `(\w+)` \| [^|]+ \|([^|]+)\| [^|]+ \|$", page)
+    assert {name for name, _ in rows} == set(MODELS.entries)
+    for name, cell in rows:
+        defaults = {field: str(info.default) for field, info in MODELS.load(name).model_fields.items()}
         assert dict(re.findall(r"`(\w+)` \(([^)]+)\)", cell)) == defaults
 
 

@@ -50,6 +50,11 @@ class Model(Component):
         return False
 
     @property
+    def batch_statistics(self) -> bool:
+        """Whether what it computes of a sample depends on which others are in the batch."""
+        return False
+
+    @property
     def pairs(self) -> list[Pair]:
         """Layers that can be shared out two by two, in the order in which data passes them; none twice."""
         return []

@@ -42,6 +42,10 @@ class VggSmall(Model):
         return self.norm == "sync_batch"
 
     @property
+    def batch_statistics(self) -> bool:
+        return self.norm in ("batch", "sync_batch")
+
+    @property
     def names(self) -> list[str]:
         layer = ["conv", "relu"] if self.norm == "none" else ["conv", "norm", "relu"]
         names = []

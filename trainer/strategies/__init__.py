@@ -20,6 +20,7 @@ STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
         "zero1": "trainer.strategies.zero1:Zero1",
         "fsdp": "trainer.strategies.fsdp:Fsdp",
         "pipeline": "trainer.strategies.pipeline:Pipeline",
+        "pipeline_torch": "trainer.strategies.pipeline_torch:PipelineTorch",
         "hybrid": "trainer.strategies.hybrid:Hybrid",
         "tensor_parallel": "trainer.strategies.tensor_parallel:TensorParallel",
         "hogwild": "trainer.strategies.hogwild:Hogwild",

@@ -40,12 +40,19 @@ Cuts = Annotated[
     list[str] | None,
     Field(
         description="blocks with which the parts of the model begin, but for the first; null: balanced by "
-        "parameters"
+        "the blocks' time, measured before training"
     ),
 ]
 MicroBatches = Annotated[
     int, Field(ge=1, le=65536, description="pieces in which a batch goes through the stages")
 ]
+
+
+def micro_batches_misfit(micro_batches: int, batch_size: int) -> str | None:
+    """Why a batch cannot be cut into so many micro-batches, or None."""
+    if micro_batches <= batch_size:
+        return None
+    return f"{micro_batches} micro-batches of {batch_size} samples; allowed: 1 to {batch_size}"
 
 
 class Strategy(Component):
@@ -58,6 +65,7 @@ class Strategy(Component):
     servers: ClassVar[int] = 0  # the first ranks, which keep the model for the others and get no samples
     cuts_model: ClassVar[bool] = False  # ranks hold parts of one model, and go through the same samples
     uses_partition: ClassVar[bool] = True  # False: every node trains on the whole set
+    in_step: ClassVar[bool] = False  # all ranks go through every batch together, and a layer may meet
     trains: ClassVar[bool] = True  # False: no model, no data, no torch (placebo)
     forks: ClassVar[bool] = False  # in topology single, ranks are forked processes instead of threads
     caveat: ClassVar[str | None] = None  # what a reader must know before comparing its numbers
@@ -75,6 +83,11 @@ class Strategy(Component):
     def leads(self, rank: int, ranks: int) -> bool:
         """Whether a rank gives account of its copy's samples: one rank of each copy does."""
         return rank == 0 if self.cuts_model else rank >= self.servers
+
+    @property
+    def pieces(self) -> int:
+        """Micro-batches in which a copy's batch goes through it."""
+        return 1
 
     def misfit(self, model: Model, ranks: int, batch_size: int) -> str | None:
         """Why it cannot train this model on so many ranks, or None. batch_size: of each copy."""

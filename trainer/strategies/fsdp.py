@@ -32,6 +32,7 @@ class Fsdp(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo",)
+    in_step: ClassVar[bool] = True
 
     reshard: bool = Field(
         True, description="let go of a block's weights between forward and backward pass, and gather twice"

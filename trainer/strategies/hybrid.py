@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from trainer.models import cuts as cutting
-from trainer.strategies.base import Cuts, MicroBatches, Strategy, Uneven
+from trainer.strategies.base import Cuts, MicroBatches, Strategy, Uneven, micro_batches_misfit
 from trainer.strategies.schedules import Schedule, passes
 
 if TYPE_CHECKING:
@@ -57,13 +57,16 @@ class Hybrid(Strategy):
     def leads(self, rank: int, ranks: int) -> bool:
         return rank % self.grid(ranks)[1] == 0
 
+    @property
+    def pieces(self) -> int:
+        return self.micro_batches
+
     def misfit(self, model: Model, ranks: int, batch_size: int) -> str | None:
         copies, stages = self.grid(ranks)
         if copies * stages != ranks:
             return f"{copies} copies of {stages} stages take {copies * stages}"
-        if self.micro_batches > batch_size:
-            return f"{self.micro_batches} micro-batches of {batch_size} samples; allowed: 1 to {batch_size}"
-        return cutting.misfit(model.names, self.cuts, stages)
+        few = micro_batches_misfit(self.micro_batches, batch_size)
+        return few or cutting.misfit(model.names, self.cuts, stages)
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from trainer.strategies.loop import Loop
@@ -71,9 +74,10 @@ class Hybrid(Strategy):
 
         copies, stages = self.grid(context.size)
         loop = Loop(context, task, events)
-        cuts = cut(task, stages, self.cuts)
+        samples = max(1, task.spec.batch_of_each // self.micro_batches)
+        cuts = cut(task, loop.comm, stages, self.cuts, samples)
         chain = loop.comm.split(colour=context.rank // stages)
-        peers = loop.comm.split(colour=context.rank % stages)
+        loop.peers = peers = loop.comm.split(colour=context.rank % stages)
         stage = Stage(task, loop.clock, chain, cuts, replica=peers.rank)
         loop.start(stage)
         for epoch in loop.epochs(stage):

@@ -6,8 +6,6 @@ A strategy's file keeps the algorithm; what every strategy does alike is here.
 from __future__ import annotations
 
 import hashlib
-import resource
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from statistics import fmean
@@ -24,6 +22,7 @@ from trainer.context import NodeContext
 from trainer.data.certificate import Certifier, PartRecord, as_fields
 from trainer.data.feed import Batch, Feed
 from trainer.events import EventWriter
+from trainer.peak_memory import peak_memory_mb, restart_peak_memory
 from trainer.result import TrainResult
 from trainer.strategies.base import Init, Uneven, Weighting
 from trainer.strategies.evaluation import Evaluation, check_loss
@@ -31,7 +30,6 @@ from trainer.strategies.replica import Replica
 from trainer.task import Task
 
 PROGRESS_EVERY_S = 0.5
-MAXRSS_PER_MIB = 2**20 if sys.platform == "darwin" else 2**10  # bytes there, KiB elsewhere
 
 
 class Loop:
@@ -47,6 +45,8 @@ class Loop:
         data, device, parts, strategy = task.data, self.comm.device, task.spec.parts, task.spec.strategy
         self._replica = strategy.replica_of(context.rank, context.size)
         self._leads = strategy.leads(context.rank, context.size)
+        # Who holds the same weights as this rank: other parts of a model have other ones.
+        self.peers: Communicator | None = None if strategy.cuts_model else self.comm
         self._feed = Feed(data.train, task.spec, task.streams, self._replica, parts, device)
         self._train_labels, self._classes = data.train.labels, data.classes
         shares = (self._replica, parts) if strategy.cuts_model else (context.rank, context.size)
@@ -55,7 +55,7 @@ class Loop:
         self._certifier = Certifier(len(data.train.labels), parts)
         self._steps = self._samples = 0
         self._activation_bytes: int | None = None
-        self._peak_memory: int | None = None
+        self._peak_memory_mb: float | None = None
         self._evaluated = (0.0, 0.0)  # accuracy and loss after the last epoch
 
     def replica(self, weights_of: int = 0) -> Replica:
@@ -65,6 +65,9 @@ class Loop:
 
     def start(self, replica: Replica, init: Init | None = None) -> None:
         """Start the clock, on all ranks at once. init: what they do first so as to begin alike, or not."""
+        if self._task.spec.strategy.in_step:
+            replica.synchronise_norms(self.comm)
+        restart_peak_memory()
         self.comm.barrier()
         self._events.write("train_start", parameters=replica.parameters)
         self.clock.start()
@@ -93,6 +96,13 @@ class Loop:
         self.comm.all_reduce(weights, "mean")
         return weights
 
+    def _average_statistics(self, replica: Replica) -> None:
+        """Let peers have the mean of the statistics of those who train: gradients do not carry them."""
+        statistics = replica.statistics()
+        if len(statistics) and self.peers:
+            self.peers.all_reduce(statistics.mul_(not self.serves), "sum")
+            replica.set_statistics(statistics.div_(self._task.spec.parts))
+
     def epochs(
         self,
         replica: Replica,
@@ -104,20 +114,22 @@ class Loop:
 
         Evaluation is a time-out for all ranks, outside the measured time: where nodes share cores, a
         rank that evaluates would slow down one that still trains. All wait for the slowest before it,
-        inside the measured time, or a run would be faster than the machine allows. model: which one is
+        inside the measured time, or a run would be faster than the machine allows. So do models that
+        gradients alone keep the same (or the server's) average their statistics there. model: which one is
         evaluated. The same on all ranks: each takes a share of the test split (all that hold one copy take
-        it together); its own: every rank
-        evaluates on the whole of it; the (weighted) mean of all: it is formed for that, outside the
-        measured time, and every rank goes on with its own; the server's: all get it for that, likewise
-        outside, and go on with it.
+        it together); its own: every rank evaluates on the whole of it; the (weighted) mean of all: it is
+        formed for that, outside the measured time, and every rank goes on with its own; the server's: all
+        get it for that, likewise outside, and go on with it.
         """
         spec = self._task.spec
         for epoch in range(1, spec.epochs + 1):
             yield epoch
+            if model in ("same", "server"):
+                self._average_statistics(replica)
             self.comm.barrier()
             train_s = self.clock.train_s
-            if self._peak_memory is None:  # of training: an evaluation takes more samples at a time
-                self._peak_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            if self._peak_memory_mb is None:  # later epochs take as much; evaluation more samples at a time
+                self._peak_memory_mb = peak_memory_mb()
             loss = None if self.serves or replica.loss is None else replica.loss.item()
             with self.clock.phase("evaluate"):
                 apart: dict[str, float] = {}
@@ -262,7 +274,7 @@ class Loop:
             own_accuracy=self._evaluated[0] if averaged else None,
             weights_digest=None if weights is None else hashlib.sha256(weights.tobytes()).hexdigest()[:16],
             parameters=replica.parameters,
-            peak_memory_mb=(self._peak_memory or 0) / MAXRSS_PER_MIB,
+            peak_memory_mb=self._peak_memory_mb or 0.0,
             staleness_mean=fmean(staleness) if staleness else None,
             staleness_max=max(staleness, default=None),
             held_bytes=held_bytes,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from trainer.models import cuts as cutting
-from trainer.strategies.base import Cuts, MicroBatches, Strategy
+from trainer.strategies.base import Cuts, MicroBatches, Strategy, micro_batches_misfit
 from trainer.strategies.schedules import Schedule, passes
 
 if TYPE_CHECKING:
@@ -35,17 +35,21 @@ class Pipeline(Strategy):
     micro_batches: MicroBatches = 4
     cuts: Cuts = None
 
+    @property
+    def pieces(self) -> int:
+        return self.micro_batches
+
     def misfit(self, model: Model, ranks: int, batch_size: int) -> str | None:
-        if self.micro_batches > batch_size:
-            return f"{self.micro_batches} micro-batches of {batch_size} samples; allowed: 1 to {batch_size}"
-        return cutting.misfit(model.names, self.cuts, ranks)
+        few = micro_batches_misfit(self.micro_batches, batch_size)
+        return few or cutting.misfit(model.names, self.cuts, ranks)
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from trainer.strategies.loop import Loop
         from trainer.strategies.stage import Stage, cut
 
         loop = Loop(context, task, events)
-        cuts = cut(task, context.size, self.cuts)
+        samples = max(1, task.spec.batch_of_each // self.micro_batches)
+        cuts = cut(task, loop.comm, context.size, self.cuts, samples)
         stage = Stage(task, loop.clock, loop.comm, cuts, replica=0)
         loop.start(stage)
         for epoch in loop.epochs(stage):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -11,7 +11,9 @@ from torch.nn.functional import nll_loss
 from torch.optim import Optimizer
 
 from trainer.clock import Clock
+from trainer.comm.base import Communicator
 from trainer.data.feed import Batch
+from trainer.models.sync_batch_norm import SyncBatchNorm
 from trainer.task import Task
 
 REMEMBERED = {"momentum_buffer", "exp_avg", "exp_avg_sq"}  # by torch's optimisers, one number per weight
@@ -26,7 +28,9 @@ class Replica:
         self._output = self._labels = torch.zeros(0)
         self._clock = clock
         self._parameters = list(model.parameters())
-        self._state = [*self._parameters, *(b for b in model.buffers() if b.is_floating_point())]
+        self._statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        self._state = [*self._parameters, *self._statistics]
+        self._norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
         # torch's optimisers refuse to have nothing to do, as in a part of the model without weights.
         self._optimizer = task.spec.optimizer.build(self._parameters or [torch.zeros(0)], task.spec.lr)
 
@@ -39,12 +43,27 @@ class Replica:
         """The gradient of the batch's mean loss, times `weight`, into the parameters' `.grad`."""
         with self._clock.phase("compute"):
             self._optimizer.zero_grad()
+            self._count(bool(weight))
             output = self.model(batch.images)
             loss = nll_loss(output, batch.labels)
             (loss if weight == 1.0 else loss * weight).backward()
             if weight:  # a batch without weight is no sample of this rank's
                 self.loss = loss.detach()
                 self._output, self._labels = output.detach(), batch.labels
+
+    def _count(self, counts: bool) -> None:
+        """Whether the next batch is of samples that statistics know of, or stands by."""
+        for norm in self._norms:
+            if isinstance(norm, SyncBatchNorm):
+                norm.counts = counts
+            else:
+                norm.train(counts)
+
+    def synchronise_norms(self, comm: Communicator) -> None:
+        """From now on let normalisations that are to know all ranks' samples meet over `comm`."""
+        for norm in self._norms:
+            if isinstance(norm, SyncBatchNorm):
+                norm.comm = comm
 
     def predict(self, images: Tensor) -> Tensor | None:
         """Log-probabilities, shape (batch, classes); None where another rank has them."""
@@ -126,6 +145,22 @@ class Replica:
         states = [self._optimizer.state[parameter] for parameter in self._parameters]
         return [state[name] for state in states for name in sorted(state) if name in REMEMBERED]
 
+    def trained(self) -> Tensor:
+        """A copy of the parameters alone, which gradients move, flat: float32, shape (parameters,)."""
+        return _flat(self._parameters)
+
+    def set_trained(self, flat: Tensor) -> None:
+        """Replace the parameters alone by flat ones of shape (parameters,)."""
+        _unflatten(flat, self._parameters)
+
+    def statistics(self) -> Tensor:
+        """A copy of the floating-point buffers, which follow the samples that pass: float32, flat."""
+        return _flat(self._statistics)
+
+    def set_statistics(self, flat: Tensor) -> None:
+        """Replace what `statistics` gives."""
+        _unflatten(flat, self._statistics)
+
     def weights(self) -> Tensor:
         """A copy of parameters and floating-point buffers, flat: float32, shape (state,)."""
         return _flat(self._state)
@@ -151,7 +186,7 @@ def _stored(tensors: list[Tensor]) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def _flat(tensors: list[Tensor]) -> Tensor:
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
         return torch.zeros(0)
     # reshape and not view: the weights are channels_last, the flat form is in logical order.
@@ -159,6 +194,6 @@ def _flat(tensors: list[Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def _unflatten(flat: Tensor, tensors: list[Tensor]) -> None:
+def _unflatten(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     for tensor, piece in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
         tensor.copy_(piece.view(tensor.shape))

@@ -30,6 +30,7 @@ class Zero1(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo",)
+    in_step: ClassVar[bool] = True
 
     uneven: Uneven = "join"
 
@@ -42,7 +43,9 @@ class Zero1(Strategy):
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")  # see ddp.py
         loop = Loop(context, task, events)
         # The gradient lies in the buckets, or it would be held twice.
-        ddp = DistributedDataParallel(task.build_model(context.rank), gradient_as_bucket_view=True)
+        ddp = DistributedDataParallel(
+            task.build_model(context.rank), broadcast_buffers=False, gradient_as_bucket_view=True
+        )
         buckets = Buckets(loop.comm, NoneCompression(), seed=0)
         ddp.register_comm_hook(None, lambda _, bucket: buckets.mean(bucket))
         replica = OwnersReplica(ddp, task, loop.comm)

@@ -1,0 +1,158 @@
+"""The command `model`: what blocks cost, where they would be cut, in 80 columns and without data."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from orchestrator import cli
+from orchestrator.errors import InputError
+from orchestrator.model import numbers_of_parts, proposal, run_of
+from orchestrator.model_table import block_lines, cut_lines, pages
+from orchestrator.yaml import parse_yaml
+from tests.unit.conftest import PROJECT
+from trainer.models import MODELS, cuts
+from trainer.models.profile import BlockProfile
+
+MLP = "{name: mlp, hidden: [30, 20]}"
+
+
+def block(name: str, seconds: float = 1.0, parameters: int = 0, output_bytes: float = 4.0) -> BlockProfile:
+    return BlockProfile(
+        name, parameters, (int(output_bytes) // 4,), 0, output_bytes, 0, seconds / 4, 3 * seconds / 4
+    )
+
+
+FOUR = [block("a", 1, 10, 400), block("b", 2, 20, 40), block("c", 3, 30, 80), block("d", 2, 40, 8)]
+
+
+def shown(model: str = MLP, parts: str | None = None, dataset: str = "digits", batch_size: int = 8) -> str:
+    return "\n".join(pages(model, dataset, batch_size, parts, 80))
+
+
+# Proposals
+
+
+def test_a_proposal_balances_time_and_says_what_that_means() -> None:
+    half = proposal(FOUR, 2)
+    assert (half.cuts, half.seconds, half.parameters, half.crossing) == (["c"], [3, 5], [30, 70], [40])
+    assert half.largest == 5 / 8
+    third = proposal(FOUR, 3)
+    assert (third.cuts, third.parameters, third.crossing) == (["c", "d"], [30, 30, 40], [40, 80])
+
+
+def test_what_is_proposed_is_told_as_a_sweep_file_takes_it() -> None:
+    lines = cut_lines(FOUR, run_of("lenet", "digits", 10), [2, 3], 80)
+    text = "\n".join(lines)
+    assert [parse_yaml(line, "")["cuts"] for line in lines if "cuts:" in line] == [["c"], ["c", "d"]]
+    assert "2 parts: 37.5% + 62.5% of the time; largest 1.25 × an even share" in text
+    assert "parameters: 30 + 70" in text
+    assert "across the cut in each step: 400\N{NO-BREAK SPACE}B, and as much back" in text  # of 10 samples
+    assert "across the cuts in each step: 400\N{NO-BREAK SPACE}B and 800\N{NO-BREAK SPACE}B" in text
+
+
+def test_many_cuts_are_yaml_still() -> None:
+    blocks = [block(f"block{number}", parameters=10**8) for number in range(40)]
+    lines = cut_lines(blocks, run_of("lenet", "digits", 10), [40], 80)
+    assert max(map(len, lines)) <= 80
+    assert parse_yaml("\n".join(lines[1:]), "")["cuts"] == [block.name for block in blocks[1:]]
+
+
+@pytest.mark.parametrize("name", MODELS.entries)
+def test_proposed_cuts_are_ones_that_the_model_can_be_cut_at(name: str) -> None:
+    names = MODELS.parse(name).names
+    blocks = [block(each, seconds=at % 3 + 1) for at, each in enumerate(names)]
+    for parts in range(1, len(names) + 1):
+        assert cuts.misfit(names, proposal(blocks, parts).cuts, parts) is None
+
+
+# The table
+
+
+def test_the_table_is_of_every_block_and_adds_up() -> None:
+    text = shown()
+    _, _, *rows = text.split("\n\n")[1].splitlines()
+    assert [row.split()[0] for row in rows] == [*MODELS.parse(parse_yaml(MLP, "")).names, "sum"]
+    parameters = 784 * 30 + 30 + 30 * 20 + 20 + 20 * 10 + 10
+    assert rows[-1].split()[1] == f"{parameters:,}"
+    shares = [float(row.split()[-1].rstrip("%")) for row in rows[:-1]]
+    assert sum(shares) == pytest.approx(100, abs=0.5)
+    assert "images of 1×28×28, 10 classes, batch 8; they are noise, no data is read" in text
+
+
+def test_times_are_those_of_both_ways() -> None:
+    *_, last, total = block_lines(FOUR)
+    assert last.split()[-2:] == ["2,000", "25.0%"]
+    assert total.split()[-1] == "8,000"
+
+
+@pytest.mark.parametrize("model", ["lenet", "mlp", "{name: wide_resnet, widen: 1}", "vgg_small"])
+def test_everything_fits_into_80_columns(model: str) -> None:
+    assert max(map(len, shown(model, batch_size=2).splitlines())) <= 80
+
+
+def test_large_numbers_fit_too() -> None:
+    large = BlockProfile("log_softmax", 99_999_999, (1024, 128, 128), 9.99e12, 9.99e11, 9.99e11, 9, 90)
+    assert max(map(len, block_lines([large, large]))) <= 80
+
+
+# What is asked for
+
+
+def test_numbers_of_parts() -> None:
+    run = run_of(MLP, "digits", 8)
+    assert numbers_of_parts("2, 5,2", run) == [2, 5]
+    assert numbers_of_parts(None, run) == [2, 3, 4]
+    assert numbers_of_parts(None, run_of("{name: mlp, hidden: []}", "digits", 8)) == [2, 3]  # of 3 blocks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": "telepathy"}, "model telepathy: .*known: lenet, mlp"),
+        (
+            {"model": "{name: mlp, hiden: [1]}"},
+            r"model .name: mlp, hiden: \[1\].: unknown key; allowed: hidden",
+        ),
+        ({"model": "{name: "}, "model .name: "),
+        ({"dataset": "moon"}, "--dataset moon: .*known: digits"),
+        ({"model": "lenet", "dataset": "cifar10"}, "lenet cannot learn from cifar10: it takes 28×28"),
+        ({"batch_size": 0}, "--batch-size 0: "),
+        ({"parts": "1"}, "--parts 1: '1' is no number of parts; allowed: 2 and more"),
+        ({"parts": "2,"}, "--parts 2,: '' is no number of parts"),
+        ({"parts": "two"}, "--parts two: 'two' is no"),
+        ({"parts": "8"}, "--parts 8: 8 parts are more than its 7 blocks: flatten, fc1"),
+    ],
+)
+def test_bad_input_is_named_with_what_is_allowed(arguments: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        shown(**arguments)  # type: ignore[arg-type]
+
+
+def test_the_command_as_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.app(["model", MLP, "--batch-size", "4", "--parts", "2"], standalone_mode=False)
+    text = capsys.readouterr().out
+    assert text.startswith("mlp hidden=[30, 20] on fashion_mnist\nimages of 1×28×28, 10 classes, batch 4;")
+    assert len(re.findall(r"cuts: \[\w+\]", text)) == 1
+
+
+def test_without_torch_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it fails from here on
+    monkeypatch.delitem(sys.modules, "trainer.models.profile", raising=False)
+    with pytest.raises(InputError, match="cannot be measured without torch"):
+        shown()
+
+
+def test_mistakes_are_found_without_torch() -> None:
+    command = (
+        "import sys; from orchestrator import cli\n"
+        "try: cli.app(['model', 'mlp', '--parts', '1'], standalone_mode=False)\n"
+        "except Exception as error: print(error)\n"
+        "print('loaded:', *sorted({'torch', 'mpi4py', 'matplotlib'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", command], cwd=PROJECT, capture_output=True, text=True)
+    assert done.stdout.startswith("--parts 1: ")
+    assert done.stdout.endswith("loaded:\n")
