@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -35,11 +35,17 @@ class Task:
         return self.spec.dataset.load(self.data_dir)
 
     def build_model(
-        self, rank: int, weights_of: int = 0, device: str = "cpu", only: Container[str] | None = None
+        self,
+        rank: int,
+        weights_of: int = 0,
+        device: str = "cpu",
+        only: Container[str] | None = None,
+        take: Callable[[str, nn.Module], nn.Module] = lambda _, block: block,
     ) -> nn.Sequential:
         """The model with fresh weights, in the memory format that trains fastest. Reads no data.
 
         only: names of the blocks that are wanted, with the weights that they have in the whole.
+        take: makes of a block what is wanted of it, before the next is built: never more than one is whole.
         weights_of: ranks that name the same number start from the same weights, on every device. Dropout
         draws from a stream of `rank`'s own, which is another one on a GPU.
         """
@@ -53,7 +59,7 @@ class Task:
             torch.manual_seed(self.streams.number("weights", weights_of))
             for name, block in self.spec.model.blocks(dataset.shape, dataset.class_count, generator):
                 if only is None or name in only:
-                    model.add_module(name, block)
+                    model.add_module(name, take(name, block))
         for parameter in model.parameters():
             if parameter.dim() == 4:
                 parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from trainer.registry import Component
 
@@ -13,6 +13,18 @@ if TYPE_CHECKING:
     from torch import nn
 
     Blocks = Iterator[tuple[str, nn.Module]]
+
+
+class Pair(NamedTuple):
+    """Two layers of weights between which every channel or feature goes its own way.
+
+    Only what is elementwise, pooling, flattening, dropout and normalisation lie there; so ranks that share
+    out the first one's outputs and the second one's inputs alike need nothing of each other in between.
+    """
+
+    first: str  # with the block that it is in: "fc1", "block1.conv1"
+    second: str
+    width: int  # into so many shares it can go: channels, features, or groups that are normalised together
 
 
 class Model(Component):
@@ -41,6 +53,11 @@ class Model(Component):
     def batch_statistics(self) -> bool:
         """Whether what it computes of a sample depends on which others are in the batch."""
         return False
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """Layers that can be shared out two by two, in the order in which data passes them; none twice."""
+        return []
 
     @abstractmethod
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:

@@ -22,5 +22,9 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.probability == 0:
             return x
+        return x * self.factors(x)
+
+    def factors(self, x: Tensor) -> Tensor:
+        """By what each number of x is multiplied, drawn anew: 0, or 1 / (1 - probability)."""
         keep = 1 - self.probability
-        return x * torch.empty_like(x).bernoulli_(keep, generator=self.generator).div_(keep)
+        return torch.empty_like(x).bernoulli_(keep, generator=self.generator).div_(keep)

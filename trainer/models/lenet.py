@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from trainer.models.base import Model
+from trainer.models.base import Model, Pair
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +35,10 @@ class LeNet(Model):
     @property
     def head(self) -> str:
         return "flatten"
+
+    @property
+    def pairs(self) -> list[Pair]:
+        return [Pair("conv1", "conv2", 10), Pair("fc1", "fc2", 60)]
 
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
         from torch import nn

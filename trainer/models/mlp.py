@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from trainer.models.base import Model
+from trainer.models.base import Model, Pair
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +26,11 @@ class Mlp(Model):
         layers = range(1, len(self.hidden) + 1)
         hidden = [f"{kind}{layer}" for layer in layers for kind in ("fc", "relu")]
         return ["flatten", *hidden, "output", "log_softmax"]
+
+    @property
+    def pairs(self) -> list[Pair]:
+        layers = [name for name in self.names if name.startswith("fc")] + ["output"]
+        return [Pair(*pair) for pair in zip(layers[::2], layers[1::2], self.hidden[::2], strict=False)]
 
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
         from math import prod

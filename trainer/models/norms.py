@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from torch import nn
 
+GROUPS = 32
 Norm = Literal["batch", "sync_batch", "group"]
 NORM = (  # the description of a field
     "normalisation: batch, over a rank's own samples; sync_batch, over those of all ranks in the step; "
     "group, over a sample's own channels"
 )
+
+
+def shares(kind: Norm | Literal["none"], channels: int) -> int:
+    """Into how many shares so many channels can go, each normalised without the others."""
+    return gcd(GROUPS, channels) if kind == "group" else channels
 
 
 def build_norm(kind: Norm, channels: int) -> nn.Module:
@@ -32,4 +38,4 @@ def build_norm(kind: Norm, channels: int) -> nn.Module:
         case "sync_batch":
             return SyncBatchNorm(channels)
         case "group":
-            return nn.GroupNorm(gcd(32, channels), channels)
+            return nn.GroupNorm(shares(kind, channels), channels)

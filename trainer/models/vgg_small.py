@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from trainer.models.base import Model
-from trainer.models.norms import NORM, Norm
+from trainer.models.base import Model, Pair
+from trainer.models.norms import NORM, Norm, shares
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +57,15 @@ class VggSmall(Model):
     @property
     def head(self) -> str:
         return "flatten"
+
+    @property
+    def pairs(self) -> list[Pair]:
+        widths = [self.width * 2 ** (group - 1) for group in range(1, GROUPS + 1)]
+        convolutions = [
+            Pair(f"conv{group}a", f"conv{group}b", shares(self.norm, wide))
+            for group, wide in enumerate(widths, start=1)
+        ]
+        return [*convolutions, Pair("fc1", "fc2", self.hidden)]
 
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
         from torch import nn

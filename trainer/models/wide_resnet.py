@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from trainer.models.base import Model
-from trainer.models.norms import NORM, Norm
+from trainer.models.base import Model, Pair
+from trainer.models.norms import NORM, Norm, shares
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +52,16 @@ class WideResNet(Model):
     @property
     def head(self) -> str:
         return "flatten"
+
+    @property
+    def pairs(self) -> list[Pair]:
+        widths = [
+            16 * self.widen * 2**group for group in range(GROUPS) for _ in range(self.blocks_per_group)
+        ]
+        return [
+            Pair(f"block{number}.conv1", f"block{number}.conv2", shares(self.norm, wide))
+            for number, wide in enumerate(widths, start=1)
+        ]
 
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
         from torch import nn

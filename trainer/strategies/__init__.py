@@ -22,6 +22,7 @@ STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
         "pipeline": "trainer.strategies.pipeline:Pipeline",
         "pipeline_torch": "trainer.strategies.pipeline_torch:PipelineTorch",
         "hybrid": "trainer.strategies.hybrid:Hybrid",
+        "tensor_parallel": "trainer.strategies.tensor_parallel:TensorParallel",
         "hogwild": "trainer.strategies.hogwild:Hogwild",
         "rpc_echo": "trainer.strategies.rpc_echo:RpcEcho",
         "placebo": "trainer.strategies.placebo:Placebo",

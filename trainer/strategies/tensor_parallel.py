@@ -1,0 +1,61 @@
+"""Tensor parallelism: every layer's weights are shared out, and all nodes work on the same samples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from trainer.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from trainer.context import NodeContext
+    from trainer.events import EventWriter
+    from trainer.models.base import Model
+    from trainer.result import TrainResult
+    from trainer.task import Task
+
+
+class TensorParallel(Strategy):
+    """Pairs of layers, column- then row-parallel, after Shoeybi et al. 2019 ("Megatron-LM", Sec. 3): the
+    same mathematics as `serial`, dropout included.
+
+    Of a pair's first layer a rank has some of the outputs (columns of a Linear, output channels of a
+    Conv2d), of its second the inputs that take them up; nothing is exchanged in between. The sum over ranks
+    is the second's output (their g), and on the way back the gradient of the first's input (their f).
+
+    What is in no pair is replicated: normalisations outside of pairs, and layers that are left over. Those
+    are stems and classifiers, small on one side; shared out, they would save few weights, and cost an
+    all-gather of their output and an all-reduce of the gradient of their input.
+
+    A pair costs each rank, in a step with B samples on P ranks, 4B·(in + out)·2(P − 1)/P bytes: in and out
+    are the numbers per sample that come to the first layer and leave the second. Images have no gradient:
+    for a first layer that they come to, in is 0.
+    """
+
+    transports: ClassVar[tuple[str, ...]] = ("gloo", "mpi", "rpc", "memory")
+    cuts_model: ClassVar[bool] = True
+    uses_partition: ClassVar[bool] = False
+
+    def misfit(self, model: Model, ranks: int, batch_size: int) -> str | None:
+        if ranks == 1:
+            return None
+        if not model.pairs:
+            return "it has no two layers in a row to share out"
+        first, second, width = min(model.pairs, key=lambda pair: pair.width)
+        if ranks <= width:
+            return None
+        return (
+            f"what passes from {first} to {second} goes into {width} shares at most; allowed: 1 to {width}"
+        )
+
+    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
+        from trainer.strategies.loop import Loop
+        from trainer.strategies.tensor_slice import Slice
+
+        loop = Loop(context, task, events)
+        replica = Slice(task, loop.clock, loop.comm)
+        loop.start(replica)
+        for epoch in loop.epochs(replica):
+            for batch in loop.batches(epoch, replica):
+                replica.backward(batch)
+                replica.step()
+        return loop.result(replica)
