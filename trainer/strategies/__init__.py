@@ -19,6 +19,7 @@ STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
         "ddp": "trainer.strategies.ddp:Ddp",
         "pipeline": "trainer.strategies.pipeline:Pipeline",
         "hybrid": "trainer.strategies.hybrid:Hybrid",
+        "rpc_split": "trainer.strategies.rpc_split:RpcSplit",
         "hogwild": "trainer.strategies.hogwild:Hogwild",
         "rpc_echo": "trainer.strategies.rpc_echo:RpcEcho",
         "placebo": "trainer.strategies.placebo:Placebo",
