@@ -21,7 +21,6 @@ STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
         "hybrid": "trainer.strategies.hybrid:Hybrid",
         "rpc_split": "trainer.strategies.rpc_split:RpcSplit",
         "hogwild": "trainer.strategies.hogwild:Hogwild",
-        "rpc_echo": "trainer.strategies.rpc_echo:RpcEcho",
         "placebo": "trainer.strategies.placebo:Placebo",
     },
 )

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.distributed import rpc
-from torch.distributed.optim import DistributedOptimizer
 from torch.distributed.rpc import RRef
 from torch.nn.functional import nll_loss
 
@@ -28,6 +28,9 @@ from trainer.models.cuts import parts_of
 from trainer.models.shapes import input_shapes
 from trainer.strategies.replica import Replica
 from trainer.task import Task
+
+if TYPE_CHECKING:
+    from torch.distributed.optim import DistributedOptimizer
 
 MASTER = 0  # its rank
 
@@ -164,6 +167,9 @@ class Master(Replica):
 
     def optimizer(self) -> DistributedOptimizer:
         """The optimisers of all parts, as one. The parts must be there."""
+        with warnings.catch_warnings():  # of TorchScript, which torch itself uses in there
+            warnings.simplefilter("ignore", DeprecationWarning)
+            from torch.distributed.optim import DistributedOptimizer
         parameters = [each for rank in self._holders for each in self._of(rank, _parameters)]
         log = logging.getLogger(DistributedOptimizer.__module__)
         before, log.disabled = log.disabled, True  # it warns of optimisers that TorchScript does not know
