@@ -176,6 +176,14 @@ class RunSpec(BaseModel):
                     "reason": reason,
                 },
             )
+        if self.model.meets and self.world_size > 1 and not strategy.in_step:
+            together = [other for other in STRATEGIES.entries if STRATEGIES.load(other).in_step]
+            raise PydanticCustomError(
+                "model",
+                "{model} with sync_batch meets in every batch, ranks of {strategy} go through them apart; "
+                "allowed: {allowed}, or another norm",
+                {"model": self.name_of("model"), "strategy": name, "allowed": ", ".join(together)},
+            )
         samples = self.dataset.train_samples
         ranks = (f"{self.parts} workers of " if strategy.servers else "") + self.size_label
         if strategy.uses_partition and self.parts > samples:

@@ -49,6 +49,8 @@ def kill_in_training(display: Silent, rank: int) -> list[int]:
         ("all_reduce", "gloo"),
         ("all_reduce", "rpc"),
         ("ddp", "gloo"),
+        ("zero1", "gloo"),
+        ("fsdp", "gloo"),
         ("hogwild", "memory"),
     ],
 )

@@ -63,7 +63,7 @@ def a_run(
     )
     phases = {"data": 0.1, "communicate": communicate_s, "wait": 0.0, "evaluate": 1.0, "other": 0.0}
     servers = spec.strategy.servers
-    stale = [*[(None, None)] * servers, *(staleness or [(None, None)] * spec.parts)]
+    stale = [*[(None, None)] * servers, *(staleness or [(None, None)] * (spec.world_size - servers))]
     ranks = [
         RankResult(
             rank=rank,

@@ -11,7 +11,7 @@ from trainer.activations import Activations
 def test_each_memory_counts_once_and_weights_do_not() -> None:
     # Kept are: the input (of the first layer), the ReLU's output (by the ReLU and by the second layer).
     model = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5))
-    with Activations(model.parameters()) as activations:
+    with Activations() as activations:
         output = model(torch.ones(4, 10))
     assert activations.most_bytes == 4 * (4 * 10 + 4 * 20)
     output.sum().backward()
@@ -21,11 +21,11 @@ def test_each_memory_counts_once_and_weights_do_not() -> None:
 def test_what_was_let_go_makes_room() -> None:
     model = nn.Linear(10, 10)
     inputs = [torch.ones(n, 10) for n in (1, 2, 3)]
-    with Activations(model.parameters()) as one_by_one:
+    with Activations() as one_by_one:
         for x in inputs:
             model(x).sum().backward()
     assert one_by_one.most_bytes == 4 * 30
-    with Activations(model.parameters()) as at_once:
+    with Activations() as at_once:
         for output in [model(x) for x in inputs]:
             output.sum().backward()
     assert at_once.most_bytes == 4 * 60
@@ -36,7 +36,7 @@ def test_the_gradient_is_the_same() -> None:
     for count in (False, True):
         weight = torch.full((3, 3), 0.5, requires_grad=True)
         if count:
-            with Activations([weight]):
+            with Activations():
                 (torch.ones(2, 3) @ weight).exp().sum().backward()
         else:
             (torch.ones(2, 3) @ weight).exp().sum().backward()

@@ -25,6 +25,7 @@ from trainer.context import RANK_VARIABLES
 from trainer.registry import Component
 from trainer.spec import REGISTRIES, RunSpec
 from trainer.strategies import STRATEGIES
+from trainer.strategies.hybrid import Grid
 
 OF_COMPONENTS = {**REGISTRIES, "compression": COMPRESSIONS}
 ALL = {**OF_COMPONENTS, "transport": TRANSPORTS, "runtime": RUNTIMES}
@@ -57,6 +58,10 @@ def other_value(annotation: Any, default: Any) -> Any:
         return 0.5 if default != 0.5 else 0.25
     if get_origin(annotation) is Literal:
         return next(choice for choice in get_args(annotation) if choice != default)
+    if annotation == list[str] | None:
+        return ["flatten"]
+    if annotation == Grid | None:
+        return [3, 1]
     if get_origin(annotation) is list:
         return [*default, default[0]]
     if annotation is Compression:

@@ -20,7 +20,11 @@ from trainer.models.base import Model
 from trainer.models.dropout import Dropout
 from trainer.models.lenet import LeNet
 from trainer.models.mlp import Mlp
+from trainer.models.residual import Residual
 from trainer.models.shapes import input_shapes
+from trainer.models.sync_batch_norm import SyncBatchNorm
+from trainer.models.vgg_small import VggSmall
+from trainer.models.wide_resnet import WideResNet
 from trainer.spec import RunSpec
 from trainer.task import Task
 
@@ -160,6 +164,71 @@ def test_mlp_has_the_layers_it_is_told() -> None:
         layers = [b for _, b in build(Mlp(hidden=hidden), shape=(3, 5, 4)) if isinstance(b, nn.Linear)]
         widths = [60, *hidden, 10]
         assert [(f.in_features, f.out_features) for f in layers] == list(pairwise(widths))
+
+
+@pytest.mark.parametrize("name", ["vgg_small", "wide_resnet"])
+def test_models_that_halve_images_say_which_they_take(name: str) -> None:
+    model = MODELS.parse(name)
+    assert model.misfit((3, 8, 9)) is None
+    assert model.misfit((3, 9, 7)) == "it takes 8×8 pixels and more, not 9×7"
+    output = chain(build(model, shape=(3, 8, 9), classes=4))(images(1, (3, 8, 9)))
+    assert output.shape == (1, 4)  # one sample left over, in training
+
+
+@pytest.mark.parametrize("name", ["vgg_small", "wide_resnet"])
+def test_norms_can_be_chosen(name: str) -> None:
+    kinds = {"batch": nn.BatchNorm2d, "sync_batch": SyncBatchNorm, "group": nn.GroupNorm}
+    for norm, kind in kinds.items():
+        model = MODELS.parse({"name": name, "norm": norm})
+        blocks = build(model)
+        norms = [m for m in chain(blocks).modules() if isinstance(m, nn.BatchNorm2d | nn.GroupNorm)]
+        assert norms
+        assert all(type(module) is kind for module in norms)
+        assert [block for block, _ in blocks] == model.names
+        assert model.meets == (norm == "sync_batch")
+
+
+def test_wide_resnet_is_zagoruykos() -> None:
+    """WRN-16-2 has 0.7 M parameters and WRN-28-10 36.5 M, by their tables 4 and 5, on CIFAR-10."""
+    for widen, blocks_per_group, parameters in ((2, 2, 0.7e6), (10, 4, 36.5e6)):
+        with torch.device("meta"):
+            blocks = build(WideResNet(widen=widen, blocks_per_group=blocks_per_group), shape=(3, 32, 32))
+            assert weights(blocks).numel() == pytest.approx(parameters, rel=0.02)
+
+
+def test_wide_resnet_by_default_has_three_blocks_of_160_320_and_640_channels() -> None:
+    shapes = dict(zip(WideResNet().names, input_shapes(WideResNet(), SHAPE, CLASSES), strict=True))
+    assert shapes == {
+        "stem": (1, 28, 28),
+        "block1": (16, 28, 28),
+        "block2": (160, 28, 28),
+        "block3": (320, 14, 14),
+        "norm": (640, 7, 7),
+        "relu": (640, 7, 7),
+        "pool": (640, 7, 7),
+        "flatten": (640, 1, 1),
+        "fc": (640,),
+        "log_softmax": (10,),
+    }
+
+
+@pytest.mark.parametrize(("channels", "stride"), [(4, 1), (6, 1), (6, 2)])
+def test_a_residual_block_is_he_and_others(channels: int, stride: int) -> None:
+    block = Residual(4, channels, stride, "batch").train()
+    x = images(5, (4, 9, 8))
+    first = torch.relu(nn.BatchNorm2d(4)(x))
+    second = torch.relu(nn.BatchNorm2d(channels)(block.conv1(first)))
+    past = x if (channels, stride) == (4, 1) else block.shortcut(first)
+    torch.testing.assert_close(block(x), past + block.conv2(second))
+    assert isinstance(block.shortcut, nn.Identity) == ((channels, stride) == (4, 1))
+
+
+def test_vgg_small_has_most_parameters_in_its_head() -> None:
+    blocks = build(VggSmall())
+    at = VggSmall().names.index(VggSmall().head)
+    assert [b.out_channels for _, b in blocks if isinstance(b, nn.Conv2d)] == [32, 32, 64, 64, 128, 128]
+    assert weights(blocks[at:]).numel() == 128 * 3 * 3 * 256 + 256 + 256 * 10 + 10
+    assert weights(blocks[at:]).numel() > weights(blocks[:at]).numel()
 
 
 # Dropout

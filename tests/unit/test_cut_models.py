@@ -189,8 +189,9 @@ def test_with_the_batch_of_the_run_shared_out_all_reduce_takes_serials_steps(ran
         ),
         (
             {"strategy": {"name": "hybrid", "shape": [2, 3]}, "nodes": 4},
-            r"hybrid cannot train lenet on 4 nodes: shape \[2, 3\] takes 6",
+            "hybrid cannot train lenet on 4 nodes: 2 copies of 3 stages take 6",
         ),
+        ({"strategy": "hybrid", "nodes": 5}, "2 copies of 2 stages take 4"),
         (
             {"strategy": {"name": "hybrid", "micro_batches": 4}, "nodes": 4, "batch_size": 3},
             "4 micro-batches of 3 samples; allowed: 1 to 3",

@@ -153,7 +153,7 @@ def test_evaluation_counts_every_test_sample_once(size: int, test_samples: int) 
 def test_evaluation_goes_through_a_large_split_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     of, comm = task(), MemoryCommunicator(0, 1, Clock(), Room(1))
     whole = loop(of, comm).evaluate(replica(of), alone=True)
-    monkeypatch.setattr("trainer.strategies.loop.EVALUATION_BATCH", 8)
+    monkeypatch.setattr("trainer.strategies.evaluation.BATCH", 8)
     assert loop(of, comm).evaluate(replica(of), alone=True) == pytest.approx(whole)
 
 

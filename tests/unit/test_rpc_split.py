@@ -4,7 +4,6 @@ tests/integration."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from trainer.clock import Clock
 from trainer.comm.traffic import Traffic
 from trainer.spec import RunSpec
 from trainer.strategies import split
+from trainer.strategies.rpc_split import RpcSplit
 from trainer.strategies.split import Part
 from trainer.task import Task
 
@@ -32,25 +32,30 @@ def spec(**fields: Any) -> RunSpec:
 # Cuts
 
 
+def cuts_of(run: RunSpec) -> Any:
+    assert isinstance(run.strategy, RpcSplit)
+    return run.strategy._cuts(Task(run, Path()), Link(Clock(), size=run.nodes))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
-    ("model", "parts", "cuts"),
+    ("fields", "cuts"),
     [
-        ("lenet", 1, []),
-        ("lenet", 2, ["flatten"]),
-        ("mlp", 2, ["relu1"]),  # it has no convolutions: by parameters
-        ("lenet", 3, ["fc1", "relu3"]),
+        ({}, ["flatten"]),  # lenet's convolutions and its fully connected layers
+        ({"nodes": 2}, []),
+        ({"strategy": {"name": "rpc_split", "cuts": ["conv2"]}}, ["conv2"]),
     ],
 )
-def test_where_the_model_is_cut_unless_something_else_is_said(
-    model: str, parts: int, cuts: list[str]
+def test_where_the_model_is_cut(fields: dict[str, Any], cuts: list[str]) -> None:
+    assert cuts_of(spec(**fields)) == cuts
+
+
+@pytest.mark.parametrize("fields", [{"model": "mlp"}, {"nodes": 4}])
+def test_parts_that_the_model_does_not_suggest_are_balanced(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
 ) -> None:
-    task = Task(spec(model=model, nodes=parts + 1), Path())
-    assert task.spec.strategy._cuts(task, parts) == cuts  # type: ignore[attr-defined]
-
-
-def test_a_cut_that_is_said_is_made() -> None:
-    task = Task(spec(strategy={"name": "rpc_split", "cuts": ["conv2"]}), Path())
-    assert task.spec.strategy._cuts(task, 2) == ["conv2"]  # type: ignore[attr-defined]
+    monkeypatch.setattr("trainer.strategies.stage.cut", lambda _, comm, *others: [comm.size, *others])
+    run = spec(**fields)
+    assert cuts_of(run) == [run.nodes, run.nodes - 1, None, run.batch_size]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +130,7 @@ def time() -> Time:
 
 
 @pytest.fixture
-def part(monkeypatch: pytest.MonkeyPatch, time: Time) -> Iterator[Part]:
+def part(monkeypatch: pytest.MonkeyPatch, time: Time) -> Part:
     monkeypatch.setattr(split, "_parts", {})
     slow = Slow(time)
     monkeypatch.setattr(Task, "build_model", lambda *_, **__: nn.Sequential(slow))
@@ -133,7 +138,7 @@ def part(monkeypatch: pytest.MonkeyPatch, time: Time) -> Iterator[Part]:
     made = Part(Task(spec(nodes=4), Path()), Link(clock), ["conv2", "flatten"], 10.0)  # type: ignore[arg-type]
     assert made.blocks[0] == "conv2"
     clock.start()
-    yield made
+    return made
 
 
 def test_what_a_part_does_in_other_threads_is_on_its_clock(part: Part, time: Time) -> None:
@@ -193,5 +198,5 @@ def test_activations_are_those_of_the_first_step(part: Part) -> None:
 
 def test_before_the_epoch_begins_nothing_is_computed(part: Part) -> None:
     part._timeout_s = 0.05
-    with pytest.raises(TimeoutError, match="it has not begun the epoch within 0.05 s"):
+    with pytest.raises(TimeoutError, match=r"it has not begun the epoch within 0\.05 s"):
         part.forward(torch.ones(3, 4))

@@ -55,12 +55,12 @@ def test_who_has_no_samples_left_holds_nobody_back() -> None:
 
 
 class Weights:
-    """A replica that is nothing but weights."""
+    """A replica that is nothing but parameters."""
 
     def __init__(self) -> None:
         self.flat = torch.zeros(5)
 
-    def weights(self) -> torch.Tensor:
+    def trained(self) -> torch.Tensor:
         return self.flat.clone()
 
 

@@ -34,6 +34,7 @@ HERE = [
     and STRATEGIES.load(name).trains
     and STRATEGIES.load(name).max_nodes is None
     and not STRATEGIES.load(name).forks
+    and not STRATEGIES.load(name).cuts_model  # see test_cut_models.py
 ]
 SERVED = [name for name in HERE if STRATEGIES.load(name).servers]
 UNEVEN = [name for name in HERE if "uneven" in STRATEGIES.load(name).model_fields]

@@ -11,10 +11,10 @@ class Traffic:
     """What this rank sent, and when it met the others. Times are in seconds of the clock.
 
     bytes_sent: payload bytes that leave this rank at the bandwidth-optimal cost of each collective
-    for n bytes and P ranks: all-reduce 2n(P-1)/P, all-gather n(P-1), all-to-all n(P-1)/P, gather n from
-    all but the root, broadcast n(P-1) from the root, shift and send n. Protocol headers and what a
-    library's algorithm sends beyond that are not in it. bytes_to: of them, those of `send` and `isend`, by
-    the rank that they went to.
+    for n bytes and P ranks: all-reduce 2n(P-1)/P, reduce-scatter n(P-1)/P, all-gather n(P-1), all-to-all
+    n(P-1)/P, gather n from all but the root, broadcast n(P-1) from the root, shift and send n. Protocol
+    headers and what a library's algorithm sends beyond that are not in it.
+    bytes_to: of them, those of `send` and `isend`, by the rank that they went to.
     meetings: (entered, left) of every collective, in order. shifts: the same of every shift, and the rank
     whose buffer it waited for. posts: (time, receiver) of every send, when it was begun. deliveries:
     (entered, left, receiver, which of the sends to it, from 0) of every wait for the end of a send.

@@ -32,6 +32,11 @@ class Model(Component):
         """The block with which the fully connected part begins; None where nothing comes before it."""
         return None
 
+    @property
+    def meets(self) -> bool:
+        """Whether blocks meet those of other ranks in every batch, so that all go through it together."""
+        return False
+
     @abstractmethod
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
         """Fresh blocks in the order in which data passes them; chained they are the model.

@@ -17,6 +17,8 @@ STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
         "parameter_server": "trainer.strategies.parameter_server:ParameterServer",
         "async_parameter_server": "trainer.strategies.async_parameter_server:AsyncParameterServer",
         "ddp": "trainer.strategies.ddp:Ddp",
+        "zero1": "trainer.strategies.zero1:Zero1",
+        "fsdp": "trainer.strategies.fsdp:Fsdp",
         "pipeline": "trainer.strategies.pipeline:Pipeline",
         "hybrid": "trainer.strategies.hybrid:Hybrid",
         "rpc_split": "trainer.strategies.rpc_split:RpcSplit",

@@ -22,6 +22,7 @@ class AllGather(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
+    in_step: ClassVar[bool] = True
 
     uneven: Uneven = "join"
 

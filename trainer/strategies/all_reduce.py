@@ -24,6 +24,7 @@ class AllReduce(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
+    in_step: ClassVar[bool] = True
 
     uneven: Uneven = "join"
     compression: Annotated[Compression, COMPRESSIONS] = Field(

@@ -76,7 +76,7 @@ class AsyncParameterServer(Strategy):
         server, staleness = Client(loop.comm, timeout_s), []
         for epoch in loop.epochs(replica, model="server"):
             for batch in loop.batches(epoch, replica):
-                replica.set_weights(server.pull())
+                replica.set_trained(server.pull())
                 replica.backward(batch)
                 staleness.append(server.push(replica.gradient()))
         return staleness

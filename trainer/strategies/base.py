@@ -40,7 +40,7 @@ Cuts = Annotated[
     list[str] | None,
     Field(
         description="blocks with which the parts of the model begin, but for the first; null: balanced by "
-        "parameters"
+        "the blocks' time, measured before training"
     ),
 ]
 MicroBatches = Annotated[
@@ -58,6 +58,7 @@ class Strategy(Component):
     servers: ClassVar[int] = 0  # the first ranks, which keep the model for the others and get no samples
     cuts_model: ClassVar[bool] = False  # ranks hold parts of one model, and go through the same samples
     uses_partition: ClassVar[bool] = True  # False: every node trains on the whole set
+    in_step: ClassVar[bool] = False  # all ranks go through every batch together, and a layer may meet
     trains: ClassVar[bool] = True  # False: no model, no data, no torch (placebo)
     forks: ClassVar[bool] = False  # in topology single, ranks are forked processes instead of threads
     caveat: ClassVar[str | None] = None  # what a reader must know before comparing its numbers

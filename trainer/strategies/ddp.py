@@ -44,6 +44,7 @@ class Ddp(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
+    in_step: ClassVar[bool] = True
 
     uneven: Uneven = "join"
     compression: Annotated[Compression, HOOKS] = Field(
@@ -63,6 +64,7 @@ class Ddp(Strategy):
             task.build_model(context.rank, device=loop.comm.device),
             # PowerSGD's hook waits, in a thread of gloo's, for its own next exchanges. gloo has two: two
             # buckets at once would wait there for ever.
+            broadcast_buffers=False,  # replicas average them after each epoch, as with other strategies
             bucket_cap_mb=ONE_BUCKET_MIB if isinstance(self.compression, PowerSgd) else None,
         )
         buckets = Buckets(loop.comm, self.compression, task.streams.number("compression"))

@@ -38,13 +38,12 @@ class Evaluation:
         mine = slice(share * total // of, (share + 1) * total // of)
         images, labels = self._images[mine].split(BATCH), self._labels[mine].split(BATCH)
         counts = torch.zeros(2, device=self._comm.device)
-        replica.model.eval()
-        for x, y in zip(images, labels, strict=True):
-            output = replica.predict(x.contiguous(memory_format=torch.channels_last))
-            if output is not None:  # of several that hold one copy, one rank knows
-                counts[0] += (output.argmax(dim=1) == y).sum()
-                counts[1] += nll_loss(output, y, reduction="sum")
-        replica.model.train()
+        with replica.evaluating():
+            for x, y in zip(images, labels, strict=True):
+                output = replica.predict(x.contiguous(memory_format=torch.channels_last))
+                if output is not None:  # of several that hold one copy, one rank knows
+                    counts[0] += (output.argmax(dim=1) == y).sum()
+                    counts[1] += nll_loss(output, y, reduction="sum")
         if not alone and self._comm.size > 1:
             self._comm.all_reduce(counts, "sum")
         check_loss(counts[1].item(), "on the test split")

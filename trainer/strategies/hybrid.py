@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from trainer.result import TrainResult
     from trainer.task import Task
 
-Extent = Annotated[int, Field(ge=1, le=1024)]
+Grid = Annotated[list[Annotated[int, Field(ge=1, le=1024)]], Field(min_length=2, max_length=2)]
 
 
 class Hybrid(Strategy):
@@ -31,41 +30,51 @@ class Hybrid(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo", "mpi", "rpc", "memory")
+    min_nodes: ClassVar[int] = 2
     cuts_model: ClassVar[bool] = True
 
-    shape: list[Extent] = Field(
-        [2, 2], min_length=2, max_length=2, description="copies of the model, and stages of each"
+    shape: Grid | None = Field(
+        None,
+        description="copies of the model, and stages of each; null: two stages, and as many copies as "
+        "there are nodes for",
     )
     schedule: Schedule = Field("1f1b", description="order of forward and backward passes in a stage")
     micro_batches: MicroBatches = 4
     cuts: Cuts = None
     uneven: Uneven = "join"
 
+    def grid(self, ranks: int) -> tuple[int, int]:
+        """Copies of the model, and stages of each."""
+        copies, stages = self.shape or (max(1, ranks // 2), 2)
+        return copies, stages
+
     def replicas(self, ranks: int) -> int:
-        return self.shape[0]
+        return self.grid(ranks)[0]
 
     def replica_of(self, rank: int, ranks: int) -> int:
-        return rank // self.shape[1]
+        return rank // self.grid(ranks)[1]
 
     def leads(self, rank: int, ranks: int) -> bool:
-        return rank % self.shape[1] == 0
+        return rank % self.grid(ranks)[1] == 0
 
     def misfit(self, model: Model, ranks: int, batch_size: int) -> str | None:
-        if prod(self.shape) != ranks:
-            return f"shape {self.shape} takes {prod(self.shape)}"
+        copies, stages = self.grid(ranks)
+        if copies * stages != ranks:
+            return f"{copies} copies of {stages} stages take {copies * stages}"
         if self.micro_batches > batch_size:
             return f"{self.micro_batches} micro-batches of {batch_size} samples; allowed: 1 to {batch_size}"
-        return cutting.misfit(model.names, self.cuts, self.shape[1])
+        return cutting.misfit(model.names, self.cuts, stages)
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from trainer.strategies.loop import Loop
         from trainer.strategies.stage import Stage, cut
 
-        copies, stages = self.shape
+        copies, stages = self.grid(context.size)
         loop = Loop(context, task, events)
-        cuts = cut(task, stages, self.cuts)
+        samples = max(1, task.spec.batch_of_each // self.micro_batches)
+        cuts = cut(task, loop.comm, stages, self.cuts, samples)
         chain = loop.comm.split(colour=context.rank // stages)
-        peers = loop.comm.split(colour=context.rank % stages)
+        loop.peers = peers = loop.comm.split(colour=context.rank % stages)
         stage = Stage(task, loop.clock, chain, cuts, replica=peers.rank)
         loop.start(stage)
         for epoch in loop.epochs(stage):

@@ -47,6 +47,8 @@ class Loop:
         data, device, parts, strategy = task.data, self.comm.device, task.spec.parts, task.spec.strategy
         self._replica = strategy.replica_of(context.rank, context.size)
         self._leads = strategy.leads(context.rank, context.size)
+        # Who holds the same weights as this rank: other parts of a model have other ones.
+        self.peers: Communicator | None = None if strategy.cuts_model else self.comm
         self._feed = Feed(data.train, task.spec, task.streams, self._replica, parts, device)
         self._train_labels, self._classes = data.train.labels, data.classes
         shares = (self._replica % parts, parts) if strategy.cuts_model else (context.rank, context.size)
@@ -64,6 +66,8 @@ class Loop:
 
     def start(self, replica: Replica, init: Init | None = None) -> None:
         """Start the clock, on all ranks at once. init: what they do first so as to begin alike, or not."""
+        if self._task.spec.strategy.in_step:
+            replica.synchronise_norms(self.comm)
         self.comm.barrier()
         self._events.write("train_start", parameters=replica.parameters)
         self.clock.start()
@@ -92,6 +96,13 @@ class Loop:
         self.comm.all_reduce(weights, "mean")
         return weights
 
+    def _average_statistics(self, replica: Replica) -> None:
+        """Let peers have the mean of the statistics of those who train: gradients do not carry them."""
+        statistics = replica.statistics()
+        if len(statistics) and self.peers:
+            self.peers.all_reduce(statistics.mul_(not self.serves), "sum")
+            replica.set_statistics(statistics.div_(self._task.spec.parts))
+
     def epochs(
         self,
         replica: Replica,
@@ -103,16 +114,18 @@ class Loop:
 
         Evaluation is a time-out for all ranks, outside the measured time: where nodes share cores, a
         rank that evaluates would slow down one that still trains. All wait for the slowest before it,
-        inside the measured time, or a run would be faster than the machine allows. model: which one is
+        inside the measured time, or a run would be faster than the machine allows. So do models that
+        gradients alone keep the same (or the server's) average their statistics there. model: which one is
         evaluated. The same on all ranks: each takes a share of the test split (all that hold one copy take
-        it together); its own: every rank
-        evaluates on the whole of it; the (weighted) mean of all: it is formed for that, outside the
-        measured time, and every rank goes on with its own; the server's: all get it for that, likewise
-        outside, and go on with it.
+        it together); its own: every rank evaluates on the whole of it; the (weighted) mean of all: it is
+        formed for that, outside the measured time, and every rank goes on with its own; the server's: all
+        get it for that, likewise outside, and go on with it.
         """
         spec = self._task.spec
         for epoch in range(1, spec.epochs + 1):
             yield epoch
+            if model in ("same", "server"):
+                self._average_statistics(replica)
             self.comm.barrier()
             train_s = self.clock.train_s
             if self._peak_memory is None:  # of training: an evaluation takes more samples at a time
@@ -186,7 +199,7 @@ class Loop:
                 break
             fed.append(indices)
             if self._steps == 0:  # all steps keep as much
-                with Activations(replica.model.parameters()) as activations:
+                with Activations() as activations:
                     yield batch
                 replica.activation_bytes = activations.most_bytes
             else:

@@ -55,12 +55,12 @@ class ParameterServer(Strategy):
             with loop.clock.phase("compute"):
                 replica.set_gradient(gradients.sum(dim=0))
             replica.step()
-            loop.comm.broadcast(replica.weights(), root=0)
+            loop.comm.broadcast(replica.trained(), root=0)
 
     def _work(self, loop: Loop, replica: Replica, epoch: int) -> None:
-        weights = replica.weights()
+        weights = replica.trained()
         for batch in loop.batches_in_step(epoch, replica, self.uneven):
             replica.backward(batch, weight=batch.share)
             loop.comm.gather(replica.gradient(), root=0)
             loop.comm.broadcast(weights, root=0)
-            replica.set_weights(weights)
+            replica.set_trained(weights)

@@ -45,7 +45,8 @@ class Pipeline(Strategy):
         from trainer.strategies.stage import Stage, cut
 
         loop = Loop(context, task, events)
-        cuts = cut(task, context.size, self.cuts)
+        samples = max(1, task.spec.batch_of_each // self.micro_batches)
+        cuts = cut(task, loop.comm, context.size, self.cuts, samples)
         stage = Stage(task, loop.clock, loop.comm, cuts, replica=0)
         loop.start(stage)
         for epoch in loop.epochs(stage):

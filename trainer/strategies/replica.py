@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import nll_loss
+from torch.optim import Optimizer
 
 from trainer.clock import Clock
+from trainer.comm.base import Communicator
 from trainer.data.feed import Batch
+from trainer.models.sync_batch_norm import SyncBatchNorm
 from trainer.task import Task
 
 REMEMBERED = {"momentum_buffer", "exp_avg", "exp_avg_sq"}  # by torch's optimisers, one number per weight
@@ -23,7 +29,9 @@ class Replica:
         self._output = self._labels = torch.zeros(0)
         self._clock = clock
         self._parameters = list(model.parameters())
-        self._state = [*self._parameters, *(b for b in model.buffers() if b.is_floating_point())]
+        self._statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        self._state = [*self._parameters, *self._statistics]
+        self._norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
         # torch's optimisers refuse to have nothing to do, as in a part of the model without weights.
         self._optimizer = task.spec.optimizer.build(self._parameters or [torch.zeros(0)], task.spec.lr)
 
@@ -36,12 +44,27 @@ class Replica:
         """The gradient of the batch's mean loss, times `weight`, into the parameters' `.grad`."""
         with self._clock.phase("compute"):
             self._optimizer.zero_grad()
+            self._count(bool(weight))
             output = self.model(batch.images)
             loss = nll_loss(output, batch.labels)
             (loss if weight == 1.0 else loss * weight).backward()
             if weight:  # a batch without weight is no sample of this rank's
                 self.loss = loss.detach()
                 self._output, self._labels = output.detach(), batch.labels
+
+    def _count(self, counts: bool) -> None:
+        """Whether the next batch is of samples that statistics know of, or stands by."""
+        for norm in self._norms:
+            if isinstance(norm, SyncBatchNorm):
+                norm.counts = counts
+            else:
+                norm.train(counts)
+
+    def synchronise_norms(self, comm: Communicator) -> None:
+        """From now on let normalisations that are to know all ranks' samples meet over `comm`."""
+        for norm in self._norms:
+            if isinstance(norm, SyncBatchNorm):
+                norm.comm = comm
 
     def predict(self, images: Tensor) -> Tensor | None:
         """Log-probabilities, shape (batch, classes); None where another rank has them."""
@@ -52,6 +75,13 @@ class Replica:
     def batch_accuracy(self) -> float:
         """Share of the last batch that the model had right, 0 … 1. Costs nothing until it is asked for."""
         return (self._output.argmax(dim=1) == self._labels).float().mean().item()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """In the block the model is as it is evaluated: without dropout."""
+        self.model.eval()
+        yield
+        self.model.train()
 
     def step(self) -> None:
         """Move the weights along the gradient, as the optimiser would."""
@@ -74,11 +104,13 @@ class Replica:
         weights: parameters and buffers; where ranks share them, they are each rank's. gradient: as the last
         step has left it. optimizer: what torch's optimiser remembers, the counter of its steps too.
         """
-        state = (value for each in self._optimizer.state.values() for value in each.values())
+        return {what: _stored(tensors) for what, tensors in self._held().items()}
+
+    def _held(self) -> dict[str, list[Tensor]]:
         return {
-            "weights": _stored([*self._parameters, *self.model.buffers()]),
-            "gradient": _stored([p.grad for p in self._parameters if p.grad is not None]),
-            "optimizer": _stored([value for value in state if isinstance(value, Tensor)]),
+            "weights": [*self._parameters, *self.model.buffers()],
+            "gradient": [p.grad for p in self._parameters if p.grad is not None],
+            "optimizer": state_of(self._optimizer),
         }
 
     @property
@@ -114,6 +146,22 @@ class Replica:
         states = [self._optimizer.state[parameter] for parameter in self._parameters]
         return [state[name] for state in states for name in sorted(state) if name in REMEMBERED]
 
+    def trained(self) -> Tensor:
+        """A copy of the parameters alone, which gradients move, flat: float32, shape (parameters,)."""
+        return _flat(self._parameters)
+
+    def set_trained(self, flat: Tensor) -> None:
+        """Replace the parameters alone by flat ones of shape (parameters,)."""
+        _unflatten(flat, self._parameters)
+
+    def statistics(self) -> Tensor:
+        """A copy of the floating-point buffers, which follow the samples that pass: float32, flat."""
+        return _flat(self._statistics)
+
+    def set_statistics(self, flat: Tensor) -> None:
+        """Replace what `statistics` gives."""
+        _unflatten(flat, self._statistics)
+
     def weights(self) -> Tensor:
         """A copy of parameters and floating-point buffers, flat: float32, shape (state,)."""
         return _flat(self._state)
@@ -127,13 +175,19 @@ class Replica:
         _unflatten(flat, self._state)
 
 
+def state_of(optimizer: Optimizer) -> list[Tensor]:
+    """The tensors that a torch optimiser remembers."""
+    values = (value for each in optimizer.state.values() for value in each.values())
+    return [value for value in values if isinstance(value, Tensor)]
+
+
 def _stored(tensors: list[Tensor]) -> int:
     """Bytes of the memory behind these tensors; what several are views of is counted once."""
     storages = (tensor.untyped_storage() for tensor in tensors)
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def _flat(tensors: list[Tensor]) -> Tensor:
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
         return torch.zeros(0)
     # reshape and not view: the weights are channels_last, the flat form is in logical order.
@@ -141,6 +195,6 @@ def _flat(tensors: list[Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def _unflatten(flat: Tensor, tensors: list[Tensor]) -> None:
+def _unflatten(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     for tensor, piece in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
         tensor.copy_(piece.view(tensor.shape))

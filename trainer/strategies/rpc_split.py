@@ -10,11 +10,13 @@ from trainer.models import cuts as cutting
 from trainer.strategies.base import Cuts, Strategy
 
 if TYPE_CHECKING:
+    from trainer.comm.base import Communicator
     from trainer.context import NodeContext
     from trainer.events import EventWriter
     from trainer.models.base import Model
     from trainer.result import TrainResult
     from trainer.strategies.loop import Loop
+    from trainer.strategies.split import Master, Part
     from trainer.task import Task
 
 
@@ -55,16 +57,17 @@ class RpcSplit(Strategy):
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from trainer.strategies.loop import Loop
+        from trainer.strategies.split import Master, Part
 
-        train = self._drive if context.rank == 0 else self._hold
-        return train(Loop(context, task, events), task, context.timeout_s)
+        loop = Loop(context, task, events)
+        cuts = self._cuts(task, loop.comm)
+        if context.rank == 0:
+            return self._drive(loop, Master(task, loop.comm, context.timeout_s))
+        return self._hold(loop, Part(task, loop.comm, cuts, context.timeout_s))
 
-    def _drive(self, loop: Loop, task: Task, timeout_s: float) -> TrainResult:
+    def _drive(self, loop: Loop, master: Master) -> TrainResult:
         from torch.distributed import autograd
 
-        from trainer.strategies.split import Master
-
-        master = Master(task, loop.comm, timeout_s)
         loop.comm.barrier()  # all parts are there
         optimizer = master.optimizer()
         loop.start(master)
@@ -78,10 +81,7 @@ class RpcSplit(Strategy):
             master.over(batch.steps)
         return loop.result(master)
 
-    def _hold(self, loop: Loop, task: Task, timeout_s: float) -> TrainResult:
-        from trainer.strategies.split import Part
-
-        part = Part(task, loop.comm, self._cuts(task, loop.comm.size - 1), timeout_s)
+    def _hold(self, loop: Loop, part: Part) -> TrainResult:
         loop.comm.barrier()
         loop.start(part)
         for _ in loop.epochs(part):
@@ -89,10 +89,10 @@ class RpcSplit(Strategy):
                 pass  # they were taken by remote calls
         return loop.result(part)
 
-    def _cuts(self, task: Task, parts: int) -> list[str]:
+    def _cuts(self, task: Task, comm: Communicator) -> list[str]:
         from trainer.strategies.stage import cut
 
-        head = task.spec.model.head
+        parts, head = comm.size - 1, task.spec.model.head
         if self.cuts is None and parts == 2 and head is not None:
             return [head]
-        return cut(task, parts, self.cuts)
+        return cut(task, comm, parts, self.cuts, task.spec.batch_of_each)

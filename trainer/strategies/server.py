@@ -131,7 +131,7 @@ class Server:
         for pull in waiting:
             if self._progress.may_go_on(pull.rank):
                 self._updates_at_pull[pull.rank] = self._updates
-                weights = self._replica.weights()
+                weights = self._replica.trained()
                 self._comm.traffic.bytes_sent += weights.nbytes
                 self._answer(pull, weights)
             else:
@@ -149,7 +149,7 @@ class Client:
         self._comm, self._timeout_s = comm, timeout_s
 
     def pull(self) -> Tensor:
-        """The server's weights, shape (state,), once this worker may go on. Raises CommunicationError."""
+        """The server's parameters, flat, once this worker may go on. Raises CommunicationError."""
         weights: Tensor = self._ask("pulling weights from", None)
         return weights
 

@@ -112,7 +112,7 @@ class Part(Replica):
         x = made_before if isinstance(made_before, Tensor) else made_before.to_here(self._timeout_s)
         self._receipt(self._before)
         if self.activation_bytes is None:  # all steps keep as much
-            with Activations(self._parameters) as activations:
+            with Activations() as activations:
                 y: Tensor = self.model(x)
             self.activation_bytes = activations.most_bytes
         else:

@@ -13,16 +13,29 @@ from trainer.clock import Clock
 from trainer.comm.base import Communicator, Sending
 from trainer.data.feed import Batch
 from trainer.models.cuts import balanced, parts_of
+from trainer.models.profile import profile
 from trainer.models.shapes import input_shapes
 from trainer.strategies.replica import Replica
 from trainer.strategies.schedules import Pass
 from trainer.task import Task
 
 
-def cut(task: Task, parts: int, cuts: Sequence[str] | None) -> list[str]:
-    """The cuts between `parts` parts; None: balanced by the numbers in the blocks' state."""
+def cut(task: Task, comm: Communicator, parts: int, cuts: Sequence[str] | None, samples: int) -> list[str]:
+    """The cuts between `parts` parts; None: balanced by the blocks' time, measured with so many samples.
+
+    Every rank calls it, before the clock runs. Rank 0 measures, so that all cut alike.
+    """
     names = task.spec.model.names
-    return balanced(names, _sizes(task, names[1:]), parts) if cuts is None else list(cuts)
+    if cuts is not None or parts == 1:
+        return list(cuts or ())
+    seconds = torch.zeros(len(names), device=comm.device)
+    if comm.rank == 0:
+        train = task.data.train
+        images, labels = torch.from_numpy(train.images[:samples]), torch.from_numpy(train.labels[:samples])
+        measured = profile(task.build_model(0).named_children(), images, labels)
+        seconds.copy_(torch.tensor([block.seconds for block in measured]))
+    comm.broadcast(seconds, root=0)
+    return balanced(names, seconds.tolist(), parts)
 
 
 class Stage(Replica):
@@ -58,6 +71,7 @@ class Stage(Replica):
     def begin(self, batch: Batch, micro_batches: int, weight: float = 1.0) -> int:
         """Take up a batch; returns in how many micro-batches, none of them empty. weight: of its loss."""
         self._optimizer.zero_grad()
+        self._count(bool(weight))
         number = min(micro_batches, len(batch.labels))
         self._images, self._labels_of = batch.images.tensor_split(number), batch.labels.tensor_split(number)
         self._samples, self._weight = len(batch.labels), weight

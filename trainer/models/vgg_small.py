@@ -1,0 +1,81 @@
+"""A small network in the manner of VGG: a plain chain, and most parameters in its head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from trainer.models.base import Model
+from trainer.models.norms import NORM, Norm
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainer.models.base import Blocks
+
+GROUPS = 3
+LEAST_PIXELS = 2**GROUPS  # of a side: each group halves it
+
+
+class VggSmall(Model):
+    """After Simonyan & Zisserman 2015: three groups of two convolutions 3×3 and a max-pool, two fully
+    connected layers with dropout between them.
+
+    Convolutions start as in He et al. 2015 ("Delving Deep into Rectifiers"): with torch's own initial
+    weights the signal fades from layer to layer, and without normalisation training does not get going.
+    """
+
+    width: int = Field(32, ge=1, le=1024, description="channels of the first group; others: 2 and 4 times")
+    hidden: int = Field(256, ge=1, le=65536, description="width of the fully connected layer")
+    dropout: float = Field(0.5, ge=0, lt=1, description="probability of dropping one of its activations")
+    norm: Literal["none", Norm] = Field("none", description=NORM)
+
+    def misfit(self, shape: tuple[int, int, int]) -> str | None:
+        _, height, width = shape
+        if min(height, width) >= LEAST_PIXELS:
+            return None
+        return f"it takes {LEAST_PIXELS}×{LEAST_PIXELS} pixels and more, not {height}×{width}"
+
+    @property
+    def meets(self) -> bool:
+        return self.norm == "sync_batch"
+
+    @property
+    def names(self) -> list[str]:
+        layer = ["conv", "relu"] if self.norm == "none" else ["conv", "norm", "relu"]
+        names = []
+        for group in range(1, GROUPS + 1):
+            names += [f"{kind}{group}{letter}" for letter in "ab" for kind in layer]
+            names.append(f"pool{group}")
+        return [*names, "flatten", "fc1", "relu_fc1", "dropout", "fc2", "log_softmax"]
+
+    @property
+    def head(self) -> str:
+        return "flatten"
+
+    def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
+        from torch import nn
+
+        from trainer.models.dropout import Dropout
+        from trainer.models.norms import build_norm
+
+        channels, height, width = shape
+        for group in range(1, GROUPS + 1):
+            wide = self.width * 2 ** (group - 1)
+            for letter in "ab":
+                convolution = nn.Conv2d(channels, wide, kernel_size=3, padding=1)
+                nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
+                yield f"conv{group}{letter}", convolution
+                if self.norm != "none":
+                    yield f"norm{group}{letter}", build_norm(self.norm, wide)
+                yield f"relu{group}{letter}", nn.ReLU()
+                channels = wide
+            yield f"pool{group}", nn.MaxPool2d(2)
+            height, width = height // 2, width // 2
+        yield "flatten", nn.Flatten()
+        yield "fc1", nn.Linear(channels * height * width, self.hidden)
+        yield "relu_fc1", nn.ReLU()
+        yield "dropout", Dropout(self.dropout, generator)
+        yield "fc2", nn.Linear(self.hidden, classes)
+        yield "log_softmax", nn.LogSoftmax(dim=1)

@@ -1,0 +1,72 @@
+"""The wide residual network that courses on data-parallel training use for Fashion-MNIST."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from trainer.models.base import Model
+from trainer.models.norms import NORM, Norm
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainer.models.base import Blocks
+
+GROUPS = 3
+LEAST_PIXELS = 8  # of a side: the groups halve it twice, and BatchNorm wants more than one number
+
+
+class WideResNet(Model):
+    """WRN-d-k of Zagoruyko & Komodakis 2016, with the residual blocks of He et al. 2016.
+
+    A convolution to 16 channels, three groups of residual blocks with 16k, 32k and 64k channels of which
+    the second and third halve the image, a mean over its pixels, a fully connected layer. With k = 10 the
+    groups have 160, 320 and 640 channels; with one block each, the depth d is 10. k = 1 is for CPUs.
+    """
+
+    widen: int = Field(10, ge=1, le=64, description="k: the groups have 16k, 32k and 64k channels")
+    blocks_per_group: int = Field(1, ge=1, le=100, description="N residual blocks: the depth is 6N + 4")
+    norm: Norm = Field("batch", description=NORM)
+
+    def misfit(self, shape: tuple[int, int, int]) -> str | None:
+        _, height, width = shape
+        if min(height, width) >= LEAST_PIXELS:
+            return None
+        return f"it takes {LEAST_PIXELS}×{LEAST_PIXELS} pixels and more, not {height}×{width}"
+
+    @property
+    def meets(self) -> bool:
+        return self.norm == "sync_batch"
+
+    @property
+    def names(self) -> list[str]:
+        blocks = [f"block{number}" for number in range(1, GROUPS * self.blocks_per_group + 1)]
+        return ["stem", *blocks, "norm", "relu", "pool", "flatten", "fc", "log_softmax"]
+
+    @property
+    def head(self) -> str:
+        return "flatten"
+
+    def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
+        from torch import nn
+
+        from trainer.models.norms import build_norm
+        from trainer.models.residual import Residual
+
+        yield "stem", nn.Conv2d(shape[0], 16, kernel_size=3, padding=1, bias=False)
+        channels, number = 16, 0
+        for group in range(GROUPS):
+            for first in [True] + [False] * (self.blocks_per_group - 1):
+                number += 1
+                wide = 16 * self.widen * 2**group
+                stride = 2 if first and group else 1
+                yield f"block{number}", Residual(channels, wide, stride, self.norm)
+                channels = wide
+        yield "norm", build_norm(self.norm, channels)
+        yield "relu", nn.ReLU()
+        yield "pool", nn.AdaptiveAvgPool2d(1)
+        yield "flatten", nn.Flatten()
+        yield "fc", nn.Linear(channels, classes)
+        yield "log_softmax", nn.LogSoftmax(dim=1)

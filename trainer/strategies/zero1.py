@@ -1,0 +1,58 @@
+"""ZeRO-1: as DDP, but every tensor's optimiser state is on one rank alone."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, ClassVar
+
+from trainer.compression.none import NoneCompression
+from trainer.strategies.base import Strategy, Uneven
+from trainer.strategies.ddp import Buckets
+
+if TYPE_CHECKING:
+    from trainer.context import NodeContext
+    from trainer.events import EventWriter
+    from trainer.result import TrainResult
+    from trainer.task import Task
+
+
+class Zero1(Strategy):
+    """ZeRO's stage 1 (Rajbhandari et al. 2020, "ZeRO", Sec. 5.1): torch's ZeroRedundancyOptimizer with
+    DistributedDataParallel, as torch documents it.
+
+    The same mathematics as `all_reduce`. Every tensor has a rank that owns it; DDP gives all ranks the mean
+    gradient, each steps what it owns, with an optimiser that remembers nothing else, and broadcasts it.
+    For n bytes of weights a rank sends 2n(P-1)/P for the mean and n(P-1)/P on average for the broadcasts.
+    The paper sends two thirds of that, since a rank needs the mean gradient of its own part alone. Owners
+    are found by size, largest tensor first, and no tensor is cut: the largest decides how even it can be.
+
+    In sight is what `ddp` has in sight, and all of the broadcasts.
+    """
+
+    transports: ClassVar[tuple[str, ...]] = ("gloo",)
+    in_step: ClassVar[bool] = True
+
+    uneven: Uneven = "join"
+
+    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
+        from torch.nn.parallel import DistributedDataParallel
+
+        from trainer.strategies.loop import Loop
+        from trainer.strategies.sharded import OwnersReplica
+
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")  # see ddp.py
+        loop = Loop(context, task, events)
+        # The gradient lies in the buckets, or it would be held twice.
+        ddp = DistributedDataParallel(
+            task.build_model(context.rank), broadcast_buffers=False, gradient_as_bucket_view=True
+        )
+        buckets = Buckets(loop.comm, NoneCompression(), seed=0)
+        ddp.register_comm_hook(None, lambda _, bucket: buckets.mean(bucket))
+        replica = OwnersReplica(ddp, task, loop.comm)
+        loop.start(replica)
+        for epoch in loop.epochs(replica):
+            for batch in loop.batches_in_step(epoch, replica, self.uneven):
+                replica.backward(batch, weight=batch.share * context.size)
+                buckets.book_exposed()
+                replica.step()
+        return loop.result(replica)
