@@ -2,6 +2,9 @@
 
 Requests are torch RPC's, and its distributed autograd goes the same way back. So a part computes in threads
 of torch's while its own thread waits; that one settles the accounts once an epoch, and nothing else does.
+
+Every request has the run's `timeout_s`. What torch sends by itself, for backward passes and the optimiser,
+has the agent's, which is the same.
 """
 
 from __future__ import annotations
