@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 from orchestrator.engine import EngineError, reach
 from orchestrator.image import image_trouble
+from orchestrator.runtimes.compose import COMPOSE
 
 
 @cache
@@ -16,6 +20,14 @@ def containers_missing() -> str | None:
         return image_trouble(reach())
     except EngineError as error:
         return str(error)
+
+
+def spec_of_up(topology: str, directory: Path, **fields: Any) -> Path:
+    """What a bare `up` of this topology trains, with other fields; on data that need no download."""
+    spec = directory / f"{topology}.json"
+    bare = json.loads((COMPOSE / "specs" / f"{topology}.json").read_text())
+    spec.write_text(json.dumps({**bare, "dataset": "digits", **fields}))
+    return spec
 
 
 def leftovers(label: str) -> list[str]:

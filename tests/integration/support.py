@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,6 +51,25 @@ class Silent:
         self.seen += events
 
     def end(self, number: int, total: int, result: RunResult, skipped: bool) -> None: ...
+
+
+class Training(Silent):
+    """Does something to a rank's process once all of them train."""
+
+    def __init__(self, act: Callable[[int], None], rank: int, ranks: int = 3) -> None:
+        super().__init__()
+        self._act, self._rank, self._ranks = act, rank, ranks
+        self.pid = 0
+        self.at = 0.0
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while sum(event.kind == "train_start" for event in self.seen) < self._ranks:
+            time.sleep(0.02)
+        time.sleep(0.3)
+        self.pid = next(e.fields["pid"] for e in self.seen if (e.kind, e.rank) == ("start", self._rank))
+        self.at = time.time()
+        self._act(self.pid)
 
 
 def environment() -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from orchestrator.result import RunResult
-from tests.integration.support import Silent, node_processes
+from tests.integration.support import Training, node_processes
 
 Execute = Callable[..., RunResult]
 # Some seconds of steps.
@@ -29,25 +28,6 @@ STOPS, STOP_S = 15, 0.1
 
 def bounded(by: int | None) -> dict[str, Any]:
     return {"name": "async_parameter_server", "max_staleness": by}
-
-
-class Training(Silent):
-    """Does something to a rank's process once all of them train."""
-
-    def __init__(self, act: Callable[[int], None], rank: int, ranks: int = 3) -> None:
-        super().__init__()
-        self._act, self._rank, self._ranks = act, rank, ranks
-        self.pid = 0
-        self.at = 0.0
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        while sum(event.kind == "train_start" for event in self.seen) < self._ranks:
-            time.sleep(0.02)
-        time.sleep(0.3)
-        self.pid = next(e.fields["pid"] for e in self.seen if (e.kind, e.rank) == ("start", self._rank))
-        self.at = time.time()
-        self._act(self.pid)
 
 
 def stop_now_and_then(pid: int) -> None:

@@ -1,16 +1,12 @@
-"""Transport rpc across real processes, and strategy rpc_echo through the runner."""
+"""Transport rpc across real processes."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import re
 import signal
-import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,75 +14,40 @@ import psutil
 import pytest
 import torch
 
-from orchestrator.result import RunResult
 from orchestrator.runtimes.local import _loopback
-from tests.integration.support import Silent, node_processes
+from tests.integration.rpc_ranks import Ranks
 from trainer.clock import Clock
 from trainer.comm.base import CommunicationError, Communicator
 from trainer.context import NodeContext
 
-Execute = Callable[..., RunResult]
 Body = Callable[[Communicator], Any]
 SIZE = 3
 FLOATS = 10  # not a multiple of SIZE: the ranks' shares of an all-reduce differ
 
 
-@dataclass
-class Ranks:
-    """Runs a function as ranks that are processes, as RPC demands."""
+class Met:
+    """Runs a function of a module as ranks that have met: `run(body)`, `body(comm)`."""
 
-    place: str
-    timeout_s: float = 30.0
+    def __init__(self, place: str) -> None:
+        self.ranks = Ranks(place)
 
     def run(self, body: Body) -> list[Any]:
-        """What `body`, a function of a module, returns or raises on each rank; None where a rank died."""
-        # Forked from a server that has torch already: a rank starts in milliseconds.
-        multiprocessing.set_forkserver_preload(["torch.distributed.rpc"])
-        server = multiprocessing.get_context("forkserver")
-        told, processes = [], []
-        for rank in range(SIZE):
-            hear, say = server.Pipe(duplex=False)
-            context = NodeContext(
-                rank, SIZE, "rpc", Path(), rendezvous=self.place, timeout_s=self.timeout_s
-            )
-            processes.append(server.Process(target=_rank, args=(context, body, say)))
-            processes[-1].start()
-            say.close()  # this process's copy, or it would hear nothing of the rank's death
-            told.append(hear)
-        try:
-            return [_heard(hear) for hear in told]
-        finally:
-            for process in processes:
-                process.kill()
-                process.join(10)
+        """As `Ranks.run`."""
+        return self.ranks.run(partial(_meet, body), SIZE)
 
 
-def _heard(hear: Connection) -> Any:
-    try:
-        return hear.recv() if hear.poll(60) else pytest.fail("a rank waits for ever")
-    except EOFError:
-        return None
-
-
-def _rank(context: NodeContext, body: Body, say: Connection) -> None:
-    torch.set_num_threads(1)
-    os.environ |= {"TP_SOCKET_IFNAME": _loopback(), "GLOO_SOCKET_IFNAME": _loopback()}
+def _meet(body: Body, context: NodeContext) -> Any:
     clock = Clock()
-    try:
-        comm = context.connect(clock)
-        clock.start()
-        outcome = body(comm)
-        comm.close()
-    except Exception as error:
-        outcome = error
-        context.abort()
-    say.send(outcome)
-    os._exit(0)
+    comm = context.connect(clock)
+    clock.start()
+    outcome = body(comm)
+    comm.close()
+    return outcome
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> Ranks:
-    return Ranks(f"{tmp_path}/rendezvous")
+def ranks(tmp_path: Path) -> Met:
+    return Met(f"{tmp_path}/rendezvous")
 
 
 def values(rank: int) -> torch.Tensor:
@@ -127,7 +88,7 @@ def every_collective(comm: Communicator) -> dict[str, Any]:
     return told
 
 
-def test_collectives(ranks: Ranks) -> None:
+def test_collectives(ranks: Met) -> None:
     told = ranks.run(every_collective)
     everyone = torch.stack([values(rank) for rank in range(SIZE)])
     payload = FLOATS * 4
@@ -165,7 +126,7 @@ def in_order(comm: Communicator) -> list[float]:
     return told
 
 
-def test_send_and_receive_in_order_and_by_source(ranks: Ranks) -> None:
+def test_send_and_receive_in_order_and_by_source(ranks: Met) -> None:
     expected = [100.0 * source + number for number in range(50) for source in (2, 1)]
     assert ranks.run(in_order) == [expected, [], []]
 
@@ -179,7 +140,7 @@ def many_rounds(comm: Communicator) -> list[float]:
     return sums
 
 
-def test_many_rounds_do_not_mix(ranks: Ranks) -> None:
+def test_many_rounds_do_not_mix(ranks: Met) -> None:
     assert ranks.run(many_rounds) == [[6.0 * number for number in range(100)]] * SIZE
 
 
@@ -190,7 +151,7 @@ def late(comm: Communicator) -> tuple[float, float]:
     return arrived, time.monotonic()
 
 
-def test_barrier_waits_for_the_last(ranks: Ranks) -> None:
+def test_barrier_waits_for_the_last(ranks: Met) -> None:
     told = ranks.run(late)
     assert min(left for _, left in told) >= max(arrived for arrived, _ in told)
 
@@ -203,7 +164,7 @@ def over_the_link(comm: Communicator) -> float:
     return psutil.net_io_counters(pernic=True)[_loopback()].bytes_sent - before
 
 
-def test_the_bytes_cross_the_link_and_not_shared_memory(ranks: Ranks) -> None:
+def test_the_bytes_cross_the_link_and_not_shared_memory(ranks: Met) -> None:
     """Others use the link too, so more is no mistake; what went around it would be missing."""
     assert min(ranks.run(over_the_link)) > 2 * 8_000_000 * (SIZE - 1)
 
@@ -220,7 +181,7 @@ def one_dies(comm: Communicator) -> Any:
     raise CommunicationError(f"{caught.value} {time.monotonic() - began:.1f}")
 
 
-def test_a_dead_peer_is_named_at_once(ranks: Ranks) -> None:
+def test_a_dead_peer_is_named_at_once(ranks: Met) -> None:
     first, dead, last = ranks.run(one_dies)
     assert dead is None
     for error in (first, last):
@@ -236,50 +197,8 @@ def one_is_silent(comm: Communicator) -> None:
     comm.recv(torch.empty(1), source=1)
 
 
-def test_a_silent_peer_is_named_when_time_is_up(ranks: Ranks) -> None:
-    ranks.timeout_s = 5.0
+def test_a_silent_peer_is_named_when_time_is_up(ranks: Met) -> None:
+    ranks.ranks.timeout_s = 5.0
     first, _, last = ranks.run(one_is_silent)
     for error in (first, last):
         assert str(error) == "waiting for node 1 failed: nothing came within 5 s"
-
-
-# The strategy
-
-
-@pytest.mark.parametrize("nodes", [2, 4])
-def test_echo(execute: Execute, tmp_path: Path, nodes: int) -> None:
-    echo = {"name": "rpc_echo", "floats": 30_000, "rounds": 7}
-    result = execute(strategy=echo, nodes=nodes)
-    assert (result.status, result.cause, result.topology) == ("ok", None, "rpc")
-    message = 30_000 * 4
-    master, *others = result.ranks
-    assert master.bytes_sent == 7 * message * (nodes - 1)
-    assert [rank.bytes_sent for rank in others] == [7 * message] * (nodes - 1)
-    for rank in result.ranks:
-        assert rank.steps == 7
-        assert rank.train_s == pytest.approx(sum(rank.seconds.values()), abs=1e-4)
-    assert master.seconds["communicate"] > 0
-    assert all(rank.seconds["wait"] > 0 for rank in others)
-    assert node_processes(tmp_path) == []
-
-
-@pytest.mark.parametrize("doomed", [0, 1])
-def test_kill_9_of_one_node(execute: Execute, tmp_path: Path, doomed: int) -> None:
-    display = Silent()
-    killed: list[tuple[int, float]] = []
-
-    def kill() -> None:
-        while sum(event.kind == "train_start" for event in display.seen) < 3:
-            time.sleep(0.02)
-        time.sleep(0.5)
-        pids = {event.rank: event.fields["pid"] for event in display.seen if event.kind == "start"}
-        os.kill(pids[doomed], signal.SIGKILL)
-        killed.append((pids[doomed], time.time()))
-
-    threading.Thread(target=kill, daemon=True).start()
-    result = execute(display, strategy={"name": "rpc_echo", "rounds": 1_000_000}, nodes=3)
-    ((pid, at),) = killed
-    assert result.status == "failed"
-    assert re.fullmatch(rf"node {doomed} \(process {pid}\) was killed by SIGKILL", str(result.cause))
-    assert result.started_at + result.wall_s - at < 10
-    assert node_processes(tmp_path) == []

@@ -14,7 +14,9 @@ import pytest
 
 from orchestrator.assemble import certify
 from orchestrator.result import ranks_of
-from tests.integration.support import PROJECT, wait_for
+from tests.engine import spec_of_up
+from tests.integration.support import wait_for
+from tests.mnist_files import real_mnist_dir
 from trainer.events import Event
 
 Make = Callable[..., Any]
@@ -50,12 +52,27 @@ def test_it_trains(stack: Make, topology: str) -> None:
     assert [(split.coverage, split.overlap) for split in certificate.splits] == [(1.0, 0.0)] * 20
 
 
+def test_a_split_model_learns_mnist(stack: Make) -> None:
+    """The bare run of the rpc file, but for the download: a master and two parts, 60,000 images."""
+    up = (cluster := stack("rpc", SHARDYARD_DATA=str(real_mnist_dir()), SHARDYARD_FETCH="skip")).up(2)
+    assert up.returncode == 0, up.stdout
+    assert re.search(r"head-1 +\| ok: 3 nodes, world size 3, rpc_split over rpc, mnist", up.stdout), (
+        up.stdout
+    )
+    events = cluster.events()
+    master, *parts = ranks_of(events)
+    assert (master.accuracy or 0) >= 0.96
+    assert [(part.blocks or [])[0] for part in parts] == ["conv1", "flatten"]
+    certificate = certify(events)
+    assert certificate is not None
+    assert certificate.verified
+    assert [split.coverage for split in certificate.splits] == [1.0] * 2
+
+
 @pytest.mark.parametrize("topology", SIZES)
 def test_it_ends_in_good_order_and_can_be_called_again(stack: Make, tmp_path: Path, topology: str) -> None:
     """Cold, then warm on the stopped containers: exit code 0, and the summary is what is said last."""
-    spec = tmp_path / "spec.json"
-    fields = json.loads((PROJECT / "compose" / "specs" / f"{topology}.json").read_text())
-    spec.write_text(json.dumps(fields | {"epochs": 1}))
+    spec = spec_of_up(topology, tmp_path, epochs=1)
     cluster = stack(topology, SHARDYARD_SPEC=str(spec))
     for _ in ("cold", "warm"):
         up = cluster.up(2)
@@ -102,9 +119,7 @@ def test_results_belong_to_the_user_who_owns_the_run(stack: Make, tmp_path: Path
 @pytest.mark.parametrize("topology", SIZES)
 def test_containers_have_nothing_to_give_away(stack: Make, tmp_path: Path, topology: str) -> None:
     """As the engine sees them: no root, no capabilities, no ports, nothing to write to, no way out."""
-    spec = tmp_path / "spec.json"
-    fields = json.loads((PROJECT / "compose" / "specs" / f"{topology}.json").read_text())
-    spec.write_text(json.dumps(fields | {"epochs": 1}))
+    spec = spec_of_up(topology, tmp_path, epochs=1)
     cluster = stack(topology, SHARDYARD_SPEC=str(spec), SHARDYARD_CPUS="0.5", SHARDYARD_MEMORY_MB="900")
     assert cluster.up(2).returncode == 0
     listed = cluster.run("ps", "-a", "--quiet").stdout.split()

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.engine import leftovers
+from tests.engine import leftovers, spec_of_up
 
 PROJECT = Path(__file__).resolve().parents[2]
 TIMES = {"ddp": 50, "mpi": 20, "rpc": 20, "single": 10}
@@ -39,7 +39,12 @@ def soak(topology: str, times: int, nodes: int, cpus: str, results: Path) -> lis
     """`times` rounds, every second one warm."""
     project = f"soak-{topology}-{os.getpid()}"
     compose = ["docker", "compose", "-f", f"{PROJECT}/compose/{topology}.yml", "-p", project]
-    environment = {**os.environ, "SHARDYARD_CPUS": cpus, "SHARDYARD_RESULTS": str(results)}
+    environment = {
+        **os.environ,
+        "SHARDYARD_SPEC": str(spec_of_up(topology, results)),
+        "SHARDYARD_CPUS": cpus,
+        "SHARDYARD_RESULTS": str(results),
+    }
     size = nodes + (topology == "rpc")  # the master takes part
     rounds: list[Round] = []
     try:

@@ -10,7 +10,7 @@ from trainer.cluster.roll import Member, Roster, call_roll
 FIELDS: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp", "dataset": "digits"},
     "mpi": {"strategy": "all_reduce", "transport": "mpi"},
-    "rpc": {"strategy": "rpc_echo"},
+    "rpc": {"strategy": "rpc_split"},
     "single": {"strategy": "hogwild"},
 }
 OTHER = {"mpi": "launcher", "rpc": "master"}

@@ -235,9 +235,9 @@ def test_summary_says_when_weights_differ(tmp_path: Path) -> None:
 
 
 def test_summary_of_a_run_that_trains_nothing(tmp_path: Path) -> None:
-    kept = ledger(tmp_path, "rpc", nodes=1)
+    kept = ledger(tmp_path, "rpc", nodes=1, strategy="placebo", transport="rpc")
     finish(kept, 0, 1, samples=0, train_s=0.25, accuracy=None)
-    assert kept.summary() == ["ok: 2 nodes, world size 2, rpc_echo over rpc, seed 0", "  0.25 s"]
+    assert kept.summary() == ["ok: 2 nodes, world size 2, placebo over rpc, seed 0", "  0.25 s"]
 
 
 def test_summary_of_a_run_that_failed_names_who_and_why(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_one_container_is_enough_for_all_processes_of_a_run() -> None:
         ),
         (
             "ddp",
-            {"strategy": "rpc_echo"},
+            {"strategy": "rpc_split"},
             "a run over rpc has topology rpc: use compose/rpc.yml, not compose/ddp.yml",
         ),
         (

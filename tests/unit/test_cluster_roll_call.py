@@ -53,7 +53,7 @@ def test_who_does_not_report_is_named(room: Room, monkeypatch: pytest.MonkeyPatc
     [
         ({"nodes": 3}, "FAILED: the run has 3 nodes, 2 came: use --scale node=3"),
         ({"epochs": 0}, "FAILED: the run's spec is not valid: epochs: "),
-        ({"strategy": "rpc_echo"}, "FAILED: a run over rpc has topology rpc: use compose/rpc.yml"),
+        ({"strategy": "rpc_split"}, "FAILED: a run over rpc has topology rpc: use compose/rpc.yml"),
     ],
 )
 def test_a_run_that_cannot_be_sends_everybody_away(room: Room, fields: dict[str, Any], said: str) -> None:

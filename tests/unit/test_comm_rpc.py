@@ -1,4 +1,4 @@
-"""Transport rpc and strategy rpc_echo as far as one process can tell; the rest is in tests/integration."""
+"""Transport rpc as far as one process can tell; the rest is in tests/integration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from trainer.clock import Clock
 from trainer.comm.base import CommunicationError
 from trainer.comm.rpc import RpcCommunicator, _alone
 from trainer.context import NodeContext
-from trainer.strategies.rpc_echo import WrongAnswer, check, double
 
 
 def context(rendezvous: str, rank: int = 1, **fields: Any) -> NodeContext:
@@ -38,22 +37,3 @@ def test_a_view_travels_without_what_it_is_part_of() -> None:
     piece = _alone(whole[2:9])
     assert piece.untyped_storage().nbytes() == 7 * 4
     assert torch.equal(piece, whole[2:9])
-
-
-def test_a_right_answer_passes() -> None:
-    question = torch.arange(1000, dtype=torch.float32)
-    check(double(question), question, node=2)
-
-
-def test_one_wrong_number_is_found() -> None:
-    question = torch.arange(1000, dtype=torch.float32)
-    answer = double(question)
-    answer[999] = answer[999].nextafter(torch.tensor(0.0))
-    with pytest.raises(WrongAnswer, match="node 2 answered 1 of 1000 numbers wrongly"):
-        check(answer, question, node=2)
-
-
-@pytest.mark.parametrize("answer", [torch.tensor([]), torch.tensor([float("nan")] * 3), torch.tensor(0.0)])
-def test_no_answer_at_all_is_wrong(answer: torch.Tensor) -> None:
-    with pytest.raises(WrongAnswer, match=r"node 1 answered (all|3) of 3 numbers wrongly"):
-        check(answer, torch.zeros(3), node=1)

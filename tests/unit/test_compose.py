@@ -15,7 +15,7 @@ from trainer.spec import RunSpec
 RUNS: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp"},
     "mpi": {"strategy": "all_reduce", "transport": "mpi"},
-    "rpc": {"strategy": "rpc_echo"},
+    "rpc": {"strategy": "rpc_split"},
     "single": {"strategy": "hogwild"},
 }
 

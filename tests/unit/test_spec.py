@@ -108,7 +108,7 @@ def test_topology_follows_from_the_transport(transport: str, topology: str) -> N
 
 def test_a_transport_that_the_strategy_cannot_use() -> None:
     assert "ddp cannot use mpi; allowed: gloo, nccl" in refusal(strategy="ddp", transport="mpi")
-    assert "rpc_echo cannot use gloo; allowed: rpc" in refusal(strategy="rpc_echo", transport="gloo")
+    assert "rpc_split cannot use gloo; allowed: rpc" in refusal(strategy="rpc_split", transport="gloo")
 
 
 def test_limits_of_the_strategy() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from queue import Empty, SimpleQueue
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
     from trainer.context import NodeContext
 
-WORKER_THREADS = 4  # that answer requests; none of ours ever waits in one
+WORKER_THREADS = 4  # that answer requests; of ours none waits in one but rpc_split's, for the part before
 KNOCK_EVERY_S = 0.5  # how often a rank that waits for another asks whether it is still there
+ROLL_CALL_S = 3.0  # in which one that is asked nothing else says that it is there
 
 # What the peers have put here, by rank. A module's, because a process has one RPC agent, whose requests
 # name functions and not objects.
@@ -213,6 +214,16 @@ class Knock:
                 if self._answer is not None:
                     self._answer.wait()
                 self._answer = rpc.rpc_async(node(self._rank), _answer, timeout=self._timeout_s)
+
+
+def call_roll(ranks: Iterable[int]) -> None:
+    """Raises CommunicationError unless each of the ranks says within ROLL_CALL_S that it is there."""
+    from torch.distributed import rpc
+
+    calls = [(rank, rpc.rpc_async(node(rank), _answer, timeout=ROLL_CALL_S)) for rank in ranks]
+    for rank, call in calls:
+        with reaching(rank, "calling"):
+            call.wait()
 
 
 def _deliver(source: int, piece: Tensor) -> None:

@@ -23,8 +23,8 @@ STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
         "pipeline_torch": "trainer.strategies.pipeline_torch:PipelineTorch",
         "hybrid": "trainer.strategies.hybrid:Hybrid",
         "tensor_parallel": "trainer.strategies.tensor_parallel:TensorParallel",
+        "rpc_split": "trainer.strategies.rpc_split:RpcSplit",
         "hogwild": "trainer.strategies.hogwild:Hogwild",
-        "rpc_echo": "trainer.strategies.rpc_echo:RpcEcho",
         "placebo": "trainer.strategies.placebo:Placebo",
     },
 )

@@ -49,12 +49,11 @@ class Loop:
         self.peers: Communicator | None = None if strategy.cuts_model else self.comm
         self._feed = Feed(data.train, task.spec, task.streams, self._replica, parts, device)
         self._train_labels, self._classes = data.train.labels, data.classes
-        shares = (self._replica, parts) if strategy.cuts_model else (context.rank, context.size)
+        shares = (self._replica % parts, parts) if strategy.cuts_model else (context.rank, context.size)
         self.evaluate = Evaluation(data.test, self.comm, *shares)
         self._labels_fed = np.zeros(self._classes, dtype=np.int64)
         self._certifier = Certifier(len(data.train.labels), parts)
         self._steps = self._samples = 0
-        self._activation_bytes: int | None = None
         self._peak_memory_mb: float | None = None
         self._evaluated = (0.0, 0.0)  # accuracy and loss after the last epoch
 
@@ -201,7 +200,7 @@ class Loop:
             if self._steps == 0:  # all steps keep as much
                 with Activations() as activations:
                     yield batch
-                self._activation_bytes = activations.most_bytes
+                replica.activation_bytes = activations.most_bytes
             else:
                 yield batch
             self._steps += 1
@@ -278,7 +277,7 @@ class Loop:
             staleness_mean=fmean(staleness) if staleness else None,
             staleness_max=max(staleness, default=None),
             held_bytes=held_bytes,
-            activation_bytes=self._activation_bytes,
+            activation_bytes=replica.activation_bytes,
             blocks=replica.blocks,
             bytes_to=[bytes_to[rank] for rank in range(self.comm.size)] if bytes_to else None,
         )

@@ -25,6 +25,7 @@ class Replica:
     def __init__(self, model: nn.Module, task: Task, clock: Clock) -> None:
         self.model = model
         self.loss: Tensor | None = torch.zeros(())  # of the last batch; None where another rank has it
+        self.activation_bytes: int | None = None  # that its first step has kept; no step yet
         self._output = self._labels = torch.zeros(0)
         self._clock = clock
         self._parameters = list(model.parameters())
