@@ -187,8 +187,9 @@ def readable(event: Event) -> str | None:
                 f"{loss}acc {fields['accuracy']:.1%}"
             )
         case "result" if "accuracy" in fields and fields["accuracy"] is not None:
-            trained = f"trained {fields['samples']:,} samples in {fields['train_s']:.2f} s"
-            text = f"{trained}, acc {fields['accuracy']:.1%}"
+            # Of a server, or one that holds a part of the model, the samples are others'.
+            did = f"trained {fields['samples']:,} samples" if fields["samples"] else "took part"
+            text = f"{did} in {fields['train_s']:.2f} s, acc {fields['accuracy']:.1%}"
         case "failed":
             text = f"failed: {fields['cause']}\n{fields.get('traceback', '')}".rstrip()
         case "terminated" | "died":

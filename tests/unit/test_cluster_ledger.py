@@ -234,6 +234,23 @@ def test_summary_says_when_weights_differ(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("strategy", "digests", "told"),
+    [
+        ("pipeline", ["a", None, None, None], "one model on 4 nodes"),
+        ("hybrid", ["a", None, "a", None], "same weights on all copies"),
+        ("hybrid", ["a", None, "b", None], "copies ended with different weights"),
+    ],
+)
+def test_summary_of_a_model_that_is_cut(
+    tmp_path: Path, strategy: str, digests: list[str | None], told: str
+) -> None:
+    kept = ledger(tmp_path, nodes=4, strategy=strategy)
+    for rank, digest in enumerate(digests):
+        finish(kept, rank, weights_digest=digest)
+    assert kept.summary()[-1] == f"  test accuracy 90.0%, {told}"
+
+
 def test_summary_of_a_run_that_trains_nothing(tmp_path: Path) -> None:
     kept = ledger(tmp_path, "rpc", nodes=1, strategy="placebo", transport="rpc")
     finish(kept, 0, 1, samples=0, train_s=0.25, accuracy=None)

@@ -245,6 +245,7 @@ def test_merged_file(tmp_path: Path) -> None:
             event("result", 11, **rank_fields(samples=60_000, train_s=1.5, accuracy=0.98)),
             "trained 60,000 samples in 1.50 s, acc 98.0%",
         ),
+        (event("result", 1, **rank_fields(samples=0, train_s=1.5)), "took part in 1.50 s, acc 90.0%"),
         (event("failed", 1, cause="odd", traceback="Trace\n  back"), "failed: odd\nTrace\n  back"),
         (event("failed", 1, cause="odd"), "failed: odd"),
         (event("terminated", cause="stopped by SIGTERM"), "terminated: stopped by SIGTERM"),

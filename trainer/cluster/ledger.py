@@ -6,7 +6,7 @@ import base64
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -135,12 +135,21 @@ class Ledger:
         if not self._roster.spec.strategy.trains or not train_s:
             return [f"  {train_s:.2f} s"]
         samples = sum(result["samples"] for result in results)
-        digests = {result["weights_digest"] for result in results}
         return [
             f"  trained {samples:,} samples in {train_s:.2f} s, {samples / train_s:,.0f} samples/s",
-            f"  test accuracy {results[0]['accuracy']:.1%}, "
-            + ("same weights on all ranks" if len(digests) == 1 else "ranks ended with different weights"),
+            f"  test accuracy {results[0]['accuracy']:.1%}, {self._weights(results)}",
         ]
+
+    def _weights(self, results: Sequence[Mapping[str, Any]]) -> str:
+        """What became of the copies of the model: of one that is cut, one rank knows the whole."""
+        spec = self._roster.spec
+        whose = "copies" if spec.strategy.cuts_model else "ranks"
+        digests = {result["weights_digest"] for result in results if result["weights_digest"]}
+        if spec.strategy.cuts_model and spec.parts == 1:
+            return f"one model on {spec.size_label}"
+        if len(digests) == 1:
+            return f"same weights on all {whose}"
+        return f"{whose} ended with different weights"
 
 
 def _said(event: Event) -> str:
