@@ -29,11 +29,16 @@ def bubble_formula(row: Row) -> float | None:
 
 
 def bubble(row: Row) -> float | None:
-    """The share of training time that stages stood idle and waited, mean over them; None without stages."""
-    training = sum(value for phase, value in row.seconds.items() if phase != "evaluate")
-    if bubble_formula(row) is None or not training:
+    """The share of training time that stages stood idle and waited, mean over them.
+
+    None without stages, and where a library does not tell waiting from communicating.
+    """
+    if bubble_formula(row) is None or not row.run.strategy.books_waits:
         return None
-    return row.seconds.get("wait", 0.0) / training
+    holders = _holders(row)
+    idle = sum(rank.seconds["wait"] for rank in holders)
+    training = sum(sum(rank.seconds.values()) - rank.seconds["evaluate"] for rank in holders)
+    return idle / training if training else None
 
 
 def stages(row: Row, copy: int = 0) -> list[RankResult]:
@@ -42,7 +47,9 @@ def stages(row: Row, copy: int = 0) -> list[RankResult]:
     return [
         rank
         for rank in _ranks(row)
-        if strategy.cuts_model and rank.blocks and strategy.replica_of(rank.rank, size) == copy
+        if strategy.cuts_model
+        and rank.blocks
+        and strategy.replica_of(rank.rank, size) % strategy.replicas(size) == copy
     ]
 
 
@@ -102,9 +109,8 @@ def memory_bytes(row: Row) -> int | None:
 
 
 def work_s(row: Row) -> list[float]:
-    """Seconds of work per step of each rank that trains, by rank."""
-    trains = [rank for rank in _ranks(row) if rank.rank >= row.run.strategy.servers]
-    return [sum(rank.seconds[phase] for phase in WORK) / (row.steps or 1) for rank in trains]
+    """Seconds of work per step of each rank that trains the model or a part of it, by rank."""
+    return [sum(rank.seconds[phase] for phase in WORK) / (row.steps or 1) for rank in _holders(row)]
 
 
 def balance(row: Row) -> float | None:
@@ -142,6 +148,12 @@ def _of_serial(metric: Metric, whole: Metric) -> Metric:
 
 parameters_share = _of_serial(parameters, lambda row: row.baseline.parameters if row.baseline else None)
 held_share = _of_serial(held_bytes, lambda row: row.baseline.held_bytes if row.baseline else None)
+
+
+def _holders(row: Row) -> list[RankResult]:
+    """The ranks that train the model or a part of it: no server, nor a master that drives the others."""
+    servers = row.run.strategy.servers
+    return [rank for rank in _ranks(row) if rank.rank >= servers and rank.blocks != []]
 
 
 def _ranks(row: Row) -> list[RankResult]:

@@ -85,6 +85,21 @@ def test_a_bubble_is_only_told_of_stages() -> None:
     assert cut.bubble_formula(row_of(comparison, "hybrid")) == pytest.approx(1 / 5)  # two stages, not four
 
 
+def test_who_drives_the_parts_is_no_stage() -> None:
+    """A master waits nearly all the time; of two parts one waits while the other computes."""
+    run = in_parts(a_run("rpc_split", nodes=3), [0, 1, 1], blocks=[[], ["conv1"], ["fc1"]])
+    row = row_of(a_comparison(run), "rpc_split")
+    assert cut.bubble_formula(row) == pytest.approx(1 / 2)
+    assert len(cut.work_s(row)) == 2
+    assert cut.cuts(row) == ["fc1"]
+
+
+def test_a_library_that_does_not_say_when_it_waits_has_no_measured_bubble() -> None:
+    row = row_of(a_comparison(in_parts(a_run("pipeline_torch", nodes=2), [1, 1])), "pipeline_torch")
+    assert cut.bubble(row) is None
+    assert cut.bubble_formula(row) == pytest.approx(1 / 5)  # as in pipeline, so that work speedups compare
+
+
 def test_the_busiest_of_several_cuts_counts() -> None:
     blocks = [["conv1"], ["conv2"], ["fc1"]]
     sent = [[0, 10, 0], [20, 0, 300], [0, 400, 0]]
