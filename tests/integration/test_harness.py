@@ -51,6 +51,10 @@ def kill_in_training(display: Silent, rank: int) -> list[int]:
         ("ddp", "gloo"),
         ("zero1", "gloo"),
         ("fsdp", "gloo"),
+        ("pipeline", "gloo"),
+        ("pipeline", "mpi"),
+        ("pipeline_torch", "gloo"),
+        ("tensor_parallel", "gloo"),
         ("hogwild", "memory"),
     ],
 )
