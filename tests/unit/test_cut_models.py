@@ -85,6 +85,15 @@ def test_one_stage_and_one_micro_batch_is_serial_with_dropout_too() -> None:
     np.testing.assert_array_equal(alone.weights, serial.weights)
 
 
+def test_parts_with_statistics_are_put_together_as_the_whole_model_is() -> None:
+    """First the parameters of all parts, then the statistics of all: the same bits, the same digest."""
+    dataset = {**SMALL["dataset"], "height": 12, "width": 12}
+    fields = {**STEPS, "model": {"name": "wide_resnet", "widen": 1}, "dataset": dataset, "epochs": 1}
+    pipeline = {"name": "pipeline", "micro_batches": 1, "cuts": ["block2", "norm"]}
+    serial, parts = train("serial", 1, **fields), train(pipeline, 3, **fields)
+    assert parts.results[0].weights_digest == serial.results[0].weights_digest
+
+
 def test_a_stage_gives_account_of_what_it_holds_and_sends() -> None:
     """Of lenet, cut before flatten: 30×2×2 numbers per sample cross the cut, and come back as gradients."""
     gpipe = train({"name": "pipeline", "cuts": ["flatten"], "schedule": "gpipe"}, 2, **STEPS)
