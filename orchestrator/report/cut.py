@@ -29,21 +29,21 @@ def bubble_formula(row: Row) -> float | None:
 
 
 def bubble(row: Row) -> float | None:
-    """The share of training time that stages stood idle and waited, mean over them; None without stages."""
-    training = sum(value for phase, value in row.seconds.items() if phase != "evaluate")
-    if bubble_formula(row) is None or not training:
+    """The share of training time that stages stood idle and waited, mean over them.
+
+    None without stages, and where waiting is not told from moving bytes.
+    """
+    if bubble_formula(row) is None or not row.run.strategy.tells_waits:
         return None
-    return row.seconds.get("wait", 0.0) / training
+    held = [rank.seconds for rank in _ranks(row) if rank.blocks]  # a master holds none
+    training = sum(value for seconds in held for phase, value in seconds.items() if phase != "evaluate")
+    return sum(seconds["wait"] for seconds in held) / training if training else None
 
 
 def stages(row: Row, copy: int = 0) -> list[RankResult]:
     """The ranks that hold a copy of the model block by block, in that order; none if it is not cut so."""
-    strategy, size = row.run.strategy, row.run.world_size
-    return [
-        rank
-        for rank in _ranks(row)
-        if strategy.cuts_model and rank.blocks and strategy.replica_of(rank.rank, size) == copy
-    ]
+    held = row.copies[copy] if row.ok and row.copies else []
+    return [rank for rank in held if rank.blocks]
 
 
 def cuts(row: Row) -> list[str]:
@@ -55,7 +55,7 @@ def cut_bytes_per_step(row: Row) -> float | None:
     """Payload that crosses the busiest cut in a step, in both directions."""
     crossed = [
         before.bytes_to[after.rank] + after.bytes_to[before.rank]
-        for copy in range(row.run.strategy.replicas(row.run.world_size))
+        for copy in range(len(row.copies))
         for before, after in pairwise(stages(row, copy))
         if before.bytes_to and after.bytes_to
     ]
@@ -102,8 +102,8 @@ def memory_bytes(row: Row) -> int | None:
 
 
 def work_s(row: Row) -> list[float]:
-    """Seconds of work per step of each rank that trains, by rank."""
-    trains = [rank for rank in _ranks(row) if rank.rank >= row.run.strategy.servers]
+    """Seconds of work per step of each rank that trains, by rank; of a model in parts, who holds one."""
+    trains = [r for r in _ranks(row) if r.rank >= row.run.strategy.servers and r.blocks != []]
     return [sum(rank.seconds[phase] for phase in WORK) / (row.steps or 1) for rank in trains]
 
 

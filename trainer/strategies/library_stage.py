@@ -26,9 +26,9 @@ class LibraryStage(Stage):
         self, task: Task, comm: Communicator, cuts: Sequence[str], schedule: Schedule, micro_batches: int
     ) -> None:
         super().__init__(task, comm.clock, comm, cuts, replica=0)
-        names, data = task.spec.model.names, task.data
-        shapes = [*input_shapes(task.spec.model, data.train.images.shape[1:], data.classes), (data.classes,)]
-        self._leaves = shapes[names.index(self._blocks[-1]) + 1]
+        model, data = task.spec.model, task.data
+        shapes = [*input_shapes(model, data.train.images.shape[1:], data.classes), (data.classes,)]
+        self._leaves = shapes[model.names.index(self._blocks[-1]) + 1]
         self._alternates = schedule == "1f1b"
         self._micro_batches = micro_batches
         self._schedules: dict[

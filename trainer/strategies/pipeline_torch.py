@@ -8,7 +8,7 @@ from pydantic import Field
 
 from trainer.models import cuts as cutting
 from trainer.strategies.base import Cuts, MicroBatches, Strategy, micro_batches_misfit
-from trainer.strategies.schedules import Schedule
+from trainer.strategies.schedules import Schedule, bubble
 
 if TYPE_CHECKING:
     from trainer.context import NodeContext
@@ -32,6 +32,7 @@ class PipelineTorch(Strategy):
     transports: ClassVar[tuple[str, ...]] = ("gloo",)
     cuts_model: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False
+    tells_waits: ClassVar[bool] = False
 
     schedule: Schedule = Field("1f1b", description="order of forward and backward passes in a stage")
     micro_batches: MicroBatches = 4
@@ -46,6 +47,9 @@ class PipelineTorch(Strategy):
             return f"torch's 1f1b takes {ranks} micro-batches or more for as many stages, not {self.pieces}"
         few = micro_batches_misfit(self.micro_batches, batch_size)
         return few or cutting.misfit(model.names, self.cuts, ranks)
+
+    def bubble(self, ranks: int) -> float | None:
+        return bubble(ranks, self.micro_batches)
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from trainer.strategies.library_stage import LibraryStage

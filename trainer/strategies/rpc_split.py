@@ -8,6 +8,7 @@ from pydantic import Field
 
 from trainer.models import cuts as cutting
 from trainer.strategies.base import Cuts, Strategy
+from trainer.strategies.schedules import bubble
 
 if TYPE_CHECKING:
     from trainer.comm.base import Communicator
@@ -54,6 +55,9 @@ class RpcSplit(Strategy):
 
     def misfit(self, model: Model, ranks: int, batch_size: int) -> str | None:
         return cutting.misfit(model.names, self.cuts, ranks - 1)
+
+    def bubble(self, ranks: int) -> float | None:
+        return bubble(ranks - 1, 1)
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from trainer.strategies.loop import Loop
