@@ -243,6 +243,7 @@ def test_ranks_that_hold_one_copy_share_a_row_of_the_map() -> None:
     seen = survey_of(row)
     assert seen
     assert list(Map("p", row.shape, seen, holders(row)).row_names) == ["0–1", "2–3"]
+    assert holders(row_of(a_comparison(a_split()), "rpc_split")) == ("0–2",)
     assert list(Map("p", row.shape, seen).row_names) == ["2", "3"]  # after two servers
 
 
