@@ -180,9 +180,14 @@ class RunSpec(BaseModel):
             together = [other for other in STRATEGIES.entries if STRATEGIES.load(other).in_step]
             raise PydanticCustomError(
                 "model",
-                "{model} with sync_batch meets in every batch, ranks of {strategy} go through them apart; "
+                "{model} with sync_batch meets in every batch, ranks of {strategy} {do}; "
                 "allowed: {allowed}, or another norm",
-                {"model": self.name_of("model"), "strategy": name, "allowed": ", ".join(together)},
+                {
+                    "model": self.name_of("model"),
+                    "strategy": name,
+                    "do": "hold a model together" if strategy.cuts_model else "go through them apart",
+                    "allowed": ", ".join(together),
+                },
             )
         samples = self.dataset.train_samples
         ranks = (f"{self.parts} workers of " if strategy.servers else "") + self.size_label

@@ -31,26 +31,19 @@ def bubble_formula(row: Row) -> float | None:
 def bubble(row: Row) -> float | None:
     """The share of training time that stages stood idle and waited, mean over them.
 
-    None without stages, and where a library does not tell waiting from communicating.
+    None without stages, and where waiting is not told from moving bytes.
     """
-    if bubble_formula(row) is None or not row.run.strategy.books_waits:
+    if bubble_formula(row) is None or not row.run.strategy.tells_waits:
         return None
-    holders = _holders(row)
-    idle = sum(rank.seconds["wait"] for rank in holders)
-    training = sum(sum(rank.seconds.values()) - rank.seconds["evaluate"] for rank in holders)
-    return idle / training if training else None
+    held = [rank.seconds for rank in _ranks(row) if rank.blocks]  # a master holds none
+    training = sum(value for seconds in held for phase, value in seconds.items() if phase != "evaluate")
+    return sum(seconds["wait"] for seconds in held) / training if training else None
 
 
 def stages(row: Row, copy: int = 0) -> list[RankResult]:
     """The ranks that hold a copy of the model block by block, in that order; none if it is not cut so."""
-    strategy, size = row.run.strategy, row.run.world_size
-    return [
-        rank
-        for rank in _ranks(row)
-        if strategy.cuts_model
-        and rank.blocks
-        and strategy.replica_of(rank.rank, size) % strategy.replicas(size) == copy
-    ]
+    held = row.copies[copy] if row.ok and row.copies else []
+    return [rank for rank in held if rank.blocks]
 
 
 def cuts(row: Row) -> list[str]:
@@ -62,7 +55,7 @@ def cut_bytes_per_step(row: Row) -> float | None:
     """Payload that crosses the busiest cut in a step, in both directions."""
     crossed = [
         before.bytes_to[after.rank] + after.bytes_to[before.rank]
-        for copy in range(row.run.strategy.replicas(row.run.world_size))
+        for copy in range(len(row.copies))
         for before, after in pairwise(stages(row, copy))
         if before.bytes_to and after.bytes_to
     ]
@@ -109,8 +102,9 @@ def memory_bytes(row: Row) -> int | None:
 
 
 def work_s(row: Row) -> list[float]:
-    """Seconds of work per step of each rank that trains the model or a part of it, by rank."""
-    return [sum(rank.seconds[phase] for phase in WORK) / (row.steps or 1) for rank in _holders(row)]
+    """Seconds of work per step of each rank that trains, by rank; of a model in parts, who holds one."""
+    trains = [r for r in _ranks(row) if r.rank >= row.run.strategy.servers and r.blocks != []]
+    return [sum(rank.seconds[phase] for phase in WORK) / (row.steps or 1) for rank in trains]
 
 
 def balance(row: Row) -> float | None:
@@ -148,12 +142,6 @@ def _of_serial(metric: Metric, whole: Metric) -> Metric:
 
 parameters_share = _of_serial(parameters, lambda row: row.baseline.parameters if row.baseline else None)
 held_share = _of_serial(held_bytes, lambda row: row.baseline.held_bytes if row.baseline else None)
-
-
-def _holders(row: Row) -> list[RankResult]:
-    """The ranks that train the model or a part of it: no server, nor a master that drives the others."""
-    servers = row.run.strategy.servers
-    return [rank for rank in _ranks(row) if rank.rank >= servers and rank.blocks != []]
 
 
 def _ranks(row: Row) -> list[RankResult]:

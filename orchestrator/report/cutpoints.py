@@ -13,10 +13,11 @@ from orchestrator.report.labels import component_label
 
 @dataclass(frozen=True)
 class Halves:
-    """A pipeline of two stages that was tried with several cuts.
+    """A model in two parts that was tried with several cuts.
 
     by_cut: its groups by the block with which the second stage begins, in the order of the model's blocks.
-    default: the cut that it has if none is asked for, if that was tried. stand_in: see `one_of_each`.
+    default: the cut that it has if none is asked for, if that was tried and is one.
+    stand_in: see `one_of_each`.
     """
 
     by_cut: dict[str, Group]
@@ -31,7 +32,7 @@ class Halves:
 
 
 def halves(groups: Sequence[Group]) -> Halves | None:
-    """Of all pipelines of two stages the one that was tried with most cuts; None without any.
+    """Of all ways to hold a model in two parts the one that was tried with most cuts; None without any.
 
     groups: ok. A cut that was tried both by its name and as the default is there once, by its name.
     """
@@ -40,7 +41,8 @@ def halves(groups: Sequence[Group]) -> Halves | None:
         places = {cut[0]: group for group in _default_first(family) if len(cut := _where(group)) == 1}
         blocks = family[0].first.run.model.names
         if by_cut := {block: places[block] for block in blocks if block in places}:
-            default = next((_where(group)[0] for group in family if not _asked_for(group)), None)
+            defaults = [_where(group) for group in family if not _asked_for(group)]
+            default = next((cut[0] for cut in defaults if cut), None)
             found.append(Halves(by_cut, default, _default_first(family)[0]))
     return max(found, key=lambda each: len(each.by_cut), default=None)
 
@@ -71,5 +73,9 @@ def _asked_for(group: Group) -> list[str] | None:
 
 
 def _where(group: Group) -> list[str]:
-    """Where the model really was cut, by the blocks with which its parts but the first begin."""
-    return next((found for row in group.ok_rows if (found := cuts(row))), [])
+    """Where the model really was cut, by the blocks with which its parts but the first begin.
+
+    Empty where that was not the same with all seeds: a default follows from times that are measured.
+    """
+    found = {tuple(cuts(row)) for row in group.ok_rows}
+    return [*found.pop()] if len(found) == 1 else []

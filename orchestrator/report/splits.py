@@ -61,13 +61,7 @@ def representatives(groups: Sequence[Group]) -> list[Row]:
 
 def holders(row: Row) -> tuple[str, ...]:
     """The ranks of each copy of the model, `0–1`, where it is cut; empty where a rank has one to itself."""
-    strategy, size = row.run.strategy, row.run.world_size
-    if not strategy.cuts_model:
-        return ()
-    copies: dict[int, list[int]] = {}
-    for rank in range(size):
-        copies.setdefault(strategy.replica_of(rank, size), []).append(rank)
-    return tuple(_range(ranks) for _, ranks in sorted(copies.items()))
+    return tuple(_range([rank.rank for rank in copy]) for copy in row.copies)
 
 
 def _range(ranks: list[int]) -> str:

@@ -110,6 +110,23 @@ def test_torchs_pipeline_is_ours(weights: Callable[..., np.ndarray], schedule: s
     np.testing.assert_allclose(torchs, ours, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "model", [{"name": "vgg_small", "width": 4}, {"name": "wide_resnet", "widen": 1}], ids=str
+)
+def test_torchs_pipeline_draws_and_remembers_as_ours(
+    weights: Callable[..., np.ndarray], model: dict[str, Any]
+) -> None:
+    """Dropout draws and running means move for samples alone, in whole batches as in one node."""
+    dataset = {"name": "synthetic", "samples": 65, "test_samples": 64, "height": 12, "width": 12}
+    common: dict[str, Any] = {"dataset": dataset, "batch_size": 16, "model": model, "transport": "gloo"}
+    one_piece = {"schedule": "gpipe", "micro_batches": 1, "cuts": ["flatten"]}
+    ours, torchs = (
+        weights(strategy={"name": name, **one_piece}, nodes=2, **common)
+        for name in ("pipeline", "pipeline_torch")
+    )
+    np.testing.assert_allclose(torchs, ours, rtol=1e-4, atol=1e-6)
+
+
 def test_ddp_is_all_reduce(weights: Callable[..., np.ndarray]) -> None:
     # 241 samples on 3 nodes with batch 16: one node runs out a step before the others.
     odd = {"dataset": {"name": "synthetic", "samples": 241, "test_samples": 64}, "batch_size": 16}

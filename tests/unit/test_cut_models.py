@@ -85,6 +85,15 @@ def test_one_stage_and_one_micro_batch_is_serial_with_dropout_too() -> None:
     np.testing.assert_array_equal(alone.weights, serial.weights)
 
 
+def test_parts_with_statistics_are_put_together_as_the_whole_model_is() -> None:
+    """First the parameters of all parts, then the statistics of all: the same bits, the same digest."""
+    dataset = {**SMALL["dataset"], "height": 12, "width": 12}
+    fields = {**STEPS, "model": {"name": "wide_resnet", "widen": 1}, "dataset": dataset, "epochs": 1}
+    pipeline = {"name": "pipeline", "micro_batches": 1, "cuts": ["block2", "norm"]}
+    serial, parts = train("serial", 1, **fields), train(pipeline, 3, **fields)
+    assert parts.results[0].weights_digest == serial.results[0].weights_digest
+
+
 def test_a_stage_gives_account_of_what_it_holds_and_sends() -> None:
     """Of lenet, cut before flatten: 30×2×2 numbers per sample cross the cut, and come back as gradients."""
     gpipe = train({"name": "pipeline", "cuts": ["flatten"], "schedule": "gpipe"}, 2, **STEPS)
@@ -182,7 +191,7 @@ def test_with_the_batch_of_the_run_shared_out_all_reduce_takes_serials_steps(ran
         ),
         (
             {"strategy": {"name": "pipeline", "cuts": ["flatten"]}, "nodes": 3},
-            "3 parts take 2 cuts, not 1",
+            "3 parts take 2 of its cuts, not 1: pool1, relu1",
         ),
         (
             {"strategy": {"name": "pipeline", "micro_batches": 33}, "nodes": 2},
@@ -190,16 +199,32 @@ def test_with_the_batch_of_the_run_shared_out_all_reduce_takes_serials_steps(ran
         ),
         (
             {"strategy": {"name": "hybrid", "shape": [2, 3]}, "nodes": 4},
-            "hybrid cannot train lenet on 4 nodes: 2 copies of 3 stages take 6",
+            r"hybrid cannot train lenet on 4 nodes: shape \[2, 3\] takes 6 ranks; "
+            r"allowed: \[4, 1\], \[2, 2\], \[1, 4\]",
         ),
-        ({"strategy": "hybrid", "nodes": 5}, "2 copies of 2 stages take 4"),
+        ({"strategy": "hybrid", "nodes": 5}, r"shape \[2, 2\] takes 4 ranks; allowed: \[5, 1\], \[1, 5\]"),
+        ({"strategy": "hybrid", "nodes": 17}, r"takes 16 ranks; allowed: \[17, 1\] \[type"),
+        ({"strategy": {"name": "pipeline", "cuts": ["fc1"]}}, "1 part takes no cut, not 1: pool1"),
+        (
+            {"strategy": "pipeline", "nodes": 2, "model": {"name": "wide_resnet", "norm": "sync_batch"}},
+            "ranks of pipeline hold a model together; allowed: all_reduce",
+        ),
+        (
+            {"strategy": "one_shot", "nodes": 2, "model": {"name": "wide_resnet", "norm": "sync_batch"}},
+            "ranks of one_shot go through them apart; allowed: all_reduce",
+        ),
         (
             {"strategy": {"name": "hybrid", "micro_batches": 4}, "nodes": 4, "batch_size": 3},
             "4 micro-batches of 3 samples; allowed: 1 to 3",
         ),
         (
             {"strategy": {"name": "pipeline_torch", "micro_batches": 3}, "nodes": 4},
-            "torch's 1f1b takes 4 micro-batches or more for as many stages, not 3",
+            "torch's 1f1b takes as many micro-batches as stages or more, not 3; "
+            "allowed: 4 to 32 micro-batches, or schedule gpipe",
+        ),
+        (
+            {"strategy": {"name": "pipeline_torch", "micro_batches": 3}, "nodes": 14},
+            "14 parts are more than its 13 blocks",
         ),
         (
             {"strategy": "all_reduce", "nodes": 3, "batch_per": "run"},

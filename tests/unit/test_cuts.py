@@ -29,7 +29,7 @@ def test_parts_begin_at_the_cuts() -> None:
         (["a"], 2, "it cannot be cut before 'a'; allowed: b, c, d, e"),
         (["c", "b"], 3, "cuts [c, b] are not in the order of its blocks, each once: b, c, d, e"),
         (["c", "c"], 3, "cuts [c, c] are not in the order of its blocks, each once: b, c, d, e"),
-        (["c"], 3, "3 parts take 2 cuts, not 1; allowed: b, c, d, e"),
+        (["c"], 3, "3 parts take 2 of its cuts, not 1: b, c, d, e"),
     ],
 )
 def test_what_does_not_fit_is_said(cuts: list[str] | None, parts: int, reason: str | None) -> None:

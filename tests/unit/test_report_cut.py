@@ -116,11 +116,46 @@ def test_results_from_before_all_that_was_recorded_have_none_of_it() -> None:
     assert (cut.step_s(failed), cut.bubble(failed), cut.balance(failed)) == (None,) * 3
 
 
-def test_work_speedup_has_the_bubble_in_it() -> None:
+@pytest.mark.parametrize("name", ["pipeline", "pipeline_torch"])
+def test_work_speedup_has_the_bubble_in_it(name: str) -> None:
     """Even where communication is free, stages wait for each other."""
-    serial, run = a_run(work_cpu_s=8.0), a_run("pipeline", nodes=2, work_cpu_s=4.0)
-    row = row_of(a_comparison(serial, run), "pipeline")
+    serial, run = a_run(work_cpu_s=8.0), a_run(name, nodes=2, work_cpu_s=4.0)
+    row = row_of(a_comparison(serial, run), name)
     assert row.work_speedup == pytest.approx(2 * (1 - 1 / 5))
+
+
+def test_stages_of_different_length_wait_for_the_longest() -> None:
+    """Of 4 micro-batches one goes through all stages, the longest then takes three more."""
+    serial, copies = a_run(work_cpu_s=8.0), a_hybrid()
+    work = [6.0, 2.0, 3.0, 3.0]
+    ranks = [rank.model_copy(update={"work_cpu_s": s}) for rank, s in zip(copies.ranks, work, strict=True)]
+    row = row_of(a_comparison(serial, copies.model_copy(update={"ranks": ranks})), "hybrid")
+    assert row.work_speedup == pytest.approx(8 / ((6 + 2 + 3 * 6) / 4))
+
+
+def a_split() -> RunResult:
+    """A master, and two parts that work 3 s and 1 s of 5."""
+    seconds = [{"wait": 5.0}, {"compute": 3.0, "wait": 2.0}, {"compute": 1.0, "wait": 4.0}]
+    sent = [[0, 99_000, 0], [0, 0, 9_000], [99_000, 9_000, 0]]
+    run = a_run("rpc_split", nodes=3, work_cpu_s=2.0)
+    parts: list[list[str] | None] = [[], ["conv1"], ["flatten"]]
+    return in_parts(run, [0, 600, 400], blocks=parts, bytes_to=sent, seconds=seconds)
+
+
+def test_parts_that_are_called_one_after_the_other_save_no_time() -> None:
+    """The master holds none of the model: it is at no cut, and does not count among idle stages."""
+    row = row_of(a_comparison(a_run(work_cpu_s=6.0), a_split()), "rpc_split")
+    assert row.work_speedup == pytest.approx(1.0)
+    assert (cut.bubble(row), cut.bubble_formula(row)) == (pytest.approx(6 / 10), 1 / 2)
+    assert cut.cuts(row) == ["flatten"]
+    assert cut.cut_bytes_per_step(row) == pytest.approx(18_000 / 90)
+    assert cut.work_s(row) == pytest.approx([3 / 90, 1 / 90])
+
+
+def test_a_bubble_is_not_told_where_waiting_is_booked_as_communication() -> None:
+    run = in_parts(a_run("pipeline_torch", nodes=2), [1, 1], blocks=[["conv1"], ["fc1"]])
+    row = row_of(a_comparison(run), "pipeline_torch")
+    assert (cut.bubble(row), cut.bubble_formula(row)) == (None, 1 / 5)
 
 
 def test_only_copies_of_the_model_can_differ() -> None:
@@ -223,6 +258,7 @@ def test_ranks_that_hold_one_copy_share_a_row_of_the_map() -> None:
     seen = survey_of(row)
     assert seen
     assert list(Map("p", row.shape, seen, holders(row)).row_names) == ["0–1", "2–3"]
+    assert holders(row_of(a_comparison(a_split()), "rpc_split")) == ("0–2",)
     assert list(Map("p", row.shape, seen).row_names) == ["2", "3"]  # after two servers
 
 
@@ -250,6 +286,16 @@ def test_of_cuts_that_are_all_alike_one_stands_for_the_others() -> None:
     assert [group.strategy_label for group in scene.rivals] == ["pipeline"]
     (entry,) = [entry for entry in legend(groups) if entry.name == "pipeline"]
     assert [label for label, _ in entry.looks] == ["pipeline schedule=gpipe cuts=[fc1]", "pipeline"]
+
+
+def test_a_default_that_was_another_cut_with_another_seed_is_none() -> None:
+    """It follows from times, which are measured anew."""
+    tried = [a_pipeline(cut) for cut in CUTS]
+    defaults = [a_pipeline(at, named=False, seed=seed) for seed, at in enumerate(("conv2", "fc1"))]
+    found = halves(a_comparison(*tried, *defaults).groups)
+    assert found
+    assert found.default is None
+    assert list(found.by_cut) == CUTS
 
 
 def test_cuts_stand_in_the_order_of_the_blocks_and_the_default_among_them() -> None:

@@ -50,7 +50,7 @@ def test_the_best_cut_is_named_with_the_default() -> None:
     (text,) = told(a_comparison(*runs, a_pipeline("flatten", named=False, step_s=0.04)), "Cut")
     assert text.startswith("Of 4 cuts of pipeline over gloo in two, the one before conv2 was the fastest")
     assert "The slowest was before fc2: 0.0500" in text
-    assert "The default, balanced by parameters, is before flatten: 0.0400" in text
+    assert "The default is before flatten: 0.0400" in text
     assert told(a_comparison(*runs[:2]), "Cut") == []
 
 

@@ -67,7 +67,10 @@ def test_parts_that_the_model_does_not_suggest_are_balanced(
             {"strategy": {"name": "rpc_split", "cuts": ["fc9"]}},
             "it cannot be cut before 'fc9'; allowed: pool1",
         ),
-        ({"strategy": {"name": "rpc_split", "cuts": ["conv2"]}, "nodes": 4}, "3 parts take 2 cuts, not 1"),
+        (
+            {"strategy": {"name": "rpc_split", "cuts": ["conv2"]}, "nodes": 4},
+            "3 parts take 2 of its cuts, not 1",
+        ),
         ({"transport": "gloo"}, "rpc_split cannot use gloo; allowed: rpc"),
     ],
 )

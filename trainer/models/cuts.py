@@ -22,7 +22,8 @@ def misfit(names: Sequence[str], cuts: Sequence[str] | None, parts: int) -> str 
     if list(cuts) != [name for name in names if name in cuts]:
         return f"cuts [{', '.join(cuts)}] are not in the order of its blocks, each once: {allowed}"
     if len(cuts) != parts - 1:
-        return f"{parts} parts take {parts - 1} cuts, not {len(cuts)}; allowed: {allowed}"
+        wanted = "1 part takes no cut" if parts == 1 else f"{parts} parts take {parts - 1} of its cuts"
+        return f"{wanted}, not {len(cuts)}: {allowed}"
     return None
 
 

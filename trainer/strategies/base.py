@@ -66,9 +66,9 @@ class Strategy(Component):
     cuts_model: ClassVar[bool] = False  # ranks hold parts of one model, and go through the same samples
     uses_partition: ClassVar[bool] = True  # False: every node trains on the whole set
     in_step: ClassVar[bool] = False  # all ranks go through every batch together, and a layer may meet
-    books_waits: ClassVar[bool] = True  # False: a library does not tell waiting from communicating
     trains: ClassVar[bool] = True  # False: no model, no data, no torch (placebo)
     forks: ClassVar[bool] = False  # in topology single, ranks are forked processes instead of threads
+    tells_waits: ClassVar[bool] = True  # False: waiting for other ranks is booked as communication
     caveat: ClassVar[str | None] = None  # what a reader must know before comparing its numbers
 
     def replicas(self, ranks: int) -> int:

@@ -64,7 +64,9 @@ class Hybrid(Strategy):
     def misfit(self, model: Model, ranks: int, batch_size: int) -> str | None:
         copies, stages = self.grid(ranks)
         if copies * stages != ranks:
-            return f"{copies} copies of {stages} stages take {copies * stages}"
+            grids = [[ranks // each, each] for each in range(1, ranks + 1) if ranks % each == 0]
+            allowed = ", ".join(str(grid) for grid in grids if grid[1] <= len(model.names))
+            return f"shape [{copies}, {stages}] takes {copies * stages} ranks; allowed: {allowed}"
         few = micro_batches_misfit(self.micro_batches, batch_size)
         return few or cutting.misfit(model.names, self.cuts, stages)
 

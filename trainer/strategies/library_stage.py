@@ -13,6 +13,7 @@ from torch.nn.functional import nll_loss
 
 from trainer.comm.base import Communicator, named
 from trainer.data.feed import Batch
+from trainer.models.shapes import input_shapes
 from trainer.strategies.schedules import Schedule
 from trainer.strategies.stage import Stage
 from trainer.task import Task
@@ -25,6 +26,9 @@ class LibraryStage(Stage):
         self, task: Task, comm: Communicator, cuts: Sequence[str], schedule: Schedule, micro_batches: int
     ) -> None:
         super().__init__(task, comm.clock, comm, cuts, replica=0)
+        model, data = task.spec.model, task.data
+        shapes = [*input_shapes(model, data.train.images.shape[1:], data.classes), (data.classes,)]
+        self._leaves = shapes[model.names.index(self._blocks[-1]) + 1]
         self._alternates = schedule == "1f1b"
         self._micro_batches = micro_batches
         self._schedules: dict[
@@ -48,13 +52,21 @@ class LibraryStage(Stage):
 
     def _schedule(self, samples: int) -> Any:
         pieces = next(n for n in range(min(self._micro_batches, samples), 0, -1) if samples % n == 0)
-        stage = TimedStage(Plain(self.model), self._comm, self.number, self.stages)
+        # Without an example of both torch runs the model on whatever is in memory, to see what comes out:
+        # dropout would draw, and running means and variances would take it for samples.
+        enters = torch.empty(samples // pieces, *self._enters, requires_grad=self._learns(self.number))
+        leaves = torch.empty(samples // pieces, *self._leaves, requires_grad=self._learns(self.number + 1))
+        stage = TimedStage(Plain(self.model), self._comm, self.number, self.stages, enters, leaves)
 
         def loss(output: Tensor, labels: Tensor) -> Tensor:
             return nll_loss(output, labels, reduction="sum") / samples
 
         kind = Schedule1F1B if self._alternates and pieces >= self.stages else ScheduleGPipe
         return kind(stage, pieces, loss_fn=loss, scale_grads=False)
+
+    def _learns(self, parts: int) -> bool:
+        """Whether so many first parts have parameters: then what leaves them has a gradient."""
+        return any(parameters for parameters, _ in self._sizes[:parts])
 
 
 class Plain(nn.Module):
@@ -75,8 +87,11 @@ class Plain(nn.Module):
 class TimedStage(PipelineStage):
     """torch's stage, which books what it computes, and counts what it gives out to be sent."""
 
-    def __init__(self, part: nn.Module, comm: Communicator, number: int, stages: int) -> None:
-        super().__init__(part, number, stages, torch.device(comm.device))
+    def __init__(
+        self, part: nn.Module, comm: Communicator, number: int, stages: int, enters: Tensor, leaves: Tensor
+    ) -> None:
+        """enters, leaves: tensors like those of a micro-batch."""
+        super().__init__(part, number, stages, torch.device(comm.device), enters, leaves)
         self._shardyard = comm
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:

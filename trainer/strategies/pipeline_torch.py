@@ -32,7 +32,7 @@ class PipelineTorch(Strategy):
     transports: ClassVar[tuple[str, ...]] = ("gloo",)
     cuts_model: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False
-    books_waits: ClassVar[bool] = False
+    tells_waits: ClassVar[bool] = False
 
     schedule: Schedule = Field("1f1b", description="order of forward and backward passes in a stage")
     micro_batches: MicroBatches = 4
@@ -43,10 +43,16 @@ class PipelineTorch(Strategy):
         return self.micro_batches
 
     def misfit(self, model: Model, ranks: int, batch_size: int) -> str | None:
-        if self.schedule == "1f1b" and self.micro_batches < ranks:
-            return f"torch's 1f1b takes {ranks} micro-batches or more for as many stages, not {self.pieces}"
         few = micro_batches_misfit(self.micro_batches, batch_size)
-        return few or cutting.misfit(model.names, self.cuts, ranks)
+        if reason := few or cutting.misfit(model.names, self.cuts, ranks):
+            return reason
+        if self.schedule == "1f1b" and self.micro_batches < ranks:
+            more = f"{ranks} to {batch_size} micro-batches, or " if ranks <= batch_size else ""
+            return (
+                f"torch's 1f1b takes as many micro-batches as stages or more, not {self.micro_batches}; "
+                f"allowed: {more}schedule gpipe"
+            )
+        return None
 
     def bubble(self, ranks: int) -> float | None:
         return bubble(ranks, self.micro_batches)

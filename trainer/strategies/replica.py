@@ -166,6 +166,10 @@ class Replica:
         """A copy of parameters and floating-point buffers, flat: float32, shape (state,)."""
         return _flat(self._state)
 
+    def halves(self) -> tuple[Tensor, Tensor]:
+        """What `weights` gives, in two: parameters, and floating-point buffers."""
+        return self.trained(), self.statistics()
+
     def whole_weights(self) -> Tensor | None:
         """`weights` of the whole model, at the end of training; None where another rank gives them."""
         return self.weights()
@@ -179,6 +183,11 @@ def state_of(optimizer: Optimizer) -> list[Tensor]:
     """The tensors that a torch optimiser remembers."""
     values = (value for each in optimizer.state.values() for value in each.values())
     return [value for value in values if isinstance(value, Tensor)]
+
+
+def joined(halves: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The weights of a whole model from the `halves` of its parts, in their order."""
+    return torch.cat([*(parameters for parameters, _ in halves), *(buffers for _, buffers in halves)])
 
 
 def _stored(tensors: list[Tensor]) -> int:

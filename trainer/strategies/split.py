@@ -29,7 +29,7 @@ from trainer.comm.rpc import KNOCK_EVERY_S, Knock, call_roll, node, reaching
 from trainer.data.feed import Batch
 from trainer.models.cuts import parts_of
 from trainer.models.shapes import input_shapes
-from trainer.strategies.replica import Replica
+from trainer.strategies.replica import Replica, joined
 from trainer.task import Task
 
 if TYPE_CHECKING:
@@ -227,9 +227,8 @@ class Master(Replica):
         return output
 
     def whole_weights(self) -> Tensor:
-        """All parts' weights, in the order of the whole model's: parameters, then buffers."""
-        halves = [self._of(rank, _weights) for rank in self._holders]
-        return torch.cat([*(parameters for parameters, _ in halves), *(buffers for _, buffers in halves)])
+        """As of the whole model, from all parts."""
+        return joined([self._of(rank, _halves) for rank in self._holders])
 
     def _of(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
         with reaching(rank, "asking"):
@@ -251,11 +250,8 @@ def _parameters(rank: int) -> list[RRef[Tensor]]:
     return [RRef(parameter) for parameter in _parts[rank].model.parameters()]
 
 
-def _weights(rank: int) -> tuple[Tensor, Tensor]:
-    """Parameters and buffers, each flat."""
-    part = _parts[rank]
-    parameters, buffers = part.weights().tensor_split([part.parameters])
-    return parameters, buffers
+def _halves(rank: int) -> tuple[Tensor, Tensor]:
+    return _parts[rank].halves()
 
 
 def _optimizer(parameters: list[Tensor]) -> Part:

@@ -15,7 +15,7 @@ from trainer.data.feed import Batch
 from trainer.models.cuts import balanced, parts_of
 from trainer.models.profile import profile
 from trainer.models.shapes import input_shapes
-from trainer.strategies.replica import Replica
+from trainer.strategies.replica import Replica, joined
 from trainer.strategies.schedules import Pass
 from trainer.task import Task
 
@@ -58,7 +58,7 @@ class Stage(Replica):
         self._first, self._last = self.number == 0, self.number == self.stages - 1
         shapes = input_shapes(task.spec.model, task.data.train.images.shape[1:], task.data.classes)
         self._enters = shapes[names.index(self._blocks[0])]
-        self._state_sizes = _sizes(task, cuts)
+        self._sizes = _sizes(task, cuts)
         if not self._last:
             self.loss = None
         self._on_the_way: dict[int, tuple[Tensor, Tensor]] = {}  # by micro-batch: what came in and went out
@@ -147,28 +147,27 @@ class Stage(Replica):
         return None
 
     def whole_weights(self) -> Tensor | None:
-        """All stages' weights in the order of the blocks, on the first stage; every stage calls it."""
+        """As of the whole model, on the first stage; every stage calls it."""
         if not self._first:
             self._comm.send(self.weights(), to=0)
             return None
-        parts = [self.weights()]
-        for stage, size in enumerate(self._state_sizes[1:], start=1):
-            parts.append(torch.empty(size, device=self._comm.device))
-            self._comm.recv(parts[-1], source=stage)
-        return torch.cat(parts)
+        halves = [self.halves()]
+        for stage, (parameters, statistics) in enumerate(self._sizes[1:], start=1):
+            state = torch.empty(parameters + statistics, device=self._comm.device)
+            self._comm.recv(state, source=stage)
+            halves.append((state[:parameters], state[parameters:]))
+        return joined(halves)
 
 
-def _sizes(task: Task, cuts: Sequence[str]) -> list[int]:
-    """Numbers in every part's state, without building it in memory."""
+def _sizes(task: Task, cuts: Sequence[str]) -> list[tuple[int, int]]:
+    """Of every part: numbers in its parameters, and in its statistics. No part is built in memory."""
     shape, classes = task.data.train.images.shape[1:], task.data.classes
     with torch.device("meta"):
         blocks = dict(task.spec.model.blocks(shape, classes, torch.Generator("cpu")))
     return [
-        sum(
-            value.numel()
-            for name in part
-            for value in blocks[name].state_dict().values()
-            if value.is_floating_point()
+        (
+            sum(p.numel() for name in part for p in blocks[name].parameters()),
+            sum(b.numel() for name in part for b in blocks[name].buffers() if b.is_floating_point()),
         )
         for part in parts_of(task.spec.model.names, cuts)
     ]

@@ -122,12 +122,12 @@ def best_cut(scene: Scene) -> Iterator[Finding]:
     for spread, block, group in timed[1:]:
         if block == tried.default:
             text += (
-                f" The default, balanced by parameters, is before {block}: {seconds(spread.mean)}"
+                f" The default is before {block}: {seconds(spread.mean)}"
                 f"{_how(group)}{REMARKS[verdict(best_s, spread)]}."
             )
             shown.append(group)
     if best == tried.default:
-        text += " That is the default, balanced by parameters."
+        text += " That is the default."
     yield Finding("finding", text, evidence(shown))
 
 

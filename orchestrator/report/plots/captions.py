@@ -12,7 +12,7 @@ CAPTIONS = {
     "time": "Grey line: serial. Shaded: nodes share cores, so more of them cannot be faster.",
     "speedup": "Against the serial run of the same work and seed. Shaded: nodes share cores.",
     "work_speedup": "By the CPU time of the busiest node: the speedup if every node had a core of its own "
-    "and communication cost nothing; stages of a pipeline stand idle as long as the formula says.",
+    "and communication cost nothing. Stages of a pipeline wait for each other all the same.",
     "accuracy": "Of the final weights, on the whole test split.",
     "staleness": "Updates that other workers made between a worker's pull of the weights and its push of a "
     "gradient, mean over all gradients. The server is among the nodes.",

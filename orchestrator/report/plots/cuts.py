@@ -33,7 +33,7 @@ def step_by_cut(scene: Scene, style: Style) -> Figure | None:
     for stage, colour in enumerate(STAGE_COLOURS):
         legend.explain(f"work of stage {stage}", linestyle="none", marker="s", color=colour, markersize=8)
     if tried.default:
-        legend.explain("the default: balanced by parameters", color=FAINT, linestyle=(0, (2, 2)))
+        legend.explain("the default", color=FAINT, linestyle=(0, (2, 2)))
     figure = Figure(figsize=(WIDTH_IN, 4.4 + legend.height_in), layout="constrained")
     time, work, sent = figure.subplots(3, 1, sharex=True, height_ratios=(1.3, 1.3, 0.8))
     _draw_times(time, shown, look)
