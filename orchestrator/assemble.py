@@ -20,6 +20,7 @@ from orchestrator.result import (
 from orchestrator.topology import LaunchPlan, rank_noun
 from orchestrator.verdict import verdict
 from trainer.events import Event, split_digest
+from trainer.spec import RunSpec
 
 
 def assemble(
@@ -123,6 +124,17 @@ def certify(events: Sequence[Event]) -> Certificate | None:
     return Certificate(verified=verified, splits=splits, parts=parts)
 
 
+def _normalised_over(run: RunSpec) -> str | None:
+    """Over what batch statistics were taken, where that is less than the samples of serial's step."""
+    if not run.model.batch_statistics:
+        return None
+    if run.strategy.pieces > 1:
+        return "micro-batches, not over batches"
+    if run.batch_of_each < run.batch_size and not run.model.meets:
+        return f"{run.batch_of_each} samples at a time, not over the step's {run.batch_size}"
+    return None
+
+
 def flags(
     plan: LaunchPlan,
     ranks: Sequence[RankResult],
@@ -137,10 +149,8 @@ def flags(
             "the ranks were threads of one interpreter and hindered each other: times do not compare, "
             "and each rank's memory is that of all"
         )
-    if plan.spec.model.batch_statistics and plan.spec.strategy.pieces > 1:
-        found.append(
-            "normalised over micro-batches, not over batches: it is not the training that serial does"
-        )
+    if over := _normalised_over(plan.spec):
+        found.append(f"normalised over {over}: it is not the training that serial does")
     if plan.spec.strategy.caveat:
         found.append(plan.spec.strategy.caveat)
     if len({rank.weights_digest for rank in ranks if rank.weights_digest}) > 1:

@@ -288,6 +288,25 @@ def test_different_weights() -> None:
     assert "different weights" in flag
 
 
+@pytest.mark.parametrize(
+    ("norm", "fields", "over"),
+    [
+        ("batch", {"strategy": "pipeline"}, "micro-batches, not over batches"),
+        ("batch", {"strategy": {"name": "pipeline", "micro_batches": 1}}, None),
+        ("batch", {"batch_per": "run"}, "16 samples at a time, not over the step's 32"),
+        ("batch", {}, None),
+        ("sync_batch", {"batch_per": "run"}, None),
+        ("group", {"strategy": "pipeline", "batch_per": "run"}, None),
+    ],
+)
+def test_statistics_of_other_samples_than_serials(
+    norm: str, fields: dict[str, Any], over: str | None
+) -> None:
+    found = flags({}, {}, model={"name": "wide_resnet", "norm": norm}, **fields)
+    said = f"normalised over {over}: it is not the training that serial does"
+    assert found == ([said] if over else [])
+
+
 def test_unequal_work() -> None:
     (flag,) = flags({"samples": 12_345}, {"samples": 100})
     assert "unequal work: between 100 and 12,345 samples" in flag

@@ -46,15 +46,6 @@ def second_of_two() -> MemoryCommunicator:
     return MemoryCommunicator(1, 2, running_clock(), Room(2))
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """For each rank, as in a run: more would wait for each other on cores that ranks share."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Trainings in double precision: sums in another order differ by 1e-15, what is wrong by more."""

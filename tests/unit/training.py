@@ -6,11 +6,14 @@ import io
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from trainer.comm.memory import Room
 from trainer.context import NodeContext
@@ -56,6 +59,17 @@ class Training:
         return len({result.weights_digest for result in self.results if result.weights_digest}) == 1
 
 
+@contextmanager
+def threads_in_torch(number: int) -> Iterator[None]:
+    """In the block torch computes with so many threads per rank, as a node would; those that wait spin."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def train(strategy: Any, ranks: int = 2, **fields: Any) -> Training:
     """Train with every rank a thread. Raises what a rank raises."""
     run = {**SMALL, "strategy": strategy, "nodes": ranks, "transport": "memory", **fields}
@@ -65,7 +79,7 @@ def train(strategy: Any, ranks: int = 2, **fields: Any) -> Training:
     room = Room(spec.world_size, timeout_s=20)
     outcomes: list[TrainResult | Exception] = [TimeoutError("a rank waits for ever")] * spec.world_size
     notes = [Notes(rank) for rank in range(spec.world_size)]
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, threads_in_torch(spec.threads):
 
         def rank_trains(rank: int) -> None:
             context = NodeContext(rank, spec.world_size, "memory", Path(), room=room, out_dir=Path(name))
