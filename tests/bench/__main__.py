@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import collectives, containers, overhead, partitioners, step, traffic
+from tests.bench import collectives, containers, model_partitioning, overhead, partitioners, step, traffic
 
 PARTS = {
     "step": step.main,
@@ -13,6 +13,7 @@ PARTS = {
     "overhead": overhead.main,
     "containers": containers.main,
     "bytes": traffic.main,
+    "model": model_partitioning.main,
 }
 
 if __name__ == "__main__":

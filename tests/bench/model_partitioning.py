@@ -1,0 +1,225 @@
+"""One model and one global batch, split every way: time of a step on two links, and memory of the nodes.
+
+A run changes its nodes' link when half of it is over, every other round the other way round, so that both
+links are measured in the same processes. Strategies take turns in one round, and go back in the next.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.engine import Engine, reach
+from orchestrator.result import RankResult, RunResult
+from tests.bench import link
+from tests.bench.containers import missing
+from tests.bench.runs import runs_on
+from tests.bench.two_links import FREE, SHAPED, TwoLinks
+from trainer.spec import RunSpec
+
+HOLDERS = (2, 4)  # nodes that hold the model or a part of it
+LAYERS, WIDTH = 8, 512  # all of one size, and so are 2 or 4 stages
+CPUS, BATCH, STEPS, EPOCHS, ROUNDS = 0.4, 256, 3, 7, 2
+ATTEMPTS = 3
+HEADERS = 1.1  # what a link carries besides payload, at most
+
+Row = tuple[str, dict[str, Any]]  # label, strategy
+Times = dict[str, list[float]]  # seconds per step, one figure per epoch that counts, by link
+
+
+def rows(holders: int) -> list[Row]:
+    cuts = [f"fc{1 + part * LAYERS // holders}" for part in range(1, holders)]
+    pipelines: list[Row] = []
+    for schedule in ("gpipe", "1f1b"):
+        for pieces in (4, 8):
+            strategy = {"name": "pipeline", "schedule": schedule, "micro_batches": pieces, "cuts": cuts}
+            pipelines.append((f"{schedule}, {pieces} micro-batches", strategy))
+    return [
+        ("all_reduce", {"name": "all_reduce"}),
+        ("tensor_parallel", {"name": "tensor_parallel"}),
+        *pipelines,
+        ("rpc_split", {"name": "rpc_split", "cuts": cuts}),
+    ]
+
+
+def spec(strategy: dict[str, Any], nodes: int, hidden: Sequence[int] = (WIDTH,) * LAYERS) -> RunSpec:
+    pixels = {"height": 16, "width": WIDTH // 16}
+    fields = {
+        "strategy": strategy,
+        "nodes": nodes,
+        "cpus": CPUS,
+        "batch_size": BATCH,
+        "batch_per": "run",
+        "epochs": EPOCHS,
+        "dataset": {"name": "synthetic", "samples": BATCH * STEPS, "test_samples": 64, **pixels},
+        "model": {"name": "mlp", "hidden": list(hidden)},
+        "optimizer": "adam",
+        "lr": 0.001,
+    }
+    return RunSpec.model_validate(fields)
+
+
+@dataclass
+class Measured:
+    """One strategy on so many nodes, over all rounds."""
+
+    rounds: list[Times] = field(default_factory=list)
+    results: list[RunResult] = field(default_factory=list)
+
+    def step_s(self, name: str) -> list[float]:
+        return [each for times in self.rounds for each in times[name]]
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Payload that the busiest rank sends."""
+        return most_sent(self.results[0])
+
+
+def main() -> None:
+    if reason := missing():
+        print(f"model: skipped, {reason}")
+        return
+    links = [FREE, SHAPED]
+    if reason := link.missing():
+        print(f"model: {SHAPED} skipped, {reason}")
+        links = [FREE]
+    try:
+        report(Bench(reach(), links))
+    except link.LinkError as error:
+        sys.exit(str(error))
+
+
+def report(bench: Bench) -> None:
+    if (wanted := (max(HOLDERS) + 1) * CPUS) > bench.engine.cores:
+        print(f"model: times are too long, nodes want {wanted:g} cores and share {bench.engine.cores}")
+    print(
+        f"mlp of {LAYERS} layers of {WIDTH}, adam, {BATCH} samples a step in all, {CPUS:g} cores a node\n"
+        f"  ms a step: median of epochs of {STEPS} steps in {ROUNDS} runs (lowest … highest)\n"
+        "  ÷ all_reduce: of its median at the same nodes and link (lowest … highest run)\n"
+        "  MB: payload that the busiest rank sends in a step\n"
+        "  rpc_split has one node more, its master, which holds no part of the model"
+    )
+    serial = Measured()
+    for _ in range(ROUNDS):
+        bench.add(serial, spec({"name": "serial"}, 1), [FREE])
+    print(f"\n  {'1 node':22} ms a step\n  {'serial':22} {cells(serial.step_s(FREE))}", flush=True)
+    found = {holders: bench.rounds(holders) for holders in HOLDERS}
+    memory(serial, found, bench.bare_mb())
+    bench.notes()
+
+
+class Bench:
+    """Carries out runs, and remembers what there is to say of their links."""
+
+    def __init__(self, engine: Engine, links: Sequence[str]) -> None:
+        self.engine = engine
+        self._links = links
+        self._shares: list[float] = []
+        self._rates: list[float] = []  # of busiest ranks in epochs on the shaped link, Mbit/s
+        self._trouble: str | None = None
+
+    def rounds(self, holders: int) -> dict[str, Measured]:
+        """All strategies on so many nodes; prints a table for each link."""
+        found = {label: Measured() for label, _ in rows(holders)}
+        for turn in range(ROUNDS):
+            way = 1 if turn % 2 == 0 else -1
+            for label, strategy in rows(holders)[::way]:
+                nodes = holders + (label == "rpc_split")
+                self.add(found[label], spec(strategy, nodes), self._links[::way])
+        for name in self._links:
+            print(f"\n  {f'{holders} nodes, {name}':22} {'ms a step':23} {'÷ all_reduce':20}     MB")
+            for label, measured in found.items():
+                ratios = against(measured, found["all_reduce"], name)
+                sent = measured.bytes_per_step / 1e6
+                print(f"  {label:22} {cells(measured.step_s(name))} {ratios} {sent:6.2f}", flush=True)
+        return found
+
+    def add(self, to: Measured, run: RunSpec, links: Sequence[str]) -> None:
+        """Another run; and again, if the link changed too late for an epoch to count."""
+        for _ in range(ATTEMPTS):
+            watch = TwoLinks(self.engine, run, links)
+            with runs_on("docker", watch) as execute:
+                result = execute(run)
+            self._trouble = self._trouble or watch.trouble
+            epochs = watch.epochs()
+            if not all(epochs.get(name) for name in links):
+                continue
+            times = {name: [watch.epoch_s(each) / STEPS for each in epochs[name]] for name in links}
+            if SHAPED in links:
+                share = watch.shaped_share(result)
+                if share is None:
+                    continue
+                self._shares.append(share)
+                self._rates += [8e-6 * most_sent(result) / step_s for step_s in times[SHAPED]]
+            to.rounds.append(times)
+            to.results.append(result)
+            return
+        sys.exit(f"{run.key}: in {ATTEMPTS} runs no epoch was on one link alone; the machine is too busy")
+
+    def bare_mb(self) -> float:
+        """Peak MiB of a process that trains a model of next to nothing on the same samples."""
+        with runs_on("docker") as execute:
+            return execute(spec({"name": "serial"}, 1, hidden=[1])).ranks[0].peak_memory_mb
+
+    def notes(self) -> None:
+        """What is known of link and quota. Ends the benchmark if the link was not as it should be."""
+        if self._shares:
+            print(
+                f"\n  {SHAPED} is what a node may send, wherever to. In no epoch did a rank send its\n"
+                f"  payload at more than {max(self._rates):.0f} Mbit/s, and at least "
+                f"{min(self._shares):.2f} times the payload of\n  all went through the shapers."
+            )
+            if min(self._shares) < 1 or max(self._rates) > HEADERS * link.RATE_MBIT:
+                sys.exit(f"so some bytes did not meet the shapers: times are not of {SHAPED}")
+        if self._trouble:
+            print(
+                f"\n  Quotas are given out every 100 ms ({self._trouble}):\n"
+                "  who has waited for others can make up for it, and looks faster than it is."
+            )
+
+
+def most_sent(result: RunResult) -> float:
+    """Payload of the busiest rank per step."""
+    return max(rank.bytes_sent for rank in result.ranks) / (STEPS * EPOCHS)
+
+
+def cells(seconds: Sequence[float]) -> str:
+    low, middle, high = (1e3 * of(seconds) for of in (min, statistics.median, max))
+    return f"{middle:6.0f} ({low:.0f} … {high:.0f})".ljust(23)
+
+
+def against(mine: Measured, other: Measured, name: str) -> str:
+    """The quotient of medians, and in brackets those of the rounds."""
+    pairs = [(mine.step_s(name), other.step_s(name))]
+    pairs += [(a[name], b[name]) for a, b in zip(mine.rounds, other.rounds, strict=True)]
+    whole, *each = (statistics.median(a) / statistics.median(b) for a, b in pairs)
+    return f"{whole:5.2f} ({min(each):.2f} … {max(each):.2f})".ljust(20)
+
+
+def held(rank: RankResult) -> int:
+    """Bytes of weights, gradient and optimiser state."""
+    return sum((rank.held_bytes or {}).values())
+
+
+def memory(serial: Measured, found: dict[int, dict[str, Measured]], bare_mb: float) -> None:
+    """Of the rank that has most of each: bytes as shares of serial's, and the process's peak."""
+    whole = serial.results[0].ranks[0]
+    kept = whole.activation_bytes or 0
+    print(
+        f"\n  memory: serial holds {held(whole) / 1e6:.1f} MB of weights, gradient and optimiser state,\n"
+        f"  and {kept / 1e6:.2f} MB of activations. Its process has {whole.peak_memory_mb:.0f} MiB "
+        "at its peak,\n"
+        f"  {bare_mb:.0f} MiB with a model of next to nothing. Shares of serial's; the rank with most:"
+    )
+    for holders, strategies in found.items():
+        print(f"\n  {f'{holders} nodes':22}   held    1/S  activations  peak MiB  less the bare")
+        for label, measured in strategies.items():
+            ranks = measured.results[0].ranks
+            share = max(map(held, ranks)) / held(whole)
+            active = max(rank.activation_bytes or 0 for rank in ranks) / kept
+            peak = statistics.median(max(r.peak_memory_mb for r in each.ranks) for each in measured.results)
+            even = "" if label == "all_reduce" else f"{1 / holders:.3f}"
+            print(f"  {label:22} {share:6.3f} {even:>6} {active:12.3f} {peak:9.0f} {peak - bare_mb:14.0f}")

@@ -1,0 +1,111 @@
+"""A run whose nodes' link changes in the middle of it, and which of its epochs count for which link."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from orchestrator.engine import Engine
+from orchestrator.result import RunResult
+from tests.bench import link
+from trainer.events import Event
+from trainer.spec import RunSpec
+
+FREE, SHAPED = "unshaped", f"{link.RATE_MBIT} Mbit/s"
+
+
+@dataclass(frozen=True)
+class Change:
+    """Between two moments, in seconds since 1970, the nodes' link became `to`."""
+
+    begun: float
+    done: float
+    to: str
+
+
+@dataclass
+class TwoLinks:
+    """Follows one run as the runner's display, and changes its nodes' link when half of it is over.
+
+    links: those that the run has, one after the other; at most two.
+    trouble: why the nodes' quota is given out at long intervals, if it is.
+    """
+
+    engine: Engine
+    run: RunSpec
+    links: Sequence[str]
+    trouble: str | None = None
+    _nodes: list[int] = field(default_factory=list)
+    _changes: list[Change] = field(default_factory=list)
+    # When each rank was through with an epoch, and its training time by then.
+    _over: dict[int, dict[int, tuple[float, float]]] = field(default_factory=dict)
+    _shapers: tuple[float, int] = (0.0, 0)  # when they were last read, and the bytes of all
+
+    def begin(self, number: int, total: int, run: RunSpec) -> None:
+        """The runner carries out one run here, and says so to nobody."""
+
+    def end(self, number: int, total: int, result: RunResult, skipped: bool) -> None:
+        """As `begin`."""
+
+    def events(self, events: Sequence[Event]) -> None:
+        if events and not self._changes:  # ranks are starting, so all containers are up
+            self._nodes = link.processes(self.engine)
+            refused = [link.shorten_period(node, self.run.cpus) for node in self._nodes]
+            self.trouble = next((reason for reason in refused if reason), None)
+            self._change(self.links[0])
+        for event in events:
+            if event.kind == "epoch":
+                at = event.time, float(event.fields["train_s"])
+                self._over.setdefault(event.fields["epoch"], {})[event.rank] = at
+        through = len(self._over.get(self.run.epochs // 2, {})) == self.run.world_size
+        if through and len(self._changes) < len(self.links):
+            self._change(self.links[1])
+        elif any(event.kind == "epoch" for event in events):
+            self._read()
+
+    def _change(self, to: str) -> None:
+        self._read()
+        begun = time.time()
+        if to == SHAPED:
+            for node in self._nodes:
+                link.shape(node)
+        elif self._changes:
+            for node in self._nodes:
+                link.unshape(node)
+        self._changes.append(Change(begun, time.time(), to))
+
+    def _read(self) -> None:
+        if self._changes and self._changes[-1].to == SHAPED:
+            with suppress(link.LinkError):  # the first one to end is gone; what was read before stands
+                self._shapers = time.time(), sum(map(link.shaped_bytes, self._nodes))
+
+    def epochs(self) -> dict[str, list[int]]:
+        """The epochs that count for each link: it was there from the first rank's start to the last's end.
+
+        The run's first epoch never does, caches are cold.
+        """
+        never = Change(float("inf"), float("inf"), "")
+        return {
+            now.to: [
+                epoch
+                for epoch in range(2, self.run.epochs + 1)
+                if now.done <= min(at for at, _ in self._over[epoch - 1].values())
+                and max(at for at, _ in self._over[epoch].values()) <= then.begun
+            ]
+            for now, then in pairwise([*self._changes, never])
+        }
+
+    def epoch_s(self, epoch: int) -> float:
+        """Training time of the rank that took most."""
+        now, before = self._over[epoch], self._over[epoch - 1]
+        return max(now[rank][1] - before[rank][1] for rank in now)
+
+    def shaped_share(self, result: RunResult) -> float | None:
+        """Bytes through the shapers by the payload of whole epochs that went by meanwhile, if any did."""
+        at, seen = self._shapers
+        whole = [e for e in self.epochs()[SHAPED] if max(end for end, _ in self._over[e].values()) <= at]
+        payload = sum(rank.bytes_sent for rank in result.ranks) * len(whole) / self.run.epochs
+        return seen / payload if payload else None
