@@ -161,6 +161,30 @@ class RunResult(Record):
         return max((r.work_cpu_s for r in self.ranks if r.work_cpu_s is not None), default=None)
 
     @property
+    def path_cpu_s(self) -> float | None:
+        """CPU seconds of the work that no number of cores can do at the same time; None on GPUs.
+
+        Of a model in stages, M micro-batches a step: one goes through all of them, and the longest stage
+        then takes the others one by one. With stages of one length that is the bubble's formula.
+        """
+        strategy = self.run.strategy
+        if strategy.bubble(self.run.world_size) is None or self.work_cpu_s is None:
+            return self.work_cpu_s
+        stages = [[rank.work_cpu_s or 0.0 for rank in copy] for copy in self.copies]
+        pieces = strategy.pieces
+        return max((sum(work) + (pieces - 1) * max(work)) / pieces for work in stages)
+
+    @property
+    def copies(self) -> list[list[RankResult]]:
+        """The ranks that hold each copy of a model in parts, in the order of the parts; else none."""
+        run = self.run
+        strategy, size = run.strategy, run.world_size
+        copies: list[list[RankResult]] = [[] for _ in range(run.parts if strategy.cuts_model else 0)]
+        for rank in self.ranks if copies else ():
+            copies[strategy.replica_of(rank.rank, size) % len(copies)].append(rank)
+        return copies
+
+    @property
     def accuracy(self) -> float | None:
         """Test accuracy of the final weights (rank 0's, where replicas are equal)."""
         return self.ranks[0].accuracy if self.ranks else None

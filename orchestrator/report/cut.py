@@ -42,7 +42,7 @@ def bubble(row: Row) -> float | None:
 
 def stages(row: Row, copy: int = 0) -> list[RankResult]:
     """The ranks that hold a copy of the model block by block, in that order; none if it is not cut so."""
-    held = row.copies[copy] if row.ok and row.copies else []
+    held = row.result.copies[copy] if row.ok and row.result.copies else []
     return [rank for rank in held if rank.blocks]
 
 
@@ -55,7 +55,7 @@ def cut_bytes_per_step(row: Row) -> float | None:
     """Payload that crosses the busiest cut in a step, in both directions."""
     crossed = [
         before.bytes_to[after.rank] + after.bytes_to[before.rank]
-        for copy in range(len(row.copies))
+        for copy in range(len(row.result.copies))
         for before, after in pairwise(stages(row, copy))
         if before.bytes_to and after.bytes_to
     ]

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from orchestrator.limits import shares_cores, speedup_limit
 from orchestrator.report.labels import Shape, Work, component_label
-from orchestrator.result import CertifiedPart, RankResult, RunResult
+from orchestrator.result import CertifiedPart, RunResult
 from trainer.spec import RunSpec
 
 SERIAL = "serial"
@@ -257,30 +257,7 @@ class Row:
         """Serial CPU time of work over this run's: the speedup if each node had a core of its own and
         communication cost nothing. The honest figure where nodes share cores. Stages wait for each other
         all the same."""
-        return _over(self.baseline.work_cpu_s, self._path_cpu_s) if self.baseline else None
-
-    @property
-    def _path_cpu_s(self) -> float | None:
-        """CPU seconds of the work that no number of cores can do at the same time.
-
-        Of stages, M micro-batches a step: one goes through all of them, and the longest stage then takes
-        the others one by one. With stages of one length that is the bubble's formula.
-        """
-        strategy = self.run.strategy
-        if strategy.bubble(self.run.world_size) is None or self.work_cpu_s is None:
-            return self.work_cpu_s
-        stages = [[rank.work_cpu_s or 0.0 for rank in copy] for copy in self.copies]
-        pieces = strategy.pieces
-        return max((sum(work) + (pieces - 1) * max(work)) / pieces for work in stages)
-
-    @property
-    def copies(self) -> list[list[RankResult]]:
-        """The ranks that hold each copy of a model in parts, in the order of the parts; else none."""
-        strategy, size = self.run.strategy, self.run.world_size
-        copies: list[list[RankResult]] = [[] for _ in range(strategy.replicas(size) * strategy.cuts_model)]
-        for rank in self.result.ranks if copies else ():
-            copies[strategy.replica_of(rank.rank, size) % len(copies)].append(rank)
-        return copies
+        return _over(self.baseline.work_cpu_s, self.result.path_cpu_s) if self.baseline else None
 
     @property
     def accuracy_difference(self) -> float | None:

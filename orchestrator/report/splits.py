@@ -61,7 +61,7 @@ def representatives(groups: Sequence[Group]) -> list[Row]:
 
 def holders(row: Row) -> tuple[str, ...]:
     """The ranks of each copy of the model, `0–1`, where it is cut; empty where a rank has one to itself."""
-    return tuple(_range([rank.rank for rank in copy]) for copy in row.copies)
+    return tuple(_range([rank.rank for rank in copy]) for copy in row.result.copies)
 
 
 def _range(ranks: list[int]) -> str:
