@@ -24,7 +24,7 @@ class Pipeline(Strategy):
 
     Activations go from stage to stage, gradients come back, and both are sent while the stage computes on.
     A stage keeps the activations of the micro-batches that are between their forward and backward pass.
-    Batch statistics, where a model has them, are a micro-batch's.
+    Batch statistics, where a model has them, are a micro-batch's, and dropout draws for one at a time.
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo", "mpi", "rpc", "memory")
