@@ -98,7 +98,7 @@ def report(bench: Bench) -> None:
     print(
         f"mlp of {LAYERS} layers of {WIDTH}, adam, {BATCH} samples a step in all, {CPUS:g} cores a node\n"
         f"  ms a step: median of epochs of {STEPS} steps in {ROUNDS} runs (lowest … highest)\n"
-        "  ÷ all_reduce: of its median at the same nodes and link (lowest … highest run)\n"
+        "  ÷ all_reduce: medians of two runs of one round, median (lowest … highest round)\n"
         "  MB: payload that the busiest rank sends in a step\n"
         "  rpc_split has one node more, its master, which holds no part of the model"
     )
@@ -192,11 +192,12 @@ def cells(seconds: Sequence[float]) -> str:
 
 
 def against(mine: Measured, other: Measured, name: str) -> str:
-    """The quotient of medians, and in brackets those of the rounds."""
-    pairs = [(mine.step_s(name), other.step_s(name))]
-    pairs += [(a[name], b[name]) for a, b in zip(mine.rounds, other.rounds, strict=True)]
-    whole, *each = (statistics.median(a) / statistics.median(b) for a, b in pairs)
-    return f"{whole:5.2f} ({min(each):.2f} … {max(each):.2f})".ljust(20)
+    """The quotient of medians in each round: the middle, lowest and highest of them."""
+    each = [
+        statistics.median(a[name]) / statistics.median(b[name])
+        for a, b in zip(mine.rounds, other.rounds, strict=True)
+    ]
+    return f"{statistics.median(each):5.2f} ({min(each):.2f} … {max(each):.2f})".ljust(20)
 
 
 def held(rank: RankResult) -> int:
