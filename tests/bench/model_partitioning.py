@@ -180,9 +180,9 @@ class Bench:
         period_ms = 100 if self._trouble else link.PERIOD_US / 1000
         reason = f" ({self._trouble})" if self._trouble else ""
         print(
-            f"\n  A node may compute for {CPUS * period_ms:g} ms in every {period_ms:g}{reason}, at a core's full\n"
-            "  speed. Who has waited for others makes up for some of it: rpc_split above all\n"
-            "  looks faster than on slow cores."
+            f"\n  A node may compute for {CPUS * period_ms:g} ms in every {period_ms:g}{reason},\n"
+            "  at a core's full speed. Who has waited for others makes up for some of it:\n"
+            "  rpc_split above all looks faster than on slow cores."
         )
 
 
