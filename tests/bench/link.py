@@ -69,7 +69,7 @@ def shorten_period(process: int, cpus: float) -> str | None:
     """Give out a container's quota every 10 ms, not every 100; returns why not, if that cannot be.
 
     Within a period a node runs as fast as its core. One that has waited for others can make up for it
-    until the quota is used up, so waiting would cost too little where steps are as short as these.
+    until the quota is used up, so waiting costs too little where a step's parts are as short as a period.
     """
     quota = round(cpus * PERIOD_US)
     try:

@@ -47,8 +47,10 @@ def rows(holders: int) -> list[Row]:
 
 def spec(strategy: dict[str, Any], nodes: int, hidden: Sequence[int] = (WIDTH,) * LAYERS) -> RunSpec:
     pixels = {"height": 16, "width": WIDTH // 16}
+    name = strategy["name"]
     fields = {
         "strategy": strategy,
+        "transport": {"serial": "memory", "rpc_split": "rpc"}.get(name, "gloo"),
         "nodes": nodes,
         "cpus": CPUS,
         "batch_size": BATCH,
@@ -100,7 +102,8 @@ def report(bench: Bench) -> None:
         f"  ms a step: median of epochs of {STEPS} steps in {ROUNDS} runs (lowest … highest)\n"
         "  ÷ all_reduce: medians of two runs of one round, median (lowest … highest round)\n"
         "  MB: payload that the busiest rank sends in a step\n"
-        "  rpc_split has one node more, its master, which holds no part of the model"
+        "  rpc_split has one node more, its master, which holds no part of the model, and goes\n"
+        "  over rpc; all others over gloo"
     )
     serial = Measured()
     for _ in range(ROUNDS):
@@ -174,11 +177,13 @@ class Bench:
             )
             if min(self._shares) < 1 or max(self._rates) > HEADERS * link.RATE_MBIT:
                 sys.exit(f"so some bytes did not meet the shapers: times are not of {SHAPED}")
-        if self._trouble:
-            print(
-                f"\n  Quotas are given out every 100 ms ({self._trouble}):\n"
-                "  who has waited for others can make up for it, and looks faster than it is."
-            )
+        period_ms = 100 if self._trouble else link.PERIOD_US / 1000
+        reason = f" ({self._trouble})" if self._trouble else ""
+        print(
+            f"\n  A node may compute for {CPUS * period_ms:g} ms in every {period_ms:g}{reason},\n"
+            "  at a core's full speed. Who has waited for others makes up for some of it:\n"
+            "  rpc_split above all looks faster than on slow cores."
+        )
 
 
 def most_sent(result: RunResult) -> float:
