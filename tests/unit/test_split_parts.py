@@ -53,9 +53,13 @@ def test_where_the_model_is_cut(fields: dict[str, Any], cuts: list[str]) -> None
 def test_parts_that_the_model_does_not_suggest_are_balanced(
     monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("trainer.strategies.stage.cut", lambda _, comm, *others: [comm.size, *others])
+    def measured(_: Task, comm: Link, parts: int, cuts: None, *, micro_batches: int) -> list[object]:
+        return [comm.size, parts, cuts, micro_batches]
+
+    monkeypatch.setattr("trainer.strategies.stage.cut", measured)
     run = spec(**fields)
-    assert cuts_of(run) == [run.nodes, run.nodes - 1, None, run.batch_size]
+    whole_batches = 1
+    assert cuts_of(run) == [run.nodes, run.nodes - 1, None, whole_batches]
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,8 @@ class Communicator(ABC):
         self.clock = clock
         self.traffic = Traffic()
         self.parts: list[Communicator] = []  # made by `split`
-        self.members: Sequence[int] = range(
-            size
-        )  # of a part: the ranks that its own have where it was split off
+        # Of a part: the ranks that its own have where it was split off.
+        self.members: Sequence[int] = range(size)
 
     @classmethod
     @abstractmethod
@@ -170,8 +169,9 @@ class Communicator(ABC):
         groups = [
             [rank for rank in range(self.size) if colours[rank] == each] for each in sorted({*colours})
         ]
-        part = self._split(groups)
-        part.members = next(group for group in groups if self.rank in group)
+        number = next(number for number, group in enumerate(groups) if self.rank in group)
+        part = self._split(groups, number)
+        part.members = groups[number]
         self.parts.append(part)
         return part
 
@@ -216,8 +216,8 @@ class Communicator(ABC):
     @abstractmethod
     def _barrier(self) -> None: ...
     @abstractmethod
-    def _split(self, groups: list[list[int]]) -> Communicator:
-        """The communicator of the group that this rank is in; every rank is in one of them."""
+    def _split(self, groups: list[list[int]], number: int) -> Communicator:
+        """The communicator of groups[number], in which this rank is; every rank is in one of them."""
 
     def _isend(self, buffer: Tensor, to: int) -> Callable[[], None]:
         """For transports whose send does not wait for the receiver."""

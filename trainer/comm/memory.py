@@ -114,7 +114,7 @@ class MemoryCommunicator(Communicator):
     def _barrier(self) -> None:
         self._meet()
 
-    def _split(self, groups: list[list[int]]) -> MemoryCommunicator:
-        group = next(group for group in groups if self.rank in group)
+    def _split(self, groups: list[list[int]], number: int) -> MemoryCommunicator:
+        group = groups[number]
         room = self._room.side_room(group)
         return MemoryCommunicator(group.index(self.rank), len(group), self.clock, room)

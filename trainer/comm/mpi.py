@@ -83,7 +83,7 @@ class MpiCommunicator(Communicator):
         self._world.Bcast(self._memory(buffer), root=root)
 
     def _send(self, buffer: Tensor, to: int) -> None:
-        self._finish(self._world.Isend(self._memory(buffer), dest=to))
+        self._isend(buffer, to)()
 
     def _isend(self, buffer: Tensor, to: int) -> Callable[[], None]:
         request = self._world.Isend(self._memory(buffer), dest=to)
@@ -102,11 +102,10 @@ class MpiCommunicator(Communicator):
     def _barrier(self) -> None:
         self._finish(self._world.Ibarrier())
 
-    def _split(self, groups: list[list[int]]) -> MpiCommunicator:
-        number, group = next((n, group) for n, group in enumerate(groups) if self.rank in group)
+    def _split(self, groups: list[list[int]], number: int) -> MpiCommunicator:
         world = self._world.Split(number, self.rank)
-        rank = group.index(self.rank)
-        return MpiCommunicator(rank, len(group), self.clock, self._mpi, self._naps, world)
+        rank, size = groups[number].index(self.rank), len(groups[number])
+        return MpiCommunicator(rank, size, self.clock, self._mpi, self._naps, world)
 
     def _memory(self, buffer: Tensor) -> tuple[Any, Any]:
         """The buffer as mpi4py takes it with the least ado; it has to stay alive while MPI works on it.

@@ -138,10 +138,10 @@ class RpcCommunicator(Communicator):
 
         self._exchange([torch.empty(0)] * self.size)
 
-    def _split(self, groups: list[list[int]]) -> RpcCommunicator:
+    def _split(self, groups: list[list[int]], number: int) -> RpcCommunicator:
         # The mailboxes are the same: two ranks do what they do with each other in one order, over whatever
         # communicator.
-        group = next(group for group in groups if self.rank in group)
+        group = groups[number]
         rank, ranks = group.index(self.rank), [self._ranks[each] for each in group]
         return RpcCommunicator(rank, len(group), self.clock, self._rpc, self._store, self._timeout_s, ranks)
 

@@ -107,9 +107,8 @@ class TorchDistCommunicator(Communicator):
                 request.wait()
         return received
 
-    def _split(self, groups: list[list[int]]) -> TorchDistCommunicator:
+    def _split(self, groups: list[list[int]], number: int) -> TorchDistCommunicator:
         made = [self._dist.new_group([self._ranks[rank] for rank in group]) for group in groups]
-        number = next(n for n, group in enumerate(groups) if self.rank in group)
         ranks = groups[number]
         part = type(self)(
             ranks.index(self.rank),

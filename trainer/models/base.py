@@ -27,6 +27,14 @@ class Pair(NamedTuple):
     width: int  # into so many shares it can go: channels, features, or groups that are normalised together
 
 
+def too_small(shape: tuple[int, int, int], least: int) -> str | None:
+    """Why images of this shape are too small for a model that takes so many pixels a side, or None."""
+    _, height, width = shape
+    if min(height, width) >= least:
+        return None
+    return f"it takes {least}×{least} pixels and more, not {height}×{width}"
+
+
 class Model(Component):
     """A classifier whose last block gives log-probabilities."""
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from trainer.models.base import Model, Pair
+from trainer.models.base import Model, Pair, too_small
 from trainer.models.norms import NORM, Norm, shares
 
 if TYPE_CHECKING:
@@ -32,10 +32,7 @@ class VggSmall(Model):
     norm: Literal["none", Norm] = Field("none", description=NORM)
 
     def misfit(self, shape: tuple[int, int, int]) -> str | None:
-        _, height, width = shape
-        if min(height, width) >= LEAST_PIXELS:
-            return None
-        return f"it takes {LEAST_PIXELS}×{LEAST_PIXELS} pixels and more, not {height}×{width}"
+        return too_small(shape, LEAST_PIXELS)
 
     @property
     def meets(self) -> bool:

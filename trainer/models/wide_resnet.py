@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from trainer.models.base import Model, Pair
+from trainer.models.base import Model, Pair, too_small
 from trainer.models.norms import NORM, Norm, shares
 
 if TYPE_CHECKING:
@@ -31,10 +31,7 @@ class WideResNet(Model):
     norm: Norm = Field("batch", description=NORM)
 
     def misfit(self, shape: tuple[int, int, int]) -> str | None:
-        _, height, width = shape
-        if min(height, width) >= LEAST_PIXELS:
-            return None
-        return f"it takes {LEAST_PIXELS}×{LEAST_PIXELS} pixels and more, not {height}×{width}"
+        return too_small(shape, LEAST_PIXELS)
 
     @property
     def meets(self) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from trainer.models.cuts import misfit
 from trainer.registry import Component
 
 if TYPE_CHECKING:
@@ -48,11 +49,13 @@ MicroBatches = Annotated[
 ]
 
 
-def micro_batches_misfit(micro_batches: int, batch_size: int) -> str | None:
-    """Why a batch cannot be cut into so many micro-batches, or None."""
-    if micro_batches <= batch_size:
-        return None
-    return f"{micro_batches} micro-batches of {batch_size} samples; allowed: 1 to {batch_size}"
+def stages_misfit(
+    model: Model, cuts: list[str] | None, stages: int, micro_batches: int, batch_size: int
+) -> str | None:
+    """Why a batch cannot go through so many stages of the model in so many micro-batches, or None."""
+    if micro_batches > batch_size:
+        return f"{micro_batches} micro-batches of {batch_size} samples; allowed: 1 to {batch_size}"
+    return misfit(model.names, cuts, stages)
 
 
 class Strategy(Component):

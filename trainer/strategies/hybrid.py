@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from trainer.models import cuts as cutting
-from trainer.strategies.base import Cuts, MicroBatches, Strategy, Uneven, micro_batches_misfit
+from trainer.strategies.base import Cuts, MicroBatches, Strategy, Uneven, stages_misfit
 from trainer.strategies.schedules import Schedule, bubble, passes
 
 if TYPE_CHECKING:
@@ -67,8 +66,7 @@ class Hybrid(Strategy):
             grids = [[ranks // each, each] for each in range(1, ranks + 1) if ranks % each == 0]
             allowed = ", ".join(str(grid) for grid in grids if grid[1] <= len(model.names))
             return f"shape [{copies}, {stages}] takes {copies * stages} ranks; allowed: {allowed}"
-        few = micro_batches_misfit(self.micro_batches, batch_size)
-        return few or cutting.misfit(model.names, self.cuts, stages)
+        return stages_misfit(model, self.cuts, stages, self.micro_batches, batch_size)
 
     def bubble(self, ranks: int) -> float | None:
         return bubble(self.grid(ranks)[1], self.micro_batches)
@@ -79,8 +77,7 @@ class Hybrid(Strategy):
 
         copies, stages = self.grid(context.size)
         loop = Loop(context, task, events)
-        samples = max(1, task.spec.batch_of_each // self.micro_batches)
-        cuts = cut(task, loop.comm, stages, self.cuts, samples)
+        cuts = cut(task, loop.comm, stages, self.cuts, self.micro_batches)
         chain = loop.comm.split(colour=context.rank // stages)
         loop.peers = peers = loop.comm.split(colour=context.rank % stages)
         stage = Stage(task, loop.clock, chain, cuts, replica=peers.rank)

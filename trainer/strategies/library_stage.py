@@ -13,7 +13,7 @@ from torch.nn.functional import nll_loss
 
 from trainer.comm.base import Communicator, named
 from trainer.data.feed import Batch
-from trainer.models.shapes import input_shapes
+from trainer.strategies.replica import channels_last
 from trainer.strategies.schedules import Schedule
 from trainer.strategies.stage import Stage
 from trainer.task import Task
@@ -26,14 +26,10 @@ class LibraryStage(Stage):
         self, task: Task, comm: Communicator, cuts: Sequence[str], schedule: Schedule, micro_batches: int
     ) -> None:
         super().__init__(task, comm.clock, comm, cuts, replica=0)
-        model, data = task.spec.model, task.data
-        shapes = [*input_shapes(model, data.train.images.shape[1:], data.classes), (data.classes,)]
-        self._leaves = shapes[model.names.index(self._blocks[-1]) + 1]
         self._alternates = schedule == "1f1b"
         self._micro_batches = micro_batches
-        self._schedules: dict[
-            int, ScheduleGPipe | Schedule1F1B
-        ] = {}  # by samples: an epoch's last are fewer
+        # By number of samples: an epoch's last batch has fewer.
+        self._schedules: dict[int, ScheduleGPipe | Schedule1F1B] = {}
 
     def pass_through(self, batch: Batch) -> None:
         """Forward and backward pass of a batch, in micro-batches of equal size."""
@@ -79,8 +75,7 @@ class Plain(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.requires_grad:
             x.register_hook(Tensor.contiguous)  # its gradient travels too
-        x = x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
-        output: Tensor = self.part(x)
+        output: Tensor = self.part(channels_last(x))
         return output.contiguous()
 
 

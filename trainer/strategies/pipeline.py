@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.models import cuts as cutting
-from trainer.strategies.base import Cuts, MicroBatches, Strategy, micro_batches_misfit
+from trainer.strategies.base import Cuts, MicroBatches, Strategy, stages_misfit
 from trainer.strategies.schedules import Schedule, bubble, passes
 
 if TYPE_CHECKING:
@@ -40,8 +39,7 @@ class Pipeline(Strategy):
         return self.micro_batches
 
     def misfit(self, model: Model, ranks: int, batch_size: int) -> str | None:
-        few = micro_batches_misfit(self.micro_batches, batch_size)
-        return few or cutting.misfit(model.names, self.cuts, ranks)
+        return stages_misfit(model, self.cuts, ranks, self.micro_batches, batch_size)
 
     def bubble(self, ranks: int) -> float | None:
         return bubble(ranks, self.micro_batches)
@@ -51,8 +49,7 @@ class Pipeline(Strategy):
         from trainer.strategies.stage import Stage, cut
 
         loop = Loop(context, task, events)
-        samples = max(1, task.spec.batch_of_each // self.micro_batches)
-        cuts = cut(task, loop.comm, context.size, self.cuts, samples)
+        cuts = cut(task, loop.comm, context.size, self.cuts, self.micro_batches)
         stage = Stage(task, loop.clock, loop.comm, cuts, replica=0)
         loop.start(stage)
         for epoch in loop.epochs(stage):

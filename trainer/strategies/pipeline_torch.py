@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.models import cuts as cutting
-from trainer.strategies.base import Cuts, MicroBatches, Strategy, micro_batches_misfit
+from trainer.strategies.base import Cuts, MicroBatches, Strategy, stages_misfit
 from trainer.strategies.schedules import Schedule, bubble
 
 if TYPE_CHECKING:
@@ -43,8 +42,7 @@ class PipelineTorch(Strategy):
         return self.micro_batches
 
     def misfit(self, model: Model, ranks: int, batch_size: int) -> str | None:
-        few = micro_batches_misfit(self.micro_batches, batch_size)
-        if reason := few or cutting.misfit(model.names, self.cuts, ranks):
+        if reason := stages_misfit(model, self.cuts, ranks, self.micro_batches, batch_size):
             return reason
         if self.schedule == "1f1b" and self.micro_batches < ranks:
             more = f"{ranks} to {batch_size} micro-batches, or " if ranks <= batch_size else ""
@@ -63,8 +61,7 @@ class PipelineTorch(Strategy):
         from trainer.strategies.stage import cut
 
         loop = Loop(context, task, events)
-        samples = max(1, task.spec.batch_of_each // self.micro_batches)
-        cuts = cut(task, loop.comm, context.size, self.cuts, samples)
+        cuts = cut(task, loop.comm, context.size, self.cuts, self.micro_batches)
         stage = LibraryStage(task, loop.comm, cuts, self.schedule, self.micro_batches)
         loop.start(stage)
         for epoch in loop.epochs(stage):

@@ -179,6 +179,11 @@ class Replica:
         _unflatten(flat, self._state)
 
 
+def channels_last(x: Tensor) -> Tensor:
+    """The same numbers as models are fastest with them: of four dimensions channels lie last in memory."""
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
 def state_of(optimizer: Optimizer) -> list[Tensor]:
     """The tensors that a torch optimiser remembers."""
     values = (value for each in optimizer.state.values() for value in each.values())

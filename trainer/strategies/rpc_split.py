@@ -99,4 +99,4 @@ class RpcSplit(Strategy):
         parts, head = comm.size - 1, task.spec.model.head
         if self.cuts is None and parts == 2 and head is not None:
             return [head]
-        return cut(task, comm, parts, self.cuts, task.spec.batch_of_each)
+        return cut(task, comm, parts, self.cuts, micro_batches=1)

@@ -29,7 +29,7 @@ from trainer.comm.rpc import KNOCK_EVERY_S, Knock, call_roll, node, reaching
 from trainer.data.feed import Batch
 from trainer.models.cuts import parts_of
 from trainer.models.shapes import input_shapes
-from trainer.strategies.replica import Replica, joined
+from trainer.strategies.replica import Replica, channels_last, joined
 from trainer.task import Task
 
 if TYPE_CHECKING:
@@ -95,8 +95,7 @@ class Part(Replica):
         """Take activations from the part before, and send on what this one makes of them."""
         buffer = torch.empty(len(images), *self._enters)
         self._comm.recv(buffer.view(-1), self._before)
-        x = buffer.contiguous(memory_format=torch.channels_last) if buffer.dim() == 4 else buffer
-        self._comm.send(self.model(x).reshape(-1), self._after)
+        self._comm.send(self.model(channels_last(buffer)).reshape(-1), self._after)
 
     def whole_weights(self) -> None:
         """The master has them."""

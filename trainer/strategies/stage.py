@@ -15,13 +15,15 @@ from trainer.data.feed import Batch
 from trainer.models.cuts import balanced, parts_of
 from trainer.models.profile import profile
 from trainer.models.shapes import input_shapes
-from trainer.strategies.replica import Replica, joined
+from trainer.strategies.replica import Replica, channels_last, joined
 from trainer.strategies.schedules import Pass
 from trainer.task import Task
 
 
-def cut(task: Task, comm: Communicator, parts: int, cuts: Sequence[str] | None, samples: int) -> list[str]:
-    """The cuts between `parts` parts; None: balanced by the blocks' time, measured with so many samples.
+def cut(
+    task: Task, comm: Communicator, parts: int, cuts: Sequence[str] | None, micro_batches: int
+) -> list[str]:
+    """The cuts between `parts` parts; None: balanced by the time that blocks take for a micro-batch.
 
     Every rank calls it, before the clock runs. Rank 0 measures, so that all cut alike.
     """
@@ -30,7 +32,7 @@ def cut(task: Task, comm: Communicator, parts: int, cuts: Sequence[str] | None, 
         return list(cuts or ())
     seconds = torch.zeros(len(names), device=comm.device)
     if comm.rank == 0:
-        train = task.data.train
+        train, samples = task.data.train, task.spec.batch_of_each // micro_batches
         images, labels = torch.from_numpy(train.images[:samples]), torch.from_numpy(train.labels[:samples])
         measured = profile(task.build_model(0).named_children(), images, labels)
         seconds.copy_(torch.tensor([block.seconds for block in measured]))
@@ -56,8 +58,10 @@ class Stage(Replica):
         super().__init__(task.build_model(replica, device=comm.device, only=self._blocks), task, clock)
         self._comm = comm
         self._first, self._last = self.number == 0, self.number == self.stages - 1
-        shapes = input_shapes(task.spec.model, task.data.train.images.shape[1:], task.data.classes)
+        classes = task.data.classes
+        shapes = [*input_shapes(task.spec.model, task.data.train.images.shape[1:], classes), (classes,)]
         self._enters = shapes[names.index(self._blocks[0])]
+        self._leaves = shapes[names.index(self._blocks[-1]) + 1]
         self._sizes = _sizes(task, cuts)
         if not self._last:
             self.loss = None
@@ -118,7 +122,7 @@ class Stage(Replica):
         """The activations of so many samples, from the stage before."""
         buffer = torch.empty(samples, *self._enters, device=self._comm.device)
         self._comm.recv(buffer.view(-1), self.number - 1)
-        return buffer.contiguous(memory_format=torch.channels_last) if buffer.dim() == 4 else buffer
+        return channels_last(buffer)
 
     def _send(self, tensor: Tensor, to: int) -> None:
         self._sendings.append(self._comm.isend(tensor.detach().reshape(-1), to))

@@ -46,15 +46,13 @@ class Slicer:
     """Takes this rank's share of blocks, one after the other in the order in which data passes them."""
 
     def __init__(self, pairs: Sequence[Pair], comm: Communicator) -> None:
-        self.slices: dict[
-            Tensor, tuple[Shares, int]
-        ] = {}  # of what is not whole: shares of which dimension
+        # Of what is not whole: shares of which dimension.
+        self.slices: dict[Tensor, tuple[Shares, int]] = {}
         self._firsts = {pair.first: pair for pair in pairs}
         self._seconds = {pair.second for pair in pairs}
         self._comm = comm
-        self._passing: Shares | None = (
-            None  # of the channels that pass between a first layer and its second
-        )
+        # Of the channels that pass between a first layer and its second.
+        self._passing: Shares | None = None
 
     def __call__(self, name: str, block: nn.Module) -> nn.Module:
         """What this rank holds of a block, whose weights must be contiguous."""
