@@ -16,6 +16,7 @@ from trainer.comm import TRANSPORTS
 from trainer.data.base import DataError, Dataset, Partitioner
 from trainer.data.datasets import DATASETS
 from trainer.data.partitioners import PARTITIONERS
+from trainer.misfits import CHECKS, MISFITS
 from trainer.models import MODELS
 from trainer.models.base import Model
 from trainer.optimizers import OPTIMIZERS, Optimizer
@@ -32,9 +33,6 @@ REGISTRIES: dict[str, ComponentRegistry[Any]] = {
     "optimizer": OPTIMIZERS,
     "strategy": STRATEGIES,
 }
-
-# Types of the errors that concern a run as a whole: each is the name of the field to change.
-MISFITS = ("transport", "nodes", "processes_per_node", "model", "partitioner", "strategy", "batch_size")
 
 # Fields that say what a node may use. Runtimes with containers enforce them, `local` cannot.
 NODE_LIMITS = ("cpus", "memory_mb", "pids", "shm_mb")
@@ -129,97 +127,10 @@ class RunSpec(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunSpec:
-        name, strategy = self.name_of("strategy"), self.strategy
-        if self.transport not in strategy.transports:
-            context = {
-                "strategy": name,
-                "transport": self.transport,
-                "allowed": ", ".join(strategy.transports),
-            }
-            raise PydanticCustomError(
-                "transport", "{strategy} cannot use {transport}; allowed: {allowed}", context
-            )
-        if self.topology == "rpc" and self.processes_per_node > 1:
-            raise PydanticCustomError(
-                "processes_per_node",
-                "{processes} is not allowed over {transport}, where a node is one rank; it must be 1",
-                {"processes": self.processes_per_node, "transport": self.transport},
-            )
-        low, high = strategy.min_nodes, strategy.max_nodes
-        if self.world_size < low or (high is not None and self.world_size > high):
-            limits = f"{low}" if low == high else f"{low} or more" if high is None else f"{low} to {high}"
-            raise PydanticCustomError(
-                self._to_blame(high),
-                "{strategy} cannot run on {ranks}; allowed: {limits}",
-                {"strategy": name, "ranks": self.size_label, "limits": limits},
-            )
-        if reason := self.model.misfit(self.dataset.shape):
-            raise PydanticCustomError(
-                "model",
-                "{model} cannot learn from {dataset}: {reason}",
-                {"model": self.name_of("model"), "dataset": self.name_of("dataset"), "reason": reason},
-            )
-        if self.batch_per == "run" and self.batch_size % self.parts:
-            raise PydanticCustomError(
-                "batch_size",
-                "{batch} samples per step of the run are not a multiple of the {parts} that share them",
-                {"batch": self.batch_size, "parts": self.parts},
-            )
-        if reason := strategy.misfit(self.model, self.world_size, self.batch_of_each):
-            raise PydanticCustomError(
-                "strategy",
-                "{strategy} cannot train {model} on {ranks}: {reason}",
-                {
-                    "strategy": name,
-                    "model": self.name_of("model"),
-                    "ranks": self.size_label,
-                    "reason": reason,
-                },
-            )
-        if self.model.meets and self.world_size > 1 and not strategy.in_step:
-            together = [other for other in STRATEGIES.entries if STRATEGIES.load(other).in_step]
-            raise PydanticCustomError(
-                "model",
-                "{model} with sync_batch meets in every batch, ranks of {strategy} {do}; "
-                "allowed: {allowed}, or another norm",
-                {
-                    "model": self.name_of("model"),
-                    "strategy": name,
-                    "do": "hold a model together" if strategy.cuts_model else "go through them apart",
-                    "allowed": ", ".join(together),
-                },
-            )
-        samples = self.dataset.train_samples
-        ranks = (f"{self.parts} workers of " if strategy.servers else "") + self.size_label
-        if strategy.uses_partition and self.parts > samples:
-            raise PydanticCustomError(
-                self._to_blame(samples + strategy.servers),
-                "{ranks} are more than the {samples} training samples of {dataset}",
-                {
-                    "ranks": ranks,
-                    "samples": samples,
-                    "dataset": self.name_of("dataset"),
-                },
-            )
-        reason = self.partitioner.misfit(samples, self.dataset.class_count, self.parts)
-        if strategy.uses_partition and reason:
-            raise PydanticCustomError(
-                "partitioner",
-                "{partitioner} cannot split {dataset} among {ranks}: {reason}",
-                {
-                    "partitioner": self.name_of("partitioner"),
-                    "dataset": self.name_of("dataset"),
-                    "ranks": ranks,
-                    "reason": reason,
-                },
-            )
+        for check in CHECKS:
+            if misfit := check(self):
+                raise misfit
         return self
-
-    def _to_blame(self, most: int | None) -> str:
-        """The field to blame for a number of ranks that is not allowed."""
-        if most is not None and self.nodes <= most < self.world_size:
-            return "processes_per_node"
-        return "nodes"
 
     @property
     def size_label(self) -> str:

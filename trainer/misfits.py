@@ -1,0 +1,161 @@
+"""Whether the fields of a RunSpec fit together: one check each, in the order in which they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from pydantic_core import PydanticCustomError
+
+from trainer.strategies import STRATEGIES
+
+if TYPE_CHECKING:
+    from trainer.spec import RunSpec
+
+# Types of the errors: each is the name of the field to change.
+MISFITS = ("transport", "nodes", "processes_per_node", "model", "partitioner", "strategy", "batch_size")
+
+Misfit = PydanticCustomError | None
+
+
+def transport(run: RunSpec) -> Misfit:
+    if run.transport in run.strategy.transports:
+        return None
+    return PydanticCustomError(
+        "transport",
+        "{strategy} cannot use {transport}; allowed: {allowed}",
+        {
+            "strategy": run.name_of("strategy"),
+            "transport": run.transport,
+            "allowed": ", ".join(run.strategy.transports),
+        },
+    )
+
+
+def processes_per_node(run: RunSpec) -> Misfit:
+    if run.topology != "rpc" or run.processes_per_node == 1:
+        return None
+    return PydanticCustomError(
+        "processes_per_node",
+        "{processes} is not allowed over {transport}, where a node is one rank; it must be 1",
+        {"processes": run.processes_per_node, "transport": run.transport},
+    )
+
+
+def world_size(run: RunSpec) -> Misfit:
+    low, high = run.strategy.min_nodes, run.strategy.max_nodes
+    if low <= run.world_size and (high is None or run.world_size <= high):
+        return None
+    limits = f"{low}" if low == high else f"{low} or more" if high is None else f"{low} to {high}"
+    return PydanticCustomError(
+        _too_many(run, high),
+        "{strategy} cannot run on {ranks}; allowed: {limits}",
+        {"strategy": run.name_of("strategy"), "ranks": run.size_label, "limits": limits},
+    )
+
+
+def model(run: RunSpec) -> Misfit:
+    reason = run.model.misfit(run.dataset.shape)
+    return (
+        None
+        if reason is None
+        else PydanticCustomError(
+            "model",
+            "{model} cannot learn from {dataset}: {reason}",
+            {"model": run.name_of("model"), "dataset": run.name_of("dataset"), "reason": reason},
+        )
+    )
+
+
+def batch_size(run: RunSpec) -> Misfit:
+    if run.batch_per != "run" or run.batch_size % run.parts == 0:
+        return None
+    return PydanticCustomError(
+        "batch_size",
+        "{batch} samples per step of the run are not a multiple of the {parts} that share them",
+        {"batch": run.batch_size, "parts": run.parts},
+    )
+
+
+def strategy(run: RunSpec) -> Misfit:
+    reason = run.strategy.misfit(run.model, run.world_size, run.batch_of_each)
+    return (
+        None
+        if reason is None
+        else PydanticCustomError(
+            "strategy",
+            "{strategy} cannot train {model} on {ranks}: {reason}",
+            {
+                "strategy": run.name_of("strategy"),
+                "model": run.name_of("model"),
+                "ranks": run.size_label,
+                "reason": reason,
+            },
+        )
+    )
+
+
+def norm(run: RunSpec) -> Misfit:
+    if not run.model.meets or run.world_size == 1 or run.strategy.in_step:
+        return None
+    together = [other for other in STRATEGIES.entries if STRATEGIES.load(other).in_step]
+    return PydanticCustomError(
+        "model",
+        "{model} with sync_batch meets in every batch, ranks of {strategy} {do}; "
+        "allowed: {allowed}, or another norm",
+        {
+            "model": run.name_of("model"),
+            "strategy": run.name_of("strategy"),
+            "do": "hold a model together" if run.strategy.cuts_model else "go through them apart",
+            "allowed": ", ".join(together),
+        },
+    )
+
+
+def samples(run: RunSpec) -> Misfit:
+    count, servers = run.dataset.train_samples, run.strategy.servers
+    if not run.strategy.uses_partition or run.parts <= count:
+        return None
+    return PydanticCustomError(
+        _too_many(run, count + servers),
+        "{ranks} are more than the {samples} training samples of {dataset}",
+        {"ranks": _who_trains(run), "samples": count, "dataset": run.name_of("dataset")},
+    )
+
+
+def partitioner(run: RunSpec) -> Misfit:
+    reason = run.partitioner.misfit(run.dataset.train_samples, run.dataset.class_count, run.parts)
+    if not run.strategy.uses_partition or not reason:
+        return None
+    return PydanticCustomError(
+        "partitioner",
+        "{partitioner} cannot split {dataset} among {ranks}: {reason}",
+        {
+            "partitioner": run.name_of("partitioner"),
+            "dataset": run.name_of("dataset"),
+            "ranks": _who_trains(run),
+            "reason": reason,
+        },
+    )
+
+
+CHECKS: tuple[Callable[[RunSpec], Misfit], ...] = (
+    transport,
+    processes_per_node,
+    world_size,
+    model,
+    batch_size,
+    strategy,
+    norm,
+    samples,
+    partitioner,
+)
+
+
+def _who_trains(run: RunSpec) -> str:
+    return (f"{run.parts} workers of " if run.strategy.servers else "") + run.size_label
+
+
+def _too_many(run: RunSpec, most: int | None) -> str:
+    """The field to blame for a number of ranks that is not allowed."""
+    return "processes_per_node" if most is not None and run.nodes <= most < run.world_size else "nodes"
