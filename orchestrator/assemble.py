@@ -17,8 +17,9 @@ from orchestrator.result import (
     epochs_of,
     ranks_of,
 )
-from orchestrator.topology import LaunchPlan, rank_noun
-from orchestrator.verdict import verdict
+from orchestrator.topology import LaunchPlan, rank_name, rank_noun
+from orchestrator.verdict import loss, verdict
+from trainer.elastic.attempts import Attempts
 from trainer.events import Event, split_digest
 from trainer.spec import RunSpec
 
@@ -42,7 +43,17 @@ def assemble(
 
     trouble: what the runtime itself found to be wrong. usage: of the nodes, where they are containers.
     """
-    status, cause = verdict(events, exits, plan.world_size, timed_out_s, plan.processes_per_node, trouble)
+    status, cause = verdict(
+        events,
+        exits,
+        plan.world_size,
+        timed_out_s,
+        plan.processes_per_node,
+        trouble,
+        restarts=plan.spec.restarts,
+    )
+    attempts = Attempts(plan.world_size, events)
+    events = attempts.account()
     ranks = ranks_of(events)
     certificate = certify(events)
     if status == "ok" and plan.spec.strategy.trains:
@@ -61,10 +72,14 @@ def assemble(
         runtime=runtime,
         started_at=started_at,
         wall_s=ended_at - started_at,
+        restarted=attempts.counts,
         startup_s=None if first is None else first - started_at,
         teardown_s=None if last is None else ended_at - last,
         cores=cores,
-        flags=flags(plan, ranks, runtime, cores, usage) + _evened(plan, certificate) + _hung(plan, events)
+        flags=flags(plan, ranks, runtime, cores, usage)
+        + _evened(plan, certificate)
+        + _hung(plan, events)
+        + _started_again(plan, attempts)
         if status == "ok"
         else [],
         ranks=ranks,
@@ -89,6 +104,20 @@ def _hung(plan: LaunchPlan, events: Sequence[Event]) -> list[str]:
     hung = [str(event.rank) for event in events if event.kind == "done" and event.fields.get("forced")]
     who = f"{rank_noun(plan.processes_per_node)} {', '.join(hung)}"
     return [f"{who} hung after its result was written, and was ended"] if hung else []
+
+
+def _started_again(plan: LaunchPlan, attempts: Attempts) -> list[str]:
+    """Who was lost, and that the run went on all the same."""
+    each, allowed = plan.processes_per_node, plan.spec.restarts
+    found = [
+        f"{loss(attempts, number, each)}; all ranks were started again, restart {number + 1} of {allowed}"
+        for number in range(attempts.counts)
+    ]
+    # Only a run that is started again can do without a last word: it was written, and nobody waited for it.
+    if late := attempts.silent(attempts.counts) if allowed else []:
+        names = " and ".join(rank_name(rank, each) for rank in late)
+        found.append(f"{names} was killed after its result was written")
+    return found
 
 
 def _evened(plan: LaunchPlan, certificate: Certificate | None) -> list[str]:

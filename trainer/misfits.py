@@ -7,13 +7,23 @@ from typing import TYPE_CHECKING
 
 from pydantic_core import PydanticCustomError
 
+from trainer.comm import TRANSPORTS
 from trainer.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from trainer.spec import RunSpec
 
 # Types of the errors: each is the name of the field to change.
-MISFITS = ("transport", "nodes", "processes_per_node", "model", "partitioner", "strategy", "batch_size")
+MISFITS = (
+    "transport",
+    "nodes",
+    "processes_per_node",
+    "model",
+    "partitioner",
+    "strategy",
+    "batch_size",
+    "restarts",
+)
 
 Misfit = PydanticCustomError | None
 
@@ -139,6 +149,18 @@ def partitioner(run: RunSpec) -> Misfit:
     )
 
 
+def restarts(run: RunSpec) -> Misfit:
+    if not run.restarts or run.topology == "ddp":
+        return None
+    allowed = [name for name in TRANSPORTS.entries if TRANSPORTS.load(name).topology == "ddp"]
+    return PydanticCustomError(
+        "restarts",
+        "{restarts} is not allowed over {transport}, whose ranks torchrun does not start; it must be 0, "
+        "or the transport one of {allowed}",
+        {"restarts": run.restarts, "transport": run.transport, "allowed": ", ".join(allowed)},
+    )
+
+
 CHECKS: tuple[Callable[[RunSpec], Misfit], ...] = (
     transport,
     processes_per_node,
@@ -149,6 +171,7 @@ CHECKS: tuple[Callable[[RunSpec], Misfit], ...] = (
     norm,
     samples,
     partitioner,
+    restarts,
 )
 
 

@@ -40,7 +40,7 @@ NODE_LIMITS = ("cpus", "memory_mb", "pids", "shm_mb")
 MOST_CPUS = 256.0
 
 # Fields that say how a run is carried out, not what is computed: they are no part of its identity.
-_NOT_IDENTITY = {"timeout_s"}
+_NOT_IDENTITY = {"timeout_s", "restarts"}
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -116,6 +116,12 @@ class RunSpec(BaseModel):
     )
     shm_mb: int = Field(
         256, ge=16, description="size of a node's /dev/shm in MiB; runtime local does not enforce it"
+    )
+    restarts: int = Field(
+        0,
+        ge=0,
+        le=100,
+        description="how often torchrun may start all ranks again after one was lost; topology ddp only",
     )
     save_weights: bool = Field(False, description="keep the final weights as weights.npy beside the result")
     timeout_s: float = Field(600, gt=0, le=7 * 86400, description="the run is stopped after this")

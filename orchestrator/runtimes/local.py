@@ -21,6 +21,8 @@ from orchestrator.identity import identity, is_gone
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.store import RunPaths, write_atomic
 from orchestrator.topology import LaunchPlan, rank_name
+from trainer.elastic.attempts import Attempts
+from trainer.elastic.command import torchrun
 from trainer.events import Event, EventReader
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -28,6 +30,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 LABEL, SINCE = "SHARDYARD_ORCHESTRATOR", "SHARDYARD_SINCE"
 POLITE_S = 1.5  # between SIGTERM and SIGKILL
 POLL_S = 0.02
+PART_S = 5.0  # torchrun's agents have this long to part when all ranks have given their results
+STOP_TIMES = 3
 
 
 @dataclass(frozen=True)
@@ -52,22 +56,19 @@ def processes(plan: LaunchPlan, paths: RunPaths, data_dir: Path, live: Path) -> 
     match plan.topology:
         case "single":
             return [Process("nodes", node, environment, "node-0")]
+        case "ddp" if plan.spec.restarts:
+            return _agents(plan, environment, live.resolve())
         case "ddp" | "rpc":
             meet = {
                 # A file and not a port: there is no port to lose to another process.
                 "SHARDYARD_RENDEZVOUS": f"{live.resolve()}/rendezvous",
-                "GLOO_SOCKET_IFNAME": _loopback(),
-                "TP_SOCKET_IFNAME": _loopback(),  # TensorPipe's, that is torch RPC's
+                **_interfaces(),
                 "WORLD_SIZE": str(plan.world_size),
             }
             started = []
             for rank in range(plan.world_size):
                 at, local_rank = divmod(rank, plan.processes_per_node)
-                place = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
-                if plan.spec.on_gpu:  # a node sees its own GPUs, as a container does
-                    first = at * plan.processes_per_node
-                    own = range(first, first + plan.processes_per_node)
-                    place["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in own)
+                place = {"RANK": str(rank), "LOCAL_RANK": str(local_rank), **_gpus_of(plan, at)}
                 name = rank_name(rank, plan.processes_per_node)
                 started.append(Process(name, node, environment | meet | place, f"node-{at}"))
             return started
@@ -81,6 +82,33 @@ def processes(plan: LaunchPlan, paths: RunPaths, data_dir: Path, live: Path) -> 
             argv = [str(mpirun() or "mpirun"), "-n", str(plan.world_size), *MPIRUN_OPTIONS, *node]
             return [Process("mpirun", argv, environment | logs | root | session, "launcher")]
     raise ValueError(f"the local runtime knows no topology {plan.topology!r}")
+
+
+def _agents(plan: LaunchPlan, environment: dict[str, str], live: Path) -> list[Process]:
+    """torchrun's agents, one per node, which start the ranks."""
+    started = []
+    for node in range(plan.nodes):
+        argv = torchrun(plan.spec, f"{live}/rendezvous", f"{live}/torchrun")
+        place = {**environment, **_interfaces(), **_gpus_of(plan, node), "SHARDYARD_NODE": str(node)}
+        started.append(Process(f"node {node}", [*argv], place, f"node-{node}"))
+    return started
+
+
+def _interfaces() -> dict[str, str]:
+    loopback = _loopback()
+    return {
+        "GLOO_SOCKET_IFNAME": loopback,
+        "TP_SOCKET_IFNAME": loopback,
+    }  # TensorPipe's, that is torch RPC's
+
+
+def _gpus_of(plan: LaunchPlan, node: int) -> dict[str, str]:
+    """A node sees its own GPUs, as a container does."""
+    if not plan.spec.on_gpu:
+        return {}
+    first = node * plan.processes_per_node
+    own = range(first, first + plan.processes_per_node)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in own)}
 
 
 MPIRUN_OPTIONS = (
@@ -135,7 +163,7 @@ class LocalRuntime(Runtime):
     def start(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> RunHandle:
         live = _live(paths)
         live.mkdir()
-        return LocalRun(processes(plan, paths, data_dir, live), paths, live)
+        return LocalRun(processes(plan, paths, data_dir, live), paths, live, plan)
 
     def clean(self) -> int:
         orphans = [process for process, environment in _labelled() if is_gone(_label(environment))]
@@ -149,15 +177,17 @@ def _live(paths: RunPaths) -> Path:
 class LocalRun(RunHandle):
     """The processes of one run, and all that they started."""
 
-    def __init__(self, plan: list[Process], paths: RunPaths, live: Path) -> None:
+    def __init__(self, started: list[Process], paths: RunPaths, live: Path, plan: LaunchPlan) -> None:
         self._live = live
+        self._attempts = Attempts(plan.world_size) if plan.spec.restarts else None
+        self._finished_at: float | None = None
         self._reader = EventReader(live)
         # Beside the process id, a label of this run alone: one orchestrator may be asked for two runs.
         pid, _, since = identity().partition(" ")
         self._label = {LABEL: pid, SINCE: since, "SHARDYARD_RUN": str(live.resolve())}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         try:
-            for process in plan:
+            for process in started:
                 with open(paths.log(process.log), "ab") as log:
                     self._processes[process.name] = subprocess.Popen(
                         process.argv,
@@ -176,17 +206,30 @@ class LocalRun(RunHandle):
         deadline = time.monotonic() + timeout_s
         while len(exits := self._exits()) == before and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        return RunState(exits, running=len(self._processes) - len(exits))
+        running = len(self._processes) - len(exits)
+        # An agent whose rank is killed now waits for others to meet again, who have ended.
+        if self._finished_at and time.monotonic() - self._finished_at > PART_S:
+            running = 0
+        return RunState(exits, running)
 
     def _exits(self) -> dict[str, int]:
         codes = {name: process.poll() for name, process in self._processes.items()}
         return {name: code for name, code in codes.items() if code is not None}
 
     def new_events(self) -> list[Event]:
-        return self._reader.new()
+        events = self._reader.new()
+        if self._attempts:
+            for event in events:
+                self._attempts.add(event)
+            if self._attempts.finished is not None:
+                self._finished_at = self._finished_at or time.monotonic()
+        return events
 
     def stop(self) -> None:
-        _end([process for process, _ in _labelled(self._label)])
+        # Again, for an agent may have started a rank while it was being ended.
+        for _ in range(STOP_TIMES):
+            if not _end([process for process, _ in _labelled(self._label)]):
+                break
         for process in self._processes.values():
             # It has ended, and this buries it; one that the kernel itself holds back must not hold us.
             with suppress(subprocess.TimeoutExpired):
