@@ -98,10 +98,11 @@ def _of_attempts(
         return "ok", None
     # An agent's exit code says that it gave up, and nothing of its ranks; unless it was killed itself.
     agents = {name: code for name, code in exits.items() if code < 0 and name.startswith("node ")}
-    if agents and not (timed_out_s or trouble or damaged):
+    died = any(event.kind == "died" for event in attempts.of(attempts.counts))
+    if agents and not (timed_out_s or trouble or damaged or died):
         name, code = min(agents.items())
         status: Status = "failed"
-        cause: str | None = f"torchrun on {name} {_ending(code)}"
+        cause: str | None = f"{name} as a whole {_ending(code)}"
     else:
         told = {name: code for name, code in exits.items() if not name.startswith("node ")}
         last = attempts.of(attempts.counts)
