@@ -113,10 +113,8 @@ def _started_again(plan: LaunchPlan, attempts: Attempts) -> list[str]:
         f"{loss(attempts, number, each)}; all ranks were started again, restart {number + 1} of {allowed}"
         for number in range(attempts.counts)
     ]
-    # Only a run that is started again can do without a last word: it was written, and nobody waited for it.
-    if late := attempts.silent(attempts.counts) if allowed else []:
-        names = " and ".join(rank_name(rank, each) for rank in late)
-        found.append(f"{names} was killed after its result was written")
+    for rank in attempts.killed(attempts.counts) if allowed else ():  # it was not missed any more
+        found.append(f"{rank_name(rank, each)} was killed after its result was written")
     return found
 
 

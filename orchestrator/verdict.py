@@ -26,7 +26,13 @@ def verdict(
     the limit that was passed, if it was. trouble: what the runtime itself found to be wrong. A rank that
     ends itself leaves a last word. One that leaves none was killed, and it is the cause: what the others
     complain about afterwards is its absence.
+
+    restarts: how often torchrun may start the ranks again. Then the processes are its agents, one per node;
+    the attempt that counts has succeeded when every rank has given its result and one has said `done`,
+    which none says before.
     """
+    if restarts:
+        return _of_attempts(events, exits, ranks, timed_out_s, processes_per_node, trouble)
     noun = rank_noun(processes_per_node)
     started = {event.rank: event.fields["pid"] for event in events if event.kind == "start"}
 

@@ -327,7 +327,7 @@ CHANGES: dict[str, Any] = {
 
 
 def test_key_depends_on_everything_else() -> None:
-    assert set(RunSpec.model_fields) - set(CHANGES) == {"timeout_s"}
+    assert set(RunSpec.model_fields) - set(CHANGES) == {"timeout_s", "restarts"}
     keys = {spec(**{field: value}).key for field, value in CHANGES.items()} | {spec().key}
     assert len(keys) == len(CHANGES) + 1
 

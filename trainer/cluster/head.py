@@ -184,8 +184,9 @@ class Head:
         if self._ledger:
             self._ledger.leaving = True
         self._heard = time.monotonic()
+        told = {"finished": True} if self._ledger and self._ledger.finished else {}
         for _, wire in [*self._present.values()]:
-            await wire.send("bye", finished=bool(self._ledger and self._ledger.finished))
+            await wire.send("bye", **told)
         # Weights of a hundred megabytes from a node with a tenth of a core take their time.
         while self._present and time.monotonic() - self._heard < LEAVE_S:
             await self._until(lambda: not self._present, 0.5)

@@ -62,6 +62,10 @@ class Attempts:
         """The ranks that were up and left without a last word: they were killed, or still run."""
         return sorted(self._kinds(attempt, "start") - self._kinds(attempt, *LAST_WORDS))
 
+    def killed(self, attempt: int) -> list[int]:
+        """The ranks that were killed for all that is known; their agents may have left a word for them."""
+        return sorted({*self.silent(attempt), *self._kinds(attempt, "died")})
+
     def absent(self, attempt: int) -> list[int]:
         """The ranks that never came up."""
         return sorted(self._everyone - self._kinds(attempt, "start"))
