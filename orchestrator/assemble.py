@@ -113,8 +113,8 @@ def _started_again(plan: LaunchPlan, attempts: Attempts) -> list[str]:
         f"{loss(attempts, number, each)}; all ranks were started again, restart {number + 1} of {allowed}"
         for number in range(attempts.counts)
     ]
-    for rank in attempts.killed(attempts.counts) if allowed else ():  # it was not missed any more
-        found.append(f"{rank_name(rank, each)} was killed after its result was written")
+    late = attempts.killed(attempts.counts) if allowed else []  # nobody waited for it any more
+    found += [f"{rank_name(rank, each)} was killed after its result was written" for rank in late]
     return found
 
 
