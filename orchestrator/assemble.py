@@ -43,6 +43,7 @@ def assemble(
 
     trouble: what the runtime itself found to be wrong. usage: of the nodes, where they are containers.
     """
+    attempts = Attempts(plan.world_size, events)
     status, cause = verdict(
         events,
         exits,
@@ -52,8 +53,7 @@ def assemble(
         trouble,
         restarts=plan.spec.restarts,
     )
-    attempts = Attempts(plan.world_size, events)
-    events = attempts.account()
+    events = attempts.of(attempts.counts)
     ranks = ranks_of(events)
     certificate = certify(events)
     if status == "ok" and plan.spec.strategy.trains:
@@ -76,10 +76,13 @@ def assemble(
         startup_s=None if first is None else first - started_at,
         teardown_s=None if last is None else ended_at - last,
         cores=cores,
-        flags=flags(plan, ranks, runtime, cores, usage)
-        + _evened(plan, certificate)
-        + _hung(plan, events)
-        + _started_again(plan, attempts)
+        flags=[
+            *flags(plan, ranks, runtime, cores, usage),
+            *_evened(plan, certificate),
+            *_hung(plan, events),
+            *_resumed(events, attempts.counts > 0),
+            *_started_again(plan, attempts),
+        ]
         if status == "ok"
         else [],
         ranks=ranks,
@@ -98,6 +101,25 @@ def _uncertified(certificate: Certificate | None, epochs: int) -> str | None:
     if certificate and not certificate.verified:
         return "the nodes trained on other samples than the split says"
     return None
+
+
+def _resumed(events: Sequence[Event], restarted: bool) -> list[str]:
+    """That the times are those of several attempts, and what is not in them.
+
+    restarted: by torchrun, within the run's time; else the run itself was started anew.
+    """
+    told = [event.fields for event in events if event.kind == "resumed" and event.fields["times"]]
+    if not told:
+        return []
+    last = told[0]
+    times = "once" if last["times"] == 1 else f"{last['times']} times"
+    steps = f" and {last['step']} steps" if last["step"] else ""
+    rest = "contain all that was lost" if restarted else "are those of the last attempt"
+    return [
+        f"it was cut off and went on from a snapshot {times}, the last time from that after epoch "
+        f"{last['epoch']}{steps}, {last['age_s']:.0f} s later: what was trained after it and lost is "
+        f"in none of its times, and start-up and wall time {rest}"
+    ]
 
 
 def _hung(plan: LaunchPlan, events: Sequence[Event]) -> list[str]:

@@ -57,6 +57,11 @@ class RunPaths:
         return self.directory / "weights.npy"
 
     @property
+    def snapshots(self) -> Path:
+        """What a run goes on from when it was cut off, in a directory for each runtime."""
+        return self.directory / "snapshots"
+
+    @property
     def usage(self) -> Path:
         """What each container has used, a line of JSON each."""
         return self.directory / "usage.jsonl"

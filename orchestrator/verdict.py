@@ -99,19 +99,19 @@ def _of_attempts(
 ) -> tuple[Status, str | None]:
     """Of a run whose ranks torchrun starts again: the last attempt's, if none has succeeded."""
     attempts = Attempts(ranks, events)
-    damaged = any(event.kind == "damaged" for event in events)
+    last = attempts.of(attempts.counts)
+    damaged = any(event.kind == "damaged" for event in last)
     if attempts.finished is not None and not damaged:
         return "ok", None
     # An agent's exit code says that it gave up, and nothing of its ranks; unless it was killed itself.
     agents = {name: code for name, code in exits.items() if code < 0 and name.startswith("node ")}
-    died = any(event.kind == "died" for event in attempts.of(attempts.counts))
+    died = any(event.kind == "died" for event in last)
     if agents and not (timed_out_s or trouble or damaged or died):
         name, code = min(agents.items())
         status: Status = "failed"
         cause: str | None = f"{name} as a whole {_ending(code)}"
     else:
         told = {name: code for name, code in exits.items() if not name.startswith("node ")}
-        last = attempts.of(attempts.counts)
         status, cause = verdict(last, told, ranks, timed_out_s, processes_per_node, trouble)
     used = attempts.counts
     return status, f"{cause}, after {used} restart{'s' if used > 1 else ''}" if used else cause

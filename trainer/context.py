@@ -46,6 +46,7 @@ class NodeContext:
     scarce: whether a rank has less than a core, so that waiting must not use it up.
     timeout_s: how long a rank waits for others. room: where ranks that share a process meet. shared:
     what forked ranks share. out_dir: where what is worth keeping goes, if anywhere.
+    snapshots_dir: where snapshots lie, for a run that takes any.
     """
 
     rank: int
@@ -60,6 +61,7 @@ class NodeContext:
     room: Room | None = None
     shared: Any = None
     out_dir: Path | None = None
+    snapshots_dir: Path | None = None
     _comm: Communicator | None = field(default=None, init=False, repr=False)
 
     @classmethod
@@ -87,6 +89,7 @@ class NodeContext:
             attempt=attempt,
             scarce=spec.cpus < spec.processes_per_node,
             timeout_s=spec.timeout_s,
+            snapshots_dir=Path(env["SHARDYARD_SNAPSHOTS"]) if "SHARDYARD_SNAPSHOTS" in env else None,
         )
 
     def as_rank(self, rank: int, room: Room | None = None) -> NodeContext:

@@ -123,6 +123,12 @@ class RunSpec(BaseModel):
         le=100,
         description="how often torchrun may start all ranks again after one was lost; topology ddp only",
     )
+    snapshot_epochs: int | None = Field(
+        None,
+        ge=1,
+        description="epochs from one snapshot to the next; a killed run goes on from the last one",
+    )
+    snapshot_steps: int | None = Field(None, ge=1, description="the same in steps; at most one of the two")
     save_weights: bool = Field(False, description="keep the final weights as weights.npy beside the result")
     timeout_s: float = Field(600, gt=0, le=7 * 86400, description="the run is stopped after this")
 
@@ -168,6 +174,11 @@ class RunSpec(BaseModel):
     def batch_of_each(self) -> int:
         """Samples per step from each part."""
         return self.batch_size // self.parts if self.batch_per == "run" else self.batch_size
+
+    @property
+    def snapshots(self) -> bool:
+        """Whether the run takes any."""
+        return self.snapshot_epochs is not None or self.snapshot_steps is not None
 
     @property
     def on_gpu(self) -> bool:

@@ -108,6 +108,9 @@ COLUMNS: dict[str, Callable[[Row], Cell]] = {
     "bubble": cut.bubble,
     "bubble_formula": cut.bubble_formula,
     "cut_bytes_per_step_max": cut.cut_bytes_per_step,
+    "snapshot_s": lambda row: row.seconds.get("snapshot"),
+    "snapshot_epochs": lambda row: row.run.snapshot_epochs,
+    "snapshot_steps": lambda row: row.run.snapshot_steps,
 }
 
 

@@ -40,7 +40,7 @@ class Round:
     wrong: list[str]
 
 
-def run_of(strategy: str, nodes: int, cpus: float) -> RunSpec:
+def run_of(strategy: str, nodes: int, cpus: float, snapshot_epochs: int | None) -> RunSpec:
     """Some seconds of training, so that start, mesh, epochs, evaluation and end all get their share."""
     return RunSpec.model_validate(
         {
@@ -52,6 +52,7 @@ def run_of(strategy: str, nodes: int, cpus: float) -> RunSpec:
             "model": "mlp",
             "epochs": 20,
             "restarts": 3,
+            "snapshot_epochs": snapshot_epochs,
             "timeout_s": 240,
         }
     )
@@ -124,12 +125,20 @@ def weights(result: RunResult) -> str:
     return " ".join(sorted({rank.weights_digest or "none" for rank in result.ranks}))
 
 
-def main(runtime: str, strategies: list[str], times: int, nodes: int, cpus: float, seed: int) -> int:
+def main(
+    runtime: str,
+    strategies: list[str],
+    times: int,
+    nodes: int,
+    cpus: float,
+    seed: int,
+    snapshot_epochs: int | None,
+) -> int:
     """The exit code: 1 if one round was not good."""
     lines, bad = [], 0
     for strategy in strategies:
         print(f"{strategy} on {nodes} nodes ({runtime})", flush=True)
-        rounds = soak(run_of(strategy, nodes, cpus), runtime, times, seed)
+        rounds = soak(run_of(strategy, nodes, cpus, snapshot_epochs), runtime, times, seed)
         good = [each for each in rounds if not each.wrong]
         bad += len(rounds) - len(good)
         longest = max(each.seconds for each in rounds)

@@ -15,21 +15,17 @@ def told(kind: str, *ranks: int, time: float = 0.0) -> list[Event]:
     return [event(kind, rank, time) for rank in ranks]
 
 
-def epoch(rank: int, number: int, time: float, accuracy: float) -> Event:
-    return event("epoch", rank, time, epoch=number, accuracy=accuracy)
-
-
 def test_a_run_that_is_never_started_again_has_one_attempt() -> None:
     events = [event("start", pid=1), *told("result", 0), *told("done", 0)]
     attempts = Attempts(1, events)
-    assert (attempts.counts, attempts.finished, attempts.account()) == (0, 0, events)
+    assert (attempts.counts, attempts.finished, attempts.of(0)) == (0, 0, events)
 
 
 def test_the_last_attempt_counts() -> None:
     events = [*start(0, 0, 1), *told("result", 0), *told("failed", 0), *start(1, 0, 1)]
     attempts = Attempts(2, events)
     assert (attempts.counts, attempts.finished) == (1, None)
-    assert {each.kind for each in attempts.account()} == {"start"}
+    assert {each.kind for each in attempts.of(attempts.counts)} == {"start"}
 
 
 def test_a_rank_belongs_to_its_own_last_start() -> None:
@@ -69,12 +65,4 @@ def test_after_a_finished_attempt_no_other_counts() -> None:
     events = [*start(0, 0, 1), *told("result", 0, 1), *told("done", 0), *start(1, 1)]
     attempts = Attempts(2, events)
     assert (attempts.counts, attempts.finished) == (0, 0)
-    assert [each for each in attempts.account() if each.kind == "start"] == start(0, 0, 1)
-
-
-def test_an_epoch_counts_once_and_as_it_was_gone_through_last() -> None:
-    first = [*start(0, 0), epoch(0, 1, 1.0, 0.5), epoch(0, 2, 2.0, 0.6)]
-    second = [*start(1, 0, time=3.0), epoch(0, 2, 4.0, 0.7), epoch(0, 3, 5.0, 0.8)]
-    account = Attempts(1, [*first, *second]).account()
-    points = [(e.fields["epoch"], e.fields["accuracy"]) for e in account if e.kind == "epoch"]
-    assert points == [(1, 0.5), (2, 0.7), (3, 0.8)]
+    assert attempts.add(event("failed", 1)) == 1

@@ -27,11 +27,11 @@ def book_waits(comm: Communicator) -> None:
     waited = 0.0
     if traffic.meetings:
         entered, left = _times(comm, traffic.meetings)
-        waited += _wait(entered, left, _everyones(comm, entered).max(dim=0).values)
+        waited += _wait(entered, left, everyones(comm, entered).max(dim=0).values)
     if traffic.shifts:
         entered, left = _times(comm, traffic.shifts)
         sources = [source for _, _, source in traffic.shifts]
-        waited += _wait(entered, left, _everyones(comm, entered)[sources, range(len(sources))])
+        waited += _wait(entered, left, everyones(comm, entered)[sources, range(len(sources))])
     posts = _told_to_me(comm, traffic.posts)
     received = _numbered(traffic.receipts)
     waited += _waited_for(((*span, posts[source][at]) for span, source, at in received))
@@ -48,7 +48,7 @@ def _times(comm: Communicator, spans: Sequence[tuple[float, ...]]) -> list[Tenso
     return [torch.tensor(each, dtype=torch.float64, device=comm.device) for each in entered_and_left]
 
 
-def _everyones(comm: Communicator, numbers: Tensor) -> Tensor:
+def everyones(comm: Communicator, numbers: Tensor) -> Tensor:
     """The ranks' float64 numbers, of shape (n,) on each, as shape (size, n)."""
     import torch
 
@@ -66,14 +66,14 @@ def _told_to_me(comm: Communicator, notes: Sequence[tuple[float, int]]) -> list[
     import torch
 
     count = torch.tensor([float(len(notes))], dtype=torch.float64, device=comm.device)
-    longest = int(_everyones(comm, count).max().item())
+    longest = int(everyones(comm, count).max().item())
     if not longest:
         return [[] for _ in range(comm.size)]
     padded = [*notes, *[(0.0, -1)] * (longest - len(notes))]
     both = [
         torch.tensor(each, dtype=torch.float64, device=comm.device) for each in zip(*padded, strict=True)
     ]
-    times, about = (_everyones(comm, each) for each in both)
+    times, about = (everyones(comm, each) for each in both)
     return [row[who == comm.rank].tolist() for row, who in zip(times, about, strict=True)]
 
 

@@ -1,7 +1,8 @@
 """Attempts: a run's events told apart by how often torchrun had started the ranks before. Imports no torch.
 
 A run that is never started again has one attempt. Of several one counts: the first that all ranks have
-finished, else the last.
+finished, else the last. Its events are a whole account: a rank that goes on from a snapshot tells again
+what is in it, and one that does not has begun anew.
 """
 
 from __future__ import annotations
@@ -9,9 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from trainer.events import LAST_WORDS, Event
-
-# What ranks report once per epoch: an attempt that goes on where another was lost does not repeat it.
-PER_EPOCH = ("part", "split", "epoch")
 
 
 class Attempts:
@@ -55,7 +53,7 @@ class Attempts:
         return len(self._events) - 1 if self.finished is None else self.finished
 
     def of(self, attempt: int) -> list[Event]:
-        """The events of one attempt."""
+        """The events of one attempt, as they came."""
         return self._events[attempt]
 
     def silent(self, attempt: int) -> list[int]:
@@ -69,16 +67,3 @@ class Attempts:
     def absent(self, attempt: int) -> list[int]:
         """The ranks that never came up."""
         return sorted(self._everyone - self._kinds(attempt, "start"))
-
-    def account(self) -> list[Event]:
-        """What the run has come to: the events of the attempt that counts, and what those before told of
-        epochs that it did not go through again. In order of time."""
-        known: dict[tuple[str, int, int], Event] = {}
-        kept: list[Event] = []
-        for attempt in range(self.counts + 1):
-            for event in self._events[attempt]:
-                if event.kind in PER_EPOCH:
-                    known[event.kind, event.rank, event.fields["epoch"]] = event
-                elif attempt == self.counts or event.kind == "damaged":
-                    kept.append(event)
-        return sorted([*kept, *known.values()], key=lambda event: event.time)
