@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from orchestrator.identity import identity
 from orchestrator.result import RunResult
 from orchestrator.runner import Runner
 from orchestrator.runtimes import RUNTIMES
@@ -117,7 +118,7 @@ def judge(result: RunResult, alone: RunResult, runtime: str, place: Path) -> lis
     elif not any("was killed" in flag or "was gone" in flag for flag in result.flags):
         wrong.append("the row does not say who was killed")
     left = [str(process.pid) for process in node_processes(place)]
-    left += leftovers("shardyard.orchestrator") if runtime == "docker" else []
+    left += leftovers(f"shardyard.orchestrator={identity()}") if runtime == "docker" else []
     return wrong + [f"left behind: {each}" for each in left]
 
 

@@ -113,9 +113,9 @@ def lost(attempt: int) -> list[Event]:
 def good(attempt: int) -> list[Event]:
     at = 10.0 * attempt
     events = [*up(attempt, 0, 1), split(2)]
-    for rank in (0, 1):
+    for rank in (1, 0):
         events += [part(rank), event("result", rank, at + 8, **rank_fields())]
-        events += [event("done", rank, at + 9)]
+    events += [event("done", rank, at + 9) for rank in (1, 0)]
     return [replace(each, time=max(each.time, at)) for each in events]
 
 
@@ -218,6 +218,19 @@ def test_the_head_counts_the_attempt_that_is_finished(tmp_path: Path) -> None:
         kept.keep(each)
     assert kept.complete
     assert kept.summary()[0].startswith("ok: 2 nodes")
+
+
+def test_who_is_heard_to_be_lost_before_the_others_are_heard_to_be_done_is_not_missed(
+    tmp_path: Path,
+) -> None:
+    """The restarts are used up, a rank is killed after the last meeting, and its agent gives up at once."""
+    *events, last = [each for each in good(0) if (each.kind, each.rank) != ("done", 1)]
+    assert last.kind == "done"
+    kept = ledger(tmp_path, *events, killed(0, 1))
+    kept.fail(kept._roster.members[1], "gave up")
+    assert kept.failures
+    kept.keep(last)
+    assert (kept.failures, kept.complete) == ({}, True)
 
 
 def test_the_head_ends_a_run_whose_agents_cannot_meet_any_more(room: Room) -> None:

@@ -59,6 +59,9 @@ class Ledger:
                 known.clear()
         if attempt != self._attempt:
             return
+        if self.finished:  # whoever was lost is not missed any more
+            for member in self._roster.members:
+                self.failures.pop(member.name, None)
         if event.kind in LAST_WORDS:
             self._last[event.rank] = event
         if event.kind == "start":
