@@ -26,6 +26,7 @@ class Ledger:
     def __init__(self, directory: Path, roster: Roster) -> None:
         """Raises RollError if nothing can be written there."""
         self._directory, self._roster = directory, roster
+        self.key = roster.spec.key
         self.timeout_s = roster.spec.timeout_s
         self._last: dict[int, Event] = {}  # by rank: its last word
         self._starts: dict[int, Event] = {}
