@@ -55,6 +55,11 @@ class Snapshots:
         self._directory, self._rank = directory, rank
         self._whose = {"version": VERSION, "run": run, "rank": rank, "ranks": ranks}
 
+    def open(self) -> None:
+        """Make the directory, before there is anything to lose. Raises SnapshotError."""
+        with self._writing():
+            _make(self._directory)
+
     def write(self, position: Position, state: dict[str, Any]) -> int:
         """Keep the state, of plain values and tensors; how many bytes it took. Raises SnapshotError."""
         import torch
@@ -72,7 +77,7 @@ class Snapshots:
         path = self._path(position)
         draft = path.with_suffix(DRAFT)
         with self._writing():
-            self._make(path.parent)
+            _make(path.parent)
             with open(draft, "wb") as file:
                 file.write(json.dumps(header).encode() + b"\n")
                 file.write(payload)
@@ -89,7 +94,7 @@ class Snapshots:
         header, payload = self._opened(position)
         if header.get("sha256") != sha256(payload).hexdigest():
             raise SnapshotError("it is damaged: its checksum is wrong")
-        if (by := header["torch"]) != torch.__version__:
+        if (by := header.get("torch")) != torch.__version__:
             raise SnapshotError(f"it was written with torch {by}, and this is {torch.__version__}")
         state: dict[str, Any] = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
         return state, float(header["time"])
@@ -144,20 +149,20 @@ class Snapshots:
     def _path(self, position: Position) -> Path:
         return self._directory / f"epoch-{position.epochs:05}-step-{position.steps:07}" / self._name
 
-    def _make(self, directory: Path) -> None:
-        for each in (self._directory, directory):
-            with suppress(FileExistsError):
-                each.mkdir(parents=True)
-                each.chmod(DIRECTORY_MODE)
-
     @contextmanager
     def _writing(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise SnapshotError(
-                f"a snapshot cannot be kept in {self._directory}: {error.strerror}"
+                f"snapshots cannot be kept in {self._directory}: {error.strerror}"
             ) from error
+
+
+def _make(directory: Path) -> None:
+    with suppress(FileExistsError):
+        directory.mkdir(parents=True)
+        directory.chmod(DIRECTORY_MODE)
 
 
 def _sync(directory: Path) -> None:

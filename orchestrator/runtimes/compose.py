@@ -53,6 +53,7 @@ def cluster(
     files = [COMPOSE / f"{spec.topology}.yml"]
     if spec.transport == "nccl":
         files.append(COMPOSE / "gpu.yml")
+    snapshots = {"SHARDYARD_SNAPSHOTS": str(snapshots_of(paths).resolve())} if spec.snapshots else {}
     return Cluster(
         project="shardyard-" + sha256(str(directory).encode()).hexdigest()[:12],
         files=tuple(files),
@@ -62,6 +63,7 @@ def cluster(
             "SHARDYARD_DATA": str(data_dir.resolve()),
             "SHARDYARD_RESULTS": str(directory),
             "SHARDYARD_RUN": LIVE,
+            **snapshots,
             "SHARDYARD_OWNER": owner,
             "SHARDYARD_IMAGE": image,
             "SHARDYARD_FETCH": "skip",  # the orchestrator has seen to the data
@@ -72,3 +74,8 @@ def cluster(
             "SHARDYARD_SHM_MB": str(share * spec.shm_mb),
         },
     )
+
+
+def snapshots_of(paths: RunPaths) -> Path:
+    """Of a run's containers: apart from those of processes, whose times are not theirs."""
+    return paths.snapshots / "docker"

@@ -21,7 +21,7 @@ from orchestrator.identity import identity
 from orchestrator.image import image_id, image_name, image_trouble, pinned_packages, source_digest
 from orchestrator.reaper import Reaper, remove_orphans, remove_project
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
-from orchestrator.runtimes.compose import LIVE, Cluster, cluster
+from orchestrator.runtimes.compose import LIVE, Cluster, cluster, snapshots_of
 from orchestrator.store import RunPaths, write_atomic
 from orchestrator.topology import LaunchPlan
 from trainer.events import Event, EventReader
@@ -93,6 +93,9 @@ class DockerRuntime(Runtime):
             raise InputError(f"{reason}\nthen the same command goes on where it stopped")
         self._reaper = self._reaper or Reaper(identity())
         check_mounts(paths.directory, data_dir, plan.spec)
+        if plan.spec.snapshots:  # nodes, who are nobody in particular, write there
+            snapshots_of(paths).mkdir(parents=True, exist_ok=True)
+            snapshots_of(paths).chmod(0o777)
         run = self._cluster(plan, paths, data_dir)
         remove_project(self.engine, run.project)
         return DockerRun(self.engine, run, paths)

@@ -112,6 +112,12 @@ def test_environment(topology: str) -> None:
     assert all(isinstance(value, str) for value in found.values())
 
 
+def test_snapshots_of_a_run_have_a_directory_of_their_own() -> None:
+    roster = called("ddp", 1, 2, snapshot_epochs=1)
+    assert environment(roster, PID)["SHARDYARD_SNAPSHOTS"] == f"/snapshots/{roster.spec.key}"
+    assert "SHARDYARD_SNAPSHOTS" not in environment(called("ddp", 1, 2), PID)
+
+
 @pytest.mark.parametrize("topology", ["ddp", "mpi", "rpc", "single"])
 def test_only_mpirun_s_ranks_write_to_their_node_s_console(topology: str) -> None:
     console = environment(at(called(topology, 1, 2), "node-2"), PID).get("SHARDYARD_CONSOLE")

@@ -27,6 +27,7 @@ class Ledger:
     def __init__(self, directory: Path, roster: Roster) -> None:
         """Raises RollError if nothing can be written there."""
         self._directory, self._roster = directory, roster
+        self.key = roster.spec.key
         self.timeout_s = roster.spec.timeout_s
         # Of the attempt that counts, where torchrun starts ranks again.
         self._attempts = Attempts(roster.spec.world_size)

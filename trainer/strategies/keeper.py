@@ -53,6 +53,8 @@ class Keeper:
             raise SnapshotError("the run takes snapshots, and SHARDYARD_SNAPSHOTS names no place for them")
         directory = context.snapshots_dir or Path()  # of no use to a run that takes none
         self._store = Snapshots(directory, spec.key, context.rank, context.size)
+        if spec.snapshots:
+            self._store.open()
 
     def last_good(self) -> Snapshot | None:
         """The newest snapshot that every rank has intact; None: the run begins at its beginning.
