@@ -19,8 +19,8 @@ class PrefixShuffle(Partitioner):
     seen. `random_partition` is what was meant.
 
     Kept is which samples a node has, which no seed changes. Not kept is their order: there every node
-    shuffled once and, as `set_epoch` was never called, had one order in all epochs; here the feed draws each
-    node's order anew in every epoch, as under every partitioner.
+    shuffled once and, as `set_epoch` was never called, had one order in all epochs; here the feed draws
+    each node's order anew in every epoch, as under every partitioner.
     """
 
     disjoint: ClassVar[bool] = False
