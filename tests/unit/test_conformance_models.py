@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainer.data.base import Data, Split
+from trainer.data.base import Data, Scale, Split
 from trainer.models import MODELS
 from trainer.models.base import Model
 from trainer.models.dropout import ChannelDropout, Dropout
@@ -31,6 +31,7 @@ from trainer.spec import RunSpec
 from trainer.task import Task
 
 SHAPE, CLASSES = (1, 28, 28), 10
+UNSCALED = Scale(np.zeros((1, 1, 1), np.float32), np.ones((1, 1, 1), np.float32))
 Blocks = list[tuple[str, nn.Module]]
 
 
@@ -312,7 +313,7 @@ def test_channel_dropout_drops_whole_channels_of_single_samples(memory: torch.me
 def task() -> Task:
     task = Task(RunSpec.model_validate({"strategy": "one_shot", "nodes": 3}), Path())
     split = Split(np.zeros((4, *SHAPE), np.float32), np.zeros(4, np.int64))
-    task.data = Data(split, split, CLASSES)
+    task.data = Data(split, split, CLASSES, UNSCALED)
     return task
 
 

@@ -14,6 +14,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from tests.unit.test_conformance_models import UNSCALED
 from tests.unit.test_cut_models import Losses, with_losses
 from tests.unit.threads import running_clock
 from tests.unit.training import SMALL, Training, train
@@ -179,7 +180,7 @@ def test_a_rank_holds_its_share_and_gives_account_of_it() -> None:
 def test_never_are_two_blocks_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     task = Task(RunSpec.model_validate({"strategy": NAME, "nodes": 2}), Path())
     split = Split(np.zeros((4, 1, 28, 28), np.float32), np.zeros(4, np.int64))
-    task.data = Data(split, split, 10)
+    task.data = Data(split, split, 10, UNSCALED)
     built: list[weakref.ref[nn.Parameter]] = []
     blocks = LeNet.blocks
 
