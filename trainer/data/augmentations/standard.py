@@ -20,10 +20,10 @@ class StandardAugmentation(Augmentation):
     of parameters for a whole batch, and from torch's global generator, which ranks that are threads share;
     here they are drawn from the run's streams. Flips are each image's own. The functions take one angle or
     factor a call, so a batch is cut into `draws` groups, and the images of a group have all else in common.
-    An image's own law is the same for any number of groups; how much images of a batch differ is not. As
-    many `draws` as images make everything each image's own, at 3 to 5 times the time that 16 take.
-    (For affine transforms torch's grid_sample could do a whole batch in the time of 8 groups; jitter is
-    most of the time, and two codes for one thing would be one too many.)
+    What may happen to an image is the same for any number of groups; how much the images of one batch
+    differ is not. As many `draws` as images make everything each image's own; for 128 images of CIFAR-10
+    that takes three times the time of 16. (One grid_sample with an angle per image would be as fast as 8
+    groups, but it would be our own code, and jitter is half of the time.)
     """
 
     flip: float = Field(0.5, ge=0, le=1, description="probability of swapping an image's left and right")
