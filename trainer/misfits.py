@@ -13,7 +13,16 @@ if TYPE_CHECKING:
     from trainer.spec import RunSpec
 
 # Types of the errors: each is the name of the field to change.
-MISFITS = ("transport", "nodes", "processes_per_node", "model", "partitioner", "strategy", "batch_size")
+MISFITS = (
+    "transport",
+    "nodes",
+    "processes_per_node",
+    "model",
+    "partitioner",
+    "strategy",
+    "batch_size",
+    "augmentation",
+)
 
 Misfit = PydanticCustomError | None
 
@@ -139,6 +148,23 @@ def partitioner(run: RunSpec) -> Misfit:
     )
 
 
+def augmentation(run: RunSpec) -> Misfit:
+    reason = run.augmentation.misfit(run.dataset.shape)
+    return (
+        None
+        if reason is None
+        else PydanticCustomError(
+            "augmentation",
+            "{augmentation} cannot change {dataset}: {reason}",
+            {
+                "augmentation": run.name_of("augmentation"),
+                "dataset": run.name_of("dataset"),
+                "reason": reason,
+            },
+        )
+    )
+
+
 CHECKS: tuple[Callable[[RunSpec], Misfit], ...] = (
     transport,
     processes_per_node,
@@ -149,6 +175,7 @@ CHECKS: tuple[Callable[[RunSpec], Misfit], ...] = (
     norm,
     samples,
     partitioner,
+    augmentation,
 )
 
 

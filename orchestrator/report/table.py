@@ -108,6 +108,7 @@ COLUMNS: dict[str, Callable[[Row], Cell]] = {
     "bubble": cut.bubble,
     "bubble_formula": cut.bubble_formula,
     "cut_bytes_per_step_max": cut.cut_bytes_per_step,
+    "augmentation": lambda row: row.work.augmentation,
 }
 
 
