@@ -19,6 +19,9 @@ class Published(BaseModel):
     runs: Values = Field(description="which of the block's runs, as in skip: fields and their values")
     time_s: float | None = Field(None, gt=0, description="seconds of training, as published")
     accuracy: float | None = Field(None, ge=0, le=1, description="test accuracy, 0 … 1, as published")
+    accuracy_change: float | None = Field(
+        None, ge=-1, le=1, description="accuracy less that of one node, as published"
+    )
     steps_per_epoch: int | None = Field(None, ge=1, description="optimiser steps of a rank in an epoch")
     coverage: float | None = Field(None, ge=0, le=1, description="share of the samples that is used")
 

@@ -101,10 +101,21 @@ def _ours(name: str, metric: Metric, write: Callable[[float], str]) -> Callable[
 
 
 def _difference(line: Line) -> Cell:
-    measured = line.mean(lambda row: row.accuracy)
+    measured = line.mean(_accuracy)
     if line.published.accuracy is None or measured is None:
         return Cell(ABSENT)
     return Cell(formats.points(measured - line.published.accuracy))
+
+
+def _against_one(line: Line) -> Cell:
+    mine, one = line.mean(_accuracy), _mean(line.alone[1], _accuracy) if line.alone else None
+    if line.published.accuracy_change is None or mine is None or one is None:
+        return Cell(ABSENT)
+    return Cell(formats.points(mine - one))
+
+
+def _accuracy(row: Row) -> float | None:
+    return row.accuracy
 
 
 def _steps_per_epoch(row: Row) -> float | None:
@@ -124,8 +135,10 @@ COLUMNS: tuple[Column[Line], ...] = (
     Column("measured", lambda line: Cell(formats.ratio(line.measured_speedup))),
     Column("by CPU time", lambda line: Cell(formats.ratio(line.work_speedup))),
     Column("Accuracy published", _figure("accuracy", formats.percent)),
-    Column("measured", _ours("accuracy", lambda row: row.accuracy, formats.percent)),
+    Column("measured", _ours("accuracy", _accuracy, formats.percent)),
     Column("difference", _difference),
+    Column("Against one node published", _figure("accuracy_change", formats.points)),
+    Column("measured", _against_one),
     Column("Steps per epoch published", _figure("steps_per_epoch", _whole)),
     Column("measured", _ours("steps_per_epoch", _steps_per_epoch, _whole)),
     Column("Coverage published", _figure("coverage", formats.percent)),

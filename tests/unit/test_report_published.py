@@ -32,7 +32,7 @@ LAB = {
 }
 FIGURES = [
     {"runs": {"nodes": 1}, "time_s": 80.0, "accuracy": 0.91, "steps_per_epoch": 469},
-    {"runs": {"nodes": 2}, "time_s": 50.0, "accuracy": 0.35},
+    {"runs": {"nodes": 2}, "time_s": 50.0, "accuracy": 0.35, "accuracy_change": -0.56},
     {"runs": {"nodes": 4}, "time_s": 20.0, "accuracy": 0.10},
 ]
 
@@ -76,11 +76,11 @@ def table(comparison: Comparison) -> list[list[str]]:
 
 
 def test_every_published_figure_stands_beside_ours() -> None:
-    whole = "91.0% 90.0% −1.0 points 469 100"
+    whole = "91.0% 90.0% −1.0 points – – 469 100"
     assert [" ".join(line) for line in table(a_lab())] == [
         f"theirs 1 node 80.0 s 8.00 s – – – {whole}",
-        "theirs 2 nodes 50.0 s 4.00 s 1.60 2.00 2.00 35.0% 30.0% −5.0 points – –",
-        "theirs 4 nodes 20.0 s 4.00 s 4.00 2.00 4.00 10.0% 10.0% ±0.0 points – –",
+        "theirs 2 nodes 50.0 s 4.00 s 1.60 2.00 2.00 35.0% 30.0% −5.0 points −56.0 points −60.0 points – –",
+        "theirs 4 nodes 20.0 s 4.00 s 4.00 2.00 4.00 10.0% 10.0% ±0.0 points – – – –",
     ]
 
 
