@@ -43,6 +43,7 @@ class RankResult(Record):
     activation_bytes: int | None = None
     blocks: list[str] | None = None
     bytes_to: list[int] | None = None
+    waited_for: list[float] | None = None  # seconds, by rank
 
 
 class MemberUsage(Record):
