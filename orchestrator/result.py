@@ -57,6 +57,8 @@ class MemberUsage(Record):
     sent_bytes: int | None
     received_bytes: int | None
     out_of_memory: int
+    # Older results lack it. Of local processes: of the one node that was held back.
+    cpus: float | None = None
 
 
 class EpochPoint(Record):

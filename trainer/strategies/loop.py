@@ -254,7 +254,7 @@ class Loop:
         waited_for = book_waits(self.comm)
         spec, bytes_to = self._task.spec, self.comm.bytes_to
         # CPU time tells nothing where several threads share it, or where the host waits for its GPU.
-        if spec.threads == 1 and not spec.on_gpu:
+        if spec.threads_of(self._context.rank) == 1 and not spec.on_gpu:
             self.clock.book_no_core()
         accuracy, test_loss = self.evaluate(replica, alone=False) if averaged else self._evaluated
         held_bytes = replica.held_bytes  # before others send what they have
