@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from orchestrator.engine import Engine, EngineError, answers, reach
+from orchestrator.engine import Engine, EngineError, answers, reach, refusal
 from orchestrator.environment import gpus
 from orchestrator.errors import InputError
 from orchestrator.identity import identity
@@ -85,9 +85,7 @@ class DockerRuntime(Runtime):
     def describe(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> dict[str, Any]:
         run = self._cluster(plan, paths, data_dir)
         argv = self.engine.command(*run.up)
-        started: list[dict[str, Any]] = [
-            {"name": "compose", "argv": argv, "environment": dict(run.environment)}
-        ]
+        started = [{"name": "compose", "argv": argv, "environment": dict(run.environment)}]
         if run.bottleneck_cpus is not None:
             argv = self.engine.command(*run.hold(f"the container of node {plan.nodes - 1}"))
             started.append({"name": "bottleneck", "argv": argv, "environment": {}})
@@ -188,15 +186,9 @@ class DockerRun(RunHandle):
         nodes = [each for each in containers if _service(each) == "node"]
         if len(nodes) < self._cluster.scale:
             return None
-        command = self._engine.command(*self._cluster.hold(max(nodes, key=_ordinal)["Id"]))
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=COMPOSE_S)
-        except subprocess.TimeoutExpired:
-            return f"the engine did not hold the last node back within {COMPOSE_S} s"
-        if done.returncode:
-            return f"the engine does not hold the last node back: {done.stderr.strip()[:300]}"
-        self._unheld = False
-        return None
+        refused = refusal(self._engine, *self._cluster.hold(max(nodes, key=_ordinal)["Id"]))
+        self._unheld = refused is not None
+        return f"the engine does not hold the last node back: {refused}" if refused else None
 
     def _containers(self) -> list[dict[str, Any]]:
         label = {"label": f"com.docker.compose.project={self._cluster.project}"}

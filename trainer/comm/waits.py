@@ -78,8 +78,7 @@ def _waited(entered: Tensor, left: Tensor, other: Tensor) -> Tensor:
 
 def _by_rank(comm: Communicator, seconds: Tensor, ranks: Tensor) -> list[float]:
     """The sums of the seconds that belong to each rank."""
-    sums: list[float] = seconds.new_zeros(comm.size).index_add_(0, ranks, seconds).tolist()
-    return sums
+    return [each.item() for each in seconds.new_zeros(comm.size).index_add_(0, ranks, seconds).unbind()]
 
 
 def _told_to_me(comm: Communicator, notes: Sequence[tuple[float, int]]) -> list[list[float]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from orchestrator.report.comparison import Comparison, Scene
-from orchestrator.report.findings import accuracy, cutting, partitioning, speed, trust
+from orchestrator.report.findings import accuracy, cutting, partitioning, speed, trust, waiting
 from orchestrator.report.findings.base import Finding
 
 # Topic and rule, in the order in which they are told.
@@ -17,6 +17,7 @@ ABOUT_A_WORK: tuple[tuple[str, Callable[[Scene], Iterator[Finding]]], ...] = (
     ("Transport", speed.transports),
     ("Exchange", speed.all_reduce_and_ddp),
     ("Exchange", speed.collectives),
+    ("Waiting", waiting.who_waits_for_whom),
     ("Memory", cutting.least_memory),
     ("Bubble", cutting.idle_stages),
     ("Cut", cutting.best_cut),
@@ -32,6 +33,7 @@ ABOUT_A_WORK: tuple[tuple[str, Callable[[Scene], Iterator[Finding]]], ...] = (
     ("Other seeds", trust.other_seeds),
 )
 ABOUT_ALL: tuple[tuple[str, Callable[[Comparison], Iterator[Finding]]], ...] = (
+    ("Slow node", waiting.slow_node),
     ("Not ok", trust.failures),
     ("Not done", trust.pending),
     ("Not verified", trust.unverified),
