@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ import psutil
 
 PERIOD_S = 0.1
 TICK_S = 0.004  # between looks at what has been used
-SEARCH_S = 0.05  # between looks for processes that have not come up yet
+SEARCH_S = 0.1  # between looks for processes that have not come up yet
 
 
 class Held(Protocol):
@@ -111,29 +111,33 @@ class Throttle:
             process.signal(number)
 
 
-def find(run: str, variable: str, ranks: Sequence[str]) -> Iterator[psutil.Process]:
-    """The processes of these ranks. run: what SHARDYARD_RUN is in the environment of all of the run's."""
+def find(run: str, variable: str, ranks: Collection[str]) -> Iterator[tuple[str, psutil.Process]]:
+    """These ranks with their processes, as far as they have come up.
+
+    run: what SHARDYARD_RUN is in the environment of all of the run's processes.
+    """
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # gone, or somebody else's
             environment = process.environ()
-            if environment.get("SHARDYARD_RUN") == run and environment.get(variable) in ranks:
-                yield process
+            rank = environment.get(variable, "")
+            # Whoever has started us may be a rank of something else: one must not stop oneself.
+            if environment.get("SHARDYARD_RUN") == run and rank in ranks and process.pid != os.getpid():
+                yield rank, process
 
 
 def main(quota: float, member: str, variable: str, ranks: Sequence[str], account: Path) -> None:
     """Throttle the ranks until told to end, or until the orchestrator is gone; then give account."""
     orchestrator, run = int(os.environ["SHARDYARD_ORCHESTRATOR"]), os.environ["SHARDYARD_RUN"]
     throttle = Throttle(quota, time.monotonic())
-    found: set[int] = set()
+    missing = set(ranks)
     search_at = 0.0
     try:
         while os.getppid() == orchestrator:
             now = time.monotonic()
-            if len(found) < len(ranks) and now > search_at:
-                for process in find(run, variable, ranks):
-                    if process.pid not in found:
-                        found.add(process.pid)
-                        throttle.add(Process(process))
+            if missing and now > search_at:
+                for rank, process in [*find(run, variable, missing)]:
+                    missing.discard(rank)
+                    throttle.add(Process(process))
                 search_at = time.monotonic() + SEARCH_S
             throttle.step(time.monotonic())
             pause = throttle.period_ends - time.monotonic() if throttle.stopped else TICK_S
