@@ -33,7 +33,6 @@ ABOUT_A_WORK: tuple[tuple[str, Callable[[Scene], Iterator[Finding]]], ...] = (
     ("Other seeds", trust.other_seeds),
 )
 ABOUT_ALL: tuple[tuple[str, Callable[[Comparison], Iterator[Finding]]], ...] = (
-    ("Slow node", waiting.slow_node),
     ("Not ok", trust.failures),
     ("Not done", trust.pending),
     ("Not verified", trust.unverified),
@@ -52,6 +51,10 @@ def find(comparison: Comparison) -> list[Finding]:
             replace(finding, topic=topic, work=work)
             for topic, rule in ABOUT_A_WORK
             for finding in rule(scene)
+        ]
+        found += [
+            replace(finding, topic="Slow node", work=work)
+            for finding in waiting.slow_node(scene, comparison)
         ]
     return found + [
         replace(finding, topic=topic) for topic, rule in ABOUT_ALL for finding in rule(comparison)

@@ -42,17 +42,19 @@ def _one_rank(group: Group) -> Waited | None:
     return waited if waited.of_waiting >= min(ABOVE_EVEN / waited.ranks, 0.9) else None
 
 
-def slow_node(comparison: Comparison) -> Iterator[Finding]:
+def slow_node(scene: Scene, comparison: Comparison) -> Iterator[Finding]:
     """What a last node with fewer cores cost, where the same was run with all nodes alike."""
+    if scene.shape.bottleneck_cpus is None:
+        return
     alike = {_cell(group): group for group in comparison.groups if group.shape.bottleneck_cpus is None}
-    for group in comparison.groups:
-        other = alike.get(_cell(group)) if group.shape.bottleneck_cpus is not None else None
+    for group in scene.usual:
+        other = alike.get(_cell(group))
         slow_s = group.over(lambda row: row.train_s)
         fast_s = other.over(lambda row: row.train_s) if other else None
         if slow_s and fast_s and group.first.result.times_compare:
             yield Finding(
                 "finding",
-                f"{group.strategy_label} over {group.transport} on {group.shape.label}: "
+                f"{scene.name(group)} on {group.shape.label}: "
                 f"{seconds(slow_s.mean)}, {ratio(slow_s.mean / fast_s.mean)} times as long as with nodes "
                 f"that are alike ({seconds(fast_s.mean)}){REMARKS[verdict(slow_s, fast_s)]}.",
                 evidence([group, other]),
