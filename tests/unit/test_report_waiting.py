@@ -83,14 +83,22 @@ def test_a_slower_node_is_never_measured_against_serial() -> None:
 
 
 def test_what_a_slower_node_costs_is_told_against_nodes_that_are_alike() -> None:
-    alike = a_run("all_reduce", nodes=2, train_s=5.0)
-    slow = a_run("all_reduce", nodes=2, train_s=15.0, bottleneck_cpus=0.25)
+    alike = a_run("all_reduce", nodes=2, train_s=5.0, cpus=0.5)
+    slow = a_run("all_reduce", nodes=2, train_s=15.0, cpus=0.5, bottleneck_cpus=0.25)
     (told,) = texts("Slow node", alike, slow)
     assert told.startswith(
         "all_reduce over mpi on 2 nodes, last at 0.25 cpu: 15.0 s, 3.00 times as long as with nodes "
         "that are alike (5.00 s)"
     )
-    assert texts("Slow node", slow, a_run("all_reduce", nodes=2, transport="gloo")) == []
+    assert texts("Slow node", slow, a_run("all_reduce", nodes=2, transport="gloo", cpus=0.5)) == []
+
+
+@pytest.mark.parametrize(("transport", "told"), [("mpi", 0), ("gloo", 1)])
+def test_runs_whose_ranks_wait_in_another_way_are_not_compared(transport: str, told: int) -> None:
+    """With a core each Open MPI's ranks wait awake; with one that has less they all wait asleep."""
+    alike = a_run("all_reduce", nodes=2, transport=transport)
+    slow = a_run("all_reduce", nodes=2, transport=transport, bottleneck_cpus=0.25)
+    assert len(texts("Slow node", alike, slow)) == told
 
 
 def test_communicating_and_waiting_stand_apart_in_the_table() -> None:
