@@ -22,6 +22,7 @@ MISFITS = (
     "partitioner",
     "strategy",
     "batch_size",
+    "augmentation",
 )
 
 Misfit = PydanticCustomError | None
@@ -172,6 +173,23 @@ def partitioner(run: RunSpec) -> Misfit:
     )
 
 
+def augmentation(run: RunSpec) -> Misfit:
+    reason = run.augmentation.misfit(run.dataset.shape)
+    return (
+        None
+        if reason is None
+        else PydanticCustomError(
+            "augmentation",
+            "{augmentation} cannot change {dataset}: {reason}",
+            {
+                "augmentation": run.name_of("augmentation"),
+                "dataset": run.name_of("dataset"),
+                "reason": reason,
+            },
+        )
+    )
+
+
 CHECKS: tuple[Callable[[RunSpec], Misfit], ...] = (
     transport,
     processes_per_node,
@@ -183,6 +201,7 @@ CHECKS: tuple[Callable[[RunSpec], Misfit], ...] = (
     norm,
     samples,
     partitioner,
+    augmentation,
 )
 
 

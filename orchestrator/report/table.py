@@ -109,6 +109,7 @@ COLUMNS: dict[str, Callable[[Row], Cell]] = {
     "bubble": cut.bubble,
     "bubble_formula": cut.bubble_formula,
     "cut_bytes_per_step_max": cut.cut_bytes_per_step,
+    "augmentation": lambda row: row.work.augmentation,
     "bottleneck_cpus": lambda row: row.run.bottleneck_cpus,
     "most_waited_for_rank": lambda row: waited.rank if (waited := _waited(row)) else None,
     "most_waited_for_share_of_time": lambda row: waited.of_time if (waited := _waited(row)) else None,
