@@ -17,6 +17,7 @@ MISFITS = (
     "transport",
     "nodes",
     "processes_per_node",
+    "bottleneck_cpus",
     "model",
     "partitioner",
     "strategy",
@@ -60,6 +61,30 @@ def world_size(run: RunSpec) -> Misfit:
         _too_many(run, high),
         "{strategy} cannot run on {ranks}; allowed: {limits}",
         {"strategy": run.name_of("strategy"), "ranks": run.size_label, "limits": limits},
+    )
+
+
+def bottleneck(run: RunSpec) -> Misfit:
+    slow = run.bottleneck_cpus
+    if slow is None:
+        return None
+    reason = None
+    if run.nodes < 2:
+        reason = "a run on one node has no other that could wait for it"
+    elif slow >= run.cpus:
+        reason = f"it must be less than cpus, which is {run.cpus:g}"
+    elif run.topology == "single":
+        reason = f"over {run.transport} all nodes share one quota"
+    elif run.on_gpu:
+        reason = f"over {run.transport} ranks compute on GPUs, which no quota of cores holds back"
+    return (
+        None
+        if reason is None
+        else PydanticCustomError(
+            "bottleneck_cpus",
+            "the last node cannot be held to {slow} cpus: {reason}",
+            {"slow": f"{slow:g}", "reason": reason},
+        )
     )
 
 
@@ -169,6 +194,7 @@ CHECKS: tuple[Callable[[RunSpec], Misfit], ...] = (
     transport,
     processes_per_node,
     world_size,
+    bottleneck,
     model,
     batch_size,
     strategy,

@@ -8,7 +8,13 @@ from typing import Generic, TypeVar
 
 from orchestrator.report import cut, formats
 from orchestrator.report.containers import containers, metric
-from orchestrator.report.exchange import bytes_per_step, consensus_distance, exchange_s_per_step
+from orchestrator.report.exchange import (
+    bytes_per_step,
+    communicate_s,
+    consensus_distance,
+    exchange_s_per_step,
+    wait_s,
+)
 from orchestrator.report.formats import ABSENT, JOIN
 from orchestrator.report.groups import Group, Metric, Spread
 from orchestrator.report.rows import SERIAL, Row
@@ -125,7 +131,7 @@ def _points(value: float | None) -> str:
 
 WHO: tuple[Column[Group], ...] = (
     Column("Strategy", lambda group: Cell(who(group.first), group.partitioner_label), number=False),
-    Column("Nodes", lambda group: Cell(group.shape.short)),
+    Column("Nodes", lambda group: Cell(group.shape.short, group.shape.slower)),
 )
 
 GROUPS: tuple[Column[Group], ...] = (
@@ -140,6 +146,8 @@ GROUPS: tuple[Column[Group], ...] = (
     Column("Nodes' own models", over_seeds(lambda row: row.own_accuracy, formats.percent)),
     Column("Consensus distance", over_seeds(consensus_distance, formats.ratio)),
     Column("Communicate and wait", over_seeds(lambda row: row.exchange_share, formats.percent)),
+    Column("Communicate", over_seeds(communicate_s, formats.seconds)),
+    Column("Wait", over_seeds(wait_s, formats.seconds)),
     Column("Exchange per step", over_seeds(exchange_s_per_step, formats.seconds)),
     Column("Sent per rank", over_seeds(lambda row: row.bytes_sent_per_rank, formats.size)),
     Column("Sent per step", over_seeds(bytes_per_step, formats.size)),

@@ -30,6 +30,7 @@ from trainer.strategies.replica import Replica
 from trainer.task import Task
 
 PROGRESS_EVERY_S = 0.5
+MOST_WAITED_FOR = 256  # ranks that a result lists: it is an event, and has to stay below 8 KiB
 
 
 class Loop:
@@ -252,10 +253,10 @@ class Loop:
         """
         self.clock.stop()
         self._events.write("train_end")
-        book_waits(self.comm)
+        waited_for = book_waits(self.comm)
         spec, bytes_to = self._task.spec, self.comm.bytes_to
         # CPU time tells nothing where several threads share it, or where the host waits for its GPU.
-        if spec.threads == 1 and not spec.on_gpu:
+        if spec.threads_of(self._context.rank) == 1 and not spec.on_gpu:
             self.clock.book_no_core()
         accuracy, test_loss = self.evaluate(replica, alone=False) if averaged else self._evaluated
         held_bytes = replica.held_bytes  # before others send what they have
@@ -282,4 +283,7 @@ class Loop:
             activation_bytes=replica.activation_bytes,
             blocks=replica.blocks,
             bytes_to=[bytes_to[rank] for rank in range(self.comm.size)] if bytes_to else None,
+            waited_for=[round(seconds, 6) for seconds in waited_for]
+            if 1 < self.comm.size <= MOST_WAITED_FOR
+            else None,
         )

@@ -6,7 +6,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from orchestrator.report.comparison import Comparison, Scene
-from orchestrator.report.findings import accuracy, cutting, partitioning, published, speed, trust
+from orchestrator.report.findings import (
+    accuracy,
+    cutting,
+    partitioning,
+    published,
+    speed,
+    trust,
+    waiting,
+)
 from orchestrator.report.findings.base import Finding
 
 # Topic and rule, in the order in which they are told.
@@ -21,6 +29,7 @@ ABOUT_A_WORK: tuple[tuple[str, Callable[[Scene], Iterator[Finding]]], ...] = (
     ("Transport", speed.transports),
     ("Exchange", speed.all_reduce_and_ddp),
     ("Exchange", speed.collectives),
+    ("Waiting", waiting.who_waits_for_whom),
     ("Memory", cutting.least_memory),
     ("Bubble", cutting.idle_stages),
     ("Cut", cutting.best_cut),
@@ -54,6 +63,10 @@ def find(comparison: Comparison) -> list[Finding]:
             replace(finding, topic=topic, work=work)
             for topic, rule in ABOUT_A_WORK
             for finding in rule(scene)
+        ]
+        found += [
+            replace(finding, topic="Slow node", work=work)
+            for finding in waiting.slow_node(scene, comparison)
         ]
     return found + _all_of(ABOUT_ALL, comparison)
 
