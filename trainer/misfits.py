@@ -19,6 +19,7 @@ MISFITS = (
     "transport",
     "nodes",
     "processes_per_node",
+    "bottleneck_cpus",
     "model",
     "partitioner",
     "strategy",
@@ -26,6 +27,7 @@ MISFITS = (
     "restarts",
     "snapshot_epochs",
     "snapshot_steps",
+    "augmentation",
 )
 
 Misfit = PydanticCustomError | None
@@ -64,6 +66,30 @@ def world_size(run: RunSpec) -> Misfit:
         _too_many(run, high),
         "{strategy} cannot run on {ranks}; allowed: {limits}",
         {"strategy": run.name_of("strategy"), "ranks": run.size_label, "limits": limits},
+    )
+
+
+def bottleneck(run: RunSpec) -> Misfit:
+    slow = run.bottleneck_cpus
+    if slow is None:
+        return None
+    reason = None
+    if run.nodes < 2:
+        reason = "a run on one node has no other that could wait for it"
+    elif slow >= run.cpus:
+        reason = f"it must be less than cpus, which is {run.cpus:g}"
+    elif run.topology == "single":
+        reason = f"over {run.transport} all nodes share one quota"
+    elif run.on_gpu:
+        reason = f"over {run.transport} ranks compute on GPUs, which no quota of cores holds back"
+    return (
+        None
+        if reason is None
+        else PydanticCustomError(
+            "bottleneck_cpus",
+            "the last node cannot be held to {slow} cpus: {reason}",
+            {"slow": f"{slow:g}", "reason": reason},
+        )
     )
 
 
@@ -153,7 +179,16 @@ def partitioner(run: RunSpec) -> Misfit:
 
 
 def restarts(run: RunSpec) -> Misfit:
-    if not run.restarts or run.topology == "ddp":
+    if not run.restarts:
+        return None
+    if run.bottleneck_cpus is not None:
+        return PydanticCustomError(
+            "restarts",
+            "{restarts} is not allowed with bottleneck_cpus, which holds back the processes of the start; "
+            "it must be 0",
+            {"restarts": run.restarts},
+        )
+    if run.topology == "ddp":
         return None
     allowed = [name for name in TRANSPORTS.entries if TRANSPORTS.load(name).topology == "ddp"]
     return PydanticCustomError(
@@ -194,10 +229,28 @@ def snapshots(run: RunSpec) -> Misfit:
     return None
 
 
+def augmentation(run: RunSpec) -> Misfit:
+    reason = run.augmentation.misfit(run.dataset.shape)
+    return (
+        None
+        if reason is None
+        else PydanticCustomError(
+            "augmentation",
+            "{augmentation} cannot change {dataset}: {reason}",
+            {
+                "augmentation": run.name_of("augmentation"),
+                "dataset": run.name_of("dataset"),
+                "reason": reason,
+            },
+        )
+    )
+
+
 CHECKS: tuple[Callable[[RunSpec], Misfit], ...] = (
     transport,
     processes_per_node,
     world_size,
+    bottleneck,
     model,
     batch_size,
     strategy,
@@ -206,6 +259,7 @@ CHECKS: tuple[Callable[[RunSpec], Misfit], ...] = (
     partitioner,
     restarts,
     snapshots,
+    augmentation,
 )
 
 

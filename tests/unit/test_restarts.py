@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from orchestrator.result import RunResult
-from orchestrator.runtimes.local import processes
+from orchestrator.runtimes.processes import processes
 from orchestrator.store import RunPaths
 from orchestrator.topology import plan
 from orchestrator.verdict import verdict
@@ -41,6 +41,11 @@ def test_restarts_are_for_runs_that_torchrun_can_start() -> None:
     assert spec(restarts=3).restarts == 3
     with pytest.raises(ValidationError, match=r"3 is not allowed over mpi.*must be 0.*gloo, nccl"):
         spec(transport="mpi", restarts=3)
+
+
+def test_ranks_that_come_up_again_would_not_be_held_back() -> None:
+    with pytest.raises(ValidationError, match="3 is not allowed with bottleneck_cpus"):
+        spec(restarts=3, bottleneck_cpus=0.5)
 
 
 def test_how_often_a_run_may_be_restarted_is_not_what_it_computes() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from orchestrator.runtimes import local
-from orchestrator.runtimes.local import LocalRuntime, Process, processes
+from orchestrator.runtimes.local import LocalRuntime
+from orchestrator.runtimes.processes import Process, processes
 from orchestrator.store import RunPaths
 from orchestrator.topology import LaunchPlan, plan
 from tests.unit.conftest import PROJECT
