@@ -51,7 +51,7 @@ def run_of(strategy: str, nodes: int, cpus: float, snapshot_epochs: int | None) 
             "cpus": cpus,
             "dataset": "digits",
             "model": "mlp",
-            "epochs": 20,
+            "epochs": 100,
             "restarts": 3,
             "snapshot_epochs": snapshot_epochs,
             "timeout_s": 240,
