@@ -272,7 +272,7 @@ def test_a_new_attempt_begins_with_nothing_but_the_snapshots(tmp_path: Path) -> 
     [
         ("snapshot", {"bytes": 1234, "seconds": 0.5}, "snapshot after epoch 2, 1,234 bytes in 0.50 s"),
         ("skipped", {"cause": "it is bad"}, "the snapshot after epoch 2 is not used: it is bad"),
-        ("resumed", {}, "goes on from the snapshot after epoch 2"),
+        ("resumed", {}, "went on from the snapshot after epoch 2"),
     ],
 )
 def test_people_are_told(kind: str, fields: dict[str, Any], line: str) -> None:
