@@ -8,7 +8,7 @@ TORCH := $(shell grep -hE '^torch(vision)?==' trainer/requirements.txt requireme
 # Arguments for the commands, e.g. make sweep ARGS="sweeps/mnist.yml --data-dir ~/data"
 ARGS ?=
 
-.PHONY: help engine image venv sweep report partitions model doctor test smoke check soak bench schemas clean
+.PHONY: help engine image venv sweep labs labs-quick report partitions model doctor test smoke check soak bench schemas clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -27,6 +27,16 @@ sweep: venv ## train on 1 to 5 nodes and write the report; ARGS=... for another 
 
 sweep-%: venv ## sweeps/NAME.yml, e.g. make sweep-partitioning ARGS="--data-dir ~/data"
 	$(RUN) -m orchestrator sweep sweeps/$*.yml $(ARGS)
+
+labs: venv ## the published experiments that are reproduced here
+	$(RUN) -m orchestrator labs $(ARGS)
+
+lab-%: venv ## one of them, beside its published figures; ARGS=--quick for a few minutes
+	$(RUN) -m orchestrator lab $* $(ARGS)
+
+labs-quick: venv ## all of them at a few epochs, as local processes and in containers
+	$(RUN) -m orchestrator lab --all --quick --runtime local --out results/labs-quick/local $(ARGS)
+	$(RUN) -m orchestrator lab --all --quick --runtime docker --out results/labs-quick/docker $(ARGS)
 
 report: venv ## write the report of a results directory again; ARGS=DIR
 	$(RUN) -m orchestrator report $(ARGS)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.limits import limit_flags, memory_flags
+from orchestrator.limits import bottleneck_flags, limit_flags, memory_flags
 from orchestrator.result import (
     Certificate,
     CertifiedPart,
@@ -178,7 +178,11 @@ def flags(
     usage: Sequence[MemberUsage] = (),
 ) -> list[str]:
     """What could not be made equal, in sentences."""
-    found = [*limit_flags(plan.spec, runtime, cores), *memory_flags(plan.spec, usage)]
+    found = [
+        *limit_flags(plan.spec, runtime, cores),
+        *bottleneck_flags(plan.spec, runtime, ranks, usage),
+        *memory_flags(plan.spec, usage),
+    ]
     if plan.spec.ranks_are_threads:
         found.append(
             "the ranks were threads of one interpreter and hindered each other: times do not compare, "

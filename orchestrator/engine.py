@@ -70,6 +70,15 @@ def answers(engine: Engine) -> bool:
         return False
 
 
+def refusal(engine: Engine, *arguments: str) -> str | None:
+    """Carry out a docker command; why it failed, or None."""
+    try:
+        done = subprocess.run(engine.command(*arguments), capture_output=True, text=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {TIMEOUT_S} s"
+    return (done.stderr.strip()[:300] or f"exit code {done.returncode}") if done.returncode else None
+
+
 def _address() -> str:
     """DOCKER_HOST, else that of the current docker context: what the docker command uses."""
     from docker.context import ContextAPI

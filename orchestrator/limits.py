@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import floor
 
-from orchestrator.result import MemberUsage
+from orchestrator.result import MemberUsage, RankResult
 from trainer.spec import NODE_LIMITS, RunSpec
 
 # Runtimes that hold every node to its cpus, memory_mb, pids and shm_mb.
 ENFORCING = frozenset({"docker"})
+
+QUOTA_TOLERANCE = 0.02  # an engine writes a quota in whole microseconds
+SLACK_S = 0.3  # CPU seconds beyond a quota that its periods of 100 ms explain, and how CPU time is counted
 
 
 def cores_wanted(run: RunSpec, runtime: str) -> float:
@@ -17,8 +20,10 @@ def cores_wanted(run: RunSpec, runtime: str) -> float:
 
     A quota bounds a node whatever runs in it; without one, every rank computes with all its threads.
     """
-    wanted = run.nodes * run.cpus if runtime in ENFORCING else run.world_size * run.threads
-    return round(wanted, 6)  # 10 × 1.1 are 11 cores and no hair more
+    last = run.world_size - 1
+    each = run.cpus if runtime in ENFORCING else float(run.processes_per_node * run.threads)
+    slow = each if run.bottleneck_cpus is None else min(each, run.cpus_of(last))
+    return round((run.nodes - 1) * each + slow, 6)  # 10 × 1.1 are 11 cores and no hair more
 
 
 def shares_cores(run: RunSpec, runtime: str, cores: float) -> bool:
@@ -49,7 +54,7 @@ def limit_flags(run: RunSpec, runtime: str, cores: float) -> Iterator[str]:
         else:
             ranks = [counted(run.processes_per_node, "rank")] if run.processes_per_node > 1 else []
             each = [*ranks, counted(run.threads, "thread")]
-        demand = " × ".join([counted(run.nodes, "node"), *each])
+        demand = " × ".join([counted(run.nodes, "node"), *each]) + slower(run)
         yield f"{demand} shared {counted(cores, 'core')}: wall-clock speedup cannot pass {limit}; {advice}"
     threads = run.processes_per_node * run.threads
     if enforced and run.processes_per_node > 1 and threads > run.cpus:
@@ -62,6 +67,41 @@ def limit_flags(run: RunSpec, runtime: str, cores: float) -> Iterator[str]:
         told = ", ".join(f"{name} {written(getattr(run, name))}" for name in changed)
         were = "was" if len(changed) == 1 else "were"
         yield f"{runtime} processes have no limits: {told} {were} not enforced"
+
+
+def slower(run: RunSpec) -> str:
+    """`, the last at 0.25 cpu`, or nothing where all nodes are alike."""
+    return "" if run.bottleneck_cpus is None else f", the last at {written(run.bottleneck_cpus)} cpu"
+
+
+def bottleneck_flags(
+    run: RunSpec, runtime: str, ranks: Sequence[RankResult], usage: Sequence[MemberUsage]
+) -> Iterator[str]:
+    """Of a run with a node that was to be slower: that nodes were not alike, and whether it was slower.
+
+    Whoever held it back says to what, and the ranks themselves how much CPU time they had.
+    """
+    wanted, node = run.bottleneck_cpus, f"node {run.nodes - 1}"
+    if wanted is None:
+        return
+    others = f"{counted(run.cpus, 'cpu')} each" if runtime in ENFORCING else "no limit"
+    yield (
+        f"the nodes were not alike: {node} was to be held to {written(wanted)} cpu, the others had "
+        f"{others}; no speedup is told, since a serial run has no such nodes"
+    )
+    told = [member.cpus for member in usage if any(run.held_back(rank) for rank in member.ranks)]
+    if not told or told[0] is None:
+        yield f"nothing tells whether {node} was held to {written(wanted)} cpu"
+    elif abs(told[0] - wanted) > QUOTA_TOLERANCE * wanted:
+        yield f"{node} was held to {written(told[0])} cpu, and not to {written(wanted)}"
+    held = [rank for rank in ranks if run.held_back(rank.rank)]
+    used_s = sum(rank.work_cpu_s or 0.0 for rank in held)
+    train_s = max((rank.train_s for rank in held), default=0.0)
+    if used_s > 1.1 * wanted * train_s + SLACK_S:
+        yield (
+            f"{node} computed for {used_s:.3g} s of CPU time in {train_s:.3g} s of training: it was not "
+            f"held to {written(wanted)} cpu"
+        )
 
 
 def memory_limit_mb(run: RunSpec) -> int:

@@ -43,6 +43,7 @@ class RankResult(Record):
     activation_bytes: int | None = None
     blocks: list[str] | None = None
     bytes_to: list[int] | None = None
+    waited_for: list[float] | None = None  # seconds, by rank
 
 
 class MemberUsage(Record):
@@ -56,6 +57,8 @@ class MemberUsage(Record):
     sent_bytes: int | None
     received_bytes: int | None
     out_of_memory: int
+    # Older results lack it. Of local processes: of the one node that was held back.
+    cpus: float | None = None
 
 
 class EpochPoint(Record):

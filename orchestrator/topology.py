@@ -16,7 +16,7 @@ class LaunchPlan:
     @property
     def environment(self) -> dict[str, str]:
         """Of every rank's process."""
-        return self.spec.thread_environment
+        return self.spec.thread_environment()
 
     @property
     def key(self) -> str:

@@ -8,6 +8,7 @@ SHARDYARD_CONSOLE     file for this rank's console output, {node} in it is its n
 SHARDYARD_PREFIX      of the readable lines, {rank} in it is the rank
 SHARDYARD_RENDEZVOUS  where torch.distributed's ranks meet
 SHARDYARD_ORCHESTRATOR  process to end with
+SHARDYARD_HELD_TO     cores that this container has to be held to before it may train: its node is slower
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ import os
 import sys
 from pathlib import Path
 
+from trainer.cluster.usage import wait_for_quota
 from trainer.context import ContextError, NodeContext
 from trainer.events import EventWriter
 from trainer.ranks import report_failure, run_forked, run_rank, run_threads
 from trainer.spec import RunSpec
 from trainer.task import Task
 from trainer.watch import Watch
+
+HELD_WITHIN_S = 30.0  # the orchestrator asks the engine for it as soon as the containers are there
 
 
 def main() -> int:
@@ -48,7 +52,17 @@ def main() -> int:
         return 0 if _loaded(task, events) and run(context, task, events, orchestrator) else 1
     with Watch([events], orchestrator) as watch:
         events.write("start", pid=os.getpid())
-        return 0 if _loaded(task, events) and run_rank(context, task, events, watch) else 1
+        ready = _held_back(env.get("SHARDYARD_HELD_TO"), events) and _loaded(task, events)
+        return 0 if ready and run_rank(context, task, events, watch) else 1
+
+
+def _held_back(cpus: str | None, events: EventWriter) -> bool:
+    """Wait until this node is as slow as it has to be; a failure is an event."""
+    if cpus is None or wait_for_quota(float(cpus), HELD_WITHIN_S):
+        return True
+    cause = f"the node was to be held to {cpus} cpus, and within {HELD_WITHIN_S:.0f} s nobody did"
+    events.write("failed", cause=cause, peer=False)
+    return False
 
 
 def _loaded(task: Task, events: EventWriter) -> bool:
@@ -57,7 +71,7 @@ def _loaded(task: Task, events: EventWriter) -> bool:
         return True
     import torch
 
-    torch.set_num_threads(task.spec.threads)
+    torch.set_num_threads(task.spec.threads_of(events.rank))
     try:
         task.data  # noqa: B018
     except Exception as error:

@@ -80,7 +80,7 @@ class NodeContext:
             transport=spec.transport,
             data_dir=Path(env.get("SHARDYARD_DATA", "data")),
             rendezvous=env.get("SHARDYARD_RENDEZVOUS", ""),
-            scarce=spec.cpus < spec.processes_per_node,
+            scarce=spec.scarce,
             timeout_s=spec.timeout_s,
             snapshots_dir=Path(env["SHARDYARD_SNAPSHOTS"]) if "SHARDYARD_SNAPSHOTS" in env else None,
         )

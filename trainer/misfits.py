@@ -18,10 +18,12 @@ MISFITS = (
     "transport",
     "nodes",
     "processes_per_node",
+    "bottleneck_cpus",
     "model",
     "partitioner",
     "strategy",
     "batch_size",
+    "augmentation",
     "snapshot_epochs",
     "snapshot_steps",
 )
@@ -62,6 +64,30 @@ def world_size(run: RunSpec) -> Misfit:
         _too_many(run, high),
         "{strategy} cannot run on {ranks}; allowed: {limits}",
         {"strategy": run.name_of("strategy"), "ranks": run.size_label, "limits": limits},
+    )
+
+
+def bottleneck(run: RunSpec) -> Misfit:
+    slow = run.bottleneck_cpus
+    if slow is None:
+        return None
+    reason = None
+    if run.nodes < 2:
+        reason = "a run on one node has no other that could wait for it"
+    elif slow >= run.cpus:
+        reason = f"it must be less than cpus, which is {run.cpus:g}"
+    elif run.topology == "single":
+        reason = f"over {run.transport} all nodes share one quota"
+    elif run.on_gpu:
+        reason = f"over {run.transport} ranks compute on GPUs, which no quota of cores holds back"
+    return (
+        None
+        if reason is None
+        else PydanticCustomError(
+            "bottleneck_cpus",
+            "the last node cannot be held to {slow} cpus: {reason}",
+            {"slow": f"{slow:g}", "reason": reason},
+        )
     )
 
 
@@ -150,6 +176,23 @@ def partitioner(run: RunSpec) -> Misfit:
     )
 
 
+def augmentation(run: RunSpec) -> Misfit:
+    reason = run.augmentation.misfit(run.dataset.shape)
+    return (
+        None
+        if reason is None
+        else PydanticCustomError(
+            "augmentation",
+            "{augmentation} cannot change {dataset}: {reason}",
+            {
+                "augmentation": run.name_of("augmentation"),
+                "dataset": run.name_of("dataset"),
+                "reason": reason,
+            },
+        )
+    )
+
+
 def snapshots(run: RunSpec) -> Misfit:
     if not run.snapshots:
         return None
@@ -184,12 +227,14 @@ CHECKS: tuple[Callable[[RunSpec], Misfit], ...] = (
     transport,
     processes_per_node,
     world_size,
+    bottleneck,
     model,
     batch_size,
     strategy,
     norm,
     samples,
     partitioner,
+    augmentation,
     snapshots,
 )
 

@@ -23,7 +23,8 @@ class TrainResult:
     from step to step, of `weights`, `gradient` and `optimizer` (state); None where there is no model.
     activation_bytes: the most that its forward passes kept for backward passes in the first step, bytes.
     blocks: of the model that this rank holds; None: all. bytes_to: payload that it has sent to each rank in
-    single sends, by rank; None where there are none.
+    single sends, by rank; None where there are none. waited_for: seconds of `wait` by the rank that was
+    waited for, as far as meetings tell it; None where there is nobody to wait for, or too many to list.
     """
 
     steps: int
@@ -44,6 +45,7 @@ class TrainResult:
     activation_bytes: int | None = None
     blocks: list[str] | None = None
     bytes_to: list[int] | None = None
+    waited_for: list[float] | None = None
 
     def as_fields(self) -> dict[str, Any]:
         """The result as an event's fields."""

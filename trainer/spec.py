@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import PydanticCustomError
 
 from trainer.comm import TRANSPORTS
+from trainer.data.augmentations import AUGMENTATIONS, Augmentation
 from trainer.data.base import DataError, Dataset, Partitioner
 from trainer.data.datasets import DATASETS
 from trainer.data.partitioners import PARTITIONERS
@@ -29,6 +30,7 @@ __all__ = ["MISFITS", "NODE_LIMITS", "REGISTRIES", "DataError", "Registry", "Run
 REGISTRIES: dict[str, ComponentRegistry[Any]] = {
     "dataset": DATASETS,
     "partitioner": PARTITIONERS,
+    "augmentation": AUGMENTATIONS,
     "model": MODELS,
     "optimizer": OPTIMIZERS,
     "strategy": STRATEGIES,
@@ -88,6 +90,9 @@ class RunSpec(BaseModel):
     partitioner: Annotated[Partitioner, PARTITIONERS] = Field(
         "random_partition", validate_default=True, description="which samples each rank trains on"
     )
+    augmentation: Annotated[Augmentation, AUGMENTATIONS] = Field(
+        "none", validate_default=True, description="how training images are changed at random"
+    )
     model: Annotated[Model, MODELS] = Field("lenet", validate_default=True)
     optimizer: Annotated[Optimizer, OPTIMIZERS] = Field("sgd", validate_default=True)
     lr: float = Field(0.05, gt=0, le=100, description="learning rate")
@@ -107,6 +112,13 @@ class RunSpec(BaseModel):
     )
     cpus: float = Field(
         1.0, gt=0, le=MOST_CPUS, description="cores that a node may use; runtime local does not enforce it"
+    )
+    bottleneck_cpus: float | None = Field(
+        None,
+        gt=0,
+        le=MOST_CPUS,
+        description="cores that the last node may use, where it is to be slower than the others; "
+        "default: as many as they",
     )
     memory_mb: int = Field(
         2048, ge=64, description="memory of a node in MiB; runtime local does not enforce it"
@@ -179,13 +191,35 @@ class RunSpec(BaseModel):
         """Whether every rank computes on a GPU: that follows from the transport too."""
         return TRANSPORTS.load(self.transport).device != "cpu"
 
-    @property
-    def thread_environment(self) -> dict[str, str]:
-        """What each rank's process is told in its environment, so that no library thinks otherwise.
+    def held_back(self, rank: int) -> bool:
+        """Whether the rank is in the node that is slower than the others, which is the last one."""
+        return self.bottleneck_cpus is not None and rank // self.processes_per_node == self.nodes - 1
+
+    def cpus_of(self, rank: int) -> float:
+        """Cores that the rank's node may use."""
+        slow = self.bottleneck_cpus
+        return slow if slow is not None and self.held_back(rank) else self.cpus
+
+    def threads_of(self, rank: int) -> int:
+        """Torch threads of the rank: a node that is held back has no more than such a node would have."""
+        if not self.held_back(rank):
+            return self.threads
+        return min(self.threads, threads_within(self.cpus_of(rank), self.processes_per_node))
+
+    def thread_environment(self, rank: int = 0) -> dict[str, str]:
+        """What the rank's process is told in its environment, so that no library thinks otherwise.
 
         Two ranks with two threads each on two cores ran 3 to 25 times slower than with one.
         """
-        return dict.fromkeys(_THREAD_VARIABLES, str(self.threads))
+        return dict.fromkeys(_THREAD_VARIABLES, str(self.threads_of(rank)))
+
+    @property
+    def scarce(self) -> bool:
+        """Whether a rank has less than a core, so that waiting must not use it up.
+
+        One answer for all ranks: how they wait is agreed between them.
+        """
+        return min(self.cpus_of(0), self.cpus_of(self.world_size - 1)) < self.processes_per_node
 
     @property
     def ranks_are_threads(self) -> bool:

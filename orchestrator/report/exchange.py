@@ -18,6 +18,16 @@ def exchange_s_per_step(row: Row) -> float | None:
     return (row.seconds.get("communicate", 0.0) + row.seconds.get("wait", 0.0)) / row.steps
 
 
+def communicate_s(row: Row) -> float | None:
+    """Seconds of moving bytes, waiting apart, mean over ranks; None where there is only one."""
+    return row.seconds.get("communicate") if row.shape.ranks > 1 else None
+
+
+def wait_s(row: Row) -> float | None:
+    """Seconds of waiting for other ranks, mean over ranks; None where there is only one."""
+    return row.seconds.get("wait") if row.shape.ranks > 1 else None
+
+
 def consensus_distance(row: Row) -> float | None:
     """How far replicas were apart after the last epoch, before they were averaged for good."""
     epochs = row.result.epochs if row.ok else []

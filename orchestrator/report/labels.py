@@ -31,6 +31,8 @@ class Work:
     threads: int  # per rank
     limits: tuple[float, ...]  # of a node, as in NODE_LIMITS
     on_gpu: bool  # a GPU against a core says nothing about the ways of splitting
+    augmentation: str
+    bottleneck_cpus: float | None = None  # of the last node, where it had fewer than the others
     where: str = ""  # the nodes ran, named only where a directory's runs did not all run alike
 
     @classmethod
@@ -46,19 +48,26 @@ class Work:
             run.threads,
             tuple(getattr(run, name) for name in NODE_LIMITS),
             run.on_gpu,
+            component_label(run, "augmentation"),
+            run.bottleneck_cpus,
             where,
         )
 
     @property
     def label(self) -> str:
         threads = "" if self.threads == 1 else f", {self.threads} threads per rank"
+        augmentation = "" if self.augmentation == "none" else f", augmentation {self.augmentation}"
         epochs = "1 epoch" if self.epochs == 1 else f"{self.epochs} epochs"
         batch = "in all" if self.batch_per == "run" else "per rank"
         return (
             f"{self.dataset}, {self.model}, {self.optimizer} lr {self.lr:g}, "
-            f"batch {self.batch_size} {batch}, {epochs}{threads}{self._limits}"
+            f"batch {self.batch_size} {batch}, {epochs}{augmentation}{threads}{self._limits}{self._slower}"
             f"{', on GPUs' if self.on_gpu else ''}{f', {self.where}' if self.where else ''}"
         )
+
+    @property
+    def _slower(self) -> str:
+        return "" if self.bottleneck_cpus is None else f", last node at {written(self.bottleneck_cpus)} cpu"
 
     @property
     def _limits(self) -> str:
@@ -73,14 +82,15 @@ class Work:
 
 @dataclass(frozen=True)
 class Shape:
-    """How many nodes a run has, and how many ranks are in each."""
+    """How many nodes a run has, how many ranks are in each, and whether the last node is slower."""
 
     nodes: int
     processes_per_node: int = 1
+    bottleneck_cpus: float | None = None
 
     @classmethod
     def of(cls, run: RunSpec) -> Shape:
-        return cls(run.nodes, run.processes_per_node)
+        return cls(run.nodes, run.processes_per_node, run.bottleneck_cpus)
 
     @property
     def ranks(self) -> int:
@@ -95,9 +105,14 @@ class Shape:
 
     @property
     def label(self) -> str:
-        """`2 nodes`, or `2 nodes × 4 ranks`."""
+        """`2 nodes`, `2 nodes × 4 ranks`, or `4 nodes, last at 0.25 cpu`."""
         ranks = "" if self.processes_per_node == 1 else f" × {count(self.processes_per_node, 'rank')}"
-        return count(self.nodes, "node") + ranks
+        return count(self.nodes, "node") + ranks + (f", {self.slower}" if self.slower else "")
+
+    @property
+    def slower(self) -> str:
+        """`last at 0.25 cpu`; empty where all nodes are alike."""
+        return "" if self.bottleneck_cpus is None else f"last at {written(self.bottleneck_cpus)} cpu"
 
     @property
     def per_node(self) -> str:

@@ -13,6 +13,7 @@ from trainer.spec import RunSpec
 SERIAL = "serial"
 NO_SERIAL = "no serial run of the same work"
 NOT_OK = "the run is not ok"
+UNLIKE_NODES = "the last node was slower than the others"
 NO_TRAINING = "the strategy trains nothing"
 
 
@@ -240,6 +241,8 @@ class Row:
             return NOT_OK
         if not self.trains:
             return NO_TRAINING
+        if self.run.bottleneck_cpus is not None:
+            return UNLIKE_NODES
         return None if self.baseline else NO_SERIAL
 
     @property

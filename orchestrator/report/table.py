@@ -14,6 +14,7 @@ from orchestrator.report.containers import metric
 from orchestrator.report.exchange import bytes_per_step, consensus_distance, exchange_s_per_step
 from orchestrator.report.rows import Row
 from orchestrator.report.splits import distance_max, distance_mean
+from orchestrator.report.waiting import Waited, most_waited_for, shares_of
 from trainer.spec import NODE_LIMITS
 
 Cell = str | int | float | bool | None
@@ -108,10 +109,19 @@ COLUMNS: dict[str, Callable[[Row], Cell]] = {
     "bubble": cut.bubble,
     "bubble_formula": cut.bubble_formula,
     "cut_bytes_per_step_max": cut.cut_bytes_per_step,
+    "augmentation": lambda row: row.work.augmentation,
+    "bottleneck_cpus": lambda row: row.run.bottleneck_cpus,
+    "most_waited_for_rank": lambda row: waited.rank if (waited := _waited(row)) else None,
+    "most_waited_for_share_of_time": lambda row: waited.of_time if (waited := _waited(row)) else None,
+    "most_waited_for_share_of_waiting": lambda row: waited.of_waiting if (waited := _waited(row)) else None,
     "snapshot_s": lambda row: row.seconds.get("snapshot"),
     "snapshot_epochs": lambda row: row.run.snapshot_epochs,
     "snapshot_steps": lambda row: row.run.snapshot_steps,
 }
+
+
+def _waited(row: Row) -> Waited | None:
+    return most_waited_for(shares_of(row))
 
 
 def results_csv(comparison: Comparison) -> str:

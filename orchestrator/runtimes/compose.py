@@ -17,12 +17,16 @@ LIVE = "live"  # where the head keeps what the ranks report, in the run's direct
 
 @dataclass(frozen=True)
 class Cluster:
-    """One run's containers. Its project's name is a label on all of them."""
+    """One run's containers. Its project's name is a label on all of them.
+
+    bottleneck_cpus: what the last node is held to, if that is less than what compose gives to all.
+    """
 
     project: str
     files: tuple[Path, ...]
     scale: int
     environment: Mapping[str, str]
+    bottleneck_cpus: float | None = None
 
     @property
     def compose(self) -> tuple[str, ...]:
@@ -34,6 +38,10 @@ class Cluster:
     def up(self) -> tuple[str, ...]:
         """Start everything that the head needs, which is everything but the verdict of a bare `up`."""
         return (*self.compose, "up", "-d", "--no-build", "--scale", f"node={self.scale}", "head")
+
+    def hold(self, container: str) -> tuple[str, ...]:
+        """Hold this container to the quota of the slower node."""
+        return ("update", "--cpus", f"{self.bottleneck_cpus:g}", container)
 
     @property
     def down(self) -> tuple[str, ...]:
@@ -73,6 +81,7 @@ def cluster(
             "SHARDYARD_PIDS": str(share * spec.pids),
             "SHARDYARD_SHM_MB": str(share * spec.shm_mb),
         },
+        bottleneck_cpus=spec.bottleneck_cpus,
     )
 
 

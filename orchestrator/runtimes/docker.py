@@ -9,12 +9,12 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from orchestrator.engine import Engine, EngineError, answers, reach
+from orchestrator.engine import Engine, EngineError, answers, reach, refusal
 from orchestrator.environment import gpus
 from orchestrator.errors import InputError
 from orchestrator.identity import identity
@@ -86,6 +86,9 @@ class DockerRuntime(Runtime):
         run = self._cluster(plan, paths, data_dir)
         argv = self.engine.command(*run.up)
         started = [{"name": "compose", "argv": argv, "environment": dict(run.environment)}]
+        if run.bottleneck_cpus is not None:
+            argv = self.engine.command(*run.hold(f"the container of node {plan.nodes - 1}"))
+            started.append({"name": "bottleneck", "argv": argv, "environment": {}})
         return {"runtime": "docker", "topology": plan.topology, "nodes": plan.nodes, "processes": started}
 
     def start(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> RunHandle:
@@ -135,6 +138,7 @@ class DockerRun(RunHandle):
         self._codes: dict[str, int] = {}  # by container id: it does not change any more
         self._state = RunState({}, running=1)
         self._stopped = False
+        self._unheld = run.bottleneck_cpus is not None
         with open(paths.log("compose"), "wb") as log:
             self._up = subprocess.Popen(
                 engine.command(*run.up),
@@ -173,10 +177,21 @@ class DockerRun(RunHandle):
             return RunState(exits, running, f"docker compose failed: {self._complaint()}")
         if exits.get("head") and not self._roster():
             return RunState(exits, running, self._roll_call())
+        if self._unheld and (refusal := self._hold_back(containers)):
+            return RunState(exits, running, refusal)
         for each in containers:
             if "(unhealthy)" in each["Status"]:
                 return RunState(exits, running, f"{self._name(each)} is stuck: it does not answer any more")
         return RunState(exits, running)
+
+    def _hold_back(self, containers: Sequence[Mapping[str, Any]]) -> str | None:
+        """Once all nodes are there, give the last one its smaller quota. Its ranks do not train before."""
+        nodes = [each for each in containers if _service(each) == "node"]
+        if len(nodes) < self._cluster.scale:
+            return None
+        refused = refusal(self._engine, *self._cluster.hold(max(nodes, key=_ordinal)["Id"]))
+        self._unheld = refused is not None
+        return f"the engine does not hold the last node back: {refused}" if refused else None
 
     def _containers(self) -> list[dict[str, Any]]:
         label = {"label": f"com.docker.compose.project={self._cluster.project}"}
@@ -198,7 +213,7 @@ class DockerRun(RunHandle):
             return "node 0"
         if service != "node":
             return service
-        ordinal = int(container["Labels"]["com.docker.compose.container-number"])
+        ordinal = _ordinal(container)
         for member in self._roster():
             if member["role"] == "node" and member["ordinal"] == ordinal and member["ranks"]:
                 return f"node {member['ranks'][0] // max(1, len(member['ranks']))}"
@@ -274,6 +289,11 @@ class DockerRun(RunHandle):
 
 def _service(container: Mapping[str, Any]) -> str:
     return str(container["Labels"]["com.docker.compose.service"])
+
+
+def _ordinal(container: Mapping[str, Any]) -> int:
+    """The number that compose gave it, from 1."""
+    return int(container["Labels"]["com.docker.compose.container-number"])
 
 
 def _has_ended(container: Mapping[str, Any]) -> bool:

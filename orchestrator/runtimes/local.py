@@ -28,6 +28,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 LABEL, SINCE = "SHARDYARD_ORCHESTRATOR", "SHARDYARD_SINCE"
 POLITE_S = 1.5  # between SIGTERM and SIGKILL
 POLL_S = 0.02
+THROTTLE = "throttle"  # its name among the processes of a run
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,9 @@ def processes(plan: LaunchPlan, paths: RunPaths, data_dir: Path, live: Path) -> 
                     first = at * plan.processes_per_node
                     own = range(first, first + plan.processes_per_node)
                     place["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in own)
+                own_threads = plan.spec.thread_environment(rank)
                 name = rank_name(rank, plan.processes_per_node)
-                started.append(Process(name, node, environment | meet | place, f"node-{at}"))
+                started.append(Process(name, node, environment | own_threads | meet | place, f"node-{at}"))
             return started
         case "mpi":
             logs = {"SHARDYARD_CONSOLE": f"{paths.directory.resolve()}/node-{{node}}.log"}
@@ -83,6 +85,20 @@ def processes(plan: LaunchPlan, paths: RunPaths, data_dir: Path, live: Path) -> 
             argv = [str(mpirun() or "mpirun"), "-n", str(plan.world_size), *MPIRUN_OPTIONS, *node]
             return [Process("mpirun", argv, environment | logs | root | session, "launcher")]
     raise ValueError(f"the local runtime knows no topology {plan.topology!r}")
+
+
+def throttle(plan: LaunchPlan, paths: RunPaths, live: Path) -> Process | None:
+    """What holds the last node back, where it is to be slower than the others."""
+    spec = plan.spec
+    ranks = [str(rank) for rank in range(plan.world_size) if spec.held_back(rank)]
+    if not ranks:
+        return None
+    variable = "OMPI_COMM_WORLD_RANK" if plan.topology == "mpi" else "RANK"
+    # Members are counted as compose counts them, from 1.
+    told = [f"{spec.bottleneck_cpus:g}", f"node-{plan.nodes}", variable, ",".join(ranks)]
+    argv = [sys.executable, "-m", "orchestrator.throttle", *told, str(live.resolve() / paths.usage.name)]
+    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+    return Process(THROTTLE, argv, {"PYTHONPATH": path}, "throttle")
 
 
 MPIRUN_OPTIONS = (
@@ -125,7 +141,8 @@ class LocalRuntime(Runtime):
         return None
 
     def describe(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> dict[str, Any]:
-        started = [asdict(process) for process in processes(plan, paths, data_dir, _live(paths))]
+        live = _live(paths)
+        started = [asdict(process) for process in _all(plan, paths, data_dir, live)]
         return {
             "runtime": "local",
             "topology": plan.topology,
@@ -137,11 +154,17 @@ class LocalRuntime(Runtime):
     def start(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> RunHandle:
         live = _live(paths)
         live.mkdir()
-        return LocalRun(processes(plan, paths, data_dir, live), paths, live)
+        return LocalRun(_all(plan, paths, data_dir, live), paths, live)
 
     def clean(self) -> int:
         orphans = [process for process, environment in _labelled() if is_gone(_label(environment))]
         return _end(orphans)
+
+
+def _all(plan: LaunchPlan, paths: RunPaths, data_dir: Path, live: Path) -> list[Process]:
+    """Everything to start. The throttle comes first: it has to be there before anyone trains."""
+    holding = throttle(plan, paths, live)
+    return [*([holding] if holding else []), *processes(plan, paths, data_dir, live)]
 
 
 def _live(paths: RunPaths) -> Path:
@@ -178,7 +201,10 @@ class LocalRun(RunHandle):
         deadline = time.monotonic() + timeout_s
         while len(exits := self._exits()) == before and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        return RunState(exits, running=len(self._processes) - len(exits))
+        # The throttle ends when it is told to; the others by themselves.
+        running = [name for name in self._processes if name not in exits and name != THROTTLE]
+        trouble = "the throttle that held the last node back has ended" if THROTTLE in exits else None
+        return RunState(exits, len(running), trouble if running else None)
 
     def _exits(self) -> dict[str, int]:
         codes = {name: process.poll() for name, process in self._processes.items()}
@@ -197,8 +223,9 @@ class LocalRun(RunHandle):
     def collect(self, paths: RunPaths) -> None:
         events = EventReader(self._live).new()
         write_atomic(paths.events, "".join(event.to_line() + "\n" for event in events))
-        if (weights := self._live / paths.weights.name).exists():
-            weights.replace(paths.weights)
+        for kept in (paths.weights, paths.usage):
+            with suppress(FileNotFoundError):
+                (self._live / kept.name).replace(kept)
         shutil.rmtree(self._live)
 
 

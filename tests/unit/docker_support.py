@@ -80,20 +80,27 @@ class Up:
 class Place:
     """One run under way. api, up: what the test turns."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, topology: str = "ddp") -> None:
+    def __init__(
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch, topology: str = "ddp", **fields: Any
+    ) -> None:
         self.api, self.alive = Api(), True
         self.commands: list[list[str]] = []
         self.removed: list[str] = []
         monkeypatch.setattr(subprocess, "Popen", Up)
-        monkeypatch.setattr(subprocess, "run", lambda command, **_: self.commands.append(command))
+        self.answer = SimpleNamespace(returncode=0, stderr="")
+        monkeypatch.setattr(subprocess, "run", self._carry_out)
         monkeypatch.setattr(module, "remove_project", lambda engine, project: self.removed.append(project))
         self.paths = RunPaths(directory)
         client: Any = SimpleNamespace(api=self.api, ping=self.ping)
         engine = Engine(client, "unix:///x.sock", "26.1", "2.26", 4)
-        run = RunSpec.model_validate({**FIELDS[topology], "nodes": 3})
+        run = RunSpec.model_validate({**FIELDS[topology], "nodes": 3, **fields})
         self.cluster = cluster(plan(run), self.paths, directory, "owner", cores=4)
         self.run = DockerRun(engine, self.cluster, self.paths)
         self.up: Any = self.run._up
+
+    def _carry_out(self, command: list[str], **_: Any) -> Any:
+        self.commands.append(command)
+        return self.answer
 
     def ping(self) -> bool:
         if not self.alive:

@@ -104,12 +104,20 @@ def test_environment(topology: str) -> None:
     assert found["SHARDYARD_OUT"] == str(OUT)
     assert found["SHARDYARD_DATA"] == "/data"
     assert found["SHARDYARD_ORCHESTRATOR"] == str(PID)  # a rank ends with its member
-    assert found.items() >= roster.spec.thread_environment.items()
-    assert set(roster.spec.thread_environment.values()) == {"3"}
+    assert found.items() >= roster.spec.thread_environment().items()
+    assert set(roster.spec.thread_environment().values()) == {"3"}
     interfaces = {name: value for name, value in found.items() if name.endswith("SOCKET_IFNAME")}
     libraries = ("GLOO", "NCCL", "TP")
     assert interfaces == {f"{library}_SOCKET_IFNAME": INTERFACE for library in libraries}
     assert all(isinstance(value, str) for value in found.values())
+
+
+@pytest.mark.parametrize("topology", ["ddp", "mpi", "rpc"])
+def test_the_last_node_s_ranks_know_to_what_they_have_to_be_held(topology: str) -> None:
+    roster = called(topology, 1, 2, cpus=2, bottleneck_cpus=0.25)
+    first, last = (environment(at(roster, name), PID) for name in ("node-1", "node-2"))
+    assert (first.get("SHARDYARD_HELD_TO"), last["SHARDYARD_HELD_TO"]) == (None, "0.25")
+    assert (first["OMP_NUM_THREADS"], last["OMP_NUM_THREADS"]) == ("2", "1")
 
 
 def test_snapshots_of_a_run_have_a_directory_of_their_own() -> None:

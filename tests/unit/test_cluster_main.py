@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from trainer.cluster import head, member, owner
 from trainer.cluster.commands import SNAPSHOTS
 from trainer.data.base import DataError
 from trainer.data.datasets import DATASETS
+from trainer.events import EventWriter
 from trainer.spec import RunSpec
 
 # A container
@@ -202,3 +204,23 @@ def test_a_rank_s_console_is_its_node_s(
         with pytest.raises(pytest.fail.Exception, match="went on"):
             rank.main()
     assert kept == [Path("/logs/node-2.log"), Path("/proc/7/fd/1")]
+
+
+@pytest.mark.parametrize("in_force", [True, False])
+def test_a_node_that_is_to_be_slower_does_not_train_before_it_is(
+    monkeypatch: pytest.MonkeyPatch, in_force: bool
+) -> None:
+    asked: list[float] = []
+
+    def wait_for_quota(cpus: float, timeout_s: float) -> bool:
+        asked.append(cpus)
+        return in_force
+
+    monkeypatch.setattr(rank, "wait_for_quota", wait_for_quota)
+    console = io.StringIO()
+    events = EventWriter("run", 1, console=console)
+    assert rank._held_back(None, events)
+    assert rank._held_back("0.25", events) == in_force
+    assert asked == [0.25]
+    failure = "node-1 | failed: the node was to be held to 0.25 cpus, and within 30 s nobody did\n"
+    assert console.getvalue() == ("" if in_force else failure)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ import pytest
 from trainer.cluster import ssh
 from trainer.cluster.owner import become_owner_of, open_to_nodes
 from trainer.cluster.roll import RollError
-from trainer.cluster.usage import Usage, measure
+from trainer.cluster.usage import Usage, measure, quota, wait_for_quota
 
 # ssh
 
@@ -106,16 +107,19 @@ Inter-|   Receive                                                |  Transmit
 
 VERSION_2 = {
     "cpu.stat": "usage_usec 2500000\nuser_usec 2000000\nsystem_usec 500000\nthrottled_usec 1250000\n",
+    "cpu.max": "40000 100000\n",
     "memory.peak": "314572800\n",
     "memory.events": "low 0\nhigh 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n",
 }
 VERSION_1 = {
     "cpuacct/cpuacct.usage": "2500000000\n",
     "cpu/cpu.stat": "nr_periods 10\nnr_throttled 4\nthrottled_time 1250000000\n",
+    "cpu/cpu.cfs_quota_us": "40000\n",
+    "cpu/cpu.cfs_period_us": "100000\n",
     "memory/memory.max_usage_in_bytes": "314572800\n",
     "memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
 }
-WHOLE = Usage(2.5, 1.25, 300.0, 7654321, 12345678, 2)
+WHOLE = Usage(2.5, 1.25, 300.0, 7654321, 12345678, 2, 0.4)
 
 
 def kernel(directory: Path, files: dict[str, str]) -> Path:
@@ -139,14 +143,14 @@ def test_usage(tmp_path: Path, files: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("files", "lacking", "expected"),
     [
-        (VERSION_2, "memory.peak", Usage(2.5, 1.25, None, 7654321, 12345678, 2)),  # before Linux 5.19
-        (VERSION_2, "memory.events", Usage(2.5, 1.25, 300.0, 7654321, 12345678, 0)),
-        (VERSION_1, "cpuacct/cpuacct.usage", Usage(None, 1.25, 300.0, 7654321, 12345678, 2)),
-        (VERSION_1, "cpu/cpu.stat", Usage(2.5, None, 300.0, 7654321, 12345678, 2)),
+        (VERSION_2, "memory.peak", Usage(2.5, 1.25, None, 7654321, 12345678, 2, 0.4)),  # before Linux 5.19
+        (VERSION_2, "memory.events", Usage(2.5, 1.25, 300.0, 7654321, 12345678, 0, 0.4)),
+        (VERSION_1, "cpuacct/cpuacct.usage", Usage(None, 1.25, 300.0, 7654321, 12345678, 2, 0.4)),
+        (VERSION_1, "cpu/cpu.stat", Usage(2.5, None, 300.0, 7654321, 12345678, 2, 0.4)),
         (
             VERSION_1,
             "memory/memory.max_usage_in_bytes",
-            Usage(2.5, 1.25, None, 7654321, 12345678, 2),
+            Usage(2.5, 1.25, None, 7654321, 12345678, 2, 0.4),
         ),
     ],
 )
@@ -159,6 +163,31 @@ def test_what_the_kernel_does_not_tell_is_none_and_never_zero(
 
 def test_a_kernel_without_control_groups_tells_nothing(tmp_path: Path) -> None:
     assert measure(tmp_path / "no", tmp_path / "none") == Usage(None, None, None, None, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("files", "held"),
+    [
+        ({"cpu.max": "25000 100000\n"}, 0.25),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "150000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1.5),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({}, None),
+    ],
+)
+def test_the_quota_that_is_in_force(tmp_path: Path, files: dict[str, str], held: float | None) -> None:
+    cgroup = kernel(tmp_path / "cgroup", files)
+    assert quota(cgroup) == held
+    assert wait_for_quota(held or 1.0, 0.0, cgroup) == (held is not None)
+    assert not wait_for_quota(0.1, 0.0, cgroup)
+
+
+def test_a_quota_may_come_later(tmp_path: Path) -> None:
+    cgroup = kernel(tmp_path / "cgroup", {"cpu.max": "100000 100000\n"})
+    later = threading.Timer(0.1, lambda: kernel(cgroup, {"cpu.max": "25000 100000\n"}))
+    later.start()
+    assert wait_for_quota(0.25, 10.0, cgroup)
+    later.join()
 
 
 def test_a_container_without_a_quota_was_not_throttled_as_far_as_is_known(tmp_path: Path) -> None:

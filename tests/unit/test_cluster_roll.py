@@ -35,6 +35,14 @@ def test_ranks_of_a_topology(topology: str, expected: dict[str, tuple[int, ...]]
         assert rank in roster.holder(rank).ranks
 
 
+def test_a_bare_up_has_nobody_who_could_hold_a_node_back() -> None:
+    fields = {**FIELDS["ddp"], "bottleneck_cpus": 0.25}
+    members = present("ddp", 1, 2)
+    assert call_roll("ddp", fields, members).spec.held_back(1)
+    with pytest.raises(RollError, match="cannot be had from a bare `up`"):
+        call_roll("ddp", fields, members, {"cpus": 1.0})
+
+
 @pytest.mark.parametrize("topology", ROLES)
 def test_every_known_topology_is_tested_here(topology: str) -> None:
     assert topology in FIELDS

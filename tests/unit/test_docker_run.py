@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -163,3 +164,36 @@ def test_an_engine_that_is_slow_once_has_not_died(place: Place, monkeypatch: pyt
     assert place.run.wait(0) == before
     monkeypatch.setattr(module, "DEAF_S", -1.0)  # but one that stays so has
     assert "died in mid-run (TimeoutError)" in str(place.run.wait(0).trouble)
+
+
+# A node that is slower
+
+
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    return Place(tmp_path, monkeypatch, bottleneck_cpus=0.25)
+
+
+def test_the_last_node_is_held_back_once_and_when_all_are_there(slow: Place) -> None:
+    slow.api.rows = [container("node", 10), container("node", 9), container("head")]
+    assert slow.run.wait(0).trouble is None
+    slow.api.rows.append(container("node", 2, "created"))
+    slow.run.wait(0)
+    assert slow.commands == []
+    slow.api.rows[-1] = container("node", 2)
+    slow.run.wait(0)
+    slow.run.wait(0)
+    assert [command[3:] for command in slow.commands] == [["update", "--cpus", "0.25", "node-10"]]
+
+
+def test_an_engine_that_does_not_hold_a_node_back_ends_the_run(slow: Place) -> None:
+    slow.answer = SimpleNamespace(returncode=1, stderr="Error response from daemon: no\n")
+    slow.api.rows = [container("node", number) for number in (1, 2, 3)]
+    trouble = "the engine does not hold the last node back: Error response from daemon: no"
+    assert slow.run.wait(0).trouble == trouble
+
+
+def test_nodes_that_are_alike_are_left_alone(place: Place) -> None:
+    place.api.rows = [container("node", number) for number in (1, 2, 3)]
+    place.run.wait(0)
+    assert place.commands == []

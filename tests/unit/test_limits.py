@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.limits import (
+    bottleneck_flags,
     cores_wanted,
     counted,
     limit_flags,
@@ -14,7 +15,7 @@ from orchestrator.limits import (
     shares_cores,
     speedup_limit,
 )
-from orchestrator.result import MemberUsage
+from orchestrator.result import MemberUsage, RankResult
 from trainer.spec import RunSpec
 
 
@@ -122,3 +123,54 @@ def test_processes_that_the_kernel_killed_are_flagged(
 def test_a_node_that_was_throttled_is_not_flagged() -> None:
     throttled = killed("node-1", 0, times=0).model_copy(update={"throttled_s": 9.0})
     assert list(memory_flags(run(), [throttled])) == []
+
+
+# A node that is slower
+
+
+def held(cpus: float | None, *ranks: int) -> MemberUsage:
+    return killed("node-4", *ranks, times=0).model_copy(update={"cpus": cpus})
+
+
+def ranks(used_s: float, size: int = 4) -> list[RankResult]:
+    """The last rank used so many CPU seconds of 10 s of training."""
+    return [rank_result(rank, used_s if rank == size - 1 else 9.0) for rank in range(size)]
+
+
+def rank_result(rank: int, used_s: float) -> RankResult:
+    values: dict[str, Any] = dict.fromkeys(RankResult.model_fields)
+    counts = {"rank": rank, "steps": 1, "samples": 1, "parameters": 1, "bytes_sent": 0, "peak_memory_mb": 1}
+    return RankResult(**{**values, **counts, "train_s": 10.0, "work_cpu_s": used_s, "seconds": {}})
+
+
+def test_a_slower_node_wants_fewer_cores() -> None:
+    slow = run(bottleneck_cpus=0.25)
+    assert (cores_wanted(slow, "local"), cores_wanted(slow, "docker")) == (3.25, 3.25)
+    assert cores_wanted(run(cpus=2, threads=1, bottleneck_cpus=1.5), "local") == 4  # it has but a thread
+    shared = next(limit_flags(slow, "docker", 2))
+    assert shared.startswith("4 nodes × 1 cpu, the last at 0.25 cpu shared 2 cores")
+
+
+@pytest.mark.parametrize(
+    ("usage", "used_s", "told"),
+    [
+        ([held(0.25, 3)], 2.5, None),
+        ([held(0.2501, 3)], 2.5, None),
+        ([], 2.5, "nothing tells whether node 3 was held to 0.25 cpu"),
+        ([held(0.25, 2)], 2.5, "nothing tells whether node 3"),  # another node's
+        ([held(None, 3)], 2.5, "nothing tells whether node 3"),
+        ([held(1.0, 3)], 2.5, "node 3 was held to 1 cpu, and not to 0.25"),
+        ([held(0.25, 3)], 9.0, "node 3 computed for 9 s of CPU time in 10 s of training: it was not held"),
+    ],
+)
+def test_a_bottleneck_has_to_be_proven(usage: list[MemberUsage], used_s: float, told: str | None) -> None:
+    slow = run(bottleneck_cpus=0.25)
+    first, *others = bottleneck_flags(slow, "docker", ranks(used_s), usage)
+    assert first.startswith(
+        "the nodes were not alike: node 3 was to be held to 0.25 cpu, the others had 1 cpu"
+    )
+    assert [other[: len(told or "")] for other in others] == ([told] if told else [])
+
+
+def test_nodes_that_are_alike_need_no_proof() -> None:
+    assert list(bottleneck_flags(run(), "docker", ranks(9.0), [])) == []

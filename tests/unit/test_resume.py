@@ -52,7 +52,7 @@ def account(training: Training) -> list[Any]:
         for events in training.events
     ]
     results = [
-        replace(result, train_s=0, work_cpu_s=0, seconds={}, peak_memory_mb=0)
+        replace(result, train_s=0, work_cpu_s=0, seconds={}, peak_memory_mb=0, waited_for=None)
         for result in training.results
     ]
     return [told, results]
@@ -67,7 +67,7 @@ TRAININGS: list[tuple[Any, int, dict[str, Any]]] = [
     ("all_reduce", 2, {"optimizer": "adam", "model": WIDE, "dataset": SMALL_ONES}),
     ("all_reduce", 2, {"model": SYNC, "partitioner": UNEVEN, "dataset": SMALL_ONES}),
     ({"name": "all_reduce", "uneven": "pad", "compression": "fp16"}, 2, {"partitioner": UNEVEN}),
-    ("all_gather", 2, {"model": LENET}),
+    ("all_gather", 2, {"model": LENET, "augmentation": {"name": "standard", "saturation": 0}}),
     ("reduce_broadcast", 2, {"optimizer": "adamw", "partitioner": "random_sampling"}),
     ({"name": "local_sgd", "local_steps": 4}, 2, {"optimizer": "momentum", "partitioner": UNEVEN}),
     ({"name": "local_sgd", "local_steps": 3, "optimizer_state": "reset"}, 2, {"optimizer": "adam"}),

@@ -239,6 +239,50 @@ def test_threads_that_the_quota_gives_anyway_make_no_other_run() -> None:
     assert spec(threads=4).key != spec(cpus=4).key != spec().key
 
 
+# A node that is slower
+
+
+def test_the_last_node_may_be_slower() -> None:
+    run = spec(nodes=3, processes_per_node=2, cpus=4, bottleneck_cpus=2.5)
+    assert [run.cpus_of(rank) for rank in range(6)] == [4, 4, 4, 4, 2.5, 2.5]
+    assert [run.threads_of(rank) for rank in range(6)] == [2, 2, 2, 2, 1, 1]
+    assert set(run.thread_environment(0).values()) == {"2"}
+    assert set(run.thread_environment(5).values()) == {"1"}
+    more = spec(nodes=2, cpus=4, threads=1, bottleneck_cpus=3)
+    assert [more.threads_of(rank) for rank in range(2)] == [1, 1]  # who wants fewer gets fewer
+
+
+def test_without_a_bottleneck_all_nodes_are_alike_and_keys_are_what_they_were() -> None:
+    run = spec(nodes=3, cpus=0.5)
+    assert not any(map(run.held_back, range(3)))
+    assert run.key == spec(nodes=3, cpus=0.5, bottleneck_cpus=None).key
+    assert run.key != spec(nodes=3, cpus=0.5, bottleneck_cpus=0.25).key
+
+
+@pytest.mark.parametrize(
+    ("fields", "scarce"),
+    [({}, False), ({"bottleneck_cpus": 0.5}, True), ({"cpus": 0.5}, True), ({"cpus": 2}, False)],
+)
+def test_all_ranks_wait_alike_where_one_has_less_than_a_core(fields: dict[str, Any], scarce: bool) -> None:
+    assert spec(nodes=2, **fields).scarce == scarce
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"nodes": 1}, "a run on one node has no other that could wait for it"),
+        ({"cpus": 0.25}, "it must be less than cpus, which is 0.25"),
+        ({"cpus": 0.2}, "it must be less than cpus, which is 0.2"),
+        ({"transport": "memory"}, "over memory all nodes share one quota"),
+        ({"strategy": "hogwild"}, "over memory all nodes share one quota"),
+        ({"strategy": "all_reduce", "transport": "nccl"}, "over nccl ranks compute on GPUs"),
+    ],
+)
+def test_where_no_node_can_be_slower(fields: dict[str, Any], reason: str) -> None:
+    told = refusal(**{"nodes": 2, "bottleneck_cpus": 0.25, **fields})
+    assert f"the last node cannot be held to 0.25 cpus: {reason}" in told
+
+
 # Identity
 
 
@@ -309,6 +353,7 @@ CHANGES: dict[str, Any] = {
     "nodes": 3,
     "dataset": "synthetic",
     "partitioner": {"name": "random_partition", "reshuffle": True},
+    "augmentation": {"name": "standard", "saturation": 0},
     "model": {"name": "lenet", "dropout": 0.25},
     "optimizer": "adam",
     "lr": 0.051,
@@ -321,6 +366,7 @@ CHANGES: dict[str, Any] = {
     "save_weights": True,
     "processes_per_node": 2,
     "cpus": 0.4,
+    "bottleneck_cpus": 0.2,
     "memory_mb": 1024,
     "pids": 256,
     "shm_mb": 64,
@@ -330,7 +376,8 @@ CHANGES: dict[str, Any] = {
 def test_key_depends_on_everything_else() -> None:
     # snapshot_steps is in the key, too, and one_shot can have none: see test_snapshots.py.
     assert set(RunSpec.model_fields) - set(CHANGES) == {"timeout_s", "snapshot_steps"}
-    keys = {spec(**{field: value}).key for field, value in CHANGES.items()} | {spec().key}
+    two = {"nodes": 2}  # there is no bottleneck with fewer
+    keys = {spec(**{**two, field: value}).key for field, value in CHANGES.items()} | {spec(**two).key}
     assert len(keys) == len(CHANGES) + 1
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.conftest import FakeTime
 from tests.unit.threads import together
+from tests.unit.training import train
 from trainer.clock import Clock
 from trainer.comm.base import Communicator
 from trainer.comm.waits import book_waits
@@ -15,6 +16,13 @@ from trainer.comm.waits import book_waits
 
 def met(comm: Communicator, meetings: list[tuple[float, float]], extra_s: float = 0.0) -> dict[str, float]:
     """The seconds of a rank that met the others at these times, after `book_waits`."""
+    return told(comm, meetings, extra_s)[0]
+
+
+def told(
+    comm: Communicator, meetings: list[tuple[float, float]], extra_s: float = 0.0
+) -> tuple[dict[str, float], list[float]]:
+    """As `met`, and whom it has waited for."""
     now = FakeTime()
     comm.clock = Clock(now, now)
     for part in comm.parts:
@@ -24,8 +32,8 @@ def met(comm: Communicator, meetings: list[tuple[float, float]], extra_s: float 
         now.pass_(sum(left - entered for entered, left in meetings) + extra_s)
     comm.clock.stop()
     comm.traffic.meetings = meetings
-    book_waits(comm)
-    return comm.clock.seconds
+    waited_for = book_waits(comm)
+    return comm.clock.seconds, waited_for
 
 
 @pytest.mark.parametrize(
@@ -94,6 +102,30 @@ def test_what_is_waited_for_in_a_part_is_booked_too() -> None:
     assert [seconds["wait"] for seconds in together(4, body)] == pytest.approx([1, 0, 1, 0])
 
 
+def test_who_was_waited_for_is_told_rank_by_rank() -> None:
+    """Rank 2 comes last to the first meeting, rank 0 to the second; in the shift rank 1 hears rank 0 late,
+    and in its part it waits for rank 2; then it waits 0.5 s for rank 0 to send."""
+
+    def body(comm: Communicator) -> tuple[dict[str, float], list[float]]:
+        part = comm.split(colour=int(comm.rank > 0))  # 0 alone; 1 and 2
+        if comm.rank > 0:
+            part.traffic.meetings = [(30.0 + 2 * comm.rank, 34.5)]
+        entered = [25.0, 22.0, 20.0][comm.rank]
+        comm.traffic.shifts = [(entered, 26.0, (comm.rank - 1) % 3)]
+        if comm.rank == 0:
+            comm.traffic.posts = [(40.5, 1)]
+        if comm.rank == 1:
+            comm.traffic.receipts = [(40.0, 41.0, 0)]
+        meetings = [[(0.0, 6.0), (13.0, 14.0)], [(1.0, 6.0), (10.0, 14.0)], [(5.0, 6.0), (12.0, 14.0)]]
+        return told(comm, meetings[comm.rank], extra_s=20.0)
+
+    booked = together(3, body)
+    expected = [[0, 0, 5], [3 + 3 + 0.5, 0, 4 + 2], [1, 2, 0]]
+    for (seconds, waited_for), wanted in zip(booked, expected, strict=True):
+        assert waited_for == pytest.approx(wanted)
+        assert sum(waited_for) == pytest.approx(seconds["wait"])
+
+
 def test_who_is_alone_or_met_nobody_did_not_wait() -> None:
     (seconds,) = together(1, lambda comm: met(comm, [(0, 5)]))
     assert (seconds["wait"], seconds["communicate"]) == (0, 5)
@@ -123,3 +155,20 @@ def test_a_late_rank_is_waited_for_in_earnest() -> None:
     early, late = together(2, body)
     assert early["wait"] > 0.05
     assert late["wait"] < 0.02
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ranks"),
+    [("all_reduce", 3), ("all_gather", 2), ("gossip", 3), ("pipeline", 2), ("hybrid", 4)],
+)
+def test_waits_of_a_training_add_up_to_its_phase(strategy: str, ranks: int) -> None:
+    for rank, result in enumerate(train(strategy, ranks).results):
+        assert result.waited_for is not None
+        assert len(result.waited_for) == ranks
+        assert result.waited_for[rank] == 0
+        assert sum(result.waited_for) == pytest.approx(result.seconds["wait"], abs=1e-5)
+
+
+def test_who_is_alone_waits_for_nobody() -> None:
+    (result,) = train("serial", 1).results
+    assert result.waited_for is None

@@ -63,8 +63,9 @@ def environment(roster: Roster, pid: int) -> dict[str, str]:
     """Of every rank of this member."""
     # Compose writes the node's name before each line; only ranks that share a node need more.
     alone = len(roster.me.ranks) == 1
+    first = min(roster.me.ranks, default=0)
     return {
-        **roster.spec.thread_environment,
+        **roster.spec.thread_environment(first),
         "SHARDYARD_SPEC": str(SPEC),
         "SHARDYARD_DATA": "/data",
         "SHARDYARD_OUT": str(OUT),
@@ -76,7 +77,12 @@ def environment(roster: Roster, pid: int) -> dict[str, str]:
         **({"SHARDYARD_SNAPSHOTS": str(SNAPSHOTS / roster.spec.key)} if roster.spec.snapshots else {}),
         # mpirun would collect its ranks' output; a node's belongs in its own log.
         **({"SHARDYARD_CONSOLE": f"/proc/{pid}/fd/1"} if roster.spec.topology == "mpi" else {}),
+        **({"SHARDYARD_HELD_TO": f"{roster.spec.cpus_of(first):g}"} if _held_back(roster) else {}),
     }
+
+
+def _held_back(roster: Roster) -> bool:
+    return any(roster.spec.held_back(rank) for rank in roster.me.ranks)
 
 
 def mpirun(roster: Roster) -> tuple[str, ...]:

@@ -102,6 +102,11 @@ def call_roll(
     other = [each for each in present if each.role != "node"]
     count = len(nodes) + (topology == "rpc")
     spec = _spec({"nodes": count, **_limited(topology, fields, limits or {}, count)})
+    if limits and spec.bottleneck_cpus is not None:
+        raise RollError(
+            f"bottleneck_cpus {spec.bottleneck_cpus:g} cannot be had from a bare `up`, which gives all "
+            "nodes the same quota: python -m orchestrator sweep holds one of them back"
+        )
     if spec.topology != topology:
         raise RollError(
             f"a run over {spec.transport} has topology {spec.topology}: "

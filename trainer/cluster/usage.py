@@ -6,11 +6,13 @@ they are whole: the engine samples once a second, and has nothing any more when 
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
 NETWORK = Path("/proc/net/dev")
+TOLERANCE = 0.02  # an engine writes a quota in whole microseconds
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,8 @@ class Usage:
     cpu_s: CPU seconds, user and system. throttled_s: time in which its quota held it back, summed over
     cores. memory_peak_mb: most memory it has held, page cache included, in MiB. sent_bytes,
     received_bytes: on its network interface, protocol headers and the cluster's own messages included.
-    out_of_memory: how often the kernel killed one of its processes for passing memory_mb.
+    out_of_memory: how often the kernel killed one of its processes for passing memory_mb. cpus: the quota
+    that held it back when this was read, in cores; None also where there is none.
     """
 
     cpu_s: float | None
@@ -29,6 +32,7 @@ class Usage:
     sent_bytes: int | None
     received_bytes: int | None
     out_of_memory: int
+    cpus: float | None = None
 
 
 def measure(cgroup: Path = CGROUP, network: Path = NETWORK, interface: str = "eth0") -> Usage:
@@ -43,6 +47,7 @@ def measure(cgroup: Path = CGROUP, network: Path = NETWORK, interface: str = "et
             sent_bytes=sent,
             received_bytes=received,
             out_of_memory=_table(cgroup / "memory.events").get("oom_kill", 0),
+            cpus=quota(cgroup),
         )
     return Usage(
         cpu_s=_scaled(_number(cgroup / "cpuacct" / "cpuacct.usage"), 1e9),
@@ -51,7 +56,29 @@ def measure(cgroup: Path = CGROUP, network: Path = NETWORK, interface: str = "et
         sent_bytes=sent,
         received_bytes=received,
         out_of_memory=_table(cgroup / "memory" / "memory.oom_control").get("oom_kill", 0),
+        cpus=quota(cgroup),
     )
+
+
+def quota(cgroup: Path = CGROUP) -> float | None:
+    """Cores that this container may use; None if as many as there are, or the kernel does not tell."""
+    try:
+        both = (cgroup / "cpu.max").read_text().split()
+    except OSError:
+        both = [str(_number(cgroup / "cpu" / f"cpu.cfs_{name}_us")) for name in ("quota", "period")]
+    # "max 100000" and "-1 100000" mean: no quota.
+    known = len(both) == 2 and all(number.isdigit() for number in both)
+    return int(both[0]) / int(both[1]) if known else None
+
+
+def wait_for_quota(cpus: float, timeout_s: float, cgroup: Path = CGROUP) -> bool:
+    """Wait until this container is held to so many cores; False if it is not within `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while (held := quota(cgroup)) is None or abs(held - cpus) > TOLERANCE * cpus:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def _scaled(value: int | None, unit: float) -> float | None:

@@ -11,33 +11,48 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def book_waits(comm: Communicator) -> None:
-    """Split the clock's `communicate` into waiting for others and moving bytes.
+def book_waits(comm: Communicator) -> list[float]:
+    """Split the clock's `communicate` into waiting for others and moving bytes; who was waited for.
 
     In a collective a rank waits from its own entry to the last rank's, in a shift to the entry of the rank
     that it hears; in a receive until the sender has begun to send, at the end of a send until the receiver
-    has begun to receive. Call it on every rank with the clock stopped. Compares the ranks' clocks, so all
-    ranks must be on one machine.
+    has begun to receive. Returns the seconds by the rank that was waited for: their sum is what has been
+    booked. Call it on every rank with the clock stopped. Compares the ranks' clocks, so all ranks must be
+    on one machine.
     """
+    waited = [0.0] * comm.size
     for part in comm.parts:
-        book_waits(part)
+        for member, seconds in zip(part.members, book_waits(part), strict=True):
+            waited[member] += seconds
     if comm.size == 1:
-        return
+        return waited
+    own = [0.0] * comm.size
+    for rank, seconds in _waits(comm):
+        own[rank] += seconds
+    comm.clock.transfer("communicate", "wait", sum(own))
+    return [one + other for one, other in zip(waited, own, strict=True)]
+
+
+def _waits(comm: Communicator) -> Iterator[tuple[int, float]]:
+    """Ranks that this one has waited for, and for how many seconds; not over what was split off."""
+    import torch
+
     traffic = comm.traffic
-    waited = 0.0
     if traffic.meetings:
         entered, left = _times(comm, traffic.meetings)
-        waited += _wait(entered, left, everyones(comm, entered).max(dim=0).values)
+        last = everyones(comm, entered).max(dim=0)
+        yield from enumerate(_by_rank(comm, _waited(entered, left, last.values), last.indices))
     if traffic.shifts:
         entered, left = _times(comm, traffic.shifts)
-        sources = [source for _, _, source in traffic.shifts]
-        waited += _wait(entered, left, everyones(comm, entered)[sources, range(len(sources))])
+        sources = torch.tensor([source for _, _, source in traffic.shifts], device=comm.device)
+        others = everyones(comm, entered)[sources, range(len(sources))]
+        yield from enumerate(_by_rank(comm, _waited(entered, left, others), sources))
     posts = _told_to_me(comm, traffic.posts)
-    received = _numbered(traffic.receipts)
-    waited += _waited_for(((*span, posts[source][at]) for span, source, at in received))
+    for span, source, at in _numbered(traffic.receipts):
+        yield source, _until(span, posts[source][at])
     receipts = _told_to_me(comm, [(entered, source) for entered, _, source in traffic.receipts])
-    waited += _waited_for((entered, left, receipts[to][at]) for entered, left, to, at in traffic.deliveries)
-    comm.clock.transfer("communicate", "wait", waited)
+    for entered_s, left_s, to, at in traffic.deliveries:
+        yield to, _until((entered_s, left_s), receipts[to][at])
 
 
 def _times(comm: Communicator, spans: Sequence[tuple[float, ...]]) -> list[Tensor]:
@@ -56,9 +71,14 @@ def everyones(comm: Communicator, numbers: Tensor) -> Tensor:
     return comm.all_gather(numbers.view(torch.float32)).view(torch.float64)
 
 
-def _wait(entered: Tensor, left: Tensor, other: Tensor) -> float:
-    """Seconds from the own entries to the other's, as far as one had not left before."""
-    return (other.minimum(left) - entered).clamp_(min=0).sum().item()
+def _waited(entered: Tensor, left: Tensor, other: Tensor) -> Tensor:
+    """Seconds from each own entry to the other's, as far as one had not left before."""
+    return (other.minimum(left) - entered).clamp_(min=0)
+
+
+def _by_rank(comm: Communicator, seconds: Tensor, ranks: Tensor) -> list[float]:
+    """The sums of the seconds that belong to each rank."""
+    return [each.item() for each in seconds.new_zeros(comm.size).index_add_(0, ranks, seconds).unbind()]
 
 
 def _told_to_me(comm: Communicator, notes: Sequence[tuple[float, int]]) -> list[list[float]]:
@@ -88,6 +108,7 @@ def _numbered(
         yield (entered, left), source, at
 
 
-def _waited_for(spans: Iterable[tuple[float, float, float]]) -> float:
-    """Seconds of the spans (entered, left) before the time at which the other rank was there."""
-    return sum(max(0.0, min(left, other) - entered) for entered, left, other in spans)
+def _until(span: tuple[float, float], other: float) -> float:
+    """Seconds of the span (entered, left) before the time at which the other rank was there."""
+    entered, left = span
+    return max(0.0, min(left, other) - entered)

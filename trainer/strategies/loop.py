@@ -30,6 +30,8 @@ from trainer.strategies.progress import Progress
 from trainer.strategies.replica import Replica
 from trainer.task import Task
 
+MOST_WAITED_FOR = 256  # ranks that a result lists: it is an event, and has to stay below 8 KiB
+
 
 class Loop:
     """One rank's training, from meeting the others to its result."""
@@ -46,7 +48,9 @@ class Loop:
         self._leads = strategy.leads(context.rank, context.size)
         # Who holds the same weights as this rank: other parts of a model have other ones.
         self.peers: Communicator | None = None if strategy.cuts_model else self.comm
-        self._feed = Feed(data.train, task.spec, task.streams, self._replica, parts, device)
+        sees = strategy.sees_images(context.rank, context.size)
+        augment = task.spec.augmentation.build(data.scale, device) if sees else None
+        self._feed = Feed(data.train, task.spec, task.streams, self._replica, parts, device, augment)
         shares = (self._replica % parts, parts) if strategy.cuts_model else (context.rank, context.size)
         self.evaluate = Evaluation(data.test, self.comm, *shares)
         self._accounts = Accounts(data.train.labels, data.classes, parts, events)
@@ -245,10 +249,10 @@ class Loop:
         """
         self.clock.stop()
         self._events.write("train_end")
-        book_waits(self.comm)
+        waited_for = book_waits(self.comm)
         spec, accounts, bytes_to = self._task.spec, self._accounts, self.comm.bytes_to
         # CPU time tells nothing where several threads share it, or where the host waits for its GPU.
-        if spec.threads == 1 and not spec.on_gpu:
+        if spec.threads_of(self._context.rank) == 1 and not spec.on_gpu:
             self.clock.book_no_core()
         accuracy, test_loss = self.evaluate(replica, alone=False) if averaged else accounts.evaluated
         held_bytes = replica.held_bytes  # before others send what they have
@@ -275,4 +279,7 @@ class Loop:
             activation_bytes=replica.activation_bytes,
             blocks=replica.blocks,
             bytes_to=[bytes_to[rank] for rank in range(self.comm.size)] if bytes_to else None,
+            waited_for=[round(seconds, 6) for seconds in waited_for]
+            if 1 < self.comm.size <= MOST_WAITED_FOR
+            else None,
         )

@@ -6,10 +6,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from orchestrator.report.comparison import Comparison, Scene
-from orchestrator.report.findings import accuracy, cutting, partitioning, speed, trust
+from orchestrator.report.findings import (
+    accuracy,
+    cutting,
+    partitioning,
+    published,
+    speed,
+    trust,
+    waiting,
+)
 from orchestrator.report.findings.base import Finding
 
 # Topic and rule, in the order in which they are told.
+ABOUT_WHAT_WAS_PUBLISHED: tuple[tuple[str, Callable[[Comparison], Iterator[Finding]]], ...] = (
+    ("Why", published.causes),
+    ("Published", published.times),
+)
 ABOUT_A_WORK: tuple[tuple[str, Callable[[Scene], Iterator[Finding]]], ...] = (
     ("Time", speed.fastest),
     ("Time", speed.fewer_nodes_faster),
@@ -17,6 +29,7 @@ ABOUT_A_WORK: tuple[tuple[str, Callable[[Scene], Iterator[Finding]]], ...] = (
     ("Transport", speed.transports),
     ("Exchange", speed.all_reduce_and_ddp),
     ("Exchange", speed.collectives),
+    ("Waiting", waiting.who_waits_for_whom),
     ("Memory", cutting.least_memory),
     ("Bubble", cutting.idle_stages),
     ("Cut", cutting.best_cut),
@@ -43,7 +56,7 @@ ABOUT_ALL: tuple[tuple[str, Callable[[Comparison], Iterator[Finding]]], ...] = (
 
 def find(comparison: Comparison) -> list[Finding]:
     """What the numbers say, work by work, and then what to beware of."""
-    found = []
+    found = _all_of(ABOUT_WHAT_WAS_PUBLISHED, comparison)
     for scene in map(comparison.scene, comparison.works):
         work = scene.work if scene.one_of_several else None
         found += [
@@ -51,6 +64,14 @@ def find(comparison: Comparison) -> list[Finding]:
             for topic, rule in ABOUT_A_WORK
             for finding in rule(scene)
         ]
-    return found + [
-        replace(finding, topic=topic) for topic, rule in ABOUT_ALL for finding in rule(comparison)
-    ]
+        found += [
+            replace(finding, topic="Slow node", work=work)
+            for finding in waiting.slow_node(scene, comparison)
+        ]
+    return found + _all_of(ABOUT_ALL, comparison)
+
+
+def _all_of(
+    rules: tuple[tuple[str, Callable[[Comparison], Iterator[Finding]]], ...], comparison: Comparison
+) -> list[Finding]:
+    return [replace(finding, topic=topic) for topic, rule in rules for finding in rule(comparison)]

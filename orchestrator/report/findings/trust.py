@@ -11,7 +11,7 @@ from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.formats import count, listed, ratio, seconds
 from orchestrator.report.groups import Group
 from orchestrator.report.labels import Shape
-from orchestrator.report.rows import NO_SERIAL, Row
+from orchestrator.report.rows import NO_SERIAL, UNLIKE_NODES, Row
 
 MOST_NAMED = 6  # of a kind; the tables have them all
 KEPT_APART = ("runtime", "image")  # see orchestrator.report.places
@@ -78,13 +78,14 @@ def _cells(scene: Scene, groups: list[Group]) -> list[str]:
 
 def no_serial(scene: Scene) -> Iterator[Finding]:
     """Runs without anything to measure a speedup against."""
-    rows = [row for group in scene.groups for row in group.ok_rows if row.no_speedup == NO_SERIAL]
-    if rows:
-        yield Finding(
-            "caution",
-            f"{count(len(rows), 'run')} without speedup and accuracy difference: {NO_SERIAL}.",
-            tuple(rows),
-        )
+    for reason in (NO_SERIAL, UNLIKE_NODES):
+        rows = [row for group in scene.groups for row in group.ok_rows if row.no_speedup == reason]
+        if rows:
+            yield Finding(
+                "caution",
+                f"{count(len(rows), 'run')} without speedup and accuracy difference: {reason}.",
+                tuple(rows),
+            )
 
 
 def other_seeds(scene: Scene) -> Iterator[Finding]:

@@ -22,6 +22,7 @@ from orchestrator.report.plots.memory import memory_per_rank
 from orchestrator.report.plots.sizes import exchange_by_size
 from orchestrator.report.plots.style import RC, WIDTH_IN, Style
 from orchestrator.report.plots.svg import to_svg
+from orchestrator.report.plots.waits import who_waits_for_whom
 from orchestrator.report.splits import holders, representatives, survey_of
 
 
@@ -67,6 +68,8 @@ def _figures(scene: Scene, style: Style) -> Iterator[tuple[str, str, Figure]]:
         yield "accuracy_over_time", "Accuracy against training time", figure
     if figure := time_by_phase(scene.in_lines, scene.shape):
         yield "phases", "Where the time went", figure
+    if figure := who_waits_for_whom(scene):
+        yield "waits", "Who waits for whom", figure
     if figure := memory_per_rank(scene):
         yield "memory", "What the fullest rank keeps", figure
     if figure := bubbles(scene, style):

@@ -53,7 +53,8 @@ def time_by_phase(groups: Sequence[Group], shape: Shape) -> Figure | None:
     axes.grid(axis="x")
     axes.set_axisbelow(True)
     size = f"{shape.short} ranks" if shape.per_node else shape.label  # room for one line
-    set_title(figure, f"Where the time went, {size}  (%: communicate and wait)")
+    gap = "\n" if shape.slower else "  "  # with what tells the last node apart it is too long for one
+    set_title(figure, f"Where the time went, {size}{gap}(%: communicate and wait)")
     explain_colours(figure, colours)
     return figure
 

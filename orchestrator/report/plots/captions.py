@@ -20,6 +20,9 @@ CAPTIONS = {
     "phases": "Every second of training belongs to one phase; waiting is for slower nodes. "
     "Evaluation is outside of the training time. "
     "A serial bar three times as long as all others is left out.",
+    "waits": "Share of its training time that each rank (row) waited for each other (column), mean over "
+    "seeds, as far as their meetings tell: in a collective for the last to come, in a receive for the "
+    "sender. At most six runs, those with most waiting; colours compare between them.",
     "memory": "Of the rank that keeps most, mean over seeds: weights, gradient and optimizer state from "
     "step to step, activations from the forward to the backward pass. Samples, the interpreter and torch "
     "are not in it.",

@@ -1,0 +1,112 @@
+"""A local node that is slower than the others: that it is, and that nobody is left stopped behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from orchestrator.result import MemberUsage
+from orchestrator.runtimes.local import POLITE_S, PROJECT, _end
+from orchestrator.store import read_usage
+
+BUSY = [sys.executable, "-c", "while True: pass"]
+# Stands in for an orchestrator: starts the throttle, says its process id, and waits.
+ORCHESTRATOR = """
+import os, subprocess, sys, time
+argv = [sys.executable, "-m", "orchestrator.throttle", "0.2", "node-2", "RANK", "1", sys.argv[1]]
+os.environ["SHARDYARD_ORCHESTRATOR"] = str(os.getpid())
+print(subprocess.Popen(argv).pid, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {**os.environ, "SHARDYARD_RUN": str(tmp_path), "PYTHONPATH": str(PROJECT)}
+
+
+@pytest.fixture
+def busy(environment: dict[str, str]) -> Iterator[psutil.Process]:
+    with subprocess.Popen(BUSY, env={**environment, "RANK": "1"}) as process:
+        yield psutil.Process(process.pid)
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+
+
+@pytest.fixture
+def orchestrator(environment: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    argv = [sys.executable, "-c", ORCHESTRATOR, str(tmp_path / "usage.jsonl")]
+    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+def throttle_of(orchestrator: subprocess.Popen[str]) -> psutil.Process:
+    assert orchestrator.stdout is not None
+    return psutil.Process(int(orchestrator.stdout.readline()))
+
+
+def until_stopped(process: psutil.Process) -> None:
+    deadline = time.monotonic() + 10
+    while process.status() != psutil.STATUS_STOPPED:
+        assert time.monotonic() < deadline, "it was never stopped"
+        time.sleep(0.002)
+
+
+def used(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def test_a_busy_process_has_its_quota(busy: psutil.Process, orchestrator: subprocess.Popen[str]) -> None:
+    throttle = throttle_of(orchestrator)
+    until_stopped(busy)
+    before, at = used(busy), time.monotonic()
+    time.sleep(2.0)
+    assert used(busy) - before <= 0.2 * (time.monotonic() - at) + 0.05
+    throttle.terminate()
+    psutil.wait_procs([throttle], timeout=5)
+    assert busy.status() != psutil.STATUS_STOPPED
+
+
+def test_its_account(busy: psutil.Process, orchestrator: subprocess.Popen[str], tmp_path: Path) -> None:
+    throttle = throttle_of(orchestrator)
+    until_stopped(busy)
+    time.sleep(0.3)
+    throttle.terminate()
+    psutil.wait_procs([throttle], timeout=5)
+    (account,) = read_usage(tmp_path / "usage.jsonl")
+    assert isinstance(account, MemberUsage)
+    assert (account.member, account.ranks, account.cpus) == ("node-2", [1], 0.2)
+    assert 0 < (account.cpu_s or 0) < 1
+    assert (account.throttled_s or 0) > 0
+
+
+def test_an_orchestrator_that_is_killed_leaves_nobody_stopped(
+    busy: psutil.Process, orchestrator: subprocess.Popen[str]
+) -> None:
+    throttle = throttle_of(orchestrator)
+    for _ in range(3):
+        until_stopped(busy)
+    orchestrator.kill()
+    gone, _ = psutil.wait_procs([throttle], timeout=5)
+    assert gone or throttle.status() == psutil.STATUS_ZOMBIE  # whoever has inherited it may not bury it
+    assert busy.status() != psutil.STATUS_STOPPED
+
+
+def test_what_a_killed_throttle_has_left_stopped_is_ended_all_the_same(busy: psutil.Process) -> None:
+    """Stopping a run and cleaning up do it like this: a stopped process does not hear SIGTERM."""
+    busy.send_signal(signal.SIGSTOP)
+    until_stopped(busy)
+    started = time.monotonic()
+    assert _end([busy]) == 1
+    assert time.monotonic() - started < POLITE_S  # it did not take SIGKILL
+    assert not busy.is_running()
