@@ -88,7 +88,10 @@ class Row:
 
     @property
     def strategy_label(self) -> str:
-        return component_label(self.run, "strategy")
+        """Taking snapshots is named too: it costs time."""
+        asked = ("snapshot_epochs", "snapshot_steps")
+        told = [f"{name}={every}" for name in asked if (every := getattr(self.run, name))]
+        return " ".join([component_label(self.run, "strategy"), *told])
 
     @property
     def partitioner_label(self) -> str:

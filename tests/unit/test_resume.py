@@ -212,6 +212,17 @@ def test_from_the_beginning_where_none_is_whole(cut: Path) -> None:
     ]
 
 
+def test_what_a_run_does_not_go_on_from_is_removed(monkeypatch: pytest.MonkeyPatch, cut: Path) -> None:
+    """Or one rank's of this attempt and another's of the next might pass for one."""
+    damage(cut / NEWEST / "rank-1.pt")
+    cut_off(monkeypatch, 1, cut, "all_reduce", 2, **RUN)
+    assert {path.name for path in cut.glob("epoch-*/*")} == {"rank-0.pt", "rank-1.pt"}
+    assert [path.name for path in cut.glob("epoch-*")] == [BEFORE]
+    (cut / BEFORE / "rank-1.pt").unlink()
+    cut_off(monkeypatch, 1, cut, "all_reduce", 2, **RUN)
+    assert list(cut.glob("epoch-*")) == []
+
+
 def damage(path: Path) -> None:
     """One bit, in the middle of the weights."""
     data = bytearray(path.read_bytes())

@@ -11,9 +11,10 @@ import torch
 from pydantic import ValidationError
 
 from orchestrator.assemble import last_attempts
+from orchestrator.report.baselines import rows_of
 from orchestrator.runner import _fresh
 from orchestrator.store import RunPaths
-from tests.unit.conftest import event
+from tests.unit.conftest import event, run_result
 from tests.unit.test_assemble import row, trained
 from trainer import snapshots as module
 from trainer.compression import COMPRESSIONS
@@ -252,6 +253,16 @@ def test_a_row_that_went_on_says_so(times: int, said: str) -> None:
         f"it was cut off and went on from a snapshot {said}, the last time from that after epoch 1 and 7 "
         "steps, 61 s later: "
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "label"), [({}, "serial"), ({"snapshot_steps": 5}, "serial snapshot_steps=5")]
+)
+def test_a_report_says_which_runs_take_them(asked: dict[str, int], label: str) -> None:
+    run = spec(strategy="serial", nodes=1, **asked)
+    result = run_result(key=run.key, spec=run.model_dump(mode="json"))
+    (in_report,) = rows_of([(run.key, result, run)])
+    assert in_report.strategy_label == label
 
 
 def test_a_new_attempt_begins_with_nothing_but_the_snapshots(tmp_path: Path) -> None:
