@@ -119,6 +119,12 @@ def write_atomic(path: Path, text: str) -> None:
     os.replace(draft, path)
 
 
+def make_open(directory: Path) -> None:
+    """Make a directory for containers to write to, whose user is nobody in particular."""
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o777)
+
+
 def read_result(path: Path) -> RunResult | None:
     """The result in the file, or None if there is none. Raises InputError for a file that is none."""
     try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from orchestrator.limits import shares_cores, speedup_limit
-from orchestrator.report.labels import Shape, Work, component_label
+from orchestrator.report.labels import Shape, Work, component_label, strategy_label
 from orchestrator.result import CertifiedPart, RunResult
 from trainer.spec import RunSpec
 
@@ -88,10 +88,7 @@ class Row:
 
     @property
     def strategy_label(self) -> str:
-        """Taking snapshots is named too: it costs time."""
-        asked = ("snapshot_epochs", "snapshot_steps")
-        told = [f"{name}={every}" for name in asked if (every := getattr(self.run, name))]
-        return " ".join([component_label(self.run, "strategy"), *told])
+        return strategy_label(self.run)
 
     @property
     def partitioner_label(self) -> str:
