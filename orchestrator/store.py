@@ -108,12 +108,6 @@ class SweepPaths:
         return RunPaths(self.directory / key)
 
 
-def make_writable(directory: Path) -> None:
-    """Make a directory that everybody may write to: in containers, nodes are nobody in particular."""
-    directory.mkdir(parents=True, exist_ok=True)
-    directory.chmod(0o777)
-
-
 def write_atomic(path: Path, text: str) -> None:
     """Write a file that is whole or absent, also after a crash or a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,6 +117,12 @@ def write_atomic(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(draft, path)
+
+
+def make_open(directory: Path) -> None:
+    """Make a directory for containers to write to, whose user is nobody in particular."""
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o777)
 
 
 def read_result(path: Path) -> RunResult | None:

@@ -211,7 +211,7 @@ def readable(event: Event) -> str | None:
         case "skipped":
             text = f"the snapshot after {_place(fields)} is not used: {fields['cause']}"
         case "resumed":
-            text = f"goes on from the snapshot after {_place(fields)}"
+            text = f"went on from the snapshot after {_place(fields)}"
         case "failed":
             text = f"failed: {fields['cause']}\n{fields.get('traceback', '')}".rstrip()
         case "terminated" | "died":

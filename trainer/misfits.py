@@ -24,10 +24,10 @@ MISFITS = (
     "partitioner",
     "strategy",
     "batch_size",
-    "restarts",
+    "augmentation",
     "snapshot_epochs",
     "snapshot_steps",
-    "augmentation",
+    "restarts",
 )
 
 Misfit = PydanticCustomError | None
@@ -178,24 +178,20 @@ def partitioner(run: RunSpec) -> Misfit:
     )
 
 
-def restarts(run: RunSpec) -> Misfit:
-    if not run.restarts:
-        return None
-    if run.bottleneck_cpus is not None:
-        return PydanticCustomError(
-            "restarts",
-            "{restarts} is not allowed with bottleneck_cpus, which holds back the processes of the start; "
-            "it must be 0",
-            {"restarts": run.restarts},
+def augmentation(run: RunSpec) -> Misfit:
+    reason = run.augmentation.misfit(run.dataset.shape)
+    return (
+        None
+        if reason is None
+        else PydanticCustomError(
+            "augmentation",
+            "{augmentation} cannot change {dataset}: {reason}",
+            {
+                "augmentation": run.name_of("augmentation"),
+                "dataset": run.name_of("dataset"),
+                "reason": reason,
+            },
         )
-    if run.topology == "ddp":
-        return None
-    allowed = [name for name in TRANSPORTS.entries if TRANSPORTS.load(name).topology == "ddp"]
-    return PydanticCustomError(
-        "restarts",
-        "{restarts} is not allowed over {transport}, whose ranks torchrun does not start; it must be 0, "
-        "or the transport one of {allowed}",
-        {"restarts": run.restarts, "transport": run.transport, "allowed": ", ".join(allowed)},
     )
 
 
@@ -229,20 +225,24 @@ def snapshots(run: RunSpec) -> Misfit:
     return None
 
 
-def augmentation(run: RunSpec) -> Misfit:
-    reason = run.augmentation.misfit(run.dataset.shape)
-    return (
-        None
-        if reason is None
-        else PydanticCustomError(
-            "augmentation",
-            "{augmentation} cannot change {dataset}: {reason}",
-            {
-                "augmentation": run.name_of("augmentation"),
-                "dataset": run.name_of("dataset"),
-                "reason": reason,
-            },
+def restarts(run: RunSpec) -> Misfit:
+    if not run.restarts:
+        return None
+    if run.bottleneck_cpus is not None:
+        return PydanticCustomError(
+            "restarts",
+            "{restarts} is not allowed with bottleneck_cpus, which holds back the processes of the start; "
+            "it must be 0",
+            {"restarts": run.restarts},
         )
+    if run.topology == "ddp":
+        return None
+    allowed = [name for name in TRANSPORTS.entries if TRANSPORTS.load(name).topology == "ddp"]
+    return PydanticCustomError(
+        "restarts",
+        "{restarts} is not allowed over {transport}, whose ranks torchrun does not start; it must be 0, "
+        "or the transport one of {allowed}",
+        {"restarts": run.restarts, "transport": run.transport, "allowed": ", ".join(allowed)},
     )
 
 
@@ -257,9 +257,9 @@ CHECKS: tuple[Callable[[RunSpec], Misfit], ...] = (
     norm,
     samples,
     partitioner,
-    restarts,
-    snapshots,
     augmentation,
+    snapshots,
+    restarts,
 )
 
 

@@ -39,14 +39,6 @@ class Position(NamedTuple):
         """It as one number, exact in a float64; a later position has a larger one."""
         return float(self.epochs * 2**32 + self.steps)
 
-    @classmethod
-    def of(cls, number: float) -> Position:
-        """The inverse of `number`."""
-        return cls(*divmod(int(number), 2**32))
-
-    def __str__(self) -> str:
-        return f"epoch {self.epochs}" + (f" and {self.steps} steps" if self.steps else "")
-
 
 class Snapshots:
     """One rank's snapshots of one run, the newest few. Ranks may share the directory."""
@@ -124,10 +116,13 @@ class Snapshots:
                     found.append(Position(int(match[1]), int(match[2])))
         return sorted(found, reverse=True)
 
-    def keep(self, position: Position, kept: int = KEPT) -> None:
-        """Remove those beyond `position`, and of the others all but the newest. Raises SnapshotError."""
-        others = [each for each in self.positions() if each <= position]
-        for doomed in {*self.positions()} - {*others[:kept]}:
+    def keep(self, position: Position | None) -> None:
+        """Remove those beyond `position`, and of the others all but the newest; None: remove all.
+
+        Raises SnapshotError.
+        """
+        others = [each for each in self.positions() if position and each <= position]
+        for doomed in {*self.positions()} - {*others[:KEPT]}:
             path = self._path(doomed)
             with self._writing():
                 path.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from orchestrator.limits import shares_cores, speedup_limit
-from orchestrator.report.labels import Shape, Work, component_label
+from orchestrator.report.labels import Shape, Work, component_label, strategy_label
 from orchestrator.result import CertifiedPart, RunResult
 from trainer.spec import RunSpec
 
@@ -88,7 +88,7 @@ class Row:
 
     @property
     def strategy_label(self) -> str:
-        return component_label(self.run, "strategy")
+        return strategy_label(self.run)
 
     @property
     def partitioner_label(self) -> str:

@@ -109,14 +109,14 @@ COLUMNS: dict[str, Callable[[Row], Cell]] = {
     "bubble": cut.bubble,
     "bubble_formula": cut.bubble_formula,
     "cut_bytes_per_step_max": cut.cut_bytes_per_step,
-    "snapshot_s": lambda row: row.seconds.get("snapshot"),
-    "snapshot_epochs": lambda row: row.run.snapshot_epochs,
-    "snapshot_steps": lambda row: row.run.snapshot_steps,
     "augmentation": lambda row: row.work.augmentation,
     "bottleneck_cpus": lambda row: row.run.bottleneck_cpus,
     "most_waited_for_rank": lambda row: waited.rank if (waited := _waited(row)) else None,
     "most_waited_for_share_of_time": lambda row: waited.of_time if (waited := _waited(row)) else None,
     "most_waited_for_share_of_waiting": lambda row: waited.of_waiting if (waited := _waited(row)) else None,
+    "snapshot_s": lambda row: row.seconds.get("snapshot"),
+    "snapshot_epochs": lambda row: row.run.snapshot_epochs,
+    "snapshot_steps": lambda row: row.run.snapshot_steps,
 }
 
 

@@ -22,7 +22,7 @@ from orchestrator.image import image_id, image_name, image_trouble, pinned_packa
 from orchestrator.reaper import Reaper, remove_orphans, remove_project
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.runtimes.compose import LIVE, Cluster, cluster, snapshots_of
-from orchestrator.store import RunPaths, make_writable, write_atomic
+from orchestrator.store import RunPaths, make_open, write_atomic
 from orchestrator.topology import LaunchPlan
 from trainer.events import Event, EventReader
 from trainer.spec import RunSpec
@@ -97,7 +97,7 @@ class DockerRuntime(Runtime):
         self._reaper = self._reaper or Reaper(identity())
         check_mounts(paths.directory, data_dir, plan.spec)
         if plan.spec.snapshots:
-            make_writable(snapshots_of(paths))
+            make_open(snapshots_of(paths))
         run = self._cluster(plan, paths, data_dir)
         remove_project(self.engine, run.project)
         return DockerRun(self.engine, run, paths)

@@ -112,18 +112,18 @@ def test_environment(topology: str) -> None:
     assert all(isinstance(value, str) for value in found.values())
 
 
-def test_snapshots_of_a_run_have_a_directory_of_their_own() -> None:
-    roster = called("ddp", 1, 2, snapshot_epochs=1)
-    assert environment(roster, PID)["SHARDYARD_SNAPSHOTS"] == f"/snapshots/{roster.spec.key}"
-    assert "SHARDYARD_SNAPSHOTS" not in environment(called("ddp", 1, 2), PID)
-
-
 @pytest.mark.parametrize("topology", ["ddp", "mpi", "rpc"])
 def test_the_last_node_s_ranks_know_to_what_they_have_to_be_held(topology: str) -> None:
     roster = called(topology, 1, 2, cpus=2, bottleneck_cpus=0.25)
     first, last = (environment(at(roster, name), PID) for name in ("node-1", "node-2"))
     assert (first.get("SHARDYARD_HELD_TO"), last["SHARDYARD_HELD_TO"]) == (None, "0.25")
     assert (first["OMP_NUM_THREADS"], last["OMP_NUM_THREADS"]) == ("2", "1")
+
+
+def test_snapshots_of_a_run_have_a_directory_of_their_own() -> None:
+    roster = called("ddp", 1, 2, snapshot_epochs=1)
+    assert environment(roster, PID)["SHARDYARD_SNAPSHOTS"] == f"/snapshots/{roster.spec.key}"
+    assert "SHARDYARD_SNAPSHOTS" not in environment(called("ddp", 1, 2), PID)
 
 
 @pytest.mark.parametrize("topology", ["ddp", "mpi", "rpc", "single"])

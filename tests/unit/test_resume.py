@@ -52,7 +52,7 @@ def account(training: Training) -> list[Any]:
         for events in training.events
     ]
     results = [
-        replace(result, train_s=0, work_cpu_s=0, seconds={}, peak_memory_mb=0)
+        replace(result, train_s=0, work_cpu_s=0, seconds={}, peak_memory_mb=0, waited_for=None)
         for result in training.results
     ]
     return [told, results]
@@ -67,7 +67,7 @@ TRAININGS: list[tuple[Any, int, dict[str, Any]]] = [
     ("all_reduce", 2, {"optimizer": "adam", "model": WIDE, "dataset": SMALL_ONES}),
     ("all_reduce", 2, {"model": SYNC, "partitioner": UNEVEN, "dataset": SMALL_ONES}),
     ({"name": "all_reduce", "uneven": "pad", "compression": "fp16"}, 2, {"partitioner": UNEVEN}),
-    ("all_gather", 2, {"model": LENET}),
+    ("all_gather", 2, {"model": LENET, "augmentation": {"name": "standard", "saturation": 0}}),
     ("reduce_broadcast", 2, {"optimizer": "adamw", "partitioner": "random_sampling"}),
     ({"name": "local_sgd", "local_steps": 4}, 2, {"optimizer": "momentum", "partitioner": UNEVEN}),
     ({"name": "local_sgd", "local_steps": 3, "optimizer_state": "reset"}, 2, {"optimizer": "adam"}),
@@ -210,6 +210,17 @@ def test_from_the_beginning_where_none_is_whole(cut: Path) -> None:
         "1 1 6: it is damaged: its checksum is wrong",
         "1 1 2: not every rank has it intact",
     ]
+
+
+def test_what_a_run_does_not_go_on_from_is_removed(monkeypatch: pytest.MonkeyPatch, cut: Path) -> None:
+    """Or one rank's of this attempt and another's of the next might pass for one."""
+    damage(cut / NEWEST / "rank-1.pt")
+    cut_off(monkeypatch, 1, cut, "all_reduce", 2, **RUN)
+    assert {path.name for path in cut.glob("epoch-*/*")} == {"rank-0.pt", "rank-1.pt"}
+    assert [path.name for path in cut.glob("epoch-*")] == [BEFORE]
+    (cut / BEFORE / "rank-1.pt").unlink()
+    cut_off(monkeypatch, 1, cut, "all_reduce", 2, **RUN)
+    assert list(cut.glob("epoch-*")) == []
 
 
 def damage(path: Path) -> None:

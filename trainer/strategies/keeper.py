@@ -71,6 +71,8 @@ class Keeper:
             proposals = everyones(self._comm, mine)
             oldest = proposals.min().item()
             if proposals.max().item() == oldest:
+                # What lies beyond is of an attempt that is forgotten.
+                self._store.keep(proposed.position if proposed else None)
                 return proposed
             if proposed and number > oldest:
                 self._skip(proposed.position, "not every rank has it intact")
@@ -92,7 +94,6 @@ class Keeper:
     def go_on(self, snapshot: Snapshot, replica: Replica) -> Position:
         """Make all as it was when the snapshot was taken; where that was."""
         position, state = snapshot.position, snapshot.state
-        self._store.keep(position)  # what lies beyond is of an attempt that is forgotten
         self._events.write(
             "resumed",
             epoch=position.epochs,
