@@ -223,6 +223,7 @@ def test_the_head_counts_the_attempt_that_is_finished(tmp_path: Path) -> None:
         kept.keep(each)
     assert kept.complete
     assert kept.summary()[0].startswith("ok: 2 nodes")
+    assert kept.summary()[-1] == "  a rank was lost, all were started again: 1 of 2 restarts"
 
 
 def test_who_is_heard_to_be_lost_before_the_others_are_heard_to_be_done_is_not_missed(

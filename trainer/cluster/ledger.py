@@ -166,7 +166,10 @@ class Ledger:
         if self.failures or not self.complete:
             causes = [f"  {name}: {cause}" for name, cause in self.failures.items()]
             return [f"FAILED: {size}, {what}", *(causes or ["  not every result was given and kept"])]
-        return [f"ok: {size}, world size {spec.world_size}, {what}", *self._figures()]
+        again = self._attempts.counts
+        restarts = [f"  a rank was lost, all were started again: {again} of {spec.restarts} restarts"]
+        figures = [*self._figures(), *(restarts if again else [])]
+        return [f"ok: {size}, world size {spec.world_size}, {what}", *figures]
 
     def _figures(self) -> list[str]:
         results = [self.results[rank] for rank in sorted(self.results)]
