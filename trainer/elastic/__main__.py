@@ -41,7 +41,8 @@ class Obituary(logging.Handler):
         code, local_rank, *_ = record.args
         if isinstance(code, int) and isinstance(local_rank, int) and code < 0:  # else it has spoken itself
             name, attempt = signal_name(-code), int(os.environ["SHARDYARD_ATTEMPT"])
-            writer = EventWriter(self._key, self._first + local_rank, self._directory)
+            rank, prefix = self._first + local_rank, os.environ.get("SHARDYARD_PREFIX", "rank {rank} | ")
+            writer = EventWriter(self._key, rank, self._directory, prefix=prefix)
             writer.write("died", cause=f"killed by {name}", signal=name, attempt=attempt)
 
 
