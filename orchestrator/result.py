@@ -72,6 +72,8 @@ class EpochPoint(Record):
     accuracy: float  # test split, 0 … 1
     test_loss: float
     consensus_distance: float | None = None
+    lr: float | None = None  # learning rate; older results lack it
+    target_reached: bool = False  # the target accuracy, for as long as was asked: training ended here
 
 
 class CertifiedPart(Record):
