@@ -202,6 +202,11 @@ class RunResult(Record):
         return sum(rank.samples for rank in self.ranks) / self.train_s if self.train_s else None
 
     @property
+    def last_epoch(self) -> int | None:
+        """The last one that was evaluated: fewer than were asked for, where a target was reached."""
+        return max((point.epoch for point in self.epochs), default=None)
+
+    @property
     def bytes_sent_per_rank(self) -> float | None:
         return fmean(rank.bytes_sent for rank in self.ranks) if self.ranks else None
 

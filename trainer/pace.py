@@ -10,20 +10,15 @@ if TYPE_CHECKING:
     from trainer.spec import RunSpec
 
 
-def batches_at_once(run: RunSpec) -> int:
-    """P: how many batches of `batch_size` all nodes together take at a time."""
-    return run.parts if run.batch_per == "rank" else 1
-
-
 def learning_rate(run: RunSpec, epoch: int) -> float:
-    """The optimiser's in an epoch, 1-based; with P = 1 it is `lr` throughout.
+    """The optimiser's in an epoch, 1-based. P: the run's batches at once; with 1 it is `lr` throughout.
 
     Scaled with the batch: linear, lr · P, after Goyal et al. 2017 ("Accurate, Large Minibatch SGD", Sec.
     2.1); sqrt, lr · √P, after Krizhevsky 2014 ("One weird trick for parallelizing convolutional neural
     networks", Sec. 3.2). It warms up gradually (Goyal et al., Sec. 2.2), here from epoch to epoch as with
     torch's LinearLR: from a P-th in the first one in equal steps to the whole in epoch warm_up_epochs + 1.
     """
-    times = batches_at_once(run)
+    times = run.batches_at_once
     scaled = run.lr * {"none": 1.0, "linear": times, "sqrt": sqrt(times)}[run.lr_scaling]
     if epoch > run.warm_up_epochs:
         return scaled

@@ -20,7 +20,6 @@ from trainer.misfits import CHECKS, MISFITS
 from trainer.models import MODELS
 from trainer.models.base import Model
 from trainer.optimizers import OPTIMIZERS, Optimizer
-from trainer.pace import batches_at_once
 from trainer.registry import ComponentRegistry, Registry
 from trainer.strategies import STRATEGIES
 from trainer.strategies.base import Strategy
@@ -185,6 +184,11 @@ class RunSpec(BaseModel):
         return self.batch_size // self.parts if self.batch_per == "run" else self.batch_size
 
     @property
+    def batches_at_once(self) -> int:
+        """How many batches of `batch_size` all parts together take at a time."""
+        return self.parts if self.batch_per == "rank" else 1
+
+    @property
     def on_gpu(self) -> bool:
         """Whether every rank computes on a GPU: that follows from the transport too."""
         return TRANSPORTS.load(self.transport).device != "cpu"
@@ -214,7 +218,7 @@ class RunSpec(BaseModel):
             elif field == "threads":
                 if value != threads_within(self.cpus, self.processes_per_node):
                     fields[field] = value
-            elif field in _PACE and batches_at_once(self) == 1:
+            elif field in _PACE and self.batches_at_once == 1:
                 continue
             elif field not in _NOT_IDENTITY and value != info.default:
                 fields[field] = value

@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from orchestrator.report.comparison import Comparison, Scene
-from orchestrator.report.findings import accuracy, cutting, partitioning, speed, trust
+from orchestrator.report.findings import accuracy, cutting, partitioning, speed, target, trust
 from orchestrator.report.findings.base import Finding
 
 # Topic and rule, in the order in which they are told.
 ABOUT_A_WORK: tuple[tuple[str, Callable[[Scene], Iterator[Finding]]], ...] = (
+    ("Target accuracy", target.first_at_target),
+    ("Target accuracy", target.not_with_every_seed),
+    ("Target accuracy", target.never_at_target),
     ("Time", speed.fastest),
     ("Time", speed.fewer_nodes_faster),
     ("Time", speed.slower_than_serial),
