@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from orchestrator.report.cut import held_bytes
+from orchestrator.report.groups import Group, groups_of
 from orchestrator.report.labels import Work, paces_of
 from orchestrator.report.places import names_of
 from orchestrator.report.rows import SERIAL, Row
@@ -18,9 +19,9 @@ from trainer.spec import RunSpec
 class Baseline:
     """The serial training of the same work: one run of the same seed, or the mean over other seeds.
 
-    train_s, work_cpu_s: seconds; None where it trained for another number of epochs, since a target was
-    reached. accuracy: 0 … 1. keys: the runs it comes from. held_bytes: what one node with the whole model
-    keeps from step to step.
+    train_s, work_cpu_s: seconds; None where with some seed it trained for another number of epochs, since
+    a target was reached. accuracy: 0 … 1. keys: the runs it comes from. held_bytes: what one node with
+    the whole model keeps from step to step.
     """
 
     train_s: float | None
@@ -44,7 +45,18 @@ def rows_of(results: Sequence[tuple[str, RunResult, RunSpec]]) -> list[Row]:
     for row in alone:
         if row.ok and row.strategy == SERIAL:
             serial.setdefault(row.work, []).append(row)
-    return [replace(row, baseline=_baseline(row, serial.get(row.work, []))) for row in alone]
+    rows = [replace(row, baseline=_baseline(row, serial.get(row.work, []))) for row in alone]
+    # A mean over the seeds whose epochs happen to be as many would not be that of the cell.
+    unlike = {row.key for group in groups_of(rows) if not _timed(group) for row in group.rows}
+    return [replace(row, baseline=_untimed(row.baseline)) if row.key in unlike else row for row in rows]
+
+
+def _timed(group: Group) -> bool:
+    return all(row.baseline.train_s is not None for row in group.rows if row.baseline)
+
+
+def _untimed(baseline: Baseline | None) -> Baseline | None:
+    return replace(baseline, train_s=None, work_cpu_s=None) if baseline else None
 
 
 def _baseline(row: Row, serial: Sequence[Row]) -> Baseline | None:

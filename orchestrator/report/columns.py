@@ -177,7 +177,7 @@ GROUPS: tuple[Column[Group], ...] = (
     *WHO,
     Column("Seeds ok", _seeds),
     Column("Learning rate", _rate, worth=_rates_differ),
-    Column("Epochs", _spread(last_epoch, _whole), worth=_stopped_early),
+    Column("Epochs", _spread(last_epoch, lambda value: f"{value:.4g}"), worth=_stopped_early),
     Column("Time to target accuracy", _time_to_target),
     Column("Training time", _spread(lambda row: row.train_s, formats.seconds)),
     Column("Speedup", _spread(lambda row: row.speedup, formats.ratio)),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SERIAL = "serial"
 NO_SERIAL = "no serial run of the same work"
-OTHER_EPOCHS = "the serial run trained for another number of epochs"
+OTHER_EPOCHS = "the serial run trained for another number of epochs, with this seed or another"
 NOT_OK = "the run is not ok"
 NO_TRAINING = "the strategy trains nothing"
 

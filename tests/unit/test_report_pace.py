@@ -181,6 +181,19 @@ def test_times_of_different_numbers_of_epochs_are_no_speedup() -> None:
     assert [cells[name]["Epochs"] for name in ("serial 1", "all_reduce 2")] == ["3", "2"]
 
 
+def test_a_speedup_is_of_all_seeds_or_of_none() -> None:
+    comparison = a_comparison(
+        learned("serial", [0.6, 0.95], seed=0),
+        learned("serial", [0.6, 0.95], seed=1),
+        learned("all_reduce", [0.5, 0.95], nodes=2, transport="gloo", seed=0),
+        learned("all_reduce", [0.5, 0.6, 0.95], nodes=2, transport="gloo", seed=1),
+    )
+    assert [row.no_speedup for row in comparison.rows] == [None, None, OTHER_EPOCHS, OTHER_EPOCHS]
+    cells = groups(comparison)
+    assert (cells["serial 1"]["Speedup"], cells["all_reduce 2"]["Speedup"]) == ("1.00", "–")
+    assert cells["all_reduce 2"]["Epochs"] == "2.5 2–3"
+
+
 def test_runs_with_and_without_a_target_are_different_work() -> None:
     comparison = a_comparison(
         learned("serial", [0.6, 0.7, 0.95]),
