@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TextIO
+from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.carry_out import (
+    INTERRUPTED,
+    carry_out,
+    choose,
+    interruptible,
+    plain_console,
+    print_plan,
+    report_on,
+)
 from orchestrator.errors import InputError
 from orchestrator.runtimes import RUNTIMES
-from orchestrator.runtimes.base import Runtime
 from orchestrator.store import SweepPaths, claimed
-from orchestrator.sweep import Sweep, load_sweep
+from orchestrator.sweep import load_sweep
 
 app = typer.Typer(
     name="orchestrator",
@@ -36,157 +38,91 @@ DataDir = Annotated[
 ]
 
 
+Runtime = Annotated[
+    str | None,
+    typer.Option(
+        envvar="SHARDYARD_RUNTIME",
+        help="docker or local: where nodes run; default: docker where an engine answers.",
+    ),
+]
+Nodes = Annotated[str | None, typer.Option(help="Node counts instead of the file's, e.g. 1,2,4.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Fix a field in all runs.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print runs and plans, start nothing.")]
+FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first run that fails.")]
+
+
 @app.command()
 def sweep(
     file: Annotated[Path, typer.Argument(help="The sweep file.")] = Path("sweeps/quickstart.yml"),
     data_dir: DataDir = Path("data"),
     out: Annotated[Path | None, typer.Option(help="Results directory; default: results/NAME.")] = None,
-    runtime: Annotated[
-        str | None,
-        typer.Option(
-            envvar="SHARDYARD_RUNTIME",
-            help="docker or local: where nodes run; default: docker where an engine answers.",
-        ),
-    ] = None,
-    nodes: Annotated[
-        str | None, typer.Option(help="Node counts instead of the file's, e.g. 1,2,4.")
-    ] = None,
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Fix a field in all runs.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print runs and plans, start nothing.")
-    ] = False,
-    fail_fast: Annotated[
-        bool, typer.Option("--fail-fast", help="Stop at the first run that fails.")
-    ] = False,
+    runtime: Runtime = None,
+    nodes: Nodes = None,
+    sets: Sets = None,
+    dry_run: DryRun = False,
+    fail_fast: FailFast = False,
 ) -> None:
     """Run a sweep file's runs and write their comparison. Run again, it goes on where it stopped."""
     loaded = load_sweep(file, sets or (), nodes)
     paths = SweepPaths(out or Path("results") / loaded.spec.name)
-    choice = _runtime(runtime) if runtime else _default_runtime()
+    choice = choose(runtime)
     if dry_run:
-        _print_plan(loaded, paths, choice.place, data_dir)
+        print_plan(loaded, paths, choice.place, data_dir)
         return
     console = plain_console()
     with claimed(paths), interruptible():
-        code = _carry_out(loaded, paths, choice, data_dir, fail_fast, console)
+        code = carry_out(loaded, paths, choice, data_dir, fail_fast, console)
     raise typer.Exit(code)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A runtime, and why it is this one."""
+@app.command()
+def labs(data_dir: DataDir = Path("data")) -> None:
+    """List the published experiments that are reproduced here."""
+    from orchestrator.labs import listing
 
-    name: str
-    place: Runtime
-    reason: str
-
-
-def _carry_out(
-    loaded: Sweep,
-    paths: SweepPaths,
-    choice: Choice,
-    data_dir: Path,
-    fail_fast: bool,
-    console: Console,
-) -> int:
-    from orchestrator.display import display_on
-    from orchestrator.runner import Runner
-
-    if removed := choice.place.clean():
-        console.print(f"removed {removed} thing(s) that an orchestrator had left behind")
-    total = len(loaded.runs)
-    console.print(f"{loaded.spec.name}: {total} runs, results in {paths.directory}/")
-    console.print(f"nodes are {choice.place.summary()} ({choice.reason})")
-    results = []
-    try:
-        with display_on(console, total) as display:
-            runner = Runner(choice.place, choice.name, paths, data_dir, display)
-            runner.prepare(loaded)
-            for result in runner.results(loaded):
-                results.append(result)
-                if fail_fast and result.status != "ok":
-                    break
-    except KeyboardInterrupt:
-        console.print(f"\ninterrupted after {len(results)} of {total} runs; everything is stopped")
-        console.print("the same command goes on where it stopped")
-        if results:
-            _report(paths, console)
-        return 130
-    except InputError:
-        if results:  # what is done is done, whatever keeps the rest from running
-            _report(paths, console)
-        raise
-    _report(paths, console)
-    failed = [result for result in results if result.status != "ok"]
-    for result in failed:
-        console.print(f"{result.status}: {result.key}: {result.cause}")
-    console.print(f"{len(results) - len(failed)} of {total} runs ok, {len(failed)} not")
-    return 1 if failed else 0
+    for line in listing(data_dir, plain_console().width):
+        print(line)
 
 
-def _report(paths: SweepPaths, console: Console) -> None:
-    from orchestrator.report import write_report
+@app.command()
+def lab(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME...", help="As `labs` has them.")
+    ] = None,
+    all_labs: Annotated[bool, typer.Option("--all", help="All of them, one after the other.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few epochs; on `digits` where the data is not there.")
+    ] = False,
+    data_dir: DataDir = Path("data"),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Results go to a directory NAME in it; default: results/labs[-quick]."),
+    ] = None,
+    runtime: Runtime = None,
+    nodes: Nodes = None,
+    sets: Sets = None,
+    dry_run: DryRun = False,
+    fail_fast: FailFast = False,
+) -> None:
+    """Reproduce a published experiment, and set its figures beside ours."""
+    from orchestrator.labs import load_lab, names_wanted
 
-    write_report(paths)
-    console.print(f"report: {paths.html}")
-
-
-def _runtime(name: str) -> Choice:
-    from pydantic_core import PydanticCustomError
-
-    try:
-        place = RUNTIMES.load(name)()
-    except PydanticCustomError as error:
-        raise InputError(f"--runtime {name}: {error}") from error
-    if reason := place.unavailable():
-        raise InputError(f"--runtime {name}: {reason}")
-    return Choice(name, place, f"--runtime {name}")
-
-
-def _default_runtime() -> Choice:
-    """Containers where an engine answers, else local processes."""
-    containers = RUNTIMES.load("docker")()
-    if reason := containers.unavailable():
-        return Choice("local", _runtime("local").place, reason)
-    return Choice("docker", containers, "an engine answers; --runtime local for processes")
-
-
-def _print_plan(loaded: Sweep, paths: SweepPaths, place: Runtime, data_dir: Path) -> None:
-    from orchestrator.report.labels import Shape
-    from orchestrator.topology import plan
-
-    for number, run in enumerate(loaded.runs, start=1):
-        described = place.describe(plan(run), paths.run(run.key), data_dir)
-        print(f"[{number}/{len(loaded.runs)}] {run.key}: {Shape.of(run).short} × {described['topology']}")
-        print(f"  spec: {json.dumps(run.canonical())}")
-        for process in described["processes"]:
-            print(f"  {process['name']}: {' '.join(process['argv'])}")
-    print(f"{len(loaded.runs)} runs; nothing was started")
-
-
-def plain_console(file: TextIO | None = None) -> Console:
-    """A console that shows text as it is: `[red]` in a path is no colour and `:ok:` no picture."""
-    return Console(file=file, markup=False, emoji=False, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Ctrl-C, a closed terminal and `kill` all stop a sweep the same way, once."""
-
-    def interrupt(*_: Any) -> NoReturn:
-        for number in signals:
-            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not break the cleaning up
-        raise KeyboardInterrupt
-
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, interrupt) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    choice, console = choose(runtime), plain_console()
+    wanted = [load_lab(name, data_dir, sets or (), nodes, quick) for name in names_wanted(names, all_labs)]
+    directory = out or Path("results") / ("labs-quick" if quick else "labs")
+    codes = []
+    for loaded in wanted:
+        paths = SweepPaths(directory / loaded.spec.name)
+        if dry_run:
+            print_plan(loaded, paths, choice.place, data_dir)
+            continue
+        with claimed(paths), interruptible():
+            codes.append(carry_out(loaded, paths, choice, data_dir, fail_fast, console))
+        if codes[-1] == INTERRUPTED or (fail_fast and codes[-1]):
+            break
+    raise typer.Exit(max(codes, default=0))
 
 
 @app.command()
@@ -194,7 +130,7 @@ def report(
     directory: Annotated[Path, typer.Argument(help="A results directory.")] = Path("results/quickstart"),
 ) -> None:
     """Write the report of a results directory again, from its files alone."""
-    _report(SweepPaths(directory), plain_console())
+    report_on(SweepPaths(directory), plain_console())
 
 
 @app.command()

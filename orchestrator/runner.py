@@ -67,6 +67,8 @@ class Runner:
             overrides=sweep.overrides,
             keys=[run.key for run in sweep.runs],
             environment=self._environment,
+            lab=sweep.spec.lab,
+            blocks=sweep.blocks,
         )
         write_atomic(self.paths.record, record.model_dump_json(indent=2))
 

@@ -44,7 +44,12 @@ def sweep_schema() -> Schema:
         "properties": {name: {} for name in properties},
     }
     schema["properties"]["base"] |= values
+    some = {**skip, "description": "fields, with a value or a list of values"}
+    schema["properties"]["quick"] |= some
+    schema["$defs"]["Published"]["properties"]["runs"] |= some
+    schema["$defs"]["Rung"]["properties"]["runs"] |= some
     block: Schema = schema["$defs"]["Block"]["properties"]
+    block["quick"] |= some
     block["base"] |= values
     block["axes"] |= axes
     block["skip"]["items"] = skip

@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from orchestrator.errors import InputError
+from orchestrator.lab import BlockRecord, Lab
 from orchestrator.result import MemberUsage, RunResult
 
 
@@ -28,6 +29,8 @@ class SweepRecord(BaseModel):
     overrides: list[str]  # options that changed it, as typed
     keys: list[str]
     environment: dict[str, Any]
+    lab: Lab | None = None
+    blocks: list[BlockRecord] = []
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.errors import InputError
-from orchestrator.expand import Sheet, check_field, expand
+from orchestrator.expand import Sheet, check_field, expand, matches
+from orchestrator.lab import BlockRecord, Lab, Ladder, Published, Rung
 from orchestrator.validation import Location, complaints, dotted
 from orchestrator.yaml import parse_yaml, read_yaml
 from trainer.spec import RunSpec
@@ -23,11 +26,18 @@ class Block(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    name: str = Field(
+        "", description="what a report calls these runs, where figures were published of them"
+    )
     base: Values = Field(default={}, description="fields of every run of this block")
     axes: dict[str, list[Any]] = Field(default={}, description="field -> the values it takes in turn")
     skip: list[Values] = Field(
         default=[],
         description="leave out runs that match all fields of an entry (a value or a list of values)",
+    )
+    published: list[Published] = Field(default=[], description="figures that others have published")
+    quick: Values = Field(
+        default={}, description="fields of a quick look: values instead of base's, lists instead of axes"
     )
 
 
@@ -40,7 +50,9 @@ class SweepSpec(BaseModel):
         pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", description="also the name of its results directory"
     )
     description: str = ""
+    lab: Lab | None = Field(None, description="the published experiment that is reproduced")
     base: Values = Field(default={}, description="fields of every run")
+    quick: Values = Field(default={}, description="of a quick look at every block, see a block's")
     blocks: list[Block] = Field(min_length=1)
 
 
@@ -52,13 +64,16 @@ class Sweep:
     source: str  # the file's text
     overrides: list[str]  # options that changed it, as typed
     runs: list[RunSpec]
+    blocks: list[BlockRecord]  # those that have a name
 
 
-def load_sweep(path: Path, sets: Sequence[str] = (), nodes: str | None = None) -> Sweep:
+def load_sweep(
+    path: Path, sets: Sequence[str] = (), nodes: str | None = None, quick: bool = False
+) -> Sweep:
     """Read, override and expand a sweep file.
 
-    sets: `key=value` for all runs. nodes: "1,2,4" for every block that varies nodes. Raises
-    InputError, naming file, key, value and what is allowed.
+    sets: `key=value` for all runs. nodes: "1,2,4" for every block that varies nodes. quick: as the file's
+    own `quick` says. Raises InputError, naming file, key, value and what is allowed.
     """
     content, text = read_yaml(path)
     if not isinstance(content, dict):
@@ -70,18 +85,59 @@ def load_sweep(path: Path, sets: Sequence[str] = (), nodes: str | None = None) -
         lines = complaints(error, lambda at: f"{path}: {dotted(at)}", _keys_at)
         raise InputError("\n".join(lines)) from error
     sheets = [_sheet(spec, number, path) for number in range(len(spec.blocks))]
+    overrides = [f"--set {assignment}" for assignment in sets] + ([f"--nodes {nodes}"] if nodes else [])
+    if quick:
+        _make_quick(sheets, spec, path)
+        overrides.insert(0, "--quick")
     for assignment in sets:
         _set(sheets, assignment)
     if nodes is not None:
         _set_nodes(sheets, spec.blocks, nodes, path)
-    runs = _distinct(run for sheet in sheets for run in expand(sheet))
+    expanded = [list(expand(sheet)) for sheet in sheets]
+    runs = _distinct(chain.from_iterable(expanded))
     # Seed by seed: a machine that gets slower over minutes then slows every strategy of a seed alike, and
     # shows as spread between seeds instead of as a difference between strategies.
     runs.sort(key=lambda run: run.seed)
     if not runs:
         raise InputError(f"{path}: no run is left; every combination is in a block's skip")
-    overrides = [f"--set {assignment}" for assignment in sets] + ([f"--nodes {nodes}"] if nodes else [])
-    return Sweep(spec, text, overrides, runs)
+    if not overrides:  # which may well leave some of those runs out
+        _check_published(spec, expanded, path)
+    blocks = [
+        BlockRecord(name=block.name, keys=[run.key for run in its], published=block.published)
+        for block, its in zip(spec.blocks, expanded, strict=True)
+        if block.name
+    ]
+    return Sweep(spec, text, overrides, runs, blocks)
+
+
+def _check_published(spec: SweepSpec, expanded: Sequence[list[RunSpec]], path: Path) -> None:
+    """Raises InputError for a figure or a rung that is of no run."""
+    names = [block.name for block in spec.blocks if block.name]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"{path}: two blocks have the name {twice[0]!r}; names tell them apart")
+    known = {block.name: its for block, its in zip(spec.blocks, expanded, strict=True) if block.name}
+    for number, (block, its) in enumerate(zip(spec.blocks, expanded, strict=True)):
+        at = f"{path}: blocks[{number}]"
+        if block.published and not block.name:
+            raise InputError(f"{at}: has published figures, so it needs a name")
+        for i, entry in enumerate(block.published):
+            _check_meant(entry.runs, its, f"{at}.published[{i}].runs")
+    for i, ladder in enumerate(spec.lab.explain if spec.lab else ()):
+        for j, rung in enumerate(ladder.rungs):
+            at = f"{path}: lab.explain[{i}].rungs[{j}]"
+            if rung.block not in known:
+                raise InputError(
+                    f"{at}.block: {rung.block!r} is no block's name; allowed: {', '.join(known)}"
+                )
+            for nodes in ladder.nodes:
+                _check_meant({"nodes": nodes, **rung.runs}, known[rung.block], f"{at}.runs")
+
+
+def _check_meant(entry: Values, runs: Sequence[RunSpec], place: str) -> None:
+    for field in entry:
+        check_field(field, place)
+    if not any(matches(run, entry) for run in runs):
+        raise InputError(f"{place}: no run of the block has {json.dumps(entry)}")
 
 
 def _distinct(expanded: Iterable[RunSpec]) -> list[RunSpec]:
@@ -95,7 +151,15 @@ def _distinct(expanded: Iterable[RunSpec]) -> list[RunSpec]:
 
 
 def _keys_at(location: Location) -> Sequence[str]:
-    return list(Block.model_fields if location[:1] == ("blocks",) else SweepSpec.model_fields)
+    within: dict[str, type[BaseModel]] = {
+        "blocks": Block,
+        "lab": Lab,
+        "published": Published,
+        "explain": Ladder,
+        "rungs": Rung,
+    }
+    inside = [within[part] for part in location if isinstance(part, str) and part in within]
+    return list((inside or [SweepSpec])[-1].model_fields)
 
 
 def _sheet(spec: SweepSpec, number: int, path: Path) -> Sheet:
@@ -111,6 +175,23 @@ def _sheet(spec: SweepSpec, number: int, path: Path) -> Sheet:
             raise InputError(f"{at}.axes.{field}: the list is empty; name at least one value")
         sheet.write(field, axis, f"{at}.axes", axis=True)
     return sheet
+
+
+def _make_quick(sheets: Sequence[Sheet], spec: SweepSpec, path: Path) -> None:
+    """The file's own smaller values: those for all blocks, and over them a block's."""
+    if not spec.quick and not any(block.quick for block in spec.blocks):
+        raise InputError(f"{path}: has no quick form; write what is smaller there under `quick`")
+    for number, (sheet, block) in enumerate(zip(sheets, spec.blocks, strict=True)):
+        for field, value in spec.quick.items():
+            check_field(field, f"{path}: quick")
+            if not isinstance(value, list) or field in block.axes:
+                sheet.override(
+                    field, value if isinstance(value, list) else [value], f"{path}: quick.{field}"
+                )
+        for field, value in block.quick.items():
+            at = f"{path}: blocks[{number}].quick"
+            check_field(field, at)
+            sheet.override(field, value if isinstance(value, list) else [value], f"{at}.{field}")
 
 
 def _set(sheets: Sequence[Sheet], assignment: str) -> None:

@@ -22,6 +22,7 @@ MISFITS = (
     "partitioner",
     "strategy",
     "batch_size",
+    "augmentation",
     "optimizer",
     "target_accuracy",
     "patience",
@@ -194,6 +195,23 @@ def partitioner(run: RunSpec) -> Misfit:
     )
 
 
+def augmentation(run: RunSpec) -> Misfit:
+    reason = run.augmentation.misfit(run.dataset.shape)
+    return (
+        None
+        if reason is None
+        else PydanticCustomError(
+            "augmentation",
+            "{augmentation} cannot change {dataset}: {reason}",
+            {
+                "augmentation": run.name_of("augmentation"),
+                "dataset": run.name_of("dataset"),
+                "reason": reason,
+            },
+        )
+    )
+
+
 CHECKS: tuple[Callable[[RunSpec], Misfit], ...] = (
     transport,
     processes_per_node,
@@ -207,6 +225,7 @@ CHECKS: tuple[Callable[[RunSpec], Misfit], ...] = (
     patience,
     samples,
     partitioner,
+    augmentation,
 )
 
 

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import PydanticCustomError
 
 from trainer.comm import TRANSPORTS
+from trainer.data.augmentations import AUGMENTATIONS, Augmentation
 from trainer.data.base import DataError, Dataset, Partitioner
 from trainer.data.datasets import DATASETS
 from trainer.data.partitioners import PARTITIONERS
@@ -29,6 +30,7 @@ __all__ = ["MISFITS", "NODE_LIMITS", "REGISTRIES", "DataError", "Registry", "Run
 REGISTRIES: dict[str, ComponentRegistry[Any]] = {
     "dataset": DATASETS,
     "partitioner": PARTITIONERS,
+    "augmentation": AUGMENTATIONS,
     "model": MODELS,
     "optimizer": OPTIMIZERS,
     "strategy": STRATEGIES,
@@ -90,6 +92,9 @@ class RunSpec(BaseModel):
     dataset: Annotated[Dataset, DATASETS] = Field("digits", validate_default=True)
     partitioner: Annotated[Partitioner, PARTITIONERS] = Field(
         "random_partition", validate_default=True, description="which samples each rank trains on"
+    )
+    augmentation: Annotated[Augmentation, AUGMENTATIONS] = Field(
+        "none", validate_default=True, description="how training images are changed at random"
     )
     model: Annotated[Model, MODELS] = Field("lenet", validate_default=True)
     optimizer: Annotated[Optimizer, OPTIMIZERS] = Field("sgd", validate_default=True)

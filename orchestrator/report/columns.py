@@ -59,7 +59,9 @@ def filled(columns: Sequence[Column[T]], items: Sequence[T]) -> list[Column[T]]:
     ]
 
 
-def _spread(metric: Metric, write: Callable[[float], str]) -> Callable[[Group], Cell]:
+def over_seeds(metric: Metric, write: Callable[[float], str]) -> Callable[[Group], Cell]:
+    """The mean over a group's seeds, and their range where there is one."""
+
     def cell(group: Group) -> Cell:
         spread = group.over(metric)
         if spread is None:
@@ -145,7 +147,7 @@ def _time_to_target(group: Group) -> Cell:
     """The mean over the seeds that reached it, and how many these are if not all."""
     if group.first.run.target_accuracy is None or not group.ok:
         return Cell(ABSENT)
-    cell, (reached, seeds) = _spread(time_to_target_s, formats.seconds)(group), in_how_many(group)
+    cell, (reached, seeds) = over_seeds(time_to_target_s, formats.seconds)(group), in_how_many(group)
     if not reached:
         return Cell(NOT_REACHED)
     some = f"by {reached} of {count(seeds, 'seed')}" if reached < seeds else ""
@@ -177,61 +179,61 @@ GROUPS: tuple[Column[Group], ...] = (
     *WHO,
     Column("Seeds ok", _seeds),
     Column("Learning rate", _rate, worth=_rates_differ),
-    Column("Epochs", _spread(last_epoch, lambda value: f"{value:.4g}"), worth=_stopped_early),
+    Column("Epochs", over_seeds(last_epoch, lambda value: f"{value:.4g}"), worth=_stopped_early),
     Column("Time to target accuracy", _time_to_target),
-    Column("Training time", _spread(lambda row: row.train_s, formats.seconds)),
-    Column("Speedup", _spread(lambda row: row.speedup, formats.ratio)),
-    Column("Efficiency", _spread(lambda row: row.efficiency, formats.percent)),
-    Column("Work speedup", _spread(lambda row: row.work_speedup, formats.ratio)),
-    Column("Accuracy", _spread(lambda row: row.accuracy, formats.percent)),
-    Column("To serial, points", _spread(lambda row: row.accuracy_difference, _points)),
-    Column("Nodes' own models", _spread(lambda row: row.own_accuracy, formats.percent)),
-    Column("Consensus distance", _spread(consensus_distance, formats.ratio)),
-    Column("Communicate and wait", _spread(lambda row: row.exchange_share, formats.percent)),
-    Column("Exchange per step", _spread(exchange_s_per_step, formats.seconds)),
-    Column("Sent per rank", _spread(lambda row: row.bytes_sent_per_rank, formats.size)),
-    Column("Sent per step", _spread(bytes_per_step, formats.size)),
-    Column("Samples per s", _spread(lambda row: row.samples_per_s, formats.ratio)),
+    Column("Training time", over_seeds(lambda row: row.train_s, formats.seconds)),
+    Column("Speedup", over_seeds(lambda row: row.speedup, formats.ratio)),
+    Column("Efficiency", over_seeds(lambda row: row.efficiency, formats.percent)),
+    Column("Work speedup", over_seeds(lambda row: row.work_speedup, formats.ratio)),
+    Column("Accuracy", over_seeds(lambda row: row.accuracy, formats.percent)),
+    Column("To serial, points", over_seeds(lambda row: row.accuracy_difference, _points)),
+    Column("Nodes' own models", over_seeds(lambda row: row.own_accuracy, formats.percent)),
+    Column("Consensus distance", over_seeds(consensus_distance, formats.ratio)),
+    Column("Communicate and wait", over_seeds(lambda row: row.exchange_share, formats.percent)),
+    Column("Exchange per step", over_seeds(exchange_s_per_step, formats.seconds)),
+    Column("Sent per rank", over_seeds(lambda row: row.bytes_sent_per_rank, formats.size)),
+    Column("Sent per step", over_seeds(bytes_per_step, formats.size)),
+    Column("Samples per s", over_seeds(lambda row: row.samples_per_s, formats.ratio)),
     Column("Staleness", _staleness),
 )
 
 CERTIFICATES: tuple[Column[Group], ...] = (
     *WHO,
     Column("Samples per rank", _node_samples),
-    Column("Coverage, epoch 1", _spread(lambda row: row.coverage, formats.percent)),
-    Column("Overlap, epoch 1", _spread(lambda row: row.overlap, formats.percent)),
-    Column("Coverage, whole run", _spread(lambda row: row.coverage_whole_run, formats.percent)),
-    Column("Overlap, whole run", _spread(lambda row: row.overlap_whole_run, formats.percent)),
-    Column("JS divergence, mean, epoch 1", _spread(lambda row: row.js_mean, formats.bits)),
-    Column("JS divergence, largest, epoch 1", _spread(lambda row: row.js_max, formats.bits)),
-    Column("JS divergence, whole run", _spread(lambda row: row.js_whole_run, formats.bits)),
-    Column("EMD, mean, epoch 1", _spread(distance_mean, formats.distance)),
-    Column("EMD, largest, epoch 1", _spread(distance_max, formats.distance)),
+    Column("Coverage, epoch 1", over_seeds(lambda row: row.coverage, formats.percent)),
+    Column("Overlap, epoch 1", over_seeds(lambda row: row.overlap, formats.percent)),
+    Column("Coverage, whole run", over_seeds(lambda row: row.coverage_whole_run, formats.percent)),
+    Column("Overlap, whole run", over_seeds(lambda row: row.overlap_whole_run, formats.percent)),
+    Column("JS divergence, mean, epoch 1", over_seeds(lambda row: row.js_mean, formats.bits)),
+    Column("JS divergence, largest, epoch 1", over_seeds(lambda row: row.js_max, formats.bits)),
+    Column("JS divergence, whole run", over_seeds(lambda row: row.js_whole_run, formats.bits)),
+    Column("EMD, mean, epoch 1", over_seeds(distance_mean, formats.distance)),
+    Column("EMD, largest, epoch 1", over_seeds(distance_max, formats.distance)),
     Column("Verified", _verified, number=False),
 )
 
 DIVIDED: tuple[Column[Group], ...] = (
     *WHO,
-    Column("Time per step", _spread(cut.step_s, formats.seconds)),
-    Column("Bubble", _spread(cut.bubble, formats.percent)),
-    Column("Bubble by formula", _spread(cut.bubble_formula, formats.percent)),
-    Column("Over a cut per step", _spread(cut.cut_bytes_per_step, formats.size)),
+    Column("Time per step", over_seeds(cut.step_s, formats.seconds)),
+    Column("Bubble", over_seeds(cut.bubble, formats.percent)),
+    Column("Bubble by formula", over_seeds(cut.bubble_formula, formats.percent)),
+    Column("Over a cut per step", over_seeds(cut.cut_bytes_per_step, formats.size)),
     Column("Parameters, of serial's", _part(cut.parameters, _whole, cut.parameters_share)),
     Column(
         "Weights, gradient, optimizer, of serial's", _part(cut.held_bytes, formats.size, cut.held_share)
     ),
-    Column("Activations", _spread(cut.activation_bytes, formats.size)),
-    Column("Peak memory", _spread(lambda row: row.peak_memory_mb, formats.memory)),
-    Column("Balance of work", _spread(cut.balance, formats.percent)),
+    Column("Activations", over_seeds(cut.activation_bytes, formats.size)),
+    Column("Peak memory", over_seeds(lambda row: row.peak_memory_mb, formats.memory)),
+    Column("Balance of work", over_seeds(cut.balance, formats.percent)),
 )
 
 CONTAINERS: tuple[Column[Group], ...] = (
     *WHO,
-    Column("Payload sent", _spread(metric("payload_bytes"), formats.size)),
-    Column("Sent on the network", _spread(metric("sent_bytes"), formats.size)),
-    Column("Network by payload", _spread(metric("sent_by_payload"), formats.ratio)),
-    Column("CPU time", _spread(metric("cpu_s"), formats.seconds)),
-    Column("Held back by quota", _spread(metric("throttled_s"), formats.seconds)),
+    Column("Payload sent", over_seeds(metric("payload_bytes"), formats.size)),
+    Column("Sent on the network", over_seeds(metric("sent_bytes"), formats.size)),
+    Column("Network by payload", over_seeds(metric("sent_by_payload"), formats.ratio)),
+    Column("CPU time", over_seeds(metric("cpu_s"), formats.seconds)),
+    Column("Held back by quota", over_seeds(metric("throttled_s"), formats.seconds)),
     Column("Peak memory, of limit", _peak),
 )
 

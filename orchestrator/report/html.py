@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from orchestrator.report import formats
+from orchestrator.report import formats, published
 from orchestrator.report.columns import (
     CERTIFICATES,
     CONTAINERS,
@@ -99,12 +99,16 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
     notes = _footnotes(comparison)
     chapters = _chapters(comparison, plots)
     columns = filled(RUNS, comparison.rows)
+    published_lines = published.lines(comparison)
     return environment.get_template("template.html.j2").render(
         record=comparison.record,
         summary=one_line(comparison),
         findings=_parts(findings, "finding"),
         cautions=_parts(findings, "caution"),
         evidence=_evidence,
+        published=published_lines,
+        published_columns=published.shown(published_lines),
+        differences=published.differences(comparison),
         chapters=chapters,
         legend=legend(comparison.groups),
         divided=any(chapter.divided for chapter in chapters),

@@ -31,6 +31,7 @@ class Work:
     threads: int  # per rank
     limits: tuple[float, ...]  # of a node, as in NODE_LIMITS
     on_gpu: bool  # a GPU against a core says nothing about the ways of splitting
+    augmentation: str
     target_accuracy: float | None = None  # 0 … 1, at which training ends
     patience: int = 1  # epochs in a row in which that has to be reached
     where: str = ""  # the nodes ran, named only where a directory's runs did not all run alike
@@ -48,6 +49,7 @@ class Work:
             run.threads,
             tuple(getattr(run, name) for name in NODE_LIMITS),
             run.on_gpu,
+            component_label(run, "augmentation"),
             run.target_accuracy,
             run.patience,
             where,
@@ -56,11 +58,12 @@ class Work:
     @property
     def label(self) -> str:
         threads = "" if self.threads == 1 else f", {self.threads} threads per rank"
+        augmentation = "" if self.augmentation == "none" else f", augmentation {self.augmentation}"
         epochs = "1 epoch" if self.epochs == 1 else f"{self.epochs} epochs"
         batch = "in all" if self.batch_per == "run" else "per rank"
         return (
             f"{self.dataset}, {self.model}, {self.optimizer} lr {self.lr:g}, "
-            f"batch {self.batch_size} {batch}, {epochs}{self._until}{threads}{self._limits}"
+            f"batch {self.batch_size} {batch}, {epochs}{self._until}{augmentation}{threads}{self._limits}"
             f"{', on GPUs' if self.on_gpu else ''}{f', {self.where}' if self.where else ''}"
         )
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
+from orchestrator.report import published
 from orchestrator.report.columns import CONTAINERS, DIVIDED, GROUPS, Cell, Column, filled
 from orchestrator.report.comparison import Comparison
 from orchestrator.report.containers import containers
 from orchestrator.report.cut import divides
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.groups import Group
 from orchestrator.report.legend import legend
 from orchestrator.report.plots import Plot
 from orchestrator.report.summary import STATES, one_line
+
+T = TypeVar("T")
 
 MOST_KEYS = 12  # of a finding's runs; results.csv has them all
 # What would be taken for markup, or end a table's cell.
@@ -32,6 +35,11 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         lines = [_finding(finding) for finding in findings if finding.kind == kind]
         if lines:
             parts += [f"## {title}", "\n".join(lines)]
+    if published_lines := published.lines(comparison):
+        parts += ["## Published and measured"]
+        parts += [_table(published.shown(published_lines), published_lines)]
+        facts = published.differences(comparison)
+        parts += ["\n".join(f"- {name}: {_plain(fact)}" for name, fact in facts)]
     for work in comparison.works:
         groups = [group for group in comparison.groups if group.first.trains and group.work == work]
         parts += [f"## {_plain(work.label)}", _table(filled(GROUPS, groups), groups)]
@@ -67,12 +75,12 @@ def _finding(finding: Finding) -> str:
     return f"- **{finding.topic}**{work}: {_plain(finding.text)}{runs}"
 
 
-def _table(columns: Sequence[Column[Group]], groups: Sequence[Group]) -> str:
+def _table(columns: Sequence[Column[T]], items: Sequence[T]) -> str:
     lines = [
         [column.title for column in columns],
         ["--:" if column.number else "---" for column in columns],
     ]
-    lines += [[_cell(column.cell(group)) for column in columns] for group in groups]
+    lines += [[_cell(column.cell(item)) for column in columns] for item in items]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

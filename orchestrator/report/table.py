@@ -110,6 +110,7 @@ COLUMNS: dict[str, Callable[[Row], Cell]] = {
     "bubble": cut.bubble,
     "bubble_formula": cut.bubble_formula,
     "cut_bytes_per_step_max": cut.cut_bytes_per_step,
+    "augmentation": lambda row: row.work.augmentation,
     "lr_scaling": lambda row: row.run.lr_scaling,
     "warm_up_epochs": lambda row: row.run.warm_up_epochs,
     # As they were used.

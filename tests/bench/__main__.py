@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import sys
 
-from tests.bench import collectives, containers, model_partitioning, overhead, partitioners, step, traffic
+from tests.bench import (
+    augmentation,
+    collectives,
+    containers,
+    model_partitioning,
+    overhead,
+    partitioners,
+    step,
+    traffic,
+)
 
 PARTS = {
     "step": step.main,
     "partitioners": partitioners.main,
+    "augmentation": augmentation.main,
     "collectives": collectives.main,
     "overhead": overhead.main,
     "containers": containers.main,

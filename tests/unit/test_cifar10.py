@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.torchvision_datasets import torchvision_datasets
 from tests.unit.dataset_support import Bytes, assert_ready_for_training, expected, publish
 from trainer.data.base import DataError
 from trainer.data.datasets.cifar10 import Cifar10
@@ -128,5 +127,7 @@ def test_cifar10_calls_nothing_that_a_pickle_names(
 
 
 def test_published_facts_are_those_of_torchvision() -> None:
-    published = torchvision_datasets().CIFAR10
+    from trainer.vision import torchvision
+
+    published = torchvision.datasets.CIFAR10
     assert Cifar10.archive == Archive(published.filename, published.tgz_md5, (published.url,))

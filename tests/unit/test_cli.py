@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from orchestrator import cli, doctor
+from orchestrator import carry_out, cli, doctor
 from orchestrator.doctor import Finding
 from orchestrator.engine import EngineError
 from orchestrator.errors import InputError
@@ -28,7 +28,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def test_a_signal_interrupts_once_and_cleaning_up_is_left_alone(number: signal.Signals) -> None:
     before = [signal.getsignal(each) for each in SIGNALS]
     cleaned = False
-    with pytest.raises(KeyboardInterrupt), cli.interruptible():  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), carry_out.interruptible():  # noqa: PT012
         try:
             os.kill(os.getpid(), number)
             pytest.fail("was not interrupted")
@@ -52,7 +52,7 @@ def test_what_a_user_can_mend_is_one_message_and_exit_code_2(
 
 def test_an_unknown_runtime_lists_the_known_ones() -> None:
     with pytest.raises(InputError, match="--runtime slurm: unknown runtime; known: docker, local"):
-        cli._runtime("slurm")
+        carry_out.choose("slurm")
 
 
 # Where nodes run
@@ -64,14 +64,14 @@ def engines(monkeypatch: pytest.MonkeyPatch, reason: str | None) -> None:
 
 def test_nodes_are_containers_where_an_engine_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     engines(monkeypatch, None)
-    choice = cli._default_runtime()
+    choice = carry_out.choose(None)
     assert (choice.name, type(choice.place)) == ("docker", DockerRuntime)
     assert "--runtime local" in choice.reason
 
 
 def test_else_nodes_are_local_processes_and_the_reason_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     engines(monkeypatch, "no Docker engine answers at unix:///x")
-    choice = cli._default_runtime()
+    choice = carry_out.choose(None)
     assert (choice.name, type(choice.place)) == ("local", LocalRuntime)
     assert choice.reason == "no Docker engine answers at unix:///x"
 
@@ -81,7 +81,7 @@ def test_a_runtime_that_is_asked_for_is_used_or_nothing_is(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     engines(monkeypatch, None)
-    assert (cli._runtime(name).name, cli._runtime(name).reason) == (name, f"--runtime {name}")
+    assert (carry_out.choose(name).name, carry_out.choose(name).reason) == (name, f"--runtime {name}")
 
 
 @pytest.mark.parametrize("how", ["option", "variable"])
@@ -108,11 +108,11 @@ def test_the_console_says_where_nodes_run_and_why(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(LocalRuntime, "clean", lambda self: 2)
     monkeypatch.setattr("orchestrator.runner.Runner.prepare", lambda self, loaded: None)
     monkeypatch.setattr("orchestrator.runner.Runner.results", lambda self, loaded: iter(()))
-    monkeypatch.setattr(cli, "_report", lambda paths, console: None)
+    monkeypatch.setattr(carry_out, "report_on", lambda paths, console: None)
     file = io.StringIO()
     loaded = load_sweep(PROJECT / "sweeps" / "quickstart.yml")
-    choice, console = cli._default_runtime(), cli.plain_console(file)
-    assert cli._carry_out(loaded, SweepPaths(tmp_path), choice, tmp_path, False, console) == 0
+    choice, console = carry_out.choose(None), carry_out.plain_console(file)
+    assert carry_out.carry_out(loaded, SweepPaths(tmp_path), choice, tmp_path, False, console) == 0
     assert "removed 2 thing(s)" in file.getvalue()
     assert "nodes are local processes (no engine answers)\n" in file.getvalue()
 
@@ -168,7 +168,7 @@ def test_image_without_an_engine_or_wheels_is_a_message(
 def test_where_the_report_lies_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr("orchestrator.report.write_report", lambda paths: None)
     file = io.StringIO()
-    cli._report(SweepPaths(Path(name)), cli.plain_console(file))
+    carry_out.report_on(SweepPaths(Path(name)), carry_out.plain_console(file))
     assert file.getvalue() == f"report: {name}/report.html\n"
 
 

@@ -37,7 +37,12 @@ PARAMETERS = [
     for parameter in OF_COMPONENTS[kind].load(name).model_fields
 ]
 # What a class is called beside its entry's name, and files that hold several entries.
-SUFFIXES = {"compression": "Compression", "transport": "Communicator", "runtime": "Runtime"}
+SUFFIXES = {
+    "augmentation": "Augmentation",
+    "compression": "Compression",
+    "transport": "Communicator",
+    "runtime": "Runtime",
+}
 SHARED_FILES = {"fashion_mnist": "mnist", "gloo": "torch_dist"}
 PACKAGES = ("trainer", "orchestrator")
 SOURCES = sorted(path for package in PACKAGES for path in (PROJECT / package).rglob("*.py"))

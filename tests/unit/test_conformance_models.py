@@ -13,13 +13,15 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
+from torch.nn import functional
 
-from trainer.data.base import Data, Split
+from trainer.data.base import Data, Scale, Split
 from trainer.models import MODELS
 from trainer.models.base import Model
-from trainer.models.dropout import Dropout
+from trainer.models.dropout import ChannelDropout, Dropout
 from trainer.models.lenet import LeNet
 from trainer.models.mlp import Mlp
+from trainer.models.mnist_cnn import MnistCnn
 from trainer.models.residual import Residual
 from trainer.models.shapes import input_shapes
 from trainer.models.sync_batch_norm import SyncBatchNorm
@@ -29,6 +31,7 @@ from trainer.spec import RunSpec
 from trainer.task import Task
 
 SHAPE, CLASSES = (1, 28, 28), 10
+UNSCALED = Scale(np.zeros((1, 1, 1), np.float32), np.ones((1, 1, 1), np.float32))
 Blocks = list[tuple[str, nn.Module]]
 
 
@@ -150,13 +153,30 @@ def test_lenet_is_the_lab_sheets() -> None:
     assert weights(build(LeNet())).numel() == 15_660
 
 
+@pytest.mark.parametrize("name", ["lenet", "mnist_cnn"])
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 27), (1, 8, 8)])
-def test_lenet_says_which_images_it_takes(shape: tuple[int, int, int]) -> None:
-    assert LeNet().misfit((3, 28, 28)) is None
-    assert LeNet().misfit(shape) == f"it takes 28×28 pixels, not {shape[1]}×{shape[2]}"
-    dataset = dict(zip(("channels", "height", "width"), shape, strict=True))
-    with pytest.raises(ValidationError, match="lenet cannot learn from synthetic: it takes 28×28"):
-        RunSpec.model_validate({"strategy": "serial", "dataset": {"name": "synthetic", **dataset}})
+def test_models_of_one_size_say_which_images_they_take(name: str, shape: tuple[int, int, int]) -> None:
+    model = MODELS.parse(name)
+    assert model.misfit((3, 28, 28)) is None
+    assert model.misfit(shape) == f"it takes 28×28 pixels, not {shape[1]}×{shape[2]}"
+    dataset = {"name": "synthetic", **dict(zip(("channels", "height", "width"), shape, strict=True))}
+    with pytest.raises(ValidationError, match=f"{name} cannot learn from synthetic: it takes 28×28"):
+        RunSpec.model_validate({"strategy": "serial", "dataset": dataset, "model": name})
+
+
+def test_mnist_cnn_is_the_examples() -> None:
+    """Its forward pass, written down as there, with the same weights: in evaluation, without dropout."""
+    blocks = build(MnistCnn())
+    by_name: dict[str, Any] = dict(blocks)
+    x = images()
+    y = functional.relu(functional.max_pool2d(by_name["conv1"](x), 2))
+    y = functional.relu(functional.max_pool2d(by_name["conv2"](y), 2)).view(-1, 320)
+    y = functional.relu(by_name["fc1"](y))
+    expected = functional.log_softmax(by_name["fc2"](y), dim=1)
+    torch.testing.assert_close(chain(blocks).eval()(x), expected, rtol=0, atol=0)
+    assert [name for name, block in blocks if type(block) is ChannelDropout] == ["dropout_conv2"]
+    assert [name for name, block in blocks if type(block) is Dropout] == ["dropout_fc1"]
+    assert weights(blocks).numel() == 21_840
 
 
 def test_mlp_has_the_layers_it_is_told() -> None:
@@ -259,6 +279,7 @@ def test_dropout_is_off_in_evaluation_and_at_zero() -> None:
     x = images()
     assert torch.equal(Dropout(0.5, generator).eval()(x), x)
     assert torch.equal(Dropout(0.0, generator).train()(x), x)
+    assert torch.equal(ChannelDropout(0.5, generator).eval()(x), x)
     assert torch.equal(generator.get_state(), before)
 
 
@@ -270,6 +291,21 @@ def test_gradient_passes_only_where_it_was_kept() -> None:
     assert torch.equal(x.grad, output.detach())
 
 
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+def test_channel_dropout_drops_whole_channels_of_single_samples(memory: torch.memory_format) -> None:
+    ones = torch.ones(200, 50, 3, 4).contiguous(memory_format=memory)
+    dropped = ChannelDropout(0.3, torch.Generator().manual_seed(0))(ones)
+    factors = dropped[:, :, :1, :1]
+    assert torch.equal(dropped, factors.expand_as(dropped))
+    assert dropped.is_contiguous(memory_format=memory)
+    kept = factors > 0
+    torch.testing.assert_close(factors[kept], torch.full_like(factors[kept], 1 / 0.7))
+    assert kept.float().mean().item() == pytest.approx(0.7, abs=4 * (0.3 * 0.7 / 10_000) ** 0.5)
+    assert len(torch.unique(kept.flatten(1), dim=0)) == 200  # no two samples lose the same channels
+    again = ChannelDropout(0.3, torch.Generator().manual_seed(0))
+    assert torch.equal(again(torch.ones(200, 50, 3, 4)), dropped)  # however it lies in memory
+
+
 # The task builds a rank's model
 
 
@@ -277,7 +313,7 @@ def test_gradient_passes_only_where_it_was_kept() -> None:
 def task() -> Task:
     task = Task(RunSpec.model_validate({"strategy": "one_shot", "nodes": 3}), Path())
     split = Split(np.zeros((4, *SHAPE), np.float32), np.zeros(4, np.int64))
-    task.data = Data(split, split, CLASSES)
+    task.data = Data(split, split, CLASSES, UNSCALED)
     return task
 
 

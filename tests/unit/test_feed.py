@@ -256,3 +256,43 @@ def test_what_is_fed_of_parts_of_different_size(policy: Any, steps: int, fed: tu
             assert counts.max() - counts.min() <= (policy == "pad" or policy == "drop")
             shares += [batch.share for batch, _ in batches]
         np.testing.assert_allclose(shares, 1)
+
+
+# Images that are changed at random
+
+
+def shifted(images: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    """One number for a batch, which tells what was drawn."""
+    return images * 0 + rng.random()
+
+
+def drawn(one: Feed, epoch: int, method: str) -> list[float]:
+    return [batch.images[0, 0, 0, 0].item() for batch, _ in getattr(one, method)(epoch)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_an_augmentation_draws_follows_from_seed_rank_epoch_and_step(method: str) -> None:
+    def changing(rank: int, seed: int = 0) -> Feed:
+        run = RunSpec.model_validate({"strategy": "all_reduce", "nodes": 2, "batch_size": 10, "seed": seed})
+        return Feed(split(), run, Streams(seed), rank, 2, augment=shifted)
+
+    trained, resumed = changing(0), changing(0)
+    first, second = (drawn(trained, epoch, method) for epoch in (1, 2))
+    assert drawn(resumed, 2, method) == second  # without having been through epoch 1
+    others = drawn(changing(1), 1, method) + drawn(changing(0, seed=1), 1, method)
+    everything = first + second + others
+    assert len(set(everything)) == len(everything) == 4 * 6
+
+
+def test_an_augmentation_gets_a_batch_of_its_own() -> None:
+    def spoilt(images: torch.Tensor, _: np.random.Generator) -> torch.Tensor:
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        return images.zero_()
+
+    train = split()
+    run = RunSpec.model_validate({"strategy": "serial", "batch_size": 10})
+    one = Feed(train, run, Streams(0), 0, 1, augment=spoilt)
+    assert all(not batch.images.any() for batch, _ in one.batches(1))
+    np.testing.assert_array_equal(train.images, split().images)
+    for batch, indices in feed(0, 1).batches(1):
+        np.testing.assert_array_equal(batch.images.numpy(), train.images[indices])

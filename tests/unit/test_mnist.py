@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tests.mnist_files import real_mnist_dir
-from tests.torchvision_datasets import torchvision_datasets
 from tests.unit.dataset_support import Bytes, assert_ready_for_training, expected, publish
 from trainer.data.base import DataError, Dataset
 from trainer.data.datasets.files import Archive
@@ -74,7 +73,9 @@ def test_mnist_rejects_other_content(
 
 
 def test_real_mnist_is_what_torchvision_reads(tmp_path: Path) -> None:
-    datasets = torchvision_datasets()
+    from trainer.vision import torchvision
+
+    datasets = torchvision.datasets
     data_dir = real_mnist_dir()
     raw = {}
     for archive in Mnist.archives:
@@ -102,7 +103,9 @@ def test_real_mnist_is_what_torchvision_reads(tmp_path: Path) -> None:
 
 
 def test_published_facts_are_those_of_torchvision() -> None:
-    datasets = torchvision_datasets()
+    from trainer.vision import torchvision
+
+    datasets = torchvision.datasets
     for ours, theirs in (
         (Mnist, datasets.MNIST),
         (FashionMnist, datasets.FashionMNIST),

@@ -12,9 +12,11 @@ from trainer.data.base import DataError, Partitioner
 from trainer.data.partitioners.classes import Classes
 from trainer.data.partitioners.contiguous import Contiguous
 from trainer.data.partitioners.feature import Feature
+from trainer.data.partitioners.prefix_shuffle import PrefixShuffle
 from trainer.data.partitioners.quantity import Quantity
 from trainer.data.partitioners.random_partition import RandomPartition
 from trainer.data.partitioners.random_sampling import RandomSampling
+from trainer.data.partitioners.reseeded_stride import ReseededStride
 from trainer.data.partitioners.shards import Shards
 from trainer.data.partitioners.stratified import Stratified
 
@@ -22,14 +24,16 @@ from trainer.data.partitioners.stratified import Stratified
 
 
 @pytest.mark.parametrize(("samples", "parts"), [(1437, 5), (10, 3), (1000, 1000), (60_000, 7)])
-@pytest.mark.parametrize("partitioner", [RandomPartition(), Feature(), Stratified(), Contiguous()])
+@pytest.mark.parametrize(
+    "partitioner", [RandomPartition(), Feature(), Stratified(), Contiguous(), ReseededStride()]
+)
 def test_parts_that_are_equal_to_one_sample(partitioner: Partitioner, samples: int, parts: int) -> None:
     sizes = [len(part) for part in partitioner.split(labels_of(samples), parts, rng())]
     assert sizes == sorted(sizes, reverse=True)
     assert max(sizes) - min(sizes) == (0 if samples % parts == 0 else 1)
 
 
-@pytest.mark.parametrize("partitioner", [RandomPartition(), Feature(), RandomSampling()])
+@pytest.mark.parametrize("partitioner", [RandomPartition(), Feature(), RandomSampling(), ReseededStride()])
 def test_labels_of_random_parts_are_as_when_drawn_without_replacement(partitioner: Partitioner) -> None:
     labels = np.arange(100) // 30  # 30 of class 0, of which a part of 20 has a hypergeometric count
     seed = rng(1)
@@ -61,6 +65,35 @@ def test_random_sampling_covers_what_chance_would(parts: int, published: float) 
 def test_random_sampling_nodes_know_nothing_of_each_other() -> None:
     first, second = RandomSampling().split(labels_of(20_000), 2, rng())
     assert len(np.intersect1d(first, second)) / 20_000 == pytest.approx(0.25, abs=0.01)
+
+
+# Published mistakes
+
+
+@pytest.mark.parametrize(("samples", "parts", "size"), [(1000, 2, 500), (1000, 3, 334), (1437, 5, 288)])
+def test_prefix_shuffle_gives_every_node_the_same_beginning_of_the_file(
+    samples: int, parts: int, size: int
+) -> None:
+    for part in PrefixShuffle().split(labels_of(samples), parts, rng()):
+        assert part.tolist() == list(range(size))
+
+
+@pytest.mark.parametrize(("parts", "coverage"), [(1, 1.0), (2, 0.75), (3, 19 / 27), (5, 0.67232)])
+def test_reseeded_stride_covers_what_chance_would(parts: int, coverage: float) -> None:
+    found = [
+        len(np.unique(np.concatenate(ReseededStride().split(labels_of(1200), parts, rng(seed))))) / 1200
+        for seed in range(TIMES)
+    ]
+    # Were samples seen independently of each other; that parts are of fixed size makes it only less.
+    error = sqrt(coverage * (1 - coverage) / 1200 / TIMES)
+    assert np.mean(found) == pytest.approx(coverage, abs=ERRORS * error)
+
+
+def test_reseeded_strides_repeat_nothing_within_a_node_and_are_of_unrelated_permutations() -> None:
+    first, second, third = ReseededStride().split(labels_of(20_001), 3, rng())
+    assert [len(np.unique(part)) for part in (first, second, third)] == [6667] * 3
+    for one, other in [(first, second), (second, third), (first, third)]:
+        assert len(np.intersect1d(one, other)) / 20_001 == pytest.approx(1 / 9, abs=0.01)
 
 
 # Without chance

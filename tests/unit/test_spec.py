@@ -349,6 +349,7 @@ CHANGES: dict[str, Any] = {
     "nodes": 3,
     "dataset": "synthetic",
     "partitioner": {"name": "random_partition", "reshuffle": True},
+    "augmentation": {"name": "standard", "saturation": 0},
     "model": {"name": "lenet", "dropout": 0.25},
     "optimizer": "adam",
     "lr": 0.051,

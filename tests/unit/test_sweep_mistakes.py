@@ -39,10 +39,16 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", ": a sweep file is a mapping with the keys name, description, base, blocks"),
-        ("# only a comment\n", ": a sweep file is a mapping with the keys name, description, base, blocks"),
-        ("- name: s\n", ": a sweep file is a mapping with the keys name, description, base, blocks"),
-        ("serial", ": a sweep file is a mapping with the keys name, description, base, blocks"),
+        ("", ": a sweep file is a mapping with the keys name, description, lab, base, quick, blocks"),
+        (
+            "# only a comment\n",
+            ": a sweep file is a mapping with the keys name, description, lab, base, quick, blocks",
+        ),
+        (
+            "- name: s\n",
+            ": a sweep file is a mapping with the keys name, description, lab, base, quick, blocks",
+        ),
+        ("serial", ": a sweep file is a mapping with the keys name, description, lab, base, quick, blocks"),
         ("name: s\nname: t\n", ":2: key 'name' stands here and in line 1"),
         ("name: s\nblocks: [{base: {lr: 1, lr: 2}}]\n", ":2: key 'lr' stands here and in line 2"),
         ("name: s\nblocks: [{\n", ":3: "),
@@ -71,8 +77,14 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         ("name: s\nblocks: []", ["blocks: []: ", "at least 1 item"]),
         ("name: s\nblocks: {}", ["blocks: {} is not allowed; it must be a valid list"]),
         ("name: s\nblocks: [3]", ["blocks[0]: 3 is not allowed; it must be"]),
-        ("name: s\nblock: [{}]", ["block: unknown key; allowed: name, description, base, blocks"]),
-        ("name: s\nblocks: [{}, {axis: {}}]", ["blocks[1].axis: unknown key; allowed: base, axes, skip"]),
+        (
+            "name: s\nblock: [{}]",
+            ["block: unknown key; allowed: name, description, lab, base, quick, blocks"],
+        ),
+        (
+            "name: s\nblocks: [{}, {axis: {}}]",
+            ["blocks[1].axis: unknown key; allowed: name, base, axes, skip, published, quick"],
+        ),
         ("name: s\nblocks: [{axes: {nodes: 3}}]", ["blocks[0].axes.nodes: 3 is not allowed", "valid list"]),
         ("name: s\nblocks: [{axes: [nodes]}]", ["blocks[0].axes: ['nodes'] is not allowed", "dictionary"]),
         ("name: s\nblocks: [{skip: {nodes: 1}}]", ["blocks[0].skip: {'nodes': 1} is not allowed"]),

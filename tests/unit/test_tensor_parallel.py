@@ -14,6 +14,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from tests.unit.test_conformance_models import UNSCALED
 from tests.unit.test_cut_models import Losses, with_losses
 from tests.unit.threads import running_clock
 from tests.unit.training import SMALL, Training, train
@@ -22,9 +23,10 @@ from trainer.data.base import Data, Split
 from trainer.data.datasets.synthetic import Synthetic
 from trainer.models import MODELS
 from trainer.models.base import Pair
+from trainer.models.dropout import ChannelDropout
 from trainer.models.lenet import LeNet
 from trainer.spec import RunSpec
-from trainer.strategies.tensor_layers import Slicer
+from trainer.strategies.tensor_layers import SharedDropout, Shares, Slicer
 from trainer.task import Task
 
 NAME = "tensor_parallel"
@@ -83,6 +85,7 @@ def both(ranks: int, **fields: Any) -> tuple[Training, Training, Losses]:
         ("lenet", 2),  # with dropout, of whole activations
         ("lenet", 3),  # 10 channels, 4 + 3 + 3
         ("lenet", 4),
+        ("mnist_cnn", 3),  # and dropout of whole channels
         ({"name": "mlp", "hidden": [5]}, 4),  # 2 + 1 + 1 + 1
         ({"name": "mlp", "hidden": [9, 7]}, 3),  # the third layer is left over
         ({"name": "mlp", "hidden": [9, 8, 7]}, 2),
@@ -177,7 +180,7 @@ def test_a_rank_holds_its_share_and_gives_account_of_it() -> None:
 def test_never_are_two_blocks_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     task = Task(RunSpec.model_validate({"strategy": NAME, "nodes": 2}), Path())
     split = Split(np.zeros((4, 1, 28, 28), np.float32), np.zeros(4, np.int64))
-    task.data = Data(split, split, 10)
+    task.data = Data(split, split, 10, UNSCALED)
     built: list[weakref.ref[nn.Parameter]] = []
     blocks = LeNet.blocks
 
@@ -242,3 +245,14 @@ def test_more_ranks_than_shares_are_refused(model: Any, nodes: int, message: str
     with pytest.raises(ValidationError, match=message):
         RunSpec.model_validate({**fields, "nodes": nodes})
     assert RunSpec.model_validate({**fields, "nodes": 1}).world_size == 1
+
+
+def test_dropout_of_channels_between_a_pair_is_the_whole_models() -> None:
+    """No model has it there yet: each rank's share of what is dropped, channel by channel."""
+    whole = ChannelDropout(0.5, torch.Generator().manual_seed(3))
+    expected = whole(torch.ones(6, 10, 4, 5))
+    for rank in range(3):
+        shares = Shares((4, 3, 3), rank)
+        drawing = ChannelDropout(0.5, torch.Generator().manual_seed(3))
+        mine = SharedDropout(drawing, shares)(torch.ones(6, shares.sizes[rank], 4, 5))
+        assert torch.equal(mine, shares.of(expected, dim=1))

@@ -34,12 +34,25 @@ class Split:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """The way back from normalised images to pixels: images × deviation + mean.
+
+    Pixels lie between 0 and 1, the darkest and the brightest of the training split. Both arrays: float32,
+    shape (channels, 1, 1).
+    """
+
+    mean: Images
+    deviation: Images
+
+
+@dataclass(frozen=True)
 class Data:
     """A dataset as training sees it."""
 
     train: Split
     test: Split
     classes: int
+    scale: Scale
 
 
 class Dataset(Component):

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.data.augmentations.base import Augment
 from trainer.data.base import Images, Indices, Split
 from trainer.data.survey import parts_of, split_number
 from trainer.spec import RunSpec
@@ -38,13 +39,23 @@ class Feed:
     """
 
     def __init__(
-        self, train: Split, spec: RunSpec, streams: Streams, rank: int, size: int, device: str = "cpu"
+        self,
+        train: Split,
+        spec: RunSpec,
+        streams: Streams,
+        rank: int,
+        size: int,
+        device: str = "cpu",
+        augment: Augment | None = None,
     ) -> None:
-        """rank, size: among those who train. A server's lies beyond them: it has no part, no batch."""
+        """rank, size: among those who train. A server's lies beyond them: it has no part, no batch.
+
+        augment: what changes a batch's images; all who have the same `rank` get the same ones.
+        """
         self._train, self._device = train, device
         self._labels = torch.from_numpy(train.labels).to(device)
         self._spec, self._streams = spec, streams
-        self._rank, self._size = rank, size
+        self._rank, self._size, self._augment = rank, size, augment
         self._parts: tuple[int, list[Indices]] | None = None
         trains = rank < size
         self._distorts = trains and spec.strategy.uses_partition and spec.partitioner.distorts
@@ -105,7 +116,7 @@ class Feed:
         steps = self.steps(epoch)[self._rank]
         for step in range(steps):
             fed = order[step * size : (step + 1) * size]
-            yield self._gather(fed, 1 / self._size, step + 1, steps), fed
+            yield self._gather(fed, 1 / self._size, epoch, step + 1, steps), fed
 
     def batches_in_step(self, epoch: int, uneven: Uneven = "join") -> Iterator[tuple[Batch, Indices]]:
         """As `batches`, but every rank takes as many steps as the one with the most samples.
@@ -121,12 +132,14 @@ class Feed:
             in_step = np.clip(part_sizes - step * size, 0, size)
             fed = order[step * size : (step + 1) * size]
             share = float(in_step[self._rank] / in_step.sum())
-            yield self._gather(fed if len(fed) else order[:1], share, step + 1, steps), fed
+            yield self._gather(fed if len(fed) else order[:1], share, epoch, step + 1, steps), fed
 
-    def _gather(self, indices: Indices, share: float, step: int, steps: int) -> Batch:
+    def _gather(self, indices: Indices, share: float, epoch: int, step: int, steps: int) -> Batch:
         chosen = torch.from_numpy(indices).to(self._device)
         places = chosen if self._own is None else torch.from_numpy(np.searchsorted(self._own, indices))
         images = self._images.index_select(0, places.to(self._device)).permute(0, 3, 1, 2)
+        if self._augment:
+            images = self._augment(images, self._streams.rng("augment", self._rank, epoch, step))
         return Batch(images, self._labels.index_select(0, chosen), share, step, steps)
 
 

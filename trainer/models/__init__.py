@@ -8,6 +8,7 @@ MODELS: ComponentRegistry[Model] = ComponentRegistry(
     {
         "lenet": "trainer.models.lenet:LeNet",
         "mlp": "trainer.models.mlp:Mlp",
+        "mnist_cnn": "trainer.models.mnist_cnn:MnistCnn",
         "vgg_small": "trainer.models.vgg_small:VggSmall",
         "wide_resnet": "trainer.models.wide_resnet:WideResNet",
     },

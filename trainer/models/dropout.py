@@ -1,4 +1,4 @@
-"""Dropout that draws from a generator of its own."""
+"""Dropout that draws from a generator of its own, of single activations or of whole channels."""
 
 from __future__ import annotations
 
@@ -28,3 +28,13 @@ class Dropout(nn.Module):
         """By what each number of x is multiplied, drawn anew: 0, or 1 / (1 - probability)."""
         keep = 1 - self.probability
         return torch.empty_like(x).bernoulli_(keep, generator=self.generator).div_(keep)
+
+
+class ChannelDropout(Dropout):
+    """Dropout of a sample's whole channels after Tompson et al. 2015 ("Efficient Object Localization Using
+    Convolutional Networks", Sec. 3.2), where neighbours in a channel say nearly the same. torch: Dropout2d.
+    """
+
+    def factors(self, x: Tensor) -> Tensor:
+        """As of Dropout, one for each channel of each sample: shape (batch, channels, 1, 1)."""
+        return super().factors(x.new_empty(*x.shape[:2], 1, 1))

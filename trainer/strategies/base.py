@@ -90,6 +90,10 @@ class Strategy(Component):
         """Whether a rank gives account of its copy's samples: one rank of each copy does."""
         return rank == 0 if self.cuts_model else rank >= self.servers
 
+    def sees_images(self, rank: int, ranks: int) -> bool:
+        """Whether images of its batches go through what a rank holds; else it takes only their labels."""
+        return rank >= self.servers
+
     @property
     def pieces(self) -> int:
         """Micro-batches in which a copy's batch goes through it."""

@@ -56,6 +56,9 @@ class Hybrid(Strategy):
     def leads(self, rank: int, ranks: int) -> bool:
         return rank % self.grid(ranks)[1] == 0
 
+    def sees_images(self, rank: int, ranks: int) -> bool:
+        return self.leads(rank, ranks)
+
     @property
     def pieces(self) -> int:
         return self.micro_batches

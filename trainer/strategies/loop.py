@@ -48,7 +48,9 @@ class Loop:
         self._leads = strategy.leads(context.rank, context.size)
         # Who holds the same weights as this rank: other parts of a model have other ones.
         self.peers: Communicator | None = None if strategy.cuts_model else self.comm
-        self._feed = Feed(data.train, task.spec, task.streams, self._replica, parts, device)
+        sees = strategy.sees_images(context.rank, context.size)
+        augment = task.spec.augmentation.build(data.scale, device) if sees else None
+        self._feed = Feed(data.train, task.spec, task.streams, self._replica, parts, device, augment)
         self._train_labels, self._classes = data.train.labels, data.classes
         shares = (self._replica % parts, parts) if strategy.cuts_model else (context.rank, context.size)
         self.evaluate = Evaluation(data.test, self.comm, *shares)

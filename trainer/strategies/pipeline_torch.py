@@ -37,6 +37,9 @@ class PipelineTorch(Strategy):
     micro_batches: MicroBatches = 4
     cuts: Cuts = None
 
+    def sees_images(self, rank: int, ranks: int) -> bool:
+        return rank == 0
+
     @property
     def pieces(self) -> int:
         return self.micro_batches

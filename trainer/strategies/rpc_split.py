@@ -53,6 +53,9 @@ class RpcSplit(Strategy):
         # There is one; who holds a part of it gets no samples, as a server does not.
         return rank
 
+    def sees_images(self, rank: int, ranks: int) -> bool:
+        return rank == 0
+
     def misfit(self, model: Model, ranks: int, batch_size: int) -> str | None:
         return cutting.misfit(model.names, self.cuts, ranks - 1)
 

@@ -139,13 +139,13 @@ class SharedDropout(Dropout):
 
     def __init__(self, whole: Dropout, shares: Shares) -> None:
         super().__init__(whole.probability, whole.generator)
-        self._shares = shares
+        self._whole, self._shares = whole, shares
 
     def factors(self, x: Tensor) -> Tensor:
         shares = self._shares.times(x.shape[1] // self._shares.sizes[self._shares.rank])
         # In the order in which the whole activations would lie in memory: channels last.
         whole = x.new_empty(len(x), *x.shape[2:], sum(shares.sizes)).movedim(-1, 1)
-        return shares.of(super().factors(whole), dim=1)
+        return shares.of(self._whole.factors(whole), dim=1)
 
 
 class _Copy(torch.autograd.Function):

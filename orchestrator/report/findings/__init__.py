@@ -6,10 +6,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from orchestrator.report.comparison import Comparison, Scene
-from orchestrator.report.findings import accuracy, cutting, partitioning, speed, target, trust
+from orchestrator.report.findings import accuracy, cutting, partitioning, published, speed, target, trust
 from orchestrator.report.findings.base import Finding
 
 # Topic and rule, in the order in which they are told.
+ABOUT_WHAT_WAS_PUBLISHED: tuple[tuple[str, Callable[[Comparison], Iterator[Finding]]], ...] = (
+    ("Why", published.causes),
+    ("Published", published.times),
+)
 ABOUT_A_WORK: tuple[tuple[str, Callable[[Scene], Iterator[Finding]]], ...] = (
     ("Target accuracy", target.first_at_target),
     ("Target accuracy", target.not_with_every_seed),
@@ -46,7 +50,7 @@ ABOUT_ALL: tuple[tuple[str, Callable[[Comparison], Iterator[Finding]]], ...] = (
 
 def find(comparison: Comparison) -> list[Finding]:
     """What the numbers say, work by work, and then what to beware of."""
-    found = []
+    found = _all_of(ABOUT_WHAT_WAS_PUBLISHED, comparison)
     for scene in map(comparison.scene, comparison.works):
         work = scene.work if scene.one_of_several else None
         found += [
@@ -54,6 +58,10 @@ def find(comparison: Comparison) -> list[Finding]:
             for topic, rule in ABOUT_A_WORK
             for finding in rule(scene)
         ]
-    return found + [
-        replace(finding, topic=topic) for topic, rule in ABOUT_ALL for finding in rule(comparison)
-    ]
+    return found + _all_of(ABOUT_ALL, comparison)
+
+
+def _all_of(
+    rules: tuple[tuple[str, Callable[[Comparison], Iterator[Finding]]], ...], comparison: Comparison
+) -> list[Finding]:
+    return [replace(finding, topic=topic) for topic, rule in rules for finding in rule(comparison)]

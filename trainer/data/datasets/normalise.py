@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.base import Data, Images, Split
+from trainer.data.base import Data, Images, Scale, Split
 
 Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
 RawLabels = npt.NDArray[np.integer]
@@ -27,6 +27,7 @@ def normalised(train: tuple[Pixels, RawLabels], test: tuple[Pixels, RawLabels], 
         train=Split(_scaled(train[0], mean, deviation), train[1].astype(np.int64)),
         test=Split(_scaled(test[0], mean, deviation), test[1].astype(np.int64)),
         classes=classes,
+        scale=_scale(train[0], mean, deviation),
     )
 
 
@@ -35,6 +36,12 @@ def _scaled(pixels: Pixels, mean: Images, deviation: Images) -> Images:
     images: Images = np.subtract(pixels, mean, dtype=np.float32, order="C")
     images /= deviation
     return images
+
+
+def _scale(pixels: Pixels, mean: Images, deviation: Images) -> Scale:
+    darkest = np.float32(pixels.min())
+    span = np.float32(pixels.max()) - darkest or np.float32(1)
+    return Scale((mean - darkest) / span, deviation / span)
 
 
 def _statistics(pixels: Pixels) -> tuple[Images, Images]:

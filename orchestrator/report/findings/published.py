@@ -1,0 +1,128 @@
+"""Findings about a published experiment: how ours compares, and what a difference is due to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.lab import BlockRecord, Ladder, Rung
+from orchestrator.report.comparison import Comparison
+from orchestrator.report.findings.base import REMARKS, Finding, evidence, verdict
+from orchestrator.report.formats import count, listed, percent, points, ratio, seconds
+from orchestrator.report.groups import Group, Spread
+from orchestrator.report.labels import parameters
+from orchestrator.report.published import Line, cell_of, lines
+from trainer.spec import REGISTRIES, RunSpec
+
+# Fields in which two rungs may differ without that being a change of what is computed.
+_NO_CHANGE = {"seed", "timeout_s", "save_weights"}
+
+
+def times(comparison: Comparison) -> Iterator[Finding]:
+    """How much faster one node is than the published one, and whether more nodes gain as much."""
+    if comparison.record.overrides:  # less work than was published, most likely
+        return
+    by_block: dict[str, list[Line]] = {}
+    for line in lines(comparison):
+        by_block.setdefault(line.block, []).append(line)
+    for block, its in by_block.items():
+        one = next((line for line in its if line.published.runs.get("nodes") == 1), None)
+        measured = one.mean(lambda row: row.train_s) if one else None
+        if one is None or one.published.time_s is None or measured is None:
+            continue
+        ours, theirs = seconds(measured), seconds(one.published.time_s)
+        text = (
+            f"{block}: one node took {ours} where {theirs} were published, "
+            f"{ratio(one.published.time_s / measured)} times as fast: another machine, and another loop."
+        )
+        scaled = [line for line in its if line.measured_speedup and line.published_speedup]
+        if scaled:
+            most = max(scaled, key=lambda line: int(line.published.runs["nodes"]))
+            text += (
+                f" The speedup of {most.runs} was {ratio(most.published_speedup)} as published and "
+                f"{ratio(most.measured_speedup)} here{_shared(most)}."
+            )
+        yield Finding("finding", text, evidence(line.measured for line in its))
+
+
+def _shared(line: Line) -> str:
+    row = line.measured.first if line.measured else None
+    if row is None or not row.shares_cores or line.work_speedup is None:
+        return ""
+    cores = f"{row.result.cores:g}"
+    return f", where they shared {cores} cores; by CPU time it was {ratio(line.work_speedup)}"
+
+
+def causes(comparison: Comparison) -> Iterator[Finding]:
+    """What a published form loses, rung by rung: the change that mends it, and how much it gives back."""
+    lab = comparison.record.lab
+    blocks = {block.name: block for block in comparison.record.blocks}
+    for ladder in lab.explain if lab else ():
+        for nodes in ladder.nodes:
+            cells = [_cell(comparison, blocks, rung, nodes) for rung in ladder.rungs]
+            climbed = [group for group in cells if group]
+            if len(climbed) == len(cells):
+                yield Finding("finding", _told(ladder, nodes, climbed), evidence(climbed))
+
+
+def _cell(comparison: Comparison, blocks: dict[str, BlockRecord], rung: Rung, nodes: int) -> Group | None:
+    block = blocks.get(rung.block)
+    return cell_of(comparison, block, {"nodes": nodes, **rung.runs}) if block else None
+
+
+def _told(ladder: Ladder, nodes: int, cells: list[Group]) -> str:
+    measured = [_measured(ladder, group) for group in cells]
+    known = [spread for spread in measured if spread]
+    if len(known) < len(cells):
+        return f"At {count(nodes, 'node')} {ladder.measure} was not measured on every rung."
+    first, last = known[0], known[-1]
+    write = percent if ladder.measure == "accuracy" else seconds
+    parts = []
+    for number, rung in enumerate(ladder.rungs[1:], start=1):
+        left, right = known[number - 1], known[number]
+        judged = verdict(left, right)
+        parts.append(
+            f"{_difference(ladder, right.mean - left.mean)} to "
+            f"{rung.mends.replace('{nodes}', str(nodes))} "
+            f"({', '.join(changes(cells[number - 1], cells[number]))})"
+            f"{REMARKS[judged] if judged != 'once' else ''}"
+        )
+    return (
+        f"At {count(nodes, 'node')} {ladder.rungs[0].block} came to {write(first.mean)}, "
+        f"{ladder.rungs[-1].block} to {write(last.mean)}: {_difference(ladder, last.mean - first.mean)}. "
+        f"Of these are due {listed(parts)}."
+        f"{'' if all(group.repeated for group in cells) else ' Not repeated: each may be chance.'}"
+    )
+
+
+def _measured(ladder: Ladder, group: Group) -> Spread | None:
+    if ladder.measure == "accuracy":
+        return group.accuracy
+    return group.over(lambda row: row.train_s)
+
+
+def _difference(ladder: Ladder, value: float) -> str:
+    if ladder.measure == "accuracy":
+        return points(value)
+    return f"{'+' if value > 0 else ''}{seconds(value)}"
+
+
+def changes(one: Group, other: Group) -> list[str]:
+    """The fields of the spec in which two cells differ: `strategy.init independent → broadcast`."""
+    left, right = one.first.run, other.first.run
+    told = []
+    for field in RunSpec.model_fields:
+        before, after = getattr(left, field), getattr(right, field)
+        if before == after or field in _NO_CHANGE:
+            continue
+        if field not in REGISTRIES:
+            told.append(f"{field} {before} → {after}")
+        elif left.name_of(field) != right.name_of(field):
+            told.append(f"{field} {left.name_of(field)} → {right.name_of(field)}")
+        else:
+            mine, others = parameters(left, field), parameters(right, field)
+            told += [
+                f"{field}.{name} {mine[name]} → {others[name]}"
+                for name in mine
+                if mine[name] != others[name]
+            ]
+    return told

@@ -1,0 +1,173 @@
+"""Published and measured: the figures that others have published, and ours of the same runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from orchestrator.expand import matches
+from orchestrator.lab import BlockRecord, Published, Values
+from orchestrator.report import formats
+from orchestrator.report.columns import Cell, Column, over_seeds
+from orchestrator.report.comparison import Comparison
+from orchestrator.report.formats import ABSENT
+from orchestrator.report.groups import Group, Metric
+from orchestrator.report.places import nodes_were
+from orchestrator.report.rows import Row
+
+
+@dataclass(frozen=True)
+class Line:
+    """What was published of some runs of a block, and the cell of ours; None where it came to nothing.
+
+    alone: the same for one node of the block, which speedups are taken from.
+    """
+
+    block: str
+    published: Published
+    measured: Group | None
+    alone: tuple[Published, Group | None] | None = None
+
+    @property
+    def runs(self) -> str:
+        """Which of the block's runs: `2 nodes`, `partitioner prefix_shuffle`."""
+        fields = dict(self.published.runs)
+        nodes = fields.pop("nodes", None)
+        told = [formats.count(nodes, "node")] if isinstance(nodes, int) else []
+        return ", ".join([*told, *(f"{name} {_written(value)}" for name, value in fields.items())])
+
+    def mean(self, metric: Metric) -> float | None:
+        """Over the seeds of what was measured."""
+        return _mean(self.measured, metric)
+
+    @property
+    def published_speedup(self) -> float | None:
+        return _over(self.alone[0].time_s, self.published.time_s) if self.alone else None
+
+    @property
+    def measured_speedup(self) -> float | None:
+        return self._from_one(lambda row: row.train_s)
+
+    @property
+    def work_speedup(self) -> float | None:
+        """The same of CPU time: what nodes with a core each would have, if sending cost nothing."""
+        return self._from_one(lambda row: row.result.path_cpu_s)
+
+    def _from_one(self, metric: Metric) -> float | None:
+        return _over(_mean(self.alone[1], metric), self.mean(metric)) if self.alone else None
+
+
+def lines(comparison: Comparison) -> list[Line]:
+    """All published figures of the sweep, in the order of its file."""
+    return [line for block in comparison.record.blocks for line in _lines_of(comparison, block)]
+
+
+def _lines_of(comparison: Comparison, block: BlockRecord) -> Iterator[Line]:
+    one = next((entry for entry in block.published if entry.runs.get("nodes") == 1), None)
+    alone = (one, cell_of(comparison, block, one.runs)) if one else None
+    for entry in block.published:
+        measured = cell_of(comparison, block, entry.runs)
+        yield Line(block.name, entry, measured, None if entry is one else alone)
+
+
+def cell_of(comparison: Comparison, block: BlockRecord, entry: Values) -> Group | None:
+    """The cell of the block's runs that an entry means; None if none of them is ok."""
+    keys = set(block.keys)
+    for group in comparison.groups:
+        if group.ok and keys & {row.key for row in group.rows} and matches(group.first.run, entry):
+            return group
+    return None
+
+
+def _figure(name: str, write: Callable[[float], str]) -> Callable[[Line], Cell]:
+    """A figure as it was published."""
+
+    def cell(line: Line) -> Cell:
+        value = getattr(line.published, name)
+        return Cell(ABSENT if value is None else write(value))
+
+    return cell
+
+
+def _ours(name: str, metric: Metric, write: Callable[[float], str]) -> Callable[[Line], Cell]:
+    """The same as we measured it, where it was published."""
+
+    def cell(line: Line) -> Cell:
+        if getattr(line.published, name) is None:
+            return Cell(ABSENT)
+        return over_seeds(metric, write)(line.measured) if line.measured else Cell("not run")
+
+    return cell
+
+
+def _difference(line: Line) -> Cell:
+    measured = line.mean(lambda row: row.accuracy)
+    if line.published.accuracy is None or measured is None:
+        return Cell(ABSENT)
+    return Cell(formats.points(measured - line.published.accuracy))
+
+
+def _steps_per_epoch(row: Row) -> float | None:
+    return row.steps / row.run.epochs if row.steps else None
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+COLUMNS: tuple[Column[Line], ...] = (
+    Column("Form", lambda line: Cell(line.block), number=False),
+    Column("Runs", lambda line: Cell(line.runs), number=False),
+    Column("Time published", _figure("time_s", formats.seconds)),
+    Column("measured", _ours("time_s", lambda row: row.train_s, formats.seconds)),
+    Column("Speedup published", lambda line: Cell(formats.ratio(line.published_speedup))),
+    Column("measured", lambda line: Cell(formats.ratio(line.measured_speedup))),
+    Column("by CPU time", lambda line: Cell(formats.ratio(line.work_speedup))),
+    Column("Accuracy published", _figure("accuracy", formats.percent)),
+    Column("measured", _ours("accuracy", lambda row: row.accuracy, formats.percent)),
+    Column("difference", _difference),
+    Column("Steps per epoch published", _figure("steps_per_epoch", _whole)),
+    Column("measured", _ours("steps_per_epoch", _steps_per_epoch, _whole)),
+    Column("Coverage published", _figure("coverage", formats.percent)),
+    Column("measured", _ours("coverage", lambda row: row.coverage, formats.percent)),
+)
+
+
+def differences(comparison: Comparison) -> list[tuple[str, str]]:
+    """In what the published runs and ours are known to differ: a name and what there is to say."""
+    lab = comparison.record.lab
+    if lab is None:
+        return []
+    cpus = dict.fromkeys(str(row.result.environment.get("cpu", "")) for row in comparison.rows)
+    machine = ", ".join(filter(None, cpus)) or "an unknown processor"
+    cores = sorted({row.result.cores for row in comparison.rows})
+    had = f", {formats.listed([f'{number:g}' for number in cores], 'or')} cores" if cores else ""
+    told = [("Published on", lab.hardware)]
+    told += [("Measured on", f"{machine}{had}; nodes were {nodes_were(comparison.rows)}")] if cores else []
+    told += [("Differs", fact) for fact in lab.differs]
+    if comparison.record.overrides:
+        changed = ", ".join(comparison.record.overrides)
+        told.append(("Changed", f"by {changed}: these are not the runs that figures were published of"))
+    return told
+
+
+def _mean(group: Group | None, metric: Metric) -> float | None:
+    spread = group.over(metric) if group else None
+    return spread.mean if spread else None
+
+
+def _over(dividend: float | None, divisor: float | None) -> float | None:
+    return dividend / divisor if dividend and divisor else None
+
+
+def _written(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(
+            [str(value.get("name", "")), *(f"{k}={v}" for k, v in value.items() if k != "name")]
+        )
+    return str(value)
+
+
+def shown(items: Sequence[Line]) -> list[Column[Line]]:
+    """The columns that have anything to say; one that is `measured` goes with the one before it."""
+    return [column for column in COLUMNS if any(column.cell(line).text != ABSENT for line in items)]

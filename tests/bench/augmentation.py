@@ -1,0 +1,102 @@
+"""Batches augmented in memory, against torchvision's transforms on PIL images one by one, in turns.
+
+Both do `standard`'s defaults: flip, rotation, shear and scale, jitter of brightness, contrast and
+saturation, normalise. One thread, batches of 128 images of CIFAR-10's shape.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from tests.bench.step import pinned_to_a_core, ratio
+from trainer.data.augmentations.standard import StandardAugmentation
+from trainer.data.base import Scale, Split
+from trainer.data.datasets.normalise import normalised
+from trainer.data.feed import Feed
+from trainer.spec import RunSpec
+from trainer.streams import Streams
+
+BATCH, BATCHES = 128, 8
+TURNS = 12
+DRAWS = (1, 16, BATCH)
+
+Epoch = Callable[[], None]
+
+
+def main() -> None:
+    pinned_to_a_core()
+    pixels = np.random.default_rng(0).integers(0, 256, (BATCH * BATCHES, 3, 32, 32), dtype=np.uint8)
+    labels = np.zeros(len(pixels), np.int64)
+    data = normalised((pixels, labels), (pixels[:1], labels[:1]), classes=10)
+    contenders: dict[str, Epoch] = {
+        "PIL images one by one": one_by_one(pixels, data.scale),
+        **{f"in memory, {draws} draws": in_memory(data.train, data.scale, draws) for draws in DRAWS},
+        "in memory, hue 0.1 too": in_memory(data.train, data.scale, 16, hue=0.1),
+        "in memory, no augmentation": in_memory(data.train, data.scale, 0),
+    }
+    turns = measure(contenders)
+    print(f"augmentation, 3×32×32, batch {BATCH}, one thread, {TURNS} turns of {BATCHES} batches")
+    print("                              batches/s   times as fast as one by one")
+    for name, times in turns.items():
+        faster = ratio(turns["PIL images one by one"], times)
+        print(f"  {name:26} {1 / statistics.median(times):10.1f}   {faster}")
+
+
+def measure(contenders: dict[str, Epoch]) -> dict[str, list[float]]:
+    """Seconds per batch, one figure per turn and contender."""
+    turns: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(-1, TURNS):  # the first one warms up
+        for name, epoch in contenders.items():
+            begun = time.perf_counter()
+            epoch()
+            if turn >= 0:
+                turns[name].append((time.perf_counter() - begun) / BATCHES)
+    return turns
+
+
+def one_by_one(pixels: np.ndarray, scale: Scale) -> Epoch:
+    """What labs do: a Compose of torchvision's transforms, called for every PIL image of a dataset."""
+    from trainer.vision import torchvision
+
+    law, transforms = StandardAugmentation(), torchvision.transforms
+    size = (1 - law.scale, 1 + law.scale)
+    transform = transforms.Compose(
+        [
+            transforms.RandomHorizontalFlip(law.flip),
+            transforms.RandomAffine(
+                law.degrees,
+                scale=size,
+                shear=law.shear,
+                interpolation=transforms.InterpolationMode.BILINEAR,
+            ),
+            transforms.ColorJitter(law.brightness, law.contrast, law.saturation),
+            transforms.ToTensor(),
+            transforms.Normalize(scale.mean.flatten().tolist(), scale.deviation.flatten().tolist()),
+        ]
+    )
+    images = [transforms.functional.to_pil_image(torch.from_numpy(image)) for image in pixels]
+
+    def epoch() -> None:
+        order = torch.randperm(len(images)).tolist()
+        for start in range(0, len(order), BATCH):
+            torch.stack([transform(images[index]) for index in order[start : start + BATCH]])
+
+    return epoch
+
+
+def in_memory(train: Split, scale: Scale, draws: int, hue: float = 0.0) -> Epoch:
+    """The product's own feed. draws: 0, images as they are."""
+    spec = RunSpec.model_validate({"strategy": "serial", "batch_size": BATCH})
+    augment = StandardAugmentation(draws=draws, hue=hue).build(scale, "cpu") if draws else None
+    feed = Feed(train, spec, Streams(0), 0, 1, augment=augment)
+
+    def epoch() -> None:
+        for _ in feed.batches(1):
+            pass
+
+    return epoch

@@ -1,0 +1,185 @@
+"""Published experiments: what a sweep file may say of them, the shipped ones, and the commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator import labs
+from orchestrator.errors import InputError
+from orchestrator.expand import matches
+from orchestrator.sweep import Sweep, load_sweep
+
+FILE = """
+name: mine
+lab:
+  title: About averaging
+  source: a lab sheet
+  explain:
+    - measure: accuracy
+      nodes: [2]
+      rungs:
+        - {block: as published}
+        - {block: mended, mends: "{nodes} different beginnings"}
+        - {block: alone, runs: {nodes: 1}, mends: averaging}
+base: {epochs: 4, dataset: mnist}
+quick: {epochs: 1, nodes: [2]}
+blocks:
+  - name: alone
+    base: {strategy: serial}
+  - name: as published
+    base: {strategy: {name: one_shot, init: independent}}
+    axes: {nodes: [1, 2, 3]}
+    published:
+      - {runs: {nodes: 1}, time_s: 30, accuracy: 0.9}
+      - {runs: {nodes: 3}, time_s: 10.5, accuracy: 0.2}
+  - name: mended
+    base: {strategy: one_shot}
+    axes: {nodes: [2, 3]}
+    quick: {epochs: 2}
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yml"
+    path.write_text(FILE)
+    return path
+
+
+def told(sweep: Sweep) -> list[tuple[str, int, int]]:
+    return [(run.name_of("strategy"), run.nodes, run.epochs) for run in sweep.runs]
+
+
+def test_named_blocks_keep_their_runs_and_what_was_published(path: Path) -> None:
+    sweep = load_sweep(path)
+    assert [(block.name, len(block.keys), len(block.published)) for block in sweep.blocks] == [
+        ("alone", 1, 0),
+        ("as published", 3, 2),
+        ("mended", 2, 0),
+    ]
+    assert sweep.blocks[1].keys == [
+        run.key for run in sweep.runs if matches(run, {"strategy.init": "independent"})
+    ]
+
+
+def test_a_quick_look_has_its_own_values_and_says_so(path: Path) -> None:
+    sweep = load_sweep(path, quick=True)
+    assert told(sweep) == [("serial", 1, 1), ("one_shot", 2, 1), ("one_shot", 2, 2)]
+    assert sweep.overrides == ["--quick"]
+    assert sweep.blocks[1].published == load_sweep(path).blocks[1].published
+
+
+def test_options_go_over_a_quick_look(path: Path) -> None:
+    sweep = load_sweep(path, ["epochs=3"], "3", quick=True)
+    assert told(sweep) == [("serial", 1, 3), ("one_shot", 3, 3), ("one_shot", 3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("was", "wrong", "message"),
+    [
+        ("{nodes: 3}, time_s", "{nodes: 4}, time_s", '[1].runs: no run of the block has {"nodes": 4}'),
+        ("{nodes: 3}, time_s", "{node: 3}, time_s", "blocks[1].published[1].runs: unknown key 'node'"),
+        ("accuracy: 0.2}", "accuracy: 20}", "blocks[1].published[1].accuracy: 20 is not allowed"),
+        ("accuracy: 0.2}", "acc: 0.2}", "published[1].acc: unknown key; allowed: runs, time_s, accuracy"),
+        ("time_s: 30, accuracy: 0.9", "", "published[0]: "),
+        ("{block: mended", "{block: mend", "rungs[1].block: 'mend' is no block's name; allowed: alone"),
+        ("{block: mended, mends: \"{nodes} different beginnings\"}", "{block: mended}", "explain[0]: "),
+        ("nodes: [2]\n      rungs", "nodes: [4]\n      rungs", "rungs[0].runs: no run of the block has"),
+        ("name: as published\n    base", "base", "blocks[1]: has published figures, so it needs a name"),
+        ("name: mended", "name: alone", "two blocks have the name 'alone'"),
+        ("title: About averaging", "titel: x", "lab.title: is missing"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(path: Path, was: str, wrong: str, message: str) -> None:
+    assert was in FILE
+    path.write_text(FILE.replace(was, wrong))
+    with pytest.raises(InputError) as caught:
+        load_sweep(path)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("was", "wrong", "message"),
+    [
+        ("quick: {epochs: 1, nodes: [2]}", "quick: {epoch: 1}", "mine.yml: quick: unknown key 'epoch'"),
+        ("quick: {epochs: 2}", "quick: {epoch: 2}", "blocks[2].quick: unknown key 'epoch'"),
+        ("quick: {epochs: 2}", "quick: {epochs: 0}", "blocks[2].quick.epochs: 0 is not allowed"),
+    ],
+)
+def test_mistakes_of_the_quick_form_are_named(path: Path, was: str, wrong: str, message: str) -> None:
+    path.write_text(FILE.replace(was, wrong))
+    with pytest.raises(InputError) as caught:
+        load_sweep(path, quick=True)
+    assert message in str(caught.value)
+
+
+def test_a_file_without_a_quick_form_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "s.yml"
+    path.write_text("{name: s, blocks: [{base: {strategy: serial}}]}")
+    with pytest.raises(InputError, match="has no quick form"):
+        load_sweep(path, quick=True)
+
+
+# The shipped ones
+
+
+@pytest.mark.parametrize("name", labs.names())
+def test_a_shipped_lab_has_figures_a_source_and_a_quick_form(name: str) -> None:
+    path = labs.DIRECTORY / f"{name}.yml"
+    sweep = load_sweep(path)
+    assert sweep.spec.name == name
+    assert sweep.spec.lab
+    assert "# Source: " in path.read_text()
+    assert any(run.strategy.trains for run in sweep.runs)
+    quick = load_sweep(path, quick=True)
+    assert sum(run.epochs for run in quick.runs) < sum(run.epochs for run in sweep.runs)
+    assert len(quick.runs) <= len(sweep.runs)
+
+
+@pytest.mark.parametrize("name", labs.names())
+def test_a_quick_look_takes_what_is_in_the_box_where_data_is_not_there(name: str, tmp_path: Path) -> None:
+    sweep = labs.load_lab(name, tmp_path, quick=True)
+    assert {run.name_of("dataset") for run in sweep.runs} == {labs.IN_THE_BOX}
+    assert not labs.absent(sweep, tmp_path)
+
+
+def test_a_quick_look_is_on_the_data_where_that_is_there(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(labs, "DIRECTORY", path.parent)
+    wanted = load_sweep(path).runs[0].dataset
+    for file in wanted.files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    sweep = labs.load_lab("mine", tmp_path, quick=True)
+    assert {run.name_of("dataset") for run in sweep.runs} == {"mnist"}
+    assert sweep.overrides == ["--quick"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "everything", "message"),
+    [
+        (["mine", "yours"], False, "lab yours: there is no such lab; known: mine"),
+        ([], False, "lab: name at least one, or --all; known: mine"),
+    ],
+)
+def test_an_unknown_lab_is_an_error(
+    path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], everything: bool, message: str
+) -> None:
+    monkeypatch.setattr(labs, "DIRECTORY", path.parent)
+    with pytest.raises(InputError) as caught:
+        labs.names_wanted(asked, everything)
+    assert str(caught.value) == message
+
+
+def test_the_listing_says_what_each_is_about_within_the_width(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(labs, "DIRECTORY", path.parent)
+    monkeypatch.chdir(tmp_path)
+    lines = list(labs.listing(Path("data"), 60))
+    assert lines[:2] == ["mine", "    About averaging"]
+    assert "    6 runs on mnist (to be downloaded into data/)." in lines
+    assert max(map(len, lines[:-1])) <= 60

@@ -1,0 +1,138 @@
+"""Published figures beside ours, and what a difference is due to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from orchestrator.lab import BlockRecord, Lab
+from orchestrator.report import formats, html, markdown, published
+from orchestrator.report.comparison import Comparison, compare
+from orchestrator.report.findings import find
+from orchestrator.report.plots import draw
+from orchestrator.result import RunResult
+from tests.unit.report_support import ONE_SHOT_ALONE, a_record, a_run
+
+LAB = {
+    "title": "About <averaging>",
+    "source": "a lab sheet",
+    "hardware": "an old laptop",
+    "differs": ["they counted evaluation"],
+    "explain": [
+        {
+            "measure": "accuracy",
+            "nodes": [2, 4],
+            "rungs": [
+                {"block": "theirs"},
+                {"block": "mended", "mends": "{nodes} different beginnings"},
+                {"block": "alone", "runs": {"nodes": 1}, "mends": "averaging"},
+            ],
+        }
+    ],
+}
+FIGURES = [
+    {"runs": {"nodes": 1}, "time_s": 80.0, "accuracy": 0.91, "steps_per_epoch": 469},
+    {"runs": {"nodes": 2}, "time_s": 50.0, "accuracy": 0.35},
+    {"runs": {"nodes": 4}, "time_s": 20.0, "accuracy": 0.10},
+]
+
+
+def one_shot(nodes: int, accuracy: float, **fields: Any) -> RunResult:
+    return a_run(fields.pop("strategy", ONE_SHOT_ALONE), nodes=nodes, accuracy=accuracy, cores=2, **fields)
+
+
+ALONE = a_run(train_s=8.0, accuracy=0.9, cores=2)
+THEIRS = [
+    one_shot(1, 0.9, train_s=8.0, steps=200),
+    one_shot(2, 0.3, train_s=4.0),
+    one_shot(4, 0.1, train_s=4.0, work_cpu_s=2.0),
+]
+MENDED = one_shot(2, 0.7, strategy="one_shot", train_s=4.0)
+
+
+def a_lab(
+    theirs: Sequence[RunResult] = THEIRS, mended: Sequence[RunResult] = (MENDED,), **fields: Any
+) -> Comparison:
+    results = [ALONE, *theirs, *mended]
+    blocks = [
+        BlockRecord(name="alone", keys=[ALONE.key]),
+        BlockRecord.model_validate(
+            {"name": "theirs", "keys": [run.key for run in theirs], "published": FIGURES}
+        ),
+        BlockRecord(name="mended", keys=[run.key for run in mended]),
+    ]
+    record = a_record(results, lab=Lab.model_validate(LAB), blocks=blocks, **fields)
+    return compare(record, [(result.key, result) for result in results])
+
+
+def plain(text: str) -> str:
+    return text.replace(formats.JOIN, " ")
+
+
+def table(comparison: Comparison) -> list[list[str]]:
+    lines = published.lines(comparison)
+    columns = published.shown(lines)
+    return [[plain(column.cell(line).text) for column in columns] for line in lines]
+
+
+def test_every_published_figure_stands_beside_ours() -> None:
+    whole = "91.0% 90.0% −1.0 points 469 100"
+    assert [" ".join(line) for line in table(a_lab())] == [
+        f"theirs 1 node 80.0 s 8.00 s – – – {whole}",
+        "theirs 2 nodes 50.0 s 4.00 s 1.60 2.00 2.00 35.0% 30.0% −5.0 points – –",
+        "theirs 4 nodes 20.0 s 4.00 s 4.00 2.00 4.00 10.0% 10.0% ±0.0 points – –",
+    ]
+
+
+def test_a_form_that_came_to_nothing_is_said_not_to_have_run() -> None:
+    lost = [THEIRS[0], THEIRS[1].model_copy(update={"status": "failed", "cause": "gone"})]
+    assert [line[3] for line in table(a_lab(lost))] == ["8.00 s", "not run", "not run"]
+
+
+def test_what_is_due_to_what_is_computed_from_the_rungs() -> None:
+    (why,) = [finding for finding in find(a_lab()) if finding.topic == "Why"]
+    assert plain(why.text) == (
+        "At 2 nodes theirs came to 30.0%, alone to 90.0%: +60.0 points. Of these are due +40.0 points to 2 "
+        "different beginnings (strategy.init independent → broadcast) and +20.0 points to averaging "
+        "(strategy one_shot → serial, transport mpi → memory, nodes 2 → 1). "
+        "Not repeated: each may be chance."
+    )
+    assert {row.key for row in why.rows} == {THEIRS[1].key, MENDED.key, ALONE.key}
+
+
+def test_a_ladder_with_a_rung_missing_explains_nothing() -> None:
+    assert not [finding for finding in find(a_lab(mended=())) if finding.topic == "Why"]
+
+
+def test_one_node_tells_the_machine_and_speedups_tell_the_rest() -> None:
+    (times,) = [finding for finding in find(a_lab()) if finding.topic == "Published"]
+    assert plain(times.text) == (
+        "theirs: one node took 8.00 s where 80.0 s were published, 10.0 times as fast: another machine, "
+        "and another loop. The speedup of 4 nodes was 4.00 as published and 2.00 here, where they shared "
+        "2 cores; by CPU time it was 4.00."
+    )
+
+
+def test_runs_that_were_changed_are_not_held_against_published_times() -> None:
+    comparison = a_lab(overrides=["--quick"])
+    assert not [finding for finding in find(comparison) if finding.topic == "Published"]
+    told = dict(published.differences(comparison))
+    assert told["Changed"] == "by --quick: these are not the runs that figures were published of"
+
+
+def test_both_pages_have_the_section_and_escape_what_the_file_says() -> None:
+    comparison = a_lab()
+    findings, plots = find(comparison), draw(comparison)
+    page, text = html.render(comparison, findings, plots), markdown.render(comparison, findings, plots)
+    assert '<section id="published">' in page
+    assert "About &lt;averaging&gt; Source: a lab sheet." in page
+    for written in (page, text):
+        assert "an old laptop" in written
+        assert "they counted evaluation" in written
+        assert "Published and measured" in written
+
+
+def test_a_sweep_without_published_figures_has_no_such_section() -> None:
+    comparison = compare(a_record([ALONE]), [(ALONE.key, ALONE)])
+    assert 'id="published"' not in html.render(comparison, find(comparison), draw(comparison))
+    assert published.differences(comparison) == []

@@ -1,0 +1,13 @@
+"""No augmentation: images are trained on as they are."""
+
+from __future__ import annotations
+
+from trainer.data.augmentations.base import Augment, Augmentation
+from trainer.data.base import Scale
+
+
+class NoneAugmentation(Augmentation):
+    """Every epoch sees the same images."""
+
+    def build(self, scale: Scale, device: str) -> Augment | None:
+        return None

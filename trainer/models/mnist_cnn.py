@@ -1,0 +1,60 @@
+"""The convolutional network of PyTorch's basic MNIST example, which labs on torchrun train."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from trainer.models.base import Model, Pair
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainer.models.base import Blocks
+
+
+class MnistCnn(Model):
+    """A network for images of 28×28 pixels, layer by layer that of pytorch/examples, mnist, as of 2017.
+
+    Conv 5×5 (10), max-pool, ReLU, conv 5×5 (20), dropout of whole channels, max-pool, ReLU, fully connected
+    320→50, ReLU, dropout, fully connected 50→classes, log-softmax. Both dropouts have one probability.
+    """
+
+    dropout: float = Field(0.5, ge=0, lt=1, description="probability of dropping a channel, an activation")
+
+    def misfit(self, shape: tuple[int, int, int]) -> str | None:
+        _, height, width = shape
+        return None if (height, width) == (28, 28) else f"it takes 28×28 pixels, not {height}×{width}"
+
+    @property
+    def names(self) -> list[str]:
+        convolutions = ["conv1", "pool1", "relu1", "conv2", "dropout_conv2", "pool2", "relu2"]
+        return [*convolutions, "flatten", "fc1", "relu3", "dropout_fc1", "fc2", "log_softmax"]
+
+    @property
+    def head(self) -> str:
+        return "flatten"
+
+    @property
+    def pairs(self) -> list[Pair]:
+        return [Pair("conv1", "conv2", 10), Pair("fc1", "fc2", 50)]
+
+    def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
+        from torch import nn
+
+        from trainer.models.dropout import ChannelDropout, Dropout
+
+        yield "conv1", nn.Conv2d(shape[0], 10, kernel_size=5)
+        yield "pool1", nn.MaxPool2d(2)
+        yield "relu1", nn.ReLU()
+        yield "conv2", nn.Conv2d(10, 20, kernel_size=5)
+        yield "dropout_conv2", ChannelDropout(self.dropout, generator)
+        yield "pool2", nn.MaxPool2d(2)
+        yield "relu2", nn.ReLU()
+        yield "flatten", nn.Flatten()
+        yield "fc1", nn.Linear(20 * 4 * 4, 50)
+        yield "relu3", nn.ReLU()
+        yield "dropout_fc1", Dropout(self.dropout, generator)
+        yield "fc2", nn.Linear(50, classes)
+        yield "log_softmax", nn.LogSoftmax(dim=1)

@@ -1,0 +1,46 @@
+"""torchvision, also beside a torch build that its compiled operators do not fit: import it from here.
+
+PyPI's torchvision is a CUDA build. Its operators do not load beside a torch without CUDA, and without two
+of them declared the whole package fails ("operator torchvision::nms does not exist"). torchvision's own CPU
+build loads and brings them itself.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+OPERATORS = ("nms", "qnms")
+SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+
+
+def operators_load(package: Path) -> bool:
+    """Whether the compiled operators of torchvision in `package` load; doing it again changes nothing."""
+    try:
+        for library in package.glob("_C.*"):
+            torch.ops.load_library(library)
+            return True
+    except OSError:
+        pass
+    return False
+
+
+def declared() -> torch.library.Library | None:
+    """Declarations in place of operators that do not load and nobody calls; they end with this object."""
+    found = find_spec("torchvision")
+    if found is None or found.origin is None or operators_load(Path(found.origin).parent):
+        return None
+    library = torch.library.Library("torchvision", "DEF")
+    for operator in OPERATORS:
+        library.define(operator + SCHEMA)
+    return library
+
+
+DECLARED = declared()
+
+import torchvision  # noqa: E402
+import torchvision.transforms.v2  # noqa: E402
+
+__all__ = ["torchvision"]
