@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -20,6 +20,8 @@ class AdamByHand(WrittenOut):
     m and v are running means of the gradient and of its square, weight by weight. They begin at 0, which
     the bias correction takes out again.
     """
+
+    twin: ClassVar[str | None] = "adam"
 
     beta1: float = Field(0.9, ge=0, lt=1, description="β1: the share of the mean gradient that stays")
     beta2: float = Field(0.999, ge=0, lt=1, description="β2: the share of the mean square that stays")

@@ -24,7 +24,12 @@ class Optimizer(Component):
 
 
 class WrittenOut(Optimizer):
-    """An optimiser whose step is written here and not in a library, to be read beside its formula."""
+    """An optimiser whose step is written here and not in a library, to be read beside its formula.
+
+    twin: the registered optimiser of a library that takes the same steps, if there is one.
+    """
+
+    twin: ClassVar[str | None] = None
 
     def build(self, parameters: Iterable[Tensor], lr: float) -> TorchOptimizer:
         from trainer.optimizers.by_hand import ByHand

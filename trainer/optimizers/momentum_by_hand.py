@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -17,6 +17,8 @@ class MomentumByHand(WrittenOut):
 
     The step is along a sum of all gradients so far, older ones counting less: μ is how much of it stays.
     """
+
+    twin: ClassVar[str | None] = "momentum"
 
     momentum: float = Field(0.9, gt=0, lt=1, description="μ: the share of the velocity that stays")
 

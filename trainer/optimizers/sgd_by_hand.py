@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer.optimizers.base import WrittenOut
 
@@ -15,6 +15,8 @@ class SgdByHand(WrittenOut):
 
     With the whole training set as the batch the same step is gradient descent.
     """
+
+    twin: ClassVar[str | None] = "sgd"
 
     def update(self, theta: Tensor, g: Tensor, lr: float, memory: dict[str, Any]) -> None:
         theta -= lr * g  # θ ← θ − η g

@@ -8,6 +8,7 @@ from dataclasses import replace
 from orchestrator.report.comparison import Comparison, Scene
 from orchestrator.report.findings import (
     accuracy,
+    by_hand,
     cutting,
     partitioning,
     published,
@@ -22,6 +23,7 @@ from orchestrator.report.findings.base import Finding
 ABOUT_WHAT_WAS_PUBLISHED: tuple[tuple[str, Callable[[Comparison], Iterator[Finding]]], ...] = (
     ("Why", published.causes),
     ("Published", published.times),
+    ("By hand", by_hand.same_curve),
 )
 ABOUT_A_WORK: tuple[tuple[str, Callable[[Scene], Iterator[Finding]]], ...] = (
     ("Target accuracy", target.first_at_target),

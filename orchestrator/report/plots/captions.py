@@ -7,6 +7,8 @@ CAPTIONS = {
     "Grey line: serial. Colours are those of all figures; below, where each algorithm is written.",
     "exchange": "Of all models of the sweep that are otherwise trained alike. Seconds of communicating and "
     "waiting, per step of the rank that took most, mean over ranks.",
+    "by_hand": "Loss on the test split after each epoch, a line for the library's optimiser, crosses for "
+    "the one written out by hand, both from the same initial weights and samples; a colour is a seed.",
     "partitioners": "Means over seeds. The darker, the more is lost against the first line, strategy by "
     "strategy.",
     "time_to_target": "Training time to the end of the epoch in which the target accuracy was reached, "
