@@ -36,8 +36,8 @@ def test_the_same_curve_is_told_with_its_difference_and_its_price() -> None:
     assert told.kind == "finding"
     assert told.text.replace(formats.JOIN, " ") == (
         "adam_by_hand and adam at lr 0.05 and batch 32 have the same loss curve: over 2 epochs and 1 seed "
-        "the losses differ by at most 4.0e-06 of adam's (tolerance 0.001). By hand training took 1.50 times "
-        "as long."
+        "the losses differ by at most 4.0e-06 of adam's (tolerance 0.001). By hand training took 1.50 "
+        "times as long."
     )
     assert len(told.rows) == 2
 
