@@ -12,6 +12,7 @@ from orchestrator.report.findings import (
     partitioning,
     published,
     speed,
+    target,
     trust,
     waiting,
 )
@@ -23,6 +24,9 @@ ABOUT_WHAT_WAS_PUBLISHED: tuple[tuple[str, Callable[[Comparison], Iterator[Findi
     ("Published", published.times),
 )
 ABOUT_A_WORK: tuple[tuple[str, Callable[[Scene], Iterator[Finding]]], ...] = (
+    ("Target accuracy", target.first_at_target),
+    ("Target accuracy", target.not_with_every_seed),
+    ("Target accuracy", target.never_at_target),
     ("Time", speed.fastest),
     ("Time", speed.fewer_nodes_faster),
     ("Time", speed.slower_than_serial),

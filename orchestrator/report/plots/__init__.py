@@ -22,6 +22,7 @@ from orchestrator.report.plots.memory import memory_per_rank
 from orchestrator.report.plots.sizes import exchange_by_size
 from orchestrator.report.plots.style import RC, WIDTH_IN, Style
 from orchestrator.report.plots.svg import to_svg
+from orchestrator.report.plots.target import time_to_target
 from orchestrator.report.plots.waits import who_waits_for_whom
 from orchestrator.report.splits import holders, representatives, survey_of
 
@@ -61,6 +62,8 @@ def _figures(scene: Scene, style: Style) -> Iterator[tuple[str, str, Figure]]:
         yield "strategies", "Strategies at a glance", figure
     if figure := partitioners_by_strategy(scene):
         yield "partitioners", "Accuracy by partitioner and strategy", figure
+    if figure := time_to_target(scene.in_lines, style):
+        yield "time_to_target", "Time to the target accuracy", figure
     for quantity in QUANTITIES:
         if figure := lines_over_nodes(scene.in_lines, style, quantity):
             yield quantity.name, quantity.title, figure
