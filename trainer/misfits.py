@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from pydantic_core import PydanticCustomError
 
-from trainer.comm import TRANSPORTS
+from trainer.going_on import restarts, snapshots
+from trainer.optimizers import OPTIMIZERS
 from trainer.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from trainer.spec import RunSpec
-    from trainer.strategies.base import Interval
 
 # Types of the errors: each is the name of the field to change.
 MISFITS = (
@@ -25,6 +25,9 @@ MISFITS = (
     "strategy",
     "batch_size",
     "augmentation",
+    "optimizer",
+    "target_accuracy",
+    "patience",
     "snapshot_epochs",
     "snapshot_steps",
     "restarts",
@@ -151,6 +154,49 @@ def norm(run: RunSpec) -> Misfit:
     )
 
 
+def optimizer(run: RunSpec) -> Misfit:
+    if run.strategy.whole_tensors or not run.optimizer.by_layer:
+        return None
+    allowed = [other for other in OPTIMIZERS.entries if not OPTIMIZERS.load(other).by_layer]
+    return PydanticCustomError(
+        "optimizer",
+        "{optimizer} needs each layer's whole gradient, of which ranks of {strategy} have parts; "
+        "allowed: {allowed}",
+        {
+            "optimizer": run.name_of("optimizer"),
+            "strategy": run.name_of("strategy"),
+            "allowed": ", ".join(allowed),
+        },
+    )
+
+
+def target_accuracy(run: RunSpec) -> Misfit:
+    if run.target_accuracy is None or (run.strategy.trains and run.strategy.evaluates_together):
+        return None
+    why = "whose ranks evaluate a model each" if run.strategy.trains else "which trains nothing"
+    return PydanticCustomError(
+        "target_accuracy",
+        "{target} is not allowed with {strategy}, {why}; it must be null",
+        {"target": run.target_accuracy, "strategy": run.name_of("strategy"), "why": why},
+    )
+
+
+def patience(run: RunSpec) -> Misfit:
+    if run.target_accuracy is None and run.patience > 1:
+        return PydanticCustomError(
+            "patience",
+            "{patience} is for a target_accuracy, and there is none; it must be 1",
+            {"patience": run.patience},
+        )
+    if run.patience > run.epochs:
+        return PydanticCustomError(
+            "patience",
+            "{patience} epochs in a row are more than the {epochs} of the run",
+            {"patience": run.patience, "epochs": run.epochs},
+        )
+    return None
+
+
 def samples(run: RunSpec) -> Misfit:
     count, servers = run.dataset.train_samples, run.strategy.servers
     if not run.strategy.uses_partition or run.parts <= count:
@@ -195,57 +241,6 @@ def augmentation(run: RunSpec) -> Misfit:
     )
 
 
-def snapshots(run: RunSpec) -> Misfit:
-    if not run.snapshots:
-        return None
-    asked: Interval = "epochs" if run.snapshot_steps is None else "steps"
-    field, name = f"snapshot_{asked}", run.name_of("strategy")
-    if run.snapshot_epochs is not None and run.snapshot_steps is not None:
-        return PydanticCustomError(field, "give this or snapshot_epochs, not both")
-    if not run.strategy.resumes:
-        able = [other for other in STRATEGIES.entries if STRATEGIES.load(other).resumes]
-        return PydanticCustomError(
-            field,
-            "{strategy} cannot go on from a snapshot; allowed: null, or one of {able}",
-            {"strategy": name, "able": ", ".join(able)},
-        )
-    if asked not in run.strategy.resumes:
-        return PydanticCustomError(
-            field,
-            "ranks of {strategy} go through an epoch apart; allowed: null, and snapshot_epochs instead",
-            {"strategy": name},
-        )
-    if run.strategy.unsaved and run.world_size > 1:
-        return PydanticCustomError(
-            field,
-            "{strategy} cannot go on from a snapshot with this compression, since {unsaved} is not in it; "
-            "allowed: null, or another compression",
-            {"strategy": name, "unsaved": run.strategy.unsaved},
-        )
-    return None
-
-
-def restarts(run: RunSpec) -> Misfit:
-    if not run.restarts:
-        return None
-    if run.bottleneck_cpus is not None:
-        return PydanticCustomError(
-            "restarts",
-            "{restarts} is not allowed with bottleneck_cpus, which holds back the processes of the start; "
-            "it must be 0",
-            {"restarts": run.restarts},
-        )
-    if run.topology == "ddp":
-        return None
-    allowed = [name for name in TRANSPORTS.entries if TRANSPORTS.load(name).topology == "ddp"]
-    return PydanticCustomError(
-        "restarts",
-        "{restarts} is not allowed over {transport}, whose ranks torchrun does not start; it must be 0, "
-        "or the transport one of {allowed}",
-        {"restarts": run.restarts, "transport": run.transport, "allowed": ", ".join(allowed)},
-    )
-
-
 CHECKS: tuple[Callable[[RunSpec], Misfit], ...] = (
     transport,
     processes_per_node,
@@ -255,6 +250,9 @@ CHECKS: tuple[Callable[[RunSpec], Misfit], ...] = (
     batch_size,
     strategy,
     norm,
+    optimizer,
+    target_accuracy,
+    patience,
     samples,
     partitioner,
     augmentation,

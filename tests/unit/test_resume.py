@@ -15,6 +15,7 @@ from trainer.strategies.replica import Replica
 
 LENET = {"name": "lenet", "dropout": 0.3}
 WIDE = {"name": "wide_resnet", "widen": 1}
+PACE = {"lr_scaling": "linear", "warm_up_epochs": 2}
 SYNC = {**WIDE, "norm": "sync_batch"}
 # Parts of 68 and 52 samples, or of 50, 38 and 32.
 UNEVEN = {"name": "quantity", "imbalance": 0.4}
@@ -63,7 +64,7 @@ TOLD = ("part", "split", "epoch")
 
 TRAININGS: list[tuple[Any, int, dict[str, Any]]] = [
     ("serial", 1, {"optimizer": "adam", "model": LENET, "batch_size": 20}),
-    ("all_reduce", 3, {"optimizer": "momentum", "partitioner": UNEVEN}),
+    ("all_reduce", 3, {"optimizer": "momentum", "partitioner": UNEVEN, **PACE}),
     ("all_reduce", 2, {"optimizer": "adam", "model": WIDE, "dataset": SMALL_ONES}),
     ("all_reduce", 2, {"model": SYNC, "partitioner": UNEVEN, "dataset": SMALL_ONES}),
     ({"name": "all_reduce", "uneven": "pad", "compression": "fp16"}, 2, {"partitioner": UNEVEN}),
@@ -137,6 +138,17 @@ def test_the_seconds_of_a_run_that_went_on_are_those_of_the_work_in_its_weights(
         (again,) = [event for event in went_on.of("epoch", rank) if event.fields["epoch"] == 2]
         assert result.train_s > again.fields["train_s"] > 0
     assert went_on.results[1].seconds["compute"] > before["clock"]["seconds"]["compute"] > 0
+
+
+def test_epochs_before_the_snapshot_count_for_patience(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run: dict[str, Any] = {"epochs": 5, "batch_size": 10, "target_accuracy": 0.001, "patience": 3}
+    run["snapshot_epochs"] = 1
+    cut_off(monkeypatch, 14, tmp_path, "all_reduce", 2, **run)  # in epoch 3, of 6 steps
+    went_on = train("all_reduce", 2, tmp_path, **run)
+    assert went_on.of("resumed")[0].fields["epoch"] == 2
+    assert [event.fields["epoch"] for event in went_on.of("epoch")] == [1, 2, 3]
 
 
 def spec(run: dict[str, Any]) -> dict[str, Any]:

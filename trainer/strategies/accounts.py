@@ -34,6 +34,11 @@ class Accounts:
         self._events.write(kind, **fields)
         self._told.append((kind, fields))
 
+    @property
+    def accuracies(self) -> list[float]:
+        """After each epoch so far, 0 … 1."""
+        return [fields["accuracy"] for kind, fields in self._told if kind == "epoch"]
+
     def note_peak_memory(self) -> None:
         """At the end of an epoch, before evaluation, which takes more samples at a time."""
         if self.peak_memory_mb is None:
