@@ -23,6 +23,7 @@ class Rank:
     """Runs `train` as a rank's strategy and keeps what happens, in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.attempt: int | None = None  # where torchrun starts ranks again
         self.happened: list[str] = []
         self.events: dict[str, dict[str, Any]] = {}
         self._patch = monkeypatch
@@ -36,7 +37,9 @@ class Rank:
             self.happened.append(kind)
             self.events[kind] = fields
 
-        context: Any = SimpleNamespace(rank=0, close=noted("close", close), abort=noted("abort"))
+        self._patch.setattr("trainer.ranks.last_meeting", noted("last meeting"))
+        parting = {"close": noted("close", close), "abort": noted("abort")}
+        context: Any = SimpleNamespace(rank=0, attempt=self.attempt, **parting)
         task: Any = SimpleNamespace(
             spec=SimpleNamespace(strategy=SimpleNamespace(train=lambda *_: train()))
         )
@@ -65,6 +68,17 @@ def test_success_is_told_before_and_after_parting(rank: Rank) -> None:
     assert rank.run(lambda: RESULT)
     assert rank.happened == ["result", "alarm", "close", "done"]
     assert rank.events["result"] == RESULT.as_fields()
+
+
+@pytest.mark.parametrize("parts", [True, False])
+def test_what_is_done_at_the_last_meeting_no_parting_can_undo(rank: Rank, parts: bool) -> None:
+    def close() -> None:
+        if not parts:
+            raise CommunicationError("barrier failed")
+
+    rank.attempt = 0
+    assert rank.run(lambda: RESULT, close)
+    assert rank.happened == ["result", "last meeting", "done", "alarm", "close"]
 
 
 def test_a_failed_parting_is_a_failure(rank: Rank) -> None:
