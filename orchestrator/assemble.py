@@ -46,7 +46,7 @@ def assemble(
     ranks = ranks_of(events)
     certificate = certify(events)
     if status == "ok" and plan.spec.strategy.trains:
-        cause = _uncertified(certificate, plan.spec.epochs)
+        cause = _uncertified(certificate, _last_epoch(plan, events))
         if plan.spec.save_weights and not weights_kept:
             cause = cause or "the final weights were not kept"
         status = "failed" if cause else "ok"
@@ -73,6 +73,15 @@ def assemble(
         usage=list(usage),
         environment=environment,
     )
+
+
+def _last_epoch(plan: LaunchPlan, events: Sequence[Event]) -> int:
+    """The epoch with which training ends: the one in which all ranks reached the target accuracy, or the
+    last that was asked for."""
+    said = [e for e in events if e.kind == "epoch" and e.fields.get("target_reached")]
+    reached: set[int] = {event.fields["epoch"] for event in said}
+    together = len(reached) == 1 and {event.rank for event in said} == set(range(plan.world_size))
+    return min(reached) if together and plan.spec.target_accuracy is not None else plan.spec.epochs
 
 
 def _uncertified(certificate: Certificate | None, epochs: int) -> str | None:

@@ -75,6 +75,8 @@ class EpochPoint(Record):
     accuracy: float  # test split, 0 … 1
     test_loss: float
     consensus_distance: float | None = None
+    lr: float | None = None  # learning rate; older results lack it
+    target_reached: bool = False  # the target accuracy, for as long as was asked: training ended here
 
 
 class CertifiedPart(Record):
@@ -201,6 +203,11 @@ class RunResult(Record):
     def samples_per_s(self) -> float | None:
         """Samples trained on by all nodes, per second of the slowest; of a copy in parts, counted once."""
         return sum(rank.samples for rank in self.ranks) / self.train_s if self.train_s else None
+
+    @property
+    def last_epoch(self) -> int | None:
+        """The last one that was evaluated: fewer than were asked for, where a target was reached."""
+        return max((point.epoch for point in self.epochs), default=None)
 
     @property
     def bytes_sent_per_rank(self) -> float | None:

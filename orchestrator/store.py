@@ -88,6 +88,10 @@ class SweepPaths:
         return self.directory / "results.csv"
 
     @property
+    def epochs_csv(self) -> Path:
+        return self.directory / "epochs.csv"
+
+    @property
     def markdown(self) -> Path:
         return self.directory / "report.md"
 

@@ -10,7 +10,8 @@ fields of its kind:
 | step | at most twice a second | epoch, epochs, step, steps, loss, accuracy (of the batch), samples_per_s |
 | part | a node finished an epoch | see certificate.PartRecord |
 | split | the first rank that trains, likewise | see certificate.EpochRecord |
-| epoch | an epoch was evaluated | epoch, epochs, train_s, loss (none of a server), accuracy, test_loss |
+| epoch | an epoch was evaluated | epoch, epochs, train_s, lr, loss (none of a server), accuracy, |
+| | | test_loss, target_reached (training ends here), consensus_distance (of replicas that differ) |
 | train_end | clock stopped | |
 | result | all is known | see result.TrainResult |
 | done, failed, terminated, died | last word | cause, traceback, signal, forced |
@@ -185,6 +186,7 @@ def readable(event: Event) -> str | None:
             text = (
                 f"epoch {fields['epoch']}/{fields['epochs']} done in {fields['train_s']:.2f} s, "
                 f"{loss}acc {fields['accuracy']:.1%}"
+                f"{', target reached' if fields.get('target_reached') else ''}"
             )
         case "result" if "accuracy" in fields and fields["accuracy"] is not None:
             # Of a server, or one that holds a part of the model, the samples are others'.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic_core import PydanticCustomError
 
+from trainer.optimizers import OPTIMIZERS
 from trainer.strategies import STRATEGIES
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ MISFITS = (
     "strategy",
     "batch_size",
     "augmentation",
+    "optimizer",
+    "target_accuracy",
+    "patience",
 )
 
 Misfit = PydanticCustomError | None
@@ -146,6 +150,49 @@ def norm(run: RunSpec) -> Misfit:
     )
 
 
+def optimizer(run: RunSpec) -> Misfit:
+    if run.strategy.whole_tensors or not run.optimizer.by_layer:
+        return None
+    allowed = [other for other in OPTIMIZERS.entries if not OPTIMIZERS.load(other).by_layer]
+    return PydanticCustomError(
+        "optimizer",
+        "{optimizer} needs each layer's whole gradient, of which ranks of {strategy} have parts; "
+        "allowed: {allowed}",
+        {
+            "optimizer": run.name_of("optimizer"),
+            "strategy": run.name_of("strategy"),
+            "allowed": ", ".join(allowed),
+        },
+    )
+
+
+def target_accuracy(run: RunSpec) -> Misfit:
+    if run.target_accuracy is None or (run.strategy.trains and run.strategy.evaluates_together):
+        return None
+    why = "whose ranks evaluate a model each" if run.strategy.trains else "which trains nothing"
+    return PydanticCustomError(
+        "target_accuracy",
+        "{target} is not allowed with {strategy}, {why}; it must be null",
+        {"target": run.target_accuracy, "strategy": run.name_of("strategy"), "why": why},
+    )
+
+
+def patience(run: RunSpec) -> Misfit:
+    if run.target_accuracy is None and run.patience > 1:
+        return PydanticCustomError(
+            "patience",
+            "{patience} is for a target_accuracy, and there is none; it must be 1",
+            {"patience": run.patience},
+        )
+    if run.patience > run.epochs:
+        return PydanticCustomError(
+            "patience",
+            "{patience} epochs in a row are more than the {epochs} of the run",
+            {"patience": run.patience, "epochs": run.epochs},
+        )
+    return None
+
+
 def samples(run: RunSpec) -> Misfit:
     count, servers = run.dataset.train_samples, run.strategy.servers
     if not run.strategy.uses_partition or run.parts <= count:
@@ -199,6 +246,9 @@ CHECKS: tuple[Callable[[RunSpec], Misfit], ...] = (
     batch_size,
     strategy,
     norm,
+    optimizer,
+    target_accuracy,
+    patience,
     samples,
     partitioner,
     augmentation,

@@ -44,6 +44,9 @@ MOST_CPUS = 256.0
 # Fields that say how a run is carried out, not what is computed: they are no part of its identity.
 _NOT_IDENTITY = {"timeout_s"}
 
+# Fields that change nothing where one batch is taken at a time.
+_PACE = {"lr_scaling", "warm_up_epochs"}
+
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -96,6 +99,14 @@ class RunSpec(BaseModel):
     model: Annotated[Model, MODELS] = Field("lenet", validate_default=True)
     optimizer: Annotated[Optimizer, OPTIMIZERS] = Field("sgd", validate_default=True)
     lr: float = Field(0.05, gt=0, le=100, description="learning rate")
+    lr_scaling: Literal["none", "linear", "sqrt"] = Field(
+        "none",
+        description="lr times P (linear) or its root (sqrt): P is how many times batch_size all nodes "
+        "together take at once, 1 with batch_per run",
+    )
+    warm_up_epochs: int = Field(
+        0, ge=0, le=10_000, description="epochs in which the learning rate grows, from a P-th of it"
+    )
     batch_size: int = Field(32, ge=1, le=65536, description="samples per step, see batch_per")
     batch_per: Literal["rank", "run"] = Field(
         "rank",
@@ -103,6 +114,15 @@ class RunSpec(BaseModel):
         "and shared evenly among them",
     )
     epochs: int = Field(3, ge=1, le=10_000, description="passes of each rank over its samples")
+    target_accuracy: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="test accuracy at which training ends before its last epoch; null: none",
+    )
+    patience: int = Field(
+        1, ge=1, le=10_000, description="epochs in a row in which target_accuracy has to be reached"
+    )
     seed: int = Field(0, ge=0, lt=2**32, description="of all randomness in the run")
     threads: int = Field(
         1,
@@ -176,6 +196,11 @@ class RunSpec(BaseModel):
         return self.batch_size // self.parts if self.batch_per == "run" else self.batch_size
 
     @property
+    def batches_at_once(self) -> int:
+        """How many batches of `batch_size` all parts together take at a time."""
+        return self.parts if self.batch_per == "rank" else 1
+
+    @property
     def on_gpu(self) -> bool:
         """Whether every rank computes on a GPU: that follows from the transport too."""
         return TRANSPORTS.load(self.transport).device != "cpu"
@@ -227,6 +252,8 @@ class RunSpec(BaseModel):
             elif field == "threads":
                 if value != threads_within(self.cpus, self.processes_per_node):
                     fields[field] = value
+            elif field in _PACE and self.batches_at_once == 1:
+                continue
             elif field not in _NOT_IDENTITY and value != info.default:
                 fields[field] = value
         return fields

@@ -6,7 +6,7 @@ from orchestrator.store import SweepPaths, write_atomic
 
 
 def write_report(paths: SweepPaths) -> None:
-    """Write results.csv, report.md, report.html and plots/*.svg beside the sweep's results.
+    """Write results.csv, epochs.csv, report.md, report.html and plots/*.svg beside the sweep's results.
 
     Runs that have no result yet are listed as pending. Can be called again at any time; figures of an
     earlier report that this one does not have are removed. Raises InputError for files that are unfit.
@@ -14,6 +14,7 @@ def write_report(paths: SweepPaths) -> None:
     # Imported here: matplotlib takes longest of all to load, and most commands draw nothing.
     from orchestrator.report import html, markdown
     from orchestrator.report.comparison import read_comparison
+    from orchestrator.report.epochs import epochs_csv
     from orchestrator.report.findings import find
     from orchestrator.report.plots import draw
     from orchestrator.report.table import results_csv
@@ -21,6 +22,7 @@ def write_report(paths: SweepPaths) -> None:
     comparison = read_comparison(paths)
     findings, plots = find(comparison), draw(comparison)
     write_atomic(paths.csv, results_csv(comparison))
+    write_atomic(paths.epochs_csv, epochs_csv(comparison))
     for plot in plots:
         write_atomic(paths.plots / f"{plot.name}.svg", plot.svg)
     for file in set(paths.plots.glob("*.svg")) - {paths.plots / f"{plot.name}.svg" for plot in plots}:

@@ -15,10 +15,21 @@ from orchestrator.report.exchange import (
     exchange_s_per_step,
     wait_s,
 )
-from orchestrator.report.formats import ABSENT, JOIN
+from orchestrator.report.formats import ABSENT, JOIN, count
 from orchestrator.report.groups import Group, Metric, Spread
+from orchestrator.report.pace import (
+    first_rate,
+    in_how_many,
+    last_epoch,
+    last_rate,
+    rates,
+    target_reached,
+    time_to_target_s,
+)
 from orchestrator.report.rows import SERIAL, Row
 from orchestrator.report.splits import distance_max, distance_mean
+
+NOT_REACHED = "not reached"
 
 
 @dataclass(frozen=True)
@@ -34,16 +45,24 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """A heading and what stands under it. number: whether it is set flush right."""
+    """A heading and what stands under it.
+
+    number: whether it is set flush right. worth: whether it tells more of these items than a heading does.
+    """
 
     title: str
     cell: Callable[[T], Cell]
     number: bool = True
+    worth: Callable[[Sequence[T]], bool] = bool
 
 
 def filled(columns: Sequence[Column[T]], items: Sequence[T]) -> list[Column[T]]:
     """The columns that have anything to show for these items."""
-    return [column for column in columns if any(column.cell(item).text != ABSENT for item in items)]
+    return [
+        column
+        for column in columns
+        if any(column.cell(item).text != ABSENT for item in items) and column.worth(items)
+    ]
 
 
 def over_seeds(metric: Metric, write: Callable[[float], str]) -> Callable[[Group], Cell]:
@@ -113,6 +132,34 @@ def _part(metric: Metric, write: Callable[[float], str], share: Metric) -> Calla
     return cell
 
 
+def _rate(group: Group) -> Cell:
+    """The last epoch's, and where it began: of one seed, since none changes it."""
+    first, last = first_rate(group.ok_rows[0]) if group.ok else None, group.over(last_rate)
+    if first is None or last is None:
+        return Cell(ABSENT)
+    return Cell(f"{last.mean:g}", "" if first == last.mean else f"from {first:g}")
+
+
+def _rates_differ(groups: Sequence[Group]) -> bool:
+    """Whether any run stepped with another rate than the work's heading says."""
+    return any(rate != row.run.lr for group in groups for row in group.ok_rows for rate in rates(row))
+
+
+def _stopped_early(groups: Sequence[Group]) -> bool:
+    return any(last_epoch(row) != row.run.epochs for group in groups for row in group.ok_rows)
+
+
+def _time_to_target(group: Group) -> Cell:
+    """The mean over the seeds that reached it, and how many these are if not all."""
+    if group.first.run.target_accuracy is None or not group.ok:
+        return Cell(ABSENT)
+    cell, (reached, seeds) = over_seeds(time_to_target_s, formats.seconds)(group), in_how_many(group)
+    if not reached:
+        return Cell(NOT_REACHED)
+    some = f"by {reached} of {count(seeds, 'seed')}" if reached < seeds else ""
+    return Cell(cell.text, ", ".join(filter(None, [cell.detail, some])))
+
+
 def _whole(value: float) -> str:
     return f"{value:,.0f}"
 
@@ -137,6 +184,9 @@ WHO: tuple[Column[Group], ...] = (
 GROUPS: tuple[Column[Group], ...] = (
     *WHO,
     Column("Seeds ok", _seeds),
+    Column("Learning rate", _rate, worth=_rates_differ),
+    Column("Epochs", over_seeds(last_epoch, lambda value: f"{value:.4g}"), worth=_stopped_early),
+    Column("Time to target accuracy", _time_to_target),
     Column("Training time", over_seeds(lambda row: row.train_s, formats.seconds)),
     Column("Speedup", over_seeds(lambda row: row.speedup, formats.ratio)),
     Column("Efficiency", over_seeds(lambda row: row.efficiency, formats.percent)),
@@ -195,8 +245,17 @@ CONTAINERS: tuple[Column[Group], ...] = (
     Column("Peak memory, of limit", _peak),
 )
 
+
+def _run_time_to_target(row: Row) -> Cell:
+    reached = target_reached(row)
+    if reached is None:
+        return Cell(ABSENT)
+    return Cell(formats.seconds(time_to_target_s(row)) if reached else NOT_REACHED)
+
+
 # Beside the run's name, its nodes and its seed, which failed and pending runs have, too.
 RUNS: tuple[Column[Row], ...] = (
+    Column("Time to target accuracy", _run_time_to_target),
     Column("Training time", lambda row: Cell(formats.seconds(row.train_s))),
     Column("Speedup", lambda row: Cell(formats.ratio(row.speedup))),
     Column("Efficiency", lambda row: Cell(formats.percent(row.efficiency))),

@@ -33,7 +33,7 @@ from orchestrator.report.legend import legend
 from orchestrator.report.places import limits_of
 from orchestrator.report.plots import Plot
 from orchestrator.report.plots.svg import inline
-from orchestrator.report.rows import NO_SERIAL, Row
+from orchestrator.report.rows import NO_SERIAL, OTHER_EPOCHS, Row
 from orchestrator.report.summary import STATES, one_line
 
 
@@ -181,7 +181,7 @@ def _footnotes(comparison: Comparison) -> list[str]:
 
 
 def _notes(row: Row) -> list[str]:
-    return row.result.flags + ([NO_SERIAL] if row.no_speedup == NO_SERIAL else [])
+    return row.result.flags + [why for why in (NO_SERIAL, OTHER_EPOCHS) if row.no_speedup == why]
 
 
 def _runs(comparison: Comparison, columns: Sequence[Column[Row]], notes: Sequence[str]) -> list[RunLine]:

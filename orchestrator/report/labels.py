@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from orchestrator.limits import written
-from orchestrator.report.formats import count, listed
+from orchestrator.report.formats import count, listed, percent
 from trainer.spec import NODE_LIMITS, REGISTRIES, RunSpec
 
 LIMIT_LABELS = {
@@ -33,6 +33,8 @@ class Work:
     on_gpu: bool  # a GPU against a core says nothing about the ways of splitting
     augmentation: str
     bottleneck_cpus: float | None = None  # of the last node, where it had fewer than the others
+    target_accuracy: float | None = None  # 0 … 1, at which training ends
+    patience: int = 1  # epochs in a row in which that has to be reached
     where: str = ""  # the nodes ran, named only where a directory's runs did not all run alike
 
     @classmethod
@@ -50,6 +52,8 @@ class Work:
             run.on_gpu,
             component_label(run, "augmentation"),
             run.bottleneck_cpus,
+            run.target_accuracy,
+            run.patience,
             where,
         )
 
@@ -61,13 +65,20 @@ class Work:
         batch = "in all" if self.batch_per == "run" else "per rank"
         return (
             f"{self.dataset}, {self.model}, {self.optimizer} lr {self.lr:g}, "
-            f"batch {self.batch_size} {batch}, {epochs}{augmentation}{threads}{self._limits}{self._slower}"
-            f"{', on GPUs' if self.on_gpu else ''}{f', {self.where}' if self.where else ''}"
+            f"batch {self.batch_size} {batch}, {epochs}{self._until}{augmentation}{threads}{self._limits}"
+            f"{self._slower}{', on GPUs' if self.on_gpu else ''}{f', {self.where}' if self.where else ''}"
         )
 
     @property
     def _slower(self) -> str:
         return "" if self.bottleneck_cpus is None else f", last node at {written(self.bottleneck_cpus)} cpu"
+
+    @property
+    def _until(self) -> str:
+        if self.target_accuracy is None:
+            return ""
+        in_a_row = f" in {self.patience} in a row" if self.patience > 1 else ""
+        return f" or until {percent(self.target_accuracy)} accuracy{in_a_row}"
 
     @property
     def _limits(self) -> str:
@@ -129,6 +140,21 @@ def component_label(run: RunSpec, field: str, but: Collection[str] = ()) -> str:
     shown = REGISTRIES[field].dump(getattr(run, field), exclude_defaults=True)
     told = {name: _written(value) for name, value in shown.items() if name not in ("name", *but)}
     return " ".join([shown["name"], *(f"{name}={value}" for name, value in told.items())])
+
+
+PACE = ("lr_scaling", "warm_up_epochs")
+
+
+def paces_of(runs: Sequence[RunSpec]) -> list[str]:
+    """`lr_scaling=linear warm_up_epochs=2`, run by run: what makes its learning rate another than `lr`.
+
+    Empty where all go alike, and for runs with one batch at a time, whose rate is never another.
+    """
+    told = [
+        " ".join(f"{name}={getattr(run, name)}" for name in PACE if name in run.canonical()) for run in runs
+    ]
+    several = {label for label, run in zip(told, runs, strict=True) if run.batches_at_once > 1}
+    return told if len(several) > 1 else [""] * len(runs)
 
 
 def parameters(run: RunSpec, field: str) -> dict[str, str]:

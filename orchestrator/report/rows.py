@@ -4,42 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from orchestrator.limits import shares_cores, speedup_limit
 from orchestrator.report.labels import Shape, Work, component_label
 from orchestrator.result import CertifiedPart, RunResult
 from trainer.spec import RunSpec
 
+if TYPE_CHECKING:
+    from orchestrator.report.baselines import Baseline
+
 SERIAL = "serial"
 NO_SERIAL = "no serial run of the same work"
+OTHER_EPOCHS = "the serial run trained for another number of epochs, with this seed or another"
 NOT_OK = "the run is not ok"
 UNLIKE_NODES = "the last node was slower than the others"
 NO_TRAINING = "the strategy trains nothing"
 
 
 @dataclass(frozen=True)
-class Baseline:
-    """The serial training of the same work: one run of the same seed, or the mean over other seeds.
-
-    train_s, work_cpu_s: seconds. accuracy: 0 … 1. keys: the runs it comes from. held_bytes: what one node
-    with the whole model keeps from step to step.
-    """
-
-    train_s: float | None
-    work_cpu_s: float | None
-    accuracy: float | None
-    same_seed: bool
-    keys: tuple[str, ...]
-    parameters: int | None = None
-    held_bytes: float | None = None
-
-
-@dataclass(frozen=True)
 class Row:
     """One run. Times in seconds, accuracies and shares 0 … 1, memory in MiB.
 
-    where: its nodes ran, named only where the directory's runs did not all run alike. What was measured is
-    None unless the run is ok: a part of a run compares with nothing.
+    where: its nodes ran. pace: how its learning rate goes. Both are named only where the directory's runs
+    are not all alike in it. What was measured is None unless the run is ok: a part of a run compares with
+    nothing.
     """
 
     key: str
@@ -47,6 +36,7 @@ class Row:
     run: RunSpec
     baseline: Baseline | None
     where: str = ""
+    pace: str = ""
 
     @property
     def status(self) -> str:
@@ -88,7 +78,7 @@ class Row:
 
     @property
     def strategy_label(self) -> str:
-        return component_label(self.run, "strategy")
+        return " ".join(filter(None, [component_label(self.run, "strategy"), self.pace]))
 
     @property
     def partitioner_label(self) -> str:
@@ -243,7 +233,9 @@ class Row:
             return NO_TRAINING
         if self.run.bottleneck_cpus is not None:
             return UNLIKE_NODES
-        return None if self.baseline else NO_SERIAL
+        if not self.baseline:
+            return NO_SERIAL
+        return None if self.baseline.train_s else OTHER_EPOCHS
 
     @property
     def speedup(self) -> float | None:

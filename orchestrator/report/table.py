@@ -12,6 +12,8 @@ from orchestrator.report import cut
 from orchestrator.report.comparison import Comparison
 from orchestrator.report.containers import metric
 from orchestrator.report.exchange import bytes_per_step, consensus_distance, exchange_s_per_step
+from orchestrator.report.labels import component_label
+from orchestrator.report.pace import first_rate, last_epoch, last_rate, target_reached, time_to_target_s
 from orchestrator.report.rows import Row
 from orchestrator.report.splits import distance_max, distance_mean
 from orchestrator.report.waiting import Waited, most_waited_for, shares_of
@@ -27,7 +29,7 @@ COLUMNS: dict[str, Callable[[Row], Cell]] = {
     "key": lambda row: row.key,
     "status": lambda row: row.status,
     "cause": lambda row: row.cause,
-    "strategy": lambda row: row.strategy_label,
+    "strategy": lambda row: component_label(row.run, "strategy"),
     "transport": lambda row: row.transport,
     "partitioner": lambda row: row.partitioner_label,
     "dataset": lambda row: row.work.dataset,
@@ -114,6 +116,16 @@ COLUMNS: dict[str, Callable[[Row], Cell]] = {
     "most_waited_for_rank": lambda row: waited.rank if (waited := _waited(row)) else None,
     "most_waited_for_share_of_time": lambda row: waited.of_time if (waited := _waited(row)) else None,
     "most_waited_for_share_of_waiting": lambda row: waited.of_waiting if (waited := _waited(row)) else None,
+    "lr_scaling": lambda row: row.run.lr_scaling,
+    "warm_up_epochs": lambda row: row.run.warm_up_epochs,
+    # As they were used.
+    "lr_first_epoch": first_rate,
+    "lr_last_epoch": last_rate,
+    "target_accuracy": lambda row: row.run.target_accuracy,
+    "patience": lambda row: row.run.patience,
+    "target_reached": target_reached,
+    "time_to_target_s": time_to_target_s,
+    "epochs_trained": last_epoch,
 }
 
 

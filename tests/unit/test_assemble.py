@@ -185,6 +185,35 @@ def test_an_epoch_that_nobody_accounted_for_is_not_ok() -> None:
     assert row(trained({}, {}), epochs=2).status == "failed"
 
 
+def stopped(*said: bool) -> list[Event]:
+    """One epoch of as many ranks, after which they say whether the target was reached."""
+    events = [e for e in trained(*({} for _ in said)) if e.kind != "epoch"]
+    reports = {"epoch": 1, "epochs": 3, "train_s": 2.0, "loss": 0.5, "accuracy": 0.8, "test_loss": 0.4}
+    return events + [
+        event("epoch", rank, **reports, target_reached=reached) for rank, reached in enumerate(said)
+    ]
+
+
+def test_training_that_reached_its_target_is_whole() -> None:
+    result = row(stopped(True, True), epochs=3, target_accuracy=0.8)
+    assert (result.status, result.cause) == ("ok", None)
+    assert [point.target_reached for point in result.epochs] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("said", "target"), [((False, False), 0.8), ((True, False), 0.8), ((True, True), None)]
+)
+def test_training_that_just_ended_is_not(said: tuple[bool, bool], target: float | None) -> None:
+    result = row(stopped(*said), epochs=3, target_accuracy=target)
+    assert result.status == "failed"
+    assert result.cause == "the nodes gave account of 1 of 3 epochs' samples"
+
+
+def test_samples_are_accounted_for_up_to_the_epoch_that_reached_the_target() -> None:
+    events = [e for e in stopped(True, True) if e.kind != "split"]
+    assert row(events, epochs=3, target_accuracy=0.8).status == "failed"
+
+
 # Flags
 
 

@@ -93,8 +93,7 @@ def test_name_is_snake_case_and_the_class_its_camel_case(kind: str, name: str) -
     assert name.replace("_", "").isalnum()
     assert attribute[0].isupper()
     assert attribute.removesuffix(SUFFIXES.get(kind, "")).lower() == name.replace("_", "")
-    if kind != "optimizer":  # small enough for one file together
-        assert module.rpartition(".")[2] == SHARED_FILES.get(name, name)
+    assert module.rpartition(".")[2] == SHARED_FILES.get(name, name)
 
 
 @pytest.mark.parametrize("kind", ALL)

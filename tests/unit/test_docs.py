@@ -13,6 +13,7 @@ from orchestrator.sweep import load_sweep
 from trainer.compression import COMPRESSIONS
 from trainer.data.partitioners import PARTITIONERS
 from trainer.models import MODELS
+from trainer.optimizers import OPTIMIZERS
 from trainer.spec import REGISTRIES, RunSpec
 from trainer.strategies.ddp import HOOKS
 
@@ -115,6 +116,17 @@ def test_the_table_of_compressions_is_that_of_the_registry() -> None:
         fields = COMPRESSIONS.load(name).model_fields
         assert written.strip() == ", ".join(f"`{key}: {field.default}`" for key, field in fields.items())
         assert (in_ddp.strip() != "no") == (name in HOOKS.entries)
+
+
+def test_the_table_of_optimizers_is_that_of_the_registry() -> None:
+    page = (PROJECT / "docs" / "sweeps.md").read_text()
+    table = page[page.index("| optimizer | parameters (default) |") :].partition("\n\n")[0]
+    rows = {row.split("`")[1]: row.split("|")[2] for row in table.splitlines()[2:]}
+    assert list(rows) == list(OPTIMIZERS.entries)
+    for name, cell in rows.items():
+        fields = OPTIMIZERS.load(name).model_fields.items()
+        defaults = {field: str(info.default).lower() for field, info in fields}
+        assert dict(re.findall(r"`(\w+)` \(([^)]+)\)", cell)) == defaults
 
 
 def test_every_component_is_named_in_the_readme() -> None:

@@ -242,6 +242,10 @@ def test_merged_file(tmp_path: Path) -> None:
             "epoch 3/3 done in 1.23 s, loss 0.100 acc 97.5%",
         ),
         (
+            event("epoch", epoch=2, epochs=9, train_s=1.2, loss=None, accuracy=0.9, target_reached=True),
+            "epoch 2/9 done in 1.20 s, acc 90.0%, target reached",
+        ),
+        (
             event("result", 11, **rank_fields(samples=60_000, train_s=1.5, accuracy=0.98)),
             "trained 60,000 samples in 1.50 s, acc 98.0%",
         ),

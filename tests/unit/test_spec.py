@@ -201,6 +201,46 @@ def test_ranks_are_threads_where_several_share_a_process(nodes: int) -> None:
     assert not spec(strategy="hogwild", nodes=nodes, processes_per_node=2).ranks_are_threads
 
 
+# Learning rate and target accuracy
+
+
+def test_warm_up_and_patience_are_epochs() -> None:
+    assert spec(warm_up_epochs=10_000).warm_up_epochs == 10_000
+    for bad in (-1, 10_001, 1.0, True, "1", None):
+        assert "\nwarm_up_epochs\n" in refusal(warm_up_epochs=bad)
+        assert "\npatience\n" in refusal(patience=bad)
+    assert "\npatience\n" in refusal(patience=0)
+    for bad in ("cubic", None, True, 1):
+        assert "\nlr_scaling\n" in refusal(lr_scaling=bad)
+
+
+def test_a_target_is_an_accuracy() -> None:
+    for good in (1e-9, 0.5, 1, 1.0):
+        assert spec(strategy="serial", target_accuracy=good).target_accuracy == good
+    for bad in (0, -0.1, 1.001, 90, NAN, INF, True, "0.9"):
+        assert "\ntarget_accuracy\n" in refusal(strategy="serial", target_accuracy=bad)
+
+
+@pytest.mark.parametrize("strategy", ["one_shot", "hogwild"])
+def test_ranks_that_evaluate_a_model_each_have_no_target(strategy: str) -> None:
+    message = refusal(strategy=strategy, target_accuracy=0.9)
+    assert f"0.9 is not allowed with {strategy}, whose ranks evaluate a model each" in message
+    assert "type=target_accuracy" in message
+
+
+def test_who_trains_nothing_has_no_target() -> None:
+    assert "placebo, which trains nothing; it must be null" in refusal(
+        strategy="placebo", target_accuracy=0.9
+    )
+
+
+def test_patience_without_a_target_or_longer_than_the_run() -> None:
+    assert "2 is for a target_accuracy, and there is none; it must be 1" in refusal(patience=2)
+    message = refusal(strategy="serial", target_accuracy=0.5, patience=4, epochs=3)
+    assert "4 epochs in a row are more than the 3 of the run" in message
+    assert spec(strategy="serial", target_accuracy=0.5, patience=3, epochs=3).patience == 3
+
+
 # Threads follow the quota
 
 
@@ -348,7 +388,7 @@ def test_a_component_inside_another_is_in_the_key_without_its_defaults() -> None
 
 
 CHANGES: dict[str, Any] = {
-    "strategy": {"name": "one_shot", "init": "independent"},
+    "strategy": {"name": "local_sgd", "init": "independent"},
     "transport": "gloo",
     "nodes": 3,
     "dataset": "synthetic",
@@ -357,9 +397,13 @@ CHANGES: dict[str, Any] = {
     "model": {"name": "lenet", "dropout": 0.25},
     "optimizer": "adam",
     "lr": 0.051,
+    "lr_scaling": "sqrt",
+    "warm_up_epochs": 2,
     "batch_size": 36,
     "batch_per": "run",
     "epochs": 4,
+    "target_accuracy": 0.9,
+    "patience": 2,
     "seed": 1,
     "threads": 2,
     "save_weights": True,
@@ -370,13 +414,22 @@ CHANGES: dict[str, Any] = {
     "pids": 256,
     "shm_mb": 64,
 }
+# What must be there for a change to mean something.
+BESIDE: dict[str, dict[str, Any]] = {
+    "lr_scaling": {"nodes": 2},
+    "bottleneck_cpus": {"nodes": 2},
+    "warm_up_epochs": {"nodes": 2},
+    "target_accuracy": {"strategy": "all_reduce"},
+    "patience": {"strategy": "all_reduce", "target_accuracy": 0.5},
+}
 
 
 def test_key_depends_on_everything_else() -> None:
     assert set(RunSpec.model_fields) - set(CHANGES) == {"timeout_s"}
-    two = {"nodes": 2}  # there is no bottleneck with fewer
-    keys = {spec(**{**two, field: value}).key for field, value in CHANGES.items()} | {spec(**two).key}
-    assert len(keys) == len(CHANGES) + 1
+    keys = {spec(**BESIDE.get(field, {}), **{field: value}).key for field, value in CHANGES.items()}
+    plain = {spec(**BESIDE.get(field, {})).key for field in CHANGES}
+    assert len(keys) == len(CHANGES)
+    assert not keys & plain
 
 
 def test_key_is_a_directory_name_that_says_what_it_is() -> None:

@@ -68,6 +68,8 @@ class Strategy(Component):
     servers: ClassVar[int] = 0  # the first ranks, which keep the model for the others and get no samples
     cuts_model: ClassVar[bool] = False  # ranks hold parts of one model, and go through the same samples
     uses_partition: ClassVar[bool] = True  # False: every node trains on the whole set
+    whole_tensors: ClassVar[bool] = True  # False: of a layer's gradient each rank has a part
+    evaluates_together: ClassVar[bool] = True  # False: after an epoch ranks evaluate a model each
     in_step: ClassVar[bool] = False  # all ranks go through every batch together, and a layer may meet
     trains: ClassVar[bool] = True  # False: no model, no data, no torch (placebo)
     forks: ClassVar[bool] = False  # in topology single, ranks are forked processes instead of threads

@@ -24,7 +24,8 @@ class DiLoCo(Strategy):
     keeps. How far the nodes have come on average is the outer gradient, and all take the same outer step
     along it, with Nesterov momentum. With outer_lr 1 and outer_momentum 0 it is `local_sgd`; on one node
     it is therefore serial training only then, and otherwise Lookahead with momentum. A round that the end
-    of the run cuts short ends with an outer step too.
+    of the run cuts short ends with an outer step too; one that a target accuracy cuts short, with the
+    average that has reached it.
 
     The outer step moves parameters; buffers (BatchNorm's statistics) become their average.
     """
@@ -61,6 +62,8 @@ class DiLoCo(Strategy):
                         start[replica.parameters :] = mean[replica.parameters :]
                         replica.set_weights(start)
                     steps = 0
+        if steps:  # the target was reached within a round, by the average
+            replica.set_weights(loop.mean_weights(replica))
         return loop.result(replica)
 
     def outer_step(self, start: Tensor, mean: Tensor, velocity: Tensor) -> None:

@@ -33,6 +33,7 @@ class Fsdp(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ("gloo",)
     in_step: ClassVar[bool] = True
+    whole_tensors: ClassVar[bool] = False
 
     reshard: bool = Field(
         True, description="let go of a block's weights between forward and backward pass, and gather twice"

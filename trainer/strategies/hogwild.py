@@ -38,6 +38,7 @@ class Hogwild(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ("memory",)
     forks: ClassVar[bool] = True
+    evaluates_together: ClassVar[bool] = False
     caveat: ClassVar[str | None] = (
         "one machine only: its ranks share memory, nothing crosses a link, "
         "and equal seeds do not give equal weights"

@@ -56,7 +56,7 @@ class LocalSGD(Strategy):
                     self._average(loop, replica, epoch)
                     steps = 0
         if steps:
-            self._average(loop, replica, task.spec.epochs)
+            self._average(loop, replica, epoch)
         return loop.result(replica)
 
     def _average(self, loop: Loop, replica: Replica, epoch: int) -> None:

@@ -22,6 +22,7 @@ from trainer.context import NodeContext
 from trainer.data.certificate import Certifier, PartRecord, as_fields
 from trainer.data.feed import Batch, Feed
 from trainer.events import EventWriter
+from trainer.pace import Target, learning_rate
 from trainer.peak_memory import peak_memory_mb, restart_peak_memory
 from trainer.result import TrainResult
 from trainer.strategies.base import Init, Uneven, Weighting
@@ -112,7 +113,9 @@ class Loop:
         model: Literal["same", "own", "mean", "server"] = "same",
         weighting: Weighting = "equal",
     ) -> Iterator[int]:
-        """The run's epochs, 1-based; each is evaluated and reported when it is done.
+        """The run's epochs, 1-based, until it has reached its target accuracy, if it has one.
+
+        Each begins with its learning rate, and is evaluated and reported when it is done.
 
         Evaluation is a time-out for all ranks, outside the measured time: where nodes share cores, a
         rank that evaluates would slow down one that still trains. All wait for the slowest before it,
@@ -124,7 +127,10 @@ class Loop:
         get it for that, likewise outside, and go on with it.
         """
         spec = self._task.spec
+        target = Target(spec.target_accuracy, spec.patience)
         for epoch in range(1, spec.epochs + 1):
+            lr = learning_rate(spec, epoch)
+            replica.set_lr(lr)
             yield epoch
             if model in ("same", "server"):
                 self._average_statistics(replica)
@@ -144,6 +150,7 @@ class Loop:
                 accuracy, test_loss = self._evaluated = self.evaluate(replica, alone=model == "own")
                 if model == "mean":
                     replica.set_weights(own)
+                reached = target.reached(accuracy)  # the same on all ranks, or the strategy has no target
                 self._events.write(
                     "epoch",
                     epoch=epoch,
@@ -152,9 +159,13 @@ class Loop:
                     loss=loss,
                     accuracy=accuracy,
                     test_loss=test_loss,
+                    lr=lr,
+                    target_reached=reached,
                     **apart,
                 )
                 self.comm.barrier()
+            if reached:
+                return
 
     def _rms(self, value: Tensor) -> float:
         """The root of the ranks' mean square of a number each."""

@@ -23,6 +23,7 @@ class OneShot(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
+    evaluates_together: ClassVar[bool] = False
 
     init: Init = "broadcast"
     weighting: Weighting = "equal"

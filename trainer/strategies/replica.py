@@ -40,6 +40,11 @@ class Replica:
         """The names of the model's blocks that this rank holds; None: all."""
         return None
 
+    def set_lr(self, lr: float) -> None:
+        """From now on step with this learning rate."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+
     def backward(self, batch: Batch, weight: float = 1.0) -> None:
         """The gradient of the batch's mean loss, times `weight`, into the parameters' `.grad`."""
         with self._clock.phase("compute"):

@@ -34,6 +34,7 @@ class TensorParallel(Strategy):
     transports: ClassVar[tuple[str, ...]] = ("gloo", "mpi", "rpc", "memory")
     cuts_model: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False
+    whole_tensors: ClassVar[bool] = False
 
     def misfit(self, model: Model, ranks: int, batch_size: int) -> str | None:
         if ranks == 1:

@@ -8,10 +8,12 @@ from dataclasses import replace
 from orchestrator.report.comparison import Comparison, Scene
 from orchestrator.report.findings import (
     accuracy,
+    by_hand,
     cutting,
     partitioning,
     published,
     speed,
+    target,
     trust,
     waiting,
 )
@@ -21,8 +23,12 @@ from orchestrator.report.findings.base import Finding
 ABOUT_WHAT_WAS_PUBLISHED: tuple[tuple[str, Callable[[Comparison], Iterator[Finding]]], ...] = (
     ("Why", published.causes),
     ("Published", published.times),
+    ("By hand", by_hand.same_curve),
 )
 ABOUT_A_WORK: tuple[tuple[str, Callable[[Scene], Iterator[Finding]]], ...] = (
+    ("Target accuracy", target.first_at_target),
+    ("Target accuracy", target.not_with_every_seed),
+    ("Target accuracy", target.never_at_target),
     ("Time", speed.fastest),
     ("Time", speed.fewer_nodes_faster),
     ("Time", speed.slower_than_serial),

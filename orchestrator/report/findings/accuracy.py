@@ -8,7 +8,8 @@ from orchestrator.report.comparison import Scene
 from orchestrator.report.findings.base import REMARKS, Finding, evidence, verdict
 from orchestrator.report.formats import percent, points, size
 from orchestrator.report.groups import Group, Spread
-from orchestrator.report.labels import parameters
+from orchestrator.report.labels import PACE, parameters
+from orchestrator.report.pace import as_many_epochs
 
 
 def _ranked(groups: Sequence[Group]) -> list[tuple[Spread, Group]]:
@@ -56,6 +57,7 @@ def fewer_steps(scene: Scene) -> Iterator[Finding]:
         group
         for group in scene.rivals
         if scene.serial
+        and as_many_epochs([*group.ok_rows, *scene.serial.ok_rows])
         and (own := group.accuracy)
         and (reference := scene.serial.accuracy)
         and own.mean < reference.mean
@@ -137,7 +139,10 @@ def _saving(one: Group, other: Group) -> str:
 
 def _telling(one: Group, other: Group) -> tuple[str, str]:
     """The parameters in which two groups of one strategy differ."""
-    mine, others = (parameters(group.first.run, "strategy") for group in (one, other))
+    mine, others = (
+        {**parameters(run, "strategy"), **{name: str(getattr(run, name)) for name in PACE}}
+        for run in (one.first.run, other.first.run)
+    )
     names = [name for name in {**mine, **others} if mine.get(name) != others.get(name)]
     left, right = (", ".join(f"{name}={side.get(name)}" for name in names) for side in (mine, others))
     return left, right

@@ -10,6 +10,7 @@ from orchestrator.report.exchange import bytes_per_step, exchange_s_per_step
 from orchestrator.report.findings.base import REMARKS, Finding, evidence, verdict
 from orchestrator.report.formats import listed, percent, ratio, seconds, size
 from orchestrator.report.groups import Group, Spread
+from orchestrator.report.pace import as_many_epochs
 from orchestrator.report.rows import Row
 
 MOST_NAMED = 4  # in one sentence
@@ -20,15 +21,26 @@ def _train_s(row: Row) -> float | None:
 
 
 def _timed(groups: list[Group]) -> list[tuple[Spread, Group]]:
-    """Groups with a training time that compares, the fastest first."""
+    """Groups with a training time that compares, the fastest first.
+
+    None does where they trained for different numbers of epochs, as with a target accuracy.
+    """
     comparable = [group for group in groups if group.first.result.times_compare]
+    if not as_many_epochs(row for group in comparable for row in group.ok_rows):
+        return []
     timed = [(spread, group) for group in comparable if (spread := group.over(_train_s))]
     return sorted(timed, key=lambda item: item[0].mean)
 
 
+def _serial_s(scene: Scene) -> Spread | None:
+    """Serial's training time, where the rivals' compare with it."""
+    together = _timed([*scene.rivals, scene.serial]) if scene.serial else []
+    return next((spread for spread, group in together if group is scene.serial), None)
+
+
 def _against_serial(scene: Scene, group: Group) -> str:
     speedup = group.over(lambda row: row.speedup)
-    serial = scene.serial.over(_train_s) if scene.serial else None
+    serial = _serial_s(scene)
     if not speedup or not serial:
         return ""
     efficiency = percent(speedup.mean / group.shape.ranks)
@@ -45,7 +57,7 @@ def fastest(scene: Scene) -> Iterator[Finding]:
         return
     best_s, best = timed[0]
     at = scene.shape.label
-    serial_s = scene.serial.over(_train_s) if scene.serial else None
+    serial_s = _serial_s(scene)
     if len(timed) == 1:
         text = f"At {at} {scene.name(best)} took {seconds(best_s.mean)}{_against_serial(scene, best)}."
     else:
@@ -80,7 +92,7 @@ def fewer_nodes_faster(scene: Scene) -> Iterator[Finding]:
 
 def slower_than_serial(scene: Scene) -> Iterator[Finding]:
     """The strategies that lost time, if others gained some."""
-    serial_s = scene.serial.over(_train_s) if scene.serial else None
+    serial_s = _serial_s(scene)
     if not serial_s:
         return
     timed = _timed(scene.rivals)

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from orchestrator.report.by_hand import Twins, twins_of
 from orchestrator.report.comparison import Comparison, Scene
 from orchestrator.report.labels import Work
 from orchestrator.report.plots.bars import time_by_phase
 from orchestrator.report.plots.bubbles import bubbles
+from orchestrator.report.plots.by_hand import loss_curves
 from orchestrator.report.plots.captions import CAPTIONS
 from orchestrator.report.plots.curves import accuracy_over_time
 from orchestrator.report.plots.cuts import step_by_cut
@@ -22,6 +24,7 @@ from orchestrator.report.plots.memory import memory_per_rank
 from orchestrator.report.plots.sizes import exchange_by_size
 from orchestrator.report.plots.style import RC, WIDTH_IN, Style
 from orchestrator.report.plots.svg import to_svg
+from orchestrator.report.plots.target import time_to_target
 from orchestrator.report.plots.waits import who_waits_for_whom
 from orchestrator.report.splits import holders, representatives, survey_of
 
@@ -47,12 +50,21 @@ def draw(comparison: Comparison) -> list[Plot]:
         if figure := exchange_by_size(comparison, style):
             title, svg = "Exchange per step against model size", to_svg(figure, "exchange")
             plots.append(Plot("exchange", title, CAPTIONS["exchange"], works[0], svg, wide=False))
+        by_hand = {twins.by_hand.work: twins for twins in twins_of(comparison)}
         for number, work in enumerate(works, 1):
-            for name, title, figure in _figures(comparison.scene(work), style):
+            for name, title, figure in [
+                *_figures(comparison.scene(work), style),
+                *_by_hand(by_hand.get(work)),
+            ]:
                 file = f"{name}-{number}" if len(works) > 1 else name
                 wide = figure.get_figwidth() > WIDTH_IN
                 plots.append(Plot(file, title, CAPTIONS[name], work, to_svg(figure, file), wide))
     return plots
+
+
+def _by_hand(twins: Twins | None) -> Iterator[tuple[str, str, Figure]]:
+    if twins:
+        yield "by_hand", "Loss curves by hand and by the library", loss_curves(twins)
 
 
 def _figures(scene: Scene, style: Style) -> Iterator[tuple[str, str, Figure]]:
@@ -61,6 +73,8 @@ def _figures(scene: Scene, style: Style) -> Iterator[tuple[str, str, Figure]]:
         yield "strategies", "Strategies at a glance", figure
     if figure := partitioners_by_strategy(scene):
         yield "partitioners", "Accuracy by partitioner and strategy", figure
+    if figure := time_to_target(scene.in_lines, style):
+        yield "time_to_target", "Time to the target accuracy", figure
     for quantity in QUANTITIES:
         if figure := lines_over_nodes(scene.in_lines, style, quantity):
             yield quantity.name, quantity.title, figure

@@ -7,8 +7,13 @@ CAPTIONS = {
     "Grey line: serial. Colours are those of all figures; below, where each algorithm is written.",
     "exchange": "Of all models of the sweep that are otherwise trained alike. Seconds of communicating and "
     "waiting, per step of the rank that took most, mean over ranks.",
+    "by_hand": "Loss on the test split after each epoch, a line for the library's optimiser, crosses for "
+    "the one written out by hand, both from the same initial weights and samples; a colour is a seed.",
     "partitioners": "Means over seeds. The darker, the more is lost against the first line, strategy by "
     "strategy.",
+    "time_to_target": "Training time to the end of the epoch in which the target accuracy was reached, "
+    "evaluation apart: means over the seeds that reached it; pale: from the lowest to the highest of them. "
+    "Where it had to hold for several epochs in a row, the first of them counts.",
     "time": "Grey line: serial. Shaded: nodes share cores, so more of them cannot be faster.",
     "speedup": "Against the serial run of the same work and seed. Shaded: nodes share cores.",
     "work_speedup": "By the CPU time of the busiest node: the speedup if every node had a core of its own "
@@ -16,7 +21,7 @@ CAPTIONS = {
     "accuracy": "Of the final weights, on the whole test split.",
     "staleness": "Updates that other workers made between a worker's pull of the weights and its push of a "
     "gradient, mean over all gradients. The server is among the nodes.",
-    "accuracy_over_time": "A point per epoch. Evaluation is not in the time.",
+    "accuracy_over_time": "A point per epoch that all seeds trained. Evaluation is not in the time.",
     "phases": "Every second of training belongs to one phase; waiting is for slower nodes. "
     "Evaluation is outside of the training time. "
     "A serial bar three times as long as all others is left out.",

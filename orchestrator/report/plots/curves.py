@@ -11,12 +11,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from orchestrator.report.formats import percent
 from orchestrator.report.groups import Group, Spread
 from orchestrator.report.labels import Shape
-from orchestrator.report.plots.style import WIDTH_IN, Legend, Look, Style, set_title, short_name
+from orchestrator.report.plots.style import FAINT, WIDTH_IN, Legend, Look, Style, set_title, short_name
 from orchestrator.report.rows import Row
 
 PANEL_IN = 2.6
+TARGET_DASHES = (0, (2, 2))
 OWN_DASHES = (0, (3.5, 1.5))
 
 
@@ -71,6 +73,9 @@ def accuracy_over_time(groups: Sequence[Group], style: Style, shape: Shape) -> F
     if any(own_models(group) for group in shown):
         legend.explain("mean of the nodes' own models", linestyle=OWN_DASHES)
         legend.explain("their average, at the end", linestyle="none", marker="*", markersize=10)
+    target = shown[0].first.run.target_accuracy
+    if target is not None:
+        legend.explain(f"target, {percent(target)}", color=FAINT, linewidth=0.9, linestyle=TARGET_DASHES)
     height = PANEL_IN * len(panels) + legend.height_in + 0.3
     figure = Figure(figsize=(WIDTH_IN, height), layout="constrained")
     all_axes = figure.subplots(len(panels), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
@@ -78,6 +83,8 @@ def accuracy_over_time(groups: Sequence[Group], style: Style, shape: Shape) -> F
         for group in shown:
             if group.partitioner_label in ("", partitioner):
                 _draw(axes, group, style.look(group))
+        if target is not None:
+            axes.axhline(target, color=FAINT, linewidth=0.9, linestyle=TARGET_DASHES, zorder=1)
         axes.set_ylabel("test accuracy")
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.grid(axis="y")

@@ -1,0 +1,161 @@
+"""Optimisers: those written by hand beside torch's, and NovoGrad beside its algorithm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from tests.unit.training import SMALL, train
+from trainer.clock import Clock
+from trainer.optimizers import OPTIMIZERS
+from trainer.spec import RunSpec
+from trainer.strategies.replica import Replica
+from trainer.task import Task
+
+STEPS = 50
+LR = {"novograd": 0.005}
+
+
+def parameters() -> list[Tensor]:
+    """Of a layer and a convolution, whose weights lie channels_last in memory, as in training."""
+    generator = torch.Generator().manual_seed(7)
+    shapes = [(4, 3, 5, 5), (4,), (6, 100), (6,)]
+    made = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+    made[0].data = made[0].data.contiguous(memory_format=torch.channels_last)
+    return [*made]
+
+
+def gradients(step: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1000 + step)
+    return [torch.randn(p.shape, generator=generator) / (step + 1) for p in parameters()]
+
+
+def after_steps(optimizer: dict[str, Any], lr: float = 0.01) -> list[np.ndarray]:
+    moved = parameters()
+    built = OPTIMIZERS.parse(optimizer).build(moved, lr)
+    for step in range(STEPS):
+        for parameter, gradient in zip(moved, gradients(step), strict=True):
+            parameter.grad = gradient
+        if step == STEPS // 2:  # as when it warms up
+            built.param_groups[0]["lr"] = lr / 3
+        built.step()
+    return [parameter.detach().numpy() for parameter in moved]
+
+
+@pytest.mark.parametrize(
+    ("by_hand", "torchs"),
+    [
+        ({"name": "sgd_by_hand"}, {"name": "sgd"}),
+        ({"name": "momentum_by_hand"}, {"name": "momentum"}),
+        ({"name": "momentum_by_hand", "momentum": 0.5}, {"name": "momentum", "momentum": 0.5}),
+        ({"name": "adam_by_hand"}, {"name": "adam"}),
+        (
+            {"name": "adam_by_hand", "beta1": 0.5, "beta2": 0.9},
+            {"name": "adam", "beta1": 0.5, "beta2": 0.9},
+        ),
+    ],
+)
+def test_by_hand_it_is_what_torch_does(by_hand: dict[str, Any], torchs: dict[str, Any]) -> None:
+    for mine, theirs in zip(after_steps(by_hand), after_steps(torchs), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.001, 0.1])
+def test_novograd_is_its_algorithm(decay: float) -> None:
+    """Ginsburg et al. 2019, Alg. 1, line by line, in double precision."""
+    lr, beta1, beta2, epsilon = 0.01, 0.95, 0.98, 1e-8
+    w = [p.detach().numpy().astype(float) for p in parameters()]
+    g = [gradient.numpy().astype(float) for gradient in gradients(0)]
+    v = [np.sum(each**2) for each in g]
+    m = [g[at] / np.sqrt(v[at]) + decay * w[at] for at in range(4)]
+    w = [w[at] - lr * m[at] for at in range(4)]
+    for step in range(1, STEPS):
+        g = [gradient.numpy().astype(float) for gradient in gradients(step)]
+        rate = lr if step < STEPS // 2 else lr / 3
+        for at in range(4):
+            v[at] = beta2 * v[at] + (1 - beta2) * np.sum(g[at] ** 2)
+            m[at] = beta1 * m[at] + (g[at] / (np.sqrt(v[at]) + epsilon) + decay * w[at])
+            w[at] = w[at] - rate * m[at]
+    for mine, theirs in zip(after_steps({"name": "novograd", "weight_decay": decay}), w, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS.entries)
+def test_a_layer_without_a_gradient_stays_as_it_is(name: str) -> None:
+    with_gradient, without = parameters()[:2]
+    before = without.detach().clone()
+    with_gradient.grad = torch.zeros_like(with_gradient)  # of norm 0
+    OPTIMIZERS.parse(name).build([with_gradient, without], 0.1).step()
+    assert torch.equal(without, before)
+    assert torch.isfinite(with_gradient).all()
+
+
+# In training
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS.entries)
+@pytest.mark.parametrize(("strategy", "ranks"), [("serial", 1), ("all_reduce", 2)])
+def test_every_optimizer_trains(name: str, strategy: str, ranks: int) -> None:
+    easy = {"name": "synthetic", "samples": 120, "test_samples": 40, "noise": 0.1}
+    lr = 0.2 if name in ("sgd", "sgd_by_hand") else LR.get(name, 0.02)
+    done = train(strategy, ranks, optimizer=name, dataset=easy, lr=lr, epochs=5)
+    first, last = done.of("epoch")[0], done.of("epoch")[-1]
+    assert last.fields["test_loss"] < 0.7 * first.fields["test_loss"]
+    assert last.fields["accuracy"] > 0.5  # of ten classes
+    assert done.same_weights
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS.entries)
+def test_two_ranks_that_share_a_batch_do_what_one_does(name: str) -> None:
+    one = train("serial", 1, optimizer=name, lr=LR.get(name, 0.02))
+    two = train("parameter_server", 2, optimizer=name, lr=LR.get(name, 0.02))
+    np.testing.assert_allclose(one.weights, two.weights, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS.entries)
+def test_what_optimizers_remember_can_be_averaged_kept_and_forgotten(name: str) -> None:
+    def weights(state: str, steps: int = 3) -> np.ndarray:
+        strategy = {"name": "local_sgd", "local_steps": steps, "optimizer_state": state}
+        done = train(strategy, 2, optimizer=name, lr=LR.get(name, 0.02))
+        assert done.same_weights
+        return done.weights
+
+    kept, averaged, reset = (weights(state) for state in ("keep", "average", "reset"))
+    remembers = name not in ("sgd", "sgd_by_hand")
+    assert np.array_equal(kept, averaged) != remembers
+    assert np.array_equal(kept, reset) != remembers
+
+
+def test_by_hand_as_by_torch_in_a_whole_training_that_averages_moments() -> None:
+    strategy = {"name": "local_sgd", "local_steps": 3, "optimizer_state": "average"}
+    for name in ("sgd", "momentum", "adam"):
+        mine, torchs = (train(strategy, 2, optimizer=each, lr=0.02) for each in (f"{name}_by_hand", name))
+        np.testing.assert_allclose(mine.weights, torchs.weights, rtol=1e-3, atol=1e-4)
+
+
+def test_novograd_remembers_one_second_moment_per_layer() -> None:
+    of = Task(RunSpec.model_validate({**SMALL, "strategy": "serial", "optimizer": "novograd"}), Path())
+    replica = Replica(of.build_model(0), of, Clock())
+    replica.set_gradient(torch.full((replica.parameters,), 2.0))
+    replica.step()
+    state, sizes = replica.optimizer_state(), [shape.numel() for shape in replica.shapes]
+    assert len(state) == sum(sizes) + len(sizes)
+    assert state[sizes[0]] == 4.0 * sizes[0]  # the squared norm of the first layer's gradient
+    replica.set_optimizer_state(state / 2)
+    assert torch.equal(replica.optimizer_state(), state / 2)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "tensor_parallel"])
+def test_layers_that_are_shared_out_have_no_norm_on_any_rank(strategy: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        RunSpec.model_validate({"strategy": strategy, "nodes": 2, "optimizer": "novograd"})
+    assert "novograd needs each layer's whole gradient" in str(caught.value)
+    assert "allowed: sgd, momentum, adam, adamw, sgd_by_hand, momentum_by_hand, adam_by_hand" in str(
+        caught.value
+    )

@@ -1,0 +1,27 @@
+"""AdamW: torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from trainer.optimizers.base import Optimizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer as TorchOptimizer
+
+
+class AdamW(Optimizer):
+    """Adam with weight decay apart from the gradient (Loshchilov & Hutter 2019)."""
+
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    weight_decay: float = Field(0.01, ge=0, le=1)
+
+    def build(self, parameters: Iterable[Tensor], lr: float) -> TorchOptimizer:
+        from torch.optim import AdamW as TorchAdamW
+
+        return TorchAdamW(parameters, lr=lr, betas=(self.beta1, self.beta2), weight_decay=self.weight_decay)

@@ -1,0 +1,26 @@
+"""Momentum: torch's SGD with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from trainer.optimizers.base import Optimizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer as TorchOptimizer
+
+
+class Momentum(Optimizer):
+    """SGD with heavy-ball or Nesterov momentum (Sutskever et al. 2013)."""
+
+    momentum: float = Field(0.9, gt=0, lt=1)
+    nesterov: bool = False
+
+    def build(self, parameters: Iterable[Tensor], lr: float) -> TorchOptimizer:
+        from torch.optim import SGD
+
+        return SGD(parameters, lr=lr, momentum=self.momentum, nesterov=self.nesterov)

@@ -1,0 +1,48 @@
+"""NovoGrad: momentum along gradients that are normalised layer by layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from trainer.optimizers.base import WrittenOut
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EPSILON = 1e-8
+
+
+class NovoGrad(WrittenOut):
+    """NovoGrad after Ginsburg et al. 2019 ("Stochastic Gradient Methods with Layer-wise Adaptive Moments
+    for Training of Deep Networks", Alg. 1).
+
+    As Adam with weight decay, but that v is one number per layer, the running mean of its gradient's
+    squared norm, and that m sums up gradients which are normalised by it already. v begins with the first
+    gradient, so no bias has to be corrected. A layer is a tensor: weights and biases count as two.
+
+    A step is about lr/(1 − β1) long in each layer however small the gradient is, so `lr` wants to be
+    smaller than with plain SGD.
+    """
+
+    by_layer: ClassVar[bool] = True
+
+    beta1: float = Field(0.95, ge=0, lt=1, description="β1: the share of m that stays")
+    beta2: float = Field(0.98, ge=0, lt=1, description="β2: the share of v that stays")
+    weight_decay: float = Field(0.001, ge=0, le=1, description="d: how much of the weights m takes up")
+
+    def remember(self, theta: Tensor) -> dict[str, Any]:
+        from torch import zeros_like
+
+        return {"exp_avg": zeros_like(theta), "exp_avg_sq": theta.new_zeros(())}
+
+    def update(self, theta: Tensor, g: Tensor, lr: float, memory: dict[str, Any]) -> None:
+        m, v, t = memory["exp_avg"], memory["exp_avg_sq"], memory["step"]
+        squared_norm = (g * g).sum()
+        beta2 = self.beta2 if t > 1 else 0.0  # v ← ‖g‖² in the first step
+        v *= beta2
+        v += (1 - beta2) * squared_norm  # v ← β2 v + (1 − β2) ‖g‖²
+        m *= self.beta1
+        m += g / (v.sqrt() + EPSILON) + self.weight_decay * theta  # m ← β1 m + (g / (√v + ε) + d θ)
+        theta -= lr * m  # θ ← θ − η m
