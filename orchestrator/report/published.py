@@ -20,13 +20,15 @@ from orchestrator.report.rows import Row
 class Line:
     """What was published of some runs of a block, and the cell of ours; None where it came to nothing.
 
-    alone: the same for one node of the block, which speedups are taken from.
+    alone: the same for one node of the block, which speedups are taken from. changed: ours were made by
+    options that the published ones know nothing of, as with less epochs.
     """
 
     block: str
     published: Published
     measured: Group | None
     alone: tuple[Published, Group | None] | None = None
+    changed: bool = False
 
     @property
     def runs(self) -> str:
@@ -67,7 +69,8 @@ def _lines_of(comparison: Comparison, block: BlockRecord) -> Iterator[Line]:
     alone = (one, cell_of(comparison, block, one.runs)) if one else None
     for entry in block.published:
         measured = cell_of(comparison, block, entry.runs)
-        yield Line(block.name, entry, measured, None if entry is one else alone)
+        changed = bool(comparison.record.overrides)
+        yield Line(block.name, entry, measured, None if entry is one else alone, changed)
 
 
 def cell_of(comparison: Comparison, block: BlockRecord, entry: Values) -> Group | None:
@@ -102,7 +105,7 @@ def _ours(name: str, metric: Metric, write: Callable[[float], str]) -> Callable[
 
 def _difference(line: Line) -> Cell:
     measured = line.mean(_accuracy)
-    if line.published.accuracy is None or measured is None:
+    if line.published.accuracy is None or measured is None or line.changed:
         return Cell(ABSENT)
     return Cell(formats.points(measured - line.published.accuracy))
 
@@ -151,7 +154,7 @@ def differences(comparison: Comparison) -> list[tuple[str, str]]:
     lab = comparison.record.lab
     if lab is None:
         return []
-    cpus = dict.fromkeys(str(row.result.environment.get("cpu", "")) for row in comparison.rows)
+    cpus = dict.fromkeys(str(row.result.environment.get("processor", "")) for row in comparison.rows)
     machine = ", ".join(filter(None, cpus)) or "an unknown processor"
     cores = sorted({row.result.cores for row in comparison.rows})
     had = f", {formats.listed([f'{number:g}' for number in cores], 'or')} cores" if cores else ""

@@ -331,3 +331,19 @@ def test_works_are_kept_apart() -> None:
     fastest = [finding for finding in find(a_comparison(*runs)) if finding.topic == "Time"]
     assert [finding.work.lr for finding in fastest if finding.work] == [0.05, 0.01]
     assert "speedup" not in fastest[1].text
+
+
+def test_what_is_said_of_every_work_is_said_once() -> None:
+    others = [a_run(lr=lr) for lr in (0.1, 0.2)]
+    told = [finding for finding in find(a_comparison(SERIAL, *others)) if finding.topic == "Not repeated"]
+    assert [(finding.work, len(finding.rows)) for finding in told] == [(None, 3)]
+
+
+def test_what_is_said_of_some_works_names_them() -> None:
+    once = [a_run(lr=lr) for lr in (0.1, 0.2)]
+    told = [
+        finding
+        for finding in find(a_comparison(*repeated("serial", [8.0, 8.1]), *once))
+        if finding.topic == "Not repeated"
+    ]
+    assert [finding.work.lr for finding in told if finding.work] == [0.1, 0.2]

@@ -118,6 +118,7 @@ def test_runs_that_were_changed_are_not_held_against_published_times() -> None:
     assert not [finding for finding in find(comparison) if finding.topic == "Published"]
     told = dict(published.differences(comparison))
     assert told["Changed"] == "by --quick: these are not the runs that figures were published of"
+    assert not any("−1.0 points" in line for line in table(comparison))
 
 
 def test_both_pages_have_the_section_and_escape_what_the_file_says() -> None:
@@ -125,7 +126,7 @@ def test_both_pages_have_the_section_and_escape_what_the_file_says() -> None:
     findings, plots = find(comparison), draw(comparison)
     page, text = html.render(comparison, findings, plots), markdown.render(comparison, findings, plots)
     assert '<section id="published">' in page
-    assert "About &lt;averaging&gt; Source: a lab sheet." in page
+    assert "About &lt;averaging&gt;. Source: a lab sheet." in page
     for written in (page, text):
         assert "an old laptop" in written
         assert "they counted evaluation" in written

@@ -62,7 +62,7 @@ ABOUT_ALL: tuple[tuple[str, Callable[[Comparison], Iterator[Finding]]], ...] = (
 
 def find(comparison: Comparison) -> list[Finding]:
     """What the numbers say, work by work, and then what to beware of."""
-    found = _all_of(ABOUT_WHAT_WAS_PUBLISHED, comparison)
+    found: list[Finding] = []
     for scene in map(comparison.scene, comparison.works):
         work = scene.work if scene.one_of_several else None
         found += [
@@ -74,7 +74,23 @@ def find(comparison: Comparison) -> list[Finding]:
             replace(finding, topic="Slow node", work=work)
             for finding in waiting.slow_node(scene, comparison)
         ]
-    return found + _all_of(ABOUT_ALL, comparison)
+    first, last = (_all_of(rules, comparison) for rules in (ABOUT_WHAT_WAS_PUBLISHED, ABOUT_ALL))
+    return first + _once(found, len(comparison.works)) + last
+
+
+def _once(found: list[Finding], works: int) -> list[Finding]:
+    """What is said word for word of every work is said once, of all."""
+    alike: dict[tuple[str, str], list[Finding]] = {}
+    for finding in found:
+        alike.setdefault((finding.topic, finding.text), []).append(finding)
+    told = []
+    for same in alike.values():
+        if works > 1 and len(same) == works:
+            rows = tuple(row for finding in same for row in finding.rows)
+            told.append(replace(same[0], work=None, rows=rows))
+        else:
+            told += same
+    return told
 
 
 def _all_of(

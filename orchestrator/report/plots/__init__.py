@@ -53,8 +53,8 @@ def draw(comparison: Comparison) -> list[Plot]:
         by_hand = {twins.by_hand.work: twins for twins in twins_of(comparison)}
         for number, work in enumerate(works, 1):
             for name, title, figure in [
-                *_figures(comparison.scene(work), style),
                 *_by_hand(by_hand.get(work)),
+                *_figures(comparison.scene(work), style),
             ]:
                 file = f"{name}-{number}" if len(works) > 1 else name
                 wide = figure.get_figwidth() > WIDTH_IN
@@ -75,7 +75,7 @@ def _figures(scene: Scene, style: Style) -> Iterator[tuple[str, str, Figure]]:
         yield "partitioners", "Accuracy by partitioner and strategy", figure
     if figure := time_to_target(scene.in_lines, style):
         yield "time_to_target", "Time to the target accuracy", figure
-    for quantity in QUANTITIES:
+    for quantity in QUANTITIES if any(not group.serial for group in scene.groups) else ():
         if figure := lines_over_nodes(scene.in_lines, style, quantity):
             yield quantity.name, quantity.title, figure
     if figure := accuracy_over_time(scene.in_lines, style, scene.shape):
