@@ -42,6 +42,7 @@ def assemble(
 
     trouble: what the runtime itself found to be wrong. usage: of the nodes, where they are containers.
     """
+    events = last_attempts(events)
     status, cause = verdict(events, exits, plan.world_size, timed_out_s, plan.processes_per_node, trouble)
     ranks = ranks_of(events)
     certificate = certify(events)
@@ -64,7 +65,12 @@ def assemble(
         startup_s=None if first is None else first - started_at,
         teardown_s=None if last is None else ended_at - last,
         cores=cores,
-        flags=flags(plan, ranks, runtime, cores, usage) + _evened(plan, certificate) + _hung(plan, events)
+        flags=[
+            *flags(plan, ranks, runtime, cores, usage),
+            *_evened(plan, certificate),
+            *_hung(plan, events),
+            *_resumed(events),
+        ]
         if status == "ok"
         else [],
         ranks=ranks,
@@ -92,6 +98,35 @@ def _uncertified(certificate: Certificate | None, epochs: int) -> str | None:
     if certificate and not certificate.verified:
         return "the nodes trained on other samples than the split says"
     return None
+
+
+def last_attempts(events: Sequence[Event]) -> list[Event]:
+    """What each rank has told since it was started for the last time.
+
+    A rank that goes on from a snapshot tells again what is in it, and one that does not has begun anew: so
+    this is a whole account, and what was done after the snapshot the first time is not counted.
+    """
+    starts: dict[int, list[int]] = defaultdict(list)
+    for number, event in enumerate(events):
+        if event.kind == "start":
+            starts[event.rank].append(number)
+    begins = {rank: numbers[-1] for rank, numbers in starts.items() if len(numbers) > 1}
+    return [event for number, event in enumerate(events) if number >= begins.get(event.rank, 0)]
+
+
+def _resumed(events: Sequence[Event]) -> list[str]:
+    """That the times are those of several attempts, and what is not in them."""
+    told = [event.fields for event in events if event.kind == "resumed" and event.fields["times"]]
+    if not told:
+        return []
+    last = told[0]
+    times = "once" if last["times"] == 1 else f"{last['times']} times"
+    steps = f" and {last['step']} steps" if last["step"] else ""
+    return [
+        f"it was cut off and went on from a snapshot {times}, the last time from that after epoch "
+        f"{last['epoch']}{steps}, {last['age_s']:.0f} s later: what was trained after it and lost is "
+        "in none of its times, and start-up and wall time are those of the last attempt"
+    ]
 
 
 def _hung(plan: LaunchPlan, events: Sequence[Event]) -> list[str]:

@@ -89,9 +89,12 @@ class Runner:
             yield done
 
     def execute(self, launch: LaunchPlan, paths: RunPaths) -> RunResult:
-        """One run, from nothing to its row on disk. Interrupted, it leaves logs but no row."""
+        """One run, from nothing or its last snapshot to its row on disk.
+
+        Interrupted, it leaves logs and snapshots but no row.
+        """
         started_at = time.time()
-        _fresh(paths.directory)
+        _fresh(paths)
         write_atomic(paths.spec, launch.spec.model_dump_json(indent=2))
         described = self.runtime.describe(launch, paths, self.data_dir)
         write_atomic(paths.plan, json.dumps(described, indent=2))
@@ -116,6 +119,8 @@ class Runner:
             environment=self._environment,
         )
         write_atomic(paths.result, result.model_dump_json(indent=2))
+        if result.status == "ok":
+            shutil.rmtree(paths.snapshots, ignore_errors=True)
         return result
 
     def _watch(self, handle: RunHandle, timeout_s: float) -> tuple[RunState, float | None]:
@@ -136,7 +141,13 @@ class Runner:
                 return state, timeout_s
 
 
-def _fresh(directory: Path) -> None:
-    """An empty directory in place of whatever an earlier attempt left there."""
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
+def _fresh(paths: RunPaths) -> None:
+    """A directory with nothing of an earlier attempt but the snapshots that this one may go on from."""
+    paths.directory.mkdir(parents=True, exist_ok=True)
+    for left in paths.directory.iterdir():
+        if left == paths.snapshots:
+            continue
+        if left.is_dir() and not left.is_symlink():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink()

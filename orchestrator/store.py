@@ -60,6 +60,11 @@ class RunPaths:
         return self.directory / "weights.npy"
 
     @property
+    def snapshots(self) -> Path:
+        """What a run goes on from when it was cut off, in a directory for each runtime."""
+        return self.directory / "snapshots"
+
+    @property
     def usage(self) -> Path:
         """What each container has used, a line of JSON each."""
         return self.directory / "usage.jsonl"
@@ -116,6 +121,12 @@ def write_atomic(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(draft, path)
+
+
+def make_open(directory: Path) -> None:
+    """Make a directory for containers to write to, whose user is nobody in particular."""
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o777)
 
 
 def read_result(path: Path) -> RunResult | None:

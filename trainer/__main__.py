@@ -3,6 +3,7 @@
 SHARDYARD_SPEC        file with the RunSpec, JSON
 SHARDYARD_DATA        data directory
 SHARDYARD_OUT         directory for events and weights; without it readable lines go to the console only
+SHARDYARD_SNAPSHOTS   directory of a run that takes snapshots; what lies there is gone on from
 SHARDYARD_CONSOLE     file for this rank's console output, {node} in it is its node: launchers mix it
 SHARDYARD_PREFIX      of the readable lines, {rank} in it is the rank
 SHARDYARD_RENDEZVOUS  where torch.distributed's ranks meet

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Literal, get_args
 
-Phase = Literal["data", "compute", "communicate", "wait", "no_core", "evaluate", "other"]
-PHASES: tuple[Phase, ...] = ("data", "compute", "communicate", "wait", "no_core", "evaluate", "other")
+Phase = Literal["data", "compute", "communicate", "wait", "no_core", "evaluate", "snapshot", "other"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
 WORK: tuple[Phase, ...] = ("data", "compute", "other")  # in which a rank needs a core all the time
 
 
@@ -48,6 +48,22 @@ class Clock:
         """Seconds of training so far: everything but evaluation."""
         self._switch(self._phase)
         return sum(self.seconds.values()) - self.seconds["evaluate"]
+
+    @property
+    def booked(self) -> dict[str, float]:
+        """Seconds by phase, to the microsecond; `snapshot` only where there were any."""
+        told = {phase: round(seconds, 6) for phase, seconds in self.seconds.items()}
+        return {phase: seconds for phase, seconds in told.items() if seconds or phase != "snapshot"}
+
+    def state(self) -> dict[str, dict[str, float]]:
+        """The seconds so far, of each phase."""
+        self._switch(self._phase)
+        return {"seconds": dict(self.seconds), "cpu_seconds": dict(self.cpu_seconds)}
+
+    def restore(self, state: Mapping[str, Mapping[str, float]]) -> None:
+        """Go on from what `state` has given in another process. For a clock that has not been started."""
+        self.seconds.update(state["seconds"])
+        self.cpu_seconds.update(state["cpu_seconds"])
 
     def phase(self, name: Phase) -> Span:
         """Book the block to `name`. No effect while stopped or evaluating: evaluation is one piece."""

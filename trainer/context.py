@@ -45,6 +45,7 @@ class NodeContext:
     scarce: whether a rank has less than a core, so that waiting must not use it up.
     timeout_s: how long a rank waits for others. room: where ranks that share a process meet. shared:
     what forked ranks share. out_dir: where what is worth keeping goes, if anywhere.
+    snapshots_dir: where snapshots lie, for a run that takes any.
     """
 
     rank: int
@@ -58,6 +59,7 @@ class NodeContext:
     room: Room | None = None
     shared: Any = None
     out_dir: Path | None = None
+    snapshots_dir: Path | None = None
     _comm: Communicator | None = field(default=None, init=False, repr=False)
 
     @classmethod
@@ -80,6 +82,7 @@ class NodeContext:
             rendezvous=env.get("SHARDYARD_RENDEZVOUS", ""),
             scarce=spec.scarce,
             timeout_s=spec.timeout_s,
+            snapshots_dir=Path(env["SHARDYARD_SNAPSHOTS"]) if "SHARDYARD_SNAPSHOTS" in env else None,
         )
 
     def as_rank(self, rank: int, room: Room | None = None) -> NodeContext:

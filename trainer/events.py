@@ -12,10 +12,16 @@ fields of its kind:
 | split | the first rank that trains, likewise | see certificate.EpochRecord |
 | epoch | an epoch was evaluated | epoch, epochs, train_s, lr, loss (none of a server), accuracy, |
 | | | test_loss, target_reached (training ends here), consensus_distance (of replicas that differ) |
+| snapshot | one was taken | epoch (whole ones), step (of the next), bytes, seconds |
+| skipped | one could not be gone on from | epoch, step, cause |
+| resumed | a run goes on from one | epoch, step, age_s (of the snapshot), times (that it has been) |
 | train_end | clock stopped | |
 | result | all is known | see result.TrainResult |
 | done, failed, terminated, died | last word | cause, traceback, signal, forced |
 | damaged | made by the reader of a line that is no event | line |
+
+A rank that was started again begins with another `start`. What it then writes is its whole account: after
+`resumed` come the `part`, `split` and `epoch` events of what is in the snapshot once more.
 """
 
 from __future__ import annotations
@@ -98,14 +104,22 @@ class EventWriter:
         self._file = _lines(directory / f"rank-{rank}.jsonl") if directory else None
 
     def write(self, kind: str, **fields: Any) -> None:
-        event = Event(time.time(), self._run, self.rank, self._host, kind, fields)
-        if self._file:
-            self._file.write(event.to_line() + "\n")
+        event = self._kept(kind, fields)
         if line := readable(event):
             self._console.write(
                 self._prefix.replace("{rank}", str(self.rank)) + line + "\n"
             )  # one write: lines of ranks that share a console stay whole
             self._console.flush()
+
+    def write_again(self, kind: str, **fields: Any) -> None:
+        """Put on record what an earlier attempt has told already: nobody has to read it twice."""
+        self._kept(kind, fields)
+
+    def _kept(self, kind: str, fields: dict[str, Any]) -> Event:
+        event = Event(time.time(), self._run, self.rank, self._host, kind, fields)
+        if self._file:
+            self._file.write(event.to_line() + "\n")
+        return event
 
     def as_rank(self, rank: int) -> EventWriter:
         """A writer for another rank of the same run."""
@@ -192,6 +206,14 @@ def readable(event: Event) -> str | None:
             # Of a server, or one that holds a part of the model, the samples are others'.
             did = f"trained {fields['samples']:,} samples" if fields["samples"] else "took part"
             text = f"{did} in {fields['train_s']:.2f} s, acc {fields['accuracy']:.1%}"
+        case "snapshot":
+            text = (
+                f"snapshot after {_place(fields)}, {fields['bytes']:,} bytes in {fields['seconds']:.2f} s"
+            )
+        case "skipped":
+            text = f"the snapshot after {_place(fields)} is not used: {fields['cause']}"
+        case "resumed":
+            text = f"went on from the snapshot after {_place(fields)}"
         case "failed":
             text = f"failed: {fields['cause']}\n{fields.get('traceback', '')}".rstrip()
         case "terminated" | "died":
@@ -199,3 +221,8 @@ def readable(event: Event) -> str | None:
         case _:
             return None
     return text
+
+
+def _place(fields: dict[str, Any]) -> str:
+    steps = f" and {fields['step']} steps" if fields["step"] else ""
+    return f"epoch {fields['epoch']}{steps}"

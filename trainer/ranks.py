@@ -15,6 +15,7 @@ from trainer.context import NodeContext
 from trainer.data.base import DataError
 from trainer.events import MAX_BYTES, EventWriter, signal_name
 from trainer.result import Diverged
+from trainer.snapshots import SnapshotError
 from trainer.task import Task
 from trainer.watch import Watch
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 TEARDOWN_S = 10.0
 # Failures that a message explains; anything else is shown with its type and, in the log, its traceback.
-EXPLAINED = (DataError, CommunicationError, Diverged)
+EXPLAINED = (DataError, CommunicationError, Diverged, SnapshotError)
 
 
 def run_rank(context: NodeContext, task: Task, events: EventWriter, watch: Watch) -> bool:

@@ -15,9 +15,9 @@ class TrainResult:
     """One rank's account. Times in seconds, accuracies 0 … 1 on the whole test split.
 
     seconds: wall time per phase, evaluation in its own; train_s is their sum without it.
-    work_cpu_s: CPU time of everything but communicating, waiting and evaluating: the time this rank
-    would need on a core of its own; None on a GPU. own_accuracy: of this node's model before it met the
-    others, where a strategy has such a thing. weights_digest: 16 hex digits of the final weights.
+    work_cpu_s: CPU time of everything but communicating, waiting, evaluating and snapshots: the time this
+    rank would need on a core of its own; None on a GPU. own_accuracy: of this node's model before it met
+    the others, where a strategy has such a thing. weights_digest: 16 hex digits of the final weights.
     staleness: updates that others made between this rank's pull of the weights and its push of a gradient,
     mean and largest over its pushes; None where nothing can become stale. held_bytes: what this rank keeps
     from step to step, of `weights`, `gradient` and `optimizer` (state); None where there is no model.

@@ -149,6 +149,12 @@ class RunSpec(BaseModel):
     shm_mb: int = Field(
         256, ge=16, description="size of a node's /dev/shm in MiB; runtime local does not enforce it"
     )
+    snapshot_epochs: int | None = Field(
+        None,
+        ge=1,
+        description="epochs from one snapshot to the next; a killed run goes on from the last one",
+    )
+    snapshot_steps: int | None = Field(None, ge=1, description="the same in steps; at most one of the two")
     save_weights: bool = Field(False, description="keep the final weights as weights.npy beside the result")
     timeout_s: float = Field(600, gt=0, le=7 * 86400, description="the run is stopped after this")
 
@@ -199,6 +205,11 @@ class RunSpec(BaseModel):
     def batches_at_once(self) -> int:
         """How many batches of `batch_size` all parts together take at a time."""
         return self.parts if self.batch_per == "rank" else 1
+
+    @property
+    def snapshots(self) -> bool:
+        """Whether the run takes any."""
+        return self.snapshot_epochs is not None or self.snapshot_steps is not None
 
     @property
     def on_gpu(self) -> bool:

@@ -142,6 +142,13 @@ def component_label(run: RunSpec, field: str, but: Collection[str] = ()) -> str:
     return " ".join([shown["name"], *(f"{name}={value}" for name, value in told.items())])
 
 
+def strategy_label(run: RunSpec) -> str:
+    """The strategy's label, and how often the run takes snapshots, which costs time."""
+    asked = ("snapshot_epochs", "snapshot_steps")
+    told = [f"{name}={every}" for name in asked if (every := getattr(run, name))]
+    return " ".join([component_label(run, "strategy"), *told])
+
+
 PACE = ("lr_scaling", "warm_up_epochs")
 
 

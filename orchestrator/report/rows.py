@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from orchestrator.limits import shares_cores, speedup_limit
-from orchestrator.report.labels import Shape, Work, component_label
+from orchestrator.report.labels import Shape, Work, component_label, strategy_label
 from orchestrator.result import CertifiedPart, RunResult
 from trainer.spec import RunSpec
 
@@ -78,7 +78,7 @@ class Row:
 
     @property
     def strategy_label(self) -> str:
-        return " ".join(filter(None, [component_label(self.run, "strategy"), self.pace]))
+        return " ".join(filter(None, [strategy_label(self.run), self.pace]))
 
     @property
     def partitioner_label(self) -> str:

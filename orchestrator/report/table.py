@@ -126,6 +126,9 @@ COLUMNS: dict[str, Callable[[Row], Cell]] = {
     "target_reached": target_reached,
     "time_to_target_s": time_to_target_s,
     "epochs_trained": last_epoch,
+    "snapshot_s": lambda row: row.seconds.get("snapshot"),
+    "snapshot_epochs": lambda row: row.run.snapshot_epochs,
+    "snapshot_steps": lambda row: row.run.snapshot_steps,
 }
 
 

@@ -61,6 +61,7 @@ def cluster(
     files = [COMPOSE / f"{spec.topology}.yml"]
     if spec.transport == "nccl":
         files.append(COMPOSE / "gpu.yml")
+    snapshots = {"SHARDYARD_SNAPSHOTS": str(snapshots_of(paths).resolve())} if spec.snapshots else {}
     return Cluster(
         project="shardyard-" + sha256(str(directory).encode()).hexdigest()[:12],
         files=tuple(files),
@@ -70,6 +71,7 @@ def cluster(
             "SHARDYARD_DATA": str(data_dir.resolve()),
             "SHARDYARD_RESULTS": str(directory),
             "SHARDYARD_RUN": LIVE,
+            **snapshots,
             "SHARDYARD_OWNER": owner,
             "SHARDYARD_IMAGE": image,
             "SHARDYARD_FETCH": "skip",  # the orchestrator has seen to the data
@@ -81,3 +83,8 @@ def cluster(
         },
         bottleneck_cpus=spec.bottleneck_cpus,
     )
+
+
+def snapshots_of(paths: RunPaths) -> Path:
+    """Of a run's containers: apart from those of processes, whose times are not theirs."""
+    return paths.snapshots / "docker"

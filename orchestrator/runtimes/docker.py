@@ -21,8 +21,8 @@ from orchestrator.identity import identity
 from orchestrator.image import image_id, image_name, image_trouble, pinned_packages, source_digest
 from orchestrator.reaper import Reaper, remove_orphans, remove_project
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
-from orchestrator.runtimes.compose import LIVE, Cluster, cluster
-from orchestrator.store import RunPaths, write_atomic
+from orchestrator.runtimes.compose import LIVE, Cluster, cluster, snapshots_of
+from orchestrator.store import RunPaths, make_open, write_atomic
 from orchestrator.topology import LaunchPlan
 from trainer.events import Event, EventReader
 from trainer.spec import RunSpec
@@ -96,6 +96,8 @@ class DockerRuntime(Runtime):
             raise InputError(f"{reason}\nthen the same command goes on where it stopped")
         self._reaper = self._reaper or Reaper(identity())
         check_mounts(paths.directory, data_dir, plan.spec)
+        if plan.spec.snapshots:
+            make_open(snapshots_of(paths))
         run = self._cluster(plan, paths, data_dir)
         remove_project(self.engine, run.project)
         return DockerRun(self.engine, run, paths)

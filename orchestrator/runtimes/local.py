@@ -50,6 +50,8 @@ def processes(plan: LaunchPlan, paths: RunPaths, data_dir: Path, live: Path) -> 
         "SHARDYARD_OUT": str(live.resolve()),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")])),
     }
+    if plan.spec.snapshots:  # apart from those of containers, whose times are not these processes'
+        environment["SHARDYARD_SNAPSHOTS"] = str((paths.snapshots / "local").resolve())
     match plan.topology:
         case "single":
             return [Process("nodes", node, environment, "node-0")]

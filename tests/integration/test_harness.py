@@ -26,12 +26,12 @@ from trainer.spec import RunSpec
 Execute = Callable[..., RunResult]
 
 
-def kill_in_training(display: Silent, rank: int) -> list[int]:
-    """SIGKILL a rank once there was an epoch; its process id is in the list from then on."""
+def kill_in_training(display: Silent, rank: int, after: str = "epoch") -> list[int]:
+    """SIGKILL a rank once there was such an event; its process id is in the list from then on."""
     killed: list[int] = []
 
     def kill() -> None:
-        while not any(event.kind == "epoch" for event in display.seen):
+        while not any(event.kind == after for event in display.seen):
             time.sleep(0.02)
         pids = {event.rank: event.fields["pid"] for event in display.seen if event.kind == "start"}
         killed.append(pids[rank])

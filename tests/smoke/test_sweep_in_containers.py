@@ -206,3 +206,31 @@ def containers(out: Path) -> list[str]:
 def container(out: Path, name: str) -> str:
     (found,) = [each for each in containers(out) if each.endswith(f"-{name}")]
     return found
+
+
+def test_a_sweep_that_was_killed_goes_on_from_its_snapshots(tmp_path: Path) -> None:
+    """With the weights that it would have had: on three nodes the order of DDP's buckets matters."""
+    run = {
+        "strategy": "ddp",
+        "nodes": 3,
+        "cpus": 0.5,
+        "dataset": {"name": "synthetic", "samples": 1500, "test_samples": 50, "noise": 1.0},
+        "model": {"name": "lenet", "dropout": 0.3},
+        "optimizer": "momentum",
+        "lr": 0.01,
+        "batch_size": 10,
+        "snapshot_steps": 20,
+    }
+    file, out = tmp_path / "one.yml", tmp_path / "out"
+    file.write_text(json.dumps({"name": "one", "base": run, "blocks": [{}]}))
+    killed = started(file, out, "--runtime", "docker")
+    wait_for(lambda: list(out.glob("*/snapshots/docker/*/epoch-00001-step-*/rank-2.pt")), timeout_s=120)
+    killed.kill()
+    killed.communicate()
+    assert sweep(file, out).returncode == 0
+    assert sweep(file, tmp_path / "whole").returncode == 0
+    (went_on,), (whole,) = rows(out).values(), rows(tmp_path / "whole").values()
+    assert [rank.weights_digest for rank in went_on.ranks] == [rank.weights_digest for rank in whole.ranks]
+    assert went_on.certificate == whole.certificate
+    assert "went on from a snapshot once" in went_on.flags[-1]
+    assert not list(tmp_path.glob("*/*/snapshots"))

@@ -120,6 +120,12 @@ def test_the_last_node_s_ranks_know_to_what_they_have_to_be_held(topology: str) 
     assert (first["OMP_NUM_THREADS"], last["OMP_NUM_THREADS"]) == ("2", "1")
 
 
+def test_snapshots_of_a_run_have_a_directory_of_their_own() -> None:
+    roster = called("ddp", 1, 2, snapshot_epochs=1)
+    assert environment(roster, PID)["SHARDYARD_SNAPSHOTS"] == f"/snapshots/{roster.spec.key}"
+    assert "SHARDYARD_SNAPSHOTS" not in environment(called("ddp", 1, 2), PID)
+
+
 @pytest.mark.parametrize("topology", ["ddp", "mpi", "rpc", "single"])
 def test_only_mpirun_s_ranks_write_to_their_node_s_console(topology: str) -> None:
     console = environment(at(called(topology, 1, 2), "node-2"), PID).get("SHARDYARD_CONSOLE")

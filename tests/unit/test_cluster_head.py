@@ -42,6 +42,28 @@ def test_all_well(room: Room) -> None:
     ]
 
 
+@pytest.mark.parametrize("goes_well", [True, False])
+def test_snapshots_are_removed_when_the_run_has_ended_well(
+    room: Room, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, goes_well: bool
+) -> None:
+    monkeypatch.setattr(module, "SNAPSHOTS", tmp_path / "snapshots")
+    kept = []
+
+    async def trains(seat: Seat) -> None:
+        roster = await seat.take_place()
+        kept.append(tmp_path / "snapshots" / roster.spec.key)
+        kept[0].mkdir(parents=True, exist_ok=True)
+        (kept[0].parent / "another-run").mkdir(exist_ok=True)
+        if goes_well:
+            await seat.train()
+        await seat.exit(code=0 if goes_well else 1)
+        await seat.leave()
+
+    assert room.lead({"node-1": trains, "node-2": trains}) == (0 if goes_well else 1)
+    assert kept[0].exists() is not goes_well
+    assert (kept[0].parent / "another-run").exists()
+
+
 def test_nobody_has_a_place_before_everybody_is_there(room: Room) -> None:
     original = room.connect
 

@@ -224,6 +224,14 @@ def test_summary_of_a_run_that_is_ok(tmp_path: Path) -> None:
     ]
 
 
+def test_summary_says_when_the_run_went_on_from_a_snapshot(tmp_path: Path) -> None:
+    kept = ledger(tmp_path)
+    kept.keep(event("resumed", 0, epoch=2, step=5, age_s=1.0, times=1))
+    finish(kept, 0, 1)
+    last = "  went on from the snapshot after epoch 2 and 5 steps; what was lost is not in its time"
+    assert kept.summary()[-1] == last
+
+
 def test_summary_says_when_weights_differ(tmp_path: Path) -> None:
     kept = ledger(tmp_path)
     finish(kept, 0)

@@ -15,6 +15,7 @@ import pytest
 from trainer import __main__ as rank
 from trainer.cluster import __main__ as container
 from trainer.cluster import head, member, owner
+from trainer.cluster.commands import SNAPSHOTS
 from trainer.data.base import DataError
 from trainer.data.datasets import DATASETS
 from trainer.events import EventWriter
@@ -36,10 +37,11 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def owned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, Path]]:
+def owned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, ...]]:
     """Who became the owner of what, before anything was written."""
-    taken: list[tuple[Path, Path]] = []
-    monkeypatch.setattr(owner, "become_owner_of", lambda *pair: taken.append(pair))
+    taken: list[tuple[Path, ...]] = []
+    monkeypatch.setattr(owner, "become_owner_of", lambda *told: taken.append(told))
+    monkeypatch.setattr(owner, "open_to_nodes", lambda directory: taken.append((directory,)))
     return taken
 
 
@@ -66,7 +68,7 @@ Led = list[tuple[str, Path, Path, dict[str, Any]]]
 
 
 @pytest.fixture
-def led(monkeypatch: pytest.MonkeyPatch, owned: list[tuple[Path, Path]], spec: Path) -> Led:
+def led(monkeypatch: pytest.MonkeyPatch, owned: list[tuple[Path, ...]], spec: Path) -> Led:
     told: Led = []
 
     def main(topology: str, file: Path, directory: Path, limits: dict[str, Any]) -> Any:
@@ -103,13 +105,13 @@ def test_a_bare_up_has_a_directory_of_its_own_and_ends_with_a_summary(
 
 
 def test_data_is_fetched_as_the_owner(
-    monkeypatch: pytest.MonkeyPatch, owned: list[tuple[Path, Path]], spec: Path
+    monkeypatch: pytest.MonkeyPatch, owned: list[tuple[Path, ...]], spec: Path
 ) -> None:
     fetched: list[tuple[str, Path]] = []
     spec.write_text(json.dumps({"strategy": "ddp", "dataset": "mnist"}))
 
     def prepare(self: Any, directory: Path) -> None:
-        assert owned == [(spec, Path("/data"))]
+        assert owned == [(spec, Path("/data"), SNAPSHOTS), (SNAPSHOTS,)]
         fetched.append((DATASETS.name_of(self), directory))
 
     monkeypatch.setattr(DATASETS.load("mnist"), "prepare", prepare)
@@ -120,7 +122,7 @@ def test_data_is_fetched_as_the_owner(
 def test_data_that_cannot_be_fetched_is_a_message(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    owned: list[tuple[Path, Path]],
+    owned: list[tuple[Path, ...]],
     spec: Path,
 ) -> None:
     def prepare(self: Any, directory: Path) -> None:
@@ -136,7 +138,7 @@ BAD = ["", "[]", '{"dataset": "mnits"}', '{"dataset": {"name": "mnist", "x": 1}}
 
 @pytest.mark.parametrize("text", BAD)
 def test_a_spec_that_is_wrong_is_the_head_s_to_explain(
-    capsys: pytest.CaptureFixture[str], owned: list[tuple[Path, Path]], spec: Path, text: str
+    capsys: pytest.CaptureFixture[str], owned: list[tuple[Path, ...]], spec: Path, text: str
 ) -> None:
     spec.write_text(text)
     assert container.main(["data"]) == 0

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from trainer.cluster import ssh
-from trainer.cluster.owner import become_owner_of
+from trainer.cluster.owner import become_owner_of, open_to_nodes
 from trainer.cluster.roll import RollError
 from trainer.cluster.usage import Usage, measure, quota, wait_for_quota
 
@@ -254,6 +254,17 @@ def test_a_directory_of_root_s_that_holds_something_stays_root_s(monkeypatch: py
     asked = Kernel(monkeypatch, 0, {SPEC: 1000, RESULTS: 0}, held=["MNIST"]).asked
     become_owner_of(SPEC, RESULTS)
     assert asked == TAKEN
+
+
+def test_what_the_engine_made_for_snapshots_is_opened_to_nodes(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    open_to_nodes(tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o777
+    tmp_path.chmod(0o755)
+    (tmp_path / "mine").touch()
+    open_to_nodes(tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+    open_to_nodes(tmp_path / "absent")
 
 
 @pytest.mark.parametrize("owner", [1000, 1007])

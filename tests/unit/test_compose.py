@@ -99,6 +99,11 @@ def test_environment(tmp_path: Path) -> None:
     }
 
 
+def test_snapshots_lie_in_the_run_s_directory_apart_from_those_of_processes(tmp_path: Path) -> None:
+    run = made(tmp_path, snapshot_steps=10)
+    assert run.environment["SHARDYARD_SNAPSHOTS"] == f"{tmp_path}/snapshots/docker"
+
+
 def test_relative_paths_are_not_relative_to_the_compose_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,11 +158,17 @@ def test_mounts(topology: str) -> None:
     found = services(topology)
     spec = {"/spec.json": (f"${{SHARDYARD_SPEC:-specs/{topology}.json}}", True)}
     data, results = "${SHARDYARD_DATA:-../data}", "${SHARDYARD_RESULTS:-../results}"
+    snapshots = {"/snapshots": ("${SHARDYARD_SNAPSHOTS:-../docker/no-snapshots}", False)}
     for role in ROLES[topology]:
-        assert mounts(found[role]) == {"/data": (data, True)}
-    assert mounts(found["head"]) == {"/results": (results, False), **spec}
-    assert mounts(found["data"]) == {"/data": (data, False), **spec}
+        assert mounts(found[role]) == {"/data": (data, True), **snapshots}
+    assert mounts(found["head"]) == {"/results": (results, False), **snapshots, **spec}
+    assert mounts(found["data"]) == {"/data": (data, False), **snapshots, **spec}
     assert "volumes" not in found["verdict"]
+
+
+def test_there_is_no_place_for_snapshots_that_nobody_has_named() -> None:
+    """A directory that holds something is not opened to nodes: see test_cluster_node.py."""
+    assert list((PROJECT / "docker" / "no-snapshots").iterdir())
 
 
 def test_the_default_cluster_is_ddp() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainer.comm.base import CommunicationError
 from trainer.comm.memory import Room
 from trainer.context import NodeContext
 from trainer.events import Event, EventWriter
@@ -39,7 +40,11 @@ class Notes(EventWriter):
         self.events: list[Event] = []
 
     def write(self, kind: str, **fields: Any) -> None:
+        self._kept(kind, fields)
+
+    def _kept(self, kind: str, fields: dict[str, Any]) -> Event:
         self.events.append(Event(time.time(), "run", self.rank, "host", kind, fields))
+        return self.events[-1]
 
 
 @dataclass
@@ -70,8 +75,8 @@ def threads_in_torch(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def train(strategy: Any, ranks: int = 2, **fields: Any) -> Training:
-    """Train with every rank a thread. Raises what a rank raises."""
+def train(strategy: Any, ranks: int = 2, snapshots: Path | None = None, **fields: Any) -> Training:
+    """Train with every rank a thread. snapshots: where they lie. Raises what a rank raises first."""
     run = {**SMALL, "strategy": strategy, "nodes": ranks, "transport": "memory", **fields}
     spec = RunSpec.model_validate({**run, "save_weights": True})
     task = Task(spec, Path())
@@ -82,7 +87,15 @@ def train(strategy: Any, ranks: int = 2, **fields: Any) -> Training:
     with tempfile.TemporaryDirectory() as name, threads_in_torch(spec.threads):
 
         def rank_trains(rank: int) -> None:
-            context = NodeContext(rank, spec.world_size, "memory", Path(), room=room, out_dir=Path(name))
+            context = NodeContext(
+                rank,
+                spec.world_size,
+                "memory",
+                Path(),
+                room=room,
+                out_dir=Path(name),
+                snapshots_dir=snapshots,
+            )
             try:
                 outcomes[rank] = spec.strategy.train(context, task, notes[rank])
             except Exception as error:
@@ -97,8 +110,8 @@ def train(strategy: Any, ranks: int = 2, **fields: Any) -> Training:
             thread.start()
         for thread in threads:
             thread.join(30)
-        for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                raise outcome
+        errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+        for error in sorted(errors, key=lambda error: isinstance(error, CommunicationError)):
+            raise error
         results = [outcome for outcome in outcomes if isinstance(outcome, TrainResult)]
         return Training(np.load(Path(name) / "weights.npy"), results, [each.events for each in notes])

@@ -73,12 +73,14 @@ def _fetch(env: Mapping[str, str]) -> int:
     from pydantic import ValidationError
     from pydantic_core import PydanticCustomError
 
-    from trainer.cluster.owner import become_owner_of
+    from trainer.cluster.commands import SNAPSHOTS
+    from trainer.cluster.owner import become_owner_of, open_to_nodes
     from trainer.cluster.roll import RollError, read_spec
     from trainer.spec import REGISTRIES, DataError
 
     spec, directory = Path(env["SHARDYARD_SPEC"]), Path("/data")
-    become_owner_of(spec, directory)
+    become_owner_of(spec, directory, SNAPSHOTS)
+    open_to_nodes(SNAPSHOTS)
     try:
         dataset = REGISTRIES["dataset"].parse(read_spec(spec).get("dataset", "digits"))
     except (RollError, ValidationError, PydanticCustomError):

@@ -11,6 +11,7 @@ from trainer.cluster.roll import Member, Roster
 
 HOME = Path("/run/shardyard")  # a tmpfs: what lies here ends with the container
 OUT = HOME / "out"  # events and weights of this member's ranks
+SNAPSHOTS = Path("/snapshots")  # mounted; of every run that takes any, by key
 SPEC = HOME / "spec.json"
 SSH = HOME / "ssh"
 ENVIRONMENT = HOME / "environment.json"  # for ranks that mpirun starts
@@ -73,6 +74,7 @@ def environment(roster: Roster, pid: int) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": INTERFACE,
         "NCCL_SOCKET_IFNAME": INTERFACE,
         "TP_SOCKET_IFNAME": INTERFACE,
+        **({"SHARDYARD_SNAPSHOTS": str(SNAPSHOTS / roster.spec.key)} if roster.spec.snapshots else {}),
         # mpirun would collect its ranks' output; a node's belongs in its own log.
         **({"SHARDYARD_CONSOLE": f"/proc/{pid}/fd/1"} if roster.spec.topology == "mpi" else {}),
         **({"SHARDYARD_HELD_TO": f"{roster.spec.cpus_of(first):g}"} if _held_back(roster) else {}),

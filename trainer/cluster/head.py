@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import socket
 import time
@@ -11,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from trainer.cluster.commands import SNAPSHOTS
 from trainer.cluster.ledger import Ledger
 from trainer.cluster.roll import ROLES, Member, RollError, Roster, call_roll, read_spec
 from trainer.cluster.wire import LIMIT, PORT, Message, Wire
@@ -65,7 +67,10 @@ class Head:
             return 1, [f"FAILED: {error}"]
         finally:
             server.close()  # wait_closed would wait for a member that does not leave
-        return 0 if ledger.complete and not ledger.failures else 1, ledger.summary()
+        if not ledger.complete or ledger.failures:
+            return 1, ledger.summary()
+        shutil.rmtree(SNAPSHOTS / ledger.key, ignore_errors=True)  # of no use any more
+        return 0, ledger.summary()
 
     async def _call_roll(self) -> Ledger:
         """Wait for every member whose container has been started, and tell all who is who."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster.roll import Member, RollError, Roster
-from trainer.events import LAST_WORDS, Event, signal_name
+from trainer.events import LAST_WORDS, Event, readable, signal_name
 
 WEIGHTS = "weights.npy"  # the one file that a member sends, and only rank 0's
 
@@ -26,9 +26,11 @@ class Ledger:
     def __init__(self, directory: Path, roster: Roster) -> None:
         """Raises RollError if nothing can be written there."""
         self._directory, self._roster = directory, roster
+        self.key = roster.spec.key
         self.timeout_s = roster.spec.timeout_s
         self._last: dict[int, Event] = {}  # by rank: its last word
         self._starts: dict[int, Event] = {}
+        self._resumed: Event | None = None
         self.results: dict[int, Mapping[str, Any]] = {}  # by rank
         self.failures: dict[str, str] = {}  # by member: why, the first reason that was known
         self.leaving = False  # who is sent away and says so has not failed
@@ -53,6 +55,8 @@ class Ledger:
             self._starts[event.rank] = event
         if event.kind == "result":
             self.results[event.rank] = event.fields
+        if event.kind == "resumed":
+            self._resumed = event
         if event.kind in ("failed", "died") or (event.kind == "terminated" and not self.leaving):
             self.fail(self._roster.holder(event.rank), f"rank {event.rank} {_said(event)}")
         self._append(f"rank-{event.rank}.jsonl", event.to_line().encode() + b"\n")
@@ -138,6 +142,7 @@ class Ledger:
         return [
             f"  trained {samples:,} samples in {train_s:.2f} s, {samples / train_s:,.0f} samples/s",
             f"  test accuracy {results[0]['accuracy']:.1%}, {self._weights(results)}",
+            *([f"  {readable(self._resumed)}; what was lost is not in its time"] if self._resumed else []),
         ]
 
     def _weights(self, results: Sequence[Mapping[str, Any]]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 
 @dataclass
@@ -29,6 +31,16 @@ class Traffic:
     deliveries: list[tuple[float, float, int, int]] = field(default_factory=list)
     receipts: list[tuple[float, float, int]] = field(default_factory=list)
     _posted: Counter[int] = field(default_factory=Counter)
+
+    def state(self) -> dict[str, Any]:
+        """All of it, as plain values; to be written down before anything else is sent."""
+        books = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: dict(book) if isinstance(book, Counter) else book for name, book in books.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` has given in another process."""
+        for name, book in state.items():
+            setattr(self, name, Counter(book) if isinstance(book, dict) else book)
 
     def post(self, at: float, to: int, payload: int) -> int:
         """A send of so many bytes has begun. Returns which of the sends to that rank it is, from 0."""

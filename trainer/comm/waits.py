@@ -40,12 +40,12 @@ def _waits(comm: Communicator) -> Iterator[tuple[int, float]]:
     traffic = comm.traffic
     if traffic.meetings:
         entered, left = _times(comm, traffic.meetings)
-        last = _everyones(comm, entered).max(dim=0)
+        last = everyones(comm, entered).max(dim=0)
         yield from enumerate(_by_rank(comm, _waited(entered, left, last.values), last.indices))
     if traffic.shifts:
         entered, left = _times(comm, traffic.shifts)
         sources = torch.tensor([source for _, _, source in traffic.shifts], device=comm.device)
-        others = _everyones(comm, entered)[sources, range(len(sources))]
+        others = everyones(comm, entered)[sources, range(len(sources))]
         yield from enumerate(_by_rank(comm, _waited(entered, left, others), sources))
     posts = _told_to_me(comm, traffic.posts)
     for span, source, at in _numbered(traffic.receipts):
@@ -63,7 +63,7 @@ def _times(comm: Communicator, spans: Sequence[tuple[float, ...]]) -> list[Tenso
     return [torch.tensor(each, dtype=torch.float64, device=comm.device) for each in entered_and_left]
 
 
-def _everyones(comm: Communicator, numbers: Tensor) -> Tensor:
+def everyones(comm: Communicator, numbers: Tensor) -> Tensor:
     """The ranks' float64 numbers, of shape (n,) on each, as shape (size, n)."""
     import torch
 
@@ -86,14 +86,14 @@ def _told_to_me(comm: Communicator, notes: Sequence[tuple[float, int]]) -> list[
     import torch
 
     count = torch.tensor([float(len(notes))], dtype=torch.float64, device=comm.device)
-    longest = int(_everyones(comm, count).max().item())
+    longest = int(everyones(comm, count).max().item())
     if not longest:
         return [[] for _ in range(comm.size)]
     padded = [*notes, *[(0.0, -1)] * (longest - len(notes))]
     both = [
         torch.tensor(each, dtype=torch.float64, device=comm.device) for each in zip(*padded, strict=True)
     ]
-    times, about = (_everyones(comm, each) for each in both)
+    times, about = (everyones(comm, each) for each in both)
     return [row[who == comm.rank].tolist() for row, who in zip(times, about, strict=True)]
 
 

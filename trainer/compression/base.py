@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from trainer.registry import Component
 
@@ -21,6 +21,8 @@ class Compression(Component):
     Formulas of bytes are of one step, one rank: n floats of 4 bytes, P ranks. Without compression an
     all-reduce sends 8n(P-1)/P.
     """
+
+    unsaved: ClassVar[str | None] = "what a rank has not sent yet"  # that it remembers from step to step
 
     @abstractmethod
     def build(self, comm: Communicator, shapes: Sequence[Size], streams: Streams) -> Compressor:

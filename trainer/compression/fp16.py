@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from trainer.compression.base import Compression, Compressor
 
@@ -27,6 +27,8 @@ class Fp16(Compression):
 
     Sends 8c(P-1) bytes with c = ceil(n / 2P): half of the all-reduce, whatever P.
     """
+
+    unsaved: ClassVar[str | None] = None
 
     def build(self, comm: Communicator, shapes: Sequence[Size], streams: Streams) -> Compressor:
         return Fp16Compressor(comm)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from trainer.compression.base import Compression, Compressor
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 class NoneCompression(Compression):
     """Gradients travel as they are. Sends 8n(P-1)/P bytes."""
+
+    unsaved: ClassVar[str | None] = None
 
     def build(self, comm: Communicator, shapes: Sequence[Size], streams: Streams) -> Compressor:
         return NoneCompressor(comm)

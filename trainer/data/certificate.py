@@ -127,6 +127,15 @@ class Certifier:
         self._samples = samples
         self._seen: list[npt.NDArray[np.bool_]] = [np.zeros(samples, dtype=bool) for _ in range(nodes)]
 
+    @property
+    def seen(self) -> npt.NDArray[np.bool_]:
+        """Which samples each node was to feed so far, shape (nodes, samples)."""
+        return np.stack(self._seen)
+
+    @seen.setter
+    def seen(self, seen: npt.NDArray[np.bool_]) -> None:
+        self._seen = list(seen)
+
     def epoch(self, epoch: int, parts: Sequence[Indices], uneven: str = "join") -> EpochRecord:
         """Enter what each node feeds in one epoch, and return its record."""
         for seen, part in zip(self._seen, parts, strict=True):

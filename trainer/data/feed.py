@@ -110,15 +110,20 @@ class Feed:
         sizes = self.sizes(epoch)
         return [_evened(self._order(epoch, rank), sizes, uneven) for rank in range(self._size)]
 
-    def batches(self, epoch: int) -> Iterator[tuple[Batch, Indices]]:
-        """This rank's batches and the samples in them; the last batch holds what is left."""
+    def batches(self, epoch: int, skip: int = 0) -> Iterator[tuple[Batch, Indices]]:
+        """This rank's batches and the samples in them; the last batch holds what is left.
+
+        skip: how many at the beginning have been fed already.
+        """
         order, size = self.order(epoch), self._spec.batch_of_each
         steps = self.steps(epoch)[self._rank]
-        for step in range(steps):
+        for step in range(skip, steps):
             fed = order[step * size : (step + 1) * size]
             yield self._gather(fed, 1 / self._size, epoch, step + 1, steps), fed
 
-    def batches_in_step(self, epoch: int, uneven: Uneven = "join") -> Iterator[tuple[Batch, Indices]]:
+    def batches_in_step(
+        self, epoch: int, uneven: Uneven = "join", skip: int = 0
+    ) -> Iterator[tuple[Batch, Indices]]:
         """As `batches`, but every rank takes as many steps as the one with the most samples.
 
         Weighted by its `share`, the ranks' mean gradient is the mean over all samples of the step. A
@@ -128,7 +133,7 @@ class Feed:
         order = _evened(self.order(epoch), sizes, uneven)
         part_sizes = np.array(sizes if uneven == "join" else [len(order)] * self._size)
         steps = self.steps_together(epoch, uneven)
-        for step in range(steps):
+        for step in range(skip, steps):
             in_step = np.clip(part_sizes - step * size, 0, size)
             fed = order[step * size : (step + 1) * size]
             share = float(in_step[self._rank] / in_step.sum())

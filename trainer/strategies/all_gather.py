@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from trainer.strategies.base import Strategy, Uneven
+from trainer.strategies.base import Interval, Strategy, Uneven
 
 if TYPE_CHECKING:
     from trainer.context import NodeContext
@@ -23,6 +23,7 @@ class AllGather(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
     in_step: ClassVar[bool] = True
+    resumes: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     uneven: Uneven = "join"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from trainer.compression import COMPRESSIONS, Compression
-from trainer.strategies.base import Strategy, Uneven
+from trainer.strategies.base import Interval, Strategy, Uneven
 
 if TYPE_CHECKING:
     from trainer.context import NodeContext
@@ -25,11 +25,16 @@ class AllReduce(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
     in_step: ClassVar[bool] = True
+    resumes: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     uneven: Uneven = "join"
     compression: Annotated[Compression, COMPRESSIONS] = Field(
         "none", validate_default=True, description="how gradients are made smaller before they are sent"
     )
+
+    @property
+    def unsaved(self) -> str | None:
+        return self.compression.unsaved
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from trainer.strategies.loop import Loop

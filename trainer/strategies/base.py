@@ -44,6 +44,8 @@ Cuts = Annotated[
         "the blocks' time, measured before training"
     ),
 ]
+# Between which snapshots may be taken: all ranks have come equally far there.
+Interval = Literal["epochs", "steps"]
 MicroBatches = Annotated[
     int, Field(ge=1, le=65536, description="pieces in which a batch goes through the stages")
 ]
@@ -73,6 +75,9 @@ class Strategy(Component):
     in_step: ClassVar[bool] = False  # all ranks go through every batch together, and a layer may meet
     trains: ClassVar[bool] = True  # False: no model, no data, no torch (placebo)
     forks: ClassVar[bool] = False  # in topology single, ranks are forked processes instead of threads
+    resumes: ClassVar[
+        tuple[Interval, ...]
+    ] = ()  # where a replica and the loop's accounts are all its state
     tells_waits: ClassVar[bool] = True  # False: waiting for other ranks is booked as communication
     caveat: ClassVar[str | None] = None  # what a reader must know before comparing its numbers
 
@@ -93,6 +98,11 @@ class Strategy(Component):
     def sees_images(self, rank: int, ranks: int) -> bool:
         """Whether images of its batches go through what a rank holds; else it takes only their labels."""
         return rank >= self.servers
+
+    @property
+    def unsaved(self) -> str | None:
+        """What it remembers beside replica and accounts, so that a snapshot would lack it; or None."""
+        return None
 
     @property
     def pieces(self) -> int:

@@ -11,7 +11,7 @@ from trainer.compression import COMPRESSIONS, Compression
 from trainer.compression.fp16 import Fp16
 from trainer.compression.power_sgd import PowerSgd
 from trainer.registry import ComponentRegistry
-from trainer.strategies.base import Strategy, Uneven
+from trainer.strategies.base import Interval, Strategy, Uneven
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,11 +45,16 @@ class Ddp(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
     in_step: ClassVar[bool] = True
+    resumes: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     uneven: Uneven = "join"
     compression: Annotated[Compression, HOOKS] = Field(
         "none", validate_default=True, description="how gradients are made smaller before they are sent"
     )
+
+    @property
+    def unsaved(self) -> str | None:
+        return self.compression.unsaved
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from torch.nn.parallel import DistributedDataParallel
@@ -70,7 +75,8 @@ class Ddp(Strategy):
         buckets = Buckets(loop.comm, self.compression, task.streams.number("compression"))
         ddp.register_comm_hook(None, lambda _, bucket: buckets.mean(bucket))
         replica = Replica(ddp, task, loop.clock)
-        loop.start(replica)
+        # DDP makes its buckets anew after its first pass, in another order, which is another rounding.
+        loop.start(replica, settle=replica.backward)
         for epoch in loop.epochs(replica):
             for batch in loop.batches_in_step(epoch, replica, self.uneven):
                 replica.backward(batch, weight=batch.share * context.size)

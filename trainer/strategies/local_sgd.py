@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.strategies.base import Init, OptimizerState, Strategy, Uneven, Weighting
+from trainer.strategies.base import Init, Interval, OptimizerState, Strategy, Uneven, Weighting
 
 if TYPE_CHECKING:
     from trainer.context import NodeContext
@@ -30,6 +30,7 @@ class LocalSGD(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
+    resumes: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     local_steps: int | None = Field(
         10, ge=1, description="H: steps between two averages; null: average at the end alone"
@@ -45,7 +46,8 @@ class LocalSGD(Strategy):
         loop = Loop(context, task, events)
         replica = loop.replica(weights_of=context.rank)
         loop.start(replica, self.init)
-        steps = 0  # since the last average
+        # Since the last average; a run that goes on from a snapshot has taken some already.
+        steps = loop.steps_taken % self.local_steps if self.local_steps else loop.steps_taken
         for epoch in loop.epochs(replica, model="mean", weighting=self.weighting):
             for batch in loop.batches_in_step(epoch, replica, self.uneven):
                 if batch.share:

@@ -6,8 +6,7 @@ A strategy's file keeps the algorithm; what every strategy does alike is here.
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
 from typing import Literal
 
@@ -19,18 +18,19 @@ from trainer.clock import Clock
 from trainer.comm.base import Communicator
 from trainer.comm.waits import book_waits
 from trainer.context import NodeContext
-from trainer.data.certificate import Certifier, PartRecord, as_fields
 from trainer.data.feed import Batch, Feed
 from trainer.events import EventWriter
 from trainer.pace import Target, learning_rate
-from trainer.peak_memory import peak_memory_mb, restart_peak_memory
+from trainer.peak_memory import restart_peak_memory
 from trainer.result import TrainResult
+from trainer.strategies.accounts import Accounts
 from trainer.strategies.base import Init, Uneven, Weighting
 from trainer.strategies.evaluation import Evaluation, check_loss
+from trainer.strategies.keeper import BEGINNING, Keeper
+from trainer.strategies.progress import Progress
 from trainer.strategies.replica import Replica
 from trainer.task import Task
 
-PROGRESS_EVERY_S = 0.5
 MOST_WAITED_FOR = 256  # ranks that a result lists: it is an event, and has to stay below 8 KiB
 
 
@@ -52,29 +52,37 @@ class Loop:
         sees = strategy.sees_images(context.rank, context.size)
         augment = task.spec.augmentation.build(data.scale, device) if sees else None
         self._feed = Feed(data.train, task.spec, task.streams, self._replica, parts, device, augment)
-        self._train_labels, self._classes = data.train.labels, data.classes
         shares = (self._replica % parts, parts) if strategy.cuts_model else (context.rank, context.size)
         self.evaluate = Evaluation(data.test, self.comm, *shares)
-        self._labels_fed = np.zeros(self._classes, dtype=np.int64)
-        self._certifier = Certifier(len(data.train.labels), parts)
-        self._steps = self._samples = 0
-        self._peak_memory_mb: float | None = None
-        self._evaluated = (0.0, 0.0)  # accuracy and loss after the last epoch
+        self._accounts = Accounts(data.train.labels, data.classes, parts, events)
+        self._keeper = Keeper(context, task.spec, events, self.comm, self._accounts)
+        self._begun = BEGINNING  # where this process has begun
 
     def replica(self, weights_of: int = 0) -> Replica:
         """A fresh replica. Ranks that name the same `weights_of` start from the same weights."""
         model = self._task.build_model(self._replica, weights_of, self.comm.device)
         return Replica(model, self._task, self.clock)
 
-    def start(self, replica: Replica, init: Init | None = None) -> None:
-        """Start the clock, on all ranks at once. init: what they do first so as to begin alike, or not."""
+    def start(
+        self, replica: Replica, init: Init | None = None, settle: Callable[[Batch], object] | None = None
+    ) -> None:
+        """Start the clock, on all ranks at once; go on from the last snapshot, if there is one.
+
+        init: what they do first so as to begin alike, or not. settle: what a run that goes on first does
+        with some batch, where a library finds its form in the first step.
+        """
         if self._task.spec.strategy.in_step:
             replica.synchronise_norms(self.comm)
+        snapshot = self._keeper.last_good()
+        if snapshot:
+            if settle:
+                settle(next(self._feed.batches(1))[0])
+            self._begun = self._keeper.go_on(snapshot, replica)
         restart_peak_memory()
         self.comm.barrier()
         self._events.write("train_start", parameters=replica.parameters)
         self.clock.start()
-        if init == "broadcast":
+        if init == "broadcast" and not snapshot:
             self._take_over_weights(replica)
 
     def _take_over_weights(self, replica: Replica) -> None:
@@ -128,7 +136,9 @@ class Loop:
         """
         spec = self._task.spec
         target = Target(spec.target_accuracy, spec.patience)
-        for epoch in range(1, spec.epochs + 1):
+        for accuracy in self._accounts.accuracies:  # in epochs before a snapshot
+            target.reached(accuracy)
+        for epoch in range(self._begun.epochs + 1, spec.epochs + 1):
             lr = learning_rate(spec, epoch)
             replica.set_lr(lr)
             yield epoch
@@ -136,8 +146,7 @@ class Loop:
                 self._average_statistics(replica)
             self.comm.barrier()
             train_s = self.clock.train_s
-            if self._peak_memory_mb is None:  # later epochs take as much; evaluation more samples at a time
-                self._peak_memory_mb = peak_memory_mb()
+            self._accounts.note_peak_memory()
             loss = None if self.serves or replica.loss is None else replica.loss.item()
             with self.clock.phase("evaluate"):
                 apart: dict[str, float] = {}
@@ -147,11 +156,13 @@ class Loop:
                     replica.set_weights(mean)
                 elif model == "server":
                     self._take_over_weights(replica)
-                accuracy, test_loss = self._evaluated = self.evaluate(replica, alone=model == "own")
+                accuracy, test_loss = self._accounts.evaluated = self.evaluate(
+                    replica, alone=model == "own"
+                )
                 if model == "mean":
                     replica.set_weights(own)
                 reached = target.reached(accuracy)  # the same on all ranks, or the strategy has no target
-                self._events.write(
+                self._accounts.tell(
                     "epoch",
                     epoch=epoch,
                     epochs=spec.epochs,
@@ -166,6 +177,7 @@ class Loop:
                 self.comm.barrier()
             if reached:
                 return
+            self._keeper.after_epoch(epoch, replica)
 
     def _rms(self, value: Tensor) -> float:
         """The root of the ranks' mean square of a number each."""
@@ -190,69 +202,55 @@ class Loop:
         """A server's steps, 1-based, which it takes with the gradients of others."""
         for step in range(1, steps + 1):
             yield step
-            self._steps += 1
+            self._accounts.steps += 1
+
+    @property
+    def steps_taken(self) -> int:
+        """By this rank, in the whole run so far."""
+        return self._accounts.steps
 
     def batches(self, epoch: int, replica: Replica) -> Iterator[Batch]:
         """This rank's batches of the epoch, each sample once."""
-        return self._timed(epoch, replica, self._feed.batches(epoch), "join")
+        return self._timed(epoch, replica, self._feed.batches(epoch, self._skip(epoch)), "join")
 
     def batches_in_step(self, epoch: int, replica: Replica, uneven: Uneven) -> Iterator[Batch]:
         """As `batches`, with the same number of steps on every rank."""
-        return self._timed(epoch, replica, self._feed.batches_in_step(epoch, uneven), uneven)
+        feed = self._feed.batches_in_step(epoch, uneven, self._skip(epoch))
+        return self._timed(epoch, replica, feed, uneven)
+
+    def _skip(self, epoch: int) -> int:
+        """Steps of the epoch that were taken before the snapshot that this run goes on from."""
+        return self._begun.steps if epoch == self._begun.epochs + 1 else 0
 
     def _timed(
         self, epoch: int, replica: Replica, feed: Iterator[tuple[Batch, np.ndarray]], uneven: Uneven
     ) -> Iterator[Batch]:
-        reported, samples = time.perf_counter(), 0
-        fed: list[np.ndarray] = []
+        accounts = self._accounts
+        progress = Progress(epoch, self._task.spec.epochs, replica, self._events)
         while True:
             with self.clock.phase("data"):
                 batch, indices = next(feed, (None, None))
             if batch is None or indices is None:
                 break
-            fed.append(indices)
-            if self._steps == 0:  # all steps keep as much
+            accounts.fed.append(indices)
+            if accounts.steps == 0:  # all steps keep as much
                 with Activations() as activations:
                     yield batch
                 replica.activation_bytes = activations.most_bytes
             else:
                 yield batch
-            self._steps += 1
-            self._samples += len(indices) if self._leads else 0
-            samples += len(indices)
-            now = time.perf_counter()
-            if now - reported > PROGRESS_EVERY_S:
-                self._progress(epoch, batch, replica, samples / (now - reported))
-                reported, samples = now, 0
+            accounts.steps += 1
+            accounts.samples += len(indices) if self._leads else 0
+            progress.after(batch, len(indices))
+            self._keeper.after_step(epoch, batch, replica)
         if replica.loss is not None:
             check_loss(replica.loss.item(), f"in epoch {epoch}")
         if self._leads:
             with self.clock.phase("evaluate"):
-                self._certify(epoch, np.concatenate(fed), uneven)
-
-    def _progress(self, epoch: int, batch: Batch, replica: Replica, samples_per_s: float) -> None:
-        if replica.loss is None:  # another rank has it
-            return
-        loss = replica.loss.item()
-        check_loss(loss, f"in epoch {epoch}, step {batch.step}")
-        self._events.write(
-            "step",
-            epoch=epoch,
-            epochs=self._task.spec.epochs,
-            step=batch.step,
-            steps=batch.steps,
-            loss=loss,
-            accuracy=replica.batch_accuracy,
-            samples_per_s=samples_per_s,
-        )
-
-    def _certify(self, epoch: int, fed: np.ndarray, uneven: Uneven) -> None:
-        record = PartRecord.of(epoch, fed, self._train_labels, self._classes, self._labels_fed)
-        self._labels_fed += record.labels
-        self._events.write("part", **as_fields(record))
-        if self._replica == 0:
-            split = self._certifier.epoch(epoch, self._feed.fed(epoch, uneven), uneven)
-            self._events.write("split", **as_fields(split))
+                accounts.certify_part(epoch)
+                if self._replica == 0:
+                    accounts.certify_split(epoch, self._feed.fed(epoch, uneven), uneven)
+        accounts.fed = []
 
     def result(
         self, replica: Replica, *, averaged: bool = False, staleness: Sequence[int] = ()
@@ -265,29 +263,29 @@ class Loop:
         self.clock.stop()
         self._events.write("train_end")
         waited_for = book_waits(self.comm)
-        spec, bytes_to = self._task.spec, self.comm.bytes_to
+        spec, accounts, bytes_to = self._task.spec, self._accounts, self.comm.bytes_to
         # CPU time tells nothing where several threads share it, or where the host waits for its GPU.
         if spec.threads_of(self._context.rank) == 1 and not spec.on_gpu:
             self.clock.book_no_core()
-        accuracy, test_loss = self.evaluate(replica, alone=False) if averaged else self._evaluated
+        accuracy, test_loss = self.evaluate(replica, alone=False) if averaged else accounts.evaluated
         held_bytes = replica.held_bytes  # before others send what they have
         whole = replica.whole_weights()
         weights = None if whole is None else whole.cpu().numpy()
         if weights is not None and spec.save_weights and self._context.rank == 0 and self._context.out_dir:
             np.save(self._context.out_dir / "weights.npy", weights)
         return TrainResult(
-            steps=self._steps,
-            samples=self._samples,
+            steps=accounts.steps,
+            samples=accounts.samples,
             train_s=self.clock.train_s,
             work_cpu_s=None if spec.on_gpu else self.clock.work_cpu_s,
-            seconds={phase: round(seconds, 6) for phase, seconds in self.clock.seconds.items()},
+            seconds=self.clock.booked,
             bytes_sent=self.comm.bytes_sent,
             accuracy=accuracy,
             test_loss=test_loss,
-            own_accuracy=self._evaluated[0] if averaged else None,
+            own_accuracy=accounts.evaluated[0] if averaged else None,
             weights_digest=None if weights is None else hashlib.sha256(weights.tobytes()).hexdigest()[:16],
             parameters=replica.parameters,
-            peak_memory_mb=self._peak_memory_mb or 0.0,
+            peak_memory_mb=accounts.peak_memory_mb or 0.0,
             staleness_mean=fmean(staleness) if staleness else None,
             staleness_max=max(staleness, default=None),
             held_bytes=held_bytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from trainer.strategies.base import Init, Strategy, Weighting
+from trainer.strategies.base import Init, Interval, Strategy, Weighting
 
 if TYPE_CHECKING:
     from trainer.context import NodeContext
@@ -24,6 +24,7 @@ class OneShot(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
     evaluates_together: ClassVar[bool] = False
+    resumes: ClassVar[tuple[Interval, ...]] = ("epochs",)
 
     init: Init = "broadcast"
     weighting: Weighting = "equal"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch.optim import Optimizer
 from trainer.clock import Clock
 from trainer.comm.base import Communicator
 from trainer.data.feed import Batch
+from trainer.models.dropout import Dropout
 from trainer.models.sync_batch_norm import SyncBatchNorm
 from trainer.task import Task
 
@@ -97,6 +99,31 @@ class Replica:
         """From now on use these tensors, in the order of parameters and buffers, as the weights."""
         for mine, shared in zip([*self._parameters, *self.model.buffers()], weights, strict=True):
             mine.data = shared.data
+
+    def state(self) -> dict[str, Any]:
+        """All that the next step depends on: weights, optimiser, the streams that dropout draws from.
+
+        The tensors are the replica's own: to be written down before it moves on.
+        """
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "dropout": [generator.get_state() for generator in self._generators()],
+            "loss": self.loss,
+            "activation_bytes": self.activation_bytes,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Be as the replica was whose `state` it is, bit for bit."""
+        self.model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        for generator, drawn in zip(self._generators(), state["dropout"], strict=True):
+            generator.set_state(drawn)
+        self.loss, self.activation_bytes = state["loss"], state["activation_bytes"]
+
+    def _generators(self) -> list[torch.Generator]:
+        drops = (module for module in self.model.modules() if isinstance(module, Dropout))
+        return list({id(drop.generator): drop.generator for drop in drops}.values())
 
     @property
     def parameters(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from trainer.strategies.base import Strategy
+from trainer.strategies.base import Interval, Strategy
 
 if TYPE_CHECKING:
     from trainer.context import NodeContext
@@ -19,6 +19,7 @@ class Serial(Strategy):
     transports: ClassVar[tuple[str, ...]] = ("memory", "nccl")
     max_nodes: ClassVar[int | None] = 1
     uses_partition: ClassVar[bool] = False
+    resumes: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from trainer.strategies.loop import Loop

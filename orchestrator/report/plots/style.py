@@ -65,6 +65,7 @@ PHASE_COLOURS = {
     "communicate": "#E08A2E",
     "wait": "#F6CF8B",
     "no_core": "#A9A2C4",
+    "snapshot": "#7FA38A",
     "other": "#DDE1E5",
 }
 

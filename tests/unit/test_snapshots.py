@@ -1,0 +1,291 @@
+"""The store of snapshots, which specs may ask for them, and the row of a run that went on from one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from orchestrator.assemble import last_attempts
+from orchestrator.report.baselines import rows_of
+from orchestrator.runner import _fresh
+from orchestrator.store import RunPaths
+from tests.unit.conftest import event, run_result
+from tests.unit.test_assemble import row, trained
+from trainer import snapshots as module
+from trainer.compression import COMPRESSIONS
+from trainer.events import readable
+from trainer.snapshots import Position, SnapshotError, Snapshots
+from trainer.spec import RunSpec
+from trainer.strategies import STRATEGIES
+
+AT = Position(2, 13)
+ABLE = {"serial", "one_shot", "local_sgd", "all_reduce", "all_gather", "reduce_broadcast", "ddp"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Snapshots:
+    return Snapshots(tmp_path / "snapshots", "run-key", 0, 2)
+
+
+def state(number: float = 1.0) -> dict[str, Any]:
+    return {"weights": torch.full((3, 2), number), "steps": 5, "loss": None}
+
+
+# The store
+
+
+def test_what_was_written_is_read(store: Snapshots, tmp_path: Path) -> None:
+    written = store.write(AT, state(0.1))
+    (file,) = tmp_path.glob("snapshots/*/*")
+    assert (file.parent.name, file.name) == ("epoch-00002-step-0000013", "rank-0.pt")
+    assert file.stat().st_size == written
+    read, taken = store.read(AT)
+    assert torch.equal(read["weights"], state(0.1)["weights"])
+    assert (read["steps"], read["loss"]) == (5, None)
+    assert abs(taken - file.stat().st_mtime) < 5
+
+
+def test_a_crash_before_the_rename_leaves_what_there_was(
+    store: Snapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.write(AT, state(1))
+
+    def crash(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", crash)
+        for position in (AT, Position(3, 0)):
+            with pytest.raises(KeyboardInterrupt):
+                store.write(position, state(2))
+    assert store.positions() == [AT]
+    assert torch.equal(store.read(AT)[0]["weights"], state(1)["weights"])
+    store.write(Position(3, 0), state(3))  # over what the crash has left
+    assert store.positions() == [Position(3, 0), AT]
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(
+    store: Snapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, real=real, name=name: (done.append(name), real(*a)))
+    store.write(AT, state())
+    assert done == ["fsync", "replace", "fsync"]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 50, 700])
+def test_a_file_that_ends_early_is_damaged(store: Snapshots, tmp_path: Path, cut: int) -> None:
+    store.write(AT, state())
+    (file,) = tmp_path.glob("snapshots/*/*")
+    file.write_bytes(file.read_bytes()[:cut])
+    with pytest.raises(SnapshotError, match="damaged"):
+        store.read(AT)
+
+
+def test_every_flipped_bit_is_found(store: Snapshots, tmp_path: Path) -> None:
+    store.write(AT, state())
+    (file,) = tmp_path.glob("snapshots/*/*")
+    whole = file.read_bytes()
+    for at in range(whole.index(b"\n"), len(whole), 97):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        with pytest.raises(SnapshotError, match="damaged"):
+            store.read(AT)
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [(("another-key", 0, 2), "run is run-key"), (("run-key", 0, 3), "ranks is 2, not 3")],
+    ids=["another run", "another world size"],
+)
+def test_another_run_s_is_refused(
+    store: Snapshots, tmp_path: Path, other: tuple[str, int, int], what: str
+) -> None:
+    store.write(AT, state())
+    with pytest.raises(SnapshotError, match=f"another's: its {what}"):
+        Snapshots(tmp_path / "snapshots", *other).read(AT)
+
+
+def test_a_file_in_another_s_place_is_refused(store: Snapshots, tmp_path: Path) -> None:
+    store.write(AT, state())
+    (file,) = tmp_path.glob("snapshots/*/*")
+    file.rename(file.with_name("rank-1.pt"))
+    with pytest.raises(SnapshotError, match="its rank is 0, not 1"):
+        Snapshots(tmp_path / "snapshots", "run-key", 1, 2).read(AT)
+    store.write(AT, state())
+    file.parent.rename(file.parent.with_name("epoch-00003-step-0000000"))
+    with pytest.raises(SnapshotError, match="its position is"):
+        Snapshots(tmp_path / "snapshots", "run-key", 0, 2).read(Position(3, 0))
+
+
+def test_another_torch_s_is_refused(store: Snapshots, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.write(AT, state())
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    with pytest.raises(SnapshotError, match=r"written with torch .*, and this is 9\.9"):
+        store.read(AT)
+
+
+def test_what_is_not_there_cannot_be_read(store: Snapshots) -> None:
+    assert store.positions() == []
+    with pytest.raises(SnapshotError, match="cannot be read: No such file"):
+        store.read(AT)
+
+
+def test_the_last_two_are_kept_and_nothing_beyond(store: Snapshots, tmp_path: Path) -> None:
+    other = Snapshots(tmp_path / "snapshots", "run-key", 1, 2)
+    for steps in range(5):
+        store.write(Position(1, steps), state())
+    other.write(Position(1, 0), state())
+    store.keep(Position(1, 3))
+    assert store.positions() == [Position(1, 3), Position(1, 2)]
+    assert other.positions() == [Position(1, 0)]  # another rank's are its own business
+    left = sorted(path.name[-1] for path in (tmp_path / "snapshots").iterdir())
+    assert left == ["0", "2", "3"]
+
+
+def test_a_full_disk_is_named(store: Snapshots, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    message = f"snapshots cannot be kept in {tmp_path}/snapshots: No space left on device"
+    with pytest.raises(SnapshotError, match=message):
+        store.write(AT, state())
+
+
+def test_a_later_position_has_a_larger_number() -> None:
+    places = [Position(0, 1), Position(0, 9), Position(1, 0), Position(1, 5), Position(9_999, 2**31)]
+    assert sorted(places, key=lambda place: place.number) == sorted(places) == places
+    assert len({place.number for place in places}) == len(places)
+
+
+def test_nothing_is_run_that_a_file_brings(store: Snapshots) -> None:
+    store.write(AT, {"loss": module.SnapshotError("an object of any class")})
+    with pytest.raises(Exception, match="Weights only load failed"):
+        store.read(AT)
+
+
+# Which runs may ask for them
+
+
+def spec(**fields: Any) -> RunSpec:
+    return RunSpec.model_validate({"strategy": "all_reduce", "nodes": 2, **fields})
+
+
+def complaint(**fields: Any) -> str:
+    with pytest.raises(ValidationError) as raised:
+        spec(**fields)
+    return str(raised.value.errors()[0]["type"]) + ": " + raised.value.errors()[0]["msg"]
+
+
+def test_at_most_one_interval() -> None:
+    told = complaint(snapshot_epochs=1, snapshot_steps=1)
+    assert told == "snapshot_steps: give this or snapshot_epochs, not both"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.entries)
+def test_strategies_that_cannot_go_on_say_which_can(strategy: str) -> None:
+    kind = STRATEGIES.load(strategy)
+    run: dict[str, Any] = {"strategy": strategy, "nodes": max(kind.min_nodes, 2)}
+    if kind.max_nodes:
+        run["nodes"] = min(run["nodes"], kind.max_nodes)
+    for interval in ("epochs", "steps"):
+        asked = {**run, f"snapshot_{interval}": 2}
+        if interval in kind.resumes:
+            assert spec(**asked).snapshots
+        elif kind.resumes:
+            assert "go through an epoch apart" in complaint(**asked)
+        else:
+            told = complaint(**asked)
+            assert told.startswith(f"snapshot_{interval}: {strategy} cannot go on from a snapshot; ")
+            assert {*told.partition("one of ")[2].split(", ")} == ABLE
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS.entries)
+def test_a_compression_that_remembers_is_refused(compression: str) -> None:
+    run = {"strategy": {"name": "all_reduce", "compression": compression}, "snapshot_steps": 3}
+    if compression in ("none", "fp16"):
+        assert spec(**run).snapshots
+    else:
+        assert "since what a rank has not sent yet is not in it" in complaint(**run)
+
+
+def test_they_are_part_of_what_a_run_is_since_they_cost_time() -> None:
+    keys = {spec().key, spec(snapshot_epochs=2).key, spec(snapshot_steps=2).key, spec(snapshot_steps=3).key}
+    assert len(keys) == 4
+
+
+# What becomes of a run that went on
+
+
+def went_on(times: int = 1) -> list[Any]:
+    """Of two ranks: a first attempt in which rank 1 failed, and a second that ended well."""
+    first = [event("start", 0, pid=1), event("start", 1, pid=2), event("failed", 1, cause="x", peer=False)]
+    first.append(event("epoch", 0, epoch=1, epochs=1, train_s=9.0, loss=9.0, accuracy=0.1, test_loss=9.0))
+    places = [
+        event("resumed", rank, epoch=1, step=7, age_s=61.4, times=None if rank else times)
+        for rank in range(2)
+    ]
+    return [*first, *trained({}, {}), *places]
+
+
+def test_only_the_last_attempt_counts() -> None:
+    result, alone = row(went_on()), row(trained({}, {}))
+    assert (result.status, result.cause) == ("ok", None)
+    assert (result.epochs, result.ranks, result.certificate) == (
+        alone.epochs,
+        alone.ranks,
+        alone.certificate,
+    )
+    assert last_attempts(trained({}, {})) == trained({}, {})
+
+
+@pytest.mark.parametrize(("times", "said"), [(1, "once"), (3, "3 times")])
+def test_a_row_that_went_on_says_so(times: int, said: str) -> None:
+    (flag,) = set(row(went_on(times)).flags) - set(row(trained({}, {})).flags)
+    assert flag.startswith(
+        f"it was cut off and went on from a snapshot {said}, the last time from that after epoch 1 and 7 "
+        "steps, 61 s later: "
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "label"), [({}, "serial"), ({"snapshot_steps": 5}, "serial snapshot_steps=5")]
+)
+def test_a_report_says_which_runs_take_them(asked: dict[str, int], label: str) -> None:
+    run = spec(strategy="serial", nodes=1, **asked)
+    result = run_result(key=run.key, spec=run.model_dump(mode="json"))
+    (in_report,) = rows_of([(run.key, result, run)])
+    assert in_report.strategy_label == label
+
+
+def test_a_new_attempt_begins_with_nothing_but_the_snapshots(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    _fresh(paths)
+    assert list(paths.directory.iterdir()) == []
+    for name in ("live", "snapshots/local/epoch-00001-step-0000000"):
+        (paths.directory / name).mkdir(parents=True)
+    for file in (paths.result, paths.events, paths.directory / "live" / "rank-0.jsonl"):
+        file.touch()
+    _fresh(paths)
+    assert [path.name for path in paths.directory.iterdir()] == ["snapshots"]
+    assert list(paths.snapshots.glob("local/*"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "line"),
+    [
+        ("snapshot", {"bytes": 1234, "seconds": 0.5}, "snapshot after epoch 2, 1,234 bytes in 0.50 s"),
+        ("skipped", {"cause": "it is bad"}, "the snapshot after epoch 2 is not used: it is bad"),
+        ("resumed", {}, "went on from the snapshot after epoch 2"),
+    ],
+)
+def test_people_are_told(kind: str, fields: dict[str, Any], line: str) -> None:
+    assert readable(event(kind, epoch=2, step=0, **fields)) == line
+    assert "epoch 2 and 5 steps" in str(readable(event(kind, epoch=2, step=5, **fields)))
