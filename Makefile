@@ -56,7 +56,7 @@ test: $(VENV)/ready-dev ## the tests; ARGS=... for pytest
 smoke: $(VENV)/ready-dev ## the tests that start containers, alone
 	$(RUN) -m pytest tests/smoke $(ARGS)
 
-soak: $(VENV)/ready-dev ## every topology up and down again and again; ARGS="ddp --times 5" for less
+soak: $(VENV)/ready-dev ## every topology up and down again and again; ARGS="ddp --times 5" for less, ARGS=kill for kills
 	$(RUN) -m tests.soak $(ARGS)
 
 check: $(VENV)/ready-dev ## lint, format and types

@@ -17,8 +17,9 @@ from orchestrator.result import (
     epochs_of,
     ranks_of,
 )
-from orchestrator.topology import LaunchPlan, rank_noun
-from orchestrator.verdict import verdict
+from orchestrator.topology import LaunchPlan, rank_name, rank_noun
+from orchestrator.verdict import loss, verdict
+from trainer.elastic.attempts import Attempts
 from trainer.events import Event, split_digest
 from trainer.spec import RunSpec
 
@@ -42,8 +43,17 @@ def assemble(
 
     trouble: what the runtime itself found to be wrong. usage: of the nodes, where they are containers.
     """
-    events = last_attempts(events)
-    status, cause = verdict(events, exits, plan.world_size, timed_out_s, plan.processes_per_node, trouble)
+    attempts = Attempts(plan.world_size, events)
+    status, cause = verdict(
+        events,
+        exits,
+        plan.world_size,
+        timed_out_s,
+        plan.processes_per_node,
+        trouble,
+        restarts=plan.spec.restarts,
+    )
+    events = attempts.of(attempts.counts)
     ranks = ranks_of(events)
     certificate = certify(events)
     if status == "ok" and plan.spec.strategy.trains:
@@ -62,6 +72,7 @@ def assemble(
         runtime=runtime,
         started_at=started_at,
         wall_s=ended_at - started_at,
+        restarted=attempts.counts,
         startup_s=None if first is None else first - started_at,
         teardown_s=None if last is None else ended_at - last,
         cores=cores,
@@ -69,7 +80,8 @@ def assemble(
             *flags(plan, ranks, runtime, cores, usage),
             *_evened(plan, certificate),
             *_hung(plan, events),
-            *_resumed(events),
+            *_resumed(events, attempts.counts > 0),
+            *_started_again(plan, attempts),
         ]
         if status == "ok"
         else [],
@@ -100,32 +112,22 @@ def _uncertified(certificate: Certificate | None, epochs: int) -> str | None:
     return None
 
 
-def last_attempts(events: Sequence[Event]) -> list[Event]:
-    """What each rank has told since it was started for the last time.
+def _resumed(events: Sequence[Event], restarted: bool) -> list[str]:
+    """That the times are those of several attempts, and what is not in them.
 
-    A rank that goes on from a snapshot tells again what is in it, and one that does not has begun anew: so
-    this is a whole account, and what was done after the snapshot the first time is not counted.
+    restarted: by torchrun, within the run's time; else the run itself was started anew.
     """
-    starts: dict[int, list[int]] = defaultdict(list)
-    for number, event in enumerate(events):
-        if event.kind == "start":
-            starts[event.rank].append(number)
-    begins = {rank: numbers[-1] for rank, numbers in starts.items() if len(numbers) > 1}
-    return [event for number, event in enumerate(events) if number >= begins.get(event.rank, 0)]
-
-
-def _resumed(events: Sequence[Event]) -> list[str]:
-    """That the times are those of several attempts, and what is not in them."""
     told = [event.fields for event in events if event.kind == "resumed" and event.fields["times"]]
     if not told:
         return []
     last = told[0]
     times = "once" if last["times"] == 1 else f"{last['times']} times"
     steps = f" and {last['step']} steps" if last["step"] else ""
+    rest = "contain all that was lost" if restarted else "are those of the last attempt"
     return [
         f"it was cut off and went on from a snapshot {times}, the last time from that after epoch "
         f"{last['epoch']}{steps}, {last['age_s']:.0f} s later: what was trained after it and lost is "
-        "in none of its times, and start-up and wall time are those of the last attempt"
+        f"in none of its times, and start-up and wall time {rest}"
     ]
 
 
@@ -133,6 +135,18 @@ def _hung(plan: LaunchPlan, events: Sequence[Event]) -> list[str]:
     hung = [str(event.rank) for event in events if event.kind == "done" and event.fields.get("forced")]
     who = f"{rank_noun(plan.processes_per_node)} {', '.join(hung)}"
     return [f"{who} hung after its result was written, and was ended"] if hung else []
+
+
+def _started_again(plan: LaunchPlan, attempts: Attempts) -> list[str]:
+    """Who was lost, and that the run went on all the same."""
+    each, allowed = plan.processes_per_node, plan.spec.restarts
+    found = [
+        f"{loss(attempts, number, each)}; all ranks were started again, restart {number + 1} of {allowed}"
+        for number in range(attempts.counts)
+    ]
+    late = attempts.killed(attempts.counts) if allowed else []  # nobody waited for it any more
+    found += [f"{rank_name(rank, each)} was killed after its result was written" for rank in late]
+    return found
 
 
 def _evened(plan: LaunchPlan, certificate: Certificate | None) -> list[str]:

@@ -16,7 +16,7 @@ import psutil
 from orchestrator.engine import EngineError, reach
 from orchestrator.environment import cores, gpus, installed
 from orchestrator.image import image_name, image_trouble
-from orchestrator.runtimes.local import mpirun
+from orchestrator.runtimes.processes import mpirun
 from trainer.spec import REGISTRIES, DataError
 
 Verdict = Literal["ok", "note", "missing"]

@@ -139,6 +139,7 @@ class RunResult(Record):
     startup_s: float | None  # from the start of the run to its first training step
     teardown_s: float | None  # from the last training step to this row
     cores: float  # that the nodes shared
+    restarted: int = 0  # how often the ranks were started again before they came to this
     flags: list[str]  # what could not be made equal
     ranks: list[RankResult]
     epochs: list[EpochPoint]

@@ -7,6 +7,7 @@ from itertools import groupby
 
 from orchestrator.result import Status
 from orchestrator.topology import rank_name, rank_noun
+from trainer.elastic.attempts import Attempts
 from trainer.events import LAST_WORDS, Event, signal_name
 
 
@@ -17,6 +18,7 @@ def verdict(
     timed_out_s: float | None,
     processes_per_node: int = 1,
     trouble: str | None = None,
+    restarts: int = 0,
 ) -> tuple[Status, str | None]:
     """Status and cause.
 
@@ -24,7 +26,13 @@ def verdict(
     the limit that was passed, if it was. trouble: what the runtime itself found to be wrong. A rank that
     ends itself leaves a last word. One that leaves none was killed, and it is the cause: what the others
     complain about afterwards is its absence.
+
+    restarts: how often torchrun may start the ranks again. Then the processes are its agents, one per node;
+    the attempt that counts has succeeded when every rank has given its result and one has said `done`,
+    which none says before.
     """
+    if restarts:
+        return _of_attempts(events, exits, ranks, timed_out_s, processes_per_node, trouble)
     noun = rank_noun(processes_per_node)
     started = {event.rank: event.fields["pid"] for event in events if event.kind == "start"}
 
@@ -81,6 +89,50 @@ def verdict(
     return "failed", f"ended without all results ({codes or 'exit code 0'}); the logs say why"
 
 
+def _of_attempts(
+    events: Sequence[Event],
+    exits: Mapping[str, int],
+    ranks: int,
+    timed_out_s: float | None,
+    processes_per_node: int,
+    trouble: str | None,
+) -> tuple[Status, str | None]:
+    """Of a run whose ranks torchrun starts again: the last attempt's, if none has succeeded."""
+    attempts = Attempts(ranks, events)
+    last = attempts.of(attempts.counts)
+    damaged = any(event.kind == "damaged" for event in last)
+    if attempts.finished is not None and not damaged:
+        return "ok", None
+    # An agent's exit code says that it gave up, and nothing of its ranks; unless it was killed itself.
+    agents = {name: code for name, code in exits.items() if code < 0 and name.startswith("node ")}
+    died = any(event.kind == "died" for event in last)
+    if agents and not (timed_out_s or trouble or damaged or died):
+        name, code = min(agents.items())
+        status: Status = "failed"
+        cause: str | None = f"{name} as a whole {_ending(code)}"
+    else:
+        told = {name: code for name, code in exits.items() if not name.startswith("node ")}
+        status, cause = verdict(last, told, ranks, timed_out_s, processes_per_node, trouble)
+    used = attempts.counts
+    return status, f"{cause}, after {used} restart{'s' if used > 1 else ''}" if used else cause
+
+
+def loss(attempts: Attempts, attempt: int, processes_per_node: int = 1) -> str:
+    """What ended an attempt: "node 1 was killed by SIGKILL, last seen in epoch 1, step 37"."""
+    events = attempts.of(attempt)
+    died = {event.rank: event.fields["cause"] for event in events if event.kind == "died"}
+    died = died or dict.fromkeys(attempts.silent(attempt), "gone without a word")
+    if died:
+        places = _places(events, set(died))
+        names = [(rank_name(rank, processes_per_node), rank) for rank in sorted(died)]
+        return "; ".join(f"{name} was {died[rank]}, last seen {places[rank]}" for name, rank in names)
+    failures = [event for event in events if event.kind == "failed"]
+    failures.sort(key=lambda event: (bool(event.fields.get("peer")), event.time))
+    if failures:
+        return f"{rank_name(failures[0].rank, processes_per_node)}: {failures[0].fields['cause']}"
+    return "a rank was lost before it came up"
+
+
 def _ending(code: int) -> str:
     """What an exit code says of a process that left no last word; negative: a signal."""
     if code > 0:
@@ -90,6 +142,16 @@ def _ending(code: int) -> str:
 
 def _whereabouts(events: Sequence[Event], ranks: set[int], noun: str) -> str:
     """Where the ranks that did not end were last seen: "nodes 0, 1 last seen in epoch 2 of 3"."""
+    places = sorted(_places(events, ranks).items(), key=lambda item: item[1])
+    said = []
+    for place, group in groupby(places, key=lambda item: item[1]):
+        names = [str(rank) for rank, _ in group]
+        said.append(f"{noun}{'s' if len(names) > 1 else ''} {', '.join(names)} last seen {place}")
+    return "; ".join(said)
+
+
+def _places(events: Sequence[Event], ranks: set[int]) -> dict[int, str]:
+    """Where each of these ranks was last seen."""
     seen = dict.fromkeys(sorted(ranks), "before it came up")
     for event in events:
         match event.kind:
@@ -107,9 +169,4 @@ def _whereabouts(events: Sequence[Event], ranks: set[int], noun: str) -> str:
                 continue
         if event.rank in seen:
             seen[event.rank] = place
-    places = sorted(seen.items(), key=lambda item: item[1])
-    said = []
-    for place, group in groupby(places, key=lambda item: item[1]):
-        names = [str(rank) for rank, _ in group]
-        said.append(f"{noun}{'s' if len(names) > 1 else ''} {', '.join(names)} last seen {place}")
-    return "; ".join(said)
+    return seen

@@ -8,6 +8,7 @@ SHARDYARD_CONSOLE     file for this rank's console output, {node} in it is its n
 SHARDYARD_PREFIX      of the readable lines, {rank} in it is the rank
 SHARDYARD_RENDEZVOUS  where torch.distributed's ranks meet
 SHARDYARD_ORCHESTRATOR  process to end with
+SHARDYARD_ATTEMPT     how often torchrun had started the ranks before
 SHARDYARD_HELD_TO     cores that this container has to be held to before it may train: its node is slower
 """
 
@@ -51,7 +52,8 @@ def main() -> int:
         run = run_forked if spec.strategy.forks else run_threads
         return 0 if _loaded(task, events) and run(context, task, events, orchestrator) else 1
     with Watch([events], orchestrator) as watch:
-        events.write("start", pid=os.getpid())
+        attempt = {} if context.attempt is None else {"attempt": context.attempt}
+        events.write("start", pid=os.getpid(), **attempt)
         ready = _held_back(env.get("SHARDYARD_HELD_TO"), events) and _loaded(task, events)
         return 0 if ready and run_rank(context, task, events, watch) else 1
 

@@ -41,7 +41,8 @@ class NodeContext:
 
     local_rank: its number in its node, 0-based; 0 where all ranks share a process. It decides which of
     the node's GPUs is its own. rendezvous: where torch.distributed's ranks meet: the path of a file, or
-    a URL as tcp://node-1:29500.
+    a URL as tcp://node-1:29500; of a run that is restarted HOST:PORT of torchrun's store. attempt: how
+    often torchrun had started the ranks before, None where it does not.
     scarce: whether a rank has less than a core, so that waiting must not use it up.
     timeout_s: how long a rank waits for others. room: where ranks that share a process meet. shared:
     what forked ranks share. out_dir: where what is worth keeping goes, if anywhere.
@@ -54,6 +55,7 @@ class NodeContext:
     data_dir: Path
     local_rank: int = 0
     rendezvous: str = ""
+    attempt: int | None = None
     scarce: bool = False
     timeout_s: float = 600.0
     room: Room | None = None
@@ -73,13 +75,18 @@ class NodeContext:
             if not 0 <= rank < size:
                 raise ContextError(f"{names[0]} is {rank}; ranks go from 0 to {size - 1}")
             local_rank = _local_rank(spec, rank, env)
+        meet, attempt = env.get("SHARDYARD_RENDEZVOUS", ""), None
+        if spec.restarts:
+            meet = f"{env.get('MASTER_ADDR', '')}:{_integer(env, 'MASTER_PORT')}"
+            attempt = _integer(env, "SHARDYARD_ATTEMPT")
         return cls(
             rank=rank,
             size=size,
             local_rank=local_rank,
             transport=spec.transport,
             data_dir=Path(env.get("SHARDYARD_DATA", "data")),
-            rendezvous=env.get("SHARDYARD_RENDEZVOUS", ""),
+            rendezvous=meet,
+            attempt=attempt,
             scarce=spec.scarce,
             timeout_s=spec.timeout_s,
             snapshots_dir=Path(env["SHARDYARD_SNAPSHOTS"]) if "SHARDYARD_SNAPSHOTS" in env else None,

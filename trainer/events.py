@@ -5,7 +5,7 @@ fields of its kind:
 
 | kind | when | fields |
 | --- | --- | --- |
-| start | the process is up | pid |
+| start | the process is up | pid, attempt (from 0, where torchrun starts ranks again) |
 | train_start | clock starts, all ranks ready | parameters |
 | step | at most twice a second | epoch, epochs, step, steps, loss, accuracy (of the batch), samples_per_s |
 | part | a node finished an epoch | see certificate.PartRecord |

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from pydantic_core import PydanticCustomError
 
+from trainer.going_on import restarts, snapshots
 from trainer.optimizers import OPTIMIZERS
 from trainer.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from trainer.spec import RunSpec
-    from trainer.strategies.base import Interval
 
 # Types of the errors: each is the name of the field to change.
 MISFITS = (
@@ -30,6 +30,7 @@ MISFITS = (
     "patience",
     "snapshot_epochs",
     "snapshot_steps",
+    "restarts",
 )
 
 Misfit = PydanticCustomError | None
@@ -240,36 +241,6 @@ def augmentation(run: RunSpec) -> Misfit:
     )
 
 
-def snapshots(run: RunSpec) -> Misfit:
-    if not run.snapshots:
-        return None
-    asked: Interval = "epochs" if run.snapshot_steps is None else "steps"
-    field, name = f"snapshot_{asked}", run.name_of("strategy")
-    if run.snapshot_epochs is not None and run.snapshot_steps is not None:
-        return PydanticCustomError(field, "give this or snapshot_epochs, not both")
-    if not run.strategy.resumes:
-        able = [other for other in STRATEGIES.entries if STRATEGIES.load(other).resumes]
-        return PydanticCustomError(
-            field,
-            "{strategy} cannot go on from a snapshot; allowed: null, or one of {able}",
-            {"strategy": name, "able": ", ".join(able)},
-        )
-    if asked not in run.strategy.resumes:
-        return PydanticCustomError(
-            field,
-            "ranks of {strategy} go through an epoch apart; allowed: null, and snapshot_epochs instead",
-            {"strategy": name},
-        )
-    if run.strategy.unsaved and run.world_size > 1:
-        return PydanticCustomError(
-            field,
-            "{strategy} cannot go on from a snapshot with this compression, since {unsaved} is not in it; "
-            "allowed: null, or another compression",
-            {"strategy": name, "unsaved": run.strategy.unsaved},
-        )
-    return None
-
-
 CHECKS: tuple[Callable[[RunSpec], Misfit], ...] = (
     transport,
     processes_per_node,
@@ -286,6 +257,7 @@ CHECKS: tuple[Callable[[RunSpec], Misfit], ...] = (
     partitioner,
     augmentation,
     snapshots,
+    restarts,
 )
 
 

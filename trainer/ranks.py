@@ -7,12 +7,14 @@ import os
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from trainer.comm.base import CommunicationError
 from trainer.comm.memory import Room
 from trainer.context import NodeContext
 from trainer.data.base import DataError
+from trainer.elastic.meeting import last_meeting
 from trainer.events import MAX_BYTES, EventWriter, signal_name
 from trainer.result import Diverged
 from trainer.snapshots import SnapshotError
@@ -32,6 +34,9 @@ def run_rank(context: NodeContext, task: Task, events: EventWriter, watch: Watch
     try:
         result = task.spec.strategy.train(context, task, events)
         events.write("result", **result.as_fields())
+        if context.attempt is not None:
+            _leave_together(context, events, watch)
+            return True
         watch.leave_within(context.rank, TEARDOWN_S)
         context.close()
     except Exception as error:
@@ -40,6 +45,18 @@ def run_rank(context: NodeContext, task: Task, events: EventWriter, watch: Watch
         return False
     events.write("done")
     return True
+
+
+def _leave_together(context: NodeContext, events: EventWriter, watch: Watch) -> None:
+    """End as one of ranks that torchrun starts again together, or not at all.
+
+    From the last meeting on every result counts, and who is lost while they part is not missed.
+    """
+    last_meeting(context)
+    events.write("done")
+    watch.leave_within(context.rank, TEARDOWN_S)
+    with suppress(CommunicationError):
+        context.close()
 
 
 def report_failure(events: EventWriter, error: Exception) -> None:

@@ -42,7 +42,7 @@ NODE_LIMITS = ("cpus", "memory_mb", "pids", "shm_mb")
 MOST_CPUS = 256.0
 
 # Fields that say how a run is carried out, not what is computed: they are no part of its identity.
-_NOT_IDENTITY = {"timeout_s"}
+_NOT_IDENTITY = {"timeout_s", "restarts"}
 
 # Fields that change nothing where one batch is taken at a time.
 _PACE = {"lr_scaling", "warm_up_epochs"}
@@ -148,6 +148,12 @@ class RunSpec(BaseModel):
     )
     shm_mb: int = Field(
         256, ge=16, description="size of a node's /dev/shm in MiB; runtime local does not enforce it"
+    )
+    restarts: int = Field(
+        0,
+        ge=0,
+        le=100,
+        description="how often torchrun may start all ranks again after one was lost; topology ddp only",
     )
     snapshot_epochs: int | None = Field(
         None,

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import torch
 
-from orchestrator.runtimes.local import LocalRun, mpirun, processes
+from orchestrator.runtimes.local import LocalRun
+from orchestrator.runtimes.processes import mpirun, processes
 from orchestrator.store import RunPaths, write_atomic
 from orchestrator.topology import plan
 from tests.bench.step import ratio

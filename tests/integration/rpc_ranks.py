@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.runtimes.local import _loopback
+from orchestrator.runtimes.processes import loopback
 from trainer.context import NodeContext
 
 Work = Callable[[NodeContext], Any]
@@ -58,7 +58,7 @@ def _heard(hear: Connection) -> Any:
 
 def _rank(context: NodeContext, work: Work, say: Connection) -> None:
     torch.set_num_threads(1)
-    os.environ |= {"TP_SOCKET_IFNAME": _loopback(), "GLOO_SOCKET_IFNAME": _loopback()}
+    os.environ |= {"TP_SOCKET_IFNAME": loopback(), "GLOO_SOCKET_IFNAME": loopback()}
     try:
         outcome = work(context)
     except Exception as error:

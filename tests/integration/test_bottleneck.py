@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from orchestrator.result import MemberUsage
-from orchestrator.runtimes.local import POLITE_S, PROJECT, _end
+from orchestrator.runtimes.local import POLITE_S, _end
+from orchestrator.runtimes.processes import PROJECT
 from orchestrator.store import read_usage
 
 BUSY = [sys.executable, "-c", "while True: pass"]

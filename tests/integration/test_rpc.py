@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from orchestrator.runtimes.local import _loopback
+from orchestrator.runtimes.processes import loopback
 from tests.integration.rpc_ranks import Ranks
 from trainer.clock import Clock
 from trainer.comm.base import CommunicationError, Communicator
@@ -157,11 +157,11 @@ def test_barrier_waits_for_the_last(ranks: Met) -> None:
 
 
 def over_the_link(comm: Communicator) -> float:
-    before = psutil.net_io_counters(pernic=True)[_loopback()].bytes_sent
+    before = psutil.net_io_counters(pernic=True)[loopback()].bytes_sent
     comm.barrier()  # or a rank that is late would miss what the others have sent already
     comm.all_reduce(torch.ones(2_000_000), "sum")
     comm.barrier()
-    return psutil.net_io_counters(pernic=True)[_loopback()].bytes_sent - before
+    return psutil.net_io_counters(pernic=True)[loopback()].bytes_sent - before
 
 
 def test_the_bytes_cross_the_link_and_not_shared_memory(ranks: Met) -> None:

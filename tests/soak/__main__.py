@@ -19,7 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.runtimes import RUNTIMES
 from tests.engine import leftovers, spec_of_up
+from tests.soak import kill
 
 PROJECT = Path(__file__).resolve().parents[2]
 TIMES = {"ddp": 50, "mpi": 20, "rpc": 20, "single": 10}
@@ -103,11 +105,23 @@ def judge(done: subprocess.CompletedProcess[str], size: int) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    parser.add_argument("topologies", nargs="*", default=list(TIMES), help="default: all")
+    parser.add_argument(
+        "topologies", nargs="*", default=list(TIMES), help="default: all; kill: see tests/soak/kill.py"
+    )
     parser.add_argument("--times", type=int, help="rounds each, instead of the usual number")
-    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--nodes", type=int, help="default: 4; of kill: 3")
     parser.add_argument("--cpus", default="0.4", help="quota of a node")
+    parser.add_argument("--runtime", default="local", choices=list(RUNTIMES.entries), help="of kill")
+    parser.add_argument("--strategies", nargs="*", default=["all_reduce", "ddp"], help="of kill")
+    parser.add_argument("--snapshot-epochs", type=int, help="of kill; default: no snapshots")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments of kill")
     options = parser.parse_args()
+    if options.topologies == ["kill"]:
+        times, nodes = options.times or kill.TIMES, options.nodes or 3
+        runtime, strategies = options.runtime, options.strategies
+        every, cpus, seed = options.snapshot_epochs, float(options.cpus), options.seed
+        return kill.main(runtime, strategies, times, nodes, cpus, seed, every)
+    options.nodes = options.nodes or 4
     lines, bad = [], 0
     with tempfile.TemporaryDirectory() as results:
         for topology in options.topologies:

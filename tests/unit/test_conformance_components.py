@@ -255,6 +255,8 @@ def test_a_machine_without_torch_and_mpi_can_check_a_sweep(code: str) -> None:
 FOR_THE_ORCHESTRATOR = (
     "trainer.spec.",
     "trainer.events.",
+    "trainer.elastic.attempts.",
+    "trainer.elastic.command.",
     "trainer.data.survey.",
     "trainer.models.profile.",
     "trainer.models.cuts.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from orchestrator.assemble import last_attempts
 from orchestrator.report.baselines import rows_of
 from orchestrator.runner import _fresh
 from orchestrator.store import RunPaths
@@ -225,25 +225,37 @@ def test_they_are_part_of_what_a_run_is_since_they_cost_time() -> None:
 
 
 def went_on(times: int = 1) -> list[Any]:
-    """Of two ranks: a first attempt in which rank 1 failed, and a second that ended well."""
-    first = [event("start", 0, pid=1), event("start", 1, pid=2), event("failed", 1, cause="x", peer=False)]
-    first.append(event("epoch", 0, epoch=1, epochs=1, train_s=9.0, loss=9.0, accuracy=0.1, test_loss=9.0))
+    """Of two ranks, which begin with a snapshot of theirs and end well."""
     places = [
         event("resumed", rank, epoch=1, step=7, age_s=61.4, times=None if rank else times)
         for rank in range(2)
     ]
-    return [*first, *trained({}, {}), *places]
+    return [*trained({}, {}), *places]
+
+
+def started_again() -> list[Any]:
+    """The same after a first attempt in which rank 1 failed."""
+    first = [event("start", 0, pid=1), event("start", 1, pid=2), event("failed", 1, cause="x", peer=False)]
+    first.append(event("terminated", 0, cause="stopped by SIGTERM"))
+    first.append(event("epoch", 0, epoch=1, epochs=1, train_s=9.0, loss=9.0, accuracy=0.1, test_loss=9.0))
+    last = [
+        replace(each, fields={**each.fields, "attempt": 1}) if each.kind == "start" else each
+        for each in went_on()
+    ]
+    return [*first, *last]
 
 
 def test_only_the_last_attempt_counts() -> None:
-    result, alone = row(went_on()), row(trained({}, {}))
+    result, alone = row(started_again(), restarts=1), row(trained({}, {}))
     assert (result.status, result.cause) == ("ok", None)
     assert (result.epochs, result.ranks, result.certificate) == (
         alone.epochs,
         alone.ranks,
         alone.certificate,
     )
-    assert last_attempts(trained({}, {})) == trained({}, {})
+    resumed, restarted = result.flags[-2:]
+    assert resumed.endswith("start-up and wall time contain all that was lost")
+    assert restarted == "node 1: x; all ranks were started again, restart 1 of 1"
 
 
 @pytest.mark.parametrize(("times", "said"), [(1, "once"), (3, "3 times")])
@@ -253,6 +265,7 @@ def test_a_row_that_went_on_says_so(times: int, said: str) -> None:
         f"it was cut off and went on from a snapshot {said}, the last time from that after epoch 1 and 7 "
         "steps, 61 s later: "
     )
+    assert flag.endswith("start-up and wall time are those of the last attempt")
 
 
 @pytest.mark.parametrize(

@@ -427,7 +427,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 
 def test_key_depends_on_everything_else() -> None:
     # snapshot_steps is in the key, too, and one_shot can have none: see test_snapshots.py.
-    assert set(RunSpec.model_fields) - set(CHANGES) == {"timeout_s", "snapshot_steps"}
+    assert set(RunSpec.model_fields) - set(CHANGES) == {"timeout_s", "restarts", "snapshot_steps"}
     keys = {spec(**BESIDE.get(field, {}), **{field: value}).key for field, value in CHANGES.items()}
     plain = {spec(**BESIDE.get(field, {})).key for field in CHANGES}
     assert len(keys) == len(CHANGES)

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from orchestrator.runtimes import local
-from orchestrator.runtimes.local import LocalRuntime, Process, processes
+from orchestrator.runtimes import processes as module
+from orchestrator.runtimes.local import LocalRuntime
+from orchestrator.runtimes.processes import Process, processes
 from orchestrator.store import RunPaths
 from orchestrator.topology import LaunchPlan, plan
 from tests.unit.conftest import PROJECT
@@ -33,7 +35,7 @@ def started(tmp_path: Path, **fields: Any) -> list[Process]:
 
 @pytest.fixture(autouse=True)
 def an_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "mpirun", lambda: Path("/somewhere/mpirun"))
+    monkeypatch.setattr(module, "mpirun", lambda: Path("/somewhere/mpirun"))
 
 
 # The plan
@@ -87,7 +89,7 @@ def test_memory_is_one_process_for_all_ranks(tmp_path: Path) -> None:
 def test_gloo_and_rpc_are_a_process_per_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str
 ) -> None:
-    monkeypatch.setattr(local, "_loopback", lambda: "lo7")
+    monkeypatch.setattr(module, "loopback", lambda: "lo7")
     made = started(tmp_path, transport=transport)
     assert [p.name for p in made] == ["node 0", "node 1", "node 2"]
     assert [p.log for p in made] == ["node-0", "node-1", "node-2"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.cluster.roll import Member, Roster
+from trainer.elastic.command import torchrun
 
 HOME = Path("/run/shardyard")  # a tmpfs: what lies here ends with the container
 OUT = HOME / "out"  # events and weights of this member's ranks
@@ -43,17 +44,31 @@ def commands(roster: Roster, pid: int) -> list[Command]:
         return []
     if topology == "single":
         return [Command(TRAINER, common, me.ranks)] if me.ranks else []
+    if roster.spec.restarts:
+        return [_agent(roster, common)]
     meet = {
         "SHARDYARD_RENDEZVOUS": f"tcp://{roster.holder(0).address}:{RENDEZVOUS_PORT}",
         "WORLD_SIZE": str(roster.spec.world_size),
     }
-    if roster.spec.on_gpu:
-        # Compose shows every replica all GPUs of the machine; a node is to have its own.
-        meet["CUDA_VISIBLE_DEVICES"] = ",".join(str(rank) for rank in me.ranks)
+    every = {**common, **meet, **_gpus(roster)}
     return [
-        Command(TRAINER, {**common, **meet, "RANK": str(rank), "LOCAL_RANK": str(local)}, (rank,))
+        Command(TRAINER, {**every, "RANK": str(rank), "LOCAL_RANK": str(local)}, (rank,))
         for local, rank in enumerate(me.ranks)
     ]
+
+
+def _agent(roster: Roster, common: Mapping[str, str]) -> Command:
+    """torchrun's agent, which starts this node's ranks; node 0's is where the others meet it."""
+    me, spec = roster.me, roster.spec
+    node = me.ranks[0] // spec.processes_per_node
+    argv = torchrun(spec, f"{roster.holder(0).address}:{RENDEZVOUS_PORT}", f"{HOME}/torchrun")
+    return Command(argv, {**common, **_gpus(roster), "SHARDYARD_NODE": str(node)}, me.ranks)
+
+
+def _gpus(roster: Roster) -> dict[str, str]:
+    """Compose shows every replica all GPUs of the machine; a node is to have its own."""
+    own = ",".join(str(rank) for rank in roster.me.ranks)
+    return {"CUDA_VISIBLE_DEVICES": own} if roster.spec.on_gpu else {}
 
 
 TRAINER = (sys.executable, "-m", "trainer")

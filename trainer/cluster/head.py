@@ -16,7 +16,7 @@ from trainer.cluster.commands import SNAPSHOTS
 from trainer.cluster.ledger import Ledger
 from trainer.cluster.roll import ROLES, Member, RollError, Roster, call_roll, read_spec
 from trainer.cluster.wire import LIMIT, PORT, Message, Wire
-from trainer.events import Event, signal_name
+from trainer.events import Event
 
 ROLL_CALL_S = 120.0  # from the head's start until every member has reported
 GRACE_S = 2.0  # after one member has failed, the others get this long to fail and say so themselves
@@ -155,7 +155,7 @@ class Head:
                 codes = {int(rank): code for rank, code in message["codes"].items()}
                 self._ledger.bury(member, codes, bool(message["usage"]["out_of_memory"]))
                 self._ledger.keep_usage(member, message["usage"])
-                cause = message["cause"] or _bad_exit(codes)
+                cause = message["cause"] or self._ledger.why(member, codes)
                 if cause and not self._ledger.leaving:
                     self._ledger.fail(member, cause)
                 self._reported.add(address)
@@ -175,7 +175,7 @@ class Head:
 
     async def _until_all_have_ended(self, ledger: Ledger) -> None:
         """Until every member's processes have ended, or one has failed and the others had their grace."""
-        while self._running and not ledger.failures:
+        while self._running and not ledger.failures and not ledger.finished:
             self._news.clear()
             await self._news.wait()
         if self._running:
@@ -189,8 +189,9 @@ class Head:
         if self._ledger:
             self._ledger.leaving = True
         self._heard = time.monotonic()
+        told = {"finished": True} if self._ledger and self._ledger.finished else {}
         for _, wire in [*self._present.values()]:
-            await wire.send("bye")
+            await wire.send("bye", **told)
         # Weights of a hundred megabytes from a node with a tenth of a core take their time.
         while self._present and time.monotonic() - self._heard < LEAVE_S:
             await self._until(lambda: not self._present, 0.5)
@@ -208,14 +209,6 @@ class Head:
 def runs_to_an_end(roster: Roster, member: Member) -> bool:
     """Whether the member's own processes end by themselves; Open MPI's nodes only host the launcher's."""
     return member.role == "launcher" or (roster.spec.topology != "mpi" and bool(member.ranks))
-
-
-def _bad_exit(codes: Mapping[int, int]) -> str | None:
-    """What exit codes say, for want of a last word."""
-    code = next((code for code in codes.values() if code), 0)
-    if not code:
-        return None
-    return f"killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
 
 
 def expected_members(topology: str) -> dict[str, tuple[str, int]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster.roll import Member, RollError, Roster
+from trainer.elastic.attempts import Attempts
 from trainer.events import LAST_WORDS, Event, readable, signal_name
 
 WEIGHTS = "weights.npy"  # the one file that a member sends, and only rank 0's
@@ -28,6 +29,9 @@ class Ledger:
         self._directory, self._roster = directory, roster
         self.key = roster.spec.key
         self.timeout_s = roster.spec.timeout_s
+        # Of the attempt that counts, where torchrun starts ranks again.
+        self._attempts = Attempts(roster.spec.world_size)
+        self._attempt = 0
         self._last: dict[int, Event] = {}  # by rank: its last word
         self._starts: dict[int, Event] = {}
         self._resumed: Event | None = None
@@ -49,6 +53,17 @@ class Ledger:
 
     def keep(self, event: Event) -> None:
         """One event of one rank."""
+        self._append(f"rank-{event.rank}.jsonl", event.to_line().encode() + b"\n")
+        attempt = self._attempts.add(event)
+        if self._attempts.counts > self._attempt:  # what an earlier one came to is nothing any more
+            self._attempt, self._resumed = self._attempts.counts, None
+            for known in (self._last, self._starts, self.results):
+                known.clear()
+        if attempt != self._attempt:
+            return
+        if self.finished:  # whoever was lost is not missed any more
+            for member in self._roster.members:
+                self.failures.pop(member.name, None)
         if event.kind in LAST_WORDS:
             self._last[event.rank] = event
         if event.kind == "start":
@@ -57,9 +72,10 @@ class Ledger:
             self.results[event.rank] = event.fields
         if event.kind == "resumed":
             self._resumed = event
+        if self._roster.spec.restarts:
+            return  # the run has failed when torchrun gives up, which its member will say
         if event.kind in ("failed", "died") or (event.kind == "terminated" and not self.leaving):
             self.fail(self._roster.holder(event.rank), f"rank {event.rank} {_said(event)}")
-        self._append(f"rank-{event.rank}.jsonl", event.to_line().encode() + b"\n")
 
     def keep_weights(self, piece: str, last: bool) -> None:
         """A piece of rank 0's final weights, base64, in order; the file appears whole or not at all."""
@@ -113,12 +129,31 @@ class Ledger:
         self.failures.setdefault(member.name, lines[0][:200])  # all of it is in the events
 
     @property
+    def finished(self) -> bool:
+        """Whether torchrun need not start ranks again any more, whatever becomes of them."""
+        return bool(self._roster.spec.restarts) and self._attempts.finished is not None
+
+    def why(self, member: Member, codes: Mapping[int, int]) -> str | None:
+        """What exit codes say of why a member has failed, for want of a last word; None if it has not."""
+        code = next((code for code in codes.values() if code), 0)
+        if not code:
+            return None
+        said = f"killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        if not self._roster.spec.restarts:
+            return said
+        last = [self._last[rank] for rank in member.ranks if rank in self._last]
+        lost = [f"rank {event.rank} {_said(event)}" for event in last if event.kind in ("died", "failed")]
+        used = self._attempts.counts
+        return f"{'; '.join(lost) or f'torchrun {said}'}, after {used} restart{'' if used == 1 else 's'}"
+
+    @property
     def complete(self) -> bool:
         """Whether every rank has given its result and said that it is done, and all is kept."""
         spec = self._roster.spec
         done = {rank for rank, event in self._last.items() if event.kind == "done"}
         kept = not (spec.save_weights and spec.strategy.trains) or (self._directory / WEIGHTS).exists()
-        return kept and done == set(range(spec.world_size)) == self.results.keys()
+        everyone = set(range(spec.world_size))
+        return kept and (self.finished or done == everyone) and self.results.keys() == everyone
 
     def summary(self) -> list[str]:
         """How it ended, in lines."""
@@ -131,7 +166,10 @@ class Ledger:
         if self.failures or not self.complete:
             causes = [f"  {name}: {cause}" for name, cause in self.failures.items()]
             return [f"FAILED: {size}, {what}", *(causes or ["  not every result was given and kept"])]
-        return [f"ok: {size}, world size {spec.world_size}, {what}", *self._figures()]
+        again = self._attempts.counts
+        restarts = [f"  a rank was lost, all were started again: {again} of {spec.restarts} restarts"]
+        figures = [*self._figures(), *(restarts if again else [])]
+        return [f"ok: {size}, world size {spec.world_size}, {what}", *figures]
 
     def _figures(self) -> list[str]:
         results = [self.results[rank] for rank in sorted(self.results)]

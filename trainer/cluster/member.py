@@ -50,6 +50,7 @@ class Member:
         self._events = EventReader(OUT)
         self._processes: list[tuple[Command, asyncio.subprocess.Process]] = []
         self._dismissed = asyncio.Event()
+        self._finished = False  # then it does not matter how processes end, see Ledger.finished
         self._passing = asyncio.Lock()
         self._sshd: subprocess.Popen[bytes] | None = None
 
@@ -76,7 +77,7 @@ class Member:
             task.cancel()
         await self._pass_on(wire)
         await wire.close()
-        return 1 if cause or any(codes.values()) else 0
+        return 1 if not self._finished and (cause or any(codes.values())) else 0
 
     def _prepare(self) -> dict[str, Any]:
         """What must be there before anyone may call; what the others have to know of it."""
@@ -183,6 +184,7 @@ class Member:
         """Until the head says bye or is gone: either way this member's time is over."""
         while (message := await wire.receive()) and message["kind"] != "bye":
             pass
+        self._finished = bool(message and message.get("finished"))
         self._dismissed.set()
 
     async def _forward(self, wire: Wire) -> None:

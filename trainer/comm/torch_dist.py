@@ -33,10 +33,15 @@ class TorchDistCommunicator(Communicator):
     def connect(cls, context: NodeContext, clock: Clock) -> TorchDistCommunicator:
         import torch.distributed as dist
 
-        place = context.rendezvous
-        # A path and not a file:// URL, which `#` and `?` in a directory's name would cut short.
-        store = dist.FileStore(place, context.size) if place[:1] == "/" else None  # type: ignore[attr-defined]
+        from trainer.elastic.meeting import attempt_store
+
+        place, store = context.rendezvous, None
         with named(f"meeting of {context.size} ranks at {place}"):
+            if context.attempt is not None:
+                store = attempt_store(context)
+            elif place[:1] == "/":
+                # A path and not a file:// URL, which `#` and `?` in a directory's name would cut short.
+                store = dist.FileStore(place, context.size)  # type: ignore[attr-defined]
             dist.init_process_group(
                 cls.group,
                 store=store,

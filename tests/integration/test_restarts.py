@@ -1,0 +1,113 @@
+"""Ranks are killed, torchrun starts all of them again, and the run comes to the same weights.
+
+Here are moments that were traps once; random ones are for `make soak ARGS=kill`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from orchestrator.result import RunResult
+from tests.integration.support import Silent, call, node_processes, started, wait_for
+from tests.kills import Killer, anyway, kill_process
+from trainer.events import Event
+
+Execute = Callable[..., RunResult]
+When = Callable[[Sequence[Event]], bool]
+
+
+def heard(kind: str, ranks: int) -> When:
+    """Moment at which so many ranks have said this."""
+    return lambda events: len({event.rank for event in events if event.kind == kind}) >= ranks
+
+
+@pytest.mark.parametrize(
+    ("fields", "rank", "when", "seen"),
+    [
+        ({"strategy": "all_reduce", "nodes": 2}, 0, anyway, "before it came up"),
+        ({"strategy": "ddp", "nodes": 3}, 1, heard("start", 3), "starting"),
+        (
+            {"strategy": "all_reduce", "nodes": 1, "processes_per_node": 2, "epochs": 300},
+            *(1, heard("epoch", 2), "epoch"),
+        ),
+    ],
+    ids=["as-soon-as-it-is-there", "while-they-meet", "in-training"],
+)
+def test_a_run_in_which_a_rank_is_killed_comes_to_the_same_weights(
+    execute: Execute, tmp_path: Path, fields: dict[str, Any], rank: int, when: When, seen: str
+) -> None:
+    run = {"epochs": 60, **fields}
+    undisturbed = execute(transport="gloo" if run["strategy"] == "ddp" else "memory", **run)
+    with Killer(kill_process(tmp_path), rank, when=when) as killer:
+        result = execute(killer, **run, transport="gloo", restarts=2)
+    assert killer.killed
+    assert (result.status, result.cause) == ("ok", None)
+    assert result.replicas_equal
+    assert result.ranks[0].weights_digest == undisturbed.ranks[0].weights_digest
+    assert result.accuracy == undisturbed.accuracy
+    assert result.restarted == 1
+    name = f"rank {rank} of node 0" if "processes_per_node" in fields else f"node {rank}"
+    (flag,) = [flag for flag in result.flags if "restart" in flag]
+    assert flag.startswith(f"{name} was killed by SIGKILL, last seen ")
+    assert seen in flag
+    assert flag.endswith("; all ranks were started again, restart 1 of 2")
+    assert node_processes(tmp_path) == []
+
+
+def test_a_rank_that_is_killed_after_the_last_meeting_is_not_missed(
+    execute: Execute, tmp_path: Path
+) -> None:
+    """Rank 1 stands still there, the others leave, and it is killed: its agent has nobody to meet again."""
+    display = Silent()
+
+    def said(kind: str, rank: int) -> Event:
+        return wait_for(lambda: next((e for e in display.seen if (e.kind, e.rank) == (kind, rank)), None))
+
+    def play() -> None:
+        first, late = (said("start", rank).fields["pid"] for rank in (1, 2))
+        os.kill(late, signal.SIGSTOP)
+        said("result", 1)
+        wait_for(psutil.Process(first).net_connections)  # to the store, where the meeting is
+        time.sleep(0.5)
+        os.kill(first, signal.SIGSTOP)
+        os.kill(late, signal.SIGCONT)
+        said("done", 0)
+        os.kill(first, signal.SIGKILL)
+
+    threading.Thread(target=play, daemon=True).start()
+    placebo = {"name": "placebo", "work_s": 3.0}
+    result = execute(display, strategy=placebo, transport="gloo", nodes=3, restarts=1)
+    assert (result.status, result.cause, result.restarted) == ("ok", None, 0)
+    assert result.flags[-1] == "node 1 was killed after its result was written"
+    assert result.wall_s < 30
+    assert node_processes(tmp_path) == []
+
+
+def test_restarts_are_used_up(execute: Execute, tmp_path: Path) -> None:
+    placebo = {"name": "placebo", "behave": "kill", "rank": 1}
+    result = execute(strategy=placebo, transport="gloo", nodes=2, restarts=1)
+    assert result.status == "failed"
+    assert str(result.cause).startswith("node 1 (process ")
+    assert str(result.cause).endswith(") was killed by SIGKILL, after 1 restart")
+    assert node_processes(tmp_path) == []
+
+
+def test_agents_end_with_the_orchestrator_and_start_nobody_again(tmp_path: Path) -> None:
+    file = tmp_path / "long.yml"
+    run = "{strategy: {name: placebo, work_s: 300}, transport: gloo, nodes: 2, restarts: 9}"
+    file.write_text(f"name: long\nblocks: [{{base: {run}}}]\n")
+    sweep = started(file, tmp_path / "out")
+    wait_for(lambda: len(node_processes(tmp_path)) == 4)  # two agents, two ranks
+    sweep.kill()
+    sweep.communicate()
+    wait_for(lambda: node_processes(tmp_path) == [], timeout_s=10)
+    assert call("clean").returncode == 0

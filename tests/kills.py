@@ -1,0 +1,104 @@
+"""Kills a rank of a run that torchrun starts, at a moment of one's choice: for tests and for the soak."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from orchestrator.identity import identity
+from tests.integration.support import Silent
+from trainer.events import Event
+
+POLL_S = 0.01
+Kill = Callable[[int], bool]  # kills the process of a rank, if it is there
+
+
+def anyway(_: Sequence[Event]) -> bool:
+    """For a kill that waits for no event."""
+    return True
+
+
+class Killer(Silent):
+    """A display that kills a rank once, from `__enter__` on."""
+
+    def __init__(
+        self, kill: Kill, rank: int, after_s: float = 0.0, when: Callable[[Sequence[Event]], bool] = anyway
+    ) -> None:
+        """As soon as the rank is there, after `after_s` seconds, and when events are such that `when`."""
+        super().__init__()
+        self._kill, self._rank, self._after_s, self._when = kill, rank, after_s, when
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.killed = False
+
+    def __enter__(self) -> Killer:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        if self._over.wait(self._after_s):
+            return
+        while not self._over.wait(POLL_S) and not self.killed:
+            self.killed = self._when(self.seen) and self._kill(self._rank)
+
+
+def kill_process(directory: Path) -> Kill:
+    """Of the run on local processes whose results lie below `directory`."""
+
+    def kill(rank: int) -> bool:
+        for process in psutil.process_iter():
+            try:
+                environment = process.environ()
+                ours = environment.get("SHARDYARD_RUN", "").startswith(str(directory.resolve()))
+                if ours and environment.get("RANK") == str(rank):
+                    os.kill(process.pid, signal.SIGKILL)
+                    return True
+            except (psutil.Error, ProcessLookupError):
+                continue
+        return False
+
+    return kill
+
+
+# There is no pkill in a container.
+IN_CONTAINER = """
+for each in /proc/[0-9]*
+do
+    tr '\\0' '\\n' 2>/dev/null <$each/environ | grep -qx RANK={rank} || continue
+    kill -9 ${{each#/proc/}} && echo killed
+done
+"""
+
+
+def kill_in_container(processes_per_node: int) -> Kill:
+    """Of the run that this process, as its orchestrator, has in containers."""
+
+    def kill(rank: int) -> bool:
+        labels = (
+            f"shardyard.orchestrator={identity()}",
+            "com.docker.compose.service=node",
+            f"com.docker.compose.container-number={rank // processes_per_node + 1}",
+        )
+        filters = [part for label in labels for part in ("--filter", f"label={label}")]
+        script = IN_CONTAINER.format(rank=rank)
+        nodes = _docker("ps", "-q", *filters).split()
+        return any("killed" in _docker("exec", node, "sh", "-c", script) for node in nodes)
+
+    return kill
+
+
+def _docker(*arguments: str) -> str:
+    return subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False).stdout

@@ -1,0 +1,151 @@
+"""`make soak ARGS=kill`: a run, and then the same again and again, each time with another rank killed.
+
+Every rank in turn, at moments that are drawn evenly from the time that the run takes when it is let alone.
+A time counts as good when the run ends well, with the weights of the run that was let alone, the row names
+who was killed, and nothing is left.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from orchestrator.identity import identity
+from orchestrator.result import RunResult
+from orchestrator.runner import Runner
+from orchestrator.runtimes import RUNTIMES
+from orchestrator.store import SweepPaths
+from orchestrator.topology import plan
+from tests.engine import leftovers
+from tests.integration.support import Silent, node_processes
+from tests.kills import Killer, kill_in_container, kill_process
+from trainer.spec import RunSpec
+
+TIMES = 20
+TRIES = 5  # to draw a moment at which the run has not ended yet
+
+
+@dataclass(frozen=True)
+class Round:
+    """One run in which `rank` was killed, seconds after it began. wrong: what was not as it should be."""
+
+    rank: int
+    after_s: float
+    seconds: float
+    said: list[str]
+    wrong: list[str]
+
+
+def run_of(strategy: str, nodes: int, cpus: float, snapshot_epochs: int | None) -> RunSpec:
+    """Some seconds of training, so that start, mesh, epochs, evaluation and end all get their share."""
+    return RunSpec.model_validate(
+        {
+            "strategy": strategy,
+            "transport": "gloo",
+            "nodes": nodes,
+            "cpus": cpus,
+            "dataset": "digits",
+            "model": "mlp",
+            "epochs": 100,
+            "restarts": 3,
+            "snapshot_epochs": snapshot_epochs,
+            "timeout_s": 240,
+        }
+    )
+
+
+def soak(run: RunSpec, runtime: str, times: int, seed: int) -> list[Round]:
+    """`times` rounds."""
+    rng = random.Random(seed)
+    with TemporaryDirectory(prefix="shardyard-kill-") as name:
+        directory = Path(name)
+        alone = carry_out(run, runtime, directory / "alone", Silent())
+        if alone.status != "ok":
+            sys.exit(f"without any kill: {alone.cause}")
+        print(f"let alone: {alone.wall_s:.1f} s, weights {weights(alone)}", flush=True)
+        rounds = []
+        for number in range(times):
+            rank = number % run.world_size
+            done = one(run, runtime, directory / str(number), rank, rng, alone)
+            rounds.append(done)
+            when = f"rank {rank} at {done.after_s:5.1f} s, ended at {done.seconds:5.1f} s"
+            what = "; ".join(done.wrong) or "ok"
+            print(f"{number + 1:3d}/{times} {when}: {what} ({'; '.join(done.said)})", flush=True)
+    return rounds
+
+
+def one(
+    run: RunSpec, runtime: str, directory: Path, rank: int, rng: random.Random, alone: RunResult
+) -> Round:
+    """A run in which the rank is killed at some moment before its end."""
+    for number in range(TRIES):
+        after_s = rng.uniform(0, alone.wall_s)
+        place = directory / str(number)
+        kill = kill_process(place) if runtime == "local" else kill_in_container(run.processes_per_node)
+        began = time.monotonic()
+        with Killer(kill, rank, after_s) as killer:
+            result = carry_out(run, runtime, place, killer)
+        if killer.killed:
+            break
+    else:
+        return Round(rank, after_s, 0.0, [], [f"had always ended before, in {TRIES} tries"])
+    said = [flag for flag in result.flags if "killed" in flag or "restart" in flag]
+    wrong = judge(result, alone, runtime, place)
+    return Round(rank, after_s, time.monotonic() - began, said, wrong)
+
+
+def carry_out(run: RunSpec, runtime: str, directory: Path, display: Silent) -> RunResult:
+    paths = SweepPaths(directory)
+    nodes = RUNTIMES.load(runtime)()
+    if missing := nodes.unavailable() or nodes.lacks(plan(run)):
+        sys.exit(missing)
+    data = Path(__file__).resolve().parents[2] / "data"
+    return Runner(nodes, runtime, paths, data, display).execute(plan(run), paths.run(run.key))
+
+
+def judge(result: RunResult, alone: RunResult, runtime: str, place: Path) -> list[str]:
+    """What was wrong with a run in which a rank was killed."""
+    wrong = []
+    if result.status != "ok":
+        wrong.append(f"{result.status}: {result.cause}")
+    elif weights(result) != weights(alone):
+        wrong.append(f"other weights: {weights(result)}")
+    elif not any("was killed" in flag or "was gone" in flag for flag in result.flags):
+        wrong.append("the row does not say who was killed")
+    left = [str(process.pid) for process in node_processes(place)]
+    left += leftovers(f"shardyard.orchestrator={identity()}") if runtime == "docker" else []
+    return wrong + [f"left behind: {each}" for each in left]
+
+
+def weights(result: RunResult) -> str:
+    return " ".join(sorted({rank.weights_digest or "none" for rank in result.ranks}))
+
+
+def main(
+    runtime: str,
+    strategies: list[str],
+    times: int,
+    nodes: int,
+    cpus: float,
+    seed: int,
+    snapshot_epochs: int | None,
+) -> int:
+    """The exit code: 1 if one round was not good."""
+    lines, bad = [], 0
+    for strategy in strategies:
+        print(f"{strategy} on {nodes} nodes ({runtime})", flush=True)
+        rounds = soak(run_of(strategy, nodes, cpus, snapshot_epochs), runtime, times, seed)
+        good = [each for each in rounds if not each.wrong]
+        bad += len(rounds) - len(good)
+        longest = max(each.seconds for each in rounds)
+        middle = statistics.median(each.seconds for each in rounds)
+        kept = f"{len(good)} of {len(rounds)} ended with the same weights"
+        times_s = f"median {middle:.1f} s, longest {longest:.1f} s"
+        lines.append(f"{strategy}, {nodes} nodes, {runtime}: {kept}; {times_s}")
+    print("\n".join(lines))
+    return 1 if bad else 0

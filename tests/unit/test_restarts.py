@@ -1,0 +1,262 @@
+"""Runs whose ranks torchrun starts again: what is started, what it comes to, and what the row says."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from orchestrator.result import RunResult
+from orchestrator.runtimes.processes import processes
+from orchestrator.store import RunPaths
+from orchestrator.topology import plan
+from orchestrator.verdict import verdict
+from tests.unit import cluster_room
+from tests.unit.cluster_room import Part, Room, Seat
+from tests.unit.cluster_support import called, seat
+from tests.unit.conftest import event, rank_fields
+from tests.unit.test_assemble import part, row, split
+from trainer.cluster.commands import commands
+from trainer.cluster.ledger import Ledger
+from trainer.context import ContextError, NodeContext
+from trainer.events import Event
+from trainer.spec import RunSpec
+
+AGENT = (sys.executable, "-m", "trainer.elastic")
+unharmed = pytest.fixture(autouse=True)(cluster_room.unharmed)
+
+
+def spec(**fields: Any) -> RunSpec:
+    return RunSpec.model_validate({"strategy": "all_reduce", "transport": "gloo", "nodes": 2, **fields})
+
+
+# What is asked for
+
+
+def test_restarts_are_for_runs_that_torchrun_can_start() -> None:
+    assert spec(restarts=3).restarts == 3
+    with pytest.raises(ValidationError, match=r"3 is not allowed over mpi.*must be 0.*gloo, nccl"):
+        spec(transport="mpi", restarts=3)
+
+
+def test_ranks_that_come_up_again_would_not_be_held_back() -> None:
+    with pytest.raises(ValidationError, match="3 is not allowed with bottleneck_cpus"):
+        spec(restarts=3, bottleneck_cpus=0.5)
+
+
+def test_how_often_a_run_may_be_restarted_is_not_what_it_computes() -> None:
+    assert spec(restarts=3).key == spec().key
+
+
+# What is started
+
+
+def test_local_nodes_are_torchruns_agents(tmp_path: Path) -> None:
+    live = tmp_path / "run" / "live"
+    made = plan(spec(processes_per_node=2, restarts=4, timeout_s=30))
+    started = processes(made, RunPaths(live.parent), tmp_path, live)
+    assert [(each.name, each.log) for each in started] == [("node 0", "node-0"), ("node 1", "node-1")]
+    for node, each in enumerate(started):
+        assert tuple(each.argv[:3]) == AGENT
+        assert each.argv[-2:] == ["-m", "trainer"]
+        options = {"--nnodes=2", "--nproc-per-node=2", "--max-restarts=4", f"--rdzv-id={made.key}"}
+        assert options < set(each.argv)
+        assert f"--rdzv-endpoint={live.resolve()}/rendezvous" in each.argv
+        assert each.environment["SHARDYARD_NODE"] == str(node)
+        assert "RANK" not in each.environment  # torchrun's to give
+    assert len(processes(plan(spec(processes_per_node=2)), RunPaths(live.parent), tmp_path, live)) == 4
+
+
+def test_members_start_torchruns_agents() -> None:
+    roster = called("ddp", 3, 5, processes_per_node=2, restarts=1)
+    (command,) = commands(replace(roster, you=seat(roster, "node-5")), 4711)
+    assert command.argv[:3] == AGENT
+    assert "--rdzv-endpoint=10.0.0.3:29500" in command.argv  # rank 0's node
+    assert (command.ranks, command.environment["SHARDYARD_NODE"]) == ((2, 3), "1")
+    assert command.environment["SHARDYARD_ORCHESTRATOR"] == "4711"
+
+
+def test_a_rank_learns_from_torchrun_where_it_is() -> None:
+    told = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.3", "MASTER_PORT": "29500"}
+    context = NodeContext.from_env(spec(restarts=1), {**told, "SHARDYARD_ATTEMPT": "2"})
+    assert (context.rendezvous, context.attempt) == ("10.0.0.3:29500", 2)
+    with pytest.raises(ContextError, match="SHARDYARD_ATTEMPT is not set"):
+        NodeContext.from_env(spec(restarts=1), told)
+    assert NodeContext.from_env(spec(), told).attempt is None
+
+
+# What it comes to
+
+
+def up(attempt: int, *ranks: int) -> list[Event]:
+    return [event("start", rank, 10.0 * attempt, pid=100 + rank, attempt=attempt) for rank in ranks]
+
+
+def killed(attempt: int, rank: int) -> Event:
+    return event(
+        "died", rank, 10.0 * attempt + 9, cause="killed by SIGKILL", signal="SIGKILL", attempt=attempt
+    )
+
+
+def step(rank: int, attempt: int) -> Event:
+    return event("step", rank, 10.0 * attempt + 5, epoch=1, step=37)
+
+
+RESET = {"cause": "all-reduce failed: connection reset", "peer": True, "traceback": "…"}
+
+
+def lost(attempt: int) -> list[Event]:
+    """Rank 1 was killed, and rank 0 complained."""
+    reset = event("failed", 0, 10.0 * attempt + 8, **RESET)
+    return [*up(attempt, 0, 1), step(1, attempt), reset, killed(attempt, 1)]
+
+
+def good(attempt: int) -> list[Event]:
+    at = 10.0 * attempt
+    events = [*up(attempt, 0, 1), split(2)]
+    for rank in (1, 0):
+        events += [part(rank), event("result", rank, at + 8, **rank_fields())]
+    events += [event("done", rank, at + 9) for rank in (1, 0)]
+    return [replace(each, time=max(each.time, at)) for each in events]
+
+
+def test_an_attempt_that_succeeds_makes_good_for_those_that_were_lost() -> None:
+    assert verdict([*lost(0), *lost(1), *good(2)], {"node 0": 0, "node 1": 0}, 2, None, restarts=2) == (
+        "ok",
+        None,
+    )
+
+
+@pytest.mark.parametrize("exits", [{}, {"node 1": 1}, {"node 0": -15}])
+def test_who_is_lost_after_the_last_meeting_is_not_missed(exits: dict[str, int]) -> None:
+    events = [each for each in good(0) if (each.kind, each.rank) != ("done", 1)]
+    assert verdict([*events, killed(0, 1)], exits, 2, None, restarts=2) == ("ok", None)
+    assert verdict(events, exits, 2, None)[0] == "failed"  # where nobody is started again
+
+
+def test_when_the_restarts_are_used_up_the_cause_is_that_of_the_last_attempt() -> None:
+    status, cause = verdict([*lost(0), *lost(1)], {"node 0": 1, "node 1": 1}, 2, None, restarts=1)
+    assert status == "failed"
+    assert cause == "node 1 (process 101) was killed by SIGKILL, after 1 restart"
+
+
+def test_a_node_that_is_lost_as_a_whole_is_not_started_again() -> None:
+    events = [*up(0, 0, 1), event("terminated", 0, 3.0, cause="stopped by SIGTERM")]
+    status, cause = verdict(events, {"node 0": -9}, 2, None, restarts=1)
+    assert (status, cause) == ("failed", "node 0 as a whole was killed by SIGKILL")
+
+
+def test_time_that_is_up_is_up() -> None:
+    status, cause = verdict([*lost(0), *up(1, 0, 1)], {}, 2, 60.0, restarts=1)
+    assert status == "timeout"
+    assert cause == "stopped after 60 s; nodes 0, 1 last seen starting, after 1 restart"
+
+
+def restarted(*events: Event) -> RunResult:
+    return row(list(events), restarts=3)
+
+
+def test_the_row_says_who_was_lost_and_counts_nothing_twice() -> None:
+    result = restarted(*lost(0), killed(1, 0), *good(2))
+    assert (result.status, result.restarted) == ("ok", 2)
+    assert result.flags == [
+        "node 1 was killed by SIGKILL, last seen in epoch 1, step 37; all ranks were started again, "
+        "restart 1 of 3",
+        "node 0 was killed by SIGKILL, last seen before it came up; all ranks were started again, "
+        "restart 2 of 3",
+    ]
+    assert [rank.rank for rank in result.ranks] == [0, 1]
+    assert result.certificate is not None
+    assert len(result.certificate.parts) == 2
+
+
+def test_parts_of_an_attempt_that_was_lost_do_not_count_twice() -> None:
+    result = restarted(*up(0, 0, 1), part(0), split(2), killed(0, 1), *good(1))
+    assert result.certificate is not None
+    assert (len(result.certificate.parts), len(result.certificate.splits)) == (2, 1)
+
+
+def test_a_rank_that_leaves_no_word_is_named_without_a_signal() -> None:
+    words = [event("failed", 0, 8.0, **RESET)]
+    (flag,) = restarted(*up(0, 0, 1), *words, *good(1)).flags
+    assert flag.startswith("node 1 was gone without a word, last seen starting; all ranks were started")
+
+
+def test_a_rank_that_fails_by_itself_is_started_again_and_named() -> None:
+    own = event("failed", 1, 8.0, cause="ValueError: odd", peer=False, traceback="…")
+    (flag,) = restarted(*up(0, 0, 1), event("failed", 0, 7.0, **RESET), own, *good(1)).flags
+    assert flag == "node 1: ValueError: odd; all ranks were started again, restart 1 of 3"
+
+
+def test_who_was_killed_at_the_very_end_is_said() -> None:
+    events = [each for each in good(0) if (each.kind, each.rank) != ("done", 1)]
+    assert restarted(*events).flags == ["node 1 was killed after its result was written"]
+    assert restarted(*events, killed(0, 1)).flags == ["node 1 was killed after its result was written"]
+
+
+# In containers
+
+
+def ledger(directory: Path, *events: Event) -> Ledger:
+    kept = Ledger(directory / "live", called("ddp", 1, 2, restarts=2))
+    for each in events:
+        kept.keep(each)
+    return kept
+
+
+def test_the_head_waits_for_torchrun_to_give_up(tmp_path: Path) -> None:
+    kept = ledger(tmp_path, *lost(0))
+    assert (kept.failures, kept.finished, kept.complete) == ({}, False, False)
+    lost_it = kept._roster.members[1]
+    assert kept.why(lost_it, {1: 1}) == "rank 1 was killed by SIGKILL, after 0 restarts"
+    assert kept.why(lost_it, {1: 0}) is None
+
+
+def test_the_head_counts_the_attempt_that_is_finished(tmp_path: Path) -> None:
+    kept = ledger(tmp_path, *lost(0), event("result", 0, 9.5, **rank_fields(steps=1)), *good(1))
+    assert (kept.finished, kept.complete, kept.failures) == (True, True, {})
+    for each in up(2, 0, 1):  # an agent begins another one, before it is sent away
+        kept.keep(each)
+    assert kept.complete
+    assert kept.summary()[0].startswith("ok: 2 nodes")
+    assert kept.summary()[-1] == "  a rank was lost, all were started again: 1 of 2 restarts"
+
+
+def test_who_is_heard_to_be_lost_before_the_others_are_heard_to_be_done_is_not_missed(
+    tmp_path: Path,
+) -> None:
+    """The restarts are used up, a rank is killed after the last meeting, and its agent gives up at once."""
+    *events, last = [each for each in good(0) if (each.kind, each.rank) != ("done", 1)]
+    assert last.kind == "done"
+    kept = ledger(tmp_path, *events, killed(0, 1))
+    kept.fail(kept._roster.members[1], "gave up")
+    assert kept.failures
+    kept.keep(last)
+    assert (kept.failures, kept.complete) == ({}, True)
+
+
+def test_the_head_ends_a_run_whose_agents_cannot_meet_any_more(room: Room) -> None:
+    """node-2's rank was killed after the last meeting: its agent waits for one that has ended."""
+
+    def part(*kinds: str) -> Part:
+        async def play(seat: Seat) -> None:
+            await seat.take_place()
+            await seat.tell("start", pid=1, attempt=0)
+            for kind in kinds:
+                await seat.tell(kind, **(rank_fields() if kind == "result" else {}))
+            assert await seat.hear() == {"kind": "bye", "finished": True}  # and its agent is ended, hard
+            await seat.exit(-9)
+
+        return play
+
+    assert room.lead({"node-1": part("result", "done"), "node-2": part("result")}, restarts=1) == 0
+    assert room.summary[0].startswith("ok: 2 nodes")
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Room:
+    return Room(monkeypatch, tmp_path)
