@@ -35,10 +35,13 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         lines = [_finding(finding) for finding in findings if finding.kind == kind]
         if lines:
             parts += [f"## {title}", "\n".join(lines)]
-    if published_lines := published.lines(comparison):
+    published_lines = published.lines(comparison)
+    if published_lines:
         parts += ["## Published and measured"]
         parts += [_table(published.shown(published_lines), published_lines)]
-        facts = published.differences(comparison)
+    if record.lab:
+        parts += [] if published_lines else ["## The published experiment"]
+        facts = [("Source", record.lab.source), *published.differences(comparison)]
         parts += ["\n".join(f"- {name}: {_plain(fact)}" for name, fact in facts)]
     for work in comparison.works:
         groups = [group for group in comparison.groups if group.first.trains and group.work == work]

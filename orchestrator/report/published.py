@@ -48,6 +48,7 @@ class Line:
 
     @property
     def measured_speedup(self) -> float | None:
+        """Where one was published."""
         return self._from_one(lambda row: row.train_s)
 
     @property
@@ -56,7 +57,9 @@ class Line:
         return self._from_one(lambda row: row.result.path_cpu_s)
 
     def _from_one(self, metric: Metric) -> float | None:
-        return _over(_mean(self.alone[1], metric), self.mean(metric)) if self.alone else None
+        if self.alone is None or self.published_speedup is None:
+            return None
+        return _over(_mean(self.alone[1], metric), self.mean(metric))
 
 
 def lines(comparison: Comparison) -> list[Line]:
@@ -69,8 +72,7 @@ def _lines_of(comparison: Comparison, block: BlockRecord) -> Iterator[Line]:
     alone = (one, cell_of(comparison, block, one.runs)) if one else None
     for entry in block.published:
         measured = cell_of(comparison, block, entry.runs)
-        changed = bool(comparison.record.overrides)
-        yield Line(block.name, entry, measured, None if entry is one else alone, changed)
+        yield Line(block.name, entry, measured, None if entry is one else alone, bool(changed(comparison)))
 
 
 def cell_of(comparison: Comparison, block: BlockRecord, entry: Values) -> Group | None:
@@ -161,10 +163,14 @@ def differences(comparison: Comparison) -> list[tuple[str, str]]:
     told = [("Published on", lab.hardware)]
     told += [("Measured on", f"{machine}{had}; nodes were {nodes_were(comparison.rows)}")] if cores else []
     told += [("Differs", fact) for fact in lab.differs]
-    if comparison.record.overrides:
-        changed = ", ".join(comparison.record.overrides)
-        told.append(("Changed", f"by {changed}: these are not the runs that figures were published of"))
+    if by := ", ".join(changed(comparison)):
+        told.append(("Changed", f"by {by}: these are not the runs that figures were published of"))
     return told
+
+
+def changed(comparison: Comparison) -> list[str]:
+    """The options that made other runs of those in the file; fewer nodes leave the others as they are."""
+    return [option for option in comparison.record.overrides if not option.startswith("--nodes ")]
 
 
 def _mean(group: Group | None, metric: Metric) -> float | None:
@@ -185,5 +191,5 @@ def _written(value: object) -> str:
 
 
 def shown(items: Sequence[Line]) -> list[Column[Line]]:
-    """The columns that have anything to say; one that is `measured` goes with the one before it."""
+    """The columns that have anything to say of these lines."""
     return [column for column in COLUMNS if any(column.cell(line).text != ABSENT for line in items)]

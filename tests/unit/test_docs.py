@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from orchestrator.sweep import load_sweep
+from orchestrator import labs
+from orchestrator.cli import app
+from orchestrator.lab import Published
+from orchestrator.sweep import Sweep, load_sweep
 from trainer.compression import COMPRESSIONS
 from trainer.data.partitioners import PARTITIONERS
 from trainer.models import MODELS
@@ -18,7 +23,9 @@ from trainer.spec import REGISTRIES, RunSpec
 from trainer.strategies.ddp import HOOKS
 
 PROJECT = Path(__file__).resolve().parents[2]
-PAGES = sorted([*PROJECT.glob("*.md"), *PROJECT.glob("docs/*.md")])
+PAGES = sorted([*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md")])
+# What `make sweep-NAME` and the like are the names of.
+MADE_OF = {"sweep": PROJECT / "sweeps", "lab": labs.DIRECTORY}
 
 
 def commands(pattern: str) -> set[str]:
@@ -34,10 +41,14 @@ def test_links_lead_to_files(page: Path) -> None:
 
 def test_make_targets_exist() -> None:
     makefile = (PROJECT / "Makefile").read_text()
-    named = commands(r"(?m)(?:^|`)make ([a-z]+)")
-    assert {"sweep", "test", "doctor"} <= named
+    named = commands(r"(?m)(?:^|`)make ([a-z]+(?:-\w+)?)")
+    assert {"sweep", "test", "doctor", "lab-parallel_sgd"} <= named
     for target in named:
-        assert re.search(rf"(?m)^{target}:", makefile), f"make {target}"
+        kind, _, name = target.partition("-")
+        if re.search(rf"(?m)^{target}:", makefile):
+            continue
+        assert re.search(rf"(?m)^{kind}-%:", makefile), f"make {target}"
+        assert name == "NAME" or (MADE_OF[kind] / f"{name}.yml").exists(), f"make {target}"
 
 
 def test_orchestrator_commands_exist() -> None:
@@ -74,6 +85,65 @@ def test_the_sweep_file_that_is_shown_loads(tmp_path: Path) -> None:
     file = tmp_path / "mine.yml"
     file.write_text(shown[1])
     assert len(load_sweep(file).runs) == 1 + (3 * 2 * 2 - 2) + 2
+
+
+def shown_in_labs(tmp_path: Path, quick: bool) -> Sweep:
+    shown = re.search(r"```yaml\n(.*?)```", (PROJECT / "docs" / "labs.md").read_text(), re.S)
+    assert shown
+    file = tmp_path / "mine.yml"
+    file.write_text(shown[1])
+    return load_sweep(file, quick=quick)
+
+
+def test_the_lab_that_is_shown_loads(tmp_path: Path) -> None:
+    assert len(shown_in_labs(tmp_path, quick=False).runs) == 1 + 3 + 2
+    assert len(shown_in_labs(tmp_path, quick=True).runs) == 1 + 2 + 1
+
+
+def test_the_table_of_labs_has_them_all_with_their_runs_and_epochs() -> None:
+    page = (PROJECT / "docs" / "labs.md").read_text()
+    rows = re.findall(
+        r"(?m)^\| \[(\w+)\]\(labs/(\w+)\.md\) \| [^|]+ \| (\w+) \| (\d+) \| (\d+)( at most)? \|$", page
+    )
+    assert [row[0] for row in rows] == [row[1] for row in rows] == labs.names()
+    for name, _, dataset, runs, epochs, at_most in rows:
+        sweep = load_sweep(labs.DIRECTORY / f"{name}.yml")
+        assert {run.name_of("dataset") for run in sweep.runs} == {dataset}
+        assert (len(sweep.runs), sum(run.epochs for run in sweep.runs)) == (int(runs), int(epochs)), name
+        assert bool(at_most) == any(run.target_accuracy is not None for run in sweep.runs)
+
+
+@pytest.mark.parametrize("name", labs.names())
+def test_the_page_of_a_lab_has_its_blocks_and_its_published_figures(name: str) -> None:
+    page = (PROJECT / "docs" / "labs" / f"{name}.md").read_text()
+    rows = [{cell.strip() for cell in line.split("|")} for line in page.splitlines()]
+    for block in load_sweep(labs.DIRECTORY / f"{name}.yml").spec.blocks:
+        assert f"`{block.name}`" in page
+        for entry in block.published:
+            assert any(set(written(entry)) <= row for row in rows), entry
+
+
+def written(entry: Published) -> list[str]:
+    """Its figures, as a page has them."""
+    figures = [
+        (entry.time_s, lambda value: f"{value:g} s"),
+        (entry.accuracy, lambda value: f"{100 * value:.4g} %"),
+        (entry.coverage, lambda value: f"{100 * value:.4g} %"),
+        (entry.accuracy_change, lambda value: f"{100 * value:+.4g} points".replace("-", "−")),
+        (entry.steps_per_epoch, str),
+    ]
+    return [write(value) for value, write in figures if value is not None]
+
+
+LAB_COMMANDS = sorted(commands(r"(?m)^python -m orchestrator (lab [^#\n]+)"))
+
+
+@pytest.mark.parametrize("command", LAB_COMMANDS)
+def test_commands_of_labs_have_runs(command: str, tmp_path: Path) -> None:
+    options = ["--dry-run", "--runtime", "local", "--data-dir", str(tmp_path)]
+    done = CliRunner().invoke(app, [*shlex.split(command), *options])
+    assert done.exit_code == 0, done.exception or done.output
+    assert "nothing was started" in done.output
 
 
 def test_the_table_of_partitioners_is_that_of_the_registry() -> None:

@@ -137,3 +137,25 @@ def test_a_sweep_without_published_figures_has_no_such_section() -> None:
     comparison = compare(a_record([ALONE]), [(ALONE.key, ALONE)])
     assert 'id="published"' not in html.render(comparison, find(comparison), draw(comparison))
     assert published.differences(comparison) == []
+
+
+def test_fewer_nodes_do_not_change_the_others() -> None:
+    comparison = a_lab(overrides=["--nodes 1,2"])
+    assert [finding for finding in find(comparison) if finding.topic == "Published"]
+    assert "Changed" not in dict(published.differences(comparison))
+
+
+def test_runs_that_ended_at_a_target_explain_no_accuracy() -> None:
+    ended = MENDED.epochs[-1].model_copy(update={"target_reached": True})
+    reached = one_shot(2, 0.7, strategy="all_reduce", target_accuracy=0.5)
+    reached = reached.model_copy(update={"epochs": [*reached.epochs[:-1], ended]})
+    assert not [finding for finding in find(a_lab(mended=[reached])) if finding.topic == "Why"]
+
+
+def test_a_lab_without_figures_still_names_its_source() -> None:
+    record = a_record([ALONE], lab=Lab.model_validate({**LAB, "explain": []}))
+    comparison = compare(record, [(ALONE.key, ALONE)])
+    page = html.render(comparison, find(comparison), draw(comparison))
+    assert "The published experiment</h2>" in page
+    assert "Source: a lab sheet." in page
+    assert "- Source: a lab sheet" in markdown.render(comparison, find(comparison), draw(comparison))

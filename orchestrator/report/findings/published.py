@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.lab import BlockRecord, Ladder, Rung
+from orchestrator.lab import BlockRecord, Ladder, Measure, Rung
 from orchestrator.report.comparison import Comparison
 from orchestrator.report.findings.base import REMARKS, Finding, evidence, verdict
 from orchestrator.report.formats import count, listed, percent, points, ratio, seconds
-from orchestrator.report.groups import Group, Spread
+from orchestrator.report.groups import Group, Metric, Spread
 from orchestrator.report.labels import parameters
-from orchestrator.report.published import Line, cell_of, lines
+from orchestrator.report.pace import target_reached, time_to_target_s
+from orchestrator.report.published import Line, cell_of, changed, lines
 from trainer.spec import REGISTRIES, RunSpec
 
 # Fields in which two rungs may differ without that being a change of what is computed.
@@ -19,7 +20,7 @@ _NO_CHANGE = {"seed", "timeout_s", "save_weights"}
 
 def times(comparison: Comparison) -> Iterator[Finding]:
     """How much faster one node is than the published one, and whether more nodes gain as much."""
-    if comparison.record.overrides:  # less work than was published, most likely
+    if changed(comparison):  # less work than was published, most likely
         return
     by_block: dict[str, list[Line]] = {}
     for line in lines(comparison):
@@ -60,8 +61,15 @@ def causes(comparison: Comparison) -> Iterator[Finding]:
         for nodes in ladder.nodes:
             cells = [_cell(comparison, blocks, rung, nodes) for rung in ladder.rungs]
             climbed = [group for group in cells if group]
-            if len(climbed) == len(cells):
+            if len(climbed) == len(cells) and _comparable(ladder, climbed):
                 yield Finding("finding", _told(ladder, nodes, climbed), evidence(climbed))
+
+
+def _comparable(ladder: Ladder, cells: list[Group]) -> bool:
+    """Not where runs ended at a target: all have much the same accuracy then, after their own times."""
+    return ladder.measure == "time_to_target_s" or not any(
+        target_reached(row) for group in cells for row in group.ok_rows
+    )
 
 
 def _cell(comparison: Comparison, blocks: dict[str, BlockRecord], rung: Rung, nodes: int) -> Group | None:
@@ -73,7 +81,8 @@ def _told(ladder: Ladder, nodes: int, cells: list[Group]) -> str:
     measured = [_measured(ladder, group) for group in cells]
     known = [spread for spread in measured if spread]
     if len(known) < len(cells):
-        return f"At {count(nodes, 'node')} {ladder.measure} was not measured on every rung."
+        lacking = [rung.block for rung, spread in zip(ladder.rungs, measured, strict=True) if not spread]
+        return f"At {count(nodes, 'node')} there is no {ladder.measure} of {listed(lacking)} to compare."
     first, last = known[0], known[-1]
     write = percent if ladder.measure == "accuracy" else seconds
     parts = []
@@ -95,9 +104,12 @@ def _told(ladder: Ladder, nodes: int, cells: list[Group]) -> str:
 
 
 def _measured(ladder: Ladder, group: Group) -> Spread | None:
-    if ladder.measure == "accuracy":
-        return group.accuracy
-    return group.over(lambda row: row.train_s)
+    metrics: dict[Measure, Metric] = {
+        "accuracy": lambda row: row.accuracy,
+        "train_s": lambda row: row.train_s,
+        "time_to_target_s": time_to_target_s,
+    }
+    return group.over(metrics[ladder.measure])
 
 
 def _difference(ladder: Ladder, value: float) -> str:
