@@ -114,13 +114,20 @@ def main() -> int:
     parser.add_argument("--runtime", default="local", choices=list(RUNTIMES.entries), help="of kill")
     parser.add_argument("--strategies", nargs="*", default=["all_reduce", "ddp"], help="of kill")
     parser.add_argument("--snapshot-epochs", type=int, help="of kill; default: no snapshots")
+    parser.add_argument("--spec", type=Path, help="of kill: another run, a YAML file of its fields")
     parser.add_argument("--seed", type=int, default=0, help="of the moments of kill")
     options = parser.parse_args()
     if options.topologies == ["kill"]:
         times, nodes = options.times or kill.TIMES, options.nodes or 3
-        runtime, strategies = options.runtime, options.strategies
-        every, cpus, seed = options.snapshot_epochs, float(options.cpus), options.seed
-        return kill.main(runtime, strategies, times, nodes, cpus, seed, every)
+        runs = (
+            [kill.run_in(options.spec)]
+            if options.spec
+            else [
+                kill.run_of(strategy, nodes, float(options.cpus), options.snapshot_epochs)
+                for strategy in options.strategies
+            ]
+        )
+        return kill.main(runs, options.runtime, times, options.seed)
     options.nodes = options.nodes or 4
     lines, bad = [], 0
     with tempfile.TemporaryDirectory() as results:

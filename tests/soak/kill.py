@@ -7,6 +7,7 @@ who was killed, and nothing is left.
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 import sys
@@ -21,6 +22,7 @@ from orchestrator.runner import Runner
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.store import SweepPaths
 from orchestrator.topology import plan
+from orchestrator.yaml import read_yaml
 from tests.engine import leftovers
 from tests.integration.support import Silent, node_processes
 from tests.kills import Killer, kill_in_container, kill_process
@@ -57,6 +59,11 @@ def run_of(strategy: str, nodes: int, cpus: float, snapshot_epochs: int | None) 
             "timeout_s": 240,
         }
     )
+
+
+def run_in(file: Path) -> RunSpec:
+    """The run that a file of its fields describes."""
+    return RunSpec.model_validate(read_yaml(file)[0])
 
 
 def soak(run: RunSpec, runtime: str, times: int, seed: int) -> list[Round]:
@@ -104,7 +111,7 @@ def carry_out(run: RunSpec, runtime: str, directory: Path, display: Silent) -> R
     nodes = RUNTIMES.load(runtime)()
     if missing := nodes.unavailable() or nodes.lacks(plan(run)):
         sys.exit(missing)
-    data = Path(__file__).resolve().parents[2] / "data"
+    data = Path(os.environ.get("SHARDYARD_DATA", Path(__file__).resolve().parents[2] / "data"))
     return Runner(nodes, runtime, paths, data, display).execute(plan(run), paths.run(run.key))
 
 
@@ -126,26 +133,18 @@ def weights(result: RunResult) -> str:
     return " ".join(sorted({rank.weights_digest or "none" for rank in result.ranks}))
 
 
-def main(
-    runtime: str,
-    strategies: list[str],
-    times: int,
-    nodes: int,
-    cpus: float,
-    seed: int,
-    snapshot_epochs: int | None,
-) -> int:
+def main(runs: list[RunSpec], runtime: str, times: int, seed: int) -> int:
     """The exit code: 1 if one round was not good."""
     lines, bad = [], 0
-    for strategy in strategies:
-        print(f"{strategy} on {nodes} nodes ({runtime})", flush=True)
-        rounds = soak(run_of(strategy, nodes, cpus, snapshot_epochs), runtime, times, seed)
+    for run in runs:
+        what = f"{run.name_of('strategy')} on {run.size_label} ({runtime})"
+        print(what, flush=True)
+        rounds = soak(run, runtime, times, seed)
         good = [each for each in rounds if not each.wrong]
         bad += len(rounds) - len(good)
         longest = max(each.seconds for each in rounds)
         middle = statistics.median(each.seconds for each in rounds)
         kept = f"{len(good)} of {len(rounds)} ended with the same weights"
-        times_s = f"median {middle:.1f} s, longest {longest:.1f} s"
-        lines.append(f"{strategy}, {nodes} nodes, {runtime}: {kept}; {times_s}")
+        lines.append(f"{what}: {kept}; median {middle:.1f} s, longest {longest:.1f} s")
     print("\n".join(lines))
     return 1 if bad else 0
