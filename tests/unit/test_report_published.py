@@ -159,3 +159,29 @@ def test_a_lab_without_figures_still_names_its_source() -> None:
     assert "The published experiment</h2>" in page
     assert "Source: a lab sheet." in page
     assert "- Source: a lab sheet" in markdown.render(comparison, find(comparison), draw(comparison))
+
+
+def test_a_rung_says_which_runs_of_its_block_it_means() -> None:
+    slow = [
+        a_run(name, nodes=2, cpus=1.0, bottleneck_cpus=0.5, train_s=9.0) for name in ("all_reduce", "ddp")
+    ]
+    alike = [a_run(name, nodes=2, cpus=1.0, train_s=4.0) for name in ("all_reduce", "ddp")]
+    rungs = [
+        {"block": "slow", "runs": {"strategy": "ddp"}},
+        {"block": "alike", "runs": {"strategy": "ddp"}, "mends": "half a core"},
+    ]
+    lab = {**LAB, "explain": [{"measure": "train_s", "nodes": [2], "rungs": rungs}]}
+    blocks = [
+        BlockRecord(name="slow", keys=[run.key for run in slow]),
+        BlockRecord(name="alike", keys=[run.key for run in alike]),
+    ]
+    record = a_record([*slow, *alike], lab=Lab.model_validate(lab), blocks=blocks)
+    (why,) = [
+        finding
+        for finding in find(compare(record, [(run.key, run) for run in [*slow, *alike]]))
+        if finding.topic == "Why"
+    ]
+    assert plain(why.text).startswith(
+        "At 2 nodes slow (ddp) came to 9.00 s, alike (ddp) to 4.00 s: −5.00 s. Of these are due −5.00 s to "
+        "half a core (bottleneck_cpus 0.5 → null)."
+    )

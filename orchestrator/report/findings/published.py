@@ -95,12 +95,19 @@ def _told(ladder: Ladder, nodes: int, cells: list[Group]) -> str:
             f"({', '.join(changes(cells[number - 1], cells[number]))})"
             f"{REMARKS[judged] if judged != 'once' else ''}"
         )
+    lowest, highest = _called(ladder.rungs[0]), _called(ladder.rungs[-1])
     return (
-        f"At {count(nodes, 'node')} {ladder.rungs[0].block} came to {write(first.mean)}, "
-        f"{ladder.rungs[-1].block} to {write(last.mean)}: {_difference(ladder, last.mean - first.mean)}. "
+        f"At {count(nodes, 'node')} {lowest} came to {write(first.mean)}, "
+        f"{highest} to {write(last.mean)}: {_difference(ladder, last.mean - first.mean)}. "
         f"Of these are due {listed(parts)}."
         f"{'' if all(group.repeated for group in cells) else ' Not repeated: each may be chance.'}"
     )
+
+
+def _called(rung: Rung) -> str:
+    """`all nodes alike (all_reduce, gloo)`: the block, and which of its runs."""
+    which = [str(value) for field, value in rung.runs.items() if field != "nodes"]
+    return rung.block + (f" ({', '.join(which)})" if which else "")
 
 
 def _measured(ladder: Ladder, group: Group) -> Spread | None:
@@ -121,13 +128,13 @@ def _difference(ladder: Ladder, value: float) -> str:
 def changes(one: Group, other: Group) -> list[str]:
     """The fields of the spec in which two cells differ: `strategy.init independent → broadcast`."""
     left, right = one.first.run, other.first.run
-    told = []
+    told: list[str] = []
     for field in RunSpec.model_fields:
         before, after = getattr(left, field), getattr(right, field)
         if before == after or field in _NO_CHANGE:
             continue
         if field not in REGISTRIES:
-            told.append(f"{field} {before} → {after}")
+            told.append(f"{field} {_written(before)} → {_written(after)}")
         elif left.name_of(field) != right.name_of(field):
             told.append(f"{field} {left.name_of(field)} → {right.name_of(field)}")
         else:
@@ -138,3 +145,7 @@ def changes(one: Group, other: Group) -> list[str]:
                 if mine[name] != others[name]
             ]
     return told
+
+
+def _written(value: object) -> str:
+    return "null" if value is None else str(value)
