@@ -14,7 +14,7 @@ Measure = Literal["accuracy", "train_s", "time_to_target_s"]
 class Published(BaseModel):
     """Figures that somebody else has published for some of a block's runs."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     runs: Values = Field(description="which of the block's runs, as in skip: fields and their values")
     time_s: float | None = Field(None, gt=0, description="seconds of training, as published")
@@ -36,7 +36,7 @@ class Published(BaseModel):
 class Rung(BaseModel):
     """One step of a ladder: a block's runs, in which one thing less is as it was published."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     block: str = Field(description="the name of a block")
     runs: Values = Field(default={}, description="which of its runs, beside the ladder's nodes")
@@ -48,7 +48,7 @@ class Rung(BaseModel):
 class Ladder(BaseModel):
     """From the published form to the best, one change at a time: each change explains its difference."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     measure: Measure = Field(description="what is explained")
     nodes: list[int] = Field(min_length=1, description="node counts, each explained by itself")
@@ -64,7 +64,7 @@ class Ladder(BaseModel):
 class Lab(BaseModel):
     """Where a sweep's published figures come from, and how ours are to be read beside them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     title: str = Field(min_length=1, description="what the experiment is about, in a line")
     source: str = Field(min_length=1, description="where the exercise and its figures were published")

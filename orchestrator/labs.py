@@ -21,6 +21,8 @@ def names() -> list[str]:
 def names_wanted(asked: Sequence[str] | None, everything: bool) -> list[str]:
     """The labs that a command line asks for. Raises InputError for one that there is not."""
     known = names()
+    if everything and asked:
+        raise InputError(f"lab {asked[0]} --all: name labs, or --all; not both")
     if everything:
         return known
     if not asked:
@@ -36,7 +38,11 @@ def load_lab(
     """The lab's sweep. A quick look downloads nothing: it is on `digits` where files are not there yet."""
     path = DIRECTORY / f"{name}.yml"
     sweep = load_sweep(path, sets, nodes, quick)
-    if quick and absent(sweep, data_dir):
+    if quick and (missing := absent(sweep, data_dir)):
+        if any(assignment.startswith("dataset") for assignment in sets):
+            raise InputError(
+                f"--quick: {missing[0]} is not in {data_dir}/, and a quick look downloads nothing"
+            )
         sweep = load_sweep(path, [f"dataset={IN_THE_BOX}", *sets], nodes, quick)
     return sweep
 

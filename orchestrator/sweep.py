@@ -27,7 +27,7 @@ class Block(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str = Field(
-        "", description="what a report calls these runs, where figures were published of them"
+        "", description="what a report calls these runs beside published figures; blocks may share it"
     )
     base: Values = Field(default={}, description="fields of every run of this block")
     axes: dict[str, list[Any]] = Field(default={}, description="field -> the values it takes in turn")
@@ -36,8 +36,10 @@ class Block(BaseModel):
         description="leave out runs that match all fields of an entry (a value or a list of values)",
     )
     published: list[Published] = Field(default=[], description="figures that others have published")
-    quick: Values = Field(
-        default={}, description="fields of a quick look: values instead of base's, lists instead of axes"
+    quick: Values | None = Field(
+        default={},
+        description="fields of a quick look: values instead of base's, lists instead of axes; null: it is "
+        "no part of one",
     )
 
 
@@ -93,35 +95,45 @@ def load_sweep(
         _set(sheets, assignment)
     if nodes is not None:
         _set_nodes(sheets, spec.blocks, nodes, path)
-    expanded = [list(expand(sheet)) for sheet in sheets]
+    left_out = [quick and block.quick is None for block in spec.blocks]
+    expanded = [[] if out else list(expand(sheet)) for sheet, out in zip(sheets, left_out, strict=True)]
     runs = _distinct(chain.from_iterable(expanded))
     # Seed by seed: a machine that gets slower over minutes then slows every strategy of a seed alike, and
     # shows as spread between seeds instead of as a difference between strategies.
     runs.sort(key=lambda run: run.seed)
     if not runs:
         raise InputError(f"{path}: no run is left; every combination is in a block's skip")
-    if not overrides:  # which may well leave some of those runs out
-        _check_published(spec, expanded, path)
-    blocks = [
-        BlockRecord(name=block.name, keys=[run.key for run in its], published=block.published)
-        for block, its in zip(spec.blocks, expanded, strict=True)
-        if block.name
-    ]
-    return Sweep(spec, text, overrides, runs, blocks)
+    # Options may well leave out some of the runs that figures are of.
+    _check_published(spec, None if overrides else expanded, path)
+    return Sweep(spec, text, overrides, runs, _named(spec.blocks, expanded))
 
 
-def _check_published(spec: SweepSpec, expanded: Sequence[list[RunSpec]], path: Path) -> None:
-    """Raises InputError for a figure or a rung that is of no run."""
-    names = [block.name for block in spec.blocks if block.name]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise InputError(f"{path}: two blocks have the name {twice[0]!r}; names tell them apart")
-    known = {block.name: its for block, its in zip(spec.blocks, expanded, strict=True) if block.name}
-    for number, (block, its) in enumerate(zip(spec.blocks, expanded, strict=True)):
+def _named(blocks: Sequence[Block], expanded: Sequence[list[RunSpec]]) -> list[BlockRecord]:
+    """The blocks by their names, in the order of the file; those that share one are one."""
+    named: dict[str, BlockRecord] = {}
+    for block, its in zip(blocks, expanded, strict=True):
+        if block.name:
+            one = named.setdefault(block.name, BlockRecord(name=block.name, keys=[]))
+            one.keys.extend(run.key for run in its)
+            one.published.extend(block.published)
+    return [*named.values()]
+
+
+def _check_published(spec: SweepSpec, expanded: Sequence[list[RunSpec]] | None, path: Path) -> None:
+    """Raises InputError for a figure or a rung that is of no run, or of several cells.
+
+    expanded: each block's runs; None: check only what can be told without.
+    """
+    known: dict[str, list[RunSpec]] = {}
+    for number, block in enumerate(spec.blocks):
         at = f"{path}: blocks[{number}]"
         if block.published and not block.name:
             raise InputError(f"{at}: has published figures, so it needs a name")
+        its = expanded[number] if expanded else None
         for i, entry in enumerate(block.published):
             _check_meant(entry.runs, its, f"{at}.published[{i}].runs")
+        if block.name:
+            known.setdefault(block.name, []).extend(its or ())
     for i, ladder in enumerate(spec.lab.explain if spec.lab else ()):
         for j, rung in enumerate(ladder.rungs):
             at = f"{path}: lab.explain[{i}].rungs[{j}]"
@@ -130,14 +142,25 @@ def _check_published(spec: SweepSpec, expanded: Sequence[list[RunSpec]], path: P
                     f"{at}.block: {rung.block!r} is no block's name; allowed: {', '.join(known)}"
                 )
             for nodes in ladder.nodes:
-                _check_meant({"nodes": nodes, **rung.runs}, known[rung.block], f"{at}.runs")
+                meant = {"nodes": nodes, **rung.runs}
+                _check_meant(meant, known[rung.block] if expanded else None, f"{at}.runs")
 
 
-def _check_meant(entry: Values, runs: Sequence[RunSpec], place: str) -> None:
+def _check_meant(entry: Values, runs: Sequence[RunSpec] | None, place: str) -> None:
     for field in entry:
         check_field(field, place)
-    if not any(matches(run, entry) for run in runs):
+    if runs is None:
+        return
+    cells = {
+        json.dumps({**run.canonical(), "seed": 0}, sort_keys=True) for run in runs if matches(run, entry)
+    }
+    if not cells:
         raise InputError(f"{place}: no run of the block has {json.dumps(entry)}")
+    if len(cells) > 1:
+        raise InputError(
+            f"{place}: {json.dumps(entry)} means {len(cells)} cells of the block; name as many fields as "
+            "leave runs that differ by their seed alone"
+        )
 
 
 def _distinct(expanded: Iterable[RunSpec]) -> list[RunSpec]:
@@ -179,7 +202,7 @@ def _sheet(spec: SweepSpec, number: int, path: Path) -> Sheet:
 
 def _make_quick(sheets: Sequence[Sheet], spec: SweepSpec, path: Path) -> None:
     """The file's own smaller values: those for all blocks, and over them a block's."""
-    if not spec.quick and not any(block.quick for block in spec.blocks):
+    if not spec.quick and all(block.quick == {} for block in spec.blocks):
         raise InputError(f"{path}: has no quick form; write what is smaller there under `quick`")
     for number, (sheet, block) in enumerate(zip(sheets, spec.blocks, strict=True)):
         for field, value in spec.quick.items():
@@ -188,7 +211,7 @@ def _make_quick(sheets: Sequence[Sheet], spec: SweepSpec, path: Path) -> None:
                 sheet.override(
                     field, value if isinstance(value, list) else [value], f"{path}: quick.{field}"
                 )
-        for field, value in block.quick.items():
+        for field, value in (block.quick or {}).items():
             at = f"{path}: blocks[{number}].quick"
             check_field(field, at)
             sheet.override(field, value if isinstance(value, list) else [value], f"{at}.{field}")

@@ -23,6 +23,12 @@ def snapshots(run: RunSpec) -> Misfit:
     field, name = f"snapshot_{asked}", run.name_of("strategy")
     if run.snapshot_epochs is not None and run.snapshot_steps is not None:
         return PydanticCustomError(field, "give this or snapshot_epochs, not both")
+    if run.snapshot_epochs is not None and run.snapshot_epochs >= run.epochs:
+        return PydanticCustomError(
+            field,
+            "{every} would be after the last of {epochs}, where none is taken; allowed: null, or fewer",
+            {"every": run.snapshot_epochs, "epochs": run.epochs},
+        )
     if not run.strategy.resumes:
         able = [other for other in STRATEGIES.entries if STRATEGIES.load(other).resumes]
         return PydanticCustomError(

@@ -63,6 +63,11 @@ def _baseline(row: Row, serial: Sequence[Row]) -> Baseline | None:
     """None for a run that has nothing to compare, or nothing to compare with."""
     if not row.ok or not row.trains or not serial:
         return None
+    # Snapshots take their time: of serial with and without, the one that took as many as the row.
+    as_often = [other for other in serial if _snapshots(other) == _snapshots(row)]
+    serial = as_often or [other for other in serial if not other.run.snapshots]
+    if not serial:
+        return None
     twins = [other for other in serial if other.seed == row.seed]
     chosen = twins or serial
     alike = all(other.result.last_epoch == row.result.last_epoch for other in chosen)
@@ -75,6 +80,10 @@ def _baseline(row: Row, serial: Sequence[Row]) -> Baseline | None:
         parameters=chosen[0].result.ranks[0].parameters if chosen[0].result.ranks else None,
         held_bytes=_mean([held_bytes(other) for other in chosen]),
     )
+
+
+def _snapshots(row: Row) -> tuple[int | None, int | None]:
+    return row.run.snapshot_epochs, row.run.snapshot_steps
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from orchestrator.report.comparison import Comparison
 from orchestrator.report.groups import Group, cell_of
+from orchestrator.report.pace import last_epoch
 from orchestrator.report.rows import Row
 from trainer.spec import REGISTRIES
 
@@ -27,7 +28,8 @@ class Twins:
     def pairs(self) -> list[tuple[Row, Row]]:
         """The runs of both that have the same seed, and so the same initial weights and samples."""
         library = {row.seed: row for row in self.library.ok_rows}
-        return [(row, library[row.seed]) for row in self.by_hand.ok_rows if row.seed in library]
+        rows = [(row, library[row.seed]) for row in self.by_hand.ok_rows if row.seed in library]
+        return [(one, other) for one, other in rows if last_epoch(one) == last_epoch(other)]
 
     @property
     def apart(self) -> float | None:
@@ -35,7 +37,7 @@ class Twins:
         shares = [
             abs(mine - theirs) / max(abs(theirs), 1e-12)
             for one, other in self.pairs
-            for mine, theirs in zip(losses(one), losses(other), strict=False)
+            for mine, theirs in zip(losses(one), losses(other), strict=True)
         ]
         return max(shares, default=None)
 
@@ -48,12 +50,18 @@ def losses(row: Row) -> list[float]:
 
 def twins_of(comparison: Comparison) -> Iterator[Twins]:
     """Every optimiser by hand for which the library's was tried with all else equal."""
-    groups = [group for group in comparison.groups if group.ok and group.first.trains]
+    groups = [group for group in comparison.groups if group.ok and _repeats(group)]
     cells = {_but_the_optimizer(group): group for group in groups}
     for group in groups:
         twin = getattr(group.first.run.optimizer, "twin", None)
         if twin and (library := cells.get(_but_the_optimizer(group, called=twin))):
             yield Twins(group, library)
+
+
+def _repeats(group: Group) -> bool:
+    """Whether equal seeds give equal weights: not where ranks read and write when they like."""
+    strategy = group.first.run.strategy
+    return group.first.trains and (group.serial or strategy.in_step)
 
 
 def _but_the_optimizer(group: Group, called: str = "") -> str:

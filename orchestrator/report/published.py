@@ -12,6 +12,7 @@ from orchestrator.report.columns import Cell, Column, over_seeds
 from orchestrator.report.comparison import Comparison
 from orchestrator.report.formats import ABSENT
 from orchestrator.report.groups import Group, Metric
+from orchestrator.report.pace import last_epoch
 from orchestrator.report.places import nodes_were
 from orchestrator.report.rows import Row
 
@@ -59,7 +60,12 @@ class Line:
     def _from_one(self, metric: Metric) -> float | None:
         if self.alone is None or self.published_speedup is None:
             return None
-        return _over(_mean(self.alone[1], metric), self.mean(metric))
+        one, mine = self.alone[1], self.measured
+        return (
+            _over(_mean(one, metric), _mean(mine, metric))
+            if one and mine and times_compare(one, mine)
+            else None
+        )
 
 
 def lines(comparison: Comparison) -> list[Line]:
@@ -68,20 +74,37 @@ def lines(comparison: Comparison) -> list[Line]:
 
 
 def _lines_of(comparison: Comparison, block: BlockRecord) -> Iterator[Line]:
-    one = next((entry for entry in block.published if entry.runs.get("nodes") == 1), None)
-    alone = (one, cell_of(comparison, block, one.runs)) if one else None
     for entry in block.published:
         measured = cell_of(comparison, block, entry.runs)
+        one = next((other for other in block.published if other.runs == {**entry.runs, "nodes": 1}), None)
+        alone = (one, cell_of(comparison, block, one.runs)) if one else None
         yield Line(block.name, entry, measured, None if entry is one else alone, bool(changed(comparison)))
 
 
 def cell_of(comparison: Comparison, block: BlockRecord, entry: Values) -> Group | None:
-    """The cell of the block's runs that an entry means; None if none of them is ok."""
+    """The cell of the block's runs that an entry means; None if none of them is ok.
+
+    None, too, where its runs were made in several places: they are not one cell then.
+    """
     keys = set(block.keys)
-    for group in comparison.groups:
-        if group.ok and keys & {row.key for row in group.rows} and matches(group.first.run, entry):
-            return group
-    return None
+    meant = [
+        group
+        for group in comparison.groups
+        if group.ok and keys & {row.key for row in group.rows} and matches(group.first.run, entry)
+    ]
+    return meant[0] if len(meant) == 1 else None
+
+
+def times_compare(*cells: Group) -> bool:
+    """Whether the times of these cells are of one place, of equally many epochs and of ranks apart."""
+    rows = [row for cell in cells for row in cell.ok_rows]
+    alone = all(row.result.times_compare for row in rows)
+    return alone and as_many_passes(rows) and len({row.where for row in rows}) == 1
+
+
+def as_many_passes(rows: Sequence[Row]) -> bool:
+    """Whether all trained for as long as was planned: not so where a target accuracy ends a run."""
+    return all(row.result.last_epoch == row.run.epochs for row in rows)
 
 
 def _figure(name: str, write: Callable[[float], str]) -> Callable[[Line], Cell]:
@@ -124,7 +147,8 @@ def _accuracy(row: Row) -> float | None:
 
 
 def _steps_per_epoch(row: Row) -> float | None:
-    return row.steps / row.run.epochs if row.steps else None
+    epochs = last_epoch(row)
+    return row.steps / epochs if row.steps and epochs else None
 
 
 def _whole(value: float) -> str:

@@ -88,7 +88,8 @@ def test_options_go_over_a_quick_look(path: Path) -> None:
         ("{block: mended, mends: \"{nodes} different beginnings\"}", "{block: mended}", "explain[0]: "),
         ("nodes: [2]\n      rungs", "nodes: [4]\n      rungs", "rungs[0].runs: no run of the block has"),
         ("name: as published\n    base", "base", "blocks[1]: has published figures, so it needs a name"),
-        ("name: mended", "name: alone", "two blocks have the name 'alone'"),
+        ("{nodes: 3}, time_s", "{strategy: one_shot}, time_s", "means 3 cells of the block; name"),
+        ("time_s: 30", "time_s: .inf", "published[0].time_s: inf is not allowed"),
         ("title: About averaging", "titel: x", "lab.title: is missing"),
     ],
 )  # fmt: skip
@@ -113,6 +114,31 @@ def test_mistakes_of_the_quick_form_are_named(path: Path, was: str, wrong: str, 
     with pytest.raises(InputError) as caught:
         load_sweep(path, quick=True)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("was", "wrong", "message"),
+    [
+        ("{nodes: 3}, time_s", "{node: 3}, time_s", "published[1].runs: unknown key 'node'"),
+        ("{block: mended", "{block: mend", "'mend' is no block's name"),
+        ("name: as published\n    base", "base", "has published figures, so it needs a name"),
+    ],
+)
+def test_options_hide_no_mistake_of_the_file(path: Path, was: str, wrong: str, message: str) -> None:
+    path.write_text(FILE.replace(was, wrong))
+    with pytest.raises(InputError) as caught:
+        load_sweep(path, ["lr=0.01"])
+    assert message in str(caught.value)
+
+
+def test_blocks_that_share_a_name_are_one_form_and_may_be_left_out_of_a_quick_look(path: Path) -> None:
+    more = "  - {name: mended, base: {strategy: one_shot, nodes: 5, epochs: 9}, quick: null}\n"
+    path.write_text(FILE + more)
+    (mended,) = [block for block in load_sweep(path).blocks if block.name == "mended"]
+    assert len(mended.keys) == 3
+    quick = load_sweep(path, quick=True)
+    assert 5 not in {run.nodes for run in quick.runs}
+    assert [len(block.keys) for block in quick.blocks if block.name == "mended"] == [1]
 
 
 def test_a_file_without_a_quick_form_has_none(tmp_path: Path) -> None:
@@ -158,11 +184,20 @@ def test_a_quick_look_is_on_the_data_where_that_is_there(
     assert sweep.overrides == ["--quick"]
 
 
+def test_a_quick_look_downloads_nothing_that_is_asked_for(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(labs, "DIRECTORY", path.parent)
+    with pytest.raises(InputError, match=r"fashion_mnist is not in .*, and a quick look downloads nothing"):
+        labs.load_lab("mine", tmp_path, ["dataset=fashion_mnist"], quick=True)
+
+
 @pytest.mark.parametrize(
     ("asked", "everything", "message"),
     [
         (["mine", "yours"], False, "lab yours: there is no such lab; known: mine"),
         ([], False, "lab: name at least one, or --all; known: mine"),
+        (["mine"], True, "lab mine --all: name labs, or --all; not both"),
     ],
 )
 def test_an_unknown_lab_is_an_error(

@@ -47,6 +47,18 @@ def test_without_a_serial_run_of_the_seed_the_mean_of_other_seeds_counts() -> No
     assert cautions["Other seeds"].rows == (row,)
 
 
+def test_a_run_is_measured_against_serial_with_as_many_snapshots() -> None:
+    """They take their time, and a mean of serial with and without would be of neither."""
+    plain, kept = a_run(train_s=8.0), a_run(train_s=12.0, snapshot_epochs=1)
+    fast = [a_run("ddp", nodes=2, train_s=4.0), a_run("ddp", nodes=2, train_s=4.0, snapshot_epochs=1)]
+    rows = {row.key: row for row in a_comparison(plain, kept, *fast).rows}
+    assert [rows[run.key].speedup for run in (plain, kept, *fast)] == [1.0, 1.0, 2.0, 3.0]
+    (row,) = [row for row in a_comparison(plain, fast[1]).rows if row.strategy == "ddp"]
+    assert row.speedup == 2.0
+    (row,) = [row for row in a_comparison(kept, fast[0]).rows if row.strategy == "ddp"]
+    assert row.speedup is None
+
+
 def test_serial_measures_one_against_itself() -> None:
     row = row_of(a_comparison(SERIAL), "serial")
     assert (row.speedup, row.work_speedup, row.accuracy_difference) == (1.0, 1.0, 0.0)

@@ -19,9 +19,7 @@ from trainer.optimizers import OPTIMIZERS
 def trained(optimizer: Any, *losses: float, **fields: Any) -> RunResult:
     """A serial run with these losses after its epochs."""
     run = a_run(optimizer=optimizer, **fields)
-    points = [
-        point.model_copy(update={"test_loss": loss}) for point, loss in zip(run.epochs, losses, strict=True)
-    ]
+    points = [point.model_copy(update={"test_loss": losses[point.epoch - 1]}) for point in run.epochs]
     return run.model_copy(update={"epochs": points})
 
 
@@ -76,3 +74,14 @@ def test_each_twin_is_a_registered_optimiser_with_a_figure() -> None:
             comparison = a_comparison(trained(twin, 0.5, 0.25), trained(name, 0.5, 0.25))
             assert [pair.names for pair in twins_of(comparison)] == [(name, twin)]
             assert [plot.name for plot in draw(comparison) if plot.name.startswith("by_hand")]
+
+
+def test_runs_whose_weights_are_left_to_chance_are_no_twins() -> None:
+    by_hand = trained("sgd_by_hand", 0.5, 0.25, strategy="hogwild", nodes=2)
+    assert not said(trained("sgd", 0.5, 0.3, strategy="hogwild", nodes=2), by_hand)
+
+
+def test_other_strategies_are_named() -> None:
+    fields: dict[str, Any] = {"strategy": "all_reduce", "nodes": 2}
+    (told,) = said(trained("sgd", 0.5, 0.25, **fields), trained("sgd_by_hand", 0.5, 0.25, **fields))
+    assert "batch 32, all_reduce over mpi on 2 nodes, have" in told.text.replace(formats.JOIN, " ")

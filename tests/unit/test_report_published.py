@@ -185,3 +185,46 @@ def test_a_rung_says_which_runs_of_its_block_it_means() -> None:
         "At 2 nodes slow (ddp) came to 9.00 s, alike (ddp) to 4.00 s: −5.00 s. Of these are due −5.00 s to "
         "half a core (bottleneck_cpus 0.5 → null)."
     )
+
+
+def test_a_rung_that_changes_nothing_explains_nothing() -> None:
+    """As when an option makes two rungs the same run."""
+    same = BlockRecord(name="mended", keys=[THEIRS[1].key])
+    record = a_lab().record
+    blocks = [block if block.name != "mended" else same for block in record.blocks]
+    comparison = compare(
+        record.model_copy(update={"blocks": blocks}), [(run.key, run) for run in (ALONE, *THEIRS)]
+    )
+    assert not [finding for finding in find(comparison) if finding.topic == "Why"]
+
+
+def test_runs_of_two_places_are_not_set_side_by_side() -> None:
+    elsewhere = one_shot(2, 0.3, train_s=4.0, runtime="docker")
+    comparison = a_lab([THEIRS[0], elsewhere])
+    assert [line.measured_speedup for line in published.lines(comparison)] == [None, None, None]
+    assert not [finding for finding in find(comparison) if finding.topic == "Why"]
+
+
+def test_a_cell_of_two_places_is_none() -> None:
+    seeds = [one_shot(2, 0.3, seed=0), one_shot(2, 0.7, seed=1, runtime="docker")]
+    assert [line[3] for line in table(a_lab([THEIRS[0], *seeds]))] == ["8.00 s", "not run", "not run"]
+
+
+def test_a_time_to_the_target_is_of_all_seeds_or_of_none() -> None:
+    def until(accuracy: float, seed: int, reached: bool, **fields: Any) -> RunResult:
+        run = a_run(seed=seed, target_accuracy=0.5, accuracy=accuracy, **fields)
+        last = run.epochs[-1].model_copy(update={"target_reached": reached})
+        return run.model_copy(update={"epochs": [*run.epochs[:-1], last]})
+
+    slow = [until(0.6, seed, True, nodes=2, strategy="all_reduce", train_s=10.0) for seed in (0, 1)]
+    lucky = [until(0.6, seed, not seed, nodes=2, strategy="ddp", train_s=4.0) for seed in (0, 1)]
+    rungs = [{"block": "slow"}, {"block": "lucky", "mends": "our own loop"}]
+    lab = {**LAB, "explain": [{"measure": "time_to_target_s", "nodes": [2], "rungs": rungs}]}
+    blocks = [
+        BlockRecord(name=name, keys=[run.key for run in runs])
+        for name, runs in (("slow", slow), ("lucky", lucky))
+    ]
+    record = a_record([*slow, *lucky], lab=Lab.model_validate(lab), blocks=blocks)
+    comparison = compare(record, [(run.key, run) for run in [*slow, *lucky]])
+    (why,) = [finding for finding in find(comparison) if finding.topic == "Why"]
+    assert plain(why.text) == "At 2 nodes there is no time_to_target_s of lucky to compare."

@@ -9,13 +9,17 @@ from orchestrator.report.findings.base import REMARKS, Finding, evidence, verdic
 from orchestrator.report.formats import percent, points, size
 from orchestrator.report.groups import Group, Spread
 from orchestrator.report.labels import PACE, parameters
-from orchestrator.report.pace import as_many_epochs
+from orchestrator.report.pace import as_many_epochs, target_reached
 
 
 def _ranked(groups: Sequence[Group]) -> list[tuple[Spread, Group]]:
-    """Groups with an accuracy, the best first."""
-    ranked = [(spread, group) for group in groups if (spread := group.accuracy)]
+    """Groups with an accuracy, the best first; not of runs that ended where they had reached a target."""
+    ranked = [(spread, group) for group in groups if (spread := group.accuracy) and not _ended(group)]
     return sorted(ranked, key=lambda item: -item[0].mean)
+
+
+def _ended(group: Group) -> bool:
+    return any(target_reached(row) for row in group.ok_rows)
 
 
 def best_and_worst(scene: Scene) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from orchestrator.report.by_hand import twins_of
 from orchestrator.report.comparison import Comparison
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.formats import count, ratio
+from orchestrator.report.pace import last_epoch
 
 TOLERANCE = 1e-3  # of the loss: float32's rounding over some thousand steps stays far below
 
@@ -18,11 +19,15 @@ def same_curve(comparison: Comparison) -> Iterator[Finding]:
         if twins.apart is None:
             continue
         mine, library = twins.names
-        run = twins.by_hand.first.run
+        run, cell = twins.by_hand.first.run, twins.by_hand
+        where = (
+            "" if cell.serial else f", {cell.strategy_label} over {cell.transport} on {cell.shape.label},"
+        )
+        epochs = max(last_epoch(one) or 0 for one, _ in twins.pairs)
         verdict = "the same loss curve" if twins.apart <= TOLERANCE else "NOT the same loss curve"
         text = (
-            f"{mine} and {library} at lr {run.lr:g} and batch {run.batch_size:,} have {verdict}: over "
-            f"{count(run.epochs, 'epoch')} and {count(len(twins.pairs), 'seed')} the losses differ by at "
+            f"{mine} and {library} at lr {run.lr:g} and batch {run.batch_size:,}{where} have {verdict}: "
+            f"over {count(epochs, 'epoch')} and {count(len(twins.pairs), 'seed')} the losses differ by at "
             f"most {twins.apart:.1e} of {library}'s (tolerance {TOLERANCE:g})."
         )
         slow, fast = (group.over(lambda row: row.train_s) for group in (twins.by_hand, twins.library))

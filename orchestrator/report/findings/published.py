@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from orchestrator.lab import BlockRecord, Ladder, Measure, Rung
 from orchestrator.report.comparison import Comparison
@@ -10,12 +11,12 @@ from orchestrator.report.findings.base import REMARKS, Finding, evidence, verdic
 from orchestrator.report.formats import count, listed, percent, points, ratio, seconds
 from orchestrator.report.groups import Group, Metric, Spread
 from orchestrator.report.labels import parameters
-from orchestrator.report.pace import target_reached, time_to_target_s
+from orchestrator.report.pace import in_how_many, target_reached, time_to_target_s
 from orchestrator.report.published import Line, cell_of, changed, lines
 from trainer.spec import REGISTRIES, RunSpec
 
 # Fields in which two rungs may differ without that being a change of what is computed.
-_NO_CHANGE = {"seed", "timeout_s", "save_weights"}
+_NO_CHANGE = {"seed", "timeout_s", "save_weights", "restarts"}
 
 
 def times(comparison: Comparison) -> Iterator[Finding]:
@@ -37,7 +38,7 @@ def times(comparison: Comparison) -> Iterator[Finding]:
         )
         scaled = [line for line in its if line.measured_speedup and line.published_speedup]
         if scaled:
-            most = max(scaled, key=lambda line: int(line.published.runs["nodes"]))
+            most = max(scaled, key=lambda line: line.measured.shape.ranks if line.measured else 0)
             text += (
                 f" The speedup of {most.runs} was {ratio(most.published_speedup)} as published and "
                 f"{ratio(most.measured_speedup)} here{_shared(most)}."
@@ -66,10 +67,19 @@ def causes(comparison: Comparison) -> Iterator[Finding]:
 
 
 def _comparable(ladder: Ladder, cells: list[Group]) -> bool:
-    """Not where runs ended at a target: all have much the same accuracy then, after their own times."""
-    return ladder.measure == "time_to_target_s" or not any(
-        target_reached(row) for group in cells for row in group.ok_rows
-    )
+    """Whether every rung changes something, and what is measured means the same on all.
+
+    Where runs ended at a target, all have much the same accuracy after their own times.
+    """
+    if not all(changes(one, other) for one, other in pairwise(cells)):
+        return False
+    if len({group.first.where for group in cells}) > 1:
+        return False
+    ranks_apart = all(group.first.result.times_compare for group in cells)
+    if ladder.measure == "time_to_target_s":
+        return ranks_apart
+    ended = any(target_reached(row) for group in cells for row in group.ok_rows)
+    return not ended and (ranks_apart or ladder.measure == "accuracy")
 
 
 def _cell(comparison: Comparison, blocks: dict[str, BlockRecord], rung: Rung, nodes: int) -> Group | None:
@@ -116,6 +126,10 @@ def _measured(ladder: Ladder, group: Group) -> Spread | None:
         "train_s": lambda row: row.train_s,
         "time_to_target_s": time_to_target_s,
     }
+    if ladder.measure == "time_to_target_s":
+        reached, seeds = in_how_many(group)
+        if reached < seeds:  # the mean of the lucky ones says nothing of the cell
+            return None
     return group.over(metrics[ladder.measure])
 
 
