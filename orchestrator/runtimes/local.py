@@ -21,7 +21,7 @@ from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.runtimes.processes import THROTTLE, Process, everything, mpirun
 from orchestrator.store import RunPaths, write_atomic
 from orchestrator.topology import LaunchPlan
-from trainer.elastic.attempts import Attempts
+from trainer.elastic.attempts import Tally
 from trainer.events import Event, EventReader
 
 # In the environment of everything we start: our identity, its number apart, with which ranks end.
@@ -63,7 +63,7 @@ class LocalRuntime(Runtime):
     def start(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> RunHandle:
         live = _live(paths)
         live.mkdir()
-        attempts = Attempts(plan.world_size) if plan.spec.restarts else None
+        attempts = Tally(plan.world_size) if plan.spec.restarts else None
         return LocalRun(everything(plan, paths, data_dir, live), paths, live, attempts)
 
     def clean(self) -> int:
@@ -79,7 +79,7 @@ class LocalRun(RunHandle):
     """The processes of one run, and all that they started."""
 
     def __init__(
-        self, started: list[Process], paths: RunPaths, live: Path, attempts: Attempts | None = None
+        self, started: list[Process], paths: RunPaths, live: Path, attempts: Tally | None = None
     ) -> None:
         """attempts: of ranks that torchrun starts again."""
         self._live, self._attempts = live, attempts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,19 @@ def test_usage_is_a_line_for_each_member(tmp_path: Path) -> None:
         {"member": "node-1", "ranks": [0], **USAGE},
         {"member": "launcher", "ranks": [], **USAGE},
     ]
+
+
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_what_a_long_run_says_is_kept_in_files_alone(tmp_path: Path, restarts: int) -> None:
+    """The head has 256 MiB; a rank tells of a step twice a second, and some runs take days."""
+    kept = ledger(tmp_path, restarts=restarts)
+    start(kept, 0, 1)
+    before = len(pickle.dumps(kept))
+    for step in range(10_000):
+        kept.keep(event("step", step % 2, epoch=1, step=step, loss=0.5))
+    assert len(pickle.dumps(kept)) - before < 100  # bytes
+    lines = (tmp_path / "live" / "rank-0.jsonl").read_text().count("\n")
+    assert lines == 5_001
 
 
 # Who has failed

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster.roll import Member, RollError, Roster
-from trainer.elastic.attempts import Attempts
+from trainer.elastic.attempts import Tally
 from trainer.events import LAST_WORDS, Event, readable, signal_name
 
 WEIGHTS = "weights.npy"  # the one file that a member sends, and only rank 0's
@@ -30,7 +30,7 @@ class Ledger:
         self.key = roster.spec.key
         self.timeout_s = roster.spec.timeout_s
         # Of the attempt that counts, where torchrun starts ranks again.
-        self._attempts = Attempts(roster.spec.world_size)
+        self._attempts = Tally(roster.spec.world_size)
         self._attempt = 0
         self._last: dict[int, Event] = {}  # by rank: its last word
         self._starts: dict[int, Event] = {}

@@ -7,30 +7,32 @@ what is in it, and one that does not has begun anew.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 from trainer.events import LAST_WORDS, Event
 
 
-class Attempts:
-    """Takes events in the order in which each rank wrote them; ranks may be interleaved in any way."""
+class Tally:
+    """Which rank has said which kind of word in which attempt: no more is kept, however long a run is.
 
-    def __init__(self, ranks: int, events: Iterable[Event] = ()) -> None:
+    Takes events in the order in which each rank wrote them; ranks may be interleaved in any way.
+    """
+
+    def __init__(self, ranks: int) -> None:
         self._everyone = set(range(ranks))
         self._now: dict[int, int] = {}  # by rank: the attempt that it is in
-        self._events: list[list[Event]] = [[]]
+        self._said: list[dict[str, set[int]]] = [{}]  # by attempt and kind: the ranks
         self.finished: int | None = None  # the attempt in which every rank has given its result
-        for event in events:
-            self.add(event)
 
     def add(self, event: Event) -> int:
         """Take one event; the attempt that it is of."""
         if event.kind == "start":
             self._now[event.rank] = event.fields.get("attempt", 0)
         attempt: int = event.fields.get("attempt", self._now.get(event.rank, 0))
-        while len(self._events) <= attempt:
-            self._events.append([])
-        self._events[attempt].append(event)
+        while len(self._said) <= attempt:
+            self._said.append({})
+        self._said[attempt].setdefault(event.kind, set()).add(event.rank)
         if event.kind == "done" and self.finished is None:
             # A rank says so after the last meeting, to which each has come with its result. Where they are
             # in different files, the others' may be heard of later.
@@ -45,16 +47,12 @@ class Attempts:
 
     def _kinds(self, attempt: int, *kinds: str) -> set[int]:
         """The ranks that have reported any of these."""
-        return {event.rank for event in self._events[attempt] if event.kind in kinds}
+        return set().union(*(self._said[attempt].get(kind, ()) for kind in kinds))
 
     @property
     def counts(self) -> int:
         """The number of the attempt that counts, from 0."""
-        return len(self._events) - 1 if self.finished is None else self.finished
-
-    def of(self, attempt: int) -> list[Event]:
-        """The events of one attempt, as they came."""
-        return self._events[attempt]
+        return len(self._said) - 1 if self.finished is None else self.finished
 
     def silent(self, attempt: int) -> list[int]:
         """The ranks that were up and left without a last word: they were killed, or still run."""
@@ -67,3 +65,22 @@ class Attempts:
     def absent(self, attempt: int) -> list[int]:
         """The ranks that never came up."""
         return sorted(self._everyone - self._kinds(attempt, "start"))
+
+
+class Attempts(Tally):
+    """A tally with the events themselves: of a run that has ended."""
+
+    def __init__(self, ranks: int, events: Iterable[Event] = ()) -> None:
+        super().__init__(ranks)
+        self._events: defaultdict[int, list[Event]] = defaultdict(list)
+        for event in events:
+            self.add(event)
+
+    def add(self, event: Event) -> int:
+        attempt = super().add(event)
+        self._events[attempt].append(event)
+        return attempt
+
+    def of(self, attempt: int) -> list[Event]:
+        """The events of one attempt, as they came."""
+        return self._events[attempt]
