@@ -201,8 +201,8 @@ def test_who_was_killed_at_the_very_end_is_said() -> None:
 # In containers
 
 
-def ledger(directory: Path, *events: Event) -> Ledger:
-    kept = Ledger(directory / "live", called("ddp", 1, 2, restarts=2))
+def ledger(directory: Path, *events: Event, **fields: Any) -> Ledger:
+    kept = Ledger(directory / "live", called("ddp", 1, 2, restarts=2, **fields))
     for each in events:
         kept.keep(each)
     return kept
@@ -237,6 +237,32 @@ def test_who_is_heard_to_be_lost_before_the_others_are_heard_to_be_done_is_not_m
     assert kept.failures
     kept.keep(last)
     assert (kept.failures, kept.complete) == ({}, True)
+
+
+def test_who_is_lost_when_the_run_has_finished_is_not_missed(tmp_path: Path) -> None:
+    """As before, but the others were heard first: no event follows that would take it back."""
+    events = [each for each in good(0) if (each.kind, each.rank) != ("done", 1)]
+    kept = ledger(tmp_path, *events)
+    last = kept._roster.members[1]
+    kept.bury(last, {1: -9}, False)
+    kept.fail(last, "rank 1 was killed by SIGKILL, after 2 restarts")
+    assert (kept.failures, kept.complete) == ({}, True)
+    assert kept.summary()[0].startswith("ok: ")
+
+
+@pytest.mark.parametrize("heard_last", [False, True])  # that the others are done
+def test_who_has_not_given_the_weights_yet_is_missed_all_the_same(tmp_path: Path, heard_last: bool) -> None:
+    *events, last = good(0)
+    kept = ledger(tmp_path, *events, save_weights=True)
+    first, other = kept._roster.members
+    if not heard_last:
+        kept.keep(last)
+    kept.fail(first, "killed, or cut off from the head")
+    kept.fail(other, "killed, too")
+    if heard_last:
+        kept.keep(last)
+    assert (kept.failures, kept.complete) == ({"node-1": "killed, or cut off from the head"}, False)
+    assert kept.summary()[1:] == ["  node-1: killed, or cut off from the head"]
 
 
 def test_the_head_ends_a_run_whose_agents_cannot_meet_any_more(room: Room) -> None:

@@ -61,8 +61,8 @@ class Ledger:
                 known.clear()
         if attempt != self._attempt:
             return
-        if self.finished:  # whoever was lost is not missed any more
-            for member in self._roster.members:
+        for member in self._roster.members:
+            if not self._missed(member):
                 self.failures.pop(member.name, None)
         if event.kind in LAST_WORDS:
             self._last[event.rank] = event
@@ -124,7 +124,9 @@ class Ledger:
                 self.fail(member, f"rank {rank}, before it came up: {cause}")
 
     def fail(self, member: Member, cause: str) -> None:
-        """Note why a member has failed, unless it is known already."""
+        """Note why a member has failed, unless it is known already or the run can do without it."""
+        if not self._missed(member):
+            return
         lines = cause.strip().splitlines() or ["for no known reason"]
         self.failures.setdefault(member.name, lines[0][:200])  # all of it is in the events
 
@@ -132,6 +134,10 @@ class Ledger:
     def finished(self) -> bool:
         """Whether torchrun need not start ranks again any more, whatever becomes of them."""
         return bool(self._roster.spec.restarts) and self._attempts.finished is not None
+
+    def _missed(self, member: Member) -> bool:
+        """Whether the run needs this member: one that has finished needs rank 0's until it has its weights."""
+        return not self.finished or (0 in member.ranks and not self._has_weights)
 
     def why(self, member: Member, codes: Mapping[int, int]) -> str | None:
         """What exit codes say of why a member has failed, for want of a last word; None if it has not."""
@@ -151,9 +157,15 @@ class Ledger:
         """Whether every rank has given its result and said that it is done, and all is kept."""
         spec = self._roster.spec
         done = {rank for rank, event in self._last.items() if event.kind == "done"}
-        kept = not (spec.save_weights and spec.strategy.trains) or (self._directory / WEIGHTS).exists()
         everyone = set(range(spec.world_size))
-        return kept and (self.finished or done == everyone) and self.results.keys() == everyone
+        ended = self.finished or done == everyone
+        return self._has_weights and ended and self.results.keys() == everyone
+
+    @property
+    def _has_weights(self) -> bool:
+        """Whether the final weights are kept, if they are to be."""
+        spec = self._roster.spec
+        return not (spec.save_weights and spec.strategy.trains) or (self._directory / WEIGHTS).exists()
 
     def summary(self) -> list[str]:
         """How it ended, in lines."""
