@@ -136,7 +136,7 @@ class Ledger:
         return bool(self._roster.spec.restarts) and self._attempts.finished is not None
 
     def _missed(self, member: Member) -> bool:
-        """Whether the run needs this member: one that has finished needs rank 0's until it has its weights."""
+        """Whether the run cannot do without it: when finished, it needs but rank 0's, for its weights."""
         return not self.finished or (0 in member.ranks and not self._has_weights)
 
     def why(self, member: Member, codes: Mapping[int, int]) -> str | None:
