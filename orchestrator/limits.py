@@ -111,11 +111,12 @@ def memory_limit_mb(run: RunSpec) -> int:
 
 def memory_flags(run: RunSpec, usage: Sequence[MemberUsage]) -> Iterator[str]:
     """What the kernel killed in the containers of a run that came to its end all the same."""
+    rest = "came to its end all the same" if run.restarts else "ended without them"
     for member in sorted(usage, key=lambda member: member.member):
         if member.out_of_memory:
             yield (
                 f"{_container(run, member)} needed more than {memory_limit_mb(run):,} MiB of memory: the "
-                f"kernel killed {member.out_of_memory} of its processes, and the run ended without them"
+                f"kernel killed {member.out_of_memory} of its processes, and the run {rest}"
             )
 
 

@@ -72,6 +72,8 @@ def verdict(
         return "failed", f"process {started[silent[0]]} with all {ranks} {noun}s {_ending(exits['nodes'])}"
     if own:
         return "failed", f"{name(own[0].rank)}: {own[0].fields['cause']}"
+    if not silent and started.keys() == everyone and (stopped := _stopped(events)):
+        return "failed", f"{process(stopped.rank)} was {stopped.fields['cause']} from outside"
     # These exit codes are from before we stopped anything: somebody else did.
     for rank, event in sorted(last.items()):
         if event.kind == "terminated" and exits.get(name(rank)):
@@ -103,7 +105,7 @@ def _of_attempts(
     damaged = any(event.kind == "damaged" for event in last)
     if attempts.finished is not None and not damaged:
         return "ok", None
-    # An agent's exit code says that it gave up, and nothing of its ranks; unless it was killed itself.
+    # An agent's exit code is not that of a rank: it gave up, unless it was killed itself.
     agents = {name: code for name, code in exits.items() if code < 0 and name.startswith("node ")}
     died = any(event.kind == "died" for event in last)
     if agents and not (timed_out_s or trouble or damaged or died):
@@ -111,7 +113,7 @@ def _of_attempts(
         status: Status = "failed"
         cause: str | None = f"{name} as a whole {_ending(code)}"
     else:
-        told = {name: code for name, code in exits.items() if not name.startswith("node ")}
+        told = {f"torchrun of {n}" if n.startswith("node ") else n: code for n, code in exits.items()}
         status, cause = verdict(last, told, ranks, timed_out_s, processes_per_node, trouble)
     used = attempts.counts
     return status, f"{cause}, after {used} restart{'s' if used > 1 else ''}" if used else cause
@@ -126,11 +128,28 @@ def loss(attempts: Attempts, attempt: int, processes_per_node: int = 1) -> str:
         places = _places(events, set(died))
         names = [(rank_name(rank, processes_per_node), rank) for rank in sorted(died)]
         return "; ".join(f"{name} was {died[rank]}, last seen {places[rank]}" for name, rank in names)
+    if not attempts.absent(attempt) and (stopped := _stopped(events)):
+        place = _places(events, {stopped.rank})[stopped.rank]
+        name = rank_name(stopped.rank, processes_per_node)
+        return f"{name} was {stopped.fields['cause']} from outside, last seen {place}"
     failures = [event for event in events if event.kind == "failed"]
     failures.sort(key=lambda event: (bool(event.fields.get("peer")), event.time))
     if failures:
         return f"{rank_name(failures[0].rank, processes_per_node)}: {failures[0].fields['cause']}"
     return "a rank was lost before it came up"
+
+
+def _stopped(events: Sequence[Event]) -> Event | None:
+    """The rank that was stopped before all complaints, which are of nothing but others: of its absence.
+
+    Who is stopped later was so because the run had failed already.
+    """
+    failures = [event for event in events if event.kind == "failed"]
+    if not failures or any(not failure.fields.get("peer") for failure in failures):
+        return None
+    complained = min(failure.time for failure in failures)
+    stopped = [event for event in events if event.kind == "terminated" and event.time < complained]
+    return min(stopped, key=lambda event: event.time, default=None)
 
 
 def _ending(code: int) -> str:

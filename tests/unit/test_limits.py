@@ -120,6 +120,14 @@ def test_processes_that_the_kernel_killed_are_flagged(
     assert f"killed {member.out_of_memory} of its processes" in flag
 
 
+@pytest.mark.parametrize(
+    ("restarts", "rest"), [(0, "the run ended without them"), (2, "the run came to its end all the same")]
+)
+def test_ranks_that_were_started_again_were_there_at_the_end(restarts: int, rest: str) -> None:
+    (flag,) = memory_flags(run(restarts=restarts), [killed("node-1", 0)])
+    assert flag.endswith(f"the kernel killed 1 of its processes, and {rest}")
+
+
 def test_a_node_that_was_throttled_is_not_flagged() -> None:
     throttled = killed("node-1", 0, times=0).model_copy(update={"throttled_s": 9.0})
     assert list(memory_flags(run(), [throttled])) == []

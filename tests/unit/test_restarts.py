@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from orchestrator.result import RunResult
 from orchestrator.runtimes.processes import processes
 from orchestrator.store import RunPaths
 from orchestrator.topology import plan
-from orchestrator.verdict import verdict
+from orchestrator.verdict import loss, verdict
 from tests.unit import cluster_room
 from tests.unit.cluster_room import Part, Room, Seat
 from tests.unit.cluster_support import called, seat
@@ -23,7 +24,10 @@ from tests.unit.test_assemble import part, row, split
 from trainer.cluster.commands import commands
 from trainer.cluster.ledger import Ledger
 from trainer.context import ContextError, NodeContext
-from trainer.events import Event
+from trainer.elastic import __main__ as agent
+from trainer.elastic.__main__ import Obituary
+from trainer.elastic.attempts import Attempts
+from trainer.events import Event, EventReader, EventWriter
 from trainer.spec import RunSpec
 
 AGENT = (sys.executable, "-m", "trainer.elastic")
@@ -89,6 +93,63 @@ def test_a_rank_learns_from_torchrun_where_it_is() -> None:
     assert NodeContext.from_env(spec(), told).attempt is None
 
 
+def test_members_tell_torchruns_agents_what_memory_they_have() -> None:
+    roster = called("ddp", 1, 2, memory_mb=300, restarts=1)
+    (command,) = commands(roster, 4711)
+    assert command.environment["SHARDYARD_MEMORY_MB"] == "300"
+
+
+# What an agent says of a rank that was killed
+
+
+def obituaries(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, memory_mb: str | None, *lost: tuple[int, int]
+) -> list[Any]:
+    """What the agent of node 1 says; lost: exit codes, and how many the kernel has killed by then."""
+    writers: list[EventWriter] = []
+
+    def opened(*told: Any, **options: Any) -> EventWriter:
+        writers.append(EventWriter(*told, **options))
+        return writers[-1]
+
+    monkeypatch.setattr(agent, "EventWriter", opened)
+    counts = [2, *(count for _, count in lost)]  # two before this run began
+    handler = Obituary(spec(restarts=9), 1, directory, memory_mb, lambda: counts.pop(0))
+    for attempt, (code, _) in enumerate(lost):
+        monkeypatch.setenv("SHARDYARD_ATTEMPT", str(attempt))
+        args = (code, 0, 4711, "python")
+        handler.emit(logging.LogRecord("torch", logging.ERROR, "", 0, Obituary.SAID, args, None))
+    for writer in writers:
+        assert writer._file
+        writer._file.close()
+    told = EventReader(directory).new()
+    assert {(each.kind, each.rank) for each in told} <= {("died", 1)}
+    assert all(each.fields["signal"] in ("SIGKILL", "SIGSEGV") for each in told)
+    return [(each.fields["attempt"], each.fields["cause"]) for each in told]
+
+
+MEMORY = "killed: its node needed more than 64 MiB of memory"
+
+
+def test_a_rank_that_the_kernel_killed_for_want_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = [(-9, 3), (-9, 3), (-11, 4), (1, 5), (-9, 5), (-9, 6)]
+    assert obituaries(tmp_path, monkeypatch, "64", *lost) == [
+        (0, MEMORY),
+        (1, "killed by SIGKILL"),  # not for what an earlier attempt needed
+        (2, "killed by SIGSEGV"),
+        (4, "killed by SIGKILL"),
+        (5, MEMORY),
+    ]
+
+
+def test_a_process_of_this_machine_has_no_memory_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert obituaries(tmp_path, monkeypatch, None, (-9, 3)) == [(0, "killed by SIGKILL")]
+
+
 # What it comes to
 
 
@@ -148,6 +209,57 @@ def test_a_node_that_is_lost_as_a_whole_is_not_started_again() -> None:
     events = [*up(0, 0, 1), event("terminated", 0, 3.0, cause="stopped by SIGTERM")]
     status, cause = verdict(events, {"node 0": -9}, 2, None, restarts=1)
     assert (status, cause) == ("failed", "node 0 as a whole was killed by SIGKILL")
+
+
+@pytest.mark.parametrize("exits", [{"node 0": 1, "node 1": 1}, {"node 1": 1, "head": 1}])
+def test_what_torchrun_ended_with_is_told_where_nothing_else_is_known(exits: dict[str, int]) -> None:
+    status, cause = verdict([], exits, 2, None, restarts=1)
+    codes = ", ".join(f"{'' if name == 'head' else 'torchrun of '}{name}: exit code 1" for name in exits)
+    assert (status, cause) == ("failed", f"node 0, 1 never came up ({codes}); its log says why")
+
+
+def stopped(attempt: int, rank: int, seconds: float) -> Event:
+    return event("terminated", rank, 10.0 * attempt + seconds, cause="stopped by SIGTERM", signal="SIGTERM")
+
+
+def test_a_rank_that_was_stopped_is_to_blame_and_not_its_victim() -> None:
+    """Somebody sends SIGTERM to rank 1; rank 0 misses it, and rank 2 is ended by its agent."""
+    events = [*up(0, 0, 1, 2), step(1, 0), stopped(0, 2, 8.5), stopped(0, 1, 7.0)]
+    events.append(event("failed", 0, 8.0, **RESET))
+    exits = {"node 0": 1, "node 1": 1, "node 2": 1}
+    _, cause = verdict(events, exits, 3, None, restarts=1)
+    assert cause == "node 1 (process 101) was stopped by SIGTERM from outside"
+    said = "node 1 was stopped by SIGTERM from outside, last seen in epoch 1, step 37"
+    assert loss(Attempts(3, events), 0) == said
+
+
+@pytest.mark.parametrize(
+    ("events", "cause"),
+    [
+        ([event("failed", 0, 8.0, **RESET), stopped(0, 1, 8.5)], "node 0: all-reduce failed"),
+        (
+            [stopped(0, 1, 7.0), event("failed", 0, 8.0, cause="ValueError: odd", peer=False)],
+            "node 0: ValueError: odd",
+        ),
+        (
+            [stopped(0, 1, 7.0), event("failed", 0, 8.0, **RESET), killed(0, 0)],
+            "node 0 was killed by SIGKILL",
+        ),
+    ],
+    ids=["after the complaint", "one has failed by itself", "one was killed"],
+)
+def test_a_rank_that_was_stopped_is_not_to_blame(events: list[Event], cause: str) -> None:
+    events = [*up(0, 0, 1), *events]
+    assert loss(Attempts(2, events), 0).startswith(cause)
+    _, said = verdict(events, {"node 0": 1, "node 1": 1}, 2, None, restarts=1)
+    assert str(said).replace(" (process 100)", "").startswith(cause)
+
+
+def test_who_was_stopped_because_another_did_not_come_up_is_not_to_blame() -> None:
+    events = [*up(0, 0, 1), stopped(0, 1, 7.0), event("failed", 0, 8.0, **RESET)]
+    _, cause = verdict(events, {"node 2": 1}, 3, None, restarts=1)
+    assert cause == "node 0: all-reduce failed: connection reset"
+    assert loss(Attempts(3, events), 0) == cause
 
 
 def test_time_that_is_up_is_up() -> None:

@@ -62,7 +62,8 @@ def _agent(roster: Roster, common: Mapping[str, str]) -> Command:
     me, spec = roster.me, roster.spec
     node = me.ranks[0] // spec.processes_per_node
     argv = torchrun(spec, f"{roster.holder(0).address}:{RENDEZVOUS_PORT}", f"{HOME}/torchrun")
-    return Command(argv, {**common, **_gpus(roster), "SHARDYARD_NODE": str(node)}, me.ranks)
+    told = {"SHARDYARD_NODE": str(node), "SHARDYARD_MEMORY_MB": str(spec.memory_mb)}
+    return Command(argv, {**common, **_gpus(roster), **told}, me.ranks)
 
 
 def _gpus(roster: Roster) -> dict[str, str]:
