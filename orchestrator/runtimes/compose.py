@@ -61,7 +61,6 @@ def cluster(
     files = [COMPOSE / f"{spec.topology}.yml"]
     if spec.transport == "nccl":
         files.append(COMPOSE / "gpu.yml")
-    snapshots = {"SHARDYARD_SNAPSHOTS": str(snapshots_of(paths).resolve())} if spec.snapshots else {}
     return Cluster(
         project="shardyard-" + sha256(str(directory).encode()).hexdigest()[:12],
         files=tuple(files),
@@ -71,7 +70,8 @@ def cluster(
             "SHARDYARD_DATA": str(data_dir.resolve()),
             "SHARDYARD_RESULTS": str(directory),
             "SHARDYARD_RUN": LIVE,
-            **snapshots,
+            # Empty, and not left out: what the user has exported for a bare `up` is not this run's.
+            "SHARDYARD_SNAPSHOTS": str(snapshots_of(paths).resolve()) if spec.snapshots else "",
             "SHARDYARD_OWNER": owner,
             "SHARDYARD_IMAGE": image,
             "SHARDYARD_FETCH": "skip",  # the orchestrator has seen to the data

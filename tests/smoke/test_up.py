@@ -69,6 +69,25 @@ def test_a_split_model_learns_mnist(stack: Make) -> None:
     assert [split.coverage for split in certificate.splits] == [1.0] * 2
 
 
+@pytest.mark.parametrize(
+    ("told", "source", "read_only"),
+    [
+        ({}, "docker/no-snapshots", True),
+        ({"SHARDYARD_SNAPSHOTS": ""}, "docker/no-snapshots", True),
+        ({"SHARDYARD_SNAPSHOTS": "/my/snapshots"}, "/my/snapshots", False),
+    ],
+    ids=["nothing", "empty", "named"],
+)
+def test_snapshots_may_be_written_where_a_place_is_named_and_nowhere_else(
+    stack: Make, told: dict[str, str], source: str, read_only: bool
+) -> None:
+    services = json.loads(stack("ddp", **told).run("config", "--format", "json").stdout)["services"]
+    for name in ("node", "head", "data"):
+        (volume,) = [each for each in services[name]["volumes"] if each["target"] == "/snapshots"]
+        assert (volume["type"], volume.get("read_only", False)) == ("bind", read_only)
+        assert volume["source"].endswith(source)
+
+
 @pytest.mark.parametrize("topology", SIZES)
 def test_it_ends_in_good_order_and_can_be_called_again(stack: Make, tmp_path: Path, topology: str) -> None:
     """Cold, then warm on the stopped containers: exit code 0, and the summary is what is said last."""

@@ -89,6 +89,7 @@ def test_environment(tmp_path: Path) -> None:
         "SHARDYARD_RESULTS": f"{tmp_path}/run",
         "SHARDYARD_RUN": LIVE,
         "SHARDYARD_DATA": "/data",
+        "SHARDYARD_SNAPSHOTS": "",  # whatever is exported
         "SHARDYARD_OWNER": "1234 17.00 pid:[4]",
         "SHARDYARD_FETCH": "skip",
         "SHARDYARD_IMAGE": "shardyard-trainer",
