@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 
 VERSION = 1
 DRAFT = ".draft"
+RESUMED = "resumed"
 KEPT = 2  # the last one, and the one before in case the last is damaged
-# What a snapshot holds is the user's who asked for it, and a node in a container is nobody in particular.
-DIRECTORY_MODE = 0o777
 
 
 class SnapshotError(Exception):
@@ -70,7 +69,7 @@ class Snapshots:
         draft = path.with_suffix(DRAFT)
         with self._writing():
             _make(path.parent)
-            with open(draft, "wb") as file:
+            with open(draft, "wb", opener=_no_link) as file:
                 file.write(json.dumps(header).encode() + b"\n")
                 file.write(payload)
                 file.flush()
@@ -132,7 +131,10 @@ class Snapshots:
 
     def note_resumed(self) -> int:
         """Note that the run goes on from one; how often it has by now. Raises SnapshotError."""
-        with self._writing(), open(self._directory / "resumed", "a+", encoding="utf-8") as file:
+        with (
+            self._writing(),
+            open(self._directory / RESUMED, "a+", encoding="utf-8", opener=_no_link) as file,
+        ):
             file.write(f"{time.time()}\n")
             file.seek(0)
             return len(file.readlines())
@@ -155,9 +157,19 @@ class Snapshots:
 
 
 def _make(directory: Path) -> None:
+    """Make a directory that those may write to who may write to the one that it is in.
+
+    What containers are given is open to all, since a node is nobody in particular; what processes write to
+    is the user's alone.
+    """
     with suppress(FileExistsError):
         directory.mkdir(parents=True)
-        directory.chmod(DIRECTORY_MODE)
+        directory.chmod(directory.parent.stat().st_mode & 0o777)
+
+
+def _no_link(path: str, flags: int) -> int:
+    """Open a file to write to, and no link to another that somebody has put in its place."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _sync(directory: Path) -> None:

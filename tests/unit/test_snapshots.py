@@ -80,6 +80,29 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(
     assert done == ["fsync", "replace", "fsync"]
 
 
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o777], ids=oct)
+def test_directories_are_open_to_whom_the_one_that_they_are_in_is_open(tmp_path: Path, mode: int) -> None:
+    """Those of processes to the user, those of containers to all: `make_open` opens what is mounted."""
+    tmp_path.chmod(mode)
+    store = Snapshots(tmp_path / "snapshots", "run-key", 0, 2)
+    store.open()
+    store.write(AT, state())
+    made = [path for path in tmp_path.rglob("*") if path.is_dir()]
+    assert [path.stat().st_mode & 0o777 for path in made] == [mode, mode]
+
+
+@pytest.mark.parametrize("planted", ["epoch-00002-step-0000013/rank-0.draft", "resumed"])
+def test_a_link_in_a_file_s_place_is_not_followed(store: Snapshots, tmp_path: Path, planted: str) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("another's")
+    link = tmp_path / "snapshots" / planted
+    link.parent.mkdir(parents=True)
+    link.symlink_to(precious)
+    with pytest.raises(SnapshotError, match=r"cannot be kept in .*: Too many levels of symbolic links"):
+        store.note_resumed() if planted == "resumed" else store.write(AT, state())
+    assert precious.read_text() == "another's"
+
+
 @pytest.mark.parametrize("cut", [0, 1, 50, 700])
 def test_a_file_that_ends_early_is_damaged(store: Snapshots, tmp_path: Path, cut: int) -> None:
     store.write(AT, state())
