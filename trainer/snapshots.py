@@ -106,20 +106,29 @@ class Snapshots:
         return header, payload
 
     def positions(self) -> list[Position]:
-        """Of this rank's snapshots, intact or not, the newest first."""
+        """Of this rank's snapshots, intact or not, the newest first. Raises SnapshotError."""
         found = []
-        with suppress(OSError):
+        try:
             for directory in self._directory.iterdir():
                 match = re.fullmatch(r"epoch-(\d+)-step-(\d+)", directory.name)
                 if match and (directory / self._name).exists():
                     found.append(Position(int(match[1]), int(match[2])))
+        except FileNotFoundError:  # nobody has made the directory yet
+            return []
+        except OSError as error:  # not to be taken for none: the run would lose what it has done
+            raise SnapshotError(
+                f"snapshots cannot be looked for in {self._directory}: {error.strerror}"
+            ) from error
         return sorted(found, reverse=True)
 
     def keep(self, position: Position | None) -> None:
         """Remove those beyond `position`, and of the others all but the newest; None: remove all.
 
-        Raises SnapshotError.
+        With all of them goes the count of how often the run went on. Raises SnapshotError.
         """
+        if position is None:
+            with self._writing():
+                (self._directory / RESUMED).unlink(missing_ok=True)
         others = [each for each in self.positions() if position and each <= position]
         for doomed in {*self.positions()} - {*others[:KEPT]}:
             path = self._path(doomed)

@@ -250,6 +250,14 @@ def test_how_often_a_run_went_on_is_counted(monkeypatch: pytest.MonkeyPatch, cut
     assert [training.of("resumed", rank)[0].fields["times"] for rank in range(2)] == [2, None]
 
 
+def test_a_run_that_had_to_begin_anew_is_counted_anew(monkeypatch: pytest.MonkeyPatch, cut: Path) -> None:
+    cut_off(monkeypatch, 1, cut, "all_reduce", 2, **RUN)  # it went on, which is noted
+    for snapshot in cut.glob("epoch-*/rank-1.pt"):
+        damage(snapshot)
+    cut_off(monkeypatch, 9, cut, "all_reduce", 2, **RUN)
+    assert train("all_reduce", 2, cut, **RUN).of("resumed")[0].fields["times"] == 1
+
+
 def test_a_run_that_takes_snapshots_wants_a_place_for_them(tmp_path: Path) -> None:
     with pytest.raises(SnapshotError, match="SHARDYARD_SNAPSHOTS names no place for them"):
         train("all_reduce", 2, None, **RUN)

@@ -160,6 +160,13 @@ def test_what_is_not_there_cannot_be_read(store: Snapshots) -> None:
         store.read(AT)
 
 
+def test_a_place_that_cannot_be_looked_into_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    message = f"snapshots cannot be looked for in {tmp_path}/file: Not a directory"
+    with pytest.raises(SnapshotError, match=message):
+        Snapshots(tmp_path / "file", "run-key", 0, 2).positions()
+
+
 def test_the_last_two_are_kept_and_nothing_beyond(store: Snapshots, tmp_path: Path) -> None:
     other = Snapshots(tmp_path / "snapshots", "run-key", 1, 2)
     for steps in range(5):
