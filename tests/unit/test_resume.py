@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.training import SMALL, Training, train
+from trainer import snapshots
 from trainer.snapshots import Position, SnapshotError, Snapshots
 from trainer.spec import RunSpec
 from trainer.strategies.replica import Replica
@@ -224,6 +225,31 @@ def test_from_the_beginning_where_none_is_whole(cut: Path) -> None:
         "1 1 6: it is damaged: its checksum is wrong",
         "1 1 2: not every rank has it intact",
     ]
+
+
+def test_from_the_beginning_where_other_sources_wrote_them(
+    monkeypatch: pytest.MonkeyPatch, cut: Path
+) -> None:
+    monkeypatch.setattr(snapshots, "source_digest", lambda: "of these")
+    places, skipped = went_on_from(cut)
+    assert places == [[], []]
+    assert len(skipped) == 4
+    assert all("other sources of the trainer wrote it (" in cause for cause in skipped)
+
+
+@pytest.mark.parametrize("lacking", ["replica", "clock"])
+def test_a_snapshot_whose_form_does_not_fit_is_named(cut: Path, lacking: str) -> None:
+    for rank in range(2):
+        store = Snapshots(cut, RunSpec.model_validate(spec(RUN)).key, rank, 2)
+        state = store.read(Position(1, 6))[0]
+        del state[lacking]
+        store.write(Position(1, 6), state)
+    with pytest.raises(SnapshotError) as raised:
+        train("all_reduce", 2, cut, **RUN)
+    assert str(raised.value) == (
+        "what is in the snapshot after epoch 1 and 6 steps does not fit this run "
+        f"(KeyError: '{lacking}'); remove {cut} to begin anew"
+    )
 
 
 def test_what_a_run_does_not_go_on_from_is_removed(monkeypatch: pytest.MonkeyPatch, cut: Path) -> None:

@@ -154,6 +154,28 @@ def test_another_torch_s_is_refused(store: Snapshots, monkeypatch: pytest.Monkey
         store.read(AT)
 
 
+def test_that_of_other_sources_is_refused(store: Snapshots, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.write(AT, state())
+    monkeypatch.setattr(module, "source_digest", lambda: "0123456789abcdef")
+    with pytest.raises(SnapshotError, match=r"other sources .* wrote it \(\w{16}; these are 0123"):
+        store.read(AT)
+
+
+def test_sources_have_another_name_once_any_of_them_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SOURCES", tmp_path)
+    digest = module.source_digest.__wrapped__
+    names = [digest()]
+    for file, text in [("a.py", "x = 1"), ("a.py", "x = 2"), ("below/b.py", "x = 2"), ("c.py", "")]:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+        names.append(digest())
+    assert len({*names}) == len(names)
+    (tmp_path / "notes.txt").write_text("no source")
+    assert digest() == names[-1]
+
+
 def test_what_is_not_there_cannot_be_read(store: Snapshots) -> None:
     assert store.positions() == []
     with pytest.raises(SnapshotError, match="cannot be read: No such file"):
