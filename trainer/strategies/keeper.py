@@ -36,7 +36,8 @@ class Keeper:
     """Keeps what a run of this spec asks for, which may be nothing.
 
     What is in a snapshot: the replica, the rank's accounts, its clock and its traffic. So the seconds and
-    bytes of a run that went on are those of the work that is in its weights, and of no other.
+    bytes of a run that went on are those of the work that is in its weights, and of no other. What it takes
+    to write a snapshot is in the next one's clock: of the one that a run goes on from it is lost.
     """
 
     def __init__(
