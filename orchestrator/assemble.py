@@ -63,6 +63,7 @@ def assemble(
         status = "failed" if cause else "ok"
     first = min((e.time for e in events if e.kind == "train_start"), default=None)
     last = max((e.time for e in events if e.kind == "train_end"), default=None)
+    overall = "start-up time, wall time and what the nodes used" if usage else "start-up and wall time"
     return RunResult(
         key=plan.key,
         status=status,
@@ -80,8 +81,8 @@ def assemble(
             *flags(plan, ranks, runtime, cores, usage),
             *_evened(plan, certificate),
             *_hung(plan, events),
-            *_resumed(events, attempts.counts > 0),
-            *_started_again(plan, attempts),
+            *_resumed(attempts, started_at, overall),
+            *_started_again(plan, attempts, overall),
         ]
         if status == "ok"
         else [],
@@ -112,23 +113,30 @@ def _uncertified(certificate: Certificate | None, epochs: int) -> str | None:
     return None
 
 
-def _resumed(events: Sequence[Event], restarted: bool) -> list[str]:
-    """That the times are those of several attempts, and what is not in them.
+def _resumed(attempts: Attempts, started_at: float, overall: str) -> list[str]:
+    """That the training time is that of several attempts, and what is not in it.
 
-    restarted: by torchrun, within the run's time; else the run itself was started anew.
+    overall: the measures that begin when the run is started, and not with the work in its weights.
     """
-    told = [event.fields for event in events if event.kind == "resumed" and event.fields["times"]]
-    if not told:
+    told = [_who_counts(attempts.of(number)) for number in range(attempts.counts + 1)]
+    if not told[-1]:
         return []
-    last = told[0]
+    last = told[-1][0].fields
     times = "once" if last["times"] == 1 else f"{last['times']} times"
     steps = f" and {last['step']} steps" if last["step"] else ""
-    rest = "contain all that was lost" if restarted else "are those of the last attempt"
+    # A snapshot that is older than this start: what the run did before is in its weights.
+    before = any(event.time - event.fields["age_s"] < started_at for each in told for event in each)
     return [
         f"it was cut off and went on from a snapshot {times}, the last time from that after epoch "
-        f"{last['epoch']}{steps}, {last['age_s']:.0f} s later: what was trained after it and lost is "
-        f"in none of its times, and start-up and wall time {rest}"
+        f"{last['epoch']}{steps}, {last['age_s']:.0f} s later: what was trained after it and lost is not "
+        "in the training time, nor what it took to write each snapshot that it went on from"
+        + (f"; {overall} are those since the last command" if before else "")
     ]
+
+
+def _who_counts(events: Sequence[Event]) -> list[Event]:
+    """Of the ranks that go on from a snapshot, the word of the one that counts how often the run did."""
+    return [event for event in events if event.kind == "resumed" and event.fields["times"]]
 
 
 def _hung(plan: LaunchPlan, events: Sequence[Event]) -> list[str]:
@@ -137,13 +145,18 @@ def _hung(plan: LaunchPlan, events: Sequence[Event]) -> list[str]:
     return [f"{who} hung after its result was written, and was ended"] if hung else []
 
 
-def _started_again(plan: LaunchPlan, attempts: Attempts) -> list[str]:
-    """Who was lost, and that the run went on all the same."""
+def _started_again(plan: LaunchPlan, attempts: Attempts, overall: str) -> list[str]:
+    """Who was lost, that the run went on all the same, and what that did to `overall`, as in _resumed."""
     each, allowed = plan.processes_per_node, plan.spec.restarts
     found = [
         f"{loss(attempts, number, each)}; all ranks were started again, restart {number + 1} of {allowed}"
         for number in range(attempts.counts)
     ]
+    if found:
+        found.append(
+            f"{overall} contain all that was done before the ranks were last started again, "
+            "the training time nothing of it that was lost"
+        )
     late = attempts.killed(attempts.counts) if allowed else []  # nobody waited for it any more
     found += [f"{rank_name(rank, each)} was killed after its result was written" for rank in late]
     return found

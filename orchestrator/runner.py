@@ -73,8 +73,13 @@ class Runner:
         write_atomic(self.paths.record, record.model_dump_json(indent=2))
 
     def results(self, sweep: Sweep) -> Iterator[RunResult]:
-        """Carry out what is not done yet; yields one result per run, in order."""
+        """Carry out what is not done yet; yields one result per run, in order.
+
+        Raises InputError: at once where nothing can be written, and at the end if snapshots that are of no
+        use any more cannot be removed.
+        """
         total = len(sweep.runs)
+        stuck = []
         for number, run in enumerate(sweep.runs, start=1):
             paths = self.paths.run(run.key)
             done = read_result(paths.result)
@@ -85,8 +90,13 @@ class Runner:
                     done = self.execute(plan(run), paths)
                 except OSError as error:  # a full disk, a directory that is gone: no run can succeed
                     raise InputError(f"{paths.directory}: cannot be written ({error})") from error
+            # Also those of a run that is skipped: its sweep may have been killed right after the row.
+            if done.status == "ok" and (trouble := _unremovable(paths.snapshots)):
+                stuck.append(f"{paths.snapshots}: cannot be removed ({trouble}), and is of no use any more")
             self.display.end(number, total, done, skipped)
             yield done
+        if stuck:
+            raise InputError("\n".join(stuck))
 
     def execute(self, launch: LaunchPlan, paths: RunPaths) -> RunResult:
         """One run, from nothing or its last snapshot to its row on disk.
@@ -120,7 +130,7 @@ class Runner:
         )
         write_atomic(paths.result, result.model_dump_json(indent=2))
         if result.status == "ok":
-            shutil.rmtree(paths.snapshots, ignore_errors=True)
+            shutil.rmtree(paths.snapshots, ignore_errors=True)  # `results` looks whether they are gone
         return result
 
     def _watch(self, handle: RunHandle, timeout_s: float) -> tuple[RunState, float | None]:
@@ -139,6 +149,17 @@ class Runner:
                     return state, None
             if now > deadline:
                 return state, timeout_s
+
+
+def _unremovable(directory: Path) -> str | None:
+    """Remove a directory that may be there; why it cannot be, or None."""
+    try:
+        shutil.rmtree(directory)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+    return None
 
 
 def _fresh(paths: RunPaths) -> None:

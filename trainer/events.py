@@ -27,6 +27,7 @@ A rank that was started again begins with another `start`. What it then writes i
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import sys
@@ -127,7 +128,18 @@ class EventWriter:
 
 
 def _lines(path: Path) -> TextIO:
+    _end_last_line(path)
     return open(path, "a", buffering=1, encoding="utf-8")  # a line reaches the reader when it ends
+
+
+def _end_last_line(path: Path) -> None:
+    """End a line that a process was killed in: it would swallow the next one, an attempt's `start`."""
+    with open(path, "ab+") as file:
+        if file.tell() == 0:
+            return
+        file.seek(-1, os.SEEK_END)
+        if file.read() != b"\n":
+            file.write(b"\n")
 
 
 class EventReader:

@@ -164,6 +164,16 @@ def test_every_line_is_on_disk_at_once_and_appended(writer: Writer, tmp_path: Pa
     assert [e.kind for e in EventReader(tmp_path).new()] == ["train_end", "died"]
 
 
+def test_a_line_that_a_process_was_killed_in_does_not_take_the_next_attempt_s_start(
+    writer: Writer, tmp_path: Path
+) -> None:
+    append(tmp_path / "rank-0.jsonl", event("a"), rest=event("b").to_line()[:30])
+    writer().write("start", pid=7, attempt=1)
+    writer().write("train_end")  # after a line that is whole no other is ended
+    assert sorted(e.kind for e in EventReader(tmp_path).new()) == ["a", "damaged", "start", "train_end"]
+    assert b"\n\n" not in (tmp_path / "rank-0.jsonl").read_bytes()
+
+
 def test_labels_of_as_many_classes_as_a_dataset_may_have_can_be_told(writer: Writer) -> None:
     most = next(m.le for m in Synthetic.model_fields["classes"].metadata if hasattr(m, "le"))
     digest = "0" * 16

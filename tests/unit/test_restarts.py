@@ -268,6 +268,12 @@ def test_time_that_is_up_is_up() -> None:
     assert cause == "stopped after 60 s; nodes 0, 1 last seen starting, after 1 restart"
 
 
+LOST_TIME = (
+    "start-up and wall time contain all that was done before the ranks were last started again, "
+    "the training time nothing of it that was lost"
+)
+
+
 def restarted(*events: Event) -> RunResult:
     return row(list(events), restarts=3)
 
@@ -280,6 +286,7 @@ def test_the_row_says_who_was_lost_and_counts_nothing_twice() -> None:
         "restart 1 of 3",
         "node 0 was killed by SIGKILL, last seen before it came up; all ranks were started again, "
         "restart 2 of 3",
+        LOST_TIME,
     ]
     assert [rank.rank for rank in result.ranks] == [0, 1]
     assert result.certificate is not None
@@ -294,13 +301,13 @@ def test_parts_of_an_attempt_that_was_lost_do_not_count_twice() -> None:
 
 def test_a_rank_that_leaves_no_word_is_named_without_a_signal() -> None:
     words = [event("failed", 0, 8.0, **RESET)]
-    (flag,) = restarted(*up(0, 0, 1), *words, *good(1)).flags
+    flag, _ = restarted(*up(0, 0, 1), *words, *good(1)).flags
     assert flag.startswith("node 1 was gone without a word, last seen starting; all ranks were started")
 
 
 def test_a_rank_that_fails_by_itself_is_started_again_and_named() -> None:
     own = event("failed", 1, 8.0, cause="ValueError: odd", peer=False, traceback="…")
-    (flag,) = restarted(*up(0, 0, 1), event("failed", 0, 7.0, **RESET), own, *good(1)).flags
+    flag, _ = restarted(*up(0, 0, 1), event("failed", 0, 7.0, **RESET), own, *good(1)).flags
     assert flag == "node 1: ValueError: odd; all ranks were started again, restart 1 of 3"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.training import SMALL, Training, train
+from trainer import snapshots
 from trainer.snapshots import Position, SnapshotError, Snapshots
 from trainer.spec import RunSpec
 from trainer.strategies.replica import Replica
@@ -226,6 +227,31 @@ def test_from_the_beginning_where_none_is_whole(cut: Path) -> None:
     ]
 
 
+def test_from_the_beginning_where_other_sources_wrote_them(
+    monkeypatch: pytest.MonkeyPatch, cut: Path
+) -> None:
+    monkeypatch.setattr(snapshots, "source_digest", lambda: "of these")
+    places, skipped = went_on_from(cut)
+    assert places == [[], []]
+    assert len(skipped) == 4
+    assert all("other sources of the trainer wrote it (" in cause for cause in skipped)
+
+
+@pytest.mark.parametrize("lacking", ["replica", "clock"])
+def test_a_snapshot_whose_form_does_not_fit_is_named(cut: Path, lacking: str) -> None:
+    for rank in range(2):
+        store = Snapshots(cut, RunSpec.model_validate(spec(RUN)).key, rank, 2)
+        state = store.read(Position(1, 6))[0]
+        del state[lacking]
+        store.write(Position(1, 6), state)
+    with pytest.raises(SnapshotError) as raised:
+        train("all_reduce", 2, cut, **RUN)
+    assert str(raised.value) == (
+        "what is in the snapshot after epoch 1 and 6 steps does not fit this run "
+        f"(KeyError: '{lacking}'); remove {cut} to begin anew"
+    )
+
+
 def test_what_a_run_does_not_go_on_from_is_removed(monkeypatch: pytest.MonkeyPatch, cut: Path) -> None:
     """Or one rank's of this attempt and another's of the next might pass for one."""
     damage(cut / NEWEST / "rank-1.pt")
@@ -248,6 +274,14 @@ def test_how_often_a_run_went_on_is_counted(monkeypatch: pytest.MonkeyPatch, cut
     cut_off(monkeypatch, 1, cut, "all_reduce", 2, **RUN)  # it has got no further
     training = train("all_reduce", 2, cut, **RUN)
     assert [training.of("resumed", rank)[0].fields["times"] for rank in range(2)] == [2, None]
+
+
+def test_a_run_that_had_to_begin_anew_is_counted_anew(monkeypatch: pytest.MonkeyPatch, cut: Path) -> None:
+    cut_off(monkeypatch, 1, cut, "all_reduce", 2, **RUN)  # it went on, which is noted
+    for snapshot in cut.glob("epoch-*/rank-1.pt"):
+        damage(snapshot)
+    cut_off(monkeypatch, 9, cut, "all_reduce", 2, **RUN)
+    assert train("all_reduce", 2, cut, **RUN).of("resumed")[0].fields["times"] == 1
 
 
 def test_a_run_that_takes_snapshots_wants_a_place_for_them(tmp_path: Path) -> None:

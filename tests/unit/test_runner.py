@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from orchestrator import runner as module
+from orchestrator.errors import InputError
 from orchestrator.result import RunResult
 from orchestrator.runner import Runner
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.store import RunPaths, SweepPaths
-from orchestrator.sweep import load_sweep
+from orchestrator.sweep import Sweep, load_sweep
 from orchestrator.topology import LaunchPlan
+from tests.unit.conftest import run_result
 from trainer.events import Event
 from trainer.spec import RunSpec
 
@@ -81,3 +85,40 @@ def test_the_environment_is_asked_for_once_in_a_sweep(
     # Another sweep may be another checkout.
     list(Runner(Nothing(), "nothing", SweepPaths(tmp_path / "more"), tmp_path, Silent()).results(sweep))
     assert len(asked) == 2
+
+
+def done_with_snapshots_left(tmp_path: Path, runs: int) -> tuple[Runner, Sweep, list[Path]]:
+    """A sweep whose runs are all done, and which was killed before it could remove their snapshots."""
+    file = tmp_path / "s.yml"
+    blocks = [{"base": {"strategy": "placebo"}, "axes": {"nodes": [*range(1, runs + 1)]}}]
+    file.write_text(json.dumps({"name": "s", "blocks": blocks}))
+    sweep, paths = load_sweep(file), SweepPaths(tmp_path / "out")
+    left = []
+    for run in sweep.runs:
+        its = paths.run(run.key)
+        left.append(its.snapshots)
+        (its.snapshots / "local" / "epoch-00001-step-0000000").mkdir(parents=True)
+        its.result.write_text(run_result(key=run.key, spec=run.model_dump(mode="json")).model_dump_json())
+    return Runner(Nothing(), "nothing", paths, tmp_path, Silent()), sweep, left
+
+
+def test_snapshots_that_a_killed_sweep_has_left_to_a_run_that_is_done_are_removed(tmp_path: Path) -> None:
+    runner, sweep, left = done_with_snapshots_left(tmp_path, runs=2)
+    assert [result.status for result in runner.results(sweep)] == ["ok", "ok"]
+    assert [path for path in left if path.exists()] == []
+
+
+def test_snapshots_that_cannot_be_removed_are_named_once_all_runs_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path, **_: Any) -> NoReturn:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    runner, sweep, left = done_with_snapshots_left(tmp_path, runs=2)
+    monkeypatch.setattr(shutil, "rmtree", refused)
+    results = runner.results(sweep)
+    assert [next(results).status, next(results).status] == ["ok", "ok"]
+    with pytest.raises(InputError) as raised:
+        next(results)
+    for path in left:
+        assert f"{path}: cannot be removed ({path}: Permission denied)" in str(raised.value)

@@ -12,13 +12,14 @@ import torch
 from pydantic import ValidationError
 
 from orchestrator.report.baselines import rows_of
+from orchestrator.result import MemberUsage
 from orchestrator.runner import _fresh
 from orchestrator.store import RunPaths
 from tests.unit.conftest import event, run_result
 from tests.unit.test_assemble import row, trained
 from trainer import snapshots as module
 from trainer.compression import COMPRESSIONS
-from trainer.events import readable
+from trainer.events import Event, readable
 from trainer.snapshots import Position, SnapshotError, Snapshots
 from trainer.spec import RunSpec
 from trainer.strategies import STRATEGIES
@@ -80,6 +81,29 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(
     assert done == ["fsync", "replace", "fsync"]
 
 
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o777], ids=oct)
+def test_directories_are_open_to_whom_the_one_that_they_are_in_is_open(tmp_path: Path, mode: int) -> None:
+    """Those of processes to the user, those of containers to all: `make_open` opens what is mounted."""
+    tmp_path.chmod(mode)
+    store = Snapshots(tmp_path / "snapshots", "run-key", 0, 2)
+    store.open()
+    store.write(AT, state())
+    made = [path for path in tmp_path.rglob("*") if path.is_dir()]
+    assert [path.stat().st_mode & 0o777 for path in made] == [mode, mode]
+
+
+@pytest.mark.parametrize("planted", ["epoch-00002-step-0000013/rank-0.draft", "resumed"])
+def test_a_link_in_a_file_s_place_is_not_followed(store: Snapshots, tmp_path: Path, planted: str) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("another's")
+    link = tmp_path / "snapshots" / planted
+    link.parent.mkdir(parents=True)
+    link.symlink_to(precious)
+    with pytest.raises(SnapshotError, match=r"cannot be kept in .*: Too many levels of symbolic links"):
+        store.note_resumed() if planted == "resumed" else store.write(AT, state())
+    assert precious.read_text() == "another's"
+
+
 @pytest.mark.parametrize("cut", [0, 1, 50, 700])
 def test_a_file_that_ends_early_is_damaged(store: Snapshots, tmp_path: Path, cut: int) -> None:
     store.write(AT, state())
@@ -131,10 +155,39 @@ def test_another_torch_s_is_refused(store: Snapshots, monkeypatch: pytest.Monkey
         store.read(AT)
 
 
+def test_that_of_other_sources_is_refused(store: Snapshots, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.write(AT, state())
+    monkeypatch.setattr(module, "source_digest", lambda: "0123456789abcdef")
+    with pytest.raises(SnapshotError, match=r"other sources .* wrote it \(\w{16}; these are 0123"):
+        store.read(AT)
+
+
+def test_sources_have_another_name_once_any_of_them_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SOURCES", tmp_path)
+    digest = module.source_digest.__wrapped__
+    names = [digest()]
+    for file, text in [("a.py", "x = 1"), ("a.py", "x = 2"), ("below/b.py", "x = 2"), ("c.py", "")]:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+        names.append(digest())
+    assert len({*names}) == len(names)
+    (tmp_path / "notes.txt").write_text("no source")
+    assert digest() == names[-1]
+
+
 def test_what_is_not_there_cannot_be_read(store: Snapshots) -> None:
     assert store.positions() == []
     with pytest.raises(SnapshotError, match="cannot be read: No such file"):
         store.read(AT)
+
+
+def test_a_place_that_cannot_be_looked_into_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    message = f"snapshots cannot be looked for in {tmp_path}/file: Not a directory"
+    with pytest.raises(SnapshotError, match=message):
+        Snapshots(tmp_path / "file", "run-key", 0, 2).positions()
 
 
 def test_the_last_two_are_kept_and_nothing_beyond(store: Snapshots, tmp_path: Path) -> None:
@@ -224,48 +277,86 @@ def test_they_are_part_of_what_a_run_is_since_they_cost_time() -> None:
 # What becomes of a run that went on
 
 
-def went_on(times: int = 1) -> list[Any]:
-    """Of two ranks, which begin with a snapshot of theirs and end well."""
+def went_on(times: int = 1, taken: float = 3.0) -> list[Any]:
+    """Of two ranks, which begin with a snapshot of theirs and end well. They were started at second 10.
+
+    taken: when the snapshot was.
+    """
     places = [
-        event("resumed", rank, epoch=1, step=7, age_s=61.4, times=None if rank else times)
+        event("resumed", rank, 64.4, epoch=1, step=7, age_s=64.4 - taken, times=None if rank else times)
         for rank in range(2)
     ]
     return [*trained({}, {}), *places]
 
 
-def started_again() -> list[Any]:
-    """The same after a first attempt in which rank 1 failed."""
-    first = [event("start", 0, pid=1), event("start", 1, pid=2), event("failed", 1, cause="x", peer=False)]
-    first.append(event("terminated", 0, cause="stopped by SIGTERM"))
-    first.append(event("epoch", 0, epoch=1, epochs=1, train_s=9.0, loss=9.0, accuracy=0.1, test_loss=9.0))
-    last = [
+def started_again(*first: Event, last: list[Event]) -> list[Event]:
+    """`last` after an attempt in which rank 1 failed. first: what that told beside it."""
+    lost = [event("start", 0, pid=1), event("start", 1, pid=2), *first]
+    lost.append(event("failed", 1, cause="x", peer=False))
+    lost.append(event("terminated", 0, cause="stopped by SIGTERM"))
+    lost.append(event("epoch", 0, epoch=1, epochs=1, train_s=9.0, loss=9.0, accuracy=0.1, test_loss=9.0))
+    again = [
         replace(each, fields={**each.fields, "attempt": 1}) if each.kind == "start" else each
-        for each in went_on()
+        for each in last
     ]
-    return [*first, *last]
+    return [*lost, *again]
+
+
+WENT_ON = "it was cut off and went on from a snapshot"
+SINCE = "; start-up and wall time are those since the last command"
+CONTAINED = "start-up and wall time contain all that was done before the ranks were last started again, "
 
 
 def test_only_the_last_attempt_counts() -> None:
-    result, alone = row(started_again(), restarts=1), row(trained({}, {}))
+    result, alone = row(started_again(last=went_on()), restarts=1), row(trained({}, {}))
     assert (result.status, result.cause) == ("ok", None)
     assert (result.epochs, result.ranks, result.certificate) == (
         alone.epochs,
         alone.ranks,
         alone.certificate,
     )
-    resumed, restarted = result.flags[-2:]
-    assert resumed.endswith("start-up and wall time contain all that was lost")
-    assert restarted == "node 1: x; all ranks were started again, restart 1 of 1"
+    assert result.flags[-2] == "node 1: x; all ranks were started again, restart 1 of 1"
 
 
 @pytest.mark.parametrize(("times", "said"), [(1, "once"), (3, "3 times")])
 def test_a_row_that_went_on_says_so(times: int, said: str) -> None:
     (flag,) = set(row(went_on(times)).flags) - set(row(trained({}, {})).flags)
-    assert flag.startswith(
-        f"it was cut off and went on from a snapshot {said}, the last time from that after epoch 1 and 7 "
-        "steps, 61 s later: "
+    assert flag == (
+        f"{WENT_ON} {said}, the last time from that after epoch 1 and 7 steps, 61 s later: what was "
+        "trained after it and lost is not in the training time, nor what it took to write each snapshot "
+        f"that it went on from{SINCE}"
     )
-    assert flag.endswith("start-up and wall time are those of the last attempt")
+
+
+def test_lost_attempts_without_snapshots_are_said_to_be_in_start_up_and_wall_time() -> None:
+    result = row(started_again(last=trained({}, {})), restarts=1)
+    assert result.flags[-1] == f"{CONTAINED}the training time nothing of it that was lost"
+
+
+def test_of_a_run_that_only_restarts_cut_off_nothing_is_missing_in_start_up_and_wall_time() -> None:
+    resumed, _, contained = row(started_again(last=went_on(taken=12.0)), restarts=1).flags[-3:]
+    assert resumed.startswith(f"{WENT_ON} once")
+    assert SINCE not in resumed
+    assert contained.startswith(CONTAINED)
+
+
+def test_a_first_start_is_in_neither_though_a_restart_came_after_it() -> None:
+    """The orchestrator was killed; the next one's ranks went on, took a snapshot, were started again."""
+    first = event("resumed", 0, 11.0, epoch=1, step=2, age_s=8.0, times=1)
+    result = row(started_again(first, last=went_on(times=2, taken=12.0)), restarts=1)
+    resumed, _, contained = result.flags[-3:]
+    assert resumed.startswith(f"{WENT_ON} 2 times")
+    assert resumed.endswith(SINCE)
+    assert contained.startswith(CONTAINED)
+
+
+def test_what_containers_used_is_counted_from_the_last_command_too() -> None:
+    nobody = dict.fromkeys(("cpu_s", "throttled_s", "memory_peak_mb", "sent_bytes", "received_bytes"), None)
+    usage = [MemberUsage(member=f"node-{n}", ranks=[n], out_of_memory=0, **nobody) for n in range(2)]
+    resumed, _, contained = row(started_again(last=went_on()), usage=usage, restarts=1).flags[-3:]
+    overall = "start-up time, wall time and what the nodes used"
+    assert resumed.endswith(f"; {overall} are those since the last command")
+    assert contained.startswith(f"{overall} contain all that was done")
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,8 @@ class Keeper:
     """Keeps what a run of this spec asks for, which may be nothing.
 
     What is in a snapshot: the replica, the rank's accounts, its clock and its traffic. So the seconds and
-    bytes of a run that went on are those of the work that is in its weights, and of no other.
+    bytes of a run that went on are those of the work that is in its weights, and of no other. What it takes
+    to write a snapshot is in the next one's clock: of the one that a run goes on from it is lost.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Keeper:
         self._events.write("skipped", epoch=position.epochs, step=position.steps, cause=cause)
 
     def go_on(self, snapshot: Snapshot, replica: Replica) -> Position:
-        """Make all as it was when the snapshot was taken; where that was."""
+        """Make all as it was when the snapshot was taken; where that was. Raises SnapshotError."""
         position, state = snapshot.position, snapshot.state
         self._events.write(
             "resumed",
@@ -101,10 +102,17 @@ class Keeper:
             age_s=time.time() - snapshot.taken,
             times=self._store.note_resumed() if self._comm.rank == 0 else None,
         )
-        replica.restore(state["replica"])
-        self._accounts.restore(state["accounts"])
-        self._comm.clock.restore(state["clock"])
-        self._comm.traffic.restore(state["traffic"])
+        try:
+            replica.restore(state["replica"])
+            self._accounts.restore(state["accounts"])
+            self._comm.clock.restore(state["clock"])
+            self._comm.traffic.restore(state["traffic"])
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise SnapshotError(
+                f"what is in the snapshot after epoch {position.epochs} and {position.steps} steps does "
+                f"not fit this run ({type(error).__name__}: {error}); "
+                f"remove {self._store.directory} to begin anew"
+            ) from error
         return position
 
     def after_step(self, epoch: int, batch: Batch, replica: Replica) -> None:
