@@ -57,7 +57,9 @@ def test_a_run_in_which_a_rank_is_killed_comes_to_the_same_weights(
     assert result.restarted == 1
     name = f"rank {rank} of node 0" if "processes_per_node" in fields else f"node {rank}"
     (flag,) = [flag for flag in result.flags if "restart" in flag]
-    assert flag.startswith(f"{name} was killed by SIGKILL, last seen ")
+    # An agent tells one rank's signal alone. Of several it may be that of a peer, which failed at once.
+    known = ["killed by SIGKILL"] + ["gone without a word"] * ("processes_per_node" in fields)
+    assert flag.startswith(tuple(f"{name} was {how}, last seen " for how in known))
     assert seen in flag
     assert flag.endswith("; all ranks were started again, restart 1 of 2")
     assert node_processes(tmp_path) == []
