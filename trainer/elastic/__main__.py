@@ -27,8 +27,8 @@ from trainer.watch import end_with
 class Obituary(logging.Handler):
     """Leaves a last word for a rank that was killed: its agent alone knows by which signal.
 
-    torchrun's agent says it in its log, once per attempt that is lost, of the rank that it missed first. Where
-    it has several that may be a peer of the killed one, which then is known as gone without a word.
+    torchrun's agent says it in its log, once per attempt that is lost, of the rank that it missed first.
+    Where it has several that may be a peer of the killed one, which is then known as gone without a word.
     A container's count of what the kernel killed for want of memory is of all attempts: only who looks
     each time knows of which.
     """
