@@ -156,8 +156,8 @@ def test_containers_have_nothing_to_give_away(stack: Make, tmp_path: Path, topol
             assert not host["CapAdd"]
             assert (host["NanoCpus"], host["Memory"]) == (5 * 10**8, 900 * 2**20)
             assert (host["PidsLimit"], host["ShmSize"]) == (512, 256 * 2**20)
-            assert [mount["Destination"] for mount in container["Mounts"]] == ["/data"]
-            assert not container["Mounts"][0]["RW"]
+            writable = {mount["Destination"]: mount["RW"] for mount in container["Mounts"]}
+            assert writable == {"/data": False, "/snapshots": False}
     network = subprocess.run(
         ["docker", "network", "inspect", f"{cluster.project}_run"],
         capture_output=True,
