@@ -12,6 +12,7 @@ from rich.text import Text
 
 from orchestrator.carry_out import (
     INTERRUPTED,
+    Choice,
     carry_out,
     choose,
     interruptible,
@@ -22,7 +23,7 @@ from orchestrator.carry_out import (
 from orchestrator.errors import InputError
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.store import SweepPaths, claimed
-from orchestrator.sweep import load_sweep
+from orchestrator.sweep import Sweep, load_sweep
 
 app = typer.Typer(
     name="orchestrator",
@@ -66,15 +67,20 @@ def sweep(
 ) -> None:
     """Run a sweep file's runs and write their comparison. Run again, it goes on where it stopped."""
     loaded = load_sweep(file, sets or (), nodes)
-    paths = SweepPaths(out or Path("results") / loaded.spec.name)
-    choice = choose(runtime)
+    directory = out or Path("results") / loaded.spec.name
+    raise typer.Exit(_begin(loaded, directory, choose(runtime), data_dir, dry_run, fail_fast))
+
+
+def _begin(
+    loaded: Sweep, directory: Path, choice: Choice, data_dir: Path, dry_run: bool, fail_fast: bool
+) -> int:
+    """Carry a sweep out, or only say what that would be; the exit code."""
+    paths = SweepPaths(directory)
     if dry_run:
         print_plan(loaded, paths, choice.place, data_dir)
-        return
-    console = plain_console()
+        return 0
     with claimed(paths), interruptible():
-        code = carry_out(loaded, paths, choice, data_dir, fail_fast, console)
-    raise typer.Exit(code)
+        return carry_out(loaded, paths, choice, data_dir, fail_fast, plain_console())
 
 
 @app.command()
@@ -109,17 +115,13 @@ def lab(
     """Reproduce a published experiment, and set its figures beside ours."""
     from orchestrator.labs import load_lab, names_wanted
 
-    choice, console = choose(runtime), plain_console()
+    choice = choose(runtime)
     wanted = [load_lab(name, data_dir, sets or (), nodes, quick) for name in names_wanted(names, all_labs)]
     directory = out or Path("results") / ("labs-quick" if quick else "labs")
     codes = []
     for loaded in wanted:
-        paths = SweepPaths(directory / loaded.spec.name)
-        if dry_run:
-            print_plan(loaded, paths, choice.place, data_dir)
-            continue
-        with claimed(paths), interruptible():
-            codes.append(carry_out(loaded, paths, choice, data_dir, fail_fast, console))
+        place = directory / loaded.spec.name
+        codes.append(_begin(loaded, place, choice, data_dir, dry_run, fail_fast))
         if codes[-1] == INTERRUPTED or (fail_fast and codes[-1]):
             break
     raise typer.Exit(max(codes, default=0))

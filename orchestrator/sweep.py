@@ -204,17 +204,22 @@ def _make_quick(sheets: Sequence[Sheet], spec: SweepSpec, path: Path) -> None:
     """The file's own smaller values: those for all blocks, and over them a block's."""
     if not spec.quick and all(block.quick == {} for block in spec.blocks):
         raise InputError(f"{path}: has no quick form; write what is smaller there under `quick`")
+    for field in spec.quick:
+        check_field(field, f"{path}: quick")
     for number, (sheet, block) in enumerate(zip(sheets, spec.blocks, strict=True)):
-        for field, value in spec.quick.items():
-            check_field(field, f"{path}: quick")
-            if not isinstance(value, list) or field in block.axes:
-                sheet.override(
-                    field, value if isinstance(value, list) else [value], f"{path}: quick.{field}"
-                )
-        for field, value in (block.quick or {}).items():
-            at = f"{path}: blocks[{number}].quick"
+        # A list is for blocks that have the axis.
+        every = {
+            field: value
+            for field, value in spec.quick.items()
+            if not isinstance(value, list) or field in block.axes
+        }
+        at = f"{path}: blocks[{number}].quick"
+        for field in block.quick or {}:
             check_field(field, at)
-            sheet.override(field, value if isinstance(value, list) else [value], f"{at}.{field}")
+        for place, fields in ((f"{path}: quick", every), (at, block.quick or {})):
+            for field, value in fields.items():
+                values = value if isinstance(value, list) else [value]
+                sheet.override(field, values, f"{place}.{field}")
 
 
 def _set(sheets: Sequence[Sheet], assignment: str) -> None:

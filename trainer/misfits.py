@@ -85,27 +85,23 @@ def bottleneck(run: RunSpec) -> Misfit:
         reason = f"over {run.transport} all nodes share one quota"
     elif run.on_gpu:
         reason = f"over {run.transport} ranks compute on GPUs, which no quota of cores holds back"
-    return (
-        None
-        if reason is None
-        else PydanticCustomError(
-            "bottleneck_cpus",
-            "the last node cannot be held to {slow} cpus: {reason}",
-            {"slow": f"{slow:g}", "reason": reason},
-        )
+    if reason is None:
+        return None
+    return PydanticCustomError(
+        "bottleneck_cpus",
+        "the last node cannot be held to {slow} cpus: {reason}",
+        {"slow": f"{slow:g}", "reason": reason},
     )
 
 
 def model(run: RunSpec) -> Misfit:
     reason = run.model.misfit(run.dataset.shape)
-    return (
-        None
-        if reason is None
-        else PydanticCustomError(
-            "model",
-            "{model} cannot learn from {dataset}: {reason}",
-            {"model": run.name_of("model"), "dataset": run.name_of("dataset"), "reason": reason},
-        )
+    if reason is None:
+        return None
+    return PydanticCustomError(
+        "model",
+        "{model} cannot learn from {dataset}: {reason}",
+        {"model": run.name_of("model"), "dataset": run.name_of("dataset"), "reason": reason},
     )
 
 
@@ -121,19 +117,17 @@ def batch_size(run: RunSpec) -> Misfit:
 
 def strategy(run: RunSpec) -> Misfit:
     reason = run.strategy.misfit(run.model, run.world_size, run.batch_of_each)
-    return (
-        None
-        if reason is None
-        else PydanticCustomError(
-            "strategy",
-            "{strategy} cannot train {model} on {ranks}: {reason}",
-            {
-                "strategy": run.name_of("strategy"),
-                "model": run.name_of("model"),
-                "ranks": run.size_label,
-                "reason": reason,
-            },
-        )
+    if reason is None:
+        return None
+    return PydanticCustomError(
+        "strategy",
+        "{strategy} cannot train {model} on {ranks}: {reason}",
+        {
+            "strategy": run.name_of("strategy"),
+            "model": run.name_of("model"),
+            "ranks": run.size_label,
+            "reason": reason,
+        },
     )
 
 
@@ -226,18 +220,16 @@ def partitioner(run: RunSpec) -> Misfit:
 
 def augmentation(run: RunSpec) -> Misfit:
     reason = run.augmentation.misfit(run.dataset.shape)
-    return (
-        None
-        if reason is None
-        else PydanticCustomError(
-            "augmentation",
-            "{augmentation} cannot change {dataset}: {reason}",
-            {
-                "augmentation": run.name_of("augmentation"),
-                "dataset": run.name_of("dataset"),
-                "reason": reason,
-            },
-        )
+    if reason is None:
+        return None
+    return PydanticCustomError(
+        "augmentation",
+        "{augmentation} cannot change {dataset}: {reason}",
+        {
+            "augmentation": run.name_of("augmentation"),
+            "dataset": run.name_of("dataset"),
+            "reason": reason,
+        },
     )
 
 

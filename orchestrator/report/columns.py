@@ -92,7 +92,7 @@ def _seeds(group: Group) -> Cell:
 
 def _node_samples(group: Group) -> Cell:
     samples = Spread.of(number for row in group.ok_rows for number in row.node_samples)
-    return Cell(samples.range(lambda value: f"{value:,.0f}")) if samples else Cell(ABSENT)
+    return Cell(samples.range(formats.whole)) if samples else Cell(ABSENT)
 
 
 def _verified(group: Group) -> Cell:
@@ -160,10 +160,6 @@ def _time_to_target(group: Group) -> Cell:
     return Cell(cell.text, ", ".join(filter(None, [cell.detail, some])))
 
 
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 def _own(row: Row) -> Cell:
     own, mean = row.own_accuracies, row.own_accuracy
     if mean is None:
@@ -226,7 +222,7 @@ DIVIDED: tuple[Column[Group], ...] = (
     Column("Bubble", over_seeds(cut.bubble, formats.percent)),
     Column("Bubble by formula", over_seeds(cut.bubble_formula, formats.percent)),
     Column("Over a cut per step", over_seeds(cut.cut_bytes_per_step, formats.size)),
-    Column("Parameters, of serial's", _part(cut.parameters, _whole, cut.parameters_share)),
+    Column("Parameters, of serial's", _part(cut.parameters, formats.whole, cut.parameters_share)),
     Column(
         "Weights, gradient, optimizer, of serial's", _part(cut.held_bytes, formats.size, cut.held_share)
     ),

@@ -37,6 +37,11 @@ def ratio(value: float | None) -> str:
     return ABSENT if value is None else significant(value)
 
 
+def whole(value: float) -> str:
+    """A number of things, where a mean may not be one: `1,875`."""
+    return f"{value:,.0f}"
+
+
 def percent(value: float | None) -> str:
     """A share or an accuracy, given as 0 … 1."""
     return ABSENT if value is None else f"{value:.1%}"

@@ -107,7 +107,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         cautions=_parts(findings, "caution"),
         evidence=_evidence,
         published=published_lines,
-        published_columns=published.shown(published_lines),
+        published_columns=filled(published.COLUMNS, published_lines),
         differences=published.differences(comparison),
         chapters=chapters,
         legend=legend(comparison.groups),

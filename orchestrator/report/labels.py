@@ -138,7 +138,7 @@ def component_label(run: RunSpec, field: str, but: Collection[str] = ()) -> str:
     are left out.
     """
     shown = REGISTRIES[field].dump(getattr(run, field), exclude_defaults=True)
-    told = {name: _written(value) for name, value in shown.items() if name not in ("name", *but)}
+    told = {name: as_written(value) for name, value in shown.items() if name not in ("name", *but)}
     return " ".join([shown["name"], *(f"{name}={value}" for name, value in told.items())])
 
 
@@ -167,15 +167,16 @@ def paces_of(runs: Sequence[RunSpec]) -> list[str]:
 def parameters(run: RunSpec, field: str) -> dict[str, str]:
     """All parameters of a component as they are written, defaults too."""
     shown = REGISTRIES[field].dump(getattr(run, field))
-    return {name: _written(value) for name, value in shown.items() if name != "name"}
+    return {name: as_written(value) for name, value in shown.items() if name != "name"}
 
 
-def _written(value: object) -> str:
+def as_written(value: object) -> str:
+    """A value as YAML has it; a component as `top_k(ratio=0.1)`."""
     if isinstance(value, dict):
-        inside = ", ".join(f"{name}={_written(item)}" for name, item in value.items() if name != "name")
+        inside = ", ".join(f"{name}={as_written(item)}" for name, item in value.items() if name != "name")
         return f"{value['name']}({inside})" if inside else str(value["name"])
     if value is None:
         return "null"
     if isinstance(value, list):
-        return f"[{', '.join(map(_written, value))}]"
+        return f"[{', '.join(map(as_written, value))}]"
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -38,7 +38,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
     published_lines = published.lines(comparison)
     if published_lines:
         parts += ["## Published and measured"]
-        parts += [_table(published.shown(published_lines), published_lines)]
+        parts += [_table(filled(published.COLUMNS, published_lines), published_lines)]
     if record.lab:
         parts += [] if published_lines else ["## The published experiment"]
         facts = [("Source", record.lab.source), *published.differences(comparison)]

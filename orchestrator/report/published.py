@@ -14,7 +14,7 @@ from orchestrator.report.formats import ABSENT
 from orchestrator.report.groups import Group, Metric
 from orchestrator.report.pace import last_epoch
 from orchestrator.report.places import nodes_were
-from orchestrator.report.rows import Row
+from orchestrator.report.rows import Row, quotient
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Line:
 
     @property
     def published_speedup(self) -> float | None:
-        return _over(self.alone[0].time_s, self.published.time_s) if self.alone else None
+        return quotient(self.alone[0].time_s, self.published.time_s) if self.alone else None
 
     @property
     def measured_speedup(self) -> float | None:
@@ -61,11 +61,9 @@ class Line:
         if self.alone is None or self.published_speedup is None:
             return None
         one, mine = self.alone[1], self.measured
-        return (
-            _over(_mean(one, metric), _mean(mine, metric))
-            if one and mine and times_compare(one, mine)
-            else None
-        )
+        if one is None or mine is None or not times_compare(one, mine):
+            return None
+        return quotient(_mean(one, metric), _mean(mine, metric))
 
 
 def lines(comparison: Comparison) -> list[Line]:
@@ -151,10 +149,6 @@ def _steps_per_epoch(row: Row) -> float | None:
     return row.steps / epochs if row.steps and epochs else None
 
 
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 COLUMNS: tuple[Column[Line], ...] = (
     Column("Form", lambda line: Cell(line.block), number=False),
     Column("Runs", lambda line: Cell(line.runs), number=False),
@@ -168,8 +162,8 @@ COLUMNS: tuple[Column[Line], ...] = (
     Column("difference", _difference),
     Column("Against one node published", _figure("accuracy_change", formats.points)),
     Column("measured", _against_one),
-    Column("Steps per epoch published", _figure("steps_per_epoch", _whole)),
-    Column("measured", _ours("steps_per_epoch", _steps_per_epoch, _whole)),
+    Column("Steps per epoch published", _figure("steps_per_epoch", formats.whole)),
+    Column("measured", _ours("steps_per_epoch", _steps_per_epoch, formats.whole)),
     Column("Coverage published", _figure("coverage", formats.percent)),
     Column("measured", _ours("coverage", lambda row: row.coverage, formats.percent)),
 )
@@ -202,18 +196,9 @@ def _mean(group: Group | None, metric: Metric) -> float | None:
     return spread.mean if spread else None
 
 
-def _over(dividend: float | None, divisor: float | None) -> float | None:
-    return dividend / divisor if dividend and divisor else None
-
-
 def _written(value: object) -> str:
     if isinstance(value, dict):
         return " ".join(
             [str(value.get("name", "")), *(f"{k}={v}" for k, v in value.items() if k != "name")]
         )
     return str(value)
-
-
-def shown(items: Sequence[Line]) -> list[Column[Line]]:
-    """The columns that have anything to say of these lines."""
-    return [column for column in COLUMNS if any(column.cell(line).text != ABSENT for line in items)]

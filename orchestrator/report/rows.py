@@ -240,7 +240,7 @@ class Row:
     @property
     def speedup(self) -> float | None:
         """Serial training time over this run's."""
-        return _over(self.baseline.train_s, self.train_s) if self.baseline else None
+        return quotient(self.baseline.train_s, self.train_s) if self.baseline else None
 
     @property
     def efficiency(self) -> float | None:
@@ -252,7 +252,7 @@ class Row:
         """Serial CPU time of work over this run's: the speedup if each node had a core of its own and
         communication cost nothing. The honest figure where nodes share cores. Stages wait for each other
         all the same."""
-        return _over(self.baseline.work_cpu_s, self.result.path_cpu_s) if self.baseline else None
+        return quotient(self.baseline.work_cpu_s, self.result.path_cpu_s) if self.baseline else None
 
     @property
     def accuracy_difference(self) -> float | None:
@@ -283,7 +283,8 @@ class Row:
         return value
 
 
-def _over(dividend: float | None, divisor: float | None) -> float | None:
+def quotient(dividend: float | None, divisor: float | None) -> float | None:
+    """None where there is no dividend, or nothing to divide by."""
     return dividend / divisor if dividend and divisor else None
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from orchestrator.lab import BlockRecord, Lab
 from orchestrator.report import formats, html, markdown, published
+from orchestrator.report.columns import filled
 from orchestrator.report.comparison import Comparison, compare
 from orchestrator.report.findings import find
 from orchestrator.report.plots import draw
@@ -71,7 +72,7 @@ def plain(text: str) -> str:
 
 def table(comparison: Comparison) -> list[list[str]]:
     lines = published.lines(comparison)
-    columns = published.shown(lines)
+    columns = filled(published.COLUMNS, lines)
     return [[plain(column.cell(line).text) for column in columns] for line in lines]
 
 

@@ -75,9 +75,8 @@ class Strategy(Component):
     in_step: ClassVar[bool] = False  # all ranks go through every batch together, and a layer may meet
     trains: ClassVar[bool] = True  # False: no model, no data, no torch (placebo)
     forks: ClassVar[bool] = False  # in topology single, ranks are forked processes instead of threads
-    resumes: ClassVar[
-        tuple[Interval, ...]
-    ] = ()  # where a replica and the loop's accounts are all its state
+    # Between which snapshots may be taken: where a replica and the loop's accounts are all its state.
+    resumes: ClassVar[tuple[Interval, ...]] = ()
     tells_waits: ClassVar[bool] = True  # False: waiting for other ranks is booked as communication
     caveat: ClassVar[str | None] = None  # what a reader must know before comparing its numbers
 

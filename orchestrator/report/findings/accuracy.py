@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.report.comparison import Scene
 from orchestrator.report.findings.base import REMARKS, Finding, evidence, verdict
-from orchestrator.report.formats import percent, points, size
+from orchestrator.report.formats import percent, points, size, whole
 from orchestrator.report.groups import Group, Spread
 from orchestrator.report.labels import PACE, parameters
 from orchestrator.report.pace import as_many_epochs, target_reached
@@ -80,7 +80,7 @@ def fewer_steps(scene: Scene) -> Iterator[Finding]:
 
 
 def _whole(spread: Spread) -> str:
-    return spread.range(lambda value: f"{value:,.0f}")
+    return spread.range(whole)
 
 
 def averaging(scene: Scene) -> Iterator[Finding]:

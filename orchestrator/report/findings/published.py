@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from orchestrator.lab import BlockRecord, Ladder, Measure, Rung
+from orchestrator.lab import Ladder, Measure, Rung
 from orchestrator.report.comparison import Comparison
 from orchestrator.report.findings.base import REMARKS, Finding, evidence, verdict
 from orchestrator.report.formats import count, listed, percent, points, ratio, seconds
 from orchestrator.report.groups import Group, Metric, Spread
-from orchestrator.report.labels import parameters
+from orchestrator.report.labels import as_written, parameters
 from orchestrator.report.pace import in_how_many, target_reached, time_to_target_s
 from orchestrator.report.published import Line, cell_of, changed, lines
 from trainer.spec import REGISTRIES, RunSpec
@@ -60,7 +60,10 @@ def causes(comparison: Comparison) -> Iterator[Finding]:
     blocks = {block.name: block for block in comparison.record.blocks}
     for ladder in lab.explain if lab else ():
         for nodes in ladder.nodes:
-            cells = [_cell(comparison, blocks, rung, nodes) for rung in ladder.rungs]
+            cells = [
+                cell_of(comparison, blocks[rung.block], {"nodes": nodes, **rung.runs})
+                for rung in ladder.rungs
+            ]
             climbed = [group for group in cells if group]
             if len(climbed) == len(cells) and _comparable(ladder, climbed):
                 yield Finding("finding", _told(ladder, nodes, climbed), evidence(climbed))
@@ -80,11 +83,6 @@ def _comparable(ladder: Ladder, cells: list[Group]) -> bool:
         return ranks_apart
     ended = any(target_reached(row) for group in cells for row in group.ok_rows)
     return not ended and (ranks_apart or ladder.measure == "accuracy")
-
-
-def _cell(comparison: Comparison, blocks: dict[str, BlockRecord], rung: Rung, nodes: int) -> Group | None:
-    block = blocks.get(rung.block)
-    return cell_of(comparison, block, {"nodes": nodes, **rung.runs}) if block else None
 
 
 def _told(ladder: Ladder, nodes: int, cells: list[Group]) -> str:
@@ -148,7 +146,7 @@ def changes(one: Group, other: Group) -> list[str]:
         if before == after or field in _NO_CHANGE:
             continue
         if field not in REGISTRIES:
-            told.append(f"{field} {_written(before)} → {_written(after)}")
+            told.append(f"{field} {as_written(before)} → {as_written(after)}")
         elif left.name_of(field) != right.name_of(field):
             told.append(f"{field} {left.name_of(field)} → {right.name_of(field)}")
         else:
@@ -159,7 +157,3 @@ def changes(one: Group, other: Group) -> list[str]:
                 if mine[name] != others[name]
             ]
     return told
-
-
-def _written(value: object) -> str:
-    return "null" if value is None else str(value)
