@@ -10,20 +10,20 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.carry_out import (
+from orchestrator.commands.sweep import (
     INTERRUPTED,
     Choice,
-    carry_out,
     choose,
     interruptible,
     plain_console,
     print_plan,
     report_on,
+    run_sweep,
 )
 from orchestrator.errors import InputError
+from orchestrator.results.store import SweepPaths, claimed
 from orchestrator.runtimes import RUNTIMES
-from orchestrator.store import SweepPaths, claimed
-from orchestrator.sweep import Sweep, load_sweep
+from orchestrator.sweeps.load import Sweep, load_sweep
 
 app = typer.Typer(
     name="orchestrator",
@@ -80,13 +80,13 @@ def _begin(
         print_plan(loaded, paths, choice.place, data_dir)
         return 0
     with claimed(paths), interruptible():
-        return carry_out(loaded, paths, choice, data_dir, fail_fast, plain_console())
+        return run_sweep(loaded, paths, choice, data_dir, fail_fast, plain_console())
 
 
 @app.command()
 def labs(data_dir: DataDir = Path("data")) -> None:
     """List the published experiments that are reproduced here."""
-    from orchestrator.labs import listing
+    from orchestrator.commands.labs import listing
 
     for line in listing(data_dir, plain_console().width):
         print(line)
@@ -113,7 +113,7 @@ def lab(
     fail_fast: FailFast = False,
 ) -> None:
     """Reproduce a published experiment, and set its figures beside ours."""
-    from orchestrator.labs import load_lab, names_wanted
+    from orchestrator.commands.labs import load_lab, names_wanted
 
     choice = choose(runtime)
     wanted = [load_lab(name, data_dir, sets or (), nodes, quick) for name in names_wanted(names, all_labs)]
@@ -150,8 +150,8 @@ def partitions(
     ] = None,
 ) -> None:
     """Show how partitioners split a dataset: what runs of this seed train on, without training."""
-    from orchestrator.partitions import draw, runs_of, write_files
-    from orchestrator.split_table import LEGEND, heading, label_lines, summary_lines
+    from orchestrator.commands.partition_table import LEGEND, heading, label_lines, summary_lines
+    from orchestrator.commands.partitions import draw, runs_of, write_files
 
     console = plain_console()
     drawn = list(draw(runs_of(dataset, nodes, partitioner or (), seed), data_dir))
@@ -160,7 +160,7 @@ def partitions(
     console.print("\n\n".join("\n".join(lines) for lines in tables))
     for path in write_files(drawn, out) if out else ():
         console.print(f"wrote {path}")
-    if any(item.survey is None for item in drawn):
+    if any(item.partition_summary is None for item in drawn):
         raise typer.Exit(1)
 
 
@@ -172,7 +172,7 @@ def model(
     parts: Annotated[str | None, typer.Option(help="To cut it into; default: 2,3,4.")] = None,
 ) -> None:
     """Measure a model's blocks, and propose where to cut it. Takes no data."""
-    from orchestrator.model_table import pages
+    from orchestrator.commands.model_table import pages
 
     for page in pages(name, dataset, batch_size, parts, plain_console().width):
         print(page, flush=True)
@@ -181,7 +181,7 @@ def model(
 @app.command()
 def doctor(data_dir: DataDir = Path("data")) -> None:
     """Say what can run here, and why not what cannot."""
-    from orchestrator.doctor import examine
+    from orchestrator.commands.doctor import examine
 
     findings = list(examine(data_dir))
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
@@ -201,8 +201,8 @@ def image(
     ] = None,
 ) -> None:
     """Build the trainer image, of which every container is started."""
-    from orchestrator.engine import reach
-    from orchestrator.image import build
+    from orchestrator.runtimes.docker.engine import reach
+    from orchestrator.runtimes.docker.image import build
 
     if wheels and not wheels.is_dir():
         raise InputError(f"--wheels {wheels}: no such directory")
@@ -219,7 +219,7 @@ def clean() -> None:
 @app.command()
 def schema(directory: Annotated[Path, typer.Argument(help="Where to write.")] = Path("schemas")) -> None:
     """Write the JSON Schemas of runs and sweep files."""
-    from orchestrator.schema import write_schemas
+    from orchestrator.sweeps.schema import write_schemas
 
     for path in write_schemas(directory):
         print(path)

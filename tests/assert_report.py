@@ -6,7 +6,7 @@ import csv
 import sys
 from pathlib import Path
 
-from trainer.strategies import STRATEGIES
+from trainer.spec.registries import STRATEGIES
 
 
 def main(directory: Path) -> None:

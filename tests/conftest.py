@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.doctor import gpu
-from orchestrator.environment import gpus
+from orchestrator.commands.doctor import gpu
+from orchestrator.results.environment import gpus
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

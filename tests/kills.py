@@ -12,9 +12,9 @@ from types import TracebackType
 
 import psutil
 
-from orchestrator.identity import identity
+from orchestrator.runtimes.identity import identity
 from tests.integration.support import Silent
-from trainer.events import Event
+from trainer.core.events import Event
 
 POLL_S = 0.01
 Kill = Callable[[int], bool]  # kills the process of a rank, if it is there

@@ -3,7 +3,7 @@
 SHARDYARD_SPEC        file with the RunSpec, JSON
 SHARDYARD_DATA        data directory
 SHARDYARD_OUT         directory for events and weights; without it readable lines go to the console only
-SHARDYARD_SNAPSHOTS   directory of a run that takes snapshots; what lies there is gone on from
+SHARDYARD_CHECKPOINTS   directory of a run that takes checkpoints; what lies there is gone on from
 SHARDYARD_CONSOLE     file for this rank's console output, {node} in it is its node: launchers mix it
 SHARDYARD_PREFIX      of the readable lines, {rank} in it is the rank
 SHARDYARD_RENDEZVOUS  where torch.distributed's ranks meet
@@ -18,13 +18,13 @@ import os
 import sys
 from pathlib import Path
 
-from trainer.cluster.usage import wait_for_quota
-from trainer.context import ContextError, NodeContext
-from trainer.events import EventWriter
-from trainer.ranks import report_failure, run_forked, run_rank, run_threads
-from trainer.spec import RunSpec
-from trainer.task import Task
-from trainer.watch import Watch
+from trainer.core.cgroup import wait_for_quota
+from trainer.core.context import ContextError, NodeContext
+from trainer.core.events import EventWriter
+from trainer.launch.ranks import report_failure, run_forked, run_rank, run_threads
+from trainer.launch.watchdog import Watchdog
+from trainer.spec.run_spec import RunSpec
+from trainer.training.task import Task
 
 HELD_WITHIN_S = 30.0  # the orchestrator asks the engine for it as soon as the containers are there
 
@@ -51,11 +51,11 @@ def main() -> int:
     if spec.topology == "single":
         run = run_forked if spec.strategy.forks else run_threads
         return 0 if _loaded(task, events) and run(context, task, events, orchestrator) else 1
-    with Watch([events], orchestrator) as watch:
+    with Watchdog([events], orchestrator) as watchdog:
         attempt = {} if context.attempt is None else {"attempt": context.attempt}
         events.write("start", pid=os.getpid(), **attempt)
         ready = _held_back(env.get("SHARDYARD_HELD_TO"), events) and _loaded(task, events)
-        return 0 if ready and run_rank(context, task, events, watch) else 1
+        return 0 if ready and run_rank(context, task, events, watchdog) else 1
 
 
 def _held_back(cpus: str | None, events: EventWriter) -> bool:

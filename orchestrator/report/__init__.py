@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.store import SweepPaths, write_atomic
+from orchestrator.results.store import SweepPaths, write_atomic
 
 
 def write_report(paths: SweepPaths) -> None:
@@ -12,12 +12,12 @@ def write_report(paths: SweepPaths) -> None:
     earlier report that this one does not have are removed. Raises InputError for files that are unfit.
     """
     # Imported here: matplotlib takes longest of all to load, and most commands draw nothing.
-    from orchestrator.report import html, markdown
-    from orchestrator.report.comparison import read_comparison
-    from orchestrator.report.epochs import epochs_csv
+    from orchestrator.report.figures import draw
     from orchestrator.report.findings import find
-    from orchestrator.report.plots import draw
-    from orchestrator.report.table import results_csv
+    from orchestrator.report.model.comparison import read_comparison
+    from orchestrator.report.render import html, markdown
+    from orchestrator.report.render.epochs_csv import epochs_csv
+    from orchestrator.report.render.results_csv import results_csv
 
     comparison = read_comparison(paths)
     findings, plots = find(comparison), draw(comparison)

@@ -1,12 +1,12 @@
 """Where nodes run: the known runtimes, one file each."""
 
 from orchestrator.runtimes.base import Runtime
-from trainer.spec import Registry
+from trainer.core.registry import Registry
 
 RUNTIMES: Registry[Runtime] = Registry(
     "runtime",
     {
-        "docker": "orchestrator.runtimes.docker:DockerRuntime",
-        "local": "orchestrator.runtimes.local:LocalRuntime",
+        "docker": "orchestrator.runtimes.docker.runtime:DockerRuntime",
+        "local": "orchestrator.runtimes.local.runtime:LocalRuntime",
     },
 )

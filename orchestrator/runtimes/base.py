@@ -10,10 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from orchestrator.environment import cores
-from orchestrator.store import RunPaths
-from orchestrator.topology import LaunchPlan
-from trainer.events import Event
+from orchestrator.results.environment import cores
+from orchestrator.results.store import RunPaths
+from orchestrator.runtimes.launch_plan import LaunchPlan
+from trainer.core.events import Event
 
 
 @dataclass(frozen=True)

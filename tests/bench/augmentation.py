@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from tests.bench.step import pinned_to_a_core, ratio
+from trainer.core.rng import RngFactory
 from trainer.data.augmentations.standard import StandardAugmentation
 from trainer.data.base import Scale, Split
 from trainer.data.datasets.normalise import normalised
-from trainer.data.feed import Feed
-from trainer.spec import RunSpec
-from trainer.streams import Streams
+from trainer.spec.run_spec import RunSpec
+from trainer.training.loader import BatchLoader
 
 BATCH, BATCHES = 128, 8
 TURNS = 12
@@ -61,7 +61,7 @@ def measure(contenders: dict[str, Epoch]) -> dict[str, list[float]]:
 
 def one_by_one(pixels: np.ndarray, scale: Scale) -> Epoch:
     """What labs do: a Compose of torchvision's transforms, called for every PIL image of a dataset."""
-    from trainer.vision import torchvision
+    from trainer.data.augmentations.torchvision_import import torchvision
 
     law, transforms = StandardAugmentation(), torchvision.transforms
     size = (1 - law.scale, 1 + law.scale)
@@ -93,10 +93,10 @@ def in_memory(train: Split, scale: Scale, draws: int, hue: float = 0.0) -> Epoch
     """The product's own feed. draws: 0, images as they are."""
     spec = RunSpec.model_validate({"strategy": "serial", "batch_size": BATCH})
     augment = StandardAugmentation(draws=draws, hue=hue).build(scale, "cpu") if draws else None
-    feed = Feed(train, spec, Streams(0), 0, 1, augment=augment)
+    loader = BatchLoader(train, spec, RngFactory(0), 0, 1, augment=augment)
 
     def epoch() -> None:
-        for _ in feed.batches(1):
+        for _ in loader.batches(1):
             pass
 
     return epoch

@@ -19,15 +19,15 @@ from pathlib import Path
 
 import torch
 
-from orchestrator.runtimes.local import LocalRun
-from orchestrator.runtimes.processes import mpirun, processes
-from orchestrator.store import RunPaths, write_atomic
-from orchestrator.topology import plan
+from orchestrator.results.store import RunPaths, write_atomic
+from orchestrator.runtimes.launch_plan import plan
+from orchestrator.runtimes.local.processes import mpirun, processes
+from orchestrator.runtimes.local.runtime import LocalRun
 from tests.bench.step import ratio
-from trainer.clock import Clock
 from trainer.comm.base import Communicator
-from trainer.context import NodeContext
-from trainer.spec import RunSpec
+from trainer.core.clock import Clock
+from trainer.core.context import NodeContext
+from trainer.spec.run_spec import RunSpec
 
 FLOATS = (5_000, 100_000, 1_000_000, 10_000_000)
 RANKS = (2, 4)

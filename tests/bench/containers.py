@@ -11,8 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from orchestrator.engine import EngineError, reach
-from orchestrator.image import PROJECT, image_name, image_trouble
+from orchestrator.runtimes.docker.engine import EngineError, reach
+from orchestrator.runtimes.docker.image import PROJECT, image_name, image_trouble
 from tests.bench.overhead import Row, compare
 
 ROWS: list[Row] = [

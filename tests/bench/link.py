@@ -12,9 +12,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from orchestrator.engine import Engine
-from orchestrator.identity import identity
-from orchestrator.reaper import LABEL
+from orchestrator.runtimes.docker.engine import Engine
+from orchestrator.runtimes.docker.reaper import LABEL
+from orchestrator.runtimes.identity import identity
 
 RATE_MBIT = 100
 # The burst is 1.3 ms of the rate; a larger one would let a pipeline's small messages pass as if unshaped.

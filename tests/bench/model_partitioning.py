@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.engine import Engine, reach
-from orchestrator.result import RankResult, RunResult
+from orchestrator.results.records import RankResult, RunResult
+from orchestrator.runtimes.docker.engine import Engine, reach
 from tests.bench import link
 from tests.bench.containers import missing
 from tests.bench.runs import runs_on
 from tests.bench.two_links import FREE, SHAPED, TwoLinks
-from trainer.spec import RunSpec
+from trainer.spec.run_spec import RunSpec
 
 HOLDERS = (2, 4)  # nodes that hold the model or a part of it
 LAYERS, WIDTH = 8, 512  # all of one size, and so are 2 or 4 stages
@@ -31,17 +31,22 @@ Times = dict[str, list[float]]  # seconds per step, one figure per epoch that co
 
 
 def rows(holders: int) -> list[Row]:
-    cuts = [f"fc{1 + part * LAYERS // holders}" for part in range(1, holders)]
+    split_points = [f"fc{1 + part * LAYERS // holders}" for part in range(1, holders)]
     pipelines: list[Row] = []
     for schedule in ("gpipe", "1f1b"):
         for pieces in (4, 8):
-            strategy = {"name": "pipeline", "schedule": schedule, "micro_batches": pieces, "cuts": cuts}
+            strategy = {
+                "name": "pipeline",
+                "schedule": schedule,
+                "micro_batches": pieces,
+                "split_points": split_points,
+            }
             pipelines.append((f"{schedule}, {pieces} micro-batches", strategy))
     return [
         ("all_reduce", {"name": "all_reduce"}),
         ("tensor_parallel", {"name": "tensor_parallel"}),
         *pipelines,
-        ("rpc_split", {"name": "rpc_split", "cuts": cuts}),
+        ("rpc_split", {"name": "rpc_split", "split_points": split_points}),
     ]
 
 
@@ -143,16 +148,16 @@ class Bench:
     def add(self, to: Measured, run: RunSpec, links: Sequence[str]) -> None:
         """Another run; and again, if the link changed too late for an epoch to count."""
         for _ in range(ATTEMPTS):
-            watch = TwoLinks(self.engine, run, links)
-            with runs_on("docker", watch) as execute:
+            watchdog = TwoLinks(self.engine, run, links)
+            with runs_on("docker", watchdog) as execute:
                 result = execute(run)
-            self._trouble = self._trouble or watch.trouble
-            epochs = watch.epochs()
+            self._trouble = self._trouble or watchdog.trouble
+            epochs = watchdog.epochs()
             if not all(epochs.get(name) for name in links):
                 continue
-            times = {name: [watch.epoch_s(each) / STEPS for each in epochs[name]] for name in links}
+            times = {name: [watchdog.epoch_s(each) / STEPS for each in epochs[name]] for name in links}
             if SHAPED in links:
-                share = watch.shaped_share(result)
+                share = watchdog.shaped_share(result)
                 if share is None:
                     continue
                 self._shares.append(share)
@@ -207,7 +212,7 @@ def against(mine: Measured, other: Measured, name: str) -> str:
 
 def held(rank: RankResult) -> int:
     """Bytes of weights, gradient and optimiser state."""
-    return sum((rank.held_bytes or {}).values())
+    return sum((rank.state_bytes or {}).values())
 
 
 def memory(serial: Measured, found: dict[int, dict[str, Measured]], bare_mb: float) -> None:

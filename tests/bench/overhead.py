@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from tests.bench.runs import runs_on
-from trainer.spec import RunSpec
+from trainer.spec.run_spec import RunSpec
 
 REPEATS = 5
 Row = tuple[str, str, int]  # strategy, transport, nodes

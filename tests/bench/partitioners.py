@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.data.partitioners import PARTITIONERS
+from trainer.spec.registries import PARTITIONERS
 
 SAMPLES, CLASSES, PARTS = 60_000, 10, (10, 1000)
 TURNS = 5

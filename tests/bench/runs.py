@@ -10,13 +10,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from orchestrator.display import PlainDisplay
-from orchestrator.result import RunResult
-from orchestrator.runner import Display, Runner
+from orchestrator.execution.progress import PlainDisplay
+from orchestrator.execution.sweep_runner import Display, Runner
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes import RUNTIMES
-from orchestrator.store import SweepPaths
-from orchestrator.topology import plan
-from trainer.spec import RunSpec
+from orchestrator.runtimes.launch_plan import plan
+from trainer.spec.run_spec import RunSpec
 
 Execute = Callable[[RunSpec], RunResult]
 

@@ -22,12 +22,12 @@ from torch import nn
 from torch.nn.functional import nll_loss
 from torch.utils.data import DataLoader
 
-from trainer.context import NodeContext
+from trainer.core.context import NodeContext
+from trainer.core.events import EventWriter
 from trainer.data.datasets.normalise import normalised
-from trainer.events import EventWriter
-from trainer.spec import RunSpec
-from trainer.strategies.loop import Loop
-from trainer.task import Task
+from trainer.spec.run_spec import RunSpec
+from trainer.training.session import Session
+from trainer.training.task import Task
 
 SAMPLES, BATCH = 12_800, 128
 TURNS, STEPS = 24, 15
@@ -107,7 +107,7 @@ def lab_loop(pixels: np.ndarray, labels: np.ndarray, directory: Path) -> Step:
         (raw / f"{split}-labels-idx1-ubyte").write_bytes(
             struct.pack(">2i", 2049, len(labels)) + labels.tobytes()
         )
-    from trainer.vision import torchvision
+    from trainer.data.augmentations.torchvision_import import torchvision
 
     datasets, transforms = torchvision.datasets, torchvision.transforms
     transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize((0.1307,), (0.3081,))])
@@ -136,17 +136,17 @@ def our_loop(pixels: np.ndarray, labels: np.ndarray, directory: Path) -> Step:
     task = Task(spec, directory)
     split = (pixels[:, None], labels.astype(np.int64))
     task.data = normalised(split, split, 10)
-    loop = Loop(
+    session = Session(
         NodeContext(0, 1, "memory", directory),
         task,
         EventWriter(spec.key, 0, directory, io.StringIO()),
     )
-    replica = loop.replica()
-    loop.start(replica)
+    replica = session.replica()
+    session.start(replica)
 
     def batches() -> Iterator[None]:
         for epoch in count(1):
-            for batch in loop.batches(epoch, replica):
+            for batch in session.batches(epoch, replica):
                 replica.backward(batch)
                 replica.step()
                 yield

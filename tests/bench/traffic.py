@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from orchestrator.result import RunResult
+from orchestrator.results.records import RunResult
 from tests.bench.containers import missing
 from tests.bench.runs import Execute, runs_on
-from trainer.spec import RunSpec
+from trainer.spec.run_spec import RunSpec
 
 PIXELS, CLASSES, BATCH = 64, 10, 4
 NODES = (2, 3, 4)

@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from orchestrator.engine import Engine
-from orchestrator.result import RunResult
+from orchestrator.results.records import RunResult
+from orchestrator.runtimes.docker.engine import Engine
 from tests.bench import link
-from trainer.events import Event
-from trainer.spec import RunSpec
+from trainer.core.events import Event
+from trainer.spec.run_spec import RunSpec
 
 FREE, SHAPED = "unshaped", f"{link.RATE_MBIT} Mbit/s"
 

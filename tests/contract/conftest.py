@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from orchestrator.identity import identity
-from orchestrator.result import RunResult
-from orchestrator.runner import Runner
+from orchestrator.execution.sweep_runner import Runner
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes import RUNTIMES
-from orchestrator.store import SweepPaths
-from orchestrator.topology import plan
+from orchestrator.runtimes.identity import identity
+from orchestrator.runtimes.launch_plan import plan
 from tests.engine import containers_missing, leftovers
 from tests.integration.support import SMALL, Silent, node_processes
-from trainer.spec import RunSpec
+from trainer.spec.run_spec import RunSpec
 
 Execute = Callable[..., RunResult]
 

@@ -1,4 +1,4 @@
-"""What every runtime owes: placebo in all its moods, and a training with the same weights everywhere."""
+"""The contract of every runtime: outcomes of injected faults, and a training with equal weights."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.result import RunResult
-from orchestrator.runner import Runner
+from orchestrator.execution.sweep_runner import Runner
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes import RUNTIMES
-from orchestrator.runtimes.local import LocalRuntime
-from orchestrator.store import SweepPaths
-from orchestrator.topology import plan
+from orchestrator.runtimes.launch_plan import plan
+from orchestrator.runtimes.local.runtime import LocalRuntime
 from tests.integration.support import SMALL, Silent
-from trainer.spec import RunSpec
+from trainer.spec.run_spec import RunSpec
 
 Execute = Callable[..., RunResult]
 TRANSPORTS = ["memory", "gloo", "rpc", "mpi"]
@@ -24,21 +24,21 @@ TRANSPORTS = ["memory", "gloo", "rpc", "mpi"]
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
-    ("behave", "status", "cause"),
+    ("fault", "status", "cause"),
     [
         ("ok", "ok", None),
         ("flood", "ok", None),
-        ("crash", "failed", "node 1: PlaceboCrash: placebo crashed, as asked"),
+        ("crash", "failed", "node 1: InjectedFault: fault_injection crashed, as asked"),
         ("kill", "failed", "killed by SIGKILL|node 1 .* vanished without a word"),
         ("stall", "timeout", "stopped after 7 s; node 1 last seen training"),
     ],
 )
 def test_placebo(
-    execute: Execute, tmp_path: Path, transport: str, behave: str, status: str, cause: str | None
+    execute: Execute, tmp_path: Path, transport: str, fault: str, status: str, cause: str | None
 ) -> None:
-    placebo = {"name": "placebo", "behave": behave, "rank": 1, "work_s": 0.3, "lines": 20_000}
-    timeout_s = 7.0 if behave == "stall" else 60.0
-    result = execute(strategy=placebo, transport=transport, nodes=3, timeout_s=timeout_s)
+    fault_injection = {"name": "fault_injection", "fault": fault, "rank": 1, "work_s": 0.3, "lines": 20_000}
+    timeout_s = 7.0 if fault == "stall" else 60.0
+    result = execute(strategy=fault_injection, transport=transport, nodes=3, timeout_s=timeout_s)
     assert result.status == status, result.cause
     if cause is None:
         assert result.cause is None
@@ -55,9 +55,9 @@ def test_placebo(
     }
     assert not (run / "live").exists()
     assert (run / "node-0.log").exists()
-    if behave == "flood":
+    if fault == "flood":
         log = "node-0" if transport == "memory" else "node-1"
-        assert (run / f"{log}.log").read_text().count("placebo line") == 20_000
+        assert (run / f"{log}.log").read_text().count("fault_injection line") == 20_000
 
 
 @pytest.mark.parametrize(

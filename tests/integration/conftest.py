@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.result import RunResult
-from orchestrator.runner import Runner
-from orchestrator.runtimes.local import LocalRuntime
-from orchestrator.store import SweepPaths
-from orchestrator.topology import plan
+from orchestrator.execution.sweep_runner import Runner
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import SweepPaths
+from orchestrator.runtimes.launch_plan import plan
+from orchestrator.runtimes.local.runtime import LocalRuntime
 from tests.integration.support import SMALL, Silent
-from trainer.spec import RunSpec
+from trainer.spec.run_spec import RunSpec
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.runtimes.processes import loopback
-from trainer.context import NodeContext
+from orchestrator.runtimes.local.processes import loopback
+from trainer.core.context import NodeContext
 
-Work = Callable[[NodeContext], Any]
+Workload = Callable[[NodeContext], Any]
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Ranks:
     place: str
     timeout_s: float = 30.0
 
-    def run(self, work: Work, size: int) -> list[Any]:
+    def run(self, work: Workload, size: int) -> list[Any]:
         """What `work`, which can be pickled, returns or raises on each rank; None where a rank died."""
         # Forked from a server that has torch already: a rank starts in milliseconds.
         multiprocessing.set_forkserver_preload(["torch.distributed.rpc"])
@@ -56,7 +56,7 @@ def _heard(hear: Connection) -> Any:
         return None
 
 
-def _rank(context: NodeContext, work: Work, say: Connection) -> None:
+def _rank(context: NodeContext, work: Workload, say: Connection) -> None:
     torch.set_num_threads(1)
     os.environ |= {"TP_SOCKET_IFNAME": loopback(), "GLOO_SOCKET_IFNAME": loopback()}
     try:

@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 
-from orchestrator.result import RunResult
-from trainer.events import Event
-from trainer.spec import RunSpec
+from orchestrator.results.records import RunResult
+from trainer.core.events import Event
+from trainer.spec.run_spec import RunSpec
 
 PROJECT = Path(__file__).resolve().parents[2]
 # Small enough that a run is mostly start-up, large enough that training goes somewhere.
@@ -31,10 +31,10 @@ SMALL = {
 # Two quick runs around one that would take for ever.
 LONG = """
 name: long
-base: {strategy: placebo, timeout_s: 300}
+base: {strategy: fault_injection, timeout_s: 300}
 blocks:
   - base: {seed: 1}
-  - base: {strategy: {name: placebo, work_s: 300}, transport: TRANSPORT, nodes: 2, seed: 1}
+  - base: {strategy: {name: fault_injection, work_s: 300}, transport: TRANSPORT, nodes: 2, seed: 1}
   - base: {seed: 2}
 """
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.result import RunResult
+from orchestrator.results.records import RunResult
 from tests.integration.support import Training, node_processes
 
 Execute = Callable[..., RunResult]

@@ -13,16 +13,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.result import MemberUsage
-from orchestrator.runtimes.local import POLITE_S, _end
-from orchestrator.runtimes.processes import PROJECT
-from orchestrator.store import read_usage
+from orchestrator.results.records import NodeUsage
+from orchestrator.results.store import read_usage
+from orchestrator.runtimes.local.processes import PROJECT
+from orchestrator.runtimes.local.runtime import POLITE_S, _end
 
 BUSY = [sys.executable, "-c", "while True: pass"]
 # Stands in for an orchestrator: starts the throttle, says its process id, and waits.
 ORCHESTRATOR = """
 import os, subprocess, sys, time
-argv = [sys.executable, "-m", "orchestrator.throttle", "0.2", "node-2", "RANK", "1", sys.argv[1]]
+module = "orchestrator.runtimes.local.throttle"
+argv = [sys.executable, "-m", module, "0.2", "node-2", "RANK", "1", sys.argv[1]]
 os.environ["SHARDYARD_ORCHESTRATOR"] = str(os.getpid())
 print(subprocess.Popen(argv).pid, flush=True)
 time.sleep(60)
@@ -85,7 +86,7 @@ def test_its_account(busy: psutil.Process, orchestrator: subprocess.Popen[str], 
     throttle.terminate()
     psutil.wait_procs([throttle], timeout=5)
     (account,) = read_usage(tmp_path / "usage.jsonl")
-    assert isinstance(account, MemberUsage)
+    assert isinstance(account, NodeUsage)
     assert (account.member, account.ranks, account.cpus) == ("node-2", [1], 0.2)
     assert 0 < (account.cpu_s or 0) < 1
     assert (account.throttled_s or 0) > 0

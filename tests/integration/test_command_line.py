@@ -76,15 +76,15 @@ def test_a_failed_run_does_not_stop_the_sweep_and_is_tried_again(tmp_path: Path)
     file, out = tmp_path / "crash.yml", tmp_path / "out"
     file.write_text(
         "name: crash\nblocks:\n"
-        "  - base: {strategy: {name: placebo, behave: crash}}\n"
-        "  - base: {strategy: placebo}\n"
+        "  - base: {strategy: {name: fault_injection, fault: crash}}\n"
+        "  - base: {strategy: fault_injection}\n"
     )
     for _ in range(2):
         done = call("sweep", file, "--out", out)
         assert done.returncode == 1
-        assert "node 0: PlaceboCrash: placebo crashed, as asked" in done.stdout
+        assert "node 0: InjectedFault: fault_injection crashed, as asked" in done.stdout
         assert "1 of 2 runs ok, 1 not" in done.stdout
-    assert "placebo crashed" in (out / "results.csv").read_text()
+    assert "fault_injection crashed" in (out / "results.csv").read_text()
 
     fast = call("sweep", file, "--out", tmp_path / "fast", "--fail-fast")
     assert fast.returncode == 1
@@ -155,7 +155,7 @@ def test_a_results_directory_serves_one_sweep_at_a_time(tmp_path: Path) -> None:
         second = call("sweep", file, "--out", out)
         assert second.returncode == 2
         assert f"{out}: in use by another sweep" in second.stderr
-        other = call("sweep", file, "--out", tmp_path / "other", "--set", "strategy=placebo")
+        other = call("sweep", file, "--out", tmp_path / "other", "--set", "strategy=fault_injection")
         assert other.returncode == 0, "another directory is not disturbed"
         assert process.poll() is None
     finally:

@@ -1,6 +1,6 @@
 """What happens when something happens to local processes: a named cause, and nothing left.
 
-What every runtime owes, placebo in all its moods among it, is in tests/contract.
+What every runtime owes, fault_injection in all its moods among it, is in tests/contract.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.result import RunResult
-from orchestrator.runner import Runner
-from orchestrator.runtimes.local import LocalRuntime
-from orchestrator.store import SweepPaths
-from orchestrator.topology import plan
+from orchestrator.execution.sweep_runner import Runner
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import SweepPaths
+from orchestrator.runtimes.launch_plan import plan
+from orchestrator.runtimes.local.runtime import LocalRuntime
 from tests.integration.support import SMALL, Silent, node_processes
-from trainer.spec import RunSpec
+from trainer.spec.run_spec import RunSpec
 
 Execute = Callable[..., RunResult]
 
@@ -95,14 +95,14 @@ def test_kill_9_of_one_rank_among_several_in_a_node(
 
 @pytest.mark.parametrize("transport", ["memory", "gloo", "mpi"])
 def test_ranks_of_a_node_share_its_log(execute: Execute, tmp_path: Path, transport: str) -> None:
-    placebo = {"name": "placebo", "behave": "flood", "rank": 3, "work_s": 0.1, "lines": 1000}
-    result = execute(strategy=placebo, transport=transport, nodes=2, processes_per_node=2)
+    fault_injection = {"name": "fault_injection", "fault": "flood", "rank": 3, "work_s": 0.1, "lines": 1000}
+    result = execute(strategy=fault_injection, transport=transport, nodes=2, processes_per_node=2)
     assert (result.status, result.cause, len(result.ranks)) == ("ok", None, 4)
     run = tmp_path / "results" / result.key
-    assert run.name.startswith(f"placebo-{transport}-n2x2-s0-")
+    assert run.name.startswith(f"fault_injection-{transport}-n2x2-s0-")
     logs = {path.name for path in run.glob("node-*.log")}
     assert logs == ({"node-0.log"} if transport == "memory" else {"node-0.log", "node-1.log"})
-    assert (run / max(logs)).read_text().count("placebo line") == 1000
+    assert (run / max(logs)).read_text().count("fault_injection line") == 1000
 
 
 def test_a_stopped_node_is_ended_by_the_timeout(execute: Execute, tmp_path: Path) -> None:
@@ -156,8 +156,8 @@ def test_results_may_lie_in_a_directory_of_any_name(tmp_path: Path, transport: s
 
 def test_a_rank_that_has_ended_does_not_end_one_that_hangs(execute: Execute) -> None:
     """The teardown alarm (10 s) is for ranks with results, not for their neighbours in the process."""
-    placebo = {"name": "placebo", "behave": "stall"}
-    result = execute(strategy=placebo, transport="memory", nodes=2, timeout_s=12.0)
+    fault_injection = {"name": "fault_injection", "fault": "stall"}
+    result = execute(strategy=fault_injection, transport="memory", nodes=2, timeout_s=12.0)
     assert (result.status, result.cause) == ("timeout", "stopped after 12 s; node 0 last seen training")
 
 
@@ -181,7 +181,7 @@ def test_a_damaged_event_is_a_failed_run_and_no_more(execute: Execute, tmp_path:
             file.write('{"version": 1, "ti\n')
 
     threading.Thread(target=damage, daemon=True).start()
-    placebo = {"name": "placebo", "work_s": 2.0}
-    result = execute(display, strategy=placebo, transport="gloo", nodes=2)
+    fault_injection = {"name": "fault_injection", "work_s": 2.0}
+    result = execute(display, strategy=fault_injection, transport="gloo", nodes=2)
     assert result.status == "failed"
     assert "node 0's events are damaged" in str(result.cause)

@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator.result import RunResult
+from orchestrator.results.records import RunResult
 from tests.integration.support import Silent, call, node_processes, started, wait_for
 from tests.kills import Killer, anyway, kill_process
-from trainer.events import Event
+from trainer.core.events import Event
 
 Execute = Callable[..., RunResult]
 When = Callable[[Sequence[Event]], bool]
@@ -86,8 +86,8 @@ def test_a_rank_that_is_killed_after_the_last_meeting_is_not_missed(
         os.kill(first, signal.SIGKILL)
 
     threading.Thread(target=play, daemon=True).start()
-    placebo = {"name": "placebo", "work_s": 3.0}
-    result = execute(display, strategy=placebo, transport="gloo", nodes=3, restarts=1)
+    fault_injection = {"name": "fault_injection", "work_s": 3.0}
+    result = execute(display, strategy=fault_injection, transport="gloo", nodes=3, restarts=1)
     assert (result.status, result.cause, result.restarted) == ("ok", None, 0)
     assert result.flags[-1] == "node 1 was killed after its result was written"
     assert result.wall_s < 30
@@ -95,8 +95,8 @@ def test_a_rank_that_is_killed_after_the_last_meeting_is_not_missed(
 
 
 def test_restarts_are_used_up(execute: Execute, tmp_path: Path) -> None:
-    placebo = {"name": "placebo", "behave": "kill", "rank": 1}
-    result = execute(strategy=placebo, transport="gloo", nodes=2, restarts=1)
+    fault_injection = {"name": "fault_injection", "fault": "kill", "rank": 1}
+    result = execute(strategy=fault_injection, transport="gloo", nodes=2, restarts=1)
     assert result.status == "failed"
     assert str(result.cause).startswith("node 1 (process ")
     assert str(result.cause).endswith(") was killed by SIGKILL, after 1 restart")
@@ -105,7 +105,7 @@ def test_restarts_are_used_up(execute: Execute, tmp_path: Path) -> None:
 
 def test_agents_end_with_the_orchestrator_and_start_nobody_again(tmp_path: Path) -> None:
     file = tmp_path / "long.yml"
-    run = "{strategy: {name: placebo, work_s: 300}, transport: gloo, nodes: 2, restarts: 9}"
+    run = "{strategy: {name: fault_injection, work_s: 300}, transport: gloo, nodes: 2, restarts: 9}"
     file.write_text(f"name: long\nblocks: [{{base: {run}}}]\n")
     sweep = started(file, tmp_path / "out")
     wait_for(lambda: len(node_processes(tmp_path)) == 4)  # two agents, two ranks

@@ -14,11 +14,11 @@ import psutil
 import pytest
 import torch
 
-from orchestrator.runtimes.processes import loopback
+from orchestrator.runtimes.local.processes import loopback
 from tests.integration.rpc_ranks import Ranks
-from trainer.clock import Clock
 from trainer.comm.base import CommunicationError, Communicator
-from trainer.context import NodeContext
+from trainer.core.clock import Clock
+from trainer.core.context import NodeContext
 
 Body = Callable[[Communicator], Any]
 SIZE = 3

@@ -14,24 +14,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.result import RunResult
+from orchestrator.results.records import RunResult
 from tests.integration.rpc_ranks import Ranks
 from tests.integration.support import Training, node_processes
 from tests.unit.training import SMALL, Notes, train
-from trainer.context import NodeContext
-from trainer.spec import RunSpec
-from trainer.strategies.replica import Replica
+from trainer.core.context import NodeContext
+from trainer.parallel.rpc_stages import Master, Part
+from trainer.spec.run_spec import RunSpec
 from trainer.strategies.rpc_split import RpcSplit
-from trainer.strategies.split import Master, Part
-from trainer.task import Task
+from trainer.training.replica import Replica
+from trainer.training.task import Task
 
 Execute = Callable[..., RunResult]
 # 120 samples in batches of 11, the last of 10: 55 steps. With dropout.
 STEPS: dict[str, Any] = {**SMALL, "model": "lenet", "batch_size": 11, "epochs": 5, "lr": 0.01}
 
 
-def split(cuts: list[str] | None = None) -> dict[str, Any]:
-    return {"name": "rpc_split", "cuts": cuts}
+def split(split_points: list[str] | None = None) -> dict[str, Any]:
+    return {"name": "rpc_split", "split_points": split_points}
 
 
 # The same training as serial's
@@ -70,7 +70,7 @@ def serial(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> tuple[lis
 
 
 @pytest.mark.parametrize(
-    ("cuts", "optimizer", "nodes"),
+    ("split_points", "optimizer", "nodes"),
     [
         (None, "momentum", 3),
         (["pool1", "relu1", "conv2"], "adam", 5),  # uneven, and two parts without weights
@@ -79,11 +79,15 @@ def serial(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> tuple[lis
     ],
 )
 def test_it_is_serial_step_by_step(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuts: list[str] | None, optimizer: str, nodes: int
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    split_points: list[str] | None,
+    optimizer: str,
+    nodes: int,
 ) -> None:
     fields = {**STEPS, "optimizer": optimizer}
     expected, weights = serial(monkeypatch, fields)
-    work = partial(with_losses, {**fields, "strategy": split(cuts), "nodes": nodes})
+    work = partial(with_losses, {**fields, "strategy": split(split_points), "nodes": nodes})
     told = Ranks(f"{tmp_path}/rendezvous").run(work, nodes)
     assert all(isinstance(outcome, tuple) for outcome in told), told
     losses, found = told[0]
@@ -114,9 +118,9 @@ def test_the_row_says_what_happened(execute: Execute) -> None:
     assert (convolutions.blocks or [])[-1] == "pool3"
     assert (head.blocks or [])[0] == "flatten"
     assert [rank.parameters for rank in result.ranks] == [0, 7790, 7870]
-    assert serial.held_bytes is not None
-    for what, size in serial.held_bytes.items():
-        assert sum((rank.held_bytes or {})[what] for rank in result.ranks) == size
+    assert serial.state_bytes is not None
+    for what, size in serial.state_bytes.items():
+        assert sum((rank.state_bytes or {})[what] for rank in result.ranks) == size
     assert serial.activation_bytes is not None
     kept = [rank.activation_bytes or 0 for rank in result.ranks]
     assert min(kept) > 0

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.result import RunResult
-from trainer.compression import COMPRESSIONS
-from trainer.strategies import STRATEGIES
+from orchestrator.results.records import RunResult
+from trainer.spec.registries import COMPRESSIONS, STRATEGIES
 
 Execute = Callable[..., RunResult]
 
@@ -37,7 +36,7 @@ OURS = [
 
 
 # Which stages are how fast is measured, and so may be where they are cut.
-CUT = {"pipeline": {"cuts": ["conv2", "flatten"]}, "hybrid": {"cuts": ["flatten"]}}
+CUT = {"pipeline": {"split_points": ["conv2", "flatten"]}, "hybrid": {"split_points": ["flatten"]}}
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -104,7 +103,9 @@ def test_torchs_pipeline_is_ours(weights: Callable[..., np.ndarray], schedule: s
         "transport": "gloo",
     }
     ours, torchs = (
-        weights(strategy={"name": name, "schedule": schedule, "cuts": ["conv2", "flatten"]}, **common)
+        weights(
+            strategy={"name": name, "schedule": schedule, "split_points": ["conv2", "flatten"]}, **common
+        )
         for name in ("pipeline", "pipeline_torch")
     )
     np.testing.assert_allclose(torchs, ours, rtol=1e-4, atol=1e-6)
@@ -119,7 +120,7 @@ def test_torchs_pipeline_draws_and_remembers_as_ours(
     """Dropout draws and running means move for samples alone, in whole batches as in one node."""
     dataset = {"name": "synthetic", "samples": 65, "test_samples": 64, "height": 12, "width": 12}
     common: dict[str, Any] = {"dataset": dataset, "batch_size": 16, "model": model, "transport": "gloo"}
-    one_piece = {"schedule": "gpipe", "micro_batches": 1, "cuts": ["flatten"]}
+    one_piece = {"schedule": "gpipe", "micro_batches": 1, "split_points": ["flatten"]}
     ours, torchs = (
         weights(strategy={"name": name, **one_piece}, nodes=2, **common)
         for name in ("pipeline", "pipeline_torch")

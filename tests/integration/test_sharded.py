@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.result import RunResult
+from orchestrator.results.records import RunResult
 
 Execute = Callable[..., RunResult]
 
@@ -18,7 +18,7 @@ STAGE_2 = {"name": "fsdp", "reshard": False}
 
 def held(result: RunResult, what: str) -> list[int]:
     """Bytes on each rank."""
-    return [rank.held_bytes[what] for rank in result.ranks if rank.held_bytes]
+    return [rank.state_bytes[what] for rank in result.ranks if rank.state_bytes]
 
 
 @pytest.fixture

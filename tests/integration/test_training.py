@@ -7,10 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from orchestrator.result import RunResult
-from trainer.comm import TRANSPORTS
-from trainer.compression import COMPRESSIONS
-from trainer.strategies import STRATEGIES
+from orchestrator.results.records import RunResult
+from trainer.spec.registries import COMPRESSIONS, STRATEGIES, TRANSPORTS
 
 Execute = Callable[..., RunResult]
 
@@ -107,10 +105,10 @@ def test_ddp_compresses_with_torchs_hooks(execute: Execute, compression: str) ->
 def test_one_shot_reports_each_nodes_own_model(execute: Execute) -> None:
     apart = {"name": "one_shot", "init": "independent"}
     result = execute(strategy=apart, transport="memory", nodes=3, epochs=1)
-    assert len(result.own_accuracies) == 3
-    assert len(set(result.own_accuracies)) > 1
+    assert len(result.local_accuracies) == 3
+    assert len(set(result.local_accuracies)) > 1
     last = [point.accuracy for point in result.epochs if point.epoch == 1]
-    assert result.own_accuracies == last
+    assert result.local_accuracies == last
 
 
 def test_sampling_misses_samples_and_the_certificate_says_so(execute: Execute) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.engine import containers_missing, leftovers
 from tests.integration.support import PROJECT, environment
-from trainer.events import Event, EventReader
+from trainer.core.events import Event, EventReader
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator.result import RunResult
-from orchestrator.store import read_result
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import read_result
 from tests.engine import leftovers
 from tests.integration.support import LONG, call, started, wait_for
 from tests.mnist_files import real_mnist_dir
@@ -157,7 +157,7 @@ def test_the_next_start_removes_what_was_left_and_goes_on(tmp_path: Path) -> Non
     file, out = tmp_path / "long.yml", tmp_path / "out"
     process = stalled(file, out)
     for reaper in psutil.Process(process.pid).children():
-        if "orchestrator.reaper" in reaper.cmdline():
+        if "orchestrator.runtimes.docker.reaper" in reaper.cmdline():
             reaper.kill()
     process.kill()
     process.communicate(timeout=30)
@@ -208,7 +208,7 @@ def container(out: Path, name: str) -> str:
     return found
 
 
-def test_a_sweep_that_was_killed_goes_on_from_its_snapshots(tmp_path: Path) -> None:
+def test_a_sweep_that_was_killed_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
     """With the weights that it would have had: on three nodes the order of DDP's buckets matters."""
     run = {
         "strategy": "ddp",
@@ -219,12 +219,12 @@ def test_a_sweep_that_was_killed_goes_on_from_its_snapshots(tmp_path: Path) -> N
         "optimizer": "momentum",
         "lr": 0.01,
         "batch_size": 10,
-        "snapshot_steps": 20,
+        "checkpoint_steps": 20,
     }
     file, out = tmp_path / "one.yml", tmp_path / "out"
     file.write_text(json.dumps({"name": "one", "base": run, "blocks": [{}]}))
     killed = started(file, out, "--runtime", "docker")
-    wait_for(lambda: list(out.glob("*/snapshots/docker/*/epoch-00001-step-*/rank-2.pt")), timeout_s=120)
+    wait_for(lambda: list(out.glob("*/checkpoints/docker/*/epoch-00001-step-*/rank-2.pt")), timeout_s=120)
     killed.kill()
     killed.communicate()
     assert sweep(file, out).returncode == 0
@@ -232,5 +232,5 @@ def test_a_sweep_that_was_killed_goes_on_from_its_snapshots(tmp_path: Path) -> N
     (went_on,), (whole,) = rows(out).values(), rows(tmp_path / "whole").values()
     assert [rank.weights_digest for rank in went_on.ranks] == [rank.weights_digest for rank in whole.ranks]
     assert went_on.certificate == whole.certificate
-    assert "went on from a snapshot once" in went_on.flags[-1]
-    assert not list(tmp_path.glob("*/*/snapshots"))
+    assert "went on from a checkpoint once" in went_on.flags[-1]
+    assert not list(tmp_path.glob("*/*/checkpoints"))

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.assemble import certify
-from orchestrator.result import ranks_of
+from orchestrator.execution.assemble import certify
+from orchestrator.results.records import ranks_of
 from tests.engine import spec_of_up
 from tests.integration.support import wait_for
 from tests.mnist_files import real_mnist_dir
-from trainer.events import Event
+from trainer.core.events import Event
 
 Make = Callable[..., Any]
 SIZES = {"ddp": 2, "mpi": 2, "single": 2, "rpc": 3}  # of the world, at --scale node=2
@@ -72,18 +72,18 @@ def test_a_split_model_learns_mnist(stack: Make) -> None:
 @pytest.mark.parametrize(
     ("told", "source", "read_only"),
     [
-        ({}, "docker/no-snapshots", True),
-        ({"SHARDYARD_SNAPSHOTS": ""}, "docker/no-snapshots", True),
-        ({"SHARDYARD_SNAPSHOTS": "/my/snapshots"}, "/my/snapshots", False),
+        ({}, "docker/no-checkpoints", True),
+        ({"SHARDYARD_CHECKPOINTS": ""}, "docker/no-checkpoints", True),
+        ({"SHARDYARD_CHECKPOINTS": "/my/checkpoints"}, "/my/checkpoints", False),
     ],
     ids=["nothing", "empty", "named"],
 )
-def test_snapshots_may_be_written_where_a_place_is_named_and_nowhere_else(
+def test_checkpoints_may_be_written_where_a_place_is_named_and_nowhere_else(
     stack: Make, told: dict[str, str], source: str, read_only: bool
 ) -> None:
     services = json.loads(stack("ddp", **told).run("config", "--format", "json").stdout)["services"]
     for name in ("node", "head", "data"):
-        (volume,) = [each for each in services[name]["volumes"] if each["target"] == "/snapshots"]
+        (volume,) = [each for each in services[name]["volumes"] if each["target"] == "/checkpoints"]
         assert (volume["type"], volume.get("read_only", False)) == ("bind", read_only)
         assert volume["source"].endswith(source)
 
@@ -107,7 +107,7 @@ def test_it_ends_in_good_order_and_can_be_called_again(stack: Make, tmp_path: Pa
 @pytest.mark.parametrize("topology", SIZES)
 def test_a_node_that_is_killed_ends_the_stack(stack: Make, tmp_path: Path, topology: str) -> None:
     """Exit code not 0, the summary names the node, and nobody waits for the dead."""
-    strategy: dict[str, Any] = {"name": "placebo", "behave": "stall", "rank": 0}
+    strategy: dict[str, Any] = {"name": "fault_injection", "fault": "stall", "rank": 0}
     transport = {"ddp": "gloo", "mpi": "mpi", "rpc": "rpc", "single": "memory"}[topology]
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps({"strategy": strategy, "transport": transport}))
@@ -126,7 +126,7 @@ def test_results_belong_to_the_user_who_owns_the_run(stack: Make, tmp_path: Path
     if os.getuid() != 0:
         pytest.skip("only root can make a file another user's")
     spec = tmp_path / "spec.json"
-    spec.write_text(json.dumps({"strategy": "placebo", "transport": "gloo"}))
+    spec.write_text(json.dumps({"strategy": "fault_injection", "transport": "gloo"}))
     os.chown(spec, 4321, 8765)
     cluster = stack("ddp", SHARDYARD_SPEC=str(spec))
     assert cluster.up(2).returncode == 0
@@ -157,7 +157,7 @@ def test_containers_have_nothing_to_give_away(stack: Make, tmp_path: Path, topol
             assert (host["NanoCpus"], host["Memory"]) == (5 * 10**8, 900 * 2**20)
             assert (host["PidsLimit"], host["ShmSize"]) == (512, 256 * 2**20)
             writable = {mount["Destination"]: mount["RW"] for mount in container["Mounts"]}
-            assert writable == {"/data": False, "/snapshots": False}
+            assert writable == {"/data": False, "/checkpoints": False}
     network = subprocess.run(
         ["docker", "network", "inspect", f"{cluster.project}_run"],
         capture_output=True,

@@ -113,7 +113,7 @@ def main() -> int:
     parser.add_argument("--cpus", default="0.4", help="quota of a node")
     parser.add_argument("--runtime", default="local", choices=list(RUNTIMES.entries), help="of kill")
     parser.add_argument("--strategies", nargs="*", default=["all_reduce", "ddp"], help="of kill")
-    parser.add_argument("--snapshot-epochs", type=int, help="of kill; default: no snapshots")
+    parser.add_argument("--checkpoint-epochs", type=int, help="of kill; default: no checkpoints")
     parser.add_argument("--spec", type=Path, help="of kill: another run, a YAML file of its fields")
     parser.add_argument("--seed", type=int, default=0, help="of the moments of kill")
     options = parser.parse_args()
@@ -123,7 +123,7 @@ def main() -> int:
             [kill.run_in(options.spec)]
             if options.spec
             else [
-                kill.run_of(strategy, nodes, float(options.cpus), options.snapshot_epochs)
+                kill.run_of(strategy, nodes, float(options.cpus), options.checkpoint_epochs)
                 for strategy in options.strategies
             ]
         )

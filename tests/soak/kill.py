@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from orchestrator.identity import identity
-from orchestrator.result import RunResult
-from orchestrator.runner import Runner
+from orchestrator.execution.sweep_runner import Runner
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes import RUNTIMES
-from orchestrator.store import SweepPaths
-from orchestrator.topology import plan
-from orchestrator.yaml import read_yaml
+from orchestrator.runtimes.identity import identity
+from orchestrator.runtimes.launch_plan import plan
+from orchestrator.sweeps.yaml import read_yaml
 from tests.engine import leftovers
 from tests.integration.support import Silent, node_processes
 from tests.kills import Killer, kill_in_container, kill_process
-from trainer.spec import RunSpec
+from trainer.spec.run_spec import RunSpec
 
 TIMES = 20
 TRIES = 5  # to draw a moment at which the run has not ended yet
@@ -43,7 +43,7 @@ class Round:
     wrong: list[str]
 
 
-def run_of(strategy: str, nodes: int, cpus: float, snapshot_epochs: int | None) -> RunSpec:
+def run_of(strategy: str, nodes: int, cpus: float, checkpoint_epochs: int | None) -> RunSpec:
     """Some seconds of training, so that start, mesh, epochs, evaluation and end all get their share."""
     return RunSpec.model_validate(
         {
@@ -55,7 +55,7 @@ def run_of(strategy: str, nodes: int, cpus: float, snapshot_epochs: int | None) 
             "model": "mlp",
             "epochs": 100,
             "restarts": 3,
-            "snapshot_epochs": snapshot_epochs,
+            "checkpoint_epochs": checkpoint_epochs,
             "timeout_s": 240,
         }
     )
@@ -71,7 +71,7 @@ def soak(run: RunSpec, runtime: str, times: int, seed: int) -> list[Round]:
     rng = random.Random(seed)
     with TemporaryDirectory(prefix="shardyard-kill-") as name:
         directory = Path(name)
-        alone = carry_out(run, runtime, directory / "alone", Silent())
+        alone = run_sweep(run, runtime, directory / "alone", Silent())
         if alone.status != "ok":
             sys.exit(f"without any kill: {alone.cause}")
         print(f"let alone: {alone.wall_s:.1f} s, weights {weights(alone)}", flush=True)
@@ -96,7 +96,7 @@ def one(
         kill = kill_process(place) if runtime == "local" else kill_in_container(run.processes_per_node)
         began = time.monotonic()
         with Killer(kill, rank, after_s) as killer:
-            result = carry_out(run, runtime, place, killer)
+            result = run_sweep(run, runtime, place, killer)
         if killer.killed:
             break
     else:
@@ -106,7 +106,7 @@ def one(
     return Round(rank, after_s, time.monotonic() - began, said, wrong)
 
 
-def carry_out(run: RunSpec, runtime: str, directory: Path, display: Silent) -> RunResult:
+def run_sweep(run: RunSpec, runtime: str, directory: Path, display: Silent) -> RunResult:
     paths = SweepPaths(directory)
     nodes = RUNTIMES.load(runtime)()
     if missing := nodes.unavailable() or nodes.lacks(plan(run)):

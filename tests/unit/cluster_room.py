@@ -18,10 +18,10 @@ import pytest
 
 from tests.unit.cluster_support import FIELDS
 from tests.unit.conftest import event, rank_fields
-from trainer.cluster import head as module
-from trainer.cluster.head import Head
-from trainer.cluster.roll import Roster
-from trainer.cluster.wire import LIMIT, Message, Wire
+from trainer.cluster import coordinator as module
+from trainer.cluster.coordinator import Head
+from trainer.cluster.protocol import LIMIT, Message, Wire
+from trainer.cluster.rank_assignment import RankAssignment
 
 USAGE = {"cpu_s": 1.0, "throttled_s": None, "out_of_memory": 0}
 HELLO = b'{"kind": "hello", "hello": {"key": "K", "host_key": "H"}}\n'
@@ -34,24 +34,24 @@ class Seat:
 
     wire: Wire
     heard: list[str] = field(default_factory=list)
-    roster: Roster | None = None
+    assignment: RankAssignment | None = None
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        assert self.roster
-        return self.roster.me.ranks
+        assert self.assignment
+        return self.assignment.me.ranks
 
     async def hear(self) -> Message | None:
         message = await self.wire.receive()
         self.heard.append(message["kind"] if message else "")
         return message
 
-    async def take_place(self) -> Roster:
+    async def take_place(self) -> RankAssignment:
         message = await self.hear()
         assert message is not None
-        assert message["kind"] == "roster"
-        self.roster = Roster.from_message(message)
-        return self.roster
+        assert message["kind"] == "assignment"
+        self.assignment = RankAssignment.from_message(message)
+        return self.assignment
 
     async def tell(self, kind: str, *ranks: int, **fields: Any) -> None:
         """An event, of each of its ranks unless it is said of which."""

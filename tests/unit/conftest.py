@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orchestrator.result import RunResult
-from trainer.clock import PHASES
-from trainer.events import Event
-from trainer.spec import RunSpec
+from orchestrator.results.records import RunResult
+from trainer.core.clock import PHASES
+from trainer.core.events import Event
+from trainer.spec.run_spec import RunSpec
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -41,7 +41,7 @@ def rank_fields(**changed: Any) -> dict[str, Any]:
         "bytes_sent": 1000.0,
         "accuracy": 0.9,
         "test_loss": 0.3,
-        "own_accuracy": None,
+        "local_accuracy": None,
         "weights_digest": "0123456789abcdef",
         "parameters": 50,
         "peak_memory_mb": 300.0,

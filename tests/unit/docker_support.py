@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from orchestrator.engine import Engine
-from orchestrator.runtimes import docker as module
-from orchestrator.runtimes.compose import LIVE, cluster
-from orchestrator.runtimes.docker import DockerRun
-from orchestrator.store import RunPaths
-from orchestrator.topology import plan
+from orchestrator.results.store import RunPaths
+from orchestrator.runtimes.docker import runtime as module
+from orchestrator.runtimes.docker.compose import LIVE, cluster
+from orchestrator.runtimes.docker.engine import Engine
+from orchestrator.runtimes.docker.runtime import DockerRun
+from orchestrator.runtimes.launch_plan import plan
 from tests.unit.cluster_support import FIELDS, called
-from trainer.cluster.ledger import Ledger
-from trainer.spec import RunSpec
+from trainer.cluster.run_record import RunRecord
+from trainer.spec.run_spec import RunSpec
 
 Row = dict[str, Any]
 
@@ -107,5 +107,5 @@ class Place:
             raise ConnectionError("no socket")
         return True
 
-    def call_roll(self, topology: str, *ordinals: int, **fields: Any) -> None:
-        Ledger(self.paths.directory / LIVE, called(topology, *ordinals, **fields))
+    def assign_ranks(self, topology: str, *ordinals: int, **fields: Any) -> None:
+        RunRecord(self.paths.directory / LIVE, called(topology, *ordinals, **fields))

@@ -6,10 +6,10 @@ import csv
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.report.comparison import Comparison, compare
-from orchestrator.report.rows import Row
-from orchestrator.report.table import results_csv
-from orchestrator.result import (
+from orchestrator.report.model.comparison import Comparison, compare
+from orchestrator.report.model.rows import Row
+from orchestrator.report.render.results_csv import results_csv
+from orchestrator.results.records import (
     Certificate,
     CertifiedPart,
     CertifiedSplit,
@@ -18,9 +18,9 @@ from orchestrator.result import (
     RunResult,
     Status,
 )
-from orchestrator.store import SweepRecord
+from orchestrator.results.store import SweepRecord
 from trainer.models.lenet import LeNet
-from trainer.spec import RunSpec
+from trainer.spec.run_spec import RunSpec
 
 ONE_SHOT_ALONE = {"name": "one_shot", "init": "independent"}
 
@@ -65,7 +65,9 @@ def a_run(
     phases = {"data": 0.1, "communicate": communicate_s, "wait": 0.0, "evaluate": 1.0, "other": 0.0}
     servers = spec.strategy.servers
     stale = [*[(None, None)] * servers, *(staleness or [(None, None)] * (spec.world_size - servers))]
-    leading = [rank for rank in range(spec.world_size) if spec.strategy.leads(rank, spec.world_size)]
+    leading = [
+        rank for rank in range(spec.world_size) if spec.strategy.reports_samples(rank, spec.world_size)
+    ]
     ranks = [
         RankResult(
             rank=rank,
@@ -77,7 +79,7 @@ def a_run(
             bytes_sent=bytes_sent,
             accuracy=accuracy,
             test_loss=0.3,
-            own_accuracy=own[rank] if own else None,
+            local_accuracy=own[rank] if own else None,
             weights_digest=digests[rank] if digests else "same" if rank in leading else None,
             parameters=1000,
             peak_memory_mb=300.0,
@@ -155,7 +157,7 @@ def in_parts(
         at = rank.rank
         update: dict[str, Any] = {
             "parameters": parameters[at],
-            "held_bytes": dict.fromkeys(("weights", "gradient", "optimizer"), 4 * parameters[at]),
+            "state_bytes": dict.fromkeys(("weights", "gradient", "optimizer"), 4 * parameters[at]),
             "activation_bytes": activations[at] if activations else 1000,
         }
         if blocks:
@@ -178,7 +180,7 @@ def a_pipeline(
     """
     names = LeNet().names
     at = names.index(cut)
-    strategy = {"name": "pipeline", **({"cuts": [cut]} if named else {}), **fields.pop("more", {})}
+    strategy = {"name": "pipeline", **({"split_points": [cut]} if named else {}), **fields.pop("more", {})}
     run = a_run(strategy, nodes=2, train_s=90 * step_s, **fields)
     return in_parts(
         run,

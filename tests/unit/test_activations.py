@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from trainer.activations import Activations
+from trainer.training.activations import Activations
 
 
 def test_each_memory_counts_once_and_weights_do_not() -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.assemble import assemble, certify
-from orchestrator.result import MemberUsage, RunResult
-from orchestrator.topology import plan
+from orchestrator.execution.assemble import assemble, certify
+from orchestrator.results.records import NodeUsage, RunResult
+from orchestrator.runtimes.launch_plan import plan
 from tests.unit.conftest import event, rank_fields
-from trainer.events import Event, split_digest
-from trainer.result import TrainResult
-from trainer.spec import RunSpec
+from trainer.core.events import Event, split_digest
+from trainer.core.result import TrainResult
+from trainer.spec.run_spec import RunSpec
 
 JS = {"js_divergence": 0.1, "js_divergence_so_far": 0.05}
 
@@ -63,7 +63,7 @@ def row(
     events: list[Event],
     cores: float = 8,
     runtime: str = "local",
-    usage: Sequence[MemberUsage] = (),
+    usage: Sequence[NodeUsage] = (),
     **fields: Any,
 ) -> RunResult:
     run = RunSpec.model_validate(
@@ -172,7 +172,7 @@ def test_a_run_that_failed_anyway_keeps_its_own_cause() -> None:
 
 def test_no_training_no_certificate() -> None:
     events = [e for e in trained({}, {}) if e.kind not in ("part", "split", "epoch")]
-    result = row(events, strategy="placebo")
+    result = row(events, strategy="fault_injection")
     assert (result.status, result.certificate) == ("ok", None)
 
 
@@ -358,7 +358,7 @@ def test_a_failed_run_has_no_flags() -> None:
 
 
 def test_a_run_that_ended_well_without_processes_that_the_kernel_killed_says_so() -> None:
-    member = MemberUsage(
+    member = NodeUsage(
         member="node-1",
         ranks=[0],
         cpu_s=1.0,

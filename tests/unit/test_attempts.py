@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.unit.conftest import event
+from trainer.core.events import Event
 from trainer.elastic.attempts import Attempts
-from trainer.events import Event
 
 
 def start(attempt: int, *ranks: int, time: float = 0.0) -> list[Event]:

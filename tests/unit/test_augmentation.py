@@ -14,10 +14,10 @@ from torch import Tensor
 from tests.unit.training import SMALL, Training, train
 from trainer.data.augmentations.standard import StandardAugmentation
 from trainer.data.base import Scale
-from trainer.data.datasets import DATASETS
-from trainer.spec import RunSpec
-from trainer.strategies.replica import Replica
-from trainer.task import Task
+from trainer.spec.registries import DATASETS
+from trainer.spec.run_spec import RunSpec
+from trainer.training.replica import Replica
+from trainer.training.task import Task
 
 MEAN, DEVIATION = np.array([0.5, 0.4, 0.45], np.float32), np.array([0.25, 0.2, 0.22], np.float32)
 NOTHING: dict[str, float] = dict.fromkeys(

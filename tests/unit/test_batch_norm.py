@@ -15,19 +15,19 @@ from torch.nn.functional import nll_loss
 from tests.unit.test_strategies import HERE, PLAIN_DILOCO, SERVED, close, nodes
 from tests.unit.threads import together
 from tests.unit.training import SMALL, train
-from trainer.clock import Clock
 from trainer.comm.base import Communicator
-from trainer.data.feed import Feed
-from trainer.models.sync_batch_norm import SyncBatchNorm
-from trainer.spec import RunSpec
-from trainer.strategies import STRATEGIES
-from trainer.strategies.replica import Replica
-from trainer.task import Task
+from trainer.core.clock import Clock
+from trainer.models.layers.sync_batch_norm import SyncBatchNorm
+from trainer.spec.registries import STRATEGIES
+from trainer.spec.run_spec import RunSpec
+from trainer.training.loader import BatchLoader
+from trainer.training.replica import Replica
+from trainer.training.task import Task
 
 PIXELS = {"name": "synthetic", "height": 8, "width": 8, "test_samples": 40, "noise": 1.0}
 NARROW = {"model": {"name": "wide_resnet", "widen": 1}, "dataset": {**PIXELS, "samples": 60}}
 SYNCHRONISED = {"name": "wide_resnet", "widen": 1, "norm": "sync_batch"}
-IN_STEP = [name for name in HERE if STRATEGIES.load(name).in_step]
+IN_STEP = [name for name in HERE if STRATEGIES.load(name).synchronous]
 CHANNELS = 5
 
 
@@ -203,7 +203,7 @@ def test_the_mean_of_statistics_is_of_those_who_train() -> None:
     task = Task(spec, Path())
     gathered = []
     for rank in range(2):
-        (batch, _), *rest = Feed(task.data.train, spec, task.streams, rank, 2).batches(1)
+        (batch, _), *rest = BatchLoader(task.data.train, spec, task.rngs, rank, 2).batches(1)
         assert not rest
         model = task.build_model(0)
         model(batch.images)
@@ -226,9 +226,9 @@ def test_synchronised_it_is_one_node_with_as_many_times_the_batch(name: str, dou
     plain = spec.model_copy(update={"model": spec.model.model_copy(update={"norm": "batch"})})
     model = Task(plain, Path()).build_model(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=spec.lr)
-    feeds = [Feed(task.data.train, spec, task.streams, rank, ranks) for rank in range(ranks)]
+    feeds = [BatchLoader(task.data.train, spec, task.rngs, rank, ranks) for rank in range(ranks)]
     for epoch in (1, 2):
-        for step in zip(*(feed.batches_in_step(epoch) for feed in feeds), strict=True):
+        for step in zip(*(loader.batches_in_step(epoch) for loader in feeds), strict=True):
             present = [batch for batch, _ in step if batch.share]
             optimizer.zero_grad()
             output = model(torch.cat([batch.images for batch in present]))
@@ -245,7 +245,7 @@ def test_a_batch_without_weight_leaves_no_trace_in_statistics() -> None:
     run = {**SMALL, **NARROW, "strategy": "all_reduce", "transport": "memory"}
     task = Task(RunSpec.model_validate(run), Path())
     replica = Replica(task.build_model(0), task, Clock())
-    (batch, _), (other, _), *_ = Feed(task.data.train, task.spec, task.streams, 0, 1).batches(1)
+    (batch, _), (other, _), *_ = BatchLoader(task.data.train, task.spec, task.rngs, 0, 1).batches(1)
     before = replica.statistics()
     replica.backward(batch, weight=0.0)
     assert torch.equal(replica.statistics(), before)

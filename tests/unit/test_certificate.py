@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import jensenshannon
 
+from trainer.core.events import MAX_BYTES, split_digest
 from trainer.data.certificate import (
     Certifier,
     EpochRecord,
@@ -17,7 +18,6 @@ from trainer.data.certificate import (
     label_counts,
     part_digest,
 )
-from trainer.events import MAX_BYTES, split_digest
 
 
 def parts(*indices: list[int] | range) -> list[np.ndarray]:

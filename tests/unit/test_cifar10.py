@@ -127,7 +127,7 @@ def test_cifar10_calls_nothing_that_a_pickle_names(
 
 
 def test_published_facts_are_those_of_torchvision() -> None:
-    from trainer.vision import torchvision
+    from trainer.data.augmentations.torchvision_import import torchvision
 
     published = torchvision.datasets.CIFAR10
     assert Cifar10.archive == Archive(published.filename, published.tgz_md5, (published.url,))

@@ -11,14 +11,16 @@ from pathlib import Path
 import pytest
 import typer
 
-from orchestrator import carry_out, cli, doctor
-from orchestrator.doctor import Finding
-from orchestrator.engine import EngineError
+from orchestrator import cli
+from orchestrator.commands import doctor
+from orchestrator.commands import sweep as run_sweep
+from orchestrator.commands.doctor import Finding
 from orchestrator.errors import InputError
-from orchestrator.runtimes.docker import DockerRuntime
-from orchestrator.runtimes.local import LocalRuntime
-from orchestrator.store import SweepPaths
-from orchestrator.sweep import load_sweep
+from orchestrator.results.store import SweepPaths
+from orchestrator.runtimes.docker.engine import EngineError
+from orchestrator.runtimes.docker.runtime import DockerRuntime
+from orchestrator.runtimes.local.runtime import LocalRuntime
+from orchestrator.sweeps.load import load_sweep
 from tests.unit.conftest import PROJECT
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -28,7 +30,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def test_a_signal_interrupts_once_and_cleaning_up_is_left_alone(number: signal.Signals) -> None:
     before = [signal.getsignal(each) for each in SIGNALS]
     cleaned = False
-    with pytest.raises(KeyboardInterrupt), carry_out.interruptible():  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), run_sweep.interruptible():  # noqa: PT012
         try:
             os.kill(os.getpid(), number)
             pytest.fail("was not interrupted")
@@ -52,7 +54,7 @@ def test_what_a_user_can_mend_is_one_message_and_exit_code_2(
 
 def test_an_unknown_runtime_lists_the_known_ones() -> None:
     with pytest.raises(InputError, match="--runtime slurm: unknown runtime; known: docker, local"):
-        carry_out.choose("slurm")
+        run_sweep.choose("slurm")
 
 
 # Where nodes run
@@ -64,14 +66,14 @@ def engines(monkeypatch: pytest.MonkeyPatch, reason: str | None) -> None:
 
 def test_nodes_are_containers_where_an_engine_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     engines(monkeypatch, None)
-    choice = carry_out.choose(None)
+    choice = run_sweep.choose(None)
     assert (choice.name, type(choice.place)) == ("docker", DockerRuntime)
     assert "--runtime local" in choice.reason
 
 
 def test_else_nodes_are_local_processes_and_the_reason_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     engines(monkeypatch, "no Docker engine answers at unix:///x")
-    choice = carry_out.choose(None)
+    choice = run_sweep.choose(None)
     assert (choice.name, type(choice.place)) == ("local", LocalRuntime)
     assert choice.reason == "no Docker engine answers at unix:///x"
 
@@ -81,7 +83,7 @@ def test_a_runtime_that_is_asked_for_is_used_or_nothing_is(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     engines(monkeypatch, None)
-    assert (carry_out.choose(name).name, carry_out.choose(name).reason) == (name, f"--runtime {name}")
+    assert (run_sweep.choose(name).name, run_sweep.choose(name).reason) == (name, f"--runtime {name}")
 
 
 @pytest.mark.parametrize("how", ["option", "variable"])
@@ -106,13 +108,13 @@ def test_docker_without_an_engine_is_one_message_and_exit_code_2(
 def test_the_console_says_where_nodes_run_and_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     engines(monkeypatch, "no engine answers")
     monkeypatch.setattr(LocalRuntime, "clean", lambda self: 2)
-    monkeypatch.setattr("orchestrator.runner.Runner.prepare", lambda self, loaded: None)
-    monkeypatch.setattr("orchestrator.runner.Runner.results", lambda self, loaded: iter(()))
-    monkeypatch.setattr(carry_out, "report_on", lambda paths, console: None)
+    monkeypatch.setattr("orchestrator.execution.sweep_runner.Runner.prepare", lambda self, loaded: None)
+    monkeypatch.setattr("orchestrator.execution.sweep_runner.Runner.results", lambda self, loaded: iter(()))
+    monkeypatch.setattr(run_sweep, "report_on", lambda paths, console: None)
     file = io.StringIO()
     loaded = load_sweep(PROJECT / "sweeps" / "quickstart.yml")
-    choice, console = carry_out.choose(None), carry_out.plain_console(file)
-    assert carry_out.carry_out(loaded, SweepPaths(tmp_path), choice, tmp_path, False, console) == 0
+    choice, console = run_sweep.choose(None), run_sweep.plain_console(file)
+    assert run_sweep.run_sweep(loaded, SweepPaths(tmp_path), choice, tmp_path, False, console) == 0
     assert "removed 2 thing(s)" in file.getvalue()
     assert "nodes are local processes (no engine answers)\n" in file.getvalue()
 
@@ -139,8 +141,8 @@ def test_image_is_built_with_the_wheels_that_are_named(
         asked.append(wheels)
         return 7
 
-    monkeypatch.setattr("orchestrator.engine.reach", lambda: "the engine")
-    monkeypatch.setattr("orchestrator.image.build", build)
+    monkeypatch.setattr("orchestrator.runtimes.docker.engine.reach", lambda: "the engine")
+    monkeypatch.setattr("orchestrator.runtimes.docker.image.build", build)
     for wheels in (tmp_path, None):
         with pytest.raises(typer.Exit) as caught:
             cli.image(wheels)
@@ -154,7 +156,7 @@ def test_image_without_an_engine_or_wheels_is_a_message(
     def reach() -> None:
         raise EngineError("no engine answers")
 
-    monkeypatch.setattr("orchestrator.engine.reach", reach)
+    monkeypatch.setattr("orchestrator.runtimes.docker.engine.reach", reach)
     with pytest.raises(InputError, match="no engine answers"):
         cli.image(None)
     with pytest.raises(InputError, match="/no: no such directory"):
@@ -168,7 +170,7 @@ def test_image_without_an_engine_or_wheels_is_a_message(
 def test_where_the_report_lies_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr("orchestrator.report.write_report", lambda paths: None)
     file = io.StringIO()
-    carry_out.report_on(SweepPaths(Path(name)), carry_out.plain_console(file))
+    run_sweep.report_on(SweepPaths(Path(name)), run_sweep.plain_console(file))
     assert file.getvalue() == f"report: {name}/report.html\n"
 
 

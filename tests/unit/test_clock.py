@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.conftest import FakeTime
-from trainer.clock import PHASES, Clock
 from trainer.comm.memory import Room
-from trainer.context import NodeContext
+from trainer.core.clock import PHASES, Clock
+from trainer.core.context import NodeContext
 
 
 class Timed:
@@ -194,9 +194,9 @@ def test_a_rank_with_work_but_no_core_is_told_from_one_that_works(timed: Timed) 
     timed.cpu.pass_(0.5)
     timed.clock.stop()
     before = timed.clock.train_s
-    timed.clock.book_no_core()
+    timed.clock.book_cpu_contention()
     booked = {"data": 2, "compute": 4, "communicate": 5, "wait": 3, "evaluate": 7, "other": 0.5}
-    assert timed.booked == {**booked, "no_core": 6.5}
+    assert timed.booked == {**booked, "cpu_contention": 6.5}
     assert timed.clock.train_s == before == 21
     assert timed.clock.work_cpu_s == 6.5
 
@@ -207,7 +207,7 @@ def test_a_rank_of_several_threads_has_had_its_core(timed: Timed) -> None:
         timed.wall.pass_(2.0)
         timed.cpu.pass_(3.5)
     timed.clock.stop()
-    timed.clock.book_no_core()
+    timed.clock.book_cpu_contention()
     assert timed.booked == {"compute": 2}
     assert timed.clock.work_cpu_s == 3.5
 

@@ -24,25 +24,25 @@ from trainer.cluster.commands import (
     mpirun,
     mpirun_environment,
 )
-from trainer.cluster.roll import Roster
-from trainer.context import NodeContext
+from trainer.cluster.rank_assignment import RankAssignment
+from trainer.core.context import NodeContext
 
 TRAINER = (sys.executable, "-m", "trainer")
 PID = 4711
 
 
-def at(roster: Roster, name: str) -> Roster:
-    return replace(roster, you=seat(roster, name))
+def at(assignment: RankAssignment, name: str) -> RankAssignment:
+    return replace(assignment, you=seat(assignment, name))
 
 
-def started(roster: Roster, name: str) -> list[Command]:
-    return commands(at(roster, name), PID)
+def started(assignment: RankAssignment, name: str) -> list[Command]:
+    return commands(at(assignment, name), PID)
 
 
 def test_ddp_starts_a_trainer_per_rank_that_meets_the_others_at_rank_0() -> None:
-    roster = called("ddp", 10, 2, 5)
+    assignment = called("ddp", 10, 2, 5)
     for rank, name in enumerate(["node-2", "node-5", "node-10"]):
-        (command,) = started(roster, name)
+        (command,) = started(assignment, name)
         assert command.argv == TRAINER
         assert command.ranks == (rank,)
         assert command.environment["SHARDYARD_RENDEZVOUS"] == "tcp://10.0.0.2:29500"  # rank 0's node
@@ -58,27 +58,27 @@ def test_several_ranks_of_a_node_are_numbered_within_it() -> None:
 
 
 def test_rpc_has_its_master_for_rank_0() -> None:
-    roster = called("rpc", 1, 2)
+    assignment = called("rpc", 1, 2)
     for rank, name in enumerate(["master", "node-1", "node-2"]):
-        (command,) = started(roster, name)
+        (command,) = started(assignment, name)
         assert (command.argv, command.ranks) == (TRAINER, (rank,))
         assert command.environment["RANK"] == str(rank)
         assert command.environment["SHARDYARD_RENDEZVOUS"] == "tcp://10.0.0.100:29500"
 
 
 def test_single_starts_one_process_for_all_ranks_and_none_in_the_other_seats() -> None:
-    roster = called("single", 1, 2, 3)
-    (command,) = started(roster, "node-1")
+    assignment = called("single", 1, 2, 3)
+    (command,) = started(assignment, "node-1")
     assert (command.argv, command.ranks) == (TRAINER, (0, 1, 2))
     assert not {"RANK", "WORLD_SIZE", "SHARDYARD_RENDEZVOUS"} & command.environment.keys()
-    assert started(roster, "node-2") == started(roster, "node-3") == []
+    assert started(assignment, "node-2") == started(assignment, "node-3") == []
 
 
 def test_mpi_nodes_start_nothing_and_the_launcher_starts_mpirun() -> None:
-    roster = called("mpi", 1, 2)
-    assert started(roster, "node-1") == started(roster, "node-2") == []
-    (command,) = started(roster, "launcher")
-    assert command.argv == mpirun(roster)
+    assignment = called("mpi", 1, 2)
+    assert started(assignment, "node-1") == started(assignment, "node-2") == []
+    (command,) = started(assignment, "launcher")
+    assert command.argv == mpirun(assignment)
     assert command.ranks == ()
 
 
@@ -87,10 +87,10 @@ def test_mpi_nodes_start_nothing_and_the_launcher_starts_mpirun() -> None:
 )
 def test_the_trainer_understands_what_it_is_told(topology: str, name: str) -> None:
     for command in started(called(topology, 1, 2), name):
-        roster = called(topology, 1, 2)
-        context = NodeContext.from_env(roster.spec, command.environment)
+        assignment = called(topology, 1, 2)
+        context = NodeContext.from_env(assignment.spec, command.environment)
         assert context.rank == command.ranks[0]
-        assert context.size == roster.spec.world_size
+        assert context.size == assignment.spec.world_size
 
 
 # The environment of every rank
@@ -98,14 +98,14 @@ def test_the_trainer_understands_what_it_is_told(topology: str, name: str) -> No
 
 @pytest.mark.parametrize("topology", ["ddp", "mpi", "rpc", "single"])
 def test_environment(topology: str) -> None:
-    roster = called(topology, 1, 2, threads=3)
-    found = environment(at(roster, "node-1"), PID)
+    assignment = called(topology, 1, 2, threads=3)
+    found = environment(at(assignment, "node-1"), PID)
     assert found["SHARDYARD_SPEC"] == str(SPEC) == "/run/shardyard/spec.json"
     assert found["SHARDYARD_OUT"] == str(OUT)
     assert found["SHARDYARD_DATA"] == "/data"
     assert found["SHARDYARD_ORCHESTRATOR"] == str(PID)  # a rank ends with its member
-    assert found.items() >= roster.spec.thread_environment().items()
-    assert set(roster.spec.thread_environment().values()) == {"3"}
+    assert found.items() >= assignment.spec.thread_environment().items()
+    assert set(assignment.spec.thread_environment().values()) == {"3"}
     interfaces = {name: value for name, value in found.items() if name.endswith("SOCKET_IFNAME")}
     libraries = ("GLOO", "NCCL", "TP")
     assert interfaces == {f"{library}_SOCKET_IFNAME": INTERFACE for library in libraries}
@@ -114,16 +114,16 @@ def test_environment(topology: str) -> None:
 
 @pytest.mark.parametrize("topology", ["ddp", "mpi", "rpc"])
 def test_the_last_node_s_ranks_know_to_what_they_have_to_be_held(topology: str) -> None:
-    roster = called(topology, 1, 2, cpus=2, bottleneck_cpus=0.25)
-    first, last = (environment(at(roster, name), PID) for name in ("node-1", "node-2"))
+    assignment = called(topology, 1, 2, cpus=2, bottleneck_cpus=0.25)
+    first, last = (environment(at(assignment, name), PID) for name in ("node-1", "node-2"))
     assert (first.get("SHARDYARD_HELD_TO"), last["SHARDYARD_HELD_TO"]) == (None, "0.25")
     assert (first["OMP_NUM_THREADS"], last["OMP_NUM_THREADS"]) == ("2", "1")
 
 
-def test_snapshots_of_a_run_have_a_directory_of_their_own() -> None:
-    roster = called("ddp", 1, 2, snapshot_epochs=1)
-    assert environment(roster, PID)["SHARDYARD_SNAPSHOTS"] == f"/snapshots/{roster.spec.key}"
-    assert "SHARDYARD_SNAPSHOTS" not in environment(called("ddp", 1, 2), PID)
+def test_checkpoints_of_a_run_have_a_directory_of_their_own() -> None:
+    assignment = called("ddp", 1, 2, checkpoint_epochs=1)
+    assert environment(assignment, PID)["SHARDYARD_CHECKPOINTS"] == f"/checkpoints/{assignment.spec.key}"
+    assert "SHARDYARD_CHECKPOINTS" not in environment(called("ddp", 1, 2), PID)
 
 
 @pytest.mark.parametrize("topology", ["ddp", "mpi", "rpc", "single"])
@@ -148,8 +148,8 @@ def test_ranks_that_share_a_node_say_which_they_are(
     topology: str, fields: dict[str, Any], prefix: str
 ) -> None:
     count = () if topology == "single" else (2,)
-    roster = at(called(topology, 1, *count, **fields), "node-1")
-    assert environment(roster, PID)["SHARDYARD_PREFIX"] == prefix
+    assignment = at(called(topology, 1, *count, **fields), "node-1")
+    assert environment(assignment, PID)["SHARDYARD_PREFIX"] == prefix
 
 
 # Open MPI
@@ -157,8 +157,8 @@ def test_ranks_that_share_a_node_say_which_they_are(
 
 @pytest.mark.parametrize(("processes", "world"), [(1, "3"), (4, "12")])
 def test_mpirun(processes: int, world: str) -> None:
-    roster = called("mpi", 1, 2, 3, processes_per_node=processes)
-    argv = mpirun(roster)
+    assignment = called("mpi", 1, 2, 3, processes_per_node=processes)
+    argv = mpirun(assignment)
     options = dict(pairwise(argv))
     assert argv[0] == f"{PREFIX}/bin/mpirun"
     assert options["--prefix"] == sys.prefix

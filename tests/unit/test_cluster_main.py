@@ -14,12 +14,14 @@ import pytest
 
 from trainer import __main__ as rank
 from trainer.cluster import __main__ as container
-from trainer.cluster import head, member, owner
-from trainer.cluster.commands import SNAPSHOTS
+from trainer.cluster import agent as member
+from trainer.cluster import coordinator as head
+from trainer.cluster import privileges as owner
+from trainer.cluster.commands import CHECKPOINTS
+from trainer.core.events import EventWriter
 from trainer.data.base import DataError
-from trainer.data.datasets import DATASETS
-from trainer.events import EventWriter
-from trainer.spec import RunSpec
+from trainer.spec.registries import DATASETS
+from trainer.spec.run_spec import RunSpec
 
 # A container
 
@@ -111,7 +113,7 @@ def test_data_is_fetched_as_the_owner(
     spec.write_text(json.dumps({"strategy": "ddp", "dataset": "mnist"}))
 
     def prepare(self: Any, directory: Path) -> None:
-        assert owned == [(spec, Path("/data"), SNAPSHOTS), (SNAPSHOTS,)]
+        assert owned == [(spec, Path("/data"), CHECKPOINTS), (CHECKPOINTS,)]
         fetched.append((DATASETS.name_of(self), directory))
 
     monkeypatch.setattr(DATASETS.load("mnist"), "prepare", prepare)
@@ -196,7 +198,7 @@ def test_a_rank_s_console_is_its_node_s(
     run = {"strategy": "all_reduce", "transport": "mpi", "nodes": 3, "processes_per_node": 2}
     spec.write_text(RunSpec.model_validate(run).model_dump_json())
     monkeypatch.setattr(rank, "_keep_console", kept.append)
-    monkeypatch.setattr(rank, "Watch", lambda *_: pytest.fail("went on"))
+    monkeypatch.setattr(rank, "Watchdog", lambda *_: pytest.fail("went on"))
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "6")
     for place in ("/logs/node-{node}.log", "/proc/7/fd/1"):
         monkeypatch.setenv("SHARDYARD_CONSOLE", place)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from trainer.cluster import ssh
-from trainer.cluster.owner import become_owner_of, open_to_nodes
-from trainer.cluster.roll import RollError
-from trainer.cluster.usage import Usage, measure, quota, wait_for_quota
+from trainer.cluster.privileges import become_owner_of, open_to_nodes
+from trainer.cluster.rank_assignment import AssignmentError
+from trainer.core.cgroup import Usage, measure, quota, wait_for_quota
 
 # ssh
 
@@ -90,7 +90,7 @@ def test_an_sshd_that_does_not_start_is_noticed_at_once(
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", lambda argv: SimpleNamespace(poll=lambda: 255))
     (tmp_path / "sshd.pid").write_text("of an earlier life")
-    with pytest.raises(RollError, match="sshd did not start"):
+    with pytest.raises(AssignmentError, match="sshd did not start"):
         ssh.start_server(tmp_path)
 
 
@@ -256,7 +256,7 @@ def test_a_directory_of_root_s_that_holds_something_stays_root_s(monkeypatch: py
     assert asked == TAKEN
 
 
-def test_what_the_engine_made_for_snapshots_is_opened_to_nodes(tmp_path: Path) -> None:
+def test_what_the_engine_made_for_checkpoints_is_opened_to_nodes(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     open_to_nodes(tmp_path)
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o777

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from tests.unit.threads import running_clock, together
-from trainer.clock import Clock
 from trainer.comm.base import CommunicationError, Communicator
 from trainer.comm.memory import MemoryCommunicator, Room
-from trainer.context import NodeContext
+from trainer.core.clock import Clock
+from trainer.core.context import NodeContext
 
 SIZES = [1, 2, 3, 4]
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.clock import Clock
 from trainer.comm.mpi import MpiCommunicator
+from trainer.core.clock import Clock
 
 
 class World:

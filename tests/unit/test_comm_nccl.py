@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trainer.clock import Clock
 from trainer.comm.base import CommunicationError
 from trainer.comm.nccl import NcclCommunicator, settled
-from trainer.context import NodeContext
+from trainer.core.clock import Clock
+from trainer.core.context import NodeContext
 
 
 def context(local_rank: int) -> NodeContext:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.clock import Clock
 from trainer.comm.base import CommunicationError
 from trainer.comm.rpc import RpcCommunicator, _alone
-from trainer.context import NodeContext
+from trainer.core.clock import Clock
+from trainer.core.context import NodeContext
 
 
 def context(rendezvous: str, rank: int = 1, **fields: Any) -> NodeContext:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.runtimes.compose import COMPOSE, LIVE, Cluster, cluster
-from orchestrator.store import RunPaths
-from orchestrator.topology import plan
-from trainer.spec import RunSpec
+from orchestrator.results.store import RunPaths
+from orchestrator.runtimes.docker.compose import COMPOSE, LIVE, Cluster, cluster
+from orchestrator.runtimes.launch_plan import plan
+from trainer.spec.run_spec import RunSpec
 
 RUNS: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp"},
@@ -89,7 +89,7 @@ def test_environment(tmp_path: Path) -> None:
         "SHARDYARD_RESULTS": f"{tmp_path}/run",
         "SHARDYARD_RUN": LIVE,
         "SHARDYARD_DATA": "/data",
-        "SHARDYARD_SNAPSHOTS": "",  # whatever is exported
+        "SHARDYARD_CHECKPOINTS": "",  # whatever is exported
         "SHARDYARD_OWNER": "1234 17.00 pid:[4]",
         "SHARDYARD_FETCH": "skip",
         "SHARDYARD_IMAGE": "shardyard-trainer",
@@ -100,9 +100,9 @@ def test_environment(tmp_path: Path) -> None:
     }
 
 
-def test_snapshots_lie_in_the_run_s_directory_apart_from_those_of_processes(tmp_path: Path) -> None:
-    run = made(tmp_path, snapshot_steps=10)
-    assert run.environment["SHARDYARD_SNAPSHOTS"] == f"{tmp_path}/snapshots/docker"
+def test_checkpoints_lie_in_the_run_s_directory_apart_from_those_of_processes(tmp_path: Path) -> None:
+    run = made(tmp_path, checkpoint_steps=10)
+    assert run.environment["SHARDYARD_CHECKPOINTS"] == f"{tmp_path}/checkpoints/docker"
 
 
 def test_relative_paths_are_not_relative_to_the_compose_files(

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.reaper import LABEL
-from orchestrator.runtimes.compose import cluster
-from orchestrator.store import RunPaths
-from orchestrator.topology import plan
+from orchestrator.results.store import RunPaths
+from orchestrator.runtimes.docker.compose import cluster
+from orchestrator.runtimes.docker.reaper import LABEL
+from orchestrator.runtimes.launch_plan import plan
 from tests.unit.cluster_support import OTHER, nodes, present
 from tests.unit.conftest import PROJECT
 from trainer.cluster.__main__ import LIMITS
-from trainer.cluster.roll import ROLES, call_roll
-from trainer.spec import RunSpec
+from trainer.cluster.rank_assignment import ROLES, assign_ranks
+from trainer.spec.run_spec import RunSpec
 
 COMPOSE = PROJECT / "compose"
 TOPOLOGIES = sorted(ROLES)
@@ -147,12 +147,14 @@ def test_who_trains_is_within_its_limits(topology: str) -> None:
 
 
 # Read-only unless a place is named: what compose makes of it is seen in tests/smoke/test_up.py.
-SNAPSHOTS = "${SHARDYARD_SNAPSHOTS:-../docker/no-snapshots}:/snapshots:ro${SHARDYARD_SNAPSHOTS:+,rw}"
+CHECKPOINTS = (
+    "${SHARDYARD_CHECKPOINTS:-../docker/no-checkpoints}:/checkpoints:ro${SHARDYARD_CHECKPOINTS:+,rw}"
+)
 
 
 def mounts(service: Service) -> dict[str, tuple[str, bool]]:
-    """Source and whether it is read-only, by target; of all but snapshots."""
-    written_out = [each for each in service["volumes"] if each != SNAPSHOTS]
+    """Source and whether it is read-only, by target; of all but checkpoints."""
+    written_out = [each for each in service["volumes"] if each != CHECKPOINTS]
     for each in written_out:
         assert each["type"] == "bind"  # nothing outlives a run in a volume
     return {each["target"]: (each["source"], each.get("read_only", False)) for each in written_out}
@@ -168,13 +170,13 @@ def test_mounts(topology: str) -> None:
     assert mounts(found["head"]) == {"/results": (results, False), **spec}
     assert mounts(found["data"]) == {"/data": (data, False), **spec}
     for role in (*ROLES[topology], "head", "data"):
-        assert SNAPSHOTS in found[role]["volumes"]
+        assert CHECKPOINTS in found[role]["volumes"]
     assert "volumes" not in found["verdict"]
 
 
-def test_there_is_no_place_for_snapshots_that_nobody_has_named() -> None:
+def test_there_is_no_place_for_checkpoints_that_nobody_has_named() -> None:
     """A directory that holds something is not opened to nodes: see test_cluster_node.py."""
-    assert list((PROJECT / "docker" / "no-snapshots").iterdir())
+    assert list((PROJECT / "docker" / "no-checkpoints").iterdir())
 
 
 def test_the_default_cluster_is_ddp() -> None:
@@ -214,7 +216,7 @@ def test_every_variable_is_known() -> None:
     documented = set(re.findall(r"SHARDYARD_\w+", header))
     run = plan(RunSpec.model_validate({"strategy": "ddp"}))
     told = set(cluster(run, RunPaths(Path("/r")), Path("/d"), "", cores=1).environment)
-    of_the_image = {"SHARDYARD_SOURCE"}  # orchestrator/image.py
+    of_the_image = {"SHARDYARD_SOURCE"}  # orchestrator/runtimes/docker/image.py
     assert variables().keys() == documented | told | of_the_image
 
 
@@ -231,11 +233,11 @@ def test_limits_have_the_spec_s_defaults() -> None:
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_the_default_run_of_every_topology_is_valid_at_any_scale(topology: str, count: int) -> None:
     fields = json.loads((COMPOSE / "specs" / f"{topology}.json").read_text())
-    roster = call_roll(topology, fields, present(topology, *range(1, count + 1)))
-    assert roster.spec.nodes == count + (topology == "rpc")
+    assignment = assign_ranks(topology, fields, present(topology, *range(1, count + 1)))
+    assert assignment.spec.nodes == count + (topology == "rpc")
 
 
 def test_the_default_run_on_gpus_is_valid() -> None:
     fields = json.loads((COMPOSE / "specs" / "gpu.json").read_text())
-    assert call_roll("ddp", fields, nodes(1, 2)).spec.on_gpu
+    assert assign_ranks("ddp", fields, nodes(1, 2)).spec.on_gpu
     assert {path.stem for path in (COMPOSE / "specs").glob("*.json")} == {*TOPOLOGIES, "gpu"}

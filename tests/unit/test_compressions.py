@@ -13,7 +13,7 @@ from trainer.compression.fp16 import Fp16
 from trainer.compression.power_sgd import PowerSgd
 from trainer.compression.sign import Sign
 from trainer.compression.top_k import TopK
-from trainer.streams import Streams
+from trainer.core.rng import RngFactory
 
 NAN = float("nan")
 
@@ -24,7 +24,7 @@ def mean_of(
     """What the ranks take for the mean after so many steps with the same gradients."""
 
     def body(comm: MemoryCommunicator) -> Tensor:
-        compressor = compression.build(comm, shapes, Streams(0))
+        compressor = compression.build(comm, shapes, RngFactory(0))
         for _ in range(steps):
             mean = gradients[comm.rank].clone()
             compressor.mean(mean)
@@ -142,7 +142,7 @@ def test_warm_start_finds_the_best_matrices_of_a_gradient_that_stays() -> None:
     best = (matrix - u[:, :2] @ torch.diag(s[:2]) @ v[:2]).norm()
 
     def body(comm: MemoryCommunicator) -> list[float]:
-        compressor = PowerSgd(rank=2).build(comm, [Size([20, 30])], Streams(0))
+        compressor = PowerSgd(rank=2).build(comm, [Size([20, 30])], RngFactory(0))
         errors = []
         for _ in range(50):
             mean = matrix.flatten().clone()

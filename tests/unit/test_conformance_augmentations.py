@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from trainer.data.augmentations import AUGMENTATIONS, Augment
+from trainer.data.augmentations.base import Augment
 from trainer.data.base import Scale
+from trainer.spec.registries import AUGMENTATIONS
 
 SHAPES = [(1, 3, 32, 32), (7, 3, 20, 24), (128, 3, 8, 8)]
 

@@ -15,14 +15,14 @@ from torch import Size, Tensor
 from tests.unit.threads import together
 from trainer.comm.base import Communicator
 from trainer.comm.memory import MemoryCommunicator
-from trainer.compression import COMPRESSIONS
 from trainer.compression.base import Compressor
-from trainer.context import NodeContext
-from trainer.events import EventWriter
-from trainer.result import TrainResult
-from trainer.spec import RunSpec
-from trainer.streams import Streams
-from trainer.task import Task
+from trainer.core.context import NodeContext
+from trainer.core.events import EventWriter
+from trainer.core.result import TrainResult
+from trainer.core.rng import RngFactory
+from trainer.spec.registries import COMPRESSIONS
+from trainer.spec.run_spec import RunSpec
+from trainer.training.task import Task
 
 # A convolution, a layer with its bias, a lone number: 5 tensors, 901 numbers, odd, 866 of them in matrices.
 SHAPES = [Size([6, 3, 5, 5]), Size([6]), Size([16, 26]), Size([28]), Size([])]
@@ -42,7 +42,7 @@ NAMES = list(COMPRESSIONS.entries)
 
 
 def build(name: str, comm: Communicator) -> Compressor:
-    return COMPRESSIONS.parse(name).build(comm, SHAPES, Streams(0))
+    return COMPRESSIONS.parse(name).build(comm, SHAPES, RngFactory(0))
 
 
 def gradient(rank: int, step: int, shapes: list[Size] = SHAPES) -> Tensor:
@@ -121,7 +121,7 @@ def test_a_gradient_of_zeros_stays_one(name: str) -> None:
 def test_gradients_of_any_length(name: str, shapes: list[Size]) -> None:
     def body(comm: MemoryCommunicator) -> Tensor:
         mean = gradient(comm.rank, 0, shapes)
-        COMPRESSIONS.parse(name).build(comm, shapes, Streams(0)).mean(mean)
+        COMPRESSIONS.parse(name).build(comm, shapes, RngFactory(0)).mean(mean)
         return mean
 
     first, *others = together(3, body)

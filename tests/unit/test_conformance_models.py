@@ -16,19 +16,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.data.base import Data, Scale, Split
-from trainer.models import MODELS
 from trainer.models.base import Model
-from trainer.models.dropout import ChannelDropout, Dropout
+from trainer.models.layers.dropout import ChannelDropout, Dropout
+from trainer.models.layers.residual import Residual
+from trainer.models.layers.sync_batch_norm import SyncBatchNorm
 from trainer.models.lenet import LeNet
 from trainer.models.mlp import Mlp
 from trainer.models.mnist_cnn import MnistCnn
-from trainer.models.residual import Residual
 from trainer.models.shapes import input_shapes
-from trainer.models.sync_batch_norm import SyncBatchNorm
 from trainer.models.vgg_small import VggSmall
 from trainer.models.wide_resnet import WideResNet
-from trainer.spec import RunSpec
-from trainer.task import Task
+from trainer.spec.registries import MODELS
+from trainer.spec.run_spec import RunSpec
+from trainer.training.task import Task
 
 SHAPE, CLASSES = (1, 28, 28), 10
 UNSCALED = Scale(np.zeros((1, 1, 1), np.float32), np.ones((1, 1, 1), np.float32))
@@ -81,7 +81,7 @@ def test_blocks_may_be_cut_anywhere(model: Model) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 28, 28), (3, 32, 32)])
 def test_shapes_between_blocks_are_known_without_numbers(model: Model, shape: tuple[int, int, int]) -> None:
-    if model.misfit(shape):
+    if model.validation_error(shape):
         return
     before = torch.get_rng_state()
     shapes = input_shapes(model, shape, CLASSES)
@@ -157,8 +157,8 @@ def test_lenet_is_the_lab_sheets() -> None:
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 27), (1, 8, 8)])
 def test_models_of_one_size_say_which_images_they_take(name: str, shape: tuple[int, int, int]) -> None:
     model = MODELS.parse(name)
-    assert model.misfit((3, 28, 28)) is None
-    assert model.misfit(shape) == f"it takes 28×28 pixels, not {shape[1]}×{shape[2]}"
+    assert model.validation_error((3, 28, 28)) is None
+    assert model.validation_error(shape) == f"it takes 28×28 pixels, not {shape[1]}×{shape[2]}"
     dataset = {"name": "synthetic", **dict(zip(("channels", "height", "width"), shape, strict=True))}
     with pytest.raises(ValidationError, match=f"{name} cannot learn from synthetic: it takes 28×28"):
         RunSpec.model_validate({"strategy": "serial", "dataset": dataset, "model": name})
@@ -189,8 +189,8 @@ def test_mlp_has_the_layers_it_is_told() -> None:
 @pytest.mark.parametrize("name", ["vgg_small", "wide_resnet"])
 def test_models_that_halve_images_say_which_they_take(name: str) -> None:
     model = MODELS.parse(name)
-    assert model.misfit((3, 8, 9)) is None
-    assert model.misfit((3, 9, 7)) == "it takes 8×8 pixels and more, not 9×7"
+    assert model.validation_error((3, 8, 9)) is None
+    assert model.validation_error((3, 9, 7)) == "it takes 8×8 pixels and more, not 9×7"
     output = chain(build(model, shape=(3, 8, 9), classes=4))(images(1, (3, 8, 9)))
     assert output.shape == (1, 4)  # one sample left over, in training
 

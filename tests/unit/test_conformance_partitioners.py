@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from trainer.data.base import DataError, Indices, Labels, Partitioner
-from trainer.data.partitioners import PARTITIONERS
+from trainer.spec.registries import PARTITIONERS
 
 CLASSES = 10
 # What the message of a split that cannot be made has to say beside what is wrong.
@@ -67,7 +67,7 @@ def assert_as_declared(partitioner: Partitioner, parts: list[Indices], samples: 
 
 def assert_valid_or_explained(partitioner: Partitioner, labels: Labels, parts: int) -> None:
     """A split as declared, or an error that says what mends it, at once if the numbers alone tell."""
-    reason = partitioner.misfit(len(labels), len(np.unique(labels)), parts)
+    reason = partitioner.validation_error(len(labels), len(np.unique(labels)), parts)
     try:
         split = partitioner.split(labels, parts, rng())
     except DataError as error:
@@ -97,7 +97,7 @@ def test_usual_splits_can_be_made(partitioner: Partitioner, samples: int, parts:
 @pytest.mark.parametrize("parts", [2, 11, 1000])
 def test_a_part_is_never_empty(partitioner: Partitioner, parts: int) -> None:
     labels = labels_of(parts - 1)
-    reason = partitioner.misfit(parts - 1, len(np.unique(labels)), parts)
+    reason = partitioner.validation_error(parts - 1, len(np.unique(labels)), parts)
     assert reason
     with pytest.raises(DataError, match=str(parts)) as caught:
         partitioner.split(labels, parts, rng())
@@ -131,7 +131,7 @@ def test_another_seed_is_another_split_where_anything_is_drawn(partitioner: Part
 
 def test_where_nothing_is_drawn_there_is_nothing_to_reshuffle(partitioner: Partitioner) -> None:
     again = PARTITIONERS.parse({**PARTITIONERS.dump(partitioner), "reshuffle": True})
-    reason = again.misfit(1437, CLASSES, 5)
+    reason = again.validation_error(1437, CLASSES, 5)
     assert reason is None if partitioner.random else reason and "reshuffle must be false" in reason
 
 

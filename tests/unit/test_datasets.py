@@ -13,10 +13,11 @@ from pydantic import ValidationError
 
 from tests.unit.dataset_support import NOWHERE, assert_ready_for_training, expected
 from trainer.data.base import Data, DataError
-from trainer.data.datasets import DATASETS, digits
+from trainer.data.datasets import digits
 from trainer.data.datasets.digits import Digits
 from trainer.data.datasets.normalise import normalised
 from trainer.data.datasets.synthetic import Synthetic
+from trainer.spec.registries import DATASETS
 
 # Normalisation
 
@@ -95,7 +96,7 @@ def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_loading_imports_neither_torch_nor_scikit_learn() -> None:
     code = (
-        "import sys; from pathlib import Path; from trainer.data.datasets import DATASETS\n"
+        "import sys; from pathlib import Path; from trainer.spec.registries import DATASETS\n"
         "for name in DATASETS.entries: DATASETS.load(name)\n"
         "for name in ('digits', 'synthetic'): DATASETS.parse(name).load(Path())\n"
         "print(*{'torch', 'torchvision', 'sklearn', 'scipy'} & sys.modules.keys())"

@@ -17,17 +17,16 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.unit.conftest import FakeTime
-from trainer.clock import Clock
 from trainer.comm.base import Communicator
-from trainer.compression import COMPRESSIONS
 from trainer.compression.none import NoneCompression
-from trainer.context import NodeContext
-from trainer.events import EventWriter
-from trainer.result import TrainResult
-from trainer.spec import RunSpec
-from trainer.strategies import STRATEGIES
+from trainer.core.clock import Clock
+from trainer.core.context import NodeContext
+from trainer.core.events import EventWriter
+from trainer.core.result import TrainResult
+from trainer.spec.registries import COMPRESSIONS, STRATEGIES
+from trainer.spec.run_spec import RunSpec
 from trainer.strategies.ddp import Buckets
-from trainer.task import Task
+from trainer.training.task import Task
 
 SAMPLES, TEST_SAMPLES, EPOCHS = 60, 38, 3
 ON_GPU = [name for name in STRATEGIES.entries if "nccl" in STRATEGIES.load(name).transports]
@@ -156,7 +155,7 @@ def test_a_training_stays_on_its_device(
 
     # The host's CPU time is no measure of what a GPU does.
     assert result.work_cpu_s is None
-    assert result.seconds["no_core"] == 0
+    assert result.seconds["cpu_contention"] == 0
 
 
 def test_no_training_set_travels_to_a_server(

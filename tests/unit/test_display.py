@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from orchestrator import display
-from orchestrator.display import LiveDisplay, Pace, PlainDisplay, clock_time, display_on, outcome
+from orchestrator.execution import progress as display
+from orchestrator.execution.progress import LiveDisplay, Pace, PlainDisplay, clock_time, display_on, outcome
 from tests.unit.conftest import FakeTime, event, run_result
-from trainer.events import Event
-from trainer.spec import RunSpec
+from trainer.core.events import Event
+from trainer.spec.run_spec import RunSpec
 
 RUN = RunSpec.model_validate({"strategy": "ddp", "nodes": 2})
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.runtimes import docker as module
+from orchestrator.runtimes.docker import runtime as module
 from tests.unit.docker_support import Place, Row, container, ended
 
 
@@ -29,7 +29,7 @@ def test_while_compose_starts_them_the_run_goes_on(place: Place) -> None:
 
 
 def test_who_has_ended_is_named_by_rank_and_not_by_number(place: Place) -> None:
-    place.call_roll("ddp", 10, 2, 5)
+    place.assign_ranks("ddp", 10, 2, 5)
     place.up.returncode = 0
     place.api.codes = {"node-2": 0, "node-5": 137, "node-10": 3, "head-1": 1}
     place.api.rows = [ended("node", 10), ended("node", 2), ended("node", 5), ended("head"), ended("data")]
@@ -50,13 +50,13 @@ def test_names_in_the_other_topologies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topology: str, rows: list[Row], names: set[str]
 ) -> None:
     place = Place(tmp_path, monkeypatch, topology)
-    place.call_roll(topology, 1, 4)
+    place.assign_ranks(topology, 1, 4)
     place.api.rows = rows
     assert place.run.wait(5).exits.keys() == names
 
 
 def test_nodes_of_several_ranks_are_numbered_as_nodes(place: Place) -> None:
-    place.call_roll("ddp", 1, 7, processes_per_node=2)
+    place.assign_ranks("ddp", 1, 7, processes_per_node=2)
     place.api.rows = [ended("node", 7), ended("node", 1)]
     assert place.run.wait(5).exits.keys() == {"node 0", "node 1"}
 
@@ -115,7 +115,7 @@ def test_wait_returns_when_someone_ends_and_not_before(
 
 
 def test_a_node_that_does_not_answer_any_more_is_stuck(place: Place) -> None:
-    place.call_roll("ddp", 3, 4)
+    place.assign_ranks("ddp", 3, 4)
     place.api.rows = [container("node", 3), container("node", 4, health="unhealthy")]
     assert place.run.wait(5).trouble == "node 1 is stuck: it does not answer any more"
     place.api.rows = [container("node", 3), container("node", 4, health="health: starting")]

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from orchestrator.engine import Engine, EngineError
 from orchestrator.errors import InputError
-from orchestrator.runtimes import docker as module
-from orchestrator.runtimes.compose import LIVE
-from orchestrator.runtimes.docker import DockerRuntime
-from orchestrator.store import RunPaths
-from orchestrator.topology import LaunchPlan, plan
+from orchestrator.results.store import RunPaths
+from orchestrator.runtimes.docker import runtime as module
+from orchestrator.runtimes.docker.compose import LIVE
+from orchestrator.runtimes.docker.engine import Engine, EngineError
+from orchestrator.runtimes.docker.runtime import DockerRuntime
+from orchestrator.runtimes.launch_plan import LaunchPlan, plan
 from tests.unit.conftest import event
 from tests.unit.docker_support import Place, container, ended
-from trainer.spec import RunSpec
+from trainer.spec.run_spec import RunSpec
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 def test_stop_brings_logs_and_removes_everything(place: Place) -> None:
-    place.call_roll("ddp", 10, 2)
+    place.assign_ranks("ddp", 10, 2)
     place.api.rows = [container("node", 10), ended("node", 2), container("head"), container("data")]
     place.run.stop()
     place.run.stop()
@@ -57,7 +57,7 @@ def test_an_engine_that_is_gone_does_not_hide_what_the_run_has_come_to(place: Pl
 
 
 def test_what_the_head_has_kept_becomes_the_run_s(place: Place) -> None:
-    place.call_roll("ddp", 1, 2)
+    place.assign_ranks("ddp", 1, 2)
     live = place.paths.directory / LIVE
     for rank in (0, 1):
         (live / f"rank-{rank}.jsonl").write_text(event("start", rank, 5.0 - rank, pid=7).to_line() + "\n")

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator import doctor
-from orchestrator.doctor import Finding, examine
-from orchestrator.engine import EngineError
-from trainer.data.datasets import DATASETS
+from orchestrator.commands import doctor
+from orchestrator.commands.doctor import Finding, examine
+from orchestrator.runtimes.docker.engine import EngineError
+from trainer.spec.registries import DATASETS
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ import pytest
 from docker.context import ContextAPI
 from docker.errors import DockerException
 
-from orchestrator import engine as module
-from orchestrator.engine import EngineError, reach
+from orchestrator.runtimes.docker import engine as module
+from orchestrator.runtimes.docker.engine import EngineError, reach
 
 SOCKET = "unix:///var/run/docker.sock"
 

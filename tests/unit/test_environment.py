@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import environment as module
-from orchestrator.environment import PACKAGES, cores, environment, gpus, installed
+from orchestrator.results import environment as module
+from orchestrator.results.environment import PACKAGES, cores, environment, gpus, installed
 
 Quota = Callable[[Mapping[str, str], int], None]
 

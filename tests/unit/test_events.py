@@ -11,8 +11,16 @@ from typing import Any
 import pytest
 
 from tests.unit.conftest import event, rank_fields
+from trainer.core.events import (
+    MAX_BYTES,
+    Event,
+    EventReader,
+    EventWriter,
+    read_events,
+    readable,
+    split_digest,
+)
 from trainer.data.datasets.synthetic import Synthetic
-from trainer.events import MAX_BYTES, Event, EventReader, EventWriter, read_events, readable, split_digest
 
 Writer = Callable[..., EventWriter]
 
@@ -91,7 +99,16 @@ def test_what_is_no_number_is_not_written() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["", "placebo line 1", "[]", "1", "{}", '{"version": 2}', '{"version": 1, "time": 1}', '{"version": 1'],
+    [
+        "",
+        "fault_injection line 1",
+        "[]",
+        "1",
+        "{}",
+        '{"version": 2}',
+        '{"version": 1, "time": 1}',
+        '{"version": 1',
+    ],
 )
 def test_any_other_line_is_refused(line: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:

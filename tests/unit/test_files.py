@@ -253,11 +253,11 @@ def test_without_network_the_message_tells_the_way(
     message = str(caught.value)
     assert message.startswith(f"set/raw/file.gz is not in {tmp_path}")
     assert ("Connection refused" in message) == (method == "ensure")  # only `ensure` tries to download
-    by_hand = message.partition("To get it by hand")[2]
-    assert closed_port_url in by_hand
-    assert mirror in by_hand
-    assert str(tmp_path / "set/raw/file.gz") in by_hand
-    assert "--data-dir or SHARDYARD_DATA" in by_hand
+    textbook = message.partition("To get it by hand")[2]
+    assert closed_port_url in textbook
+    assert mirror in textbook
+    assert str(tmp_path / "set/raw/file.gz") in textbook
+    assert "--data-dir or SHARDYARD_DATA" in textbook
     assert names(tmp_path) == set()
 
 

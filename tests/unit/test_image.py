@@ -11,17 +11,24 @@ from typing import Any
 import pytest
 from docker.errors import ImageNotFound
 
-from orchestrator import image as module
-from orchestrator.engine import Engine, EngineError
-from orchestrator.environment import PACKAGES
-from orchestrator.image import IMAGE, build, image_name, image_trouble, pinned_packages, source_digest
+from orchestrator.results.environment import PACKAGES
+from orchestrator.runtimes.docker import image as module
+from orchestrator.runtimes.docker.engine import Engine, EngineError
+from orchestrator.runtimes.docker.image import (
+    IMAGE,
+    build,
+    image_name,
+    image_trouble,
+    pinned_packages,
+    source_digest,
+)
 from tests.unit.conftest import PROJECT
 
 FILES = {
     "docker/Dockerfile": "FROM debian",
     "trainer/requirements.txt": "# pinned\ntorch==2.13.0\nnumpy==2.4.6\n\njoblib==1.6.0\n",
     "trainer/__init__.py": "",
-    "trainer/cluster/head.py": "x = 1\n",
+    "trainer/cluster/coordinator.py": "x = 1\n",
 }
 
 

@@ -6,23 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import labs
+from orchestrator.commands import labs
 from orchestrator.errors import InputError
-from orchestrator.expand import matches
-from orchestrator.sweep import Sweep, load_sweep
+from orchestrator.sweeps.expand import matches
+from orchestrator.sweeps.load import Sweep, load_sweep
 
 FILE = """
 name: mine
 lab:
   title: About averaging
   source: a lab sheet
-  explain:
+  ablations:
     - measure: accuracy
       nodes: [2]
-      rungs:
+      steps:
         - {block: as published}
-        - {block: mended, mends: "{nodes} different beginnings"}
-        - {block: alone, runs: {nodes: 1}, mends: averaging}
+        - {block: mended, fixes: "{nodes} different beginnings"}
+        - {block: alone, runs: {nodes: 1}, fixes: averaging}
 base: {epochs: 4, dataset: mnist}
 quick: {epochs: 1, nodes: [2]}
 blocks:
@@ -84,9 +84,9 @@ def test_options_go_over_a_quick_look(path: Path) -> None:
         ("accuracy: 0.2}", "accuracy: 20}", "blocks[1].published[1].accuracy: 20 is not allowed"),
         ("accuracy: 0.2}", "acc: 0.2}", "published[1].acc: unknown key; allowed: runs, time_s, accuracy"),
         ("time_s: 30, accuracy: 0.9", "", "published[0]: "),
-        ("{block: mended", "{block: mend", "rungs[1].block: 'mend' is no block's name; allowed: alone"),
-        ("{block: mended, mends: \"{nodes} different beginnings\"}", "{block: mended}", "explain[0]: "),
-        ("nodes: [2]\n      rungs", "nodes: [4]\n      rungs", "rungs[0].runs: no run of the block has"),
+        ("{block: mended", "{block: mend", "steps[1].block: 'mend' is no block's name; allowed: alone"),
+        ("{block: mended, fixes: \"{nodes} different beginnings\"}", "{block: mended}", "ablations[0]: "),
+        ("nodes: [2]\n      steps", "nodes: [4]\n      steps", "steps[0].runs: no run of the block has"),
         ("name: as published\n    base", "base", "blocks[1]: has published figures, so it needs a name"),
         ("{nodes: 3}, time_s", "{strategy: one_shot}, time_s", "means 3 cells of the block; name"),
         ("time_s: 30", "time_s: .inf", "published[0].time_s: inf is not allowed"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.limits import (
+from orchestrator.results.limits import (
     bottleneck_flags,
     cores_wanted,
     counted,
@@ -15,8 +15,8 @@ from orchestrator.limits import (
     shares_cores,
     speedup_limit,
 )
-from orchestrator.result import MemberUsage, RankResult
-from trainer.spec import RunSpec
+from orchestrator.results.records import NodeUsage, RankResult
+from trainer.spec.run_spec import RunSpec
 
 
 def run(nodes: int = 4, **fields: Any) -> RunSpec:
@@ -94,9 +94,9 @@ def test_numbers_as_they_are_said() -> None:
     ]
 
 
-def killed(member: str, *ranks: int, times: int = 1) -> MemberUsage:
+def killed(member: str, *ranks: int, times: int = 1) -> NodeUsage:
     nothing = dict.fromkeys(["cpu_s", "throttled_s", "memory_peak_mb", "sent_bytes", "received_bytes"])
-    return MemberUsage(member=member, ranks=list(ranks), out_of_memory=times, **nothing)
+    return NodeUsage(member=member, ranks=list(ranks), out_of_memory=times, **nothing)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def killed(member: str, *ranks: int, times: int = 1) -> MemberUsage:
     ],
 )
 def test_processes_that_the_kernel_killed_are_flagged(
-    fields: dict[str, Any], member: MemberUsage, told: str
+    fields: dict[str, Any], member: NodeUsage, told: str
 ) -> None:
     (flag,) = memory_flags(run(**fields), [member, killed("node-9", 8, times=0)])
     assert flag.startswith(told)
@@ -136,7 +136,7 @@ def test_a_node_that_was_throttled_is_not_flagged() -> None:
 # A node that is slower
 
 
-def held(cpus: float | None, *ranks: int) -> MemberUsage:
+def held(cpus: float | None, *ranks: int) -> NodeUsage:
     return killed("node-4", *ranks, times=0).model_copy(update={"cpus": cpus})
 
 
@@ -171,7 +171,7 @@ def test_a_slower_node_wants_fewer_cores() -> None:
         ([held(0.25, 3)], 9.0, "node 3 computed for 9 s of CPU time in 10 s of training: it was not held"),
     ],
 )
-def test_a_bottleneck_has_to_be_proven(usage: list[MemberUsage], used_s: float, told: str | None) -> None:
+def test_a_bottleneck_has_to_be_proven(usage: list[NodeUsage], used_s: float, told: str | None) -> None:
     slow = run(bottleneck_cpus=0.25)
     first, *others = bottleneck_flags(slow, "docker", ranks(used_s), usage)
     assert first.startswith(

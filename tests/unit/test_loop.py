@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from torch.nn.functional import nll_loss
 
 from tests.unit.threads import together
-from trainer.clock import Clock
 from trainer.comm.base import Communicator
 from trainer.comm.memory import MemoryCommunicator, Room
-from trainer.context import NodeContext
-from trainer.data.feed import Batch
-from trainer.events import EventWriter
-from trainer.result import Diverged
-from trainer.spec import RunSpec
-from trainer.strategies.loop import Loop, Replica
-from trainer.task import Task
+from trainer.core.clock import Clock
+from trainer.core.context import NodeContext
+from trainer.core.events import EventWriter
+from trainer.core.result import Diverged
+from trainer.spec.run_spec import RunSpec
+from trainer.training.loader import Batch
+from trainer.training.session import Replica, Session
+from trainer.training.task import Task
 
 LENET = {"name": "lenet", "dropout": 0.0}
 
@@ -121,9 +121,9 @@ def test_a_parameter_that_got_no_gradient_is_no_obstacle() -> None:
 # Evaluation
 
 
-def loop(of: Task, comm: Communicator) -> Loop:
+def session(of: Task, comm: Communicator) -> Session:
     context = NodeContext(comm.rank, comm.size, "memory", Path())
-    return Loop(context, of, EventWriter("run", comm.rank, None, io.StringIO()), comm)
+    return Session(context, of, EventWriter("run", comm.rank, None, io.StringIO()), comm)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -139,7 +139,7 @@ def test_evaluation_counts_every_test_sample_once(size: int, test_samples: int) 
     loss = nll_loss(output, labels).item()
 
     def body(comm: Communicator) -> list[tuple[float, float]]:
-        own = loop(of, comm)
+        own = session(of, comm)
         mine = own.replica()
         told = [own.evaluate(mine, alone=alone) for alone in (False, True)]
         assert mine.model.training
@@ -152,9 +152,9 @@ def test_evaluation_counts_every_test_sample_once(size: int, test_samples: int) 
 
 def test_evaluation_goes_through_a_large_split_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     of, comm = task(), MemoryCommunicator(0, 1, Clock(), Room(1))
-    whole = loop(of, comm).evaluate(replica(of), alone=True)
-    monkeypatch.setattr("trainer.strategies.evaluation.BATCH", 8)
-    assert loop(of, comm).evaluate(replica(of), alone=True) == pytest.approx(whole)
+    whole = session(of, comm).evaluate(replica(of), alone=True)
+    monkeypatch.setattr("trainer.training.evaluation.BATCH", 8)
+    assert session(of, comm).evaluate(replica(of), alone=True) == pytest.approx(whole)
 
 
 def test_weights_that_are_no_numbers_are_not_evaluated() -> None:
@@ -162,7 +162,7 @@ def test_weights_that_are_no_numbers_are_not_evaluated() -> None:
     one = replica(of)
     one.set_weights(torch.full((15_660,), float("nan")))
     with pytest.raises(Diverged, match="the loss is nan on the test split"):
-        loop(of, comm).evaluate(one, alone=True)
+        session(of, comm).evaluate(one, alone=True)
 
 
 # A whole training, on one rank
@@ -177,7 +177,7 @@ def test_accounts_of_a_training(tmp_path: Path) -> None:
         sum(result.seconds.values()) - result.seconds["evaluate"], abs=1e-4
     )
     assert result.work_cpu_s > 0
-    assert (result.bytes_sent, result.own_accuracy) == (0, None)
+    assert (result.bytes_sent, result.local_accuracy) == (0, None)
     weights = np.load(tmp_path / "weights.npy")
     assert weights.shape == (15_660,)
     assert np.isfinite(weights).all()

@@ -73,7 +73,7 @@ def test_mnist_rejects_other_content(
 
 
 def test_real_mnist_is_what_torchvision_reads(tmp_path: Path) -> None:
-    from trainer.vision import torchvision
+    from trainer.data.augmentations.torchvision_import import torchvision
 
     datasets = torchvision.datasets
     data_dir = real_mnist_dir()
@@ -103,7 +103,7 @@ def test_real_mnist_is_what_torchvision_reads(tmp_path: Path) -> None:
 
 
 def test_published_facts_are_those_of_torchvision() -> None:
-    from trainer.vision import torchvision
+    from trainer.data.augmentations.torchvision_import import torchvision
 
     datasets = torchvision.datasets
     for ours, theirs in (

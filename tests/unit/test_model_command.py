@@ -9,13 +9,14 @@ import sys
 import pytest
 
 from orchestrator import cli
+from orchestrator.commands.model import numbers_of_parts, proposal, run_of
+from orchestrator.commands.model_table import block_lines, cut_lines, pages
 from orchestrator.errors import InputError
-from orchestrator.model import numbers_of_parts, proposal, run_of
-from orchestrator.model_table import block_lines, cut_lines, pages
-from orchestrator.yaml import parse_yaml
+from orchestrator.sweeps.yaml import parse_yaml
 from tests.unit.conftest import PROJECT
-from trainer.models import MODELS, cuts
-from trainer.models.profile import BlockProfile
+from trainer.models import split_points as split_points
+from trainer.spec.registries import MODELS
+from trainer.training.profile import BlockProfile
 
 MLP = "{name: mlp, hidden: [30, 20]}"
 
@@ -38,16 +39,24 @@ def shown(model: str = MLP, parts: str | None = None, dataset: str = "digits", b
 
 def test_a_proposal_balances_time_and_says_what_that_means() -> None:
     half = proposal(FOUR, 2)
-    assert (half.cuts, half.seconds, half.parameters, half.crossing) == (["c"], [3, 5], [30, 70], [40])
+    assert (half.split_points, half.seconds, half.parameters, half.crossing) == (
+        ["c"],
+        [3, 5],
+        [30, 70],
+        [40],
+    )
     assert half.largest == 5 / 8
     third = proposal(FOUR, 3)
-    assert (third.cuts, third.parameters, third.crossing) == (["c", "d"], [30, 30, 40], [40, 80])
+    assert (third.split_points, third.parameters, third.crossing) == (["c", "d"], [30, 30, 40], [40, 80])
 
 
 def test_what_is_proposed_is_told_as_a_sweep_file_takes_it() -> None:
     lines = cut_lines(FOUR, run_of("lenet", "digits", 10), [2, 3], 80)
     text = "\n".join(lines)
-    assert [parse_yaml(line, "")["cuts"] for line in lines if "cuts:" in line] == [["c"], ["c", "d"]]
+    assert [parse_yaml(line, "")["split_points"] for line in lines if "split_points:" in line] == [
+        ["c"],
+        ["c", "d"],
+    ]
     assert "2 parts: 37.5% + 62.5% of the time; largest 1.25 × an even share" in text
     assert "parameters: 30 + 70" in text
     assert "across the cut in each step: 400\N{NO-BREAK SPACE}B, and as much back" in text  # of 10 samples
@@ -58,7 +67,7 @@ def test_many_cuts_are_yaml_still() -> None:
     blocks = [block(f"block{number}", parameters=10**8) for number in range(40)]
     lines = cut_lines(blocks, run_of("lenet", "digits", 10), [40], 80)
     assert max(map(len, lines)) <= 80
-    assert parse_yaml("\n".join(lines[1:]), "")["cuts"] == [block.name for block in blocks[1:]]
+    assert parse_yaml("\n".join(lines[1:]), "")["split_points"] == [block.name for block in blocks[1:]]
 
 
 @pytest.mark.parametrize("name", MODELS.entries)
@@ -66,7 +75,7 @@ def test_proposed_cuts_are_ones_that_the_model_can_be_cut_at(name: str) -> None:
     names = MODELS.parse(name).names
     blocks = [block(each, seconds=at % 3 + 1) for at, each in enumerate(names)]
     for parts in range(1, len(names) + 1):
-        assert cuts.misfit(names, proposal(blocks, parts).cuts, parts) is None
+        assert split_points.validation_error(names, proposal(blocks, parts).split_points, parts) is None
 
 
 # The table
@@ -136,12 +145,12 @@ def test_the_command_as_typed(capsys: pytest.CaptureFixture[str]) -> None:
     cli.app(["model", MLP, "--batch-size", "4", "--parts", "2"], standalone_mode=False)
     text = capsys.readouterr().out
     assert text.startswith("mlp hidden=[30, 20] on fashion_mnist\nimages of 1×28×28, 10 classes, batch 4;")
-    assert len(re.findall(r"cuts: \[\w+\]", text)) == 1
+    assert len(re.findall(r"split_points: \[\w+\]", text)) == 1
 
 
 def test_without_torch_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # importing it fails from here on
-    monkeypatch.delitem(sys.modules, "trainer.models.profile", raising=False)
+    monkeypatch.delitem(sys.modules, "trainer.training.profile", raising=False)
     with pytest.raises(InputError, match="cannot be measured without torch"):
         shown()
 

@@ -12,11 +12,11 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from tests.unit.training import SMALL, train
-from trainer.clock import Clock
-from trainer.optimizers import OPTIMIZERS
-from trainer.spec import RunSpec
-from trainer.strategies.replica import Replica
-from trainer.task import Task
+from trainer.core.clock import Clock
+from trainer.spec.registries import OPTIMIZERS
+from trainer.spec.run_spec import RunSpec
+from trainer.training.replica import Replica
+from trainer.training.task import Task
 
 STEPS = 50
 LR = {"novograd": 0.005}
@@ -49,20 +49,20 @@ def after_steps(optimizer: dict[str, Any], lr: float = 0.01) -> list[np.ndarray]
 
 
 @pytest.mark.parametrize(
-    ("by_hand", "torchs"),
+    ("textbook", "torchs"),
     [
-        ({"name": "sgd_by_hand"}, {"name": "sgd"}),
-        ({"name": "momentum_by_hand"}, {"name": "momentum"}),
-        ({"name": "momentum_by_hand", "momentum": 0.5}, {"name": "momentum", "momentum": 0.5}),
-        ({"name": "adam_by_hand"}, {"name": "adam"}),
+        ({"name": "textbook_sgd"}, {"name": "sgd"}),
+        ({"name": "textbook_momentum"}, {"name": "momentum"}),
+        ({"name": "textbook_momentum", "momentum": 0.5}, {"name": "momentum", "momentum": 0.5}),
+        ({"name": "textbook_adam"}, {"name": "adam"}),
         (
-            {"name": "adam_by_hand", "beta1": 0.5, "beta2": 0.9},
+            {"name": "textbook_adam", "beta1": 0.5, "beta2": 0.9},
             {"name": "adam", "beta1": 0.5, "beta2": 0.9},
         ),
     ],
 )
-def test_by_hand_it_is_what_torch_does(by_hand: dict[str, Any], torchs: dict[str, Any]) -> None:
-    for mine, theirs in zip(after_steps(by_hand), after_steps(torchs), strict=True):
+def test_by_hand_it_is_what_torch_does(textbook: dict[str, Any], torchs: dict[str, Any]) -> None:
+    for mine, theirs in zip(after_steps(textbook), after_steps(torchs), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
@@ -103,7 +103,7 @@ def test_a_layer_without_a_gradient_stays_as_it_is(name: str) -> None:
 @pytest.mark.parametrize(("strategy", "ranks"), [("serial", 1), ("all_reduce", 2)])
 def test_every_optimizer_trains(name: str, strategy: str, ranks: int) -> None:
     easy = {"name": "synthetic", "samples": 120, "test_samples": 40, "noise": 0.1}
-    lr = 0.2 if name in ("sgd", "sgd_by_hand") else LR.get(name, 0.02)
+    lr = 0.2 if name in ("sgd", "textbook_sgd") else LR.get(name, 0.02)
     done = train(strategy, ranks, optimizer=name, dataset=easy, lr=lr, epochs=5)
     first, last = done.of("epoch")[0], done.of("epoch")[-1]
     assert last.fields["test_loss"] < 0.7 * first.fields["test_loss"]
@@ -127,7 +127,7 @@ def test_what_optimizers_remember_can_be_averaged_kept_and_forgotten(name: str) 
         return done.weights
 
     kept, averaged, reset = (weights(state) for state in ("keep", "average", "reset"))
-    remembers = name not in ("sgd", "sgd_by_hand")
+    remembers = name not in ("sgd", "textbook_sgd")
     assert np.array_equal(kept, averaged) != remembers
     assert np.array_equal(kept, reset) != remembers
 
@@ -135,7 +135,7 @@ def test_what_optimizers_remember_can_be_averaged_kept_and_forgotten(name: str) 
 def test_by_hand_as_by_torch_in_a_whole_training_that_averages_moments() -> None:
     strategy = {"name": "local_sgd", "local_steps": 3, "optimizer_state": "average"}
     for name in ("sgd", "momentum", "adam"):
-        mine, torchs = (train(strategy, 2, optimizer=each, lr=0.02) for each in (f"{name}_by_hand", name))
+        mine, torchs = (train(strategy, 2, optimizer=each, lr=0.02) for each in (f"textbook_{name}", name))
         np.testing.assert_allclose(mine.weights, torchs.weights, rtol=1e-3, atol=1e-4)
 
 
@@ -156,6 +156,6 @@ def test_layers_that_are_shared_out_have_no_norm_on_any_rank(strategy: str) -> N
     with pytest.raises(ValidationError) as caught:
         RunSpec.model_validate({"strategy": strategy, "nodes": 2, "optimizer": "novograd"})
     assert "novograd needs each layer's whole gradient" in str(caught.value)
-    assert "allowed: sgd, momentum, adam, adamw, sgd_by_hand, momentum_by_hand, adam_by_hand" in str(
+    assert "allowed: sgd, momentum, adam, adamw, textbook_sgd, textbook_momentum, textbook_adam" in str(
         caught.value
     )

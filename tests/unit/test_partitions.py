@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from orchestrator import cli
+from orchestrator.commands.partition_table import heading, label_lines, summary_lines
+from orchestrator.commands.partitions import Drawn, draw, runs_of, write_files
 from orchestrator.errors import InputError
-from orchestrator.partitions import Drawn, draw, runs_of, write_files
-from orchestrator.split_table import heading, label_lines, summary_lines
 from tests.unit.conftest import PROJECT
 from trainer.data.base import Indices, Labels, Partitioner
-from trainer.data.feed import Feed
-from trainer.data.partitioners import PARTITIONERS
-from trainer.spec import RunSpec
-from trainer.task import Task
+from trainer.spec.registries import PARTITIONERS
+from trainer.spec.run_spec import RunSpec
+from trainer.training.loader import BatchLoader
+from trainer.training.task import Task
 
 NOWHERE = Path("/nonexistent")
 SMALL = "{name: synthetic, samples: 200, classes: 4, height: 3, width: 3}"
@@ -66,7 +66,7 @@ def test_the_counts_are_those_of_the_samples_that_a_run_feeds(
 ) -> None:
     drawn = drawn_of(partitioners=[f"{{name: {name}, reshuffle: {reshuffle}}}"], seed=3)
     write_files(drawn, tmp_path)
-    if drawn[0].survey is None:
+    if drawn[0].partition_summary is None:
         assert drawn[0].reason
         return
     counts = np.zeros((4, 4), int)
@@ -86,7 +86,9 @@ def test_the_counts_are_those_of_the_samples_that_a_run_feeds(
     )
     task = Task(trained, NOWHERE)
     for rank in range(4):
-        fed = [indices for _, indices in Feed(task.data.train, trained, task.streams, rank, 4).batches(1)]
+        fed = [
+            indices for _, indices in BatchLoader(task.data.train, trained, task.rngs, rank, 4).batches(1)
+        ]
         labels = task.data.train.labels[np.concatenate(fed)]
         assert np.bincount(labels, minlength=4).tolist() == counts[rank].tolist()
 
@@ -207,8 +209,8 @@ def test_everything_fits_into_80_columns(
 
 def test_large_numbers_fit_too() -> None:
     (item,) = drawn_of(nodes=2, partitioners=["random_partition"])
-    assert item.survey
-    item.survey.labels[:] *= 1_000_000
+    assert item.partition_summary
+    item.partition_summary.labels[:] *= 1_000_000
     assert max(map(len, summary_lines([item], 80))) <= 80
     assert summary_lines([item], 80)[-2:][0] == "random_partition"  # above its row
 

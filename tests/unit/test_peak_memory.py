@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from trainer.peak_memory import peak_memory_mb, restart_peak_memory
+from trainer.training.peak_memory import peak_memory_mb, restart_peak_memory
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts anew")

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import nll_loss
 
-from trainer.models import MODELS
-from trainer.models.profile import BlockProfile, profile, profile_of
 from trainer.models.shapes import input_shapes
-from trainer.spec import RunSpec
+from trainer.spec.registries import MODELS
+from trainer.spec.run_spec import RunSpec
+from trainer.training.profile import BlockProfile, profile, profile_of
 
 BATCH = 4
 
@@ -96,7 +96,7 @@ def test_weights_stay_and_keep_no_gradient() -> None:
 # Timed
 
 
-class Watch:
+class Watchdog:
     """A clock that goes when it is told to."""
 
     now = 0.0
@@ -108,17 +108,17 @@ class Watch:
 class Takes(nn.Module):
     """Takes so many seconds forward and backward, another number in each pass."""
 
-    def __init__(self, watch: Watch, forward_s: list[float], backward_s: list[float]) -> None:
+    def __init__(self, watchdog: Watchdog, forward_s: list[float], backward_s: list[float]) -> None:
         super().__init__()
-        self.watch, self.times = watch, list(zip(forward_s, backward_s, strict=True))
+        self.watchdog, self.times = watchdog, list(zip(forward_s, backward_s, strict=True))
 
     def forward(self, x: Tensor) -> Tensor:
         forward_s, backward_s = self.times.pop(0)
-        self.watch.now += forward_s
+        self.watchdog.now += forward_s
         y = x * 1
 
         def later(gradient: Tensor) -> None:
-            self.watch.now += backward_s
+            self.watchdog.now += backward_s
 
         if y.requires_grad:
             y.register_hook(later)
@@ -126,12 +126,12 @@ class Takes(nn.Module):
 
 
 def test_times_are_medians_after_warming_up_where_they_are_spent() -> None:
-    watch = Watch()
+    watchdog = Watchdog()
     # The first pass counts bytes, the second warms up.
-    early = Takes(watch, [900, 500, 1, 3, 80], [900, 500, 10, 30, 20])
-    late = Takes(watch, [900, 500, 7, 5, 6], [900, 500, 70, 50, 60])
+    early = Takes(watchdog, [900, 500, 1, 3, 80], [900, 500, 10, 30, 20])
+    late = Takes(watchdog, [900, 500, 7, 5, 6], [900, 500, 70, 50, 60])
     blocks = [("fc", nn.Linear(6, 3)), ("early", early), ("late", late), ("out", nn.LogSoftmax(1))]
-    fc, one, two, out = profile(blocks, torch.randn(BATCH, 6), LABELS, warm_up=1, runs=3, clock=watch)
+    fc, one, two, out = profile(blocks, torch.randn(BATCH, 6), LABELS, warm_up=1, runs=3, clock=watchdog)
     assert (one.forward_s, one.backward_s, one.seconds) == (3, 20, 23)
     assert (two.forward_s, two.backward_s, two.seconds) == (6, 60, 66)
     assert fc.seconds == out.seconds == 0
@@ -139,11 +139,11 @@ def test_times_are_medians_after_warming_up_where_they_are_spent() -> None:
 
 @pytest.mark.parametrize("wanted", [False, True])
 def test_before_all_parameters_there_is_no_backward_pass_unless_the_input_wants_one(wanted: bool) -> None:
-    watch = Watch()
-    first = Takes(watch, [1, 1], [1, 1])
+    watchdog = Watchdog()
+    first = Takes(watchdog, [1, 1], [1, 1])
     images = torch.randn(BATCH, 6).requires_grad_(wanted)
     blocks = [("first", first), ("fc", nn.Linear(6, 3)), ("out", nn.LogSoftmax(1))]
-    block, *_ = profile(blocks, images, LABELS, warm_up=0, runs=1, clock=watch)
+    block, *_ = profile(blocks, images, LABELS, warm_up=0, runs=1, clock=watchdog)
     assert (block.forward_s, block.backward_s) == (1, float(wanted))
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from trainer.comm.base import CommunicationError
+from trainer.core.events import Event, EventWriter
+from trainer.core.result import TrainResult
 from trainer.data.base import DataError
-from trainer.events import Event, EventWriter
-from trainer.ranks import run_rank
-from trainer.result import TrainResult
+from trainer.launch.ranks import run_rank
 
 RESULT = TrainResult(steps=1, samples=2, train_s=3.0, work_cpu_s=4.0, seconds={}, bytes_sent=5.0)
 
@@ -37,16 +37,16 @@ class Rank:
             self.happened.append(kind)
             self.events[kind] = fields
 
-        self._patch.setattr("trainer.ranks.last_meeting", noted("last meeting"))
+        self._patch.setattr("trainer.launch.ranks.exit_barrier", noted("last meeting"))
         parting = {"close": noted("close", close), "abort": noted("abort")}
         context: Any = SimpleNamespace(rank=0, attempt=self.attempt, **parting)
         task: Any = SimpleNamespace(
             spec=SimpleNamespace(strategy=SimpleNamespace(train=lambda *_: train()))
         )
-        watch: Any = SimpleNamespace(leave_within=noted("alarm"))
+        watchdog: Any = SimpleNamespace(leave_within=noted("alarm"))
         writer = EventWriter("run", 0)
         self._patch.setattr(writer, "write", write)
-        return run_rank(context, task, writer, watch)
+        return run_rank(context, task, writer, watchdog)
 
     def fail(self, error: Exception) -> dict[str, Any]:
         """Train until `error`; the fields of the `failed` event."""

@@ -14,11 +14,17 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator import identity as identities
-from orchestrator import reaper as module
-from orchestrator.engine import Engine, EngineError
-from orchestrator.identity import identity, is_gone
-from orchestrator.reaper import LABEL, PROJECT_LABEL, remove_orphans, remove_owned, remove_project
+from orchestrator.runtimes import identity as identities
+from orchestrator.runtimes.docker import reaper as module
+from orchestrator.runtimes.docker.engine import Engine, EngineError
+from orchestrator.runtimes.docker.reaper import (
+    LABEL,
+    PROJECT_LABEL,
+    remove_orphans,
+    remove_owned,
+    remove_project,
+)
+from orchestrator.runtimes.identity import identity, is_gone
 
 # Identity
 
@@ -263,7 +269,7 @@ def test_the_reaper_is_dismissed_in_good_order(monkeypatch: pytest.MonkeyPatch) 
 
     class Process:
         def __init__(self, argv: list[str], **options: Any) -> None:
-            assert argv == [sys.executable, "-m", "orchestrator.reaper", "owner 1"]
+            assert argv == [sys.executable, "-m", "orchestrator.runtimes.docker.reaper", "owner 1"]
             assert options["start_new_session"] is True
             assert options["stdin"] == subprocess.PIPE
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
-from trainer.context import NodeContext
+from trainer.comm.attempt_store import attempt_store, exit_barrier
+from trainer.core.context import NodeContext
 from trainer.elastic import rendezvous as module
-from trainer.elastic.meeting import attempt_store, last_meeting
 from trainer.elastic.rendezvous import Rendezvous
-from trainer.spec import RunSpec
+from trainer.spec.run_spec import RunSpec
 
 
 def spec(nodes: int, restarts: int = 2, timeout_s: float = 20) -> RunSpec:
@@ -157,7 +157,7 @@ def test_no_rank_leaves_before_all_have_given_their_results(rank_of: Callable[..
     left = threading.Event()
 
     def leave(rank: int, attempt: int) -> None:
-        last_meeting(rank_of(rank, attempt))
+        exit_barrier(rank_of(rank, attempt))
         left.set()
 
     threading.Thread(target=leave, args=(0, 1), daemon=True).start()

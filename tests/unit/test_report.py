@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from orchestrator.report.findings import find
-from orchestrator.report.groups import Spread
-from orchestrator.report.labels import component_label
-from orchestrator.report.rows import NO_SERIAL, NO_TRAINING, NOT_OK
-from orchestrator.report.table import COLUMNS
-from orchestrator.result import RunResult
+from orchestrator.report.model.groups import Spread
+from orchestrator.report.model.labels import component_label
+from orchestrator.report.model.rows import NO_SERIAL, NO_TRAINING, NOT_OK
+from orchestrator.report.render.results_csv import COLUMNS
+from orchestrator.results.records import RunResult
 from tests.unit.report_support import (
     FAST,
     ONE_SHOT_ALONE,
@@ -47,10 +47,10 @@ def test_without_a_serial_run_of_the_seed_the_mean_of_other_seeds_counts() -> No
     assert cautions["Other seeds"].rows == (row,)
 
 
-def test_a_run_is_measured_against_serial_with_as_many_snapshots() -> None:
+def test_a_run_is_measured_against_serial_with_as_many_checkpoints() -> None:
     """They take their time, and a mean of serial with and without would be of neither."""
-    plain, kept = a_run(train_s=8.0), a_run(train_s=12.0, snapshot_epochs=1)
-    fast = [a_run("ddp", nodes=2, train_s=4.0), a_run("ddp", nodes=2, train_s=4.0, snapshot_epochs=1)]
+    plain, kept = a_run(train_s=8.0), a_run(train_s=12.0, checkpoint_epochs=1)
+    fast = [a_run("ddp", nodes=2, train_s=4.0), a_run("ddp", nodes=2, train_s=4.0, checkpoint_epochs=1)]
     rows = {row.key: row for row in a_comparison(plain, kept, *fast).rows}
     assert [rows[run.key].speedup for run in (plain, kept, *fast)] == [1.0, 1.0, 2.0, 3.0]
     (row,) = [row for row in a_comparison(plain, fast[1]).rows if row.strategy == "ddp"]
@@ -106,15 +106,15 @@ def test_a_failed_serial_run_is_no_baseline_and_a_failed_run_has_no_numbers() ->
 
 
 def test_a_placebo_trains_nothing_and_is_not_measured_against_serial() -> None:
-    comparison = a_comparison(SERIAL, a_run("placebo", accuracy=None))
-    assert row_of(comparison, "placebo").no_speedup == NO_TRAINING
+    comparison = a_comparison(SERIAL, a_run("fault_injection", accuracy=None))
+    assert row_of(comparison, "fault_injection").no_speedup == NO_TRAINING
     assert len(comparison.works) == 1
 
 
 def test_a_row_says_what_the_nodes_held_and_what_averaging_gained() -> None:
     run = a_run("one_shot", nodes=3, accuracy=0.8, own=[0.5, 0.6, 0.7], coverage=0.7, overlap=0.2)
     row = row_of(a_comparison(run), "one_shot")
-    assert row.own_accuracy == pytest.approx(0.6)
+    assert row.local_accuracy == pytest.approx(0.6)
     assert row.averaging_gain == pytest.approx(0.2)
     assert (row.coverage, row.overlap) == (0.7, 0.2)
     assert (row.js_mean, row.js_max) == (pytest.approx(0.01), pytest.approx(0.02))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.report import formats
-from orchestrator.report.containers import Containers, containers
 from orchestrator.report.findings import find
-from orchestrator.result import RunResult
+from orchestrator.report.metrics.containers import Containers, containers
+from orchestrator.results.records import RunResult
 from tests.unit.report_support import FAST, SERIAL, a_comparison, csv_lines
 from tests.unit.test_report_pages import Page, write_sweep
 from tests.unit.test_report_places import DOCKER, a_member, contained

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from orchestrator.report import formats
-from orchestrator.report.comparison import Comparison
 from orchestrator.report.findings import find
 from orchestrator.report.findings.base import verdict
-from orchestrator.report.groups import Spread
-from orchestrator.report.rows import NO_SERIAL
-from orchestrator.result import RunResult
+from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.model.groups import Spread
+from orchestrator.report.model.rows import NO_SERIAL
+from orchestrator.results.records import RunResult
 from tests.unit.report_support import FAST, ONE_SHOT_ALONE, SERIAL, a_comparison, a_run, repeated
 
 
@@ -309,7 +309,7 @@ def test_what_keeps_numbers_from_being_trusted_is_said() -> None:
     comparison = a_comparison(
         a_run("ddp", nodes=2, verified=False, cores=4),
         a_run("all_reduce", nodes=2, digests=["one", "other"], runtime="docker"),
-        a_run("placebo", status="timeout", cause="stopped after 9 s"),
+        a_run("fault_injection", status="timeout", cause="stopped after 9 s"),
         pending=["ddp-gloo-n4-s0-0"],
     )
     assert "1 run trained on other samples than the split says" in texts(comparison, "Not verified")

@@ -11,18 +11,22 @@ import pytest
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from orchestrator.report.comparison import Comparison, Scene
-from orchestrator.report.exchange import bytes_per_step, consensus_distance, exchange_s_per_step
-from orchestrator.report.legend import legend
-from orchestrator.report.plots.glance import partitioners_by_strategy, strategies_at_a_glance
-from orchestrator.report.plots.sizes import exchange_by_size
-from orchestrator.report.plots.style import RC, STRATEGY_COLOURS, Style
-from orchestrator.report.plots.svg import to_svg
-from orchestrator.result import RunResult
+from orchestrator.report.figures.glance import partitioners_by_strategy, strategies_at_a_glance
+from orchestrator.report.figures.sizes import exchange_by_size
+from orchestrator.report.figures.style import RC, STRATEGY_COLOURS, Style
+from orchestrator.report.figures.svg import to_svg
+from orchestrator.report.metrics.communication import (
+    bytes_per_step,
+    consensus_distance,
+    exchange_s_per_step,
+)
+from orchestrator.report.model.comparison import Comparison, WorkloadView
+from orchestrator.report.render.legend import legend
+from orchestrator.results.records import RunResult
 from tests.unit.conftest import PROJECT
 from tests.unit.report_support import SERIAL, a_comparison, a_run, row_of
 from tests.unit.test_report_pages import Page, write_sweep
-from trainer.strategies import STRATEGIES
+from trainer.spec.registries import STRATEGIES
 
 NAMES = ["all_reduce", "one_shot", "gossip", "local_sgd"]
 ACCURACY = [0.88, 0.71, 0.80, 0.84]
@@ -43,7 +47,7 @@ def tried(partitioner: str = "random_partition", less: float = 0.0, **fields: An
     ]
 
 
-def scene_of(comparison: Comparison) -> Scene:
+def scene_of(comparison: Comparison) -> WorkloadView:
     (work,) = comparison.works
     return comparison.scene(work)
 

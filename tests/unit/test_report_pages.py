@@ -16,13 +16,13 @@ import pytest
 
 from orchestrator.errors import InputError
 from orchestrator.report import formats, write_report
-from orchestrator.report.comparison import read_comparison
-from orchestrator.report.plots.maps import Map, label_maps
-from orchestrator.report.splits import survey_of
-from orchestrator.result import (
+from orchestrator.report.figures.maps import Map, label_maps
+from orchestrator.report.metrics.data_partition import survey_of
+from orchestrator.report.model.comparison import read_comparison
+from orchestrator.results.records import (
     RunResult,
 )
-from orchestrator.store import SweepPaths, write_atomic
+from orchestrator.results.store import SweepPaths, write_atomic
 from tests.unit.report_support import FAST, SERIAL, a_pipeline, a_record, a_run, repeated
 
 
@@ -74,7 +74,7 @@ SWEEPS = {
     "one run": [FAST],
     "no serial": [FAST, a_run("ddp", nodes=2)],
     "one node count": [SERIAL, FAST, a_run("ddp", nodes=2)],
-    "only a placebo": [a_run("placebo", accuracy=None, train_s=0.0)],
+    "only a fault_injection": [a_run("fault_injection", accuracy=None, train_s=0.0)],
     "no time at all": [a_run(train_s=0.0), a_run("ddp", nodes=2, train_s=0.0, accuracy=0.0)],
     "far apart": [SERIAL, FAST, a_run("all_reduce", nodes=64, train_s=0.01, cores=2)],
     "ranks in nodes": [
@@ -98,7 +98,7 @@ def test_every_sweep_has_a_report(name: str, tmp_path: Path) -> None:
     for key in read_comparison(paths).record.keys:
         assert key in page.ids
         assert key in paths.csv.read_text()
-    alone = ("serial", "placebo")
+    alone = ("serial", "fault_injection")
     trained = any(result.status == "ok" and not result.key.startswith(alone) for result in results)
     assert ("There is nothing to compare" in page.text) == (not trained)
     assert "not done yet" in paths.markdown.read_text()
@@ -272,9 +272,8 @@ def test_importing_the_report_is_quick() -> None:
     heavy = "sorted({'torch', 'mpi4py', 'matplotlib', 'jinja2'} & set(sys.modules))"
     command = f"import sys, orchestrator.report; print({heavy})"
     assert subprocess.run([sys.executable, "-c", command], capture_output=True, text=True).stdout == "[]\n"
-    command = (
-        "import sys, orchestrator.report.html, orchestrator.report.markdown; print('torch' in sys.modules)"
-    )
+    render = "orchestrator.report.render"
+    command = f"import sys, {render}.html, {render}.markdown; print('torch' in sys.modules)"
     assert (
         subprocess.run([sys.executable, "-c", command], capture_output=True, text=True).stdout == "False\n"
     )

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from orchestrator.report import formats
-from orchestrator.report.rows import NO_SERIAL
-from orchestrator.result import MemberUsage, RunResult
+from orchestrator.report.model.rows import NO_SERIAL
+from orchestrator.results.records import NodeUsage, RunResult
 from tests.unit.report_support import SERIAL, a_comparison, a_run, repeated, row_of
 from tests.unit.test_report_findings import texts
 from tests.unit.test_report_pages import Page, write_sweep
@@ -18,15 +18,15 @@ DOCKER = {"docker": "26.1.5", "image": "shardyard-trainer from sources 4c3e83f91
 NEWER = {**DOCKER, "image": "shardyard-trainer from sources cc817da906eec4a9"}
 
 
-def a_member(member: str, ranks: list[int], **fields: Any) -> MemberUsage:
+def a_member(member: str, ranks: list[int], **fields: Any) -> NodeUsage:
     counted = {"cpu_s": 3.0, "throttled_s": 0.0, "memory_peak_mb": 256.0, "sent_bytes": 1_100_000}
-    return MemberUsage(
+    return NodeUsage(
         member=member, ranks=ranks, **{**counted, "received_bytes": 9, "out_of_memory": 0, **fields}
     )
 
 
 def contained(
-    strategy: str, *members: MemberUsage, environment: dict[str, str] = DOCKER, **fields: Any
+    strategy: str, *members: NodeUsage, environment: dict[str, str] = DOCKER, **fields: Any
 ) -> RunResult:
     """A run of runtime docker; without `members` every node is like the others."""
     run = a_run(strategy, runtime="docker", **fields)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.lab import BlockRecord, Lab
-from orchestrator.report import formats, html, markdown, published
-from orchestrator.report.columns import filled
-from orchestrator.report.comparison import Comparison, compare
+from orchestrator.report import formats
+from orchestrator.report.figures import draw
 from orchestrator.report.findings import find
-from orchestrator.report.plots import draw
-from orchestrator.result import RunResult
+from orchestrator.report.metrics import published
+from orchestrator.report.model.comparison import Comparison, compare
+from orchestrator.report.render import html, markdown
+from orchestrator.report.render.columns import filled
+from orchestrator.results.records import RunResult
+from orchestrator.sweeps.lab import BlockRecord, Lab
 from tests.unit.report_support import ONE_SHOT_ALONE, a_record, a_run
 
 LAB = {
@@ -19,14 +21,14 @@ LAB = {
     "source": "a lab sheet",
     "hardware": "an old laptop",
     "differs": ["they counted evaluation"],
-    "explain": [
+    "ablations": [
         {
             "measure": "accuracy",
             "nodes": [2, 4],
-            "rungs": [
+            "steps": [
                 {"block": "theirs"},
-                {"block": "mended", "mends": "{nodes} different beginnings"},
-                {"block": "alone", "runs": {"nodes": 1}, "mends": "averaging"},
+                {"block": "mended", "fixes": "{nodes} different beginnings"},
+                {"block": "alone", "runs": {"nodes": 1}, "fixes": "averaging"},
             ],
         }
     ],
@@ -154,7 +156,7 @@ def test_runs_that_ended_at_a_target_explain_no_accuracy() -> None:
 
 
 def test_a_lab_without_figures_still_names_its_source() -> None:
-    record = a_record([ALONE], lab=Lab.model_validate({**LAB, "explain": []}))
+    record = a_record([ALONE], lab=Lab.model_validate({**LAB, "ablations": []}))
     comparison = compare(record, [(ALONE.key, ALONE)])
     page = html.render(comparison, find(comparison), draw(comparison))
     assert "The published experiment</h2>" in page
@@ -167,11 +169,11 @@ def test_a_rung_says_which_runs_of_its_block_it_means() -> None:
         a_run(name, nodes=2, cpus=1.0, bottleneck_cpus=0.5, train_s=9.0) for name in ("all_reduce", "ddp")
     ]
     alike = [a_run(name, nodes=2, cpus=1.0, train_s=4.0) for name in ("all_reduce", "ddp")]
-    rungs = [
+    steps = [
         {"block": "slow", "runs": {"strategy": "ddp"}},
-        {"block": "alike", "runs": {"strategy": "ddp"}, "mends": "half a core"},
+        {"block": "alike", "runs": {"strategy": "ddp"}, "fixes": "half a core"},
     ]
-    lab = {**LAB, "explain": [{"measure": "train_s", "nodes": [2], "rungs": rungs}]}
+    lab = {**LAB, "ablations": [{"measure": "train_s", "nodes": [2], "steps": steps}]}
     blocks = [
         BlockRecord(name="slow", keys=[run.key for run in slow]),
         BlockRecord(name="alike", keys=[run.key for run in alike]),
@@ -189,7 +191,7 @@ def test_a_rung_says_which_runs_of_its_block_it_means() -> None:
 
 
 def test_a_rung_that_changes_nothing_explains_nothing() -> None:
-    """As when an option makes two rungs the same run."""
+    """As when an option makes two steps the same run."""
     same = BlockRecord(name="mended", keys=[THEIRS[1].key])
     record = a_lab().record
     blocks = [block if block.name != "mended" else same for block in record.blocks]
@@ -219,8 +221,8 @@ def test_a_time_to_the_target_is_of_all_seeds_or_of_none() -> None:
 
     slow = [until(0.6, seed, True, nodes=2, strategy="all_reduce", train_s=10.0) for seed in (0, 1)]
     lucky = [until(0.6, seed, not seed, nodes=2, strategy="ddp", train_s=4.0) for seed in (0, 1)]
-    rungs = [{"block": "slow"}, {"block": "lucky", "mends": "our own loop"}]
-    lab = {**LAB, "explain": [{"measure": "time_to_target_s", "nodes": [2], "rungs": rungs}]}
+    steps = [{"block": "slow"}, {"block": "lucky", "fixes": "our own loop"}]
+    lab = {**LAB, "ablations": [{"measure": "time_to_target_s", "nodes": [2], "steps": steps}]}
     blocks = [
         BlockRecord(name=name, keys=[run.key for run in runs])
         for name, runs in (("slow", slow), ("lucky", lucky))

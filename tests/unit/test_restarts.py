@@ -11,24 +11,24 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.result import RunResult
-from orchestrator.runtimes.processes import processes
-from orchestrator.store import RunPaths
-from orchestrator.topology import plan
-from orchestrator.verdict import loss, verdict
+from orchestrator.execution.outcome import loss, verdict
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import RunPaths
+from orchestrator.runtimes.launch_plan import plan
+from orchestrator.runtimes.local.processes import processes
 from tests.unit import cluster_room
 from tests.unit.cluster_room import Part, Room, Seat
 from tests.unit.cluster_support import called, seat
 from tests.unit.conftest import event, rank_fields
 from tests.unit.test_assemble import part, row, split
 from trainer.cluster.commands import commands
-from trainer.cluster.ledger import Ledger
-from trainer.context import ContextError, NodeContext
+from trainer.cluster.run_record import RunRecord
+from trainer.core.context import ContextError, NodeContext
+from trainer.core.events import Event, EventReader, EventWriter
 from trainer.elastic import __main__ as agent
-from trainer.elastic.__main__ import Obituary
+from trainer.elastic.__main__ import ExitReportHandler
 from trainer.elastic.attempts import Attempts
-from trainer.events import Event, EventReader, EventWriter
-from trainer.spec import RunSpec
+from trainer.spec.run_spec import RunSpec
 
 AGENT = (sys.executable, "-m", "trainer.elastic")
 unharmed = pytest.fixture(autouse=True)(cluster_room.unharmed)
@@ -76,8 +76,8 @@ def test_local_nodes_are_torchruns_agents(tmp_path: Path) -> None:
 
 
 def test_members_start_torchruns_agents() -> None:
-    roster = called("ddp", 3, 5, processes_per_node=2, restarts=1)
-    (command,) = commands(replace(roster, you=seat(roster, "node-5")), 4711)
+    assignment = called("ddp", 3, 5, processes_per_node=2, restarts=1)
+    (command,) = commands(replace(assignment, you=seat(assignment, "node-5")), 4711)
     assert command.argv[:3] == AGENT
     assert "--rdzv-endpoint=10.0.0.3:29500" in command.argv  # rank 0's node
     assert (command.ranks, command.environment["SHARDYARD_NODE"]) == ((2, 3), "1")
@@ -94,8 +94,8 @@ def test_a_rank_learns_from_torchrun_where_it_is() -> None:
 
 
 def test_members_tell_torchruns_agents_what_memory_they_have() -> None:
-    roster = called("ddp", 1, 2, memory_mb=300, restarts=1)
-    (command,) = commands(roster, 4711)
+    assignment = called("ddp", 1, 2, memory_mb=300, restarts=1)
+    (command,) = commands(assignment, 4711)
     assert command.environment["SHARDYARD_MEMORY_MB"] == "300"
 
 
@@ -114,11 +114,11 @@ def obituaries(
 
     monkeypatch.setattr(agent, "EventWriter", opened)
     counts = [2, *(count for _, count in lost)]  # two before this run began
-    handler = Obituary(spec(restarts=9), 1, directory, memory_mb, lambda: counts.pop(0))
+    handler = ExitReportHandler(spec(restarts=9), 1, directory, memory_mb, lambda: counts.pop(0))
     for attempt, (code, _) in enumerate(lost):
         monkeypatch.setenv("SHARDYARD_ATTEMPT", str(attempt))
         args = (code, 0, 4711, "python")
-        handler.emit(logging.LogRecord("torch", logging.ERROR, "", 0, Obituary.SAID, args, None))
+        handler.emit(logging.LogRecord("torch", logging.ERROR, "", 0, ExitReportHandler.SAID, args, None))
     for writer in writers:
         assert writer._file
         writer._file.close()
@@ -320,15 +320,15 @@ def test_who_was_killed_at_the_very_end_is_said() -> None:
 # In containers
 
 
-def ledger(directory: Path, *events: Event, **fields: Any) -> Ledger:
-    kept = Ledger(directory / "live", called("ddp", 1, 2, restarts=2, **fields))
+def run_record(directory: Path, *events: Event, **fields: Any) -> RunRecord:
+    kept = RunRecord(directory / "live", called("ddp", 1, 2, restarts=2, **fields))
     for each in events:
         kept.keep(each)
     return kept
 
 
 def test_the_head_waits_for_torchrun_to_give_up(tmp_path: Path) -> None:
-    kept = ledger(tmp_path, *lost(0))
+    kept = run_record(tmp_path, *lost(0))
     assert (kept.failures, kept.finished, kept.complete) == ({}, False, False)
     lost_it = kept._roster.members[1]
     assert kept.why(lost_it, {1: 1}) == "rank 1 was killed by SIGKILL, after 0 restarts"
@@ -336,7 +336,7 @@ def test_the_head_waits_for_torchrun_to_give_up(tmp_path: Path) -> None:
 
 
 def test_the_head_counts_the_attempt_that_is_finished(tmp_path: Path) -> None:
-    kept = ledger(tmp_path, *lost(0), event("result", 0, 9.5, **rank_fields(steps=1)), *good(1))
+    kept = run_record(tmp_path, *lost(0), event("result", 0, 9.5, **rank_fields(steps=1)), *good(1))
     assert (kept.finished, kept.complete, kept.failures) == (True, True, {})
     for each in up(2, 0, 1):  # an agent begins another one, before it is sent away
         kept.keep(each)
@@ -351,7 +351,7 @@ def test_who_is_heard_to_be_lost_before_the_others_are_heard_to_be_done_is_not_m
     """The restarts are used up, a rank is killed after the last meeting, and its agent gives up at once."""
     *events, last = [each for each in good(0) if (each.kind, each.rank) != ("done", 1)]
     assert last.kind == "done"
-    kept = ledger(tmp_path, *events, killed(0, 1))
+    kept = run_record(tmp_path, *events, killed(0, 1))
     kept.fail(kept._roster.members[1], "gave up")
     assert kept.failures
     kept.keep(last)
@@ -361,9 +361,9 @@ def test_who_is_heard_to_be_lost_before_the_others_are_heard_to_be_done_is_not_m
 def test_who_is_lost_when_the_run_has_finished_is_not_missed(tmp_path: Path) -> None:
     """As before, but the others were heard first: no event follows that would take it back."""
     events = [each for each in good(0) if (each.kind, each.rank) != ("done", 1)]
-    kept = ledger(tmp_path, *events)
+    kept = run_record(tmp_path, *events)
     last = kept._roster.members[1]
-    kept.bury(last, {1: -9}, False)
+    kept.record_exit(last, {1: -9}, False)
     kept.fail(last, "rank 1 was killed by SIGKILL, after 2 restarts")
     assert (kept.failures, kept.complete) == ({}, True)
     assert kept.summary()[0].startswith("ok: ")
@@ -372,7 +372,7 @@ def test_who_is_lost_when_the_run_has_finished_is_not_missed(tmp_path: Path) -> 
 @pytest.mark.parametrize("heard_last", [False, True])  # that the others are done
 def test_who_has_not_given_the_weights_yet_is_missed_all_the_same(tmp_path: Path, heard_last: bool) -> None:
     *events, last = good(0)
-    kept = ledger(tmp_path, *events, save_weights=True)
+    kept = run_record(tmp_path, *events, save_weights=True)
     first, other = kept._roster.members
     if not heard_last:
         kept.keep(last)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tests.unit.training import SMALL, Training, train
-from trainer import snapshots
-from trainer.snapshots import Position, SnapshotError, Snapshots
-from trainer.spec import RunSpec
-from trainer.strategies.replica import Replica
+from trainer.spec.run_spec import RunSpec
+from trainer.training import checkpoint_store as checkpoints
+from trainer.training.checkpoint_store import CheckpointError, Checkpoints, Position
+from trainer.training.replica import Replica
 
 LENET = {"name": "lenet", "dropout": 0.3}
 WIDE = {"name": "wide_resnet", "widen": 1}
@@ -29,7 +29,7 @@ class Killed(Exception):
 
 
 def cut_off(
-    monkeypatch: pytest.MonkeyPatch, at: int, snapshots: Path, strategy: Any, ranks: int, **fields: Any
+    monkeypatch: pytest.MonkeyPatch, at: int, checkpoints: Path, strategy: Any, ranks: int, **fields: Any
 ) -> None:
     """Train until a rank is about to take its step `at`, counted from 1 in the attempt."""
     steps: dict[int, int] = {}
@@ -44,7 +44,7 @@ def cut_off(
     with monkeypatch.context() as patch:
         patch.setattr(Replica, "step", killing)
         with pytest.raises(Killed):
-            train(strategy, ranks, snapshots, **fields)
+            train(strategy, ranks, checkpoints, **fields)
 
 
 def account(training: Training) -> list[Any]:
@@ -54,7 +54,7 @@ def account(training: Training) -> list[Any]:
         for events in training.events
     ]
     results = [
-        replace(result, train_s=0, work_cpu_s=0, seconds={}, peak_memory_mb=0, waited_for=None)
+        replace(result, train_s=0, work_cpu_s=0, seconds={}, peak_memory_mb=0, wait_s_by_rank=None)
         for result in training.results
     ]
     return [told, results]
@@ -83,8 +83,8 @@ TRAININGS: list[tuple[Any, int, dict[str, Any]]] = [
     [
         (*training, {interval: every})
         for training in TRAININGS
-        for interval, every in (("snapshot_steps", 2), ("snapshot_epochs", 1))
-        if (training[0], interval) != ("one_shot", "snapshot_steps")
+        for interval, every in (("checkpoint_steps", 2), ("checkpoint_epochs", 1))
+        if (training[0], interval) != ("one_shot", "checkpoint_steps")
     ],
 )
 def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
@@ -105,19 +105,25 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(
     assert account(cut) == account(whole)
 
 
-def snapshots_of(training: Training, rank: int = 0) -> list[tuple[int, int]]:
-    return [(event.fields["epoch"], event.fields["step"]) for event in training.of("snapshot", rank)]
+def checkpoints_of(training: Training, rank: int = 0) -> list[tuple[int, int]]:
+    return [(event.fields["epoch"], event.fields["step"]) for event in training.of("checkpoint", rank)]
 
 
-def test_when_snapshots_are_taken(tmp_path: Path) -> None:
+def test_when_checkpoints_are_taken(tmp_path: Path) -> None:
     """6 steps an epoch; none at the very end, where there is nothing left to go on with."""
     run: dict[str, Any] = {"epochs": 3, "batch_size": 10}
-    by_steps = train("all_reduce", 2, tmp_path / "a", **run, snapshot_steps=4)
-    assert snapshots_of(by_steps) == snapshots_of(by_steps, 1) == [(0, 4), (1, 2), (1, 6), (2, 4)]
-    assert snapshots_of(train("all_reduce", 2, tmp_path / "b", **run, snapshot_steps=6)) == [(0, 6), (1, 6)]
-    assert snapshots_of(train("one_shot", 2, tmp_path / "c", **run, snapshot_epochs=1)) == [(1, 0), (2, 0)]
-    assert snapshots_of(train("one_shot", 2, tmp_path / "d", **run, snapshot_epochs=2)) == [(2, 0)]
-    assert snapshots_of(train("one_shot", 2, tmp_path / "e", **run)) == []
+    by_steps = train("all_reduce", 2, tmp_path / "a", **run, checkpoint_steps=4)
+    assert checkpoints_of(by_steps) == checkpoints_of(by_steps, 1) == [(0, 4), (1, 2), (1, 6), (2, 4)]
+    assert checkpoints_of(train("all_reduce", 2, tmp_path / "b", **run, checkpoint_steps=6)) == [
+        (0, 6),
+        (1, 6),
+    ]
+    assert checkpoints_of(train("one_shot", 2, tmp_path / "c", **run, checkpoint_epochs=1)) == [
+        (1, 0),
+        (2, 0),
+    ]
+    assert checkpoints_of(train("one_shot", 2, tmp_path / "d", **run, checkpoint_epochs=2)) == [(2, 0)]
+    assert checkpoints_of(train("one_shot", 2, tmp_path / "e", **run)) == []
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
         "epoch-00001-step-0000006",
         "epoch-00002-step-0000004",
@@ -128,14 +134,14 @@ def test_when_snapshots_are_taken(tmp_path: Path) -> None:
 def test_the_seconds_of_a_run_that_went_on_are_those_of_the_work_in_its_weights(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    run: dict[str, Any] = {"epochs": 3, "batch_size": 10, "snapshot_epochs": 1}
+    run: dict[str, Any] = {"epochs": 3, "batch_size": 10, "checkpoint_epochs": 1}
     cut_off(monkeypatch, 16, tmp_path, "all_reduce", 2, **run)  # in epoch 3, of 6 steps
-    before = Snapshots(tmp_path, RunSpec.model_validate(spec(run)).key, 1, 2).read(Position(2, 0))[0]
+    before = Checkpoints(tmp_path, RunSpec.model_validate(spec(run)).key, 1, 2).read(Position(2, 0))[0]
     went_on = train("all_reduce", 2, tmp_path, **run)
     for rank, result in enumerate(went_on.results):
         booked = sum(result.seconds.values()) - result.seconds["evaluate"]
         assert result.train_s == pytest.approx(booked, abs=1e-4)
-        assert result.seconds["snapshot"] > 0
+        assert result.seconds["checkpoint"] > 0
         (again,) = [event for event in went_on.of("epoch", rank) if event.fields["epoch"] == 2]
         assert result.train_s > again.fields["train_s"] > 0
     # All phases together: at the end, time without a core is taken out of those that had work.
@@ -143,11 +149,11 @@ def test_the_seconds_of_a_run_that_went_on_are_those_of_the_work_in_its_weights(
     assert sum(whole.values()) > sum(kept.values()) > kept["compute"] > 0
 
 
-def test_epochs_before_the_snapshot_count_for_patience(
+def test_epochs_before_the_checkpoint_count_for_patience(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run: dict[str, Any] = {"epochs": 5, "batch_size": 10, "target_accuracy": 0.001, "patience": 3}
-    run["snapshot_epochs"] = 1
+    run["checkpoint_epochs"] = 1
     cut_off(monkeypatch, 14, tmp_path, "all_reduce", 2, **run)  # in epoch 3, of 6 steps
     went_on = train("all_reduce", 2, tmp_path, **run)
     assert went_on.of("resumed")[0].fields["epoch"] == 2
@@ -166,16 +172,16 @@ def spec(run: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# Which snapshot is gone on from
+# Which checkpoint is gone on from
 
 
-RUN: dict[str, Any] = {"epochs": 3, "batch_size": 10, "snapshot_steps": 4}
+RUN: dict[str, Any] = {"epochs": 3, "batch_size": 10, "checkpoint_steps": 4}
 NEWEST, BEFORE = "epoch-00001-step-0000006", "epoch-00001-step-0000002"
 
 
 @pytest.fixture
 def cut(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Snapshots of a run of two ranks that was cut off in epoch 3."""
+    """Checkpoints of a run of two ranks that was cut off in epoch 3."""
     cut_off(monkeypatch, 14, tmp_path, "all_reduce", 2, **RUN)
     assert {path.name for path in tmp_path.iterdir()} == {NEWEST, BEFORE}
     return tmp_path
@@ -230,7 +236,7 @@ def test_from_the_beginning_where_none_is_whole(cut: Path) -> None:
 def test_from_the_beginning_where_other_sources_wrote_them(
     monkeypatch: pytest.MonkeyPatch, cut: Path
 ) -> None:
-    monkeypatch.setattr(snapshots, "source_digest", lambda: "of these")
+    monkeypatch.setattr(checkpoints, "source_digest", lambda: "of these")
     places, skipped = went_on_from(cut)
     assert places == [[], []]
     assert len(skipped) == 4
@@ -238,16 +244,16 @@ def test_from_the_beginning_where_other_sources_wrote_them(
 
 
 @pytest.mark.parametrize("lacking", ["replica", "clock"])
-def test_a_snapshot_whose_form_does_not_fit_is_named(cut: Path, lacking: str) -> None:
+def test_a_checkpoint_whose_form_does_not_fit_is_named(cut: Path, lacking: str) -> None:
     for rank in range(2):
-        store = Snapshots(cut, RunSpec.model_validate(spec(RUN)).key, rank, 2)
+        store = Checkpoints(cut, RunSpec.model_validate(spec(RUN)).key, rank, 2)
         state = store.read(Position(1, 6))[0]
         del state[lacking]
         store.write(Position(1, 6), state)
-    with pytest.raises(SnapshotError) as raised:
+    with pytest.raises(CheckpointError) as raised:
         train("all_reduce", 2, cut, **RUN)
     assert str(raised.value) == (
-        "what is in the snapshot after epoch 1 and 6 steps does not fit this run "
+        "what is in the checkpoint after epoch 1 and 6 steps does not fit this run "
         f"(KeyError: '{lacking}'); remove {cut} to begin anew"
     )
 
@@ -278,15 +284,17 @@ def test_how_often_a_run_went_on_is_counted(monkeypatch: pytest.MonkeyPatch, cut
 
 def test_a_run_that_had_to_begin_anew_is_counted_anew(monkeypatch: pytest.MonkeyPatch, cut: Path) -> None:
     cut_off(monkeypatch, 1, cut, "all_reduce", 2, **RUN)  # it went on, which is noted
-    for snapshot in cut.glob("epoch-*/rank-1.pt"):
-        damage(snapshot)
+    for checkpoint in cut.glob("epoch-*/rank-1.pt"):
+        damage(checkpoint)
     cut_off(monkeypatch, 9, cut, "all_reduce", 2, **RUN)
     assert train("all_reduce", 2, cut, **RUN).of("resumed")[0].fields["times"] == 1
 
 
-def test_a_run_that_takes_snapshots_wants_a_place_for_them(tmp_path: Path) -> None:
-    with pytest.raises(SnapshotError, match="SHARDYARD_SNAPSHOTS names no place for them"):
+def test_a_run_that_takes_checkpoints_wants_a_place_for_them(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="SHARDYARD_CHECKPOINTS names no place for them"):
         train("all_reduce", 2, None, **RUN)
     (tmp_path / "file").touch()
-    with pytest.raises(SnapshotError, match=r"snapshots cannot be kept in .*/file/below: Not a directory"):
+    with pytest.raises(
+        CheckpointError, match=r"checkpoints cannot be kept in .*/file/below: Not a directory"
+    ):
         train("all_reduce", 2, tmp_path / "file" / "below", **RUN)

@@ -10,17 +10,17 @@ from typing import Any, NoReturn
 
 import pytest
 
-from orchestrator import runner as module
 from orchestrator.errors import InputError
-from orchestrator.result import RunResult
-from orchestrator.runner import Runner
+from orchestrator.execution import sweep_runner as module
+from orchestrator.execution.sweep_runner import Runner
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import RunPaths, SweepPaths
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
-from orchestrator.store import RunPaths, SweepPaths
-from orchestrator.sweep import Sweep, load_sweep
-from orchestrator.topology import LaunchPlan
+from orchestrator.runtimes.launch_plan import LaunchPlan
+from orchestrator.sweeps.load import Sweep, load_sweep
 from tests.unit.conftest import run_result
-from trainer.events import Event
-from trainer.spec import RunSpec
+from trainer.core.events import Event
+from trainer.spec.run_spec import RunSpec
 
 
 class Nothing(Runtime):
@@ -75,7 +75,7 @@ def test_the_environment_is_asked_for_once_in_a_sweep(
 
     monkeypatch.setattr(module, "environment", environment)
     file = tmp_path / "s.yml"
-    file.write_text("name: s\nblocks: [{base: {strategy: placebo}, axes: {nodes: [1, 2, 3]}}]")
+    file.write_text("name: s\nblocks: [{base: {strategy: fault_injection}, axes: {nodes: [1, 2, 3]}}]")
     sweep = load_sweep(file)
     runner = Runner(Nothing(), "nothing", SweepPaths(tmp_path / "out"), tmp_path, Silent())
     runner.prepare(sweep)
@@ -87,34 +87,34 @@ def test_the_environment_is_asked_for_once_in_a_sweep(
     assert len(asked) == 2
 
 
-def done_with_snapshots_left(tmp_path: Path, runs: int) -> tuple[Runner, Sweep, list[Path]]:
-    """A sweep whose runs are all done, and which was killed before it could remove their snapshots."""
+def done_with_checkpoints_left(tmp_path: Path, runs: int) -> tuple[Runner, Sweep, list[Path]]:
+    """A sweep whose runs are all done, and which was killed before it could remove their checkpoints."""
     file = tmp_path / "s.yml"
-    blocks = [{"base": {"strategy": "placebo"}, "axes": {"nodes": [*range(1, runs + 1)]}}]
+    blocks = [{"base": {"strategy": "fault_injection"}, "axes": {"nodes": [*range(1, runs + 1)]}}]
     file.write_text(json.dumps({"name": "s", "blocks": blocks}))
     sweep, paths = load_sweep(file), SweepPaths(tmp_path / "out")
     left = []
     for run in sweep.runs:
         its = paths.run(run.key)
-        left.append(its.snapshots)
-        (its.snapshots / "local" / "epoch-00001-step-0000000").mkdir(parents=True)
+        left.append(its.checkpoints)
+        (its.checkpoints / "local" / "epoch-00001-step-0000000").mkdir(parents=True)
         its.result.write_text(run_result(key=run.key, spec=run.model_dump(mode="json")).model_dump_json())
     return Runner(Nothing(), "nothing", paths, tmp_path, Silent()), sweep, left
 
 
-def test_snapshots_that_a_killed_sweep_has_left_to_a_run_that_is_done_are_removed(tmp_path: Path) -> None:
-    runner, sweep, left = done_with_snapshots_left(tmp_path, runs=2)
+def test_checkpoints_that_a_killed_sweep_has_left_to_a_run_that_is_done_are_removed(tmp_path: Path) -> None:
+    runner, sweep, left = done_with_checkpoints_left(tmp_path, runs=2)
     assert [result.status for result in runner.results(sweep)] == ["ok", "ok"]
     assert [path for path in left if path.exists()] == []
 
 
-def test_snapshots_that_cannot_be_removed_are_named_once_all_runs_are_done(
+def test_checkpoints_that_cannot_be_removed_are_named_once_all_runs_are_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(path: Path, **_: Any) -> NoReturn:
         raise PermissionError(13, "Permission denied", str(path))
 
-    runner, sweep, left = done_with_snapshots_left(tmp_path, runs=2)
+    runner, sweep, left = done_with_checkpoints_left(tmp_path, runs=2)
     monkeypatch.setattr(shutil, "rmtree", refused)
     results = runner.results(sweep)
     assert [next(results).status, next(results).status] == ["ok", "ok"]

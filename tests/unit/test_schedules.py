@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from trainer.strategies.schedules import Pass, Schedule, bubble, passes
+from trainer.parallel.schedules import Pass, Schedule, bubble, passes
 
 SCHEDULES: list[Schedule] = ["gpipe", "1f1b"]
 SIZES = list(product([1, 2, 3, 4], [1, 2, 3, 4, 8]))

@@ -11,11 +11,11 @@ import yaml
 from pydantic import ValidationError
 
 from orchestrator.errors import InputError
-from orchestrator.schema import run_schema, sweep_schema, write_schemas
-from orchestrator.sweep import load_sweep
+from orchestrator.sweeps.load import load_sweep
+from orchestrator.sweeps.schema import run_schema, sweep_schema, write_schemas
 from tests.unit.conftest import PROJECT
 from tests.unit.mini_schema import mistakes
-from trainer.spec import RunSpec
+from trainer.spec.run_spec import RunSpec
 
 SWEEPS = sorted((PROJECT / "sweeps").glob("*.yml"))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from trainer.spec import RunSpec
+from trainer.spec.run_spec import RunSpec
 
 NAN, INF = float("nan"), float("inf")
 
@@ -120,7 +120,7 @@ def test_more_nodes_than_samples() -> None:
     assert spec(dataset=small, nodes=4).nodes == 4
     message = refusal(dataset=small, nodes=5)
     assert "5 nodes are more than the 4 training samples of synthetic" in message
-    assert spec(strategy="placebo", dataset=small, nodes=5).nodes == 5  # it trains on nothing
+    assert spec(strategy="fault_injection", dataset=small, nodes=5).nodes == 5  # it trains on nothing
 
 
 @pytest.mark.parametrize(
@@ -229,8 +229,8 @@ def test_ranks_that_evaluate_a_model_each_have_no_target(strategy: str) -> None:
 
 
 def test_who_trains_nothing_has_no_target() -> None:
-    assert "placebo, which trains nothing; it must be null" in refusal(
-        strategy="placebo", target_accuracy=0.9
+    assert "fault_injection, which trains nothing; it must be null" in refusal(
+        strategy="fault_injection", target_accuracy=0.9
     )
 
 
@@ -300,11 +300,13 @@ def test_without_a_bottleneck_all_nodes_are_alike_and_keys_are_what_they_were() 
 
 
 @pytest.mark.parametrize(
-    ("fields", "scarce"),
+    ("fields", "oversubscribed"),
     [({}, False), ({"bottleneck_cpus": 0.5}, True), ({"cpus": 0.5}, True), ({"cpus": 2}, False)],
 )
-def test_all_ranks_wait_alike_where_one_has_less_than_a_core(fields: dict[str, Any], scarce: bool) -> None:
-    assert spec(nodes=2, **fields).scarce == scarce
+def test_all_ranks_wait_alike_where_one_has_less_than_a_core(
+    fields: dict[str, Any], oversubscribed: bool
+) -> None:
+    assert spec(nodes=2, **fields).oversubscribed == oversubscribed
 
 
 @pytest.mark.parametrize(
@@ -406,7 +408,7 @@ CHANGES: dict[str, Any] = {
     "patience": 2,
     "seed": 1,
     "threads": 2,
-    "snapshot_epochs": 2,
+    "checkpoint_epochs": 2,
     "save_weights": True,
     "processes_per_node": 2,
     "cpus": 0.4,
@@ -426,8 +428,8 @@ BESIDE: dict[str, dict[str, Any]] = {
 
 
 def test_key_depends_on_everything_else() -> None:
-    # snapshot_steps is in the key, too, and one_shot can have none: see test_snapshots.py.
-    assert set(RunSpec.model_fields) - set(CHANGES) == {"timeout_s", "restarts", "snapshot_steps"}
+    # checkpoint_steps is in the key, too, and one_shot can have none: see test_checkpoints.py.
+    assert set(RunSpec.model_fields) - set(CHANGES) == {"timeout_s", "restarts", "checkpoint_steps"}
     keys = {spec(**BESIDE.get(field, {}), **{field: value}).key for field, value in CHANGES.items()}
     plain = {spec(**BESIDE.get(field, {})).key for field in CHANGES}
     assert len(keys) == len(CHANGES)

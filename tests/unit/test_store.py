@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import store
 from orchestrator.errors import InputError
-from orchestrator.store import (
+from orchestrator.results import store
+from orchestrator.results.store import (
     RunPaths,
     SweepPaths,
     SweepRecord,
@@ -23,7 +23,7 @@ from orchestrator.store import (
     write_atomic,
 )
 from tests.unit.conftest import run_result
-from trainer.cluster.usage import Usage
+from trainer.core.cgroup import Usage
 
 RECORD = SweepRecord(
     name="s", description="größer", source="name: s\n", overrides=[], keys=["a"], environment={"cores": 2}

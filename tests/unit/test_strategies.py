@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch.nn.functional import nll_loss
 
-from orchestrator.assemble import certify
+from orchestrator.execution.assemble import certify
 from tests.unit.threads import together
 from tests.unit.training import SMALL, train
-from trainer.clock import Clock
 from trainer.comm.base import Communicator
-from trainer.data.feed import Feed
-from trainer.spec import RunSpec
-from trainer.strategies import STRATEGIES
+from trainer.core.clock import Clock
+from trainer.spec.registries import STRATEGIES
+from trainer.spec.run_spec import RunSpec
 from trainer.strategies.diloco import DiLoCo
 from trainer.strategies.gossip import Graph, mix, neighbours
-from trainer.strategies.replica import Replica
-from trainer.task import Task
+from trainer.training.loader import BatchLoader
+from trainer.training.replica import Replica
+from trainer.training.task import Task
 
 ODD = {"dataset": {"name": "synthetic", "samples": 121, "test_samples": 40, "noise": 1.0}}  # 61 and 60
 MOMENTUM = {"optimizer": "momentum", "lr": 0.02}
@@ -34,7 +34,7 @@ HERE = [
     and STRATEGIES.load(name).trains
     and STRATEGIES.load(name).max_nodes is None
     and not STRATEGIES.load(name).forks
-    and not STRATEGIES.load(name).cuts_model  # see test_cut_models.py
+    and not STRATEGIES.load(name).partitions_model  # see test_cut_models.py
 ]
 SERVED = [name for name in HERE if STRATEGIES.load(name).servers]
 UNEVEN = [name for name in HERE if "uneven" in STRATEGIES.load(name).model_fields]
@@ -68,7 +68,7 @@ def test_what_a_rank_holds_is_told(name: str, optimizer: str, moments: int) -> N
         if name == "parameter_server" and rank >= STRATEGIES.load(name).servers:
             remembers = 0  # the server alone takes steps
         held = {"weights": 4 * result.parameters, "gradient": 4 * result.parameters, "optimizer": remembers}
-        assert result.held_bytes == held
+        assert result.state_bytes == held
 
 
 def test_memory_that_tensors_share_is_counted_once() -> None:
@@ -76,7 +76,7 @@ def test_memory_that_tensors_share_is_counted_once() -> None:
     model = torch.nn.Linear(3, 2)
     model.weight.data = torch.zeros(10)[:6].view(2, 3)
     model.register_buffer("same", model.weight.data[0])
-    assert Replica(model, Task(spec, Path()), Clock()).held_bytes["weights"] == 4 * (10 + 2)
+    assert Replica(model, Task(spec, Path()), Clock()).state_bytes["weights"] == 4 * (10 + 2)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw"])
@@ -144,9 +144,9 @@ def test_all_reduce_is_one_node_with_as_many_times_the_batch(ranks: int) -> None
     task = Task(spec, Path())
     model = task.build_model(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=spec.lr)
-    feeds = [Feed(task.data.train, spec, task.streams, rank, ranks) for rank in range(ranks)]
+    feeds = [BatchLoader(task.data.train, spec, task.rngs, rank, ranks) for rank in range(ranks)]
     for epoch in (1, 2):
-        for step in zip(*(feed.batches(epoch) for feed in feeds), strict=True):
+        for step in zip(*(loader.batches(epoch) for loader in feeds), strict=True):
             images = torch.cat([batch.images for batch, _ in step])
             labels = torch.cat([batch.labels for batch, _ in step])
             optimizer.zero_grad()
@@ -374,9 +374,9 @@ def test_gossip_as_the_paper_has_it() -> None:
     spec = RunSpec.model_validate({**SMALL, "strategy": "gossip", "nodes": 2, "transport": "memory"})
     task = Task(spec, Path())
     models = [task.build_model(0) for _ in range(2)]
-    feeds = [Feed(task.data.train, spec, task.streams, rank, 2) for rank in range(2)]
+    feeds = [BatchLoader(task.data.train, spec, task.rngs, rank, 2) for rank in range(2)]
     for epoch in (1, 2):
-        for step in zip(*(feed.batches(epoch) for feed in feeds), strict=True):
+        for step in zip(*(loader.batches(epoch) for loader in feeds), strict=True):
             gradients = []
             for model, (batch, _) in zip(models, step, strict=True):
                 loss = nll_loss(model(batch.images), batch.labels)

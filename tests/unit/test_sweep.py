@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import InputError
-from orchestrator.sweep import Sweep, load_sweep
+from orchestrator.sweeps.load import Sweep, load_sweep
 from tests.unit.conftest import PROJECT
-from trainer.spec import REGISTRIES, RunSpec
+from trainer.spec.registries import REGISTRIES
+from trainer.spec.run_spec import RunSpec
 
 Load = Callable[..., Sweep]
 

@@ -15,19 +15,19 @@ from pydantic import ValidationError
 from torch import nn
 
 from tests.unit.test_conformance_models import UNSCALED
-from tests.unit.test_cut_models import Losses, with_losses
+from tests.unit.test_partitioned_models import Losses, with_losses
 from tests.unit.threads import running_clock
 from tests.unit.training import SMALL, Training, train
 from trainer.comm.memory import MemoryCommunicator, Room
 from trainer.data.base import Data, Split
 from trainer.data.datasets.synthetic import Synthetic
-from trainer.models import MODELS
 from trainer.models.base import Pair
-from trainer.models.dropout import ChannelDropout
+from trainer.models.layers.dropout import ChannelDropout
 from trainer.models.lenet import LeNet
-from trainer.spec import RunSpec
-from trainer.strategies.tensor_layers import SharedDropout, Shares, Slicer
-from trainer.task import Task
+from trainer.parallel.tensor_layers import SharedDropout, Shares, Slicer
+from trainer.spec.registries import MODELS
+from trainer.spec.run_spec import RunSpec
+from trainer.training.task import Task
 
 NAME = "tensor_parallel"
 MOMENTUM: dict[str, Any] = {"batch_size": 11, "epochs": 5, "optimizer": "momentum", "lr": 0.02}  # 55 steps
@@ -168,7 +168,7 @@ def test_a_rank_holds_its_share_and_gives_account_of_it() -> None:
         conv1, conv2 = channels * (25 + 1), 30 * channels * 25 + 30
         fc1, fc2 = 15 * (120 + 1), 10 * 15 + 10
         assert result.parameters == conv1 + conv2 + fc1 + fc2
-        assert result.held_bytes == dict.fromkeys(
+        assert result.state_bytes == dict.fromkeys(
             ("weights", "gradient", "optimizer"), 4 * result.parameters
         )
         assert (result.steps, result.blocks) == (55, None)

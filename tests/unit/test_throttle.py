@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.runtimes.local import LocalRuntime
-from orchestrator.store import RunPaths
-from orchestrator.throttle import PERIOD_S, Throttle
-from orchestrator.topology import plan
-from trainer.spec import RunSpec
+from orchestrator.results.store import RunPaths
+from orchestrator.runtimes.launch_plan import plan
+from orchestrator.runtimes.local.runtime import LocalRuntime
+from orchestrator.runtimes.local.throttle import PERIOD_S, Throttle
+from trainer.spec.run_spec import RunSpec
 
 TICK_S = PERIOD_S / 20
 
@@ -102,5 +102,11 @@ def test_the_throttle_is_started_before_the_ranks(tmp_path: Path, transport: str
     fields = {"nodes": 2, "processes_per_node": 2, "cpus": 2, "bottleneck_cpus": 0.25}
     made = plan(RunSpec.model_validate({"strategy": "all_reduce", "transport": transport, **fields}))
     first, *others = LocalRuntime().describe(made, RunPaths(tmp_path / "run"), tmp_path)["processes"]
-    assert first["argv"][2:-1] == ["orchestrator.throttle", "0.25", "node-2", variable, "2,3"]
-    assert not any("orchestrator.throttle" in each["argv"] for each in others)
+    assert first["argv"][2:-1] == [
+        "orchestrator.runtimes.local.throttle",
+        "0.25",
+        "node-2",
+        variable,
+        "2,3",
+    ]
+    assert not any("orchestrator.runtimes.local.throttle" in each["argv"] for each in others)

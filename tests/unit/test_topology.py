@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from orchestrator.runtimes import local
-from orchestrator.runtimes import processes as module
-from orchestrator.runtimes.local import LocalRuntime
-from orchestrator.runtimes.processes import Process, processes
-from orchestrator.store import RunPaths
-from orchestrator.topology import LaunchPlan, plan
+from orchestrator.results.store import RunPaths
+from orchestrator.runtimes.launch_plan import LaunchPlan, plan
+from orchestrator.runtimes.local import processes as module
+from orchestrator.runtimes.local import runtime as local
+from orchestrator.runtimes.local.processes import Process, processes
+from orchestrator.runtimes.local.runtime import LocalRuntime
 from tests.unit.conftest import PROJECT
-from trainer.clock import Clock
-from trainer.context import RANK_VARIABLES, ContextError, NodeContext
-from trainer.spec import RunSpec
+from trainer.core.clock import Clock
+from trainer.core.context import RANK_VARIABLES, ContextError, NodeContext
+from trainer.spec.run_spec import RunSpec
 
 TRAINER = [sys.executable, "-m", "trainer"]
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")

@@ -9,8 +9,8 @@ import pytest
 
 from tests.bench import link
 from tests.bench.two_links import FREE, SHAPED, TwoLinks
-from trainer.events import Event
-from trainer.spec import RunSpec
+from trainer.core.events import Event
+from trainer.spec.run_spec import RunSpec
 
 RUN = RunSpec.model_validate({"strategy": "all_reduce", "nodes": 2, "epochs": 6})
 
@@ -38,20 +38,20 @@ def at(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def follow(now: list[float], links: list[str]) -> TwoLinks:
     """A run whose epochs take a second, and rank 1 a tenth longer than rank 0."""
     engine: Any = None
-    watch = TwoLinks(engine, RUN, links)
-    watch.events([Event(0.0, RUN.key, 0, "node", "start", {})])
+    watchdog = TwoLinks(engine, RUN, links)
+    watchdog.events([Event(0.0, RUN.key, 0, "node", "start", {})])
     for epoch in range(1, RUN.epochs + 1):
         for rank, end in enumerate((epoch + 0.9, epoch + 1.0)):
             now[0] = max(now[0], end)
             fields = {"epoch": epoch, "train_s": end * (1 + rank)}
-            watch.events([Event(end, RUN.key, rank, "node", "epoch", fields)])
-    return watch
+            watchdog.events([Event(end, RUN.key, rank, "node", "epoch", fields)])
+    return watchdog
 
 
 @pytest.mark.parametrize("links", [[FREE, SHAPED], [SHAPED, FREE]])
 def test_neither_the_first_epoch_nor_those_of_the_change_count(at: list[float], links: list[str]) -> None:
-    watch = follow(at, links)
-    assert watch.epochs() == {links[0]: [2, 3], links[1]: [6]}
+    watchdog = follow(at, links)
+    assert watchdog.epochs() == {links[0]: [2, 3], links[1]: [6]}
 
 
 def test_an_epoch_is_as_long_as_its_slowest_rank(at: list[float]) -> None:

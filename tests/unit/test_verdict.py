@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.verdict import verdict
+from orchestrator.execution.outcome import verdict
 from tests.unit.conftest import event
-from trainer.events import Event
+from trainer.core.events import Event
 
 SIGKILL, SIGTERM = 9, 15
 

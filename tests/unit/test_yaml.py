@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import InputError
-from orchestrator.yaml import parse_yaml, read_yaml
+from orchestrator.sweeps.yaml import parse_yaml, read_yaml
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from trainer.clock import Clock
 from trainer.comm.memory import MemoryCommunicator, Room
+from trainer.core.clock import Clock
 
 Body = Callable[[MemoryCommunicator], Any]
 

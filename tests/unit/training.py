@@ -17,11 +17,11 @@ import torch
 
 from trainer.comm.base import CommunicationError
 from trainer.comm.memory import Room
-from trainer.context import NodeContext
-from trainer.events import Event, EventWriter
-from trainer.result import TrainResult
-from trainer.spec import RunSpec
-from trainer.task import Task
+from trainer.core.context import NodeContext
+from trainer.core.events import Event, EventWriter
+from trainer.core.result import TrainResult
+from trainer.spec.run_spec import RunSpec
+from trainer.training.task import Task
 
 SMALL = {
     "dataset": {"name": "synthetic", "samples": 120, "test_samples": 40, "noise": 1.0},
@@ -75,8 +75,8 @@ def threads_in_torch(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def train(strategy: Any, ranks: int = 2, snapshots: Path | None = None, **fields: Any) -> Training:
-    """Train with every rank a thread. snapshots: where they lie. Raises what a rank raises first."""
+def train(strategy: Any, ranks: int = 2, checkpoints: Path | None = None, **fields: Any) -> Training:
+    """Train with every rank a thread. checkpoints: where they lie. Raises what a rank raises first."""
     run = {**SMALL, "strategy": strategy, "nodes": ranks, "transport": "memory", **fields}
     spec = RunSpec.model_validate({**run, "save_weights": True})
     task = Task(spec, Path())
@@ -94,7 +94,7 @@ def train(strategy: Any, ranks: int = 2, snapshots: Path | None = None, **fields
                 Path(),
                 room=room,
                 out_dir=Path(name),
-                snapshots_dir=snapshots,
+                checkpoints_dir=checkpoints,
             )
             try:
                 outcomes[rank] = spec.strategy.train(context, task, notes[rank])

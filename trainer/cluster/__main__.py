@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     env = os.environ
     match arguments:
         case ["node" | "launcher" | "master" as role]:
-            from trainer.cluster import member
+            from trainer.cluster import agent as member
 
             return member.main(role, env["SHARDYARD_TOPOLOGY"])
         case ["head"]:
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
         case ["skip"]:
             return 0  # what the data service does when the orchestrator has seen to the data
         case ["rank"]:
-            from trainer.cluster import member
+            from trainer.cluster import agent as member
 
             member.become_rank()
     print("usage: python -m trainer.cluster node|launcher|master|head|data|rank|skip", file=sys.stderr)
@@ -51,8 +51,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _lead(env: Mapping[str, str]) -> int:
-    from trainer.cluster import head
-    from trainer.cluster.owner import become_owner_of
+    from trainer.cluster import coordinator as head
+    from trainer.cluster.privileges import become_owner_of
 
     topology, spec, results = env["SHARDYARD_TOPOLOGY"], Path(env["SHARDYARD_SPEC"]), Path("/results")
     become_owner_of(spec, results)
@@ -73,17 +73,18 @@ def _fetch(env: Mapping[str, str]) -> int:
     from pydantic import ValidationError
     from pydantic_core import PydanticCustomError
 
-    from trainer.cluster.commands import SNAPSHOTS
-    from trainer.cluster.owner import become_owner_of, open_to_nodes
-    from trainer.cluster.roll import RollError, read_spec
-    from trainer.spec import REGISTRIES, DataError
+    from trainer.cluster.commands import CHECKPOINTS
+    from trainer.cluster.privileges import become_owner_of, open_to_nodes
+    from trainer.cluster.rank_assignment import AssignmentError, read_spec
+    from trainer.data.base import DataError
+    from trainer.spec.registries import REGISTRIES
 
     spec, directory = Path(env["SHARDYARD_SPEC"]), Path("/data")
-    become_owner_of(spec, directory, SNAPSHOTS)
-    open_to_nodes(SNAPSHOTS)
+    become_owner_of(spec, directory, CHECKPOINTS)
+    open_to_nodes(CHECKPOINTS)
     try:
         dataset = REGISTRIES["dataset"].parse(read_spec(spec).get("dataset", "digits"))
-    except (RollError, ValidationError, PydanticCustomError):
+    except (AssignmentError, ValidationError, PydanticCustomError):
         return 0  # the head, which has to read it all, says better what is wrong
     try:
         dataset.prepare(directory)

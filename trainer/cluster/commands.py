@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.cluster.roll import Member, Roster
+from trainer.cluster.rank_assignment import Agent, RankAssignment
 from trainer.elastic.command import torchrun
 
 HOME = Path("/run/shardyard")  # a tmpfs: what lies here ends with the container
 OUT = HOME / "out"  # events and weights of this member's ranks
-SNAPSHOTS = Path("/snapshots")  # mounted; of every run that takes any, by key
+CHECKPOINTS = Path("/checkpoints")  # mounted; of every run that takes any, by key
 SPEC = HOME / "spec.json"
 SSH = HOME / "ssh"
 ENVIRONMENT = HOME / "environment.json"  # for ranks that mpirun starts
@@ -31,57 +31,57 @@ class Command:
     ranks: tuple[int, ...]
 
 
-def commands(roster: Roster, pid: int) -> list[Command]:
+def commands(assignment: RankAssignment, pid: int) -> list[Command]:
     """What the member `roster.me` has to start; nothing where others start its ranks or it has none.
 
     pid: of the member's own process, with which its ranks end.
     """
-    me, topology = roster.me, roster.spec.topology
-    common = environment(roster, pid)
+    me, topology = assignment.me, assignment.spec.topology
+    common = environment(assignment, pid)
     if me.role == "launcher":
-        return [Command(mpirun(roster), {**common, **mpirun_environment()}, ())]
+        return [Command(mpirun(assignment), {**common, **mpirun_environment()}, ())]
     if topology == "mpi":
         return []
     if topology == "single":
         return [Command(TRAINER, common, me.ranks)] if me.ranks else []
-    if roster.spec.restarts:
-        return [_agent(roster, common)]
+    if assignment.spec.restarts:
+        return [_agent(assignment, common)]
     meet = {
-        "SHARDYARD_RENDEZVOUS": f"tcp://{roster.holder(0).address}:{RENDEZVOUS_PORT}",
-        "WORLD_SIZE": str(roster.spec.world_size),
+        "SHARDYARD_RENDEZVOUS": f"tcp://{assignment.holder(0).address}:{RENDEZVOUS_PORT}",
+        "WORLD_SIZE": str(assignment.spec.world_size),
     }
-    every = {**common, **meet, **_gpus(roster)}
+    every = {**common, **meet, **_gpus(assignment)}
     return [
         Command(TRAINER, {**every, "RANK": str(rank), "LOCAL_RANK": str(local)}, (rank,))
         for local, rank in enumerate(me.ranks)
     ]
 
 
-def _agent(roster: Roster, common: Mapping[str, str]) -> Command:
+def _agent(assignment: RankAssignment, common: Mapping[str, str]) -> Command:
     """torchrun's agent, which starts this node's ranks; node 0's is where the others meet it."""
-    me, spec = roster.me, roster.spec
+    me, spec = assignment.me, assignment.spec
     node = me.ranks[0] // spec.processes_per_node
-    argv = torchrun(spec, f"{roster.holder(0).address}:{RENDEZVOUS_PORT}", f"{HOME}/torchrun")
+    argv = torchrun(spec, f"{assignment.holder(0).address}:{RENDEZVOUS_PORT}", f"{HOME}/torchrun")
     told = {"SHARDYARD_NODE": str(node), "SHARDYARD_MEMORY_MB": str(spec.memory_mb)}
-    return Command(argv, {**common, **_gpus(roster), **told}, me.ranks)
+    return Command(argv, {**common, **_gpus(assignment), **told}, me.ranks)
 
 
-def _gpus(roster: Roster) -> dict[str, str]:
+def _gpus(assignment: RankAssignment) -> dict[str, str]:
     """Compose shows every replica all GPUs of the machine; a node is to have its own."""
-    own = ",".join(str(rank) for rank in roster.me.ranks)
-    return {"CUDA_VISIBLE_DEVICES": own} if roster.spec.on_gpu else {}
+    own = ",".join(str(rank) for rank in assignment.me.ranks)
+    return {"CUDA_VISIBLE_DEVICES": own} if assignment.spec.on_gpu else {}
 
 
 TRAINER = (sys.executable, "-m", "trainer")
 
 
-def environment(roster: Roster, pid: int) -> dict[str, str]:
+def environment(assignment: RankAssignment, pid: int) -> dict[str, str]:
     """Of every rank of this member."""
     # Compose writes the node's name before each line; only ranks that share a node need more.
-    alone = len(roster.me.ranks) == 1
-    first = min(roster.me.ranks, default=0)
+    alone = len(assignment.me.ranks) == 1
+    first = min(assignment.me.ranks, default=0)
     return {
-        **roster.spec.thread_environment(first),
+        **assignment.spec.thread_environment(first),
         "SHARDYARD_SPEC": str(SPEC),
         "SHARDYARD_DATA": "/data",
         "SHARDYARD_OUT": str(OUT),
@@ -90,23 +90,32 @@ def environment(roster: Roster, pid: int) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": INTERFACE,
         "NCCL_SOCKET_IFNAME": INTERFACE,
         "TP_SOCKET_IFNAME": INTERFACE,
-        **({"SHARDYARD_SNAPSHOTS": str(SNAPSHOTS / roster.spec.key)} if roster.spec.snapshots else {}),
+        **(
+            {"SHARDYARD_CHECKPOINTS": str(CHECKPOINTS / assignment.spec.key)}
+            if assignment.spec.checkpoints
+            else {}
+        ),
         # mpirun would collect its ranks' output; a node's belongs in its own log.
-        **({"SHARDYARD_CONSOLE": f"/proc/{pid}/fd/1"} if roster.spec.topology == "mpi" else {}),
-        **({"SHARDYARD_HELD_TO": f"{roster.spec.cpus_of(first):g}"} if _held_back(roster) else {}),
+        **({"SHARDYARD_CONSOLE": f"/proc/{pid}/fd/1"} if assignment.spec.topology == "mpi" else {}),
+        **({"SHARDYARD_HELD_TO": f"{assignment.spec.cpus_of(first):g}"} if _held_back(assignment) else {}),
     }
 
 
-def _held_back(roster: Roster) -> bool:
-    return any(roster.spec.held_back(rank) for rank in roster.me.ranks)
+def _held_back(assignment: RankAssignment) -> bool:
+    return any(assignment.spec.held_back(rank) for rank in assignment.me.ranks)
 
 
-def mpirun(roster: Roster) -> tuple[str, ...]:
+def mpirun(assignment: RankAssignment) -> tuple[str, ...]:
     """The launcher's command: ranks in the order of the hosts file, P to a node."""
     return (
         str(PREFIX / "bin" / "mpirun"),
         *("--prefix", str(PREFIX), "--hostfile", str(HOSTS), "--wdir", "/opt/shardyard"),
-        *("-n", str(roster.spec.world_size), "--map-by", f"ppr:{roster.spec.processes_per_node}:node"),
+        *(
+            "-n",
+            str(assignment.spec.world_size),
+            "--map-by",
+            f"ppr:{assignment.spec.processes_per_node}:node",
+        ),
         *("--bind-to", "none", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"),
         *("--mca", "pml", "ob1", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", INTERFACE),
         *(sys.executable, "-m", "trainer.cluster", "rank"),
@@ -124,11 +133,11 @@ def mpirun_environment() -> dict[str, str]:
     }
 
 
-def hosts(roster: Roster) -> str:
+def hosts(assignment: RankAssignment) -> str:
     """Open MPI's hosts file: the nodes in the order of their ranks."""
-    nodes = [member for member in roster.members if member.ranks]
+    nodes = [member for member in assignment.members if member.ranks]
     return "".join(f"{node.address} slots={len(node.ranks)}\n" for node in nodes)
 
 
-def launcher_of(roster: Roster) -> Member:
-    return next(member for member in roster.members if member.role == "launcher")
+def launcher_of(assignment: RankAssignment) -> Agent:
+    return next(member for member in assignment.members if member.role == "launcher")

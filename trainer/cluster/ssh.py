@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from trainer.cluster.roll import RollError
+from trainer.cluster.rank_assignment import AssignmentError
 
 PORT = 2222  # sshd does not run as root, so it cannot have 22
 USER = "shardyard"
@@ -88,6 +88,6 @@ def start_server(directory: Path) -> subprocess.Popen[bytes]:
     deadline = time.monotonic() + START_S
     while not (directory / "sshd.pid").exists():  # written when it listens
         if server.poll() is not None or time.monotonic() > deadline:
-            raise RollError("sshd did not start; its complaint is above")
+            raise AssignmentError("sshd did not start; its complaint is above")
         time.sleep(0.02)
     return server

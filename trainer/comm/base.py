@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from trainer.clock import Clock, Span
 from trainer.comm.traffic import Traffic
+from trainer.core.clock import Clock, Span
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.context import NodeContext
+    from trainer.core.context import NodeContext
 
 Op = Literal["sum", "mean"]
 

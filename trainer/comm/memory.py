@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from queue import Empty, Queue
 from typing import TYPE_CHECKING, ClassVar
 
-from trainer.clock import Clock
 from trainer.comm.base import CommunicationError, Communicator
+from trainer.core.clock import Clock
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.context import NodeContext
+    from trainer.core.context import NodeContext
 
 
 PEER_FAILED = "another rank of this process has failed, or has not come in time"

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainer.clock import Clock
 from trainer.comm.base import CommunicationError, Communicator
+from trainer.core.clock import Clock
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.context import NodeContext
+    from trainer.core.context import NodeContext
 
 
 # Waiting with naps: for so long at full speed, since most waits are short, then so long a nap at a time.
@@ -52,7 +52,7 @@ class MpiCommunicator(Communicator):
                 f"MPI says rank {world.Get_rank()} of {world.Get_size()}, "
                 f"the environment says {context.rank} of {context.size}"
             )
-        return cls(context.rank, context.size, clock, MPI, naps=context.scarce)
+        return cls(context.rank, context.size, clock, MPI, naps=context.oversubscribed)
 
     def close(self) -> None:
         self._world.Barrier()

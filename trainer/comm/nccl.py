@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainer.clock import Clock
 from trainer.comm.base import CommunicationError
-from trainer.comm.torch_dist import TorchDistCommunicator
+from trainer.comm.gloo import TorchDistCommunicator
+from trainer.core.clock import Clock
 
 if TYPE_CHECKING:
-    from trainer.context import NodeContext
+    from trainer.core.context import NodeContext
 
 
 class NcclCommunicator(TorchDistCommunicator):

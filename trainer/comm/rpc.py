@@ -15,17 +15,17 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
-from trainer.clock import Clock
 from trainer.comm.base import CommunicationError, Communicator, named
+from trainer.core.clock import Clock
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch._C._distributed_c10d import Store
 
-    from trainer.context import NodeContext
+    from trainer.core.context import NodeContext
 
 WORKER_THREADS = 4  # that answer requests; of ours none waits in one but rpc_split's, for the part before
-KNOCK_EVERY_S = 0.5  # how often a rank that waits for another asks whether it is still there
+HEARTBEAT_S = 0.5  # how often a rank that waits for another asks whether it is still there
 ROLL_CALL_S = 3.0  # in which one that is asked nothing else says that it is there
 
 # What the peers have put here, by rank. A module's, because a process has one RPC agent, whose requests
@@ -174,10 +174,10 @@ class RpcCommunicator(Communicator):
         """What rank `source` has put, or puts next, into this rank's mailbox."""
         source = self._ranks[source]
         deadline = time.monotonic() + self._timeout_s
-        knock = Knock(source, self._timeout_s)
+        knock = Heartbeat(source, self._timeout_s)
         while (left_s := deadline - time.monotonic()) > 0:
             try:
-                return _mailbox[source].get(timeout=min(KNOCK_EVERY_S, left_s))
+                return _mailbox[source].get(timeout=min(HEARTBEAT_S, left_s))
             except Empty:
                 knock.again()
         raise CommunicationError(
@@ -197,7 +197,7 @@ def reaching(rank: int, doing: str) -> Iterator[None]:
         yield
 
 
-class Knock:
+class Heartbeat:
     """Asks a rank that one waits for whether it is there: a mailbox does not notice that it is gone."""
 
     def __init__(self, rank: int, timeout_s: float) -> None:
@@ -216,7 +216,7 @@ class Knock:
                 self._answer = rpc.rpc_async(node(self._rank), _answer, timeout=self._timeout_s)
 
 
-def call_roll(ranks: Iterable[int]) -> None:
+def assign_ranks(ranks: Iterable[int]) -> None:
     """Raises CommunicationError unless each of the ranks says within ROLL_CALL_S that it is there."""
     from torch.distributed import rpc
 

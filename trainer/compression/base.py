@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from trainer.registry import Component
+from trainer.core.registry import Component
 
 if TYPE_CHECKING:
     from torch import Size, Tensor
 
     from trainer.comm.base import Communicator
-    from trainer.streams import Streams
+    from trainer.core.rng import RngFactory
 
 
 class Compression(Component):
@@ -22,10 +22,12 @@ class Compression(Component):
     all-reduce sends 8n(P-1)/P.
     """
 
-    unsaved: ClassVar[str | None] = "what a rank has not sent yet"  # that it remembers from step to step
+    not_checkpointed: ClassVar[str | None] = (
+        "what a rank has not sent yet"  # that it remembers from step to step
+    )
 
     @abstractmethod
-    def build(self, comm: Communicator, shapes: Sequence[Size], streams: Streams) -> Compressor:
+    def build(self, comm: Communicator, shapes: Sequence[Size], rngs: RngFactory) -> Compressor:
         """One rank's part in it. shapes: of the parameters, in the order of the flat gradient."""
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Size, Tensor
 
     from trainer.comm.base import Communicator
-    from trainer.streams import Streams
+    from trainer.core.rng import RngFactory
 
 
 class Fp16(Compression):
@@ -28,9 +28,9 @@ class Fp16(Compression):
     Sends 8c(P-1) bytes with c = ceil(n / 2P): half of the all-reduce, whatever P.
     """
 
-    unsaved: ClassVar[str | None] = None
+    not_checkpointed: ClassVar[str | None] = None
 
-    def build(self, comm: Communicator, shapes: Sequence[Size], streams: Streams) -> Compressor:
+    def build(self, comm: Communicator, shapes: Sequence[Size], rngs: RngFactory) -> Compressor:
         return Fp16Compressor(comm)
 
 

@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from torch import Size, Tensor
 
     from trainer.comm.base import Communicator
-    from trainer.streams import Streams
+    from trainer.core.rng import RngFactory
 
 
 class NoneCompression(Compression):
     """Gradients travel as they are. Sends 8n(P-1)/P bytes."""
 
-    unsaved: ClassVar[str | None] = None
+    not_checkpointed: ClassVar[str | None] = None
 
-    def build(self, comm: Communicator, shapes: Sequence[Size], streams: Streams) -> Compressor:
+    def build(self, comm: Communicator, shapes: Sequence[Size], rngs: RngFactory) -> Compressor:
         return NoneCompressor(comm)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Size, Tensor
 
     from trainer.comm.base import Communicator
-    from trainer.streams import Streams
+    from trainer.core.rng import RngFactory
 
 
 class PowerSgd(Compression):
@@ -29,8 +29,8 @@ class PowerSgd(Compression):
 
     rank: int = Field(2, ge=1, le=1024, description="of the matrices that stand for the gradient")
 
-    def build(self, comm: Communicator, shapes: Sequence[Size], streams: Streams) -> Compressor:
-        return PowerSgdCompressor(comm, shapes, self.rank, streams.number("compression"))
+    def build(self, comm: Communicator, shapes: Sequence[Size], rngs: RngFactory) -> Compressor:
+        return PowerSgdCompressor(comm, shapes, self.rank, rngs.number("compression"))
 
 
 class PowerSgdCompressor(Compressor):

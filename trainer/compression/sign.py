@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Size, Tensor
 
     from trainer.comm.base import Communicator
-    from trainer.streams import Streams
+    from trainer.core.rng import RngFactory
 
 
 class Sign(Compression):
@@ -24,7 +24,7 @@ class Sign(Compression):
     That is less than the all-reduce up to 63 ranks, if L is small.
     """
 
-    def build(self, comm: Communicator, shapes: Sequence[Size], streams: Streams) -> Compressor:
+    def build(self, comm: Communicator, shapes: Sequence[Size], rngs: RngFactory) -> Compressor:
         return SignCompressor(comm, shapes)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Size, Tensor
 
     from trainer.comm.base import Communicator
-    from trainer.streams import Streams
+    from trainer.core.rng import RngFactory
 
 
 class TopK(Compression):
@@ -28,7 +28,7 @@ class TopK(Compression):
 
     ratio: float = Field(0.01, gt=0, le=1, description="share of the gradient's entries that is sent")
 
-    def build(self, comm: Communicator, shapes: Sequence[Size], streams: Streams) -> Compressor:
+    def build(self, comm: Communicator, shapes: Sequence[Size], rngs: RngFactory) -> Compressor:
         return TopKCompressor(comm, sum(shape.numel() for shape in shapes), self.ratio)
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from trainer.registry import Component
+from trainer.core.registry import Component
 
 Images = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
@@ -99,7 +99,7 @@ class Partitioner(Component):
 
     reshuffle: bool = False  # split again every epoch (True), or once for the whole run (False)
 
-    def misfit(self, samples: int, classes: int, parts: int) -> str | None:
+    def validation_error(self, samples: int, classes: int, parts: int) -> str | None:
         """Why so many samples of so many classes cannot be split, or None; it says what mends that.
 
         This is what the numbers alone tell, before any label is read.
@@ -112,7 +112,7 @@ class Partitioner(Component):
 
     def check(self, labels: Labels, parts: int) -> None:
         """Raise DataError if these labels cannot be split into so many parts, as far as `misfit` tells."""
-        if reason := self.misfit(len(labels), len(np.unique(labels)), parts):
+        if reason := self.validation_error(len(labels), len(np.unique(labels)), parts):
             raise DataError(reason)
 
     @abstractmethod

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trainer.core.events import split_digest
 from trainer.data.base import Indices, Labels
-from trainer.events import split_digest
 
 Counts = npt.NDArray[np.int64]
 
@@ -108,7 +108,7 @@ class Spread:
 class EpochRecord:
     """What the nodes together were to feed in one epoch, and in all epochs up to it.
 
-    uneven: what was done about parts of different size: join, drop or pad; see trainer.strategies.base.
+    uneven: what was done about parts of different size: join, drop or pad; see trainer.core.strategy.
     """
 
     epoch: int

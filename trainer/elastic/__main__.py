@@ -16,15 +16,15 @@ from pathlib import Path
 from torch.distributed import run
 from torch.distributed.elastic.rendezvous import rendezvous_handler_registry
 
-from trainer.cluster.usage import measure
+from trainer.core.cgroup import measure
+from trainer.core.events import EventWriter, signal_name
 from trainer.elastic.command import BACKEND
 from trainer.elastic.rendezvous import Rendezvous
-from trainer.events import EventWriter, signal_name
-from trainer.spec import RunSpec
-from trainer.watch import end_with
+from trainer.launch.watchdog import end_with
+from trainer.spec.run_spec import RunSpec
 
 
-class Obituary(logging.Handler):
+class ExitReportHandler(logging.Handler):
     """Leaves a last word for a rank that was killed: its agent alone knows by which signal.
 
     torchrun's agent says it in its log, once per attempt that is lost, of the rank that it missed first.
@@ -71,8 +71,8 @@ def main(arguments: list[str], env: Mapping[str, str]) -> None:
     spec = RunSpec.model_validate_json(Path(env["SHARDYARD_SPEC"]).read_text(encoding="utf-8"))
     node = int(env["SHARDYARD_NODE"])
     end_with(int(env["SHARDYARD_ORCHESTRATOR"]))
-    obituary = Obituary(spec, node, Path(env["SHARDYARD_OUT"]), env.get("SHARDYARD_MEMORY_MB"))
-    logging.getLogger(Obituary.LOGGER).addHandler(obituary)
+    obituary = ExitReportHandler(spec, node, Path(env["SHARDYARD_OUT"]), env.get("SHARDYARD_MEMORY_MB"))
+    logging.getLogger(ExitReportHandler.LOGGER).addHandler(obituary)
     rendezvous_handler_registry.register(
         BACKEND, lambda parameters: Rendezvous(spec, node, parameters.endpoint)
     )

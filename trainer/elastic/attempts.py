@@ -1,7 +1,7 @@
 """Attempts: a run's events told apart by how often torchrun had started the ranks before. Imports no torch.
 
 A run that is never started again has one attempt. Of several one counts: the first that all ranks have
-finished, else the last. Its events are a whole account: a rank that goes on from a snapshot tells again
+finished, else the last. Its events are a whole account: a rank that goes on from a checkpoint tells again
 what is in it, and one that does not has begun anew.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from trainer.events import LAST_WORDS, Event
+from trainer.core.events import EXIT_REPORTS, Event
 
 
 class Tally:
@@ -56,7 +56,7 @@ class Tally:
 
     def silent(self, attempt: int) -> list[int]:
         """The ranks that were up and left without a last word: they were killed, or still run."""
-        return sorted(self._kinds(attempt, "start") - self._kinds(attempt, *LAST_WORDS))
+        return sorted(self._kinds(attempt, "start") - self._kinds(attempt, *EXIT_REPORTS))
 
     def killed(self, attempt: int) -> list[int]:
         """The ranks that were killed for all that is known; their agents may have left a word for them."""

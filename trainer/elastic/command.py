@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from trainer.spec import RunSpec
+from trainer.spec.run_spec import RunSpec
 
 BACKEND = "shardyard"  # as torchrun calls our rendezvous
 MONITOR_S = 0.2  # how often an agent looks after its ranks, and whether others want to meet again

@@ -23,9 +23,9 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from trainer.comm.attempt_store import prefix
 from trainer.elastic.command import BACKEND
-from trainer.elastic.meeting import prefix
-from trainer.spec import RunSpec
+from trainer.spec.run_spec import RunSpec
 
 POLL_S = 0.05
 LEAVE_S = 5.0  # the agent with the store gives the others this long to leave first

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainer.registry import Component
+from trainer.core.registry import Component
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ def too_small(shape: tuple[int, int, int], least: int) -> str | None:
 class Model(Component):
     """A classifier whose last block gives log-probabilities."""
 
-    def misfit(self, shape: tuple[int, int, int]) -> str | None:
+    def validation_error(self, shape: tuple[int, int, int]) -> str | None:
         """Why images of this shape (channels, height, width) do not fit, or None."""
         return None
 

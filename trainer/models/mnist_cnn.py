@@ -23,7 +23,7 @@ class MnistCnn(Model):
 
     dropout: float = Field(0.5, ge=0, lt=1, description="probability of dropping a channel, an activation")
 
-    def misfit(self, shape: tuple[int, int, int]) -> str | None:
+    def validation_error(self, shape: tuple[int, int, int]) -> str | None:
         _, height, width = shape
         return None if (height, width) == (28, 28) else f"it takes 28×28 pixels, not {height}×{width}"
 
@@ -43,7 +43,7 @@ class MnistCnn(Model):
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
         from torch import nn
 
-        from trainer.models.dropout import ChannelDropout, Dropout
+        from trainer.models.layers.dropout import ChannelDropout, Dropout
 
         yield "conv1", nn.Conv2d(shape[0], 10, kernel_size=5)
         yield "pool1", nn.MaxPool2d(2)

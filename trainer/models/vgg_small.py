@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trainer.models.base import Model, Pair, too_small
-from trainer.models.norms import NORM, Norm, shares
+from trainer.models.layers.norms import NORM, Norm, shares
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ class VggSmall(Model):
     dropout: float = Field(0.5, ge=0, lt=1, description="probability of dropping one of its activations")
     norm: Literal["none", Norm] = Field("none", description=NORM)
 
-    def misfit(self, shape: tuple[int, int, int]) -> str | None:
+    def validation_error(self, shape: tuple[int, int, int]) -> str | None:
         return too_small(shape, LEAST_PIXELS)
 
     @property
@@ -67,8 +67,8 @@ class VggSmall(Model):
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
         from torch import nn
 
-        from trainer.models.dropout import Dropout
-        from trainer.models.norms import build_norm
+        from trainer.models.layers.dropout import Dropout
+        from trainer.models.layers.norms import build_norm
 
         channels, height, width = shape
         for group in range(1, GROUPS + 1):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from trainer.models.base import Model, Pair, too_small
-from trainer.models.norms import NORM, Norm, shares
+from trainer.models.layers.norms import NORM, Norm, shares
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ class WideResNet(Model):
     blocks_per_group: int = Field(1, ge=1, le=100, description="N residual blocks: the depth is 6N + 4")
     norm: Norm = Field("batch", description=NORM)
 
-    def misfit(self, shape: tuple[int, int, int]) -> str | None:
+    def validation_error(self, shape: tuple[int, int, int]) -> str | None:
         return too_small(shape, LEAST_PIXELS)
 
     @property
@@ -63,8 +63,8 @@ class WideResNet(Model):
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
         from torch import nn
 
-        from trainer.models.norms import build_norm
-        from trainer.models.residual import Residual
+        from trainer.models.layers.norms import build_norm
+        from trainer.models.layers.residual import Residual
 
         yield "stem", nn.Conv2d(shape[0], 16, kernel_size=3, padding=1, bias=False)
         channels, number = 16, 0

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainer.registry import Component
+from trainer.core.registry import Component
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Optimizer(Component):
-    """How a gradient becomes a step. The learning rate is the run's, see trainer/pace.py."""
+    """How a gradient becomes a step. For learning rates see trainer/training/lr_schedule.py."""
 
     by_layer: ClassVar[bool] = False  # a weight's step depends on its whole tensor's gradient
 
@@ -23,7 +23,7 @@ class Optimizer(Component):
         """torch's optimiser over `parameters`."""
 
 
-class WrittenOut(Optimizer):
+class TextbookRule(Optimizer):
     """An optimiser whose step is written here and not in a library, to be read beside its formula.
 
     twin: the registered optimiser of a library that takes the same steps, if there is one.
@@ -32,9 +32,9 @@ class WrittenOut(Optimizer):
     twin: ClassVar[str | None] = None
 
     def build(self, parameters: Iterable[Tensor], lr: float) -> TorchOptimizer:
-        from trainer.optimizers.by_hand import ByHand
+        from trainer.optimizers.textbook import TextbookOptimizer
 
-        return ByHand(parameters, lr, self)
+        return TextbookOptimizer(parameters, lr, self)
 
     def remember(self, theta: Tensor) -> dict[str, Any]:
         """What is kept of each tensor of weights from step to step, as it is before the first."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from trainer.optimizers.base import WrittenOut
+from trainer.optimizers.base import TextbookRule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 EPSILON = 1e-8
 
 
-class NovoGrad(WrittenOut):
+class NovoGrad(TextbookRule):
     """NovoGrad after Ginsburg et al. 2019 ("Stochastic Gradient Methods with Layer-wise Adaptive Moments
     for Training of Deep Networks", Alg. 1).
 

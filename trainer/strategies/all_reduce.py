@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from trainer.compression import COMPRESSIONS, Compression
-from trainer.strategies.base import Interval, Strategy, Uneven
+from trainer.compression.base import Compression
+from trainer.core.strategy import Interval, Strategy, Uneven
+from trainer.spec.registries import COMPRESSIONS
 
 if TYPE_CHECKING:
-    from trainer.context import NodeContext
-    from trainer.events import EventWriter
-    from trainer.result import TrainResult
-    from trainer.task import Task
+    from trainer.core.context import NodeContext
+    from trainer.core.events import EventWriter
+    from trainer.core.result import TrainResult
+    from trainer.training.task import Task
 
 
 class AllReduce(Strategy):
@@ -24,8 +25,8 @@ class AllReduce(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
-    in_step: ClassVar[bool] = True
-    resumes: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
+    synchronous: ClassVar[bool] = True
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     uneven: Uneven = "join"
     compression: Annotated[Compression, COMPRESSIONS] = Field(
@@ -33,21 +34,21 @@ class AllReduce(Strategy):
     )
 
     @property
-    def unsaved(self) -> str | None:
-        return self.compression.unsaved
+    def not_checkpointed(self) -> str | None:
+        return self.compression.not_checkpointed
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.strategies.loop import Loop
+        from trainer.training.session import Session
 
-        loop = Loop(context, task, events)
-        replica = loop.replica()
-        compressor = self.compression.build(loop.comm, replica.shapes, task.streams)
-        loop.start(replica)
-        for epoch in loop.epochs(replica):
-            for batch in loop.batches_in_step(epoch, replica, self.uneven):
+        session = Session(context, task, events)
+        replica = session.replica()
+        compressor = self.compression.build(session.comm, replica.shapes, task.rngs)
+        session.start(replica)
+        for epoch in session.epochs(replica):
+            for batch in session.batches_in_step(epoch, replica, self.uneven):
                 replica.backward(batch, weight=batch.share * context.size)
                 gradient = replica.gradient()
                 compressor.mean(gradient)
                 replica.set_gradient(gradient)
                 replica.step()
-        return loop.result(replica)
+        return session.result(replica)

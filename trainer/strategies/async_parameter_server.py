@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.strategies.base import Strategy
+from trainer.core.strategy import Strategy
 
 if TYPE_CHECKING:
-    from trainer.context import NodeContext
-    from trainer.events import EventWriter
-    from trainer.result import TrainResult
-    from trainer.strategies.loop import Loop
-    from trainer.strategies.replica import Replica
-    from trainer.task import Task
+    from trainer.core.context import NodeContext
+    from trainer.core.events import EventWriter
+    from trainer.core.result import TrainResult
+    from trainer.training.replica import Replica
+    from trainer.training.session import Session
+    from trainer.training.task import Task
 
 
 class AsyncParameterServer(Strategy):
@@ -47,35 +47,35 @@ class AsyncParameterServer(Strategy):
     )
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.strategies.loop import Loop
+        from trainer.training.session import Session
 
-        loop = Loop(context, task, events)
-        replica = loop.replica()
-        loop.start(replica)
-        train = self._serve if loop.serves else self._work
-        staleness = train(loop, replica, context.timeout_s)
-        return loop.result(replica, staleness=staleness)
+        session = Session(context, task, events)
+        replica = session.replica()
+        session.start(replica)
+        train = self._serve if session.serves else self._work
+        staleness = train(session, replica, context.timeout_s)
+        return session.result(replica, staleness=staleness)
 
-    def _serve(self, loop: Loop, replica: Replica, timeout_s: float) -> list[int]:
-        from trainer.strategies.server import Progress, Server
+    def _serve(self, session: Session, replica: Replica, timeout_s: float) -> list[int]:
+        from trainer.parallel.parameter_server import Progress, Server
 
-        server = Server(replica, loop.comm, timeout_s)
-        for epoch in loop.epochs(replica, model="server"):
-            steps = loop.steps(epoch)
+        server = Server(replica, session.comm, timeout_s)
+        for epoch in session.epochs(replica, model="server"):
+            steps = session.steps(epoch)
             server.begin(Progress(dict(enumerate(steps, start=1)), self.max_staleness))
-            for _ in loop.served(sum(steps)):
+            for _ in session.served(sum(steps)):
                 with server.next_push() as gradient:
-                    with loop.clock.phase("compute"):
+                    with session.clock.phase("compute"):
                         replica.set_gradient(gradient)
                     replica.step()
         return []
 
-    def _work(self, loop: Loop, replica: Replica, timeout_s: float) -> list[int]:
-        from trainer.strategies.server import Client
+    def _work(self, session: Session, replica: Replica, timeout_s: float) -> list[int]:
+        from trainer.parallel.parameter_server import Client
 
-        server, staleness = Client(loop.comm, timeout_s), []
-        for epoch in loop.epochs(replica, model="server"):
-            for batch in loop.batches(epoch, replica):
+        server, staleness = Client(session.comm, timeout_s), []
+        for epoch in session.epochs(replica, model="server"):
+            for batch in session.batches(epoch, replica):
                 replica.set_trained(server.pull())
                 replica.backward(batch)
                 staleness.append(server.push(replica.gradient()))

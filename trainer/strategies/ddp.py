@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from trainer.compression import COMPRESSIONS, Compression
+from trainer.compression.base import Compression
 from trainer.compression.fp16 import Fp16
 from trainer.compression.power_sgd import PowerSgd
-from trainer.registry import ComponentRegistry
-from trainer.strategies.base import Interval, Strategy, Uneven
+from trainer.core.registry import ComponentRegistry
+from trainer.core.strategy import Interval, Strategy, Uneven
+from trainer.spec.registries import COMPRESSIONS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
     from torch.futures import Future
 
     from trainer.comm.base import Communicator
-    from trainer.context import NodeContext
-    from trainer.events import EventWriter
-    from trainer.result import TrainResult
-    from trainer.task import Task
+    from trainer.core.context import NodeContext
+    from trainer.core.events import EventWriter
+    from trainer.core.result import TrainResult
+    from trainer.training.task import Task
 
 
 # Those that torch has as a communication hook.
@@ -44,8 +45,8 @@ class Ddp(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo", "nccl")
-    in_step: ClassVar[bool] = True
-    resumes: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
+    synchronous: ClassVar[bool] = True
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     uneven: Uneven = "join"
     compression: Annotated[Compression, HOOKS] = Field(
@@ -53,36 +54,36 @@ class Ddp(Strategy):
     )
 
     @property
-    def unsaved(self) -> str | None:
-        return self.compression.unsaved
+    def not_checkpointed(self) -> str | None:
+        return self.compression.not_checkpointed
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from torch.nn.parallel import DistributedDataParallel
 
-        from trainer.strategies.loop import Loop
-        from trainer.strategies.replica import Replica
+        from trainer.training.replica import Replica
+        from trainer.training.session import Session
 
         # Gradient and bucket differ in the stride of dimensions of size 1 alone, where it means nothing.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
-        loop = Loop(context, task, events)
+        session = Session(context, task, events)
         ddp = DistributedDataParallel(
-            task.build_model(context.rank, device=loop.comm.device),
+            task.build_model(context.rank, device=session.comm.device),
             # PowerSGD's hook waits, in a thread of gloo's, for its own next exchanges. gloo has two: two
             # buckets at once would wait there for ever.
             broadcast_buffers=False,  # replicas average them after each epoch, as with other strategies
             bucket_cap_mb=ONE_BUCKET_MIB if isinstance(self.compression, PowerSgd) else None,
         )
-        buckets = Buckets(loop.comm, self.compression, task.streams.number("compression"))
+        buckets = Buckets(session.comm, self.compression, task.rngs.number("compression"))
         ddp.register_comm_hook(None, lambda _, bucket: buckets.mean(bucket))
-        replica = Replica(ddp, task, loop.clock)
+        replica = Replica(ddp, task, session.clock)
         # DDP makes its buckets anew after its first pass, in another order, which is another rounding.
-        loop.start(replica, settle=replica.backward)
-        for epoch in loop.epochs(replica):
-            for batch in loop.batches_in_step(epoch, replica, self.uneven):
+        session.start(replica, settle=replica.backward)
+        for epoch in session.epochs(replica):
+            for batch in session.batches_in_step(epoch, replica, self.uneven):
                 replica.backward(batch, weight=batch.share * context.size)
                 buckets.book_exposed()
                 replica.step()
-        return loop.result(replica)
+        return session.result(replica)
 
 
 class Buckets:

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.strategies.base import Strategy, Uneven
+from trainer.core.strategy import Strategy, Uneven
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.context import NodeContext
-    from trainer.events import EventWriter
-    from trainer.result import TrainResult
-    from trainer.task import Task
+    from trainer.core.context import NodeContext
+    from trainer.core.events import EventWriter
+    from trainer.core.result import TrainResult
+    from trainer.training.task import Task
 
 
 class DiLoCo(Strategy):
@@ -40,31 +40,31 @@ class DiLoCo(Strategy):
     uneven: Uneven = "join"
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.strategies.loop import Loop
+        from trainer.training.session import Session
 
-        loop = Loop(context, task, events)
-        replica = loop.replica()
-        loop.start(replica)
+        session = Session(context, task, events)
+        replica = session.replica()
+        session.start(replica)
         start = replica.weights()  # of the round, the same on all nodes
         velocity = start.new_zeros(replica.parameters)
         steps = 0  # in this round
-        for epoch in loop.epochs(replica, model="mean"):
-            for batch in loop.batches_in_step(epoch, replica, self.uneven):
+        for epoch in session.epochs(replica, model="mean"):
+            for batch in session.batches_in_step(epoch, replica, self.uneven):
                 if batch.share:
                     replica.backward(batch)
                     replica.step()
                 steps += 1
                 last = epoch == task.spec.epochs and batch.step == batch.steps
                 if steps == self.local_steps or last:
-                    mean = loop.mean_weights(replica)
-                    with loop.clock.phase("compute"):
+                    mean = session.mean_weights(replica)
+                    with session.clock.phase("compute"):
                         self.outer_step(start[: replica.parameters], mean[: replica.parameters], velocity)
                         start[replica.parameters :] = mean[replica.parameters :]
                         replica.set_weights(start)
                     steps = 0
         if steps:  # the target was reached within a round, by the average
-            replica.set_weights(loop.mean_weights(replica))
-        return loop.result(replica)
+            replica.set_weights(session.mean_weights(replica))
+        return session.result(replica)
 
     def outer_step(self, start: Tensor, mean: Tensor, velocity: Tensor) -> None:
         """Move `start` by one step of SGD with Nesterov momentum, in place. All of shape (parameters,)."""

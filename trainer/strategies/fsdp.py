@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.strategies.base import Strategy, Uneven
+from trainer.core.strategy import Strategy, Uneven
 
 if TYPE_CHECKING:
-    from trainer.context import NodeContext
-    from trainer.events import EventWriter
-    from trainer.result import TrainResult
-    from trainer.task import Task
+    from trainer.core.context import NodeContext
+    from trainer.core.events import EventWriter
+    from trainer.core.result import TrainResult
+    from trainer.training.task import Task
 
 
 class Fsdp(Strategy):
@@ -32,8 +32,8 @@ class Fsdp(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo",)
-    in_step: ClassVar[bool] = True
-    whole_tensors: ClassVar[bool] = False
+    synchronous: ClassVar[bool] = True
+    full_gradients: ClassVar[bool] = False
 
     reshard: bool = Field(
         True, description="let go of a block's weights between forward and backward pass, and gather twice"
@@ -41,14 +41,14 @@ class Fsdp(Strategy):
     uneven: Uneven = "join"
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.strategies.loop import Loop
-        from trainer.strategies.sharded import ShardedReplica
+        from trainer.parallel.sharding import ShardedReplica
+        from trainer.training.session import Session
 
-        loop = Loop(context, task, events)
-        replica = ShardedReplica(task.build_model(context.rank), task, loop.comm, reshard=self.reshard)
-        loop.start(replica)
-        for epoch in loop.epochs(replica):
-            for batch in loop.batches_in_step(epoch, replica, self.uneven):
+        session = Session(context, task, events)
+        replica = ShardedReplica(task.build_model(context.rank), task, session.comm, reshard=self.reshard)
+        session.start(replica)
+        for epoch in session.epochs(replica):
+            for batch in session.batches_in_step(epoch, replica, self.uneven):
                 replica.backward(batch, weight=batch.share * context.size)
                 replica.step()
-        return loop.result(replica)
+        return session.result(replica)

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.strategies.base import Init, Strategy, Uneven
+from trainer.core.strategy import Init, Strategy, Uneven
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.comm.base import Communicator
-    from trainer.context import NodeContext
-    from trainer.events import EventWriter
-    from trainer.result import TrainResult
-    from trainer.strategies.replica import Replica
-    from trainer.task import Task
+    from trainer.core.context import NodeContext
+    from trainer.core.events import EventWriter
+    from trainer.core.result import TrainResult
+    from trainer.training.replica import Replica
+    from trainer.training.task import Task
 
 Graph = Literal["ring", "exponential", "complete"]
 
@@ -45,24 +45,24 @@ class Gossip(Strategy):
     uneven: Uneven = "join"
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.strategies.loop import Loop
+        from trainer.training.session import Session
 
-        loop = Loop(context, task, events)
+        session = Session(context, task, events)
         distances = neighbours(self.graph, context.size)
-        replica = loop.replica(weights_of=context.rank)
-        loop.start(replica, self.init)
-        for epoch in loop.epochs(replica, model="mean"):
-            for batch in loop.batches_in_step(epoch, replica, self.uneven):
+        replica = session.replica(weights_of=context.rank)
+        session.start(replica, self.init)
+        for epoch in session.epochs(replica, model="mean"):
+            for batch in session.batches_in_step(epoch, replica, self.uneven):
                 if batch.share:
                     replica.backward(batch)
                 if self.order == "mix_then_step":
-                    mix(replica, loop.comm, distances)
+                    mix(replica, session.comm, distances)
                 if batch.share:
                     replica.step()
                 if self.order == "step_then_mix":
-                    mix(replica, loop.comm, distances)
-        replica.set_weights(loop.mean_weights(replica))
-        return loop.result(replica)
+                    mix(replica, session.comm, distances)
+        replica.set_weights(session.mean_weights(replica))
+        return session.result(replica)
 
 
 def neighbours(graph: Graph, size: int) -> list[int]:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from trainer.clock import Clock
 from trainer.comm.memory import MemoryCommunicator, Room
-from trainer.strategies.base import Strategy
+from trainer.core.clock import Clock
+from trainer.core.strategy import Strategy
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Barrier
 
     from torch import Tensor
 
-    from trainer.context import NodeContext
-    from trainer.events import EventWriter
-    from trainer.result import TrainResult
-    from trainer.task import Task
+    from trainer.core.context import NodeContext
+    from trainer.core.events import EventWriter
+    from trainer.core.result import TrainResult
+    from trainer.training.task import Task
 
 
 @dataclass(frozen=True)
@@ -51,18 +51,18 @@ class Hogwild(Strategy):
         return Shared([*model.parameters(), *model.buffers()], mp.get_context("fork").Barrier(context.size))
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.strategies.loop import Loop
+        from trainer.training.session import Session
 
         shared: Shared = context.shared
-        loop = Loop(context, task, events, Gate(Clock(), shared.gate))
-        replica = loop.replica()
+        session = Session(context, task, events, Gate(Clock(), shared.gate))
+        replica = session.replica()
         replica.share(shared.weights)
-        loop.start(replica)
-        for epoch in loop.epochs(replica, model="own"):
-            for batch in loop.batches(epoch, replica):
+        session.start(replica)
+        for epoch in session.epochs(replica, model="own"):
+            for batch in session.batches(epoch, replica):
                 replica.backward(batch)
                 replica.step()
-        return loop.result(replica)
+        return session.result(replica)
 
 
 class Gate(MemoryCommunicator):

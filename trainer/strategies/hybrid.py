@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from trainer.strategies.base import Cuts, MicroBatches, Strategy, Uneven, stages_misfit
-from trainer.strategies.schedules import Schedule, bubble, passes
+from trainer.core.strategy import MicroBatches, SplitPoints, Strategy, Uneven, pipeline_validation_error
+from trainer.parallel.schedules import Schedule, bubble, passes
 
 if TYPE_CHECKING:
-    from trainer.context import NodeContext
-    from trainer.events import EventWriter
+    from trainer.core.context import NodeContext
+    from trainer.core.events import EventWriter
+    from trainer.core.result import TrainResult
     from trainer.models.base import Model
-    from trainer.result import TrainResult
-    from trainer.task import Task
+    from trainer.training.task import Task
 
 Grid = Annotated[list[Annotated[int, Field(ge=1, le=1024)]], Field(min_length=2, max_length=2)]
 
@@ -30,7 +30,7 @@ class Hybrid(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ("gloo", "mpi", "rpc", "memory")
     min_nodes: ClassVar[int] = 2
-    cuts_model: ClassVar[bool] = True
+    partitions_model: ClassVar[bool] = True
 
     shape: Grid | None = Field(
         None,
@@ -39,7 +39,7 @@ class Hybrid(Strategy):
     )
     schedule: Schedule = Field("1f1b", description="order of forward and backward passes in a stage")
     micro_batches: MicroBatches = 4
-    cuts: Cuts = None
+    split_points: SplitPoints = None
     uneven: Uneven = "join"
 
     def grid(self, ranks: int) -> tuple[int, int]:
@@ -53,40 +53,40 @@ class Hybrid(Strategy):
     def replica_of(self, rank: int, ranks: int) -> int:
         return rank // self.grid(ranks)[1]
 
-    def leads(self, rank: int, ranks: int) -> bool:
+    def reports_samples(self, rank: int, ranks: int) -> bool:
         return rank % self.grid(ranks)[1] == 0
 
     def sees_images(self, rank: int, ranks: int) -> bool:
-        return self.leads(rank, ranks)
+        return self.reports_samples(rank, ranks)
 
     @property
     def pieces(self) -> int:
         return self.micro_batches
 
-    def misfit(self, model: Model, ranks: int, batch_size: int) -> str | None:
+    def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
         copies, stages = self.grid(ranks)
         if copies * stages != ranks:
             grids = [[ranks // each, each] for each in range(1, ranks + 1) if ranks % each == 0]
             allowed = ", ".join(str(grid) for grid in grids if grid[1] <= len(model.names))
             return f"shape [{copies}, {stages}] takes {copies * stages} ranks; allowed: {allowed}"
-        return stages_misfit(model, self.cuts, stages, self.micro_batches, batch_size)
+        return pipeline_validation_error(model, self.split_points, stages, self.micro_batches, batch_size)
 
     def bubble(self, ranks: int) -> float | None:
         return bubble(self.grid(ranks)[1], self.micro_batches)
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.strategies.loop import Loop
-        from trainer.strategies.stage import Stage, cut
+        from trainer.parallel.pipeline_stage import Stage, cut
+        from trainer.training.session import Session
 
         copies, stages = self.grid(context.size)
-        loop = Loop(context, task, events)
-        cuts = cut(task, loop.comm, stages, self.cuts, self.micro_batches)
-        chain = loop.comm.split(colour=context.rank // stages)
-        loop.peers = peers = loop.comm.split(colour=context.rank % stages)
-        stage = Stage(task, loop.clock, chain, cuts, replica=peers.rank)
-        loop.start(stage)
-        for epoch in loop.epochs(stage):
-            for batch in loop.batches_in_step(epoch, stage, self.uneven):
+        session = Session(context, task, events)
+        split_points = cut(task, session.comm, stages, self.split_points, self.micro_batches)
+        chain = session.comm.split(colour=context.rank // stages)
+        session.peers = peers = session.comm.split(colour=context.rank % stages)
+        stage = Stage(task, session.clock, chain, split_points, replica=peers.rank)
+        session.start(stage)
+        for epoch in session.epochs(stage):
+            for batch in session.batches_in_step(epoch, stage, self.uneven):
                 pieces = stage.begin(batch, self.micro_batches, weight=batch.share * copies)
                 for each in passes(self.schedule, stage.number, stages, pieces):
                     stage.go(each)
@@ -95,4 +95,4 @@ class Hybrid(Strategy):
                 peers.all_reduce(gradient, "mean")
                 stage.set_gradient(gradient)
                 stage.step()
-        return loop.result(stage)
+        return session.result(stage)

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.strategies.base import Init, Interval, OptimizerState, Strategy, Uneven, Weighting
+from trainer.core.strategy import Init, Interval, OptimizerState, Strategy, Uneven, Weighting
 
 if TYPE_CHECKING:
-    from trainer.context import NodeContext
-    from trainer.events import EventWriter
-    from trainer.result import TrainResult
-    from trainer.strategies.loop import Loop
-    from trainer.strategies.replica import Replica
-    from trainer.task import Task
+    from trainer.core.context import NodeContext
+    from trainer.core.events import EventWriter
+    from trainer.core.result import TrainResult
+    from trainer.training.replica import Replica
+    from trainer.training.session import Session
+    from trainer.training.task import Task
 
 
 class LocalSGD(Strategy):
@@ -30,7 +30,7 @@ class LocalSGD(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
-    resumes: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     local_steps: int | None = Field(
         10, ge=1, description="H: steps between two averages; null: average at the end alone"
@@ -41,32 +41,32 @@ class LocalSGD(Strategy):
     uneven: Uneven = "join"
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.strategies.loop import Loop
+        from trainer.training.session import Session
 
-        loop = Loop(context, task, events)
-        replica = loop.replica(weights_of=context.rank)
-        loop.start(replica, self.init)
-        # Since the last average; a run that goes on from a snapshot has taken some already.
-        steps = loop.steps_taken % self.local_steps if self.local_steps else loop.steps_taken
-        for epoch in loop.epochs(replica, model="mean", weighting=self.weighting):
-            for batch in loop.batches_in_step(epoch, replica, self.uneven):
+        session = Session(context, task, events)
+        replica = session.replica(weights_of=context.rank)
+        session.start(replica, self.init)
+        # Since the last average; a run that goes on from a checkpoint has taken some already.
+        steps = session.steps_taken % self.local_steps if self.local_steps else session.steps_taken
+        for epoch in session.epochs(replica, model="mean", weighting=self.weighting):
+            for batch in session.batches_in_step(epoch, replica, self.uneven):
                 if batch.share:
                     replica.backward(batch)
                     replica.step()
                 steps += 1
                 if steps == self.local_steps:
-                    self._average(loop, replica, epoch)
+                    self._average(session, replica, epoch)
                     steps = 0
         if steps:
-            self._average(loop, replica, epoch)
-        return loop.result(replica)
+            self._average(session, replica, epoch)
+        return session.result(replica)
 
-    def _average(self, loop: Loop, replica: Replica, epoch: int) -> None:
-        weight = loop.weight(self.weighting, epoch)
-        replica.set_weights(loop.mean_weights(replica, weight))
+    def _average(self, session: Session, replica: Replica, epoch: int) -> None:
+        weight = session.weight(self.weighting, epoch)
+        replica.set_weights(session.mean_weights(replica, weight))
         if self.optimizer_state == "reset":
             replica.reset_optimizer()
         elif self.optimizer_state == "average":
             state = replica.optimizer_state().mul_(weight)
-            loop.comm.all_reduce(state, "mean")
+            session.comm.all_reduce(state, "mean")
             replica.set_optimizer_state(state)

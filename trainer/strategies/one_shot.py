@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from trainer.strategies.base import Init, Interval, Strategy, Weighting
+from trainer.core.strategy import Init, Interval, Strategy, Weighting
 
 if TYPE_CHECKING:
-    from trainer.context import NodeContext
-    from trainer.events import EventWriter
-    from trainer.result import TrainResult
-    from trainer.task import Task
+    from trainer.core.context import NodeContext
+    from trainer.core.events import EventWriter
+    from trainer.core.result import TrainResult
+    from trainer.training.task import Task
 
 
 class OneShot(Strategy):
@@ -19,26 +19,26 @@ class OneShot(Strategy):
     Every node trains alone on its own part; at the end the weights are averaged once. The theory is for
     convex losses. A neural network's loss is not: the average of independently initialised models is
     usually no better than chance, and from common initial weights it holds up while the nodes stay in
-    one basin. `own_accuracy` in the result is that of the node's own model before averaging.
+    one basin. `local_accuracy` in the result is that of the node's own model before averaging.
     """
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
     evaluates_together: ClassVar[bool] = False
-    resumes: ClassVar[tuple[Interval, ...]] = ("epochs",)
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs",)
 
     init: Init = "broadcast"
     weighting: Weighting = "equal"
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.strategies.loop import Loop
+        from trainer.training.session import Session
 
-        loop = Loop(context, task, events)
-        replica = loop.replica(weights_of=context.rank)
-        loop.start(replica, self.init)
-        for epoch in loop.epochs(replica, model="own"):
-            for batch in loop.batches(epoch, replica):
+        session = Session(context, task, events)
+        replica = session.replica(weights_of=context.rank)
+        session.start(replica, self.init)
+        for epoch in session.epochs(replica, model="own"):
+            for batch in session.batches(epoch, replica):
                 replica.backward(batch)
                 replica.step()
-        weight = loop.weight(self.weighting, *range(1, task.spec.epochs + 1))
-        replica.set_weights(loop.mean_weights(replica, weight))
-        return loop.result(replica, averaged=True)
+        weight = session.weight(self.weighting, *range(1, task.spec.epochs + 1))
+        replica.set_weights(session.mean_weights(replica, weight))
+        return session.result(replica, averaged=True)

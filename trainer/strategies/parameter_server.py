@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from trainer.strategies.base import Strategy, Uneven
+from trainer.core.strategy import Strategy, Uneven
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.context import NodeContext
-    from trainer.events import EventWriter
-    from trainer.result import TrainResult
-    from trainer.strategies.loop import Loop
-    from trainer.strategies.replica import Replica
-    from trainer.task import Task
+    from trainer.core.context import NodeContext
+    from trainer.core.events import EventWriter
+    from trainer.core.result import TrainResult
+    from trainer.training.replica import Replica
+    from trainer.training.session import Session
+    from trainer.training.task import Task
 
 
 class ParameterServer(Strategy):
@@ -34,33 +34,33 @@ class ParameterServer(Strategy):
     uneven: Uneven = "join"
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.strategies.loop import Loop
+        from trainer.training.session import Session
 
-        loop = Loop(context, task, events)
-        replica = loop.replica()
-        loop.start(replica)
-        for epoch in loop.epochs(replica):
-            if loop.serves:
-                self._serve(loop, replica, epoch)
+        session = Session(context, task, events)
+        replica = session.replica()
+        session.start(replica)
+        for epoch in session.epochs(replica):
+            if session.serves:
+                self._serve(session, replica, epoch)
             else:
-                self._work(loop, replica, epoch)
-        return loop.result(replica)
+                self._work(session, replica, epoch)
+        return session.result(replica)
 
-    def _serve(self, loop: Loop, replica: Replica, epoch: int) -> None:
+    def _serve(self, session: Session, replica: Replica, epoch: int) -> None:
         import torch
 
-        nothing = torch.zeros(replica.parameters, device=loop.comm.device)  # a gradient of its own
-        for _ in loop.served(loop.steps_together(epoch, self.uneven)):
-            gradients = cast("Tensor", loop.comm.gather(nothing, root=0))  # None on the workers alone
-            with loop.clock.phase("compute"):
+        nothing = torch.zeros(replica.parameters, device=session.comm.device)  # a gradient of its own
+        for _ in session.served(session.steps_together(epoch, self.uneven)):
+            gradients = cast("Tensor", session.comm.gather(nothing, root=0))  # None on the workers alone
+            with session.clock.phase("compute"):
                 replica.set_gradient(gradients.sum(dim=0))
             replica.step()
-            loop.comm.broadcast(replica.trained(), root=0)
+            session.comm.broadcast(replica.trained(), root=0)
 
-    def _work(self, loop: Loop, replica: Replica, epoch: int) -> None:
+    def _work(self, session: Session, replica: Replica, epoch: int) -> None:
         weights = replica.trained()
-        for batch in loop.batches_in_step(epoch, replica, self.uneven):
+        for batch in session.batches_in_step(epoch, replica, self.uneven):
             replica.backward(batch, weight=batch.share)
-            loop.comm.gather(replica.gradient(), root=0)
-            loop.comm.broadcast(weights, root=0)
+            session.comm.gather(replica.gradient(), root=0)
+            session.comm.broadcast(weights, root=0)
             replica.set_trained(weights)

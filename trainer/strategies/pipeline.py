@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.strategies.base import Cuts, MicroBatches, Strategy, stages_misfit
-from trainer.strategies.schedules import Schedule, bubble, passes
+from trainer.core.strategy import MicroBatches, SplitPoints, Strategy, pipeline_validation_error
+from trainer.parallel.schedules import Schedule, bubble, passes
 
 if TYPE_CHECKING:
-    from trainer.context import NodeContext
-    from trainer.events import EventWriter
+    from trainer.core.context import NodeContext
+    from trainer.core.events import EventWriter
+    from trainer.core.result import TrainResult
     from trainer.models.base import Model
-    from trainer.result import TrainResult
-    from trainer.task import Task
+    from trainer.training.task import Task
 
 
 class Pipeline(Strategy):
@@ -27,12 +27,12 @@ class Pipeline(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo", "mpi", "rpc", "memory")
-    cuts_model: ClassVar[bool] = True
+    partitions_model: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False
 
     schedule: Schedule = Field("1f1b", description="order of forward and backward passes in a stage")
     micro_batches: MicroBatches = 4
-    cuts: Cuts = None
+    split_points: SplitPoints = None
 
     def sees_images(self, rank: int, ranks: int) -> bool:
         return rank == 0
@@ -41,25 +41,25 @@ class Pipeline(Strategy):
     def pieces(self) -> int:
         return self.micro_batches
 
-    def misfit(self, model: Model, ranks: int, batch_size: int) -> str | None:
-        return stages_misfit(model, self.cuts, ranks, self.micro_batches, batch_size)
+    def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
+        return pipeline_validation_error(model, self.split_points, ranks, self.micro_batches, batch_size)
 
     def bubble(self, ranks: int) -> float | None:
         return bubble(ranks, self.micro_batches)
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.strategies.loop import Loop
-        from trainer.strategies.stage import Stage, cut
+        from trainer.parallel.pipeline_stage import Stage, cut
+        from trainer.training.session import Session
 
-        loop = Loop(context, task, events)
-        cuts = cut(task, loop.comm, context.size, self.cuts, self.micro_batches)
-        stage = Stage(task, loop.clock, loop.comm, cuts, replica=0)
-        loop.start(stage)
-        for epoch in loop.epochs(stage):
-            for batch in loop.batches(epoch, stage):
+        session = Session(context, task, events)
+        split_points = cut(task, session.comm, context.size, self.split_points, self.micro_batches)
+        stage = Stage(task, session.clock, session.comm, split_points, replica=0)
+        session.start(stage)
+        for epoch in session.epochs(stage):
+            for batch in session.batches(epoch, stage):
                 pieces = stage.begin(batch, self.micro_batches)
                 for each in passes(self.schedule, stage.number, stage.stages, pieces):
                     stage.go(each)
                 stage.end()
                 stage.step()
-        return loop.result(stage)
+        return session.result(stage)

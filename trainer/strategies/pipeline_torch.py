@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.strategies.base import Cuts, MicroBatches, Strategy, stages_misfit
-from trainer.strategies.schedules import Schedule, bubble
+from trainer.core.strategy import MicroBatches, SplitPoints, Strategy, pipeline_validation_error
+from trainer.parallel.schedules import Schedule, bubble
 
 if TYPE_CHECKING:
-    from trainer.context import NodeContext
-    from trainer.events import EventWriter
+    from trainer.core.context import NodeContext
+    from trainer.core.events import EventWriter
+    from trainer.core.result import TrainResult
     from trainer.models.base import Model
-    from trainer.result import TrainResult
-    from trainer.task import Task
+    from trainer.training.task import Task
 
 
 class PipelineTorch(Strategy):
@@ -29,13 +29,13 @@ class PipelineTorch(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo",)
-    cuts_model: ClassVar[bool] = True
+    partitions_model: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False
-    tells_waits: ClassVar[bool] = False
+    attributes_stragglers: ClassVar[bool] = False
 
     schedule: Schedule = Field("1f1b", description="order of forward and backward passes in a stage")
     micro_batches: MicroBatches = 4
-    cuts: Cuts = None
+    split_points: SplitPoints = None
 
     def sees_images(self, rank: int, ranks: int) -> bool:
         return rank == 0
@@ -44,8 +44,10 @@ class PipelineTorch(Strategy):
     def pieces(self) -> int:
         return self.micro_batches
 
-    def misfit(self, model: Model, ranks: int, batch_size: int) -> str | None:
-        if reason := stages_misfit(model, self.cuts, ranks, self.micro_batches, batch_size):
+    def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
+        if reason := pipeline_validation_error(
+            model, self.split_points, ranks, self.micro_batches, batch_size
+        ):
             return reason
         if self.schedule == "1f1b" and self.micro_batches < ranks:
             more = f"{ranks} to {batch_size} micro-batches, or " if ranks <= batch_size else ""
@@ -59,16 +61,16 @@ class PipelineTorch(Strategy):
         return bubble(ranks, self.micro_batches)
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.strategies.library_stage import LibraryStage
-        from trainer.strategies.loop import Loop
-        from trainer.strategies.stage import cut
+        from trainer.parallel.pipeline_stage import cut
+        from trainer.parallel.torch_pipeline_stage import TorchPipelineStage
+        from trainer.training.session import Session
 
-        loop = Loop(context, task, events)
-        cuts = cut(task, loop.comm, context.size, self.cuts, self.micro_batches)
-        stage = LibraryStage(task, loop.comm, cuts, self.schedule, self.micro_batches)
-        loop.start(stage)
-        for epoch in loop.epochs(stage):
-            for batch in loop.batches(epoch, stage):
+        session = Session(context, task, events)
+        split_points = cut(task, session.comm, context.size, self.split_points, self.micro_batches)
+        stage = TorchPipelineStage(task, session.comm, split_points, self.schedule, self.micro_batches)
+        session.start(stage)
+        for epoch in session.epochs(stage):
+            for batch in session.batches(epoch, stage):
                 stage.pass_through(batch)
                 stage.step()
-        return loop.result(stage)
+        return session.result(stage)

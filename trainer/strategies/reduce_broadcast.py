@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from trainer.strategies.base import Interval, Strategy, Uneven
+from trainer.core.strategy import Interval, Strategy, Uneven
 
 if TYPE_CHECKING:
-    from trainer.context import NodeContext
-    from trainer.events import EventWriter
-    from trainer.result import TrainResult
-    from trainer.task import Task
+    from trainer.core.context import NodeContext
+    from trainer.core.events import EventWriter
+    from trainer.core.result import TrainResult
+    from trainer.training.task import Task
 
 
 class ReduceBroadcast(Strategy):
@@ -22,25 +22,25 @@ class ReduceBroadcast(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
-    in_step: ClassVar[bool] = True
-    resumes: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
+    synchronous: ClassVar[bool] = True
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     uneven: Uneven = "join"
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.strategies.loop import Loop
+        from trainer.training.session import Session
 
-        loop = Loop(context, task, events)
-        replica = loop.replica()
-        loop.start(replica)
-        for epoch in loop.epochs(replica):
-            for batch in loop.batches_in_step(epoch, replica, self.uneven):
+        session = Session(context, task, events)
+        replica = session.replica()
+        session.start(replica)
+        for epoch in session.epochs(replica):
+            for batch in session.batches_in_step(epoch, replica, self.uneven):
                 replica.backward(batch, weight=batch.share * context.size)
                 gradient = replica.gradient()
-                gradients = loop.comm.gather(gradient, root=0)
+                gradients = session.comm.gather(gradient, root=0)
                 if gradients is not None:
                     gradient = gradients.mean(dim=0)
-                loop.comm.broadcast(gradient, root=0)
+                session.comm.broadcast(gradient, root=0)
                 replica.set_gradient(gradient)
                 replica.step()
-        return loop.result(replica)
+        return session.result(replica)

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.models import cuts as cutting
-from trainer.strategies.base import Cuts, Strategy
-from trainer.strategies.schedules import bubble
+from trainer.core.strategy import SplitPoints, Strategy
+from trainer.models import split_points as cutting
+from trainer.parallel.schedules import bubble
 
 if TYPE_CHECKING:
     from trainer.comm.base import Communicator
-    from trainer.context import NodeContext
-    from trainer.events import EventWriter
+    from trainer.core.context import NodeContext
+    from trainer.core.events import EventWriter
+    from trainer.core.result import TrainResult
     from trainer.models.base import Model
-    from trainer.result import TrainResult
-    from trainer.strategies.loop import Loop
-    from trainer.strategies.split import Master, Part
-    from trainer.task import Task
+    from trainer.parallel.rpc_stages import Master, Part
+    from trainer.training.session import Session
+    from trainer.training.task import Task
 
 
 class RpcSplit(Strategy):
@@ -40,10 +40,10 @@ class RpcSplit(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ("rpc",)
     min_nodes: ClassVar[int] = 2
-    cuts_model: ClassVar[bool] = True
+    partitions_model: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False
 
-    cuts: Cuts = Field(
+    split_points: SplitPoints = Field(
         None,
         description="blocks with which the parts of the model begin, but for the first; null: two parts "
         "are cut where the fully connected layers begin, others are balanced as in pipeline",
@@ -56,50 +56,50 @@ class RpcSplit(Strategy):
     def sees_images(self, rank: int, ranks: int) -> bool:
         return rank == 0
 
-    def misfit(self, model: Model, ranks: int, batch_size: int) -> str | None:
-        return cutting.misfit(model.names, self.cuts, ranks - 1)
+    def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
+        return cutting.validation_error(model.names, self.split_points, ranks - 1)
 
     def bubble(self, ranks: int) -> float | None:
         return bubble(ranks - 1, micro_batches=1)  # one part computes at a time
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.strategies.loop import Loop
-        from trainer.strategies.split import Master, Part
+        from trainer.parallel.rpc_stages import Master, Part
+        from trainer.training.session import Session
 
-        loop = Loop(context, task, events)
-        cuts = self._cuts(task, loop.comm)
+        session = Session(context, task, events)
+        split_points = self._split_points(task, session.comm)
         if context.rank == 0:
-            return self._drive(loop, Master(task, loop.comm, context.timeout_s))
-        return self._hold(loop, Part(task, loop.comm, cuts, context.timeout_s))
+            return self._drive(session, Master(task, session.comm, context.timeout_s))
+        return self._hold(session, Part(task, session.comm, split_points, context.timeout_s))
 
-    def _drive(self, loop: Loop, master: Master) -> TrainResult:
+    def _drive(self, session: Session, master: Master) -> TrainResult:
         from torch.distributed import autograd
 
-        loop.comm.barrier()  # all parts are there
+        session.comm.barrier()  # all parts are there
         optimizer = master.optimizer()
-        loop.start(master)
-        for epoch in loop.epochs(master):
-            for batch in loop.batches(epoch, master):
+        session.start(master)
+        for epoch in session.epochs(master):
+            for batch in session.batches(epoch, master):
                 with master.in_reach(), autograd.context() as step:
                     loss = master.forward(batch)
-                    with loop.clock.phase("wait"):
+                    with session.clock.phase("wait"):
                         autograd.backward(step, [loss])  # type: ignore[attr-defined]
                         optimizer.step(step)
             master.over(batch.steps)
-        return loop.result(master)
+        return session.result(master)
 
-    def _hold(self, loop: Loop, part: Part) -> TrainResult:
-        loop.comm.barrier()
-        loop.start(part)
-        for _ in loop.epochs(part):
-            for _ in loop.served(part.serve()):
+    def _hold(self, session: Session, part: Part) -> TrainResult:
+        session.comm.barrier()
+        session.start(part)
+        for _ in session.epochs(part):
+            for _ in session.served(part.serve()):
                 pass  # they were taken by remote calls
-        return loop.result(part)
+        return session.result(part)
 
-    def _cuts(self, task: Task, comm: Communicator) -> list[str]:
-        from trainer.strategies.stage import cut
+    def _split_points(self, task: Task, comm: Communicator) -> list[str]:
+        from trainer.parallel.pipeline_stage import cut
 
         parts, head = comm.size - 1, task.spec.model.head
-        if self.cuts is None and parts == 2 and head is not None:
+        if self.split_points is None and parts == 2 and head is not None:
             return [head]
-        return cut(task, comm, parts, self.cuts, micro_batches=1)
+        return cut(task, comm, parts, self.split_points, micro_batches=1)

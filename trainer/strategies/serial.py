@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from trainer.strategies.base import Interval, Strategy
+from trainer.core.strategy import Interval, Strategy
 
 if TYPE_CHECKING:
-    from trainer.context import NodeContext
-    from trainer.events import EventWriter
-    from trainer.result import TrainResult
-    from trainer.task import Task
+    from trainer.core.context import NodeContext
+    from trainer.core.events import EventWriter
+    from trainer.core.result import TrainResult
+    from trainer.training.task import Task
 
 
 class Serial(Strategy):
@@ -19,16 +19,16 @@ class Serial(Strategy):
     transports: ClassVar[tuple[str, ...]] = ("memory", "nccl")
     max_nodes: ClassVar[int | None] = 1
     uses_partition: ClassVar[bool] = False
-    resumes: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
+    checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.strategies.loop import Loop
+        from trainer.training.session import Session
 
-        loop = Loop(context, task, events)
-        replica = loop.replica()
-        loop.start(replica)
-        for epoch in loop.epochs(replica):
-            for batch in loop.batches(epoch, replica):
+        session = Session(context, task, events)
+        replica = session.replica()
+        session.start(replica)
+        for epoch in session.epochs(replica):
+            for batch in session.batches(epoch, replica):
                 replica.backward(batch)
                 replica.step()
-        return loop.result(replica)
+        return session.result(replica)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from trainer.strategies.base import Strategy
+from trainer.core.strategy import Strategy
 
 if TYPE_CHECKING:
-    from trainer.context import NodeContext
-    from trainer.events import EventWriter
+    from trainer.core.context import NodeContext
+    from trainer.core.events import EventWriter
+    from trainer.core.result import TrainResult
     from trainer.models.base import Model
-    from trainer.result import TrainResult
-    from trainer.task import Task
+    from trainer.training.task import Task
 
 
 class TensorParallel(Strategy):
@@ -32,11 +32,11 @@ class TensorParallel(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo", "mpi", "rpc", "memory")
-    cuts_model: ClassVar[bool] = True
+    partitions_model: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False
-    whole_tensors: ClassVar[bool] = False
+    full_gradients: ClassVar[bool] = False
 
-    def misfit(self, model: Model, ranks: int, batch_size: int) -> str | None:
+    def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
         if ranks == 1:
             return None
         if not model.pairs:
@@ -49,14 +49,14 @@ class TensorParallel(Strategy):
         )
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.strategies.loop import Loop
-        from trainer.strategies.tensor_slice import Slice
+        from trainer.parallel.tensor_replica import Slice
+        from trainer.training.session import Session
 
-        loop = Loop(context, task, events)
-        replica = Slice(task, loop.clock, loop.comm)
-        loop.start(replica)
-        for epoch in loop.epochs(replica):
-            for batch in loop.batches(epoch, replica):
+        session = Session(context, task, events)
+        replica = Slice(task, session.clock, session.comm)
+        session.start(replica)
+        for epoch in session.epochs(replica):
+            for batch in session.batches(epoch, replica):
                 replica.backward(batch)
                 replica.step()
-        return loop.result(replica)
+        return session.result(replica)

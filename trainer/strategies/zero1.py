@@ -6,14 +6,14 @@ import warnings
 from typing import TYPE_CHECKING, ClassVar
 
 from trainer.compression.none import NoneCompression
-from trainer.strategies.base import Strategy, Uneven
+from trainer.core.strategy import Strategy, Uneven
 from trainer.strategies.ddp import Buckets
 
 if TYPE_CHECKING:
-    from trainer.context import NodeContext
-    from trainer.events import EventWriter
-    from trainer.result import TrainResult
-    from trainer.task import Task
+    from trainer.core.context import NodeContext
+    from trainer.core.events import EventWriter
+    from trainer.core.result import TrainResult
+    from trainer.training.task import Task
 
 
 class Zero1(Strategy):
@@ -30,29 +30,29 @@ class Zero1(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo",)
-    in_step: ClassVar[bool] = True
+    synchronous: ClassVar[bool] = True
 
     uneven: Uneven = "join"
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from torch.nn.parallel import DistributedDataParallel
 
-        from trainer.strategies.loop import Loop
-        from trainer.strategies.sharded import OwnersReplica
+        from trainer.parallel.sharding import OwnersReplica
+        from trainer.training.session import Session
 
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")  # see ddp.py
-        loop = Loop(context, task, events)
+        session = Session(context, task, events)
         # The gradient lies in the buckets, or it would be held twice.
         ddp = DistributedDataParallel(
             task.build_model(context.rank), broadcast_buffers=False, gradient_as_bucket_view=True
         )
-        buckets = Buckets(loop.comm, NoneCompression(), seed=0)
+        buckets = Buckets(session.comm, NoneCompression(), seed=0)
         ddp.register_comm_hook(None, lambda _, bucket: buckets.mean(bucket))
-        replica = OwnersReplica(ddp, task, loop.comm)
-        loop.start(replica)
-        for epoch in loop.epochs(replica):
-            for batch in loop.batches_in_step(epoch, replica, self.uneven):
+        replica = OwnersReplica(ddp, task, session.comm)
+        session.start(replica)
+        for epoch in session.epochs(replica):
+            for batch in session.batches_in_step(epoch, replica, self.uneven):
                 replica.backward(batch, weight=batch.share * context.size)
                 buckets.book_exposed()
                 replica.step()
-        return loop.result(replica)
+        return session.result(replica)

@@ -5,27 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from orchestrator.report.comparison import Comparison, Scene
-from orchestrator.report.findings import (
-    accuracy,
-    by_hand,
-    cutting,
-    partitioning,
-    published,
-    speed,
-    target,
-    trust,
-    waiting,
-)
+from orchestrator.report.findings import accuracy, published, speed, target, trust
+from orchestrator.report.findings import data_partitioning as partitioning
+from orchestrator.report.findings import model_partitioning as cutting
+from orchestrator.report.findings import stragglers as waiting
+from orchestrator.report.findings import textbook_optimizers as textbook
 from orchestrator.report.findings.base import Finding
+from orchestrator.report.model.comparison import Comparison, WorkloadView
 
 # Topic and rule, in the order in which they are told.
 ABOUT_WHAT_WAS_PUBLISHED: tuple[tuple[str, Callable[[Comparison], Iterator[Finding]]], ...] = (
     ("Why", published.causes),
     ("Published", published.times),
-    ("By hand", by_hand.same_curve),
+    ("By hand", textbook.same_curve),
 )
-ABOUT_A_WORK: tuple[tuple[str, Callable[[Scene], Iterator[Finding]]], ...] = (
+ABOUT_A_WORK: tuple[tuple[str, Callable[[WorkloadView], Iterator[Finding]]], ...] = (
     ("Target accuracy", target.first_at_target),
     ("Target accuracy", target.not_with_every_seed),
     ("Target accuracy", target.never_at_target),
@@ -35,7 +29,7 @@ ABOUT_A_WORK: tuple[tuple[str, Callable[[Scene], Iterator[Finding]]], ...] = (
     ("Transport", speed.transports),
     ("Exchange", speed.all_reduce_and_ddp),
     ("Exchange", speed.collectives),
-    ("Waiting", waiting.who_waits_for_whom),
+    ("Waiting", waiting.straggler_attribution),
     ("Memory", cutting.least_memory),
     ("Bubble", cutting.idle_stages),
     ("Cut", cutting.best_cut),

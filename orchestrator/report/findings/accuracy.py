@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator.report.comparison import Scene
 from orchestrator.report.findings.base import REMARKS, Finding, evidence, verdict
 from orchestrator.report.formats import percent, points, size, whole
-from orchestrator.report.groups import Group, Spread
-from orchestrator.report.labels import PACE, parameters
-from orchestrator.report.pace import as_many_epochs, target_reached
+from orchestrator.report.metrics.learning import as_many_epochs, target_reached
+from orchestrator.report.model.comparison import WorkloadView
+from orchestrator.report.model.groups import Group, Spread
+from orchestrator.report.model.labels import PACE, parameters
 
 
 def _ranked(groups: Sequence[Group]) -> list[tuple[Spread, Group]]:
@@ -22,7 +22,7 @@ def _ended(group: Group) -> bool:
     return any(target_reached(row) for row in group.ok_rows)
 
 
-def best_and_worst(scene: Scene) -> Iterator[Finding]:
+def best_and_worst(scene: WorkloadView) -> Iterator[Finding]:
     """How near to serial the strategies come, and how far off the worst is."""
     ranked = _ranked(scene.rivals)
     if not ranked:
@@ -54,7 +54,7 @@ def _to_serial(spread: Spread, serial: Spread | None, group: Group) -> str:
     return f", {points(difference.mean)} from serial's {percent(serial.mean)}{remark}"
 
 
-def fewer_steps(scene: Scene) -> Iterator[Finding]:
+def fewer_steps(scene: WorkloadView) -> Iterator[Finding]:
     """Why accuracy falls at equal epochs: every node takes fewer steps than serial does."""
     serial = scene.serial.over(lambda row: row.steps) if scene.serial else None
     losing = [
@@ -83,12 +83,12 @@ def _whole(spread: Spread) -> str:
     return spread.range(whole)
 
 
-def averaging(scene: Scene) -> Iterator[Finding]:
+def averaging(scene: WorkloadView) -> Iterator[Finding]:
     """What the average of the nodes' models is worth beside the models themselves."""
     for group in scene.in_lines:
         if group not in scene.rivals:
             continue
-        own, gain = group.over(lambda row: row.own_accuracy), group.over(lambda row: row.averaging_gain)
+        own, gain = group.over(lambda row: row.local_accuracy), group.over(lambda row: row.averaging_gain)
         final = group.accuracy
         if not own or not gain or not final:
             continue
@@ -109,7 +109,7 @@ def averaging(scene: Scene) -> Iterator[Finding]:
         )
 
 
-def variants(scene: Scene) -> Iterator[Finding]:
+def variants(scene: WorkloadView) -> Iterator[Finding]:
     """The same strategy with other parameters than the default, all else equal."""
     cells: dict[tuple[str | int, ...], list[Group]] = {}
     for group in scene.rivals:
@@ -120,7 +120,9 @@ def variants(scene: Scene) -> Iterator[Finding]:
             left, right = plain.accuracy, other.accuracy
             if plain.strategy_label == other.strategy_label or not left or not right:
                 continue
-            if plain.first.run.strategy.cuts_model:  # what a copy learns is the same, however it is cut
+            if (
+                plain.first.run.strategy.partitions_model
+            ):  # what a copy learns is the same, however it is cut
                 continue
             mine, others = _telling(plain, other)
             yield Finding(

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.report.groups import Group, Spread
-from orchestrator.report.labels import Work
-from orchestrator.report.rows import Row
+from orchestrator.report.model.groups import Group, Spread
+from orchestrator.report.model.labels import Workload
+from orchestrator.report.model.rows import Row
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Finding:
     kind: Literal["finding", "caution"]
     text: str
     rows: tuple[Row, ...] = ()
-    work: Work | None = None
+    work: Workload | None = None
     topic: str = ""
 
 

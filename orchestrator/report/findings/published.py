@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from orchestrator.lab import Ladder, Measure, Rung
-from orchestrator.report.comparison import Comparison
 from orchestrator.report.findings.base import REMARKS, Finding, evidence, verdict
 from orchestrator.report.formats import count, listed, percent, points, ratio, seconds
-from orchestrator.report.groups import Group, Metric, Spread
-from orchestrator.report.labels import as_written, parameters
-from orchestrator.report.pace import in_how_many, target_reached, time_to_target_s
-from orchestrator.report.published import Line, cell_of, changed, lines
-from trainer.spec import REGISTRIES, RunSpec
+from orchestrator.report.metrics.learning import in_how_many, target_reached, time_to_target_s
+from orchestrator.report.metrics.published import Line, cell_of, changed, lines
+from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.model.groups import Group, Metric, Spread
+from orchestrator.report.model.labels import as_written, parameters
+from orchestrator.sweeps.lab import Ablation, AblationStep, Measure
+from trainer.spec.registries import REGISTRIES
+from trainer.spec.run_spec import RunSpec
 
-# Fields in which two rungs may differ without that being a change of what is computed.
+# Fields in which two steps may differ without that being a change of what is computed.
 _NO_CHANGE = {"seed", "timeout_s", "save_weights", "restarts"}
 
 
@@ -58,18 +59,18 @@ def causes(comparison: Comparison) -> Iterator[Finding]:
     """What a published form loses, rung by rung: the change that mends it, and how much it gives back."""
     lab = comparison.record.lab
     blocks = {block.name: block for block in comparison.record.blocks}
-    for ladder in lab.explain if lab else ():
+    for ladder in lab.ablations if lab else ():
         for nodes in ladder.nodes:
             cells = [
                 cell_of(comparison, blocks[rung.block], {"nodes": nodes, **rung.runs})
-                for rung in ladder.rungs
+                for rung in ladder.steps
             ]
             climbed = [group for group in cells if group]
             if len(climbed) == len(cells) and _comparable(ladder, climbed):
                 yield Finding("finding", _told(ladder, nodes, climbed), evidence(climbed))
 
 
-def _comparable(ladder: Ladder, cells: list[Group]) -> bool:
+def _comparable(ladder: Ablation, cells: list[Group]) -> bool:
     """Whether every rung changes something, and what is measured means the same on all.
 
     Where runs ended at a target, all have much the same accuracy after their own times.
@@ -85,25 +86,25 @@ def _comparable(ladder: Ladder, cells: list[Group]) -> bool:
     return not ended and (ranks_apart or ladder.measure == "accuracy")
 
 
-def _told(ladder: Ladder, nodes: int, cells: list[Group]) -> str:
+def _told(ladder: Ablation, nodes: int, cells: list[Group]) -> str:
     measured = [_measured(ladder, group) for group in cells]
     known = [spread for spread in measured if spread]
     if len(known) < len(cells):
-        lacking = [rung.block for rung, spread in zip(ladder.rungs, measured, strict=True) if not spread]
+        lacking = [rung.block for rung, spread in zip(ladder.steps, measured, strict=True) if not spread]
         return f"At {count(nodes, 'node')} there is no {ladder.measure} of {listed(lacking)} to compare."
     first, last = known[0], known[-1]
     write = percent if ladder.measure == "accuracy" else seconds
     parts = []
-    for number, rung in enumerate(ladder.rungs[1:], start=1):
+    for number, rung in enumerate(ladder.steps[1:], start=1):
         left, right = known[number - 1], known[number]
         judged = verdict(left, right)
         parts.append(
             f"{_difference(ladder, right.mean - left.mean)} to "
-            f"{rung.mends.replace('{nodes}', str(nodes))} "
+            f"{rung.fixes.replace('{nodes}', str(nodes))} "
             f"({', '.join(changes(cells[number - 1], cells[number]))})"
             f"{REMARKS[judged] if judged != 'once' else ''}"
         )
-    lowest, highest = _called(ladder.rungs[0]), _called(ladder.rungs[-1])
+    lowest, highest = _called(ladder.steps[0]), _called(ladder.steps[-1])
     return (
         f"At {count(nodes, 'node')} {lowest} came to {write(first.mean)}, "
         f"{highest} to {write(last.mean)}: {_difference(ladder, last.mean - first.mean)}. "
@@ -112,13 +113,13 @@ def _told(ladder: Ladder, nodes: int, cells: list[Group]) -> str:
     )
 
 
-def _called(rung: Rung) -> str:
+def _called(rung: AblationStep) -> str:
     """`all nodes alike (all_reduce, gloo)`: the block, and which of its runs."""
     which = [str(value) for field, value in rung.runs.items() if field != "nodes"]
     return rung.block + (f" ({', '.join(which)})" if which else "")
 
 
-def _measured(ladder: Ladder, group: Group) -> Spread | None:
+def _measured(ladder: Ablation, group: Group) -> Spread | None:
     metrics: dict[Measure, Metric] = {
         "accuracy": lambda row: row.accuracy,
         "train_s": lambda row: row.train_s,
@@ -131,7 +132,7 @@ def _measured(ladder: Ladder, group: Group) -> Spread | None:
     return group.over(metrics[ladder.measure])
 
 
-def _difference(ladder: Ladder, value: float) -> str:
+def _difference(ladder: Ablation, value: float) -> str:
     if ladder.measure == "accuracy":
         return points(value)
     return f"{'+' if value > 0 else ''}{seconds(value)}"

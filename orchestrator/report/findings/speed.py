@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations
 
-from orchestrator.report.comparison import Scene
-from orchestrator.report.exchange import bytes_per_step, exchange_s_per_step
 from orchestrator.report.findings.base import REMARKS, Finding, evidence, verdict
 from orchestrator.report.formats import listed, percent, ratio, seconds, size
-from orchestrator.report.groups import Group, Spread
-from orchestrator.report.pace import as_many_epochs
-from orchestrator.report.rows import Row
+from orchestrator.report.metrics.communication import bytes_per_step, exchange_s_per_step
+from orchestrator.report.metrics.learning import as_many_epochs
+from orchestrator.report.model.comparison import WorkloadView
+from orchestrator.report.model.groups import Group, Spread
+from orchestrator.report.model.rows import Row
 
 MOST_NAMED = 4  # in one sentence
 
@@ -32,13 +32,13 @@ def _timed(groups: list[Group]) -> list[tuple[Spread, Group]]:
     return sorted(timed, key=lambda item: item[0].mean)
 
 
-def _serial_s(scene: Scene) -> Spread | None:
+def _serial_s(scene: WorkloadView) -> Spread | None:
     """Serial's training time, where the rivals' compare with it."""
     together = _timed([*scene.rivals, scene.serial]) if scene.serial else []
     return next((spread for spread, group in together if group is scene.serial), None)
 
 
-def _against_serial(scene: Scene, group: Group) -> str:
+def _against_serial(scene: WorkloadView, group: Group) -> str:
     speedup = group.over(lambda row: row.speedup)
     serial = _serial_s(scene)
     if not speedup or not serial:
@@ -50,7 +50,7 @@ def _against_serial(scene: Scene, group: Group) -> str:
     )
 
 
-def fastest(scene: Scene) -> Iterator[Finding]:
+def fastest(scene: WorkloadView) -> Iterator[Finding]:
     """The fastest strategy where strategies are compared, and whether its lead is more than chance."""
     timed = _timed(scene.rivals)
     if not timed:
@@ -72,7 +72,7 @@ def fastest(scene: Scene) -> Iterator[Finding]:
     yield Finding("finding", text, evidence([best, *(group for _, group in timed[1:2]), scene.serial]))
 
 
-def fewer_nodes_faster(scene: Scene) -> Iterator[Finding]:
+def fewer_nodes_faster(scene: WorkloadView) -> Iterator[Finding]:
     """Whether the shortest time was reached with fewer nodes than those compared."""
     timed = _timed([group for group in scene.groups if not group.serial])
     rivals = _timed(scene.rivals)
@@ -90,7 +90,7 @@ def fewer_nodes_faster(scene: Scene) -> Iterator[Finding]:
     )
 
 
-def slower_than_serial(scene: Scene) -> Iterator[Finding]:
+def slower_than_serial(scene: WorkloadView) -> Iterator[Finding]:
     """The strategies that lost time, if others gained some."""
     serial_s = _serial_s(scene)
     if not serial_s:
@@ -122,7 +122,7 @@ def _share(group: Group) -> str:
     return percent(share.mean) if share else "an unknown share"
 
 
-def transports(scene: Scene) -> Iterator[Finding]:
+def transports(scene: WorkloadView) -> Iterator[Finding]:
     """The same algorithm on the same samples, carried by something else."""
     cells: dict[tuple[str, str], list[Group]] = {}
     for group in scene.rivals:
@@ -151,7 +151,7 @@ def _communication(group: Group) -> str:
     return f" with {seconds(spent.mean)} communicating" if spent else ""
 
 
-def all_reduce_and_ddp(scene: Scene) -> Iterator[Finding]:
+def all_reduce_and_ddp(scene: WorkloadView) -> Iterator[Finding]:
     """Ours and the library's: the same mathematics, so that only the exchange differs."""
     by_line = {group.line: group for group in scene.rivals}
     for one, other in combinations(by_line.values(), 2):
@@ -176,7 +176,7 @@ def all_reduce_and_ddp(scene: Scene) -> Iterator[Finding]:
 MEAN_GRADIENT = ("all_reduce", "all_gather", "reduce_broadcast", "ddp")  # equal mathematics
 
 
-def collectives(scene: Scene) -> Iterator[Finding]:
+def collectives(scene: WorkloadView) -> Iterator[Finding]:
     """What it costs to take the same mean in different ways, step by step."""
     cells: dict[tuple[str, str, int], list[tuple[Spread, Group]]] = {}
     for group in scene.rivals:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.report.comparison import Scene
 from orchestrator.report.findings.base import REMARKS, Finding, evidence, verdict
 from orchestrator.report.formats import count, listed, percent, seconds
-from orchestrator.report.groups import Group, Spread
-from orchestrator.report.pace import in_how_many, last_epoch, time_to_target_s
+from orchestrator.report.metrics.learning import in_how_many, last_epoch, time_to_target_s
+from orchestrator.report.model.comparison import WorkloadView
+from orchestrator.report.model.groups import Group, Spread
 
 MOST_NAMED = 6  # in one sentence
 
 
-def first_at_target(scene: Scene) -> Iterator[Finding]:
+def first_at_target(scene: WorkloadView) -> Iterator[Finding]:
     """Who reached the target after the shortest training, of those who do with every seed."""
     timed = [(spread, group) for group in _tried(scene) if (spread := _to_target(group))]
     timed.sort(key=lambda item: item[0].mean)
@@ -39,7 +39,7 @@ def first_at_target(scene: Scene) -> Iterator[Finding]:
     yield Finding("finding", text, evidence(told))
 
 
-def not_with_every_seed(scene: Scene) -> Iterator[Finding]:
+def not_with_every_seed(scene: WorkloadView) -> Iterator[Finding]:
     """Who reached the target by luck."""
     some = [group for group in _tried(scene) if 0 < in_how_many(group)[0] < in_how_many(group)[1]]
     if some:
@@ -48,7 +48,7 @@ def not_with_every_seed(scene: Scene) -> Iterator[Finding]:
         yield Finding("finding", text, evidence(some))
 
 
-def never_at_target(scene: Scene) -> Iterator[Finding]:
+def never_at_target(scene: WorkloadView) -> Iterator[Finding]:
     """Who did not reach the target in all of the epochs."""
     never = [group for group in _tried(scene) if not in_how_many(group)[0]]
     if never:
@@ -60,12 +60,12 @@ def never_at_target(scene: Scene) -> Iterator[Finding]:
         yield Finding("finding", text, evidence(never))
 
 
-def _tried(scene: Scene) -> list[Group]:
+def _tried(scene: WorkloadView) -> list[Group]:
     """All groups, on any number of nodes, if they had a target."""
     return [] if scene.work.target_accuracy is None else scene.in_lines
 
 
-def _target(scene: Scene) -> str:
+def _target(scene: WorkloadView) -> str:
     return percent(scene.work.target_accuracy)
 
 
@@ -75,7 +75,7 @@ def _to_target(group: Group) -> Spread | None:
     return group.over(time_to_target_s) if reached == seeds and group.first.result.times_compare else None
 
 
-def _who(scene: Scene, group: Group) -> str:
+def _who(scene: WorkloadView, group: Group) -> str:
     return scene.name(group) + ("" if group.serial else f" on {group.shape.label}")
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.limits import counted, written
-from orchestrator.report.comparison import Comparison, Scene
-from orchestrator.report.containers import ran_out_of_memory
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.formats import count, listed, ratio, seconds
-from orchestrator.report.groups import Group
-from orchestrator.report.labels import Shape
-from orchestrator.report.rows import NO_SERIAL, UNLIKE_NODES, Row
+from orchestrator.report.metrics.containers import ran_out_of_memory
+from orchestrator.report.model.comparison import Comparison, WorkloadView
+from orchestrator.report.model.groups import Group
+from orchestrator.report.model.labels import ClusterShape
+from orchestrator.report.model.rows import NO_SERIAL, UNLIKE_NODES, Row
+from orchestrator.results.limits import counted, written
 
 MOST_NAMED = 6  # of a kind; the tables have them all
-KEPT_APART = ("runtime", "image")  # see orchestrator.report.places
+KEPT_APART = ("runtime", "image")  # see orchestrator.report.model.places
 
 
-def shared_cores(scene: Scene) -> Iterator[Finding]:
+def shared_cores(scene: WorkloadView) -> Iterator[Finding]:
     """Wall-clock speedup is bounded where nodes share cores; the work speedup is not."""
     sharing = [group for group in scene.groups if group.first.shares_cores]
     if not sharing:
@@ -51,7 +51,7 @@ def shared_cores(scene: Scene) -> Iterator[Finding]:
     yield Finding("caution", text, evidence(sharing))
 
 
-def _on(shapes: list[Shape]) -> str:
+def _on(shapes: list[ClusterShape]) -> str:
     """`2, 4 and 5 nodes`; with ranks in each where there are several."""
     if any(shape.processes_per_node > 1 for shape in shapes):
         return listed([shape.label for shape in shapes])
@@ -59,7 +59,7 @@ def _on(shapes: list[Shape]) -> str:
     return listed([*(shape.short for shape in others), last.label])
 
 
-def not_repeated(scene: Scene) -> Iterator[Finding]:
+def not_repeated(scene: WorkloadView) -> Iterator[Finding]:
     """Cells with a single seed that is ok."""
     once = [group for group in scene.groups if not group.repeated]
     if not once:
@@ -70,13 +70,13 @@ def not_repeated(scene: Scene) -> Iterator[Finding]:
     yield Finding("caution", text, evidence(once))
 
 
-def _cells(scene: Scene, groups: list[Group]) -> list[str]:
+def _cells(scene: WorkloadView, groups: list[Group]) -> list[str]:
     """Their names: the first few, and the number of the rest."""
     names = [f"{scene.name(group)} on {group.shape.label}" for group in groups]
     return names if len(names) <= MOST_NAMED else [*names[:MOST_NAMED], f"{len(names) - MOST_NAMED} more"]
 
 
-def no_serial(scene: Scene) -> Iterator[Finding]:
+def no_serial(scene: WorkloadView) -> Iterator[Finding]:
     """Runs without anything to measure a speedup against."""
     for reason in (NO_SERIAL, UNLIKE_NODES):
         rows = [row for group in scene.groups for row in group.ok_rows if row.no_speedup == reason]
@@ -88,7 +88,7 @@ def no_serial(scene: Scene) -> Iterator[Finding]:
             )
 
 
-def other_seeds(scene: Scene) -> Iterator[Finding]:
+def other_seeds(scene: WorkloadView) -> Iterator[Finding]:
     """Runs that are measured against serial runs of other seeds."""
     based = [(row, row.baseline) for group in scene.groups for row in group.ok_rows]
     rows = [row for row, baseline in based if baseline and not baseline.same_seed]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from trainer.data.augmentations.standard import StandardAugmentation
+from trainer.data.augmentations.torchvision_import import torchvision
 from trainer.data.base import Scale
-from trainer.vision import torchvision
 
 functional = torchvision.transforms.v2.functional
 BILINEAR = torchvision.transforms.InterpolationMode.BILINEAR

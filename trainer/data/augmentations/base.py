@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trainer.core.registry import Component
 from trainer.data.base import Scale
-from trainer.registry import Component
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +24,7 @@ else:
 class Augmentation(Component):
     """How the images of a training batch are changed at random; the test split never is."""
 
-    def misfit(self, shape: tuple[int, int, int]) -> str | None:
+    def validation_error(self, shape: tuple[int, int, int]) -> str | None:
         """Why images of this shape (channels, height, width) cannot be changed so, or None."""
         return None
 

@@ -44,7 +44,7 @@ class StandardAugmentation(Augmentation):
     def jitters(self) -> bool:
         return any((self.brightness, self.contrast, self.saturation, self.hue))
 
-    def misfit(self, shape: tuple[int, int, int]) -> str | None:
+    def validation_error(self, shape: tuple[int, int, int]) -> str | None:
         channels = shape[0]
         if channels == 1 and (self.saturation or self.hue):
             return "images of one channel have no colour; allowed: saturation 0 and hue 0"

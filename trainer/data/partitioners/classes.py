@@ -30,7 +30,7 @@ class Classes(Partitioner):
 
     per_node: int = Field(2, ge=1, description="classes on each node")
 
-    def misfit(self, samples: int, classes: int, parts: int) -> str | None:
+    def validation_error(self, samples: int, classes: int, parts: int) -> str | None:
         if self.per_node > classes:
             return (
                 f"per_node {self.per_node} is more than the {classes} classes; it can be at most {classes}"
@@ -45,7 +45,7 @@ class Classes(Partitioner):
                 f"per_node {self.per_node} in each of {parts} parts needs more than the {samples} samples; "
                 "lower per_node or use fewer nodes"
             )
-        return super().misfit(samples, classes, parts)
+        return super().validation_error(samples, classes, parts)
 
     def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         self.check(labels, parts)

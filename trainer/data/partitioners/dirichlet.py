@@ -41,13 +41,13 @@ class Dirichlet(Partitioner):
     min_samples: int = Field(1, ge=1, description="least samples of a part")
     equal_sizes: bool = Field(False, description="parts of equal size (Hsu et al. 2019)")
 
-    def misfit(self, samples: int, classes: int, parts: int) -> str | None:
+    def validation_error(self, samples: int, classes: int, parts: int) -> str | None:
         if parts <= samples < parts * self.min_samples:
             return (
                 f"min_samples {self.min_samples} in each of {parts} parts is more than the {samples} "
                 f"samples; it can be at most {samples // parts}"
             )
-        return super().misfit(samples, classes, parts)
+        return super().validation_error(samples, classes, parts)
 
     def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         self.check(labels, parts)

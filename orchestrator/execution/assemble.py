@@ -1,0 +1,238 @@
+"""From a run's events to its row: certificate, flags, times. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestrator.execution.outcome import loss, verdict
+from orchestrator.results.limits import bottleneck_flags, limit_flags, memory_flags
+from orchestrator.results.records import (
+    Certificate,
+    CertifiedPart,
+    CertifiedSplit,
+    NodeUsage,
+    RankResult,
+    RunResult,
+    epochs_of,
+    ranks_of,
+)
+from orchestrator.runtimes.launch_plan import LaunchPlan, rank_name, rank_noun
+from trainer.core.events import Event, split_digest
+from trainer.elastic.attempts import Attempts
+from trainer.spec.run_spec import RunSpec
+
+
+def assemble(
+    plan: LaunchPlan,
+    events: Sequence[Event],
+    exits: Mapping[str, int],
+    *,
+    runtime: str,
+    started_at: float,
+    ended_at: float,
+    timed_out_s: float | None,
+    trouble: str | None = None,
+    usage: Sequence[NodeUsage] = (),
+    weights_kept: bool = True,
+    cores: float,
+    environment: dict[str, Any],
+) -> RunResult:
+    """The row of a run that has been stopped and collected. Times in seconds since 1970.
+
+    trouble: what the runtime itself found to be wrong. usage: of the nodes, where they are containers.
+    """
+    attempts = Attempts(plan.world_size, events)
+    status, cause = verdict(
+        events,
+        exits,
+        plan.world_size,
+        timed_out_s,
+        plan.processes_per_node,
+        trouble,
+        restarts=plan.spec.restarts,
+    )
+    events = attempts.of(attempts.counts)
+    ranks = ranks_of(events)
+    certificate = certify(events)
+    if status == "ok" and plan.spec.strategy.trains:
+        cause = _uncertified(certificate, _last_epoch(plan, events))
+        if plan.spec.save_weights and not weights_kept:
+            cause = cause or "the final weights were not kept"
+        status = "failed" if cause else "ok"
+    first = min((e.time for e in events if e.kind == "train_start"), default=None)
+    last = max((e.time for e in events if e.kind == "train_end"), default=None)
+    overall = "start-up time, wall time and what the nodes used" if usage else "start-up and wall time"
+    return RunResult(
+        key=plan.key,
+        status=status,
+        cause=cause,
+        spec=plan.spec.model_dump(mode="json"),
+        topology=plan.topology,
+        runtime=runtime,
+        started_at=started_at,
+        wall_s=ended_at - started_at,
+        restarted=attempts.counts,
+        startup_s=None if first is None else first - started_at,
+        teardown_s=None if last is None else ended_at - last,
+        cores=cores,
+        flags=[
+            *flags(plan, ranks, runtime, cores, usage),
+            *_evened(plan, certificate),
+            *_hung(plan, events),
+            *_resumed(attempts, started_at, overall),
+            *_started_again(plan, attempts, overall),
+        ]
+        if status == "ok"
+        else [],
+        ranks=ranks,
+        epochs=epochs_of(events),
+        certificate=certificate,
+        usage=list(usage),
+        environment=environment,
+    )
+
+
+def _last_epoch(plan: LaunchPlan, events: Sequence[Event]) -> int:
+    """The epoch with which training ends: the one in which all ranks reached the target accuracy, or the
+    last that was asked for."""
+    said = [e for e in events if e.kind == "epoch" and e.fields.get("target_reached")]
+    reached: set[int] = {event.fields["epoch"] for event in said}
+    together = len(reached) == 1 and {event.rank for event in said} == set(range(plan.world_size))
+    return min(reached) if together and plan.spec.target_accuracy is not None else plan.spec.epochs
+
+
+def _uncertified(certificate: Certificate | None, epochs: int) -> str | None:
+    """Why a training cannot be believed to have used the samples that it should have, or None."""
+    certified = [split.epoch for split in certificate.splits] if certificate else []
+    if certified != list(range(1, epochs + 1)):
+        return f"the nodes gave account of {len(certified)} of {epochs} epochs' samples"
+    if certificate and not certificate.verified:
+        return "the nodes trained on other samples than the split says"
+    return None
+
+
+def _resumed(attempts: Attempts, started_at: float, overall: str) -> list[str]:
+    """That the training time is that of several attempts, and what is not in it.
+
+    overall: the measures that begin when the run is started, and not with the work in its weights.
+    """
+    told = [_who_counts(attempts.of(number)) for number in range(attempts.counts + 1)]
+    if not told[-1]:
+        return []
+    last = told[-1][0].fields
+    times = "once" if last["times"] == 1 else f"{last['times']} times"
+    steps = f" and {last['step']} steps" if last["step"] else ""
+    # A checkpoint that is older than this start: what the run did before is in its weights.
+    before = any(event.time - event.fields["age_s"] < started_at for each in told for event in each)
+    return [
+        f"it was cut off and went on from a checkpoint {times}, the last time from that after epoch "
+        f"{last['epoch']}{steps}, {last['age_s']:.0f} s later: what was trained after it and lost is not "
+        "in the training time, nor what it took to write each checkpoint that it went on from"
+        + (f"; {overall} are those since the last command" if before else "")
+    ]
+
+
+def _who_counts(events: Sequence[Event]) -> list[Event]:
+    """Of the ranks that go on from a checkpoint, the word of the one that counts how often the run did."""
+    return [event for event in events if event.kind == "resumed" and event.fields["times"]]
+
+
+def _hung(plan: LaunchPlan, events: Sequence[Event]) -> list[str]:
+    hung = [str(event.rank) for event in events if event.kind == "done" and event.fields.get("forced")]
+    who = f"{rank_noun(plan.processes_per_node)} {', '.join(hung)}"
+    return [f"{who} hung after its result was written, and was ended"] if hung else []
+
+
+def _started_again(plan: LaunchPlan, attempts: Attempts, overall: str) -> list[str]:
+    """Who was lost, that the run went on all the same, and what that did to `overall`, as in _resumed."""
+    each, allowed = plan.processes_per_node, plan.spec.restarts
+    found = [
+        f"{loss(attempts, number, each)}; all ranks were started again, restart {number + 1} of {allowed}"
+        for number in range(attempts.counts)
+    ]
+    if found:
+        found.append(
+            f"{overall} contain all that was done before the ranks were last started again, "
+            "the training time nothing of it that was lost"
+        )
+    late = attempts.killed(attempts.counts) if allowed else []  # nobody waited for it any more
+    found += [f"{rank_name(rank, each)} was killed after its result was written" for rank in late]
+    return found
+
+
+def _evened(plan: LaunchPlan, certificate: Certificate | None) -> list[str]:
+    """What was done to parts of different size so that all nodes could take as many steps."""
+    spec = plan.spec
+    if certificate is None or not (spec.partitioner.disjoint and spec.partitioner.covers):
+        return []
+    more = sum(part.samples for part in certificate.first_epoch()) - spec.dataset.train_samples
+    if certificate.splits[0].uneven == "pad" and more > 0:
+        return [f"uneven=pad: {more:,} samples more than there are were fed in epoch 1, some repeatedly"]
+    if certificate.splits[0].uneven == "drop" and more < 0:
+        return [
+            f"uneven=drop: {-more:,} of {spec.dataset.train_samples:,} samples were left out of epoch 1"
+        ]
+    return []
+
+
+def certify(events: Sequence[Event]) -> Certificate | None:
+    """The certificate, with the parts as they were fed checked against the split; None without training."""
+    splits = [CertifiedSplit(**event.fields) for event in events if event.kind == "split"]
+    parts = [CertifiedPart(rank=event.rank, **event.fields) for event in events if event.kind == "part"]
+    if not splits:
+        return None
+    digests: dict[int, dict[int, str]] = defaultdict(dict)
+    for part in parts:
+        digests[part.epoch][part.rank] = part.digest
+    verified = all(
+        split.digest == split_digest(digest for _, digest in sorted(digests[split.epoch].items()))
+        for split in splits
+    )
+    splits.sort(key=lambda split: split.epoch)
+    parts.sort(key=lambda part: (part.epoch, part.rank))
+    return Certificate(verified=verified, splits=splits, parts=parts)
+
+
+def _normalised_over(run: RunSpec) -> str | None:
+    """Over what batch statistics were taken, where that is less than the samples of serial's step."""
+    if not run.model.batch_statistics:
+        return None
+    if run.strategy.pieces > 1:
+        return "micro-batches, not over batches"
+    if run.batch_of_each < run.batch_size and not run.model.meets:
+        return f"{run.batch_of_each} samples at a time, not over the step's {run.batch_size}"
+    return None
+
+
+def flags(
+    plan: LaunchPlan,
+    ranks: Sequence[RankResult],
+    runtime: str,
+    cores: float,
+    usage: Sequence[NodeUsage] = (),
+) -> list[str]:
+    """What could not be made equal, in sentences."""
+    found = [
+        *limit_flags(plan.spec, runtime, cores),
+        *bottleneck_flags(plan.spec, runtime, ranks, usage),
+        *memory_flags(plan.spec, usage),
+    ]
+    if plan.spec.ranks_are_threads:
+        found.append(
+            "the ranks were threads of one interpreter and hindered each other: times do not compare, "
+            "and each rank's memory is that of all"
+        )
+    if over := _normalised_over(plan.spec):
+        found.append(f"normalised over {over}: it is not the training that serial does")
+    if plan.spec.strategy.caveat:
+        found.append(plan.spec.strategy.caveat)
+    if len({rank.weights_digest for rank in ranks if rank.weights_digest}) > 1:
+        found.append("the replicas ended with different weights; the accuracy is of rank 0's")
+    reports_samples = plan.spec.strategy.reports_samples
+    samples = {rank.samples for rank in ranks if reports_samples(rank.rank, plan.world_size)}
+    if samples and max(samples) - min(samples) > plan.spec.epochs:
+        noun = rank_noun(plan.processes_per_node)
+        found.append(f"unequal work: between {min(samples):,} and {max(samples):,} samples per {noun}")
+    return found

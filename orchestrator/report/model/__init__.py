@@ -1,0 +1,1 @@
+"""What a report compares: rows, groups of rows, baselines."""

@@ -1,0 +1,183 @@
+"""What runs are called: their components with parameters, and the work that they have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from orchestrator.report.formats import count, listed, percent
+from orchestrator.results.limits import written
+from trainer.spec.registries import REGISTRIES
+from trainer.spec.run_spec import NODE_LIMITS, RunSpec
+
+LIMIT_LABELS = {
+    "cpus": "cpus {}",
+    "memory_mb": "{} MiB memory",
+    "pids": "{} pids",
+    "shm_mb": "{} MiB /dev/shm",
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained, and on what. Times and accuracies compare where it is equal."""
+
+    dataset: str
+    model: str
+    optimizer: str
+    lr: float
+    batch_size: int  # samples per step, see batch_per
+    batch_per: str  # rank: of each rank; run: of all of them together
+    epochs: int
+    threads: int  # per rank
+    limits: tuple[float, ...]  # of a node, as in NODE_LIMITS
+    on_gpu: bool  # a GPU against a core says nothing about the ways of splitting
+    augmentation: str
+    bottleneck_cpus: float | None = None  # of the last node, where it had fewer than the others
+    target_accuracy: float | None = None  # 0 … 1, at which training ends
+    patience: int = 1  # epochs in a row in which that has to be reached
+    where: str = ""  # the nodes ran, named only where a directory's runs did not all run alike
+
+    @classmethod
+    def of(cls, run: RunSpec, where: str = "") -> Workload:
+        return cls(
+            component_label(run, "dataset"),
+            component_label(run, "model"),
+            component_label(run, "optimizer"),
+            run.lr,
+            run.batch_size,
+            run.batch_per,
+            run.epochs,
+            run.threads,
+            tuple(getattr(run, name) for name in NODE_LIMITS),
+            run.on_gpu,
+            component_label(run, "augmentation"),
+            run.bottleneck_cpus,
+            run.target_accuracy,
+            run.patience,
+            where,
+        )
+
+    @property
+    def label(self) -> str:
+        threads = "" if self.threads == 1 else f", {self.threads} threads per rank"
+        augmentation = "" if self.augmentation == "none" else f", augmentation {self.augmentation}"
+        epochs = "1 epoch" if self.epochs == 1 else f"{self.epochs} epochs"
+        batch = "in all" if self.batch_per == "run" else "per rank"
+        return (
+            f"{self.dataset}, {self.model}, {self.optimizer} lr {self.lr:g}, "
+            f"batch {self.batch_size} {batch}, {epochs}{self._until}{augmentation}{threads}{self._limits}"
+            f"{self._slower}{', on GPUs' if self.on_gpu else ''}{f', {self.where}' if self.where else ''}"
+        )
+
+    @property
+    def _slower(self) -> str:
+        return "" if self.bottleneck_cpus is None else f", last node at {written(self.bottleneck_cpus)} cpu"
+
+    @property
+    def _until(self) -> str:
+        if self.target_accuracy is None:
+            return ""
+        in_a_row = f" in {self.patience} in a row" if self.patience > 1 else ""
+        return f" or until {percent(self.target_accuracy)} accuracy{in_a_row}"
+
+    @property
+    def _limits(self) -> str:
+        """`, 0.4 cpus and 512 MiB memory per node`: the limits that are not the default."""
+        told = [
+            LIMIT_LABELS[name].format(written(value))
+            for name, value in zip(NODE_LIMITS, self.limits, strict=True)
+            if value != RunSpec.model_fields[name].default
+        ]
+        return f", {listed(told)} per node" if told else ""
+
+
+@dataclass(frozen=True)
+class ClusterShape:
+    """How many nodes a run has, how many ranks are in each, and whether the last node is slower."""
+
+    nodes: int
+    processes_per_node: int = 1
+    bottleneck_cpus: float | None = None
+
+    @classmethod
+    def of(cls, run: RunSpec) -> ClusterShape:
+        return cls(run.nodes, run.processes_per_node, run.bottleneck_cpus)
+
+    @property
+    def ranks(self) -> int:
+        return self.nodes * self.processes_per_node
+
+    @property
+    def short(self) -> str:
+        """`2`, or `2 × 4` with four ranks in each node."""
+        return (
+            str(self.nodes) if self.processes_per_node == 1 else f"{self.nodes} × {self.processes_per_node}"
+        )
+
+    @property
+    def label(self) -> str:
+        """`2 nodes`, `2 nodes × 4 ranks`, or `4 nodes, last at 0.25 cpu`."""
+        ranks = "" if self.processes_per_node == 1 else f" × {count(self.processes_per_node, 'rank')}"
+        return count(self.nodes, "node") + ranks + (f", {self.slower}" if self.slower else "")
+
+    @property
+    def slower(self) -> str:
+        """`last at 0.25 cpu`; empty where all nodes are alike."""
+        return "" if self.bottleneck_cpus is None else f"last at {written(self.bottleneck_cpus)} cpu"
+
+    @property
+    def per_node(self) -> str:
+        """`4 ranks per node`; empty where a node is a rank."""
+        return "" if self.processes_per_node == 1 else f"{count(self.processes_per_node, 'rank')} per node"
+
+
+def component_label(run: RunSpec, field: str, but: Collection[str] = ()) -> str:
+    """A component's name and the parameters that are not the default: `one_shot init=independent`.
+
+    A parameter that is a component itself is written `compression=top_k(ratio=0.1)`. but: parameters that
+    are left out.
+    """
+    shown = REGISTRIES[field].dump(getattr(run, field), exclude_defaults=True)
+    told = {name: as_written(value) for name, value in shown.items() if name not in ("name", *but)}
+    return " ".join([shown["name"], *(f"{name}={value}" for name, value in told.items())])
+
+
+def strategy_label(run: RunSpec) -> str:
+    """The strategy's label, and how often the run takes checkpoints, which costs time."""
+    asked = ("checkpoint_epochs", "checkpoint_steps")
+    told = [f"{name}={every}" for name in asked if (every := getattr(run, name))]
+    return " ".join([component_label(run, "strategy"), *told])
+
+
+PACE = ("lr_scaling", "warm_up_epochs")
+
+
+def paces_of(runs: Sequence[RunSpec]) -> list[str]:
+    """`lr_scaling=linear warm_up_epochs=2`, run by run: what makes its learning rate another than `lr`.
+
+    Empty where all go alike, and for runs with one batch at a time, whose rate is never another.
+    """
+    told = [
+        " ".join(f"{name}={getattr(run, name)}" for name in PACE if name in run.canonical()) for run in runs
+    ]
+    several = {label for label, run in zip(told, runs, strict=True) if run.batches_at_once > 1}
+    return told if len(several) > 1 else [""] * len(runs)
+
+
+def parameters(run: RunSpec, field: str) -> dict[str, str]:
+    """All parameters of a component as they are written, defaults too."""
+    shown = REGISTRIES[field].dump(getattr(run, field))
+    return {name: as_written(value) for name, value in shown.items() if name != "name"}
+
+
+def as_written(value: object) -> str:
+    """A value as YAML has it; a component as `top_k(ratio=0.1)`."""
+    if isinstance(value, dict):
+        inside = ", ".join(f"{name}={as_written(item)}" for name, item in value.items() if name != "name")
+        return f"{value['name']}({inside})" if inside else str(value["name"])
+    if value is None:
+        return "null"
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_written, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,292 @@
+"""Row: one run as the report sees it, with what it gained or lost against the serial run of its work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from orchestrator.report.model.labels import ClusterShape, Workload, component_label, strategy_label
+from orchestrator.results.limits import shares_cores, speedup_limit
+from orchestrator.results.records import CertifiedPart, RunResult
+from trainer.spec.run_spec import RunSpec
+
+if TYPE_CHECKING:
+    from orchestrator.report.model.baselines import Baseline
+
+SERIAL = "serial"
+NO_SERIAL = "no serial run of the same work"
+OTHER_EPOCHS = "the serial run trained for another number of epochs, with this seed or another"
+NOT_OK = "the run is not ok"
+UNLIKE_NODES = "the last node was slower than the others"
+NO_TRAINING = "the strategy trains nothing"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run. Times in seconds, accuracies and shares 0 … 1, memory in MiB.
+
+    where: its nodes ran. pace: how its learning rate goes. Both are named only where the directory's runs
+    are not all alike in it. What was measured is None unless the run is ok: a part of a run compares with
+    nothing.
+    """
+
+    key: str
+    result: RunResult
+    run: RunSpec
+    baseline: Baseline | None
+    where: str = ""
+    pace: str = ""
+
+    @property
+    def status(self) -> str:
+        return self.result.status
+
+    @property
+    def cause(self) -> str | None:
+        return self.result.cause
+
+    @property
+    def ok(self) -> bool:
+        return self.result.status == "ok"
+
+    @property
+    def trains(self) -> bool:
+        """Whether the run trains a model at all; a fault_injection does not."""
+        return self.run.strategy.trains
+
+    @property
+    def shape(self) -> ClusterShape:
+        return ClusterShape.of(self.run)
+
+    @property
+    def seed(self) -> int:
+        return self.run.seed
+
+    @property
+    def transport(self) -> str:
+        return self.run.transport
+
+    @property
+    def work(self) -> Workload:
+        return Workload.of(self.run, self.where)
+
+    @property
+    def strategy(self) -> str:
+        """The strategy's registered name."""
+        return self.run.name_of("strategy")
+
+    @property
+    def strategy_label(self) -> str:
+        return " ".join(filter(None, [strategy_label(self.run), self.pace]))
+
+    @property
+    def partitioner_label(self) -> str:
+        """Empty where every node trains on the whole set."""
+        return component_label(self.run, "partitioner") if self.run.strategy.uses_partition else ""
+
+    @property
+    def _measured(self) -> RunResult | None:
+        return self.result if self.ok else None
+
+    @property
+    def train_s(self) -> float | None:
+        return self._measured.train_s if self._measured else None
+
+    @property
+    def work_cpu_s(self) -> float | None:
+        return self._measured.work_cpu_s if self._measured else None
+
+    @property
+    def startup_s(self) -> float | None:
+        return self._measured.startup_s if self._measured else None
+
+    @property
+    def teardown_s(self) -> float | None:
+        return self._measured.teardown_s if self._measured else None
+
+    @property
+    def accuracy(self) -> float | None:
+        return self._measured.accuracy if self._measured else None
+
+    @property
+    def test_loss(self) -> float | None:
+        return self._measured.ranks[0].test_loss if self._measured and self._measured.ranks else None
+
+    @property
+    def local_accuracies(self) -> list[float]:
+        return self._measured.local_accuracies if self._measured else []
+
+    @property
+    def local_accuracy(self) -> float | None:
+        """The mean accuracy of the nodes' own models, before they met."""
+        return fmean(self.local_accuracies) if self.local_accuracies else None
+
+    @property
+    def averaging_gain(self) -> float | None:
+        """What the final model gains in accuracy over the mean of the nodes' own models."""
+        return _minus(self.accuracy, self.local_accuracy)
+
+    @property
+    def samples_per_s(self) -> float | None:
+        return self._measured.samples_per_s if self._measured else None
+
+    @property
+    def steps(self) -> int | None:
+        """Optimiser steps of the node that took most."""
+        return max((rank.steps for rank in self._measured.ranks), default=None) if self._measured else None
+
+    @property
+    def staleness(self) -> float | None:
+        return self._measured.staleness if self._measured else None
+
+    @property
+    def staleness_max(self) -> int | None:
+        return self._measured.staleness_max if self._measured else None
+
+    @property
+    def bytes_sent_per_rank(self) -> float | None:
+        return self._measured.bytes_sent_per_rank if self._measured else None
+
+    @property
+    def peak_memory_mb(self) -> float | None:
+        """The largest peak of any rank."""
+        return (
+            max((rank.peak_memory_mb for rank in self._measured.ranks), default=None)
+            if self._measured
+            else None
+        )
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Mean seconds per phase over the ranks, evaluation apart from the rest."""
+        return self._measured.seconds if self._measured else {}
+
+    @property
+    def communicate_s(self) -> float | None:
+        return self.seconds.get("communicate")
+
+    @property
+    def exchange_share(self) -> float | None:
+        """The share of training time that nodes communicate or wait for each other."""
+        training = sum(value for phase, value in self.seconds.items() if phase != "evaluate")
+        exchange = self.seconds.get("communicate", 0.0) + self.seconds.get("wait", 0.0)
+        return exchange / training if training else None
+
+    @property
+    def replicas_equal(self) -> bool | None:
+        """None also where the model is one, in parts: then there is nothing that could differ."""
+        strategy = self.run.strategy
+        one = strategy.partitions_model and strategy.replicas(self.run.world_size) == 1
+        return self._measured.replicas_equal if self._measured and self.trains and not one else None
+
+    @property
+    def coverage(self) -> float | None:
+        """The share of the training set that epoch 1 used, on any node."""
+        return self._split(0, "coverage")
+
+    @property
+    def overlap(self) -> float | None:
+        """The share of the training set that was on two nodes or more in epoch 1."""
+        return self._split(0, "overlap")
+
+    @property
+    def coverage_whole_run(self) -> float | None:
+        return self._split(-1, "coverage_so_far")
+
+    @property
+    def overlap_whole_run(self) -> float | None:
+        return self._split(-1, "overlap_so_far")
+
+    @property
+    def node_samples(self) -> list[int]:
+        """Samples on each node that trains in epoch 1, by rank."""
+        return [part.samples for part in self._parts]
+
+    @property
+    def js_mean(self) -> float | None:
+        """Mean over the nodes of their labels' divergence from the whole set's in epoch 1, in bits."""
+        return fmean(part.js_divergence for part in self._parts) if self._parts else None
+
+    @property
+    def js_max(self) -> float | None:
+        return max((part.js_divergence for part in self._parts), default=None)
+
+    @property
+    def js_whole_run(self) -> float | None:
+        """The largest divergence of a node's labels over all epochs, in bits."""
+        certificate = self._measured.certificate if self._measured else None
+        return certificate.js_whole_run() if certificate else None
+
+    @property
+    def verified(self) -> bool | None:
+        """Whether the samples as fed were those of the split; None without a certificate."""
+        certificate = self._measured.certificate if self._measured else None
+        return certificate.verified if certificate else None
+
+    @property
+    def no_speedup(self) -> str | None:
+        """Why there is no comparison with a serial run, if there is none."""
+        if not self.ok:
+            return NOT_OK
+        if not self.trains:
+            return NO_TRAINING
+        if self.run.bottleneck_cpus is not None:
+            return UNLIKE_NODES
+        if not self.baseline:
+            return NO_SERIAL
+        return None if self.baseline.train_s else OTHER_EPOCHS
+
+    @property
+    def speedup(self) -> float | None:
+        """Serial training time over this run's."""
+        return quotient(self.baseline.train_s, self.train_s) if self.baseline else None
+
+    @property
+    def efficiency(self) -> float | None:
+        """Speedup per rank."""
+        return None if self.speedup is None else self.speedup / self.shape.ranks
+
+    @property
+    def work_speedup(self) -> float | None:
+        """Serial CPU time of work over this run's: the speedup if each node had a core of its own and
+        communication cost nothing. The honest figure where nodes share cores. Stages wait for each other
+        all the same."""
+        return quotient(self.baseline.work_cpu_s, self.result.path_cpu_s) if self.baseline else None
+
+    @property
+    def accuracy_difference(self) -> float | None:
+        """This accuracy less that of the serial run."""
+        return _minus(self.accuracy, self.baseline.accuracy) if self.baseline else None
+
+    @property
+    def shares_cores(self) -> bool:
+        """Whether the nodes wanted more cores than there were."""
+        return shares_cores(self.run, self.result.runtime, self.result.cores)
+
+    @property
+    def speedup_limit(self) -> float:
+        """What the cores allow at most, where they are shared."""
+        return speedup_limit(self.run, self.result.runtime, self.result.cores)
+
+    @property
+    def _parts(self) -> list[CertifiedPart]:
+        certificate = self._measured.certificate if self._measured else None
+        return certificate.first_epoch() if certificate else []
+
+    def _split(self, index: int, field: str) -> float | None:
+        certificate = self._measured.certificate if self._measured else None
+        if certificate is None or not certificate.splits:
+            return None
+        split = sorted(certificate.splits, key=lambda split: split.epoch)[index]
+        value: float = getattr(split, field)
+        return value
+
+
+def quotient(dividend: float | None, divisor: float | None) -> float | None:
+    """None where there is no dividend, or nothing to divide by."""
+    return dividend / divisor if dividend and divisor else None
+
+
+def _minus(left: float | None, right: float | None) -> float | None:
+    return None if left is None or right is None else left - right

@@ -1,0 +1,1 @@
+"""The report's pages and tables: HTML, Markdown and CSV."""

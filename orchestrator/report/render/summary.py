@@ -1,0 +1,33 @@
+"""The report's first line: how many runs, what their nodes were, and when."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from orchestrator.report.formats import count
+from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.model.places import nodes_were
+
+STATES = {"ok": "ok", "failed": "failed", "timeout": "out of time", "pending": "not done yet"}
+
+
+def one_line(comparison: Comparison) -> str:
+    """`67 runs: 66 ok, 1 failed. 2026-05-20 14:02 to 14:09 UTC. Nodes: local processes.`"""
+    rows = comparison.rows
+    states = [*(row.status for row in rows), *("pending" for _ in comparison.pending)]
+    if not states:
+        return "No runs."
+    told = [f"{states.count(state)} {name}" for state, name in STATES.items() if state in states]
+    parts = [f"{count(len(states), 'run')}: {', '.join(told)}"]
+    if rows:
+        began = min(row.result.started_at for row in rows)
+        ended = max(row.result.started_at + row.result.wall_s for row in rows)
+        parts += [_when(began, ended), f"Nodes: {nodes_were(rows)}"]
+    return ". ".join(parts) + "."
+
+
+def _when(began: float, ended: float) -> str:
+    """A span of time, given in seconds since 1970, to the minute."""
+    start, end = (datetime.fromtimestamp(at, UTC) for at in (began, ended))
+    to = f"{end:%H:%M}" if start.date() == end.date() else f"{end:%Y-%m-%d %H:%M}"
+    return f"{start:%Y-%m-%d %H:%M} to {to} UTC"

@@ -1,0 +1,1 @@
+"""Results on disk: the records of a run and where they are stored."""

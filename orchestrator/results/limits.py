@@ -1,0 +1,138 @@
+"""Cores and limits: what a run could use, what it was held to, and what that means for its times. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import floor
+
+from orchestrator.results.records import NodeUsage, RankResult
+from trainer.spec.run_spec import NODE_LIMITS, RunSpec
+
+# Runtimes that hold every node to its cpus, memory_mb, pids and shm_mb.
+ENFORCING = frozenset({"docker"})
+
+QUOTA_TOLERANCE = 0.02  # an engine writes a quota in whole microseconds
+SLACK_S = 0.3  # CPU seconds beyond a quota that its periods of 100 ms explain, and how CPU time is counted
+
+
+def cores_wanted(run: RunSpec, runtime: str) -> float:
+    """Cores that the nodes of a run together may use at once.
+
+    A quota bounds a node whatever runs in it; without one, every rank computes with all its threads.
+    """
+    last = run.world_size - 1
+    each = run.cpus if runtime in ENFORCING else float(run.processes_per_node * run.threads)
+    slow = each if run.bottleneck_cpus is None else min(each, run.cpus_of(last))
+    return round((run.nodes - 1) * each + slow, 6)  # 10 × 1.1 are 11 cores and no hair more
+
+
+def shares_cores(run: RunSpec, runtime: str, cores: float) -> bool:
+    """Whether the nodes wanted more cores to compute on than there were."""
+    return not run.on_gpu and cores_wanted(run, runtime) > cores
+
+
+def speedup_limit(run: RunSpec, runtime: str, cores: float) -> float:
+    """What a wall-clock speedup cannot pass on `cores`: all of them against what one rank has alone.
+
+    Only a quota (or too small a machine) gives the serial run less than a core; how much more than one
+    it can use, with several threads, nobody knows.
+    """
+    alone = min(1.0, cores, run.cpus) if runtime in ENFORCING else min(1.0, cores)
+    return cores / alone
+
+
+def limit_flags(run: RunSpec, runtime: str, cores: float) -> Iterator[str]:
+    """What a reader must know before comparing times, in sentences."""
+    enforced = runtime in ENFORCING
+    if shares_cores(run, runtime, cores):
+        limit = f"{speedup_limit(run, runtime, cores):.3g}"
+        advice = "compare work time (CPU) instead"
+        if enforced:
+            each = [counted(run.cpus, "cpu")]
+            fitting = floor(100 * cores / run.nodes) / 100
+            advice += f", or give each node fewer cpus ({fitting:g})" if fitting else ""
+        else:
+            ranks = [counted(run.processes_per_node, "rank")] if run.processes_per_node > 1 else []
+            each = [*ranks, counted(run.threads, "thread")]
+        demand = " × ".join([counted(run.nodes, "node"), *each]) + slower(run)
+        yield f"{demand} shared {counted(cores, 'core')}: wall-clock speedup cannot pass {limit}; {advice}"
+    threads = run.processes_per_node * run.threads
+    if enforced and run.processes_per_node > 1 and threads > run.cpus:
+        yield (
+            f"the {run.processes_per_node} ranks of a node shared its {counted(run.cpus, 'cpu')}: "
+            f"cpus {threads} would give every thread a core"
+        )
+    changed = [name for name in NODE_LIMITS if getattr(run, name) != RunSpec.model_fields[name].default]
+    if changed and not enforced:
+        told = ", ".join(f"{name} {written(getattr(run, name))}" for name in changed)
+        were = "was" if len(changed) == 1 else "were"
+        yield f"{runtime} processes have no limits: {told} {were} not enforced"
+
+
+def slower(run: RunSpec) -> str:
+    """`, the last at 0.25 cpu`, or nothing where all nodes are alike."""
+    return "" if run.bottleneck_cpus is None else f", the last at {written(run.bottleneck_cpus)} cpu"
+
+
+def bottleneck_flags(
+    run: RunSpec, runtime: str, ranks: Sequence[RankResult], usage: Sequence[NodeUsage]
+) -> Iterator[str]:
+    """Of a run with a node that was to be slower: that nodes were not alike, and whether it was slower.
+
+    Whoever held it back says to what, and the ranks themselves how much CPU time they had.
+    """
+    wanted, node = run.bottleneck_cpus, f"node {run.nodes - 1}"
+    if wanted is None:
+        return
+    others = f"{counted(run.cpus, 'cpu')} each" if runtime in ENFORCING else "no limit"
+    yield (
+        f"the nodes were not alike: {node} was to be held to {written(wanted)} cpu, the others had "
+        f"{others}; no speedup is told, since a serial run has no such nodes"
+    )
+    told = [member.cpus for member in usage if any(run.held_back(rank) for rank in member.ranks)]
+    if not told or told[0] is None:
+        yield f"nothing tells whether {node} was held to {written(wanted)} cpu"
+    elif abs(told[0] - wanted) > QUOTA_TOLERANCE * wanted:
+        yield f"{node} was held to {written(told[0])} cpu, and not to {written(wanted)}"
+    held = [rank for rank in ranks if run.held_back(rank.rank)]
+    used_s = sum(rank.work_cpu_s or 0.0 for rank in held)
+    train_s = max((rank.train_s for rank in held), default=0.0)
+    if used_s > 1.1 * wanted * train_s + SLACK_S:
+        yield (
+            f"{node} computed for {used_s:.3g} s of CPU time in {train_s:.3g} s of training: it was not "
+            f"held to {written(wanted)} cpu"
+        )
+
+
+def memory_limit_mb(run: RunSpec) -> int:
+    """Memory in MiB that each container was held to: in topology single one has that of all nodes."""
+    return run.memory_mb * (run.nodes if run.topology == "single" else 1)
+
+
+def memory_flags(run: RunSpec, usage: Sequence[NodeUsage]) -> Iterator[str]:
+    """What the kernel killed in the containers of a run that came to its end all the same."""
+    rest = "came to its end all the same" if run.restarts else "ended without them"
+    for member in sorted(usage, key=lambda member: member.member):
+        if member.out_of_memory:
+            yield (
+                f"{_container(run, member)} needed more than {memory_limit_mb(run):,} MiB of memory: the "
+                f"kernel killed {member.out_of_memory} of its processes, and the run {rest}"
+            )
+
+
+def _container(run: RunSpec, member: NodeUsage) -> str:
+    if not member.ranks:
+        return member.member
+    if run.topology == "single" and run.nodes > 1:
+        return "the container of all nodes"
+    return f"node {min(member.ranks) // run.processes_per_node}"
+
+
+def counted(number: float, noun: str) -> str:
+    """`1 core`, `1.5 cores`."""
+    return f"{written(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def written(number: float) -> str:
+    """2.0 as `2`, 1.5 as `1.5`."""
+    return str(number).removesuffix(".0")

@@ -1,0 +1,254 @@
+"""RunResult: one row of the comparison, as it lies in result.json. Report and runner share it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from trainer.core.events import Event
+from trainer.spec.run_spec import RunSpec
+
+Status = Literal["ok", "failed", "timeout"]
+
+
+class Record(BaseModel):
+    """A frozen piece of a result."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RankResult(Record):
+    """One rank's account, field by field trainer.core.result.TrainResult."""
+
+    rank: int
+    steps: int
+    samples: int
+    train_s: float
+    work_cpu_s: float | None
+    seconds: dict[str, float]  # per phase of trainer.core.clock
+    bytes_sent: float
+    accuracy: float | None
+    test_loss: float | None
+    local_accuracy: float | None
+    weights_digest: str | None
+    parameters: int
+    peak_memory_mb: float
+    staleness_mean: float | None = None
+    staleness_max: int | None = None
+    # Older results lack these.
+    state_bytes: dict[str, int] | None = None  # of weights, gradient, optimizer
+    activation_bytes: int | None = None
+    blocks: list[str] | None = None
+    bytes_to: list[int] | None = None
+    wait_s_by_rank: list[float] | None = None  # seconds, by rank
+
+
+class NodeUsage(Record):
+    """What one container has used from its start to its end; see trainer.core.cgroup.Usage."""
+
+    member: str  # node-1 (as compose counts them), launcher, master
+    ranks: list[int]
+    cpu_s: float | None
+    throttled_s: float | None
+    memory_peak_mb: float | None
+    sent_bytes: int | None
+    received_bytes: int | None
+    out_of_memory: int
+    # Older results lack it. Of local processes: of the one node that was held back.
+    cpus: float | None = None
+
+
+class EpochPoint(Record):
+    """A rank's model after an epoch; train_s is training time so far, evaluation excluded.
+
+    consensus_distance: of replicas that differ, the root mean square distance of their weights from the
+    mean; then it is the mean that was evaluated.
+    """
+
+    rank: int
+    epoch: int
+    train_s: float
+    loss: float | None  # of the last batch; a server has none
+    accuracy: float  # test split, 0 … 1
+    test_loss: float
+    consensus_distance: float | None = None
+    lr: float | None = None  # learning rate; older results lack it
+    target_reached: bool = False  # the target accuracy, for as long as was asked: training ended here
+
+
+class CertifiedPart(Record):
+    """What one node trained on in one epoch."""
+
+    rank: int
+    epoch: int
+    samples: int
+    labels: list[int]  # samples per class
+    js_divergence: float  # bits, from the whole training set's labels
+    js_divergence_so_far: float  # the same of all epochs up to this one
+    digest: str
+    earth_movers_distance: float | None = None  # 0 … 2, from the whole set's labels; older results lack it
+
+
+class CertifiedSplit(Record):
+    """How one epoch's samples lay over the nodes; shares of the training set, 0 … 1."""
+
+    epoch: int
+    uneven: str = "join"  # what was done about parts of different size
+    coverage: float
+    overlap: float
+    coverage_so_far: float
+    overlap_so_far: float
+    digest: str
+
+
+class Certificate(Record):
+    """Which samples the nodes really trained on.
+
+    verified: the digest of every epoch's split equals that of the parts as they were fed.
+    """
+
+    verified: bool
+    splits: list[CertifiedSplit]
+    parts: list[CertifiedPart]
+
+    def first_epoch(self) -> list[CertifiedPart]:
+        """The parts of epoch 1, by rank."""
+        return sorted((part for part in self.parts if part.epoch == 1), key=lambda part: part.rank)
+
+    def js_whole_run(self) -> float | None:
+        """The largest divergence of the labels that a node was fed in the whole run, in bits."""
+        last = max((part.epoch for part in self.parts), default=0)
+        return max((part.js_divergence_so_far for part in self.parts if part.epoch == last), default=None)
+
+
+class RunResult(Record):
+    """One run, whatever became of it. Times in seconds, memory in MiB, accuracies 0 … 1."""
+
+    version: Literal[1] = 1
+    key: str
+    status: Status
+    cause: str | None  # why it is not ok, naming the node
+    spec: dict[str, Any]
+    topology: str
+    runtime: str
+    started_at: float  # seconds since 1970
+    wall_s: float  # from the start of the run to this row
+    startup_s: float | None  # from the start of the run to its first training step
+    teardown_s: float | None  # from the last training step to this row
+    cores: float  # that the nodes shared
+    restarted: int = 0  # how often the ranks were started again before they came to this
+    flags: list[str]  # what could not be made equal
+    ranks: list[RankResult]
+    epochs: list[EpochPoint]
+    certificate: Certificate | None
+    usage: list[NodeUsage] = []  # of containers
+    environment: dict[str, Any] = {}
+
+    @property
+    def run(self) -> RunSpec:
+        return RunSpec.model_validate(self.spec)
+
+    @property
+    def times_compare(self) -> bool:
+        """False where ranks were threads of one interpreter, which hinder each other."""
+        return not self.run.ranks_are_threads
+
+    @property
+    def train_s(self) -> float | None:
+        """Training time of the run: its slowest rank's."""
+        return max((rank.train_s for rank in self.ranks), default=None)
+
+    @property
+    def work_cpu_s(self) -> float | None:
+        """The largest CPU time that a rank spent on all but communicating and waiting; None on GPUs."""
+        return max((r.work_cpu_s for r in self.ranks if r.work_cpu_s is not None), default=None)
+
+    @property
+    def path_cpu_s(self) -> float | None:
+        """CPU seconds of the work that no number of cores can do at the same time; None on GPUs.
+
+        Of a model in stages, M micro-batches a step: one goes through all of them, and the longest stage
+        then takes the others one by one. With stages of one length that is the bubble's formula.
+        """
+        strategy = self.run.strategy
+        if strategy.bubble(self.run.world_size) is None or self.work_cpu_s is None:
+            return self.work_cpu_s
+        stages = [[rank.work_cpu_s or 0.0 for rank in copy] for copy in self.copies]
+        pieces = strategy.pieces
+        return max((sum(work) + (pieces - 1) * max(work)) / pieces for work in stages)
+
+    @property
+    def copies(self) -> list[list[RankResult]]:
+        """The ranks that hold each copy of a model in parts, in the order of the parts; else none."""
+        run = self.run
+        strategy, size = run.strategy, run.world_size
+        copies: list[list[RankResult]] = [[] for _ in range(run.parts if strategy.partitions_model else 0)]
+        for rank in self.ranks if copies else ():
+            copies[strategy.replica_of(rank.rank, size) % len(copies)].append(rank)
+        return copies
+
+    @property
+    def accuracy(self) -> float | None:
+        """Test accuracy of the final weights (rank 0's, where replicas are equal)."""
+        return self.ranks[0].accuracy if self.ranks else None
+
+    @property
+    def local_accuracies(self) -> list[float]:
+        """Test accuracy of each node's own model before it met the others; empty if there was none."""
+        return [rank.local_accuracy for rank in self.ranks if rank.local_accuracy is not None]
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples trained on by all nodes, per second of the slowest; of a copy in parts, counted once."""
+        return sum(rank.samples for rank in self.ranks) / self.train_s if self.train_s else None
+
+    @property
+    def last_epoch(self) -> int | None:
+        """The last one that was evaluated: fewer than were asked for, where a target was reached."""
+        return max((point.epoch for point in self.epochs), default=None)
+
+    @property
+    def bytes_sent_per_rank(self) -> float | None:
+        return fmean(rank.bytes_sent for rank in self.ranks) if self.ranks else None
+
+    @property
+    def staleness(self) -> float | None:
+        """Mean over all gradients of the updates that others made between its rank's pull and push."""
+        pushed = [(r.staleness_mean, r.steps) for r in self.ranks if r.staleness_mean is not None]
+        gradients = sum(steps for _, steps in pushed)
+        return sum(mean * steps for mean, steps in pushed) / gradients if gradients else None
+
+    @property
+    def staleness_max(self) -> int | None:
+        return max((r.staleness_max for r in self.ranks if r.staleness_max is not None), default=None)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Mean seconds per phase over the ranks."""
+        if not self.ranks:
+            return {}
+        return {phase: fmean(rank.seconds[phase] for rank in self.ranks) for phase in self.ranks[0].seconds}
+
+    @property
+    def replicas_equal(self) -> bool:
+        """Whether all copies of the model ended with the same weights, bit for bit."""
+        return len({rank.weights_digest for rank in self.ranks if rank.weights_digest}) <= 1
+
+
+def ranks_of(events: Sequence[Event]) -> list[RankResult]:
+    """The ranks' accounts, by rank."""
+    results = [RankResult(rank=e.rank, **e.fields) for e in events if e.kind == "result"]
+    return sorted(results, key=lambda result: result.rank)
+
+
+def epochs_of(events: Sequence[Event]) -> list[EpochPoint]:
+    """The evaluated epochs of all ranks, by rank and epoch."""
+    points = []
+    for event in events:
+        if event.kind == "epoch":
+            fields = {name: value for name, value in event.fields.items() if name != "epochs"}
+            points.append(EpochPoint(rank=event.rank, **fields))
+    return sorted(points, key=lambda point: (point.rank, point.epoch))

@@ -1,0 +1,183 @@
+"""Where results lie: every path is a named property, every file appears whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from orchestrator.errors import InputError
+from orchestrator.results.records import NodeUsage, RunResult
+from orchestrator.sweeps.lab import BlockRecord, Lab
+
+
+class SweepRecord(BaseModel):
+    """What a results directory is about: sweep.json. keys: the runs in the order of the file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: Literal[1] = 1
+    name: str
+    description: str
+    source: str  # the sweep file's text
+    overrides: list[str]  # options that changed it, as typed
+    keys: list[str]
+    environment: dict[str, Any]
+    lab: Lab | None = None
+    blocks: list[BlockRecord] = []
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The files of one run."""
+
+    directory: Path
+
+    @property
+    def spec(self) -> Path:
+        return self.directory / "spec.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.directory / "plan.json"
+
+    @property
+    def result(self) -> Path:
+        return self.directory / "result.json"
+
+    @property
+    def events(self) -> Path:
+        return self.directory / "events.jsonl"
+
+    @property
+    def weights(self) -> Path:
+        return self.directory / "weights.npy"
+
+    @property
+    def checkpoints(self) -> Path:
+        """What a run goes on from when it was cut off, in a directory for each runtime."""
+        return self.directory / "checkpoints"
+
+    @property
+    def usage(self) -> Path:
+        """What each container has used, a line of JSON each."""
+        return self.directory / "usage.jsonl"
+
+    def log(self, name: str) -> Path:
+        """The console output of a node or a launcher, e.g. `log("node-0")`."""
+        return self.directory / f"{name}.log"
+
+
+@dataclass(frozen=True)
+class SweepPaths:
+    """The files of one sweep."""
+
+    directory: Path
+
+    @property
+    def record(self) -> Path:
+        return self.directory / "sweep.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.directory / ".lock"
+
+    @property
+    def csv(self) -> Path:
+        return self.directory / "results.csv"
+
+    @property
+    def epochs_csv(self) -> Path:
+        return self.directory / "epochs.csv"
+
+    @property
+    def markdown(self) -> Path:
+        return self.directory / "report.md"
+
+    @property
+    def html(self) -> Path:
+        return self.directory / "report.html"
+
+    @property
+    def plots(self) -> Path:
+        return self.directory / "plots"
+
+    def run(self, key: str) -> RunPaths:
+        return RunPaths(self.directory / key)
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a file that is whole or absent, also after a crash or a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(draft, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+
+
+def make_open(directory: Path) -> None:
+    """Make a directory for containers to write to, whose user is nobody in particular."""
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o777)
+
+
+def read_result(path: Path) -> RunResult | None:
+    """The result in the file, or None if there is none. Raises InputError for a file that is none."""
+    try:
+        return RunResult.model_validate_json(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValidationError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path}: not a result of this version; delete it to run again ({error})"
+        ) from error
+
+
+def read_usage(path: Path) -> list[NodeUsage]:
+    """What a run's containers have used; empty where there were none, or none that could say."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    return [NodeUsage.model_validate_json(line) for line in lines]
+
+
+def read_record(paths: SweepPaths) -> SweepRecord:
+    """What the directory is about. Raises InputError if it holds no sweep."""
+    try:
+        return SweepRecord.model_validate_json(paths.record.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{paths.directory}: no sweep.json here; is this a results directory?") from None
+    except (OSError, ValidationError, UnicodeDecodeError) as error:
+        raise InputError(f"{paths.record}: cannot be read ({error})") from error
+
+
+@contextmanager
+def claimed(paths: SweepPaths) -> Iterator[None]:
+    """Hold the results directory for one sweep. Raises InputError if it is in use or cannot be written."""
+    try:
+        paths.directory.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(paths.lock, timeout=0)
+        lock.acquire()
+    except Timeout:
+        raise InputError(
+            f"{paths.directory}: in use by another sweep; wait for it or choose another --out"
+        ) from None
+    except OSError as error:
+        raise InputError(
+            f"{paths.directory}: cannot be written ({error.strerror}); choose another --out"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,1 @@
+"""Runtime `docker`: nodes are containers."""

@@ -1,0 +1,101 @@
+"""The trainer image: what it should have been built from, and building it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from hashlib import sha256
+from pathlib import Path
+
+from orchestrator.results.environment import PACKAGES
+from orchestrator.runtimes.docker.engine import Engine, EngineError
+
+PROJECT = Path(__file__).resolve().parents[3]
+IMAGE = "shardyard-trainer"
+LABEL = "shardyard.source"
+MEND = "make image"
+
+
+def image_name() -> str:
+    """The image that compose starts: SHARDYARD_IMAGE, as compose/common.yml has it."""
+    return os.environ.get("SHARDYARD_IMAGE") or IMAGE
+
+
+def source_digest(project: Path = PROJECT) -> str:
+    """16 hex digits that name what the image is built from: docker/Dockerfile and trainer/."""
+    digest = sha256()
+    sources = [project / "docker" / "Dockerfile", project / "trainer" / "requirements.txt"]
+    for path in sorted([*sources, *(project / "trainer").rglob("*.py")]):
+        for part in (str(path.relative_to(project)).encode(), path.read_bytes()):
+            digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()[:16]
+
+
+def pinned_packages(project: Path = PROJECT) -> dict[str, str]:
+    """The versions of the packages that the image was built with, where they are recorded in results."""
+    lines = (project / "trainer" / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if "==" in line)
+    return {package: pins[package] for package in PACKAGES if package in pins}
+
+
+def image_id(engine: Engine) -> str:
+    """What the image's name means now. A sweep stays with it, whoever builds another of that name."""
+    from docker.errors import DockerException
+
+    try:
+        return str(engine.client.images.get(image_name()).id)
+    except DockerException as error:
+        raise EngineError(f"image {image_name()} cannot be found: {error}") from error
+
+
+def image_trouble(engine: Engine) -> str | None:
+    """Why the image that the engine has cannot be used, and what mends it; or None."""
+    from docker.errors import DockerException, ImageNotFound
+
+    name = image_name()
+    try:
+        labels = engine.client.images.get(name).labels
+    except ImageNotFound:
+        return f"image {name} is not there: {MEND}"
+    except DockerException as error:
+        raise EngineError(
+            f"the Docker engine does not say whether image {name} is there: {error}"
+        ) from error
+    built_from = labels.get(LABEL, "unknown")
+    if built_from == "unknown":  # by `docker compose up`, which cannot know
+        return f"image {name} does not say which sources it was built from: {MEND}"
+    if built_from != source_digest():
+        return f"image {name} was built from other sources than these: {MEND}"
+    return None
+
+
+def build(engine: Engine, wheels: Path | None) -> int:
+    """Build the image, labelled with its sources; the exit code of docker. wheels: directory to prefer."""
+    environment = {**os.environ, "SHARDYARD_SOURCE": source_digest()}
+    if found := wheels or _wheels_that_pip_knows():
+        environment["SHARDYARD_WHEELS"] = str(found.resolve())
+    compose = ("compose", "-f", str(PROJECT / "compose" / "ddp.yml"), "build", "data")
+    try:
+        return subprocess.run(engine.command(*compose), env=environment).returncode
+    except OSError as error:
+        raise EngineError(f"docker cannot be run ({error.strerror})") from error
+
+
+def _wheels_that_pip_knows() -> Path | None:
+    """The first directory of wheels that this machine's pip is told to look in (find-links)."""
+    if "SHARDYARD_WHEELS" in os.environ:
+        return None
+    try:
+        told = subprocess.run(
+            ["python3", "-m", "pip", "config", "list"], capture_output=True, text=True, timeout=30
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    for line in told.splitlines():
+        name, _, value = line.partition("=")
+        if name.endswith("find-links"):
+            for place in value.strip("'\"").replace("\\n", " ").split():
+                path = Path(place.removeprefix("file://"))
+                if path.is_dir():
+                    return path
+    return None

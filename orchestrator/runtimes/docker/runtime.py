@@ -1,0 +1,305 @@
+"""Runtime `docker`: a node is a container. Compose wires and starts them; the engine tells how they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import InputError
+from orchestrator.results.environment import gpus
+from orchestrator.results.store import RunPaths, make_open, write_atomic
+from orchestrator.runtimes.base import RunHandle, RunState, Runtime
+from orchestrator.runtimes.docker.compose import LIVE, Cluster, checkpoints_of, cluster
+from orchestrator.runtimes.docker.engine import Engine, EngineError, answers, reach, refusal
+from orchestrator.runtimes.docker.image import (
+    image_id,
+    image_name,
+    image_trouble,
+    pinned_packages,
+    source_digest,
+)
+from orchestrator.runtimes.docker.reaper import Reaper, remove_orphans, remove_project
+from orchestrator.runtimes.identity import identity
+from orchestrator.runtimes.launch_plan import LaunchPlan
+from trainer.core.events import Event, EventReader
+from trainer.spec.run_spec import RunSpec
+
+POLL_S = 0.25
+POLITE_S = 3  # between SIGTERM and SIGKILL: a member gives its ranks 2 s of it
+COMPOSE_S = 60  # to stop or take down a run; an engine on a busy machine takes its time
+DEAF_S = 10.0  # an engine that does not answer for so long is dead
+
+
+class DockerRuntime(Runtime):
+    """Nodes as containers of a Docker engine on this machine, each within its own limits."""
+
+    def __init__(self) -> None:
+        self._engine: Engine | None = None
+        self._image: str | None = None
+        self._reaper: Reaper | None = None
+
+    def unavailable(self) -> str | None:
+        try:
+            self._engine = reach()
+        except EngineError as error:
+            return str(error)
+        return None
+
+    @property
+    def engine(self) -> Engine:
+        """The engine. Raises EngineError if there is none (any more)."""
+        self._engine = self._engine or reach()
+        return self._engine
+
+    def summary(self) -> str:
+        return f"containers of Docker {self.engine.version}"
+
+    def cores(self) -> float:
+        return self.engine.cores
+
+    def environment(self) -> dict[str, Any]:
+        return {
+            "docker": self.engine.version,
+            "compose": self.engine.compose,
+            "image": f"{image_name()} from sources {source_digest()}",
+            "python": "of the image",
+            **pinned_packages(),
+        }
+
+    def lacks(self, plan: LaunchPlan) -> str | None:
+        if self._image is None:
+            if trouble := image_trouble(self.engine):
+                return f"{trouble}; or use --runtime local"
+            self._image = image_id(self.engine)
+        if plan.spec.on_gpu and (found := gpus()) < plan.world_size:
+            return f"transport nccl needs a GPU for every rank: {plan.world_size} wanted, {found} found"
+        if plan.spec.cpus > self.engine.cores:
+            return (
+                f"cpus: {plan.spec.cpus:g} for a node, and the engine has {self.engine.cores}; lower cpus"
+            )
+        return None
+
+    def describe(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> dict[str, Any]:
+        run = self._cluster(plan, paths, data_dir)
+        argv = self.engine.command(*run.up)
+        started = [{"name": "compose", "argv": argv, "environment": dict(run.environment)}]
+        if run.bottleneck_cpus is not None:
+            argv = self.engine.command(*run.hold(f"the container of node {plan.nodes - 1}"))
+            started.append({"name": "bottleneck", "argv": argv, "environment": {}})
+        return {"runtime": "docker", "topology": plan.topology, "nodes": plan.nodes, "processes": started}
+
+    def start(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> RunHandle:
+        if not answers(self.engine) and (reason := self.unavailable()):  # it may have died by now
+            raise InputError(f"{reason}\nthen the same command goes on where it stopped")
+        self._reaper = self._reaper or Reaper(identity())
+        check_mounts(paths.directory, data_dir, plan.spec)
+        if plan.spec.checkpoints:
+            make_open(checkpoints_of(paths))
+        run = self._cluster(plan, paths, data_dir)
+        remove_project(self.engine, run.project)
+        return DockerRun(self.engine, run, paths)
+
+    def clean(self) -> int:
+        return 0 if self.unavailable() else remove_orphans(self.engine)
+
+    def _cluster(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> Cluster:
+        image = self._image or image_name()
+        return cluster(plan, paths, data_dir, owner=identity(), cores=self.cores(), image=image)
+
+
+def check_mounts(directory: Path, data_dir: Path, run: RunSpec) -> None:
+    """See that the containers can use what they are given. Raises InputError."""
+    for path in (directory, data_dir):
+        if ":" in str(path.resolve()):
+            raise InputError(f"{path.resolve()}: Docker cannot mount a path with a colon in its name")
+    if not data_dir.exists():  # or the engine makes it, as root's
+        data_dir.mkdir(parents=True)
+        data_dir.chmod(0o755)
+    needed = [data_dir / name for name in run.dataset.files]
+    for path in [file for file in needed if file.exists()]:
+        for each in (path, *path.parents[: len(path.relative_to(data_dir).parts)]):
+            if not each.stat().st_mode & (stat.S_IXOTH if each.is_dir() else stat.S_IROTH):
+                mend = f"chmod -R o+rX {shlex.quote(str(data_dir))}"
+                raise InputError(f"{each}: the containers' user cannot read it; {mend}")
+
+
+class DockerRun(RunHandle):
+    """The containers of one run."""
+
+    def __init__(self, engine: Engine, run: Cluster, paths: RunPaths) -> None:
+        self._engine, self._cluster, self._paths = engine, run, paths
+        self._live = paths.directory / LIVE
+        self._reader = EventReader(self._live)
+        self._answered = time.monotonic()
+        self._codes: dict[str, int] = {}  # by container id: it does not change any more
+        self._state = RunState({}, running=1)
+        self._stopped = False
+        self._unheld = run.bottleneck_cpus is not None
+        with open(paths.log("compose"), "wb") as log:
+            self._up = subprocess.Popen(
+                engine.command(*run.up),
+                env={**os.environ, **run.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C in the terminal is the orchestrator's to handle
+            )
+
+    def wait(self, timeout_s: float) -> RunState:
+        before = len(self._state.exits)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._state = self._look()
+            over = not self._state.running or self._state.trouble or len(self._state.exits) > before
+            if over or time.monotonic() > deadline:
+                return self._state
+            time.sleep(min(POLL_S, timeout_s))
+
+    def _look(self) -> RunState:
+        """How the containers are, as the engine tells it."""
+        starting = self._up.poll() is None
+        try:
+            containers = self._containers()
+            exits = {self._name(each): self._code(each) for each in containers if _has_ended(each)}
+        except Exception as error:  # the SDK passes on whatever its HTTP library raises
+            if time.monotonic() - self._answered < DEAF_S and answers(self._engine):
+                return self._state
+            return RunState(
+                self._state.exits, 0, f"the Docker engine died in mid-run ({type(error).__name__})"
+            )
+        self._answered = time.monotonic()
+        running = sum(not _has_ended(each) for each in containers) + starting
+        if self._up.returncode and not exits:
+            return RunState(exits, running, f"docker compose failed: {self._complaint()}")
+        if exits.get("head") and not self._roster():
+            return RunState(exits, running, self._roll_call())
+        if self._unheld and (refusal := self._hold_back(containers)):
+            return RunState(exits, running, refusal)
+        for each in containers:
+            if "(unhealthy)" in each["Status"]:
+                return RunState(exits, running, f"{self._name(each)} is stuck: it does not answer any more")
+        return RunState(exits, running)
+
+    def _hold_back(self, containers: Sequence[Mapping[str, Any]]) -> str | None:
+        """Once all nodes are there, give the last one its smaller quota. Its ranks do not train before."""
+        nodes = [each for each in containers if _service(each) == "node"]
+        if len(nodes) < self._cluster.scale:
+            return None
+        refused = refusal(self._engine, *self._cluster.hold(max(nodes, key=_ordinal)["Id"]))
+        self._unheld = refused is not None
+        return f"the engine does not hold the last node back: {refused}" if refused else None
+
+    def _containers(self) -> list[dict[str, Any]]:
+        label = {"label": f"com.docker.compose.project={self._cluster.project}"}
+        found: list[dict[str, Any]] = self._engine.client.api.containers(all=True, filters=label)
+        return [each for each in found if _service(each) != "data" and each["State"] != "created"]
+
+    def _code(self, container: Mapping[str, Any]) -> int:
+        """Exit code of one that has ended; negative: killed by that signal."""
+        identifier = container["Id"]
+        if identifier not in self._codes:
+            code = int(self._engine.client.api.inspect_container(identifier)["State"]["ExitCode"])
+            self._codes[identifier] = 128 - code if code > 128 else code
+        return self._codes[identifier]
+
+    def _name(self, container: Mapping[str, Any]) -> str:
+        """`node 1` as ranks are numbered, which follows compose's numbers without their gaps."""
+        service = _service(container)
+        if service == "master":
+            return "node 0"
+        if service != "node":
+            return service
+        ordinal = _ordinal(container)
+        for member in self._roster():
+            if member["role"] == "node" and member["ordinal"] == ordinal and member["ranks"]:
+                return f"node {member['ranks'][0] // max(1, len(member['ranks']))}"
+        first = 0 if self._cluster.files[0].stem == "rpc" else 1  # its master is node 0
+        return f"node {ordinal - first}"
+
+    def _roster(self) -> list[dict[str, Any]]:
+        try:
+            assignment: list[dict[str, Any]] = json.loads((self._live / "roster.json").read_text())
+            return assignment
+        except (OSError, ValueError):  # the roll has not been called yet
+            return []
+
+    def _roll_call(self) -> str:
+        """Why the nodes did not find together, in the head's words."""
+        try:
+            return (self._live / "summary.txt").read_text().strip().removeprefix("FAILED: ")
+        except OSError:
+            return "the head ended before it called the roll; its log says why"
+
+    def _complaint(self) -> str:
+        lines = self._paths.log("compose").read_text(errors="replace").strip().splitlines()
+        return lines[-1][:300] if lines else f"exit code {self._up.returncode}"
+
+    def new_events(self) -> list[Event]:
+        return self._reader.new()
+
+    def stop(self) -> None:
+        """Ask the containers to end, bring their logs, remove them, and see that nothing is left."""
+        if self._stopped:
+            return
+        if self._up.poll() is None:
+            self._up.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._up.wait(POLITE_S)
+            self._up.kill()
+        try:
+            try:
+                containers = self._containers()
+                if any(not _has_ended(each) for each in containers):
+                    stop = self._engine.command(*self._cluster.compose, "stop", "-t", str(POLITE_S))
+                    self._compose(stop)
+                for each in containers:
+                    self._bring_log(each)
+            finally:
+                self._compose(self._engine.command(*self._cluster.down))
+                remove_project(self._engine, self._cluster.project)
+            self._stopped = True
+        except Exception:
+            # Whatever is wrong, it must not hide what the run has come to. What an engine that is dead
+            # keeps has our label, and goes when the next sweep starts.
+            if answers(self._engine):
+                raise
+
+    def _compose(self, command: list[str]) -> None:
+        environment = {**os.environ, **self._cluster.environment}
+        with suppress(subprocess.TimeoutExpired):  # what it leaves is removed by label
+            subprocess.run(command, env=environment, capture_output=True, timeout=COMPOSE_S)
+
+    def _bring_log(self, container: Mapping[str, Any]) -> None:
+        path = self._paths.log(self._name(container).replace(" ", "-"))
+        with open(path, "wb") as file:
+            file.writelines(self._engine.client.api.logs(container["Id"], stream=True, timestamps=False))
+
+    def collect(self, paths: RunPaths) -> None:
+        events = EventReader(self._live).new()
+        write_atomic(paths.events, "".join(event.to_line() + "\n" for event in events))
+        for kept in (paths.weights, paths.usage):
+            with suppress(FileNotFoundError):
+                (self._live / kept.name).replace(kept)
+        shutil.rmtree(self._live, ignore_errors=True)
+
+
+def _service(container: Mapping[str, Any]) -> str:
+    return str(container["Labels"]["com.docker.compose.service"])
+
+
+def _ordinal(container: Mapping[str, Any]) -> int:
+    """The number that compose gave it, from 1."""
+    return int(container["Labels"]["com.docker.compose.container-number"])
+
+
+def _has_ended(container: Mapping[str, Any]) -> bool:
+    return container["State"] in ("exited", "dead")

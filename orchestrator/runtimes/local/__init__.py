@@ -1,0 +1,1 @@
+"""Runtime `local`: nodes are processes of this machine."""

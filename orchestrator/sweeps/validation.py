@@ -1,0 +1,60 @@
+"""From pydantic's errors to one line each that says where, what, and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainer.spec.checks import CHECK_ERROR_TYPES
+
+Location = tuple[int | str, ...]
+
+
+def complaints(
+    error: ValidationError,
+    place: Callable[[Location], str],
+    allowed: Callable[[Location], Sequence[str]] = lambda _: (),
+    about: str | None = None,
+) -> list[str]:
+    """One line per mistake.
+
+    place: names a location for the reader. allowed: the keys that may stand at a location. about:
+    only mistakes inside this field.
+    """
+    lines = []
+    for details in error.errors(include_url=False):
+        location: Location = details["loc"]
+        if about is not None and location[:1] != (about,):
+            continue
+        if details["type"] in CHECK_ERROR_TYPES:
+            location = (*location, details["type"])
+        lines.append(f"{place(location)}: {_sentence(dict(details), allowed(location[:-1]))}")
+    return lines
+
+
+def _sentence(details: dict[str, Any], allowed: Sequence[str]) -> str:
+    message = details["msg"]
+    match details["type"]:
+        case "extra_forbidden":
+            known = f"; allowed: {', '.join(allowed)}" if allowed else ""
+            return f"unknown key{known}"
+        case "missing":
+            return "is missing"
+        case validation_error if validation_error in CHECK_ERROR_TYPES:
+            return str(message)
+        case "value_error":
+            message = str(details["ctx"]["error"])
+    message = message.removeprefix("Input should be ")
+    if message != details["msg"]:
+        return f"{details['input']!r} is not allowed; it must be {message}"
+    return f"{details['input']!r}: {message}"
+
+
+def dotted(location: Location, start: str = "") -> str:
+    """("blocks", 0, "axes") as blocks[0].axes, behind `start` if there is one."""
+    text = start
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text

@@ -1,0 +1,399 @@
+"""The store of checkpoints, which specs may ask for them, and the row of a run that went on from one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from orchestrator.execution.sweep_runner import _fresh
+from orchestrator.report.model.baselines import rows_of
+from orchestrator.results.records import NodeUsage
+from orchestrator.results.store import RunPaths
+from tests.unit.conftest import event, run_result
+from tests.unit.test_assemble import row, trained
+from trainer.core.events import Event, readable
+from trainer.spec.registries import COMPRESSIONS, STRATEGIES
+from trainer.spec.run_spec import RunSpec
+from trainer.training import checkpoint_store as module
+from trainer.training.checkpoint_store import CheckpointError, Checkpoints, Position
+
+AT = Position(2, 13)
+ABLE = {"serial", "one_shot", "local_sgd", "all_reduce", "all_gather", "reduce_broadcast", "ddp"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Checkpoints:
+    return Checkpoints(tmp_path / "checkpoints", "run-key", 0, 2)
+
+
+def state(number: float = 1.0) -> dict[str, Any]:
+    return {"weights": torch.full((3, 2), number), "steps": 5, "loss": None}
+
+
+# The store
+
+
+def test_what_was_written_is_read(store: Checkpoints, tmp_path: Path) -> None:
+    written = store.write(AT, state(0.1))
+    (file,) = tmp_path.glob("checkpoints/*/*")
+    assert (file.parent.name, file.name) == ("epoch-00002-step-0000013", "rank-0.pt")
+    assert file.stat().st_size == written
+    read, taken = store.read(AT)
+    assert torch.equal(read["weights"], state(0.1)["weights"])
+    assert (read["steps"], read["loss"]) == (5, None)
+    assert abs(taken - file.stat().st_mtime) < 5
+
+
+def test_a_crash_before_the_rename_leaves_what_there_was(
+    store: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.write(AT, state(1))
+
+    def crash(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", crash)
+        for position in (AT, Position(3, 0)):
+            with pytest.raises(KeyboardInterrupt):
+                store.write(position, state(2))
+    assert store.positions() == [AT]
+    assert torch.equal(store.read(AT)[0]["weights"], state(1)["weights"])
+    store.write(Position(3, 0), state(3))  # over what the crash has left
+    assert store.positions() == [Position(3, 0), AT]
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(
+    store: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, real=real, name=name: (done.append(name), real(*a)))
+    store.write(AT, state())
+    assert done == ["fsync", "replace", "fsync"]
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o777], ids=oct)
+def test_directories_are_open_to_whom_the_one_that_they_are_in_is_open(tmp_path: Path, mode: int) -> None:
+    """Those of processes to the user, those of containers to all: `make_open` opens what is mounted."""
+    tmp_path.chmod(mode)
+    store = Checkpoints(tmp_path / "checkpoints", "run-key", 0, 2)
+    store.open()
+    store.write(AT, state())
+    made = [path for path in tmp_path.rglob("*") if path.is_dir()]
+    assert [path.stat().st_mode & 0o777 for path in made] == [mode, mode]
+
+
+@pytest.mark.parametrize("planted", ["epoch-00002-step-0000013/rank-0.draft", "resumed"])
+def test_a_link_in_a_file_s_place_is_not_followed(store: Checkpoints, tmp_path: Path, planted: str) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("another's")
+    link = tmp_path / "checkpoints" / planted
+    link.parent.mkdir(parents=True)
+    link.symlink_to(precious)
+    with pytest.raises(CheckpointError, match=r"cannot be kept in .*: Too many levels of symbolic links"):
+        store.note_resumed() if planted == "resumed" else store.write(AT, state())
+    assert precious.read_text() == "another's"
+
+
+@pytest.mark.parametrize("cut", [0, 1, 50, 700])
+def test_a_file_that_ends_early_is_damaged(store: Checkpoints, tmp_path: Path, cut: int) -> None:
+    store.write(AT, state())
+    (file,) = tmp_path.glob("checkpoints/*/*")
+    file.write_bytes(file.read_bytes()[:cut])
+    with pytest.raises(CheckpointError, match="damaged"):
+        store.read(AT)
+
+
+def test_every_flipped_bit_is_found(store: Checkpoints, tmp_path: Path) -> None:
+    store.write(AT, state())
+    (file,) = tmp_path.glob("checkpoints/*/*")
+    whole = file.read_bytes()
+    for at in range(whole.index(b"\n"), len(whole), 97):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        with pytest.raises(CheckpointError, match="damaged"):
+            store.read(AT)
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [(("another-key", 0, 2), "run is run-key"), (("run-key", 0, 3), "ranks is 2, not 3")],
+    ids=["another run", "another world size"],
+)
+def test_another_run_s_is_refused(
+    store: Checkpoints, tmp_path: Path, other: tuple[str, int, int], what: str
+) -> None:
+    store.write(AT, state())
+    with pytest.raises(CheckpointError, match=f"another's: its {what}"):
+        Checkpoints(tmp_path / "checkpoints", *other).read(AT)
+
+
+def test_a_file_in_another_s_place_is_refused(store: Checkpoints, tmp_path: Path) -> None:
+    store.write(AT, state())
+    (file,) = tmp_path.glob("checkpoints/*/*")
+    file.rename(file.with_name("rank-1.pt"))
+    with pytest.raises(CheckpointError, match="its rank is 0, not 1"):
+        Checkpoints(tmp_path / "checkpoints", "run-key", 1, 2).read(AT)
+    store.write(AT, state())
+    file.parent.rename(file.parent.with_name("epoch-00003-step-0000000"))
+    with pytest.raises(CheckpointError, match="its position is"):
+        Checkpoints(tmp_path / "checkpoints", "run-key", 0, 2).read(Position(3, 0))
+
+
+def test_another_torch_s_is_refused(store: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.write(AT, state())
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    with pytest.raises(CheckpointError, match=r"written with torch .*, and this is 9\.9"):
+        store.read(AT)
+
+
+def test_that_of_other_sources_is_refused(store: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.write(AT, state())
+    monkeypatch.setattr(module, "source_digest", lambda: "0123456789abcdef")
+    with pytest.raises(CheckpointError, match=r"other sources .* wrote it \(\w{16}; these are 0123"):
+        store.read(AT)
+
+
+def test_sources_have_another_name_once_any_of_them_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SOURCES", tmp_path)
+    digest = module.source_digest.__wrapped__
+    names = [digest()]
+    for file, text in [("a.py", "x = 1"), ("a.py", "x = 2"), ("below/b.py", "x = 2"), ("c.py", "")]:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+        names.append(digest())
+    assert len({*names}) == len(names)
+    (tmp_path / "notes.txt").write_text("no source")
+    assert digest() == names[-1]
+
+
+def test_what_is_not_there_cannot_be_read(store: Checkpoints) -> None:
+    assert store.positions() == []
+    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
+        store.read(AT)
+
+
+def test_a_place_that_cannot_be_looked_into_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    message = f"checkpoints cannot be looked for in {tmp_path}/file: Not a directory"
+    with pytest.raises(CheckpointError, match=message):
+        Checkpoints(tmp_path / "file", "run-key", 0, 2).positions()
+
+
+def test_the_last_two_are_kept_and_nothing_beyond(store: Checkpoints, tmp_path: Path) -> None:
+    other = Checkpoints(tmp_path / "checkpoints", "run-key", 1, 2)
+    for steps in range(5):
+        store.write(Position(1, steps), state())
+    other.write(Position(1, 0), state())
+    store.keep(Position(1, 3))
+    assert store.positions() == [Position(1, 3), Position(1, 2)]
+    assert other.positions() == [Position(1, 0)]  # another rank's are its own business
+    left = sorted(path.name[-1] for path in (tmp_path / "checkpoints").iterdir())
+    assert left == ["0", "2", "3"]
+
+
+def test_a_full_disk_is_named(store: Checkpoints, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    message = f"checkpoints cannot be kept in {tmp_path}/checkpoints: No space left on device"
+    with pytest.raises(CheckpointError, match=message):
+        store.write(AT, state())
+
+
+def test_a_later_position_has_a_larger_number() -> None:
+    places = [Position(0, 1), Position(0, 9), Position(1, 0), Position(1, 5), Position(9_999, 2**31)]
+    assert sorted(places, key=lambda place: place.number) == sorted(places) == places
+    assert len({place.number for place in places}) == len(places)
+
+
+def test_nothing_is_run_that_a_file_brings(store: Checkpoints) -> None:
+    store.write(AT, {"loss": module.CheckpointError("an object of any class")})
+    with pytest.raises(Exception, match="Weights only load failed"):
+        store.read(AT)
+
+
+# Which runs may ask for them
+
+
+def spec(**fields: Any) -> RunSpec:
+    return RunSpec.model_validate({"strategy": "all_reduce", "nodes": 2, **fields})
+
+
+def complaint(**fields: Any) -> str:
+    with pytest.raises(ValidationError) as raised:
+        spec(**fields)
+    return str(raised.value.errors()[0]["type"]) + ": " + raised.value.errors()[0]["msg"]
+
+
+def test_at_most_one_interval() -> None:
+    told = complaint(checkpoint_epochs=1, checkpoint_steps=1)
+    assert told == "checkpoint_steps: give this or checkpoint_epochs, not both"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.entries)
+def test_strategies_that_cannot_go_on_say_which_can(strategy: str) -> None:
+    kind = STRATEGIES.load(strategy)
+    run: dict[str, Any] = {"strategy": strategy, "nodes": max(kind.min_nodes, 2)}
+    if kind.max_nodes:
+        run["nodes"] = min(run["nodes"], kind.max_nodes)
+    for interval in ("epochs", "steps"):
+        asked = {**run, f"checkpoint_{interval}": 2}
+        if interval in kind.checkpoint_intervals:
+            assert spec(**asked).checkpoints
+        elif kind.checkpoint_intervals:
+            assert "go through an epoch apart" in complaint(**asked)
+        else:
+            told = complaint(**asked)
+            assert told.startswith(f"checkpoint_{interval}: {strategy} cannot go on from a checkpoint; ")
+            assert {*told.partition("one of ")[2].split(", ")} == ABLE
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS.entries)
+def test_a_compression_that_remembers_is_refused(compression: str) -> None:
+    run = {"strategy": {"name": "all_reduce", "compression": compression}, "checkpoint_steps": 3}
+    if compression in ("none", "fp16"):
+        assert spec(**run).checkpoints
+    else:
+        assert "since what a rank has not sent yet is not in it" in complaint(**run)
+
+
+def test_they_are_part_of_what_a_run_is_since_they_cost_time() -> None:
+    keys = {
+        spec().key,
+        spec(checkpoint_epochs=2).key,
+        spec(checkpoint_steps=2).key,
+        spec(checkpoint_steps=3).key,
+    }
+    assert len(keys) == 4
+
+
+# What becomes of a run that went on
+
+
+def went_on(times: int = 1, taken: float = 3.0) -> list[Any]:
+    """Of two ranks, which begin with a checkpoint of theirs and end well. They were started at second 10.
+
+    taken: when the checkpoint was.
+    """
+    places = [
+        event("resumed", rank, 64.4, epoch=1, step=7, age_s=64.4 - taken, times=None if rank else times)
+        for rank in range(2)
+    ]
+    return [*trained({}, {}), *places]
+
+
+def started_again(*first: Event, last: list[Event]) -> list[Event]:
+    """`last` after an attempt in which rank 1 failed. first: what that told beside it."""
+    lost = [event("start", 0, pid=1), event("start", 1, pid=2), *first]
+    lost.append(event("failed", 1, cause="x", peer=False))
+    lost.append(event("terminated", 0, cause="stopped by SIGTERM"))
+    lost.append(event("epoch", 0, epoch=1, epochs=1, train_s=9.0, loss=9.0, accuracy=0.1, test_loss=9.0))
+    again = [
+        replace(each, fields={**each.fields, "attempt": 1}) if each.kind == "start" else each
+        for each in last
+    ]
+    return [*lost, *again]
+
+
+WENT_ON = "it was cut off and went on from a checkpoint"
+SINCE = "; start-up and wall time are those since the last command"
+CONTAINED = "start-up and wall time contain all that was done before the ranks were last started again, "
+
+
+def test_only_the_last_attempt_counts() -> None:
+    result, alone = row(started_again(last=went_on()), restarts=1), row(trained({}, {}))
+    assert (result.status, result.cause) == ("ok", None)
+    assert (result.epochs, result.ranks, result.certificate) == (
+        alone.epochs,
+        alone.ranks,
+        alone.certificate,
+    )
+    assert result.flags[-2] == "node 1: x; all ranks were started again, restart 1 of 1"
+
+
+@pytest.mark.parametrize(("times", "said"), [(1, "once"), (3, "3 times")])
+def test_a_row_that_went_on_says_so(times: int, said: str) -> None:
+    (flag,) = set(row(went_on(times)).flags) - set(row(trained({}, {})).flags)
+    assert flag == (
+        f"{WENT_ON} {said}, the last time from that after epoch 1 and 7 steps, 61 s later: what was "
+        "trained after it and lost is not in the training time, nor what it took to write each checkpoint "
+        f"that it went on from{SINCE}"
+    )
+
+
+def test_lost_attempts_without_checkpoints_are_said_to_be_in_start_up_and_wall_time() -> None:
+    result = row(started_again(last=trained({}, {})), restarts=1)
+    assert result.flags[-1] == f"{CONTAINED}the training time nothing of it that was lost"
+
+
+def test_of_a_run_that_only_restarts_cut_off_nothing_is_missing_in_start_up_and_wall_time() -> None:
+    resumed, _, contained = row(started_again(last=went_on(taken=12.0)), restarts=1).flags[-3:]
+    assert resumed.startswith(f"{WENT_ON} once")
+    assert SINCE not in resumed
+    assert contained.startswith(CONTAINED)
+
+
+def test_a_first_start_is_in_neither_though_a_restart_came_after_it() -> None:
+    """The orchestrator was killed; the next one's ranks went on, took a checkpoint, were started again."""
+    first = event("resumed", 0, 11.0, epoch=1, step=2, age_s=8.0, times=1)
+    result = row(started_again(first, last=went_on(times=2, taken=12.0)), restarts=1)
+    resumed, _, contained = result.flags[-3:]
+    assert resumed.startswith(f"{WENT_ON} 2 times")
+    assert resumed.endswith(SINCE)
+    assert contained.startswith(CONTAINED)
+
+
+def test_what_containers_used_is_counted_from_the_last_command_too() -> None:
+    nobody = dict.fromkeys(("cpu_s", "throttled_s", "memory_peak_mb", "sent_bytes", "received_bytes"), None)
+    usage = [NodeUsage(member=f"node-{n}", ranks=[n], out_of_memory=0, **nobody) for n in range(2)]
+    resumed, _, contained = row(started_again(last=went_on()), usage=usage, restarts=1).flags[-3:]
+    overall = "start-up time, wall time and what the nodes used"
+    assert resumed.endswith(f"; {overall} are those since the last command")
+    assert contained.startswith(f"{overall} contain all that was done")
+
+
+@pytest.mark.parametrize(
+    ("asked", "label"), [({}, "serial"), ({"checkpoint_steps": 5}, "serial checkpoint_steps=5")]
+)
+def test_a_report_says_which_runs_take_them(asked: dict[str, int], label: str) -> None:
+    run = spec(strategy="serial", nodes=1, **asked)
+    result = run_result(key=run.key, spec=run.model_dump(mode="json"))
+    (in_report,) = rows_of([(run.key, result, run)])
+    assert in_report.strategy_label == label
+
+
+def test_a_new_attempt_begins_with_nothing_but_the_checkpoints(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    _fresh(paths)
+    assert list(paths.directory.iterdir()) == []
+    for name in ("live", "checkpoints/local/epoch-00001-step-0000000"):
+        (paths.directory / name).mkdir(parents=True)
+    for file in (paths.result, paths.events, paths.directory / "live" / "rank-0.jsonl"):
+        file.touch()
+    _fresh(paths)
+    assert [path.name for path in paths.directory.iterdir()] == ["checkpoints"]
+    assert list(paths.checkpoints.glob("local/*"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "line"),
+    [
+        ("checkpoint", {"bytes": 1234, "seconds": 0.5}, "checkpoint after epoch 2, 1,234 bytes in 0.50 s"),
+        ("skipped", {"cause": "it is bad"}, "the checkpoint after epoch 2 is not used: it is bad"),
+        ("resumed", {}, "went on from the checkpoint after epoch 2"),
+    ],
+)
+def test_people_are_told(kind: str, fields: dict[str, Any], line: str) -> None:
+    assert readable(event(kind, epoch=2, step=0, **fields)) == line
+    assert "epoch 2 and 5 steps" in str(readable(event(kind, epoch=2, step=5, **fields)))

@@ -1,0 +1,254 @@
+"""Strategies that cut the model train as serial does: the same loss in each step, the same weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from tests.unit.training import SMALL, Training, train
+from trainer.parallel.pipeline_stage import Stage
+from trainer.spec.run_spec import RunSpec
+from trainer.training.replica import Replica
+
+LENET = {"name": "lenet", "dropout": 0.0}
+# 120 samples in batches of 11: no batch is a multiple of the micro-batches, the last has 10. 55 steps.
+STEPS: dict[str, Any] = {"model": LENET, "batch_size": 11, "epochs": 5, "optimizer": "momentum", "lr": 0.02}
+SPLIT_POINTS = [
+    ["pool1"],  # uneven
+    ["conv2", "fc1"],
+    ["pool1", "relu1", "conv2"],  # two stages without weights
+    ["conv2", "log_softmax"],  # the last stage has none
+]
+Losses = list[float]
+
+
+def with_losses(strategy: Any, ranks: int, **fields: Any) -> tuple[Training, Losses]:
+    """A training, and the loss of every step."""
+    seen: Losses = []
+    step = Replica.step
+
+    def noting(self: Replica) -> None:
+        step(self)
+        if self.loss is not None:
+            seen.append(self.loss.item())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Replica, "step", noting)
+        return train(strategy, ranks, **fields), seen
+
+
+@pytest.fixture(scope="module")
+def serial() -> tuple[Training, Losses]:
+    return with_losses("serial", 1, **STEPS)
+
+
+def same(training: Training, expected: Training) -> None:
+    # Sums in another order, 55 steps with momentum on. What adds up wrongly is off by 1e-3 and more.
+    np.testing.assert_allclose(training.weights, expected.weights, rtol=1e-3, atol=2e-5)
+    assert training.same_weights
+    for mine, other in zip(training.of("epoch"), expected.of("epoch"), strict=True):
+        assert mine.fields["accuracy"] == pytest.approx(other.fields["accuracy"], abs=1 / 40)
+        assert mine.fields["test_loss"] == pytest.approx(other.fields["test_loss"], rel=1e-4)
+
+
+# Pipeline
+
+
+@pytest.mark.parametrize(
+    ("split_points", "micro_batches"),
+    [*((split_points, 3) for split_points in SPLIT_POINTS), (SPLIT_POINTS[1], 1), (SPLIT_POINTS[1], 4)],
+    ids=str,
+)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_pipeline_is_serial_step_by_step(
+    serial: tuple[Training, Losses], schedule: str, split_points: list[str], micro_batches: int
+) -> None:
+    expected, losses = serial
+    pipeline = {
+        "name": "pipeline",
+        "schedule": schedule,
+        "split_points": split_points,
+        "micro_batches": micro_batches,
+    }
+    found, losses_found = with_losses(pipeline, len(split_points) + 1, **STEPS)
+    assert len(losses) == 55
+    np.testing.assert_allclose(losses_found, losses, rtol=1e-4, atol=1e-5)
+    same(found, expected)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_with_every_optimizer(optimizer: str) -> None:
+    fields = {**STEPS, "optimizer": optimizer, "lr": 0.01, "epochs": 2}
+    same(train({"name": "pipeline", "micro_batches": 2}, 3, **fields), train("serial", 1, **fields))
+
+
+def test_one_stage_and_one_micro_batch_is_serial_with_dropout_too() -> None:
+    fields = {**STEPS, "model": "lenet", "epochs": 2}
+    serial = train("serial", 1, **fields)
+    alone = train({"name": "pipeline", "micro_batches": 1}, 1, **fields)
+    np.testing.assert_array_equal(alone.weights, serial.weights)
+
+
+def test_parts_with_statistics_are_put_together_as_the_whole_model_is() -> None:
+    """First the parameters of all parts, then the statistics of all: the same bits, the same digest."""
+    dataset = {**SMALL["dataset"], "height": 12, "width": 12}
+    fields = {**STEPS, "model": {"name": "wide_resnet", "widen": 1}, "dataset": dataset, "epochs": 1}
+    pipeline = {"name": "pipeline", "micro_batches": 1, "split_points": ["block2", "norm"]}
+    serial, parts = train("serial", 1, **fields), train(pipeline, 3, **fields)
+    assert parts.results[0].weights_digest == serial.results[0].weights_digest
+
+
+def test_a_stage_gives_account_of_what_it_holds_and_sends() -> None:
+    """Of lenet, cut before flatten: 30×2×2 numbers per sample cross the cut, and come back as gradients."""
+    gpipe = train({"name": "pipeline", "split_points": ["flatten"], "schedule": "gpipe"}, 2, **STEPS)
+    first, last = gpipe.results
+    crossing = 5 * 120 * 120 * 4  # epochs, samples, numbers, bytes
+    assert (first.bytes_to, last.bytes_to) == ([0, crossing], [crossing, 0])
+    assert (first.bytes_sent, last.bytes_sent) == (crossing, crossing)
+    assert first.blocks == ["conv1", "pool1", "relu1", "conv2", "pool2", "relu2", "dropout", "pool3"]
+    assert last.blocks == ["flatten", "fc1", "relu3", "fc2", "log_softmax"]
+    assert (first.parameters, last.parameters) == (7790, 7870)
+    for stage in gpipe.results:
+        assert stage.state_bytes == dict.fromkeys(
+            ("weights", "gradient", "optimizer"), 4 * stage.parameters
+        )
+        assert stage.steps == 55
+    assert (first.samples, last.samples) == (600, 0)
+    assert (first.weights_digest is None, last.weights_digest is None) == (False, True)
+    assert [len(gpipe.of("part", rank)) for rank in range(2)] == [5, 0]
+    # The loss is the last stage's; what was evaluated is the whole.
+    losses = [[event.fields["loss"] is None for event in gpipe.of("epoch", rank)] for rank in range(2)]
+    assert losses == [[True] * 5, [False] * 5]
+    assert first.accuracy == last.accuracy
+
+
+def test_1f1b_keeps_fewer_activations_where_there_are_more_micro_batches_than_stages() -> None:
+    def kept(schedule: str) -> list[int]:
+        pipeline = {"name": "pipeline", "split_points": ["conv2"], "schedule": schedule, "micro_batches": 8}
+        training = train(pipeline, 2, **{**STEPS, "batch_size": 24, "epochs": 1})
+        return [result.activation_bytes or 0 for result in training.results]
+
+    (gpipe_first, gpipe_last), (first, last) = kept("gpipe"), kept("1f1b")
+    images = 24 * 28 * 28 * 4  # one memory, of which micro-batches are views
+    assert first - images == pytest.approx((gpipe_first - images) * 2 / 8)
+    assert last == pytest.approx(gpipe_last / 8, rel=0.01)
+
+
+# Hybrid
+
+
+@pytest.mark.parametrize("uneven", ["join", "drop", "pad"])
+@pytest.mark.parametrize(("shape", "split_points"), [([2, 2], ["flatten"]), ([3, 1], []), ([2, 3], None)])
+def test_pipelines_side_by_side_are_all_reduce(
+    shape: list[int], split_points: list[str], uneven: str
+) -> None:
+    odd = {"dataset": {"name": "synthetic", "samples": 121, "test_samples": 40, "noise": 1.0}}
+    fields = {**STEPS, **odd, "epochs": 2}
+    expected = train({"name": "all_reduce", "uneven": uneven}, shape[0], **fields)
+    hybrid = {
+        "name": "hybrid",
+        "shape": shape,
+        "split_points": split_points,
+        "micro_batches": 3,
+        "uneven": uneven,
+    }
+    found = train(hybrid, shape[0] * shape[1], **fields)
+    same(found, expected)
+    samples = [result.samples for result in found.results]
+    assert samples[:: shape[1]] == [result.samples for result in expected.results]
+    assert sum(samples) == sum(samples[:: shape[1]])
+    digests = [result.weights_digest for result in found.results]
+    assert all(digests[:: shape[1]])
+
+
+def test_one_pipeline_is_pipeline() -> None:
+    pipeline = train({"name": "pipeline", "split_points": ["flatten"]}, 2, **STEPS)
+    hybrid = train({"name": "hybrid", "shape": [1, 2], "split_points": ["flatten"]}, 2, **STEPS)
+    np.testing.assert_array_equal(hybrid.weights, pipeline.weights)
+    assert [each.bytes_to for each in hybrid.results] == [each.bytes_to for each in pipeline.results]
+
+
+def test_a_copy_without_samples_left_counts_nothing() -> None:
+    """Its loss of weight 0 is no loss of its own: the one before stays."""
+    stage = Stage.__new__(Stage)
+    stage._last, stage._weight, stage._sendings = True, 0.0, []
+    stage.loss = before = object()  # type: ignore[assignment]
+    stage.end()
+    assert stage.loss is before
+
+
+# The same global batch
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_with_the_batch_of_the_run_shared_out_all_reduce_takes_serials_steps(ranks: int) -> None:
+    run: dict[str, Any] = {**STEPS, "batch_size": 12, "batch_per": "run"}
+    serial = train("serial", 1, **run)
+    shared = train("all_reduce", ranks, **run)
+    assert {result.steps for result in shared.results} == {serial.results[0].steps}
+    assert sum(result.samples for result in shared.results) == serial.results[0].samples
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"strategy": "pipeline", "nodes": 14},
+            "pipeline cannot train lenet on 14 nodes: 14 parts are more than its 13 blocks: conv1, pool1",
+        ),
+        (
+            {"strategy": {"name": "pipeline", "split_points": ["fc9"]}, "nodes": 2},
+            "pipeline cannot train lenet on 2 nodes: it cannot be cut before 'fc9'; allowed: pool1, relu1",
+        ),
+        (
+            {"strategy": {"name": "pipeline", "split_points": ["flatten"]}, "nodes": 3},
+            "3 parts take 2 of its cuts, not 1: pool1, relu1",
+        ),
+        (
+            {"strategy": {"name": "pipeline", "micro_batches": 33}, "nodes": 2},
+            "33 micro-batches of 32 samples; allowed: 1 to 32",
+        ),
+        (
+            {"strategy": {"name": "hybrid", "shape": [2, 3]}, "nodes": 4},
+            r"hybrid cannot train lenet on 4 nodes: shape \[2, 3\] takes 6 ranks; "
+            r"allowed: \[4, 1\], \[2, 2\], \[1, 4\]",
+        ),
+        ({"strategy": "hybrid", "nodes": 5}, r"shape \[2, 2\] takes 4 ranks; allowed: \[5, 1\], \[1, 5\]"),
+        ({"strategy": "hybrid", "nodes": 17}, r"takes 16 ranks; allowed: \[17, 1\] \[type"),
+        ({"strategy": {"name": "pipeline", "split_points": ["fc1"]}}, "1 part takes no cut, not 1: pool1"),
+        (
+            {"strategy": "pipeline", "nodes": 2, "model": {"name": "wide_resnet", "norm": "sync_batch"}},
+            "ranks of pipeline hold a model together; allowed: all_reduce",
+        ),
+        (
+            {"strategy": "one_shot", "nodes": 2, "model": {"name": "wide_resnet", "norm": "sync_batch"}},
+            "ranks of one_shot go through them apart; allowed: all_reduce",
+        ),
+        (
+            {"strategy": {"name": "hybrid", "micro_batches": 4}, "nodes": 4, "batch_size": 3},
+            "4 micro-batches of 3 samples; allowed: 1 to 3",
+        ),
+        (
+            {"strategy": {"name": "pipeline_torch", "micro_batches": 3}, "nodes": 4},
+            "torch's 1f1b takes as many micro-batches as stages or more, not 3; "
+            "allowed: 4 to 32 micro-batches, or schedule gpipe",
+        ),
+        (
+            {"strategy": {"name": "pipeline_torch", "micro_batches": 3}, "nodes": 14},
+            "14 parts are more than its 13 blocks",
+        ),
+        (
+            {"strategy": "all_reduce", "nodes": 3, "batch_per": "run"},
+            "32 samples per step of the run are not a multiple of the 3 that share them",
+        ),
+    ],
+)
+def test_what_cannot_be_cut_so_is_said(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        RunSpec.model_validate({**SMALL, "batch_size": 32, "model": "lenet", **fields})

@@ -1,0 +1,219 @@
+"""The report on splits: the certificate's counts and distances, and the maps that are drawn of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib import rc_context
+
+from orchestrator.report.figures.maps import MOST_MAPPED, Map, figures, label_maps
+from orchestrator.report.figures.style import RC, WIDTH_IN
+from orchestrator.report.figures.svg import to_svg
+from orchestrator.report.metrics.data_partition import (
+    distance_max,
+    distance_mean,
+    representatives,
+    survey_of,
+)
+from orchestrator.report.model.labels import ClusterShape
+from orchestrator.report.render.columns import CERTIFICATES, filled
+from orchestrator.results.records import RunResult
+from tests.unit.report_support import SERIAL, a_comparison, a_run, csv_lines
+from trainer.data.certificate import earth_movers_distance
+from trainer.training.partition import PartitionSummary
+
+LABELS = [[40, 0, 3], [10, 47, 0]]
+
+
+def with_labels(run: RunResult, labels: Sequence[Sequence[int]], *, distances: bool = True) -> RunResult:
+    """The run with these samples per rank and class in epoch 1 of its certificate."""
+    assert run.certificate
+    whole = np.sum(labels, axis=0)
+    parts = []
+    for part, row in zip(run.certificate.parts, labels, strict=True):
+        distance = earth_movers_distance(row, whole) if distances else None
+        parts.append(
+            part.model_copy(
+                update={"labels": list(row), "samples": sum(row), "earth_movers_distance": distance}
+            )
+        )
+    certificate = run.certificate.model_copy(update={"parts": parts})
+    return run.model_copy(update={"certificate": certificate})
+
+
+def a_split(ranks: int, classes: int = 10, name: str = "made", per_node: int = 1) -> Map:
+    counts = np.arange(ranks * classes).reshape(ranks, classes) + 1000
+    partition_summary = PartitionSummary(counts, 0.75, 0.25, (0.1,) * ranks, (0.5,) * ranks)
+    return Map(name, ClusterShape(ranks // per_node, per_node), partition_summary)
+
+
+def drawn(*maps: Map) -> str:
+    with rc_context(RC):  # type: ignore[arg-type]
+        return to_svg(label_maps(maps), "labels")
+
+
+def numbers(svg: str) -> list[int]:
+    """What is written in cells of counts of 1000 and more."""
+    return [int(found) for found in re.findall(r">(\d{4,})<", svg)]
+
+
+# The figures
+
+
+def test_a_survey_has_the_counts_of_the_certificate() -> None:
+    run = with_labels(a_run("ddp", nodes=2, coverage=0.8, overlap=0.1), LABELS)
+    (row,) = a_comparison(run).rows
+    seen = survey_of(row)
+    assert seen
+    assert seen.labels.tolist() == LABELS
+    assert (seen.coverage, seen.overlap, seen.js_divergence) == (0.8, 0.1, (0.0, 0.01))
+    # Of 100 samples 50, 47 and 3: |40/43 - 0.50| + 0.47 + |3/43 - 0.03|, and likewise for the other.
+    first, second = 40 / 43 - 0.5 + 0.47 + 3 / 43 - 0.03, 0.5 - 10 / 57 + 47 / 57 - 0.47 + 0.03
+    assert seen.earth_movers_distance == pytest.approx((first, second))
+    assert distance_mean(row) == pytest.approx((first + second) / 2)
+    assert distance_max(row) == pytest.approx(first)
+    (line,) = csv_lines(a_comparison(run))
+    assert float(line["earth_movers_distance_max"]) == pytest.approx(first)
+    titles = [column.title for column in filled(CERTIFICATES, a_comparison(run).groups)]
+    assert "EMD, mean, epoch 1" in titles
+
+
+def test_a_result_from_before_the_distance_was_recorded_still_has_its_map() -> None:
+    run = with_labels(a_run("ddp", nodes=2), LABELS)
+    old = json.loads(run.model_dump_json())
+    for part in old["certificate"]["parts"]:
+        del part["earth_movers_distance"]
+    comparison = a_comparison(RunResult.model_validate(old))
+    (row,) = comparison.rows
+    seen = survey_of(row)
+    assert seen
+    assert "EMD" not in figures(seen)
+    assert distance_mean(row) is distance_max(row) is None
+    assert csv_lines(comparison)[0]["earth_movers_distance_mean"] == ""
+    titles = [column.title for column in filled(CERTIFICATES, comparison.groups)]
+    assert not any("EMD" in title for title in titles)
+
+
+def test_a_run_that_failed_has_no_survey() -> None:
+    failed = a_run("ddp", nodes=2, status="failed", cause="node 0: gone")
+    (row,) = a_comparison(failed).rows
+    assert survey_of(row) is None
+    assert distance_max(row) is None
+
+
+def test_a_map_tells_the_figures_of_its_split() -> None:
+    skewed = PartitionSummary(np.array([[9, 0], [2_000, 1]]), 0.75, 0.25, (0.1, 0.3), (0.5, 1.5))
+    assert figures(skewed).splitlines() == [
+        "9–2,001, mean 1,005 samples on each",
+        "75.0% covered, 25.0% on several",
+        "JS 0.200, at most 0.300; EMD 1.00, at most 1.50",
+    ]
+    equal = PartitionSummary(np.array([[5, 5], [5, 6]]), 1.0, 0.0, (0.0, 0.0), ())
+    assert figures(equal).splitlines()[0] == "10–11 samples on each"
+
+
+# Which are shown
+
+
+def test_one_map_for_each_partitioner_and_number_of_ranks_of_the_lowest_seed() -> None:
+    fields: list[dict[str, Any]] = [
+        {"nodes": 4, "seed": 1},
+        {"nodes": 4},
+        {"nodes": 4, "transport": "mpi", "strategy": "all_reduce"},
+        {"nodes": 2, "partitioner": "random_sampling"},
+        {"nodes": 2},
+        {"nodes": 1},
+        {"nodes": 8, "status": "failed", "cause": "gone"},
+    ]
+    runs = [a_run(**{"strategy": "ddp", **each}) for each in fields]
+    rows = representatives(a_comparison(SERIAL, *runs).groups)
+    shown = [(row.shape.ranks, row.partitioner_label, row.strategy, row.seed) for row in rows]
+    assert shown == [
+        (2, "random_sampling", "ddp", 0),
+        (2, "random_partition", "ddp", 0),
+        (4, "random_partition", "ddp", 0),
+    ]
+    (alone,) = representatives(a_comparison(SERIAL, runs[5]).groups)
+    assert alone.shape.ranks == 1
+
+
+# What is drawn
+
+
+def test_every_count_is_written_and_none_is_an_empty_cell() -> None:
+    split = a_split(16)
+    split.partition_summary.labels[3, 7] = 0
+    svg = drawn(split, a_split(16, name="other"))
+    assert len(numbers(svg)) == 2 * 160 - 1
+    assert sorted(set(numbers(svg))) == list(range(1000, 1160))
+    assert ">made, 16\N{NO-BREAK SPACE}nodes<" in svg
+    assert ">other, 16\N{NO-BREAK SPACE}nodes<" in svg
+    assert svg.count("75.0% covered, 25.0% on several") == 2
+
+
+def test_a_cell_stands_where_its_rank_and_label_are_and_has_the_colour_of_its_count() -> None:
+    counts = np.array([[7, 0, 3], [1, 9, 0]])
+    with rc_context(RC):  # type: ignore[arg-type]
+        figure = label_maps(
+            [Map("made", ClusterShape(2), PartitionSummary(counts, 1.0, 0.0, (0.1, 0.2), (0.3, 0.4)))]
+        )
+    (axes,) = figure.axes
+    (mesh,) = axes.collections
+    np.testing.assert_array_equal(np.ma.filled(mesh.get_array(), 0), counts)  # type: ignore[arg-type]
+    assert axes.yaxis_inverted()  # node 0 at the top, as in the tables
+    written = {
+        (round(text.get_position()[1] - 0.5), round(text.get_position()[0] - 0.5)): int(text.get_text())
+        for text in axes.texts
+        if text.get_text().isdigit()
+    }
+    assert written == {(0, 0): 7, (0, 2): 3, (1, 0): 1, (1, 1): 9}
+
+
+def test_more_ranks_than_can_be_mapped_have_a_summary() -> None:
+    assert len(numbers(drawn(a_split(MOST_MAPPED)))) == 10 * MOST_MAPPED
+    many = drawn(a_split(MOST_MAPPED + 1))
+    assert [number for number in numbers(many) if number % 100] == []  # only ticks of the axis
+    assert "middle half, median" in many
+    assert "at most 0.50" in many
+
+
+def test_cells_without_room_for_numbers_have_a_scale_of_colours() -> None:
+    svg = drawn(a_split(8, classes=100))
+    assert [number for number in numbers(svg) if number % 100] == []
+    assert ">samples<" in svg
+
+
+@pytest.mark.parametrize(
+    ("maps", "rows", "across"),
+    [
+        ([(4, 1)], 1, 1),
+        ([(4, 2)], 1, 2),
+        ([(4, 3), (16, 3)], 2, 3),
+        ([(4, 4), (40, 4)], 4, 2),
+        ([(2, 8)], 3, 3),
+        ([(2, 1), (3, 1)], 2, 1),
+    ],
+)
+def test_maps_of_one_number_of_nodes_stand_side_by_side(
+    maps: list[tuple[int, int]], rows: int, across: int
+) -> None:
+    """maps: ranks, and how many partitioners."""
+    with rc_context(RC):  # type: ignore[arg-type]
+        figure = label_maps([a_split(ranks, name=f"p{n}") for ranks, count in maps for n in range(count)])
+    places = {axes.get_subplotspec().rowspan.start for axes in figure.axes}  # type: ignore[union-attr]
+    assert len(places) == rows
+    assert max(axes.get_subplotspec().colspan.stop for axes in figure.axes) == across  # type: ignore[union-attr]
+    assert (figure.get_figwidth() > WIDTH_IN) == (across > 1)
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert len(set(titles)) == sum(count for _, count in maps)
+
+
+def test_ranks_are_called_so_where_nodes_have_several() -> None:
+    svg = drawn(a_split(8, per_node=4))
+    assert ">Samples per rank and label, epoch 1<" in svg
+    assert ">rank<" in svg

@@ -1,0 +1,314 @@
+"""Every mistake in a sweep file or its options is an InputError: file, key path, value, what is allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import InputError
+from orchestrator.sweeps.load import load_sweep
+from trainer.core.registry import Registry
+from trainer.spec.registries import DATASETS, MODELS, OPTIMIZERS, PARTITIONERS, STRATEGIES, TRANSPORTS
+from trainer.spec.run_spec import RunSpec
+
+FIELDS = ", ".join(RunSpec.model_fields)
+
+
+def complaint(path: Path, text: str, *sets: str, nodes: str | None = None) -> str:
+    """The message for a file of this text, without the file's name, which has to lead it."""
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        load_sweep(path, sets, nodes)
+    return str(caught.value)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "s.yml"
+
+
+# The file as a whole
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", ": a sweep file is a mapping with the keys name, description, lab, base, quick, blocks"),
+        (
+            "# only a comment\n",
+            ": a sweep file is a mapping with the keys name, description, lab, base, quick, blocks",
+        ),
+        (
+            "- name: s\n",
+            ": a sweep file is a mapping with the keys name, description, lab, base, quick, blocks",
+        ),
+        ("serial", ": a sweep file is a mapping with the keys name, description, lab, base, quick, blocks"),
+        ("name: s\nname: t\n", ":2: key 'name' stands here and in line 1"),
+        ("name: s\nblocks: [{base: {lr: 1, lr: 2}}]\n", ":2: key 'lr' stands here and in line 2"),
+        ("name: s\nblocks: [{\n", ":3: "),
+        ("name: s\n\tblocks: []\n", ":2: "),
+    ],
+)
+def test_file(path: Path, text: str, message: str) -> None:
+    assert complaint(path, text).startswith(f"{path}{message}")
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"absent\.yml: no such file"):
+        load_sweep(tmp_path / "absent.yml")
+    with pytest.raises(InputError, match="is a directory, not a sweep file"):
+        load_sweep(tmp_path)
+
+
+# The file's own keys
+
+
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [
+        ("blocks: [{}]", ["name: is missing"]),
+        ("name: s", ["blocks: is missing"]),
+        ("name: s\nblocks: []", ["blocks: []: ", "at least 1 item"]),
+        ("name: s\nblocks: {}", ["blocks: {} is not allowed; it must be a valid list"]),
+        ("name: s\nblocks: [3]", ["blocks[0]: 3 is not allowed; it must be"]),
+        (
+            "name: s\nblock: [{}]",
+            ["block: unknown key; allowed: name, description, lab, base, quick, blocks"],
+        ),
+        (
+            "name: s\nblocks: [{}, {axis: {}}]",
+            ["blocks[1].axis: unknown key; allowed: name, base, axes, skip, published, quick"],
+        ),
+        ("name: s\nblocks: [{axes: {nodes: 3}}]", ["blocks[0].axes.nodes: 3 is not allowed", "valid list"]),
+        ("name: s\nblocks: [{axes: [nodes]}]", ["blocks[0].axes: ['nodes'] is not allowed", "dictionary"]),
+        ("name: s\nblocks: [{skip: {nodes: 1}}]", ["blocks[0].skip: {'nodes': 1} is not allowed"]),
+        ("name: s\nblocks: [{base: 1}]", ["blocks[0].base: 1 is not allowed"]),
+        ("name: s\nbase: 1\nblocks: [{}]", ["base: 1 is not allowed"]),
+        ("name: s\nbase: {1: 2}\nblocks: [{}]", ["base[1]", "1 is not allowed; it must be a valid string"]),
+        ("name: 3\nblocks: [{}]", ["name: 3 is not allowed; it must be a valid string"]),
+        ("name: My Sweep\nblocks: [{}]", ["name: 'My Sweep': ", "^[a-z0-9]"]),
+        ("name: ../up\nblocks: [{}]", ["name: '../up': "]),
+        ("name: s\ndescription: 3\nblocks: [{}]", ["description: 3 is not allowed"]),
+        ("name: 3\nblocks: 4\nfoo: 5", ["name: 3", "blocks: 4", "foo: unknown key"]),  # all at once
+    ],
+)
+def test_sweep_keys(path: Path, text: str, messages: list[str]) -> None:
+    lines = complaint(path, text).splitlines()
+    assert all(line.startswith(f"{path}: ") for line in lines)
+    for message in messages:
+        assert any(message in line for line in lines), lines
+
+
+# The fields of runs: wherever they are written, the place is named
+
+
+@pytest.mark.parametrize("field", ["lrr", "Strategy", "lr.x", "nodes.count", "x.y", ""])
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("base: {{strategy: ddp, '{}': 1}}\nblocks: [{{}}]", "base"),
+        ("blocks: [{{base: {{strategy: ddp}}}}, {{base: {{'{}': 1}}}}]", "blocks[1].base"),
+        ("blocks: [{{base: {{strategy: ddp}}, axes: {{'{}': [1]}}}}]", "blocks[0].axes"),
+        ("blocks: [{{base: {{strategy: ddp}}, skip: [{{'{}': 1}}]}}]", "blocks[0].skip[0]"),
+    ],
+)
+def test_unknown_field(path: Path, text: str, place: str, field: str) -> None:
+    message = complaint(path, "name: s\n" + text.format(field))
+    assert message == f"{path}: {place}: unknown key {field!r}; allowed: {FIELDS}"
+
+
+VALUES = [
+    ("lr", ".nan", "nan is not allowed; it must be a finite number"),
+    ("lr", "'0.1'", "'0.1' is not allowed; it must be a valid number"),
+    ("lr", "0", "0 is not allowed; it must be greater than 0"),
+    ("lr", "true", "True is not allowed; it must be a valid number"),
+    ("seed", "-1", "-1 is not allowed; it must be greater than or equal to 0"),
+    ("seed", "1.0", "1.0 is not allowed; it must be a valid integer"),
+    ("nodes", "2000", "2000 is not allowed; it must be less than or equal to 1024"),
+    ("epochs", "1e1", "10.0 is not allowed; it must be a valid integer"),
+    ("batch_size", "null", "None is not allowed; it must be a valid integer"),
+    ("processes_per_node", "65", "65 is not allowed; it must be less than or equal to 64"),
+    ("cpus", "0", "0 is not allowed; it must be greater than 0"),
+    ("memory_mb", "0.5", "0.5 is not allowed; it must be a valid integer"),
+    ("save_weights", "1", "1 is not allowed; it must be a valid boolean"),
+    ("transport", "mpi", "ddp cannot use mpi; allowed: gloo, nccl"),
+    ("model.dropout", "1", "1 is not allowed; it must be less than 1"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "message"), VALUES)
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("base: {{strategy: ddp, {}: {}}}\nblocks: [{{}}]", "base."),
+        ("blocks: [{{base: {{strategy: ddp}}}}, {{base: {{strategy: ddp, {}: {}}}}}]", "blocks[1].base."),
+        ("blocks: [{{base: {{strategy: ddp}}, axes: {{{}: [{}]}}}}]", "blocks[0].axes."),
+    ],
+)
+def test_bad_value(path: Path, text: str, place: str, field: str, value: str, message: str) -> None:
+    index = "[0]" if "axes" in place else ""
+    assert (
+        complaint(path, "name: s\n" + text.format(field, value))
+        == f"{path}: {place}{field}{index}: {message}"
+    )
+
+
+@pytest.mark.parametrize(("field", "value", "message"), VALUES)
+def test_bad_value_of_an_option(path: Path, field: str, value: str, message: str) -> None:
+    text = "name: s\nbase: {strategy: ddp, lr: 1}\nblocks: [{axes: {seed: [1, 2]}}]"
+    assert complaint(path, text, f"{field}={value}") == f"--set {field}={value}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("field", "registry"),
+    [
+        ("strategy", STRATEGIES),
+        ("dataset", DATASETS),
+        ("partitioner", PARTITIONERS),
+        ("model", MODELS),
+        ("optimizer", OPTIMIZERS),
+        ("transport", TRANSPORTS),
+    ],
+)
+def test_unknown_name_lists_the_known_ones(path: Path, field: str, registry: Registry[object]) -> None:
+    text = f"name: s\nblocks: [{{base: {{strategy: ddp}}, axes: {{{field}: [nope]}}}}]"
+    known = ", ".join(registry.entries)
+    message = f"'nope': unknown {registry.kind}; known: {known}"
+    assert complaint(path, text) == f"{path}: blocks[0].axes.{field}[0]: {message}"
+    assert complaint(path, text, f"{field}=nope") == f"--set {field}=nope: {message}"
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("{}", "blocks[0].strategy: is missing"),
+        (
+            "{base: {strategy: serial}, axes: {nodes: [1, 2]}}",
+            "blocks[0].axes.nodes[1]: serial cannot run on 2",
+        ),
+        (
+            "{base: {strategy: ddp, nodes: 4, dataset: {name: synthetic, samples: 3}}}",
+            "blocks[0].base.nodes: 4 nodes are more than the 3 training samples of synthetic",
+        ),
+        (
+            "{base: {strategy: ddp, nodes: 4, partitioner: {name: classes, per_node: 2}}}",
+            "blocks[0].base.partitioner: classes cannot split digits among 4 nodes: with per_node 2 only 8",
+        ),
+        ("{base: {strategy: ddp}, axes: {seed: []}}", "blocks[0].axes.seed: the list is empty"),
+        (
+            "{base: {strategy: serial, processes_per_node: 4}}",
+            "blocks[0].base.processes_per_node: serial cannot run on 4 ranks (1 × 4); allowed: 1",
+        ),
+        (
+            "{base: {strategy: ddp, dataset: {name: synthetic, samples: 9}}, axes: {nodes: [4, 5], "
+            "processes_per_node: [2]}}",
+            "blocks[0].axes.processes_per_node[0]: 10 ranks (5 × 2) are more than the 9 training samples",
+        ),
+        (
+            "{base: {strategy: {name: one_shot, inti: x}}}",
+            "blocks[0].base.strategy.inti: unknown key; allowed: init",
+        ),
+        (
+            "{base: {strategy: {name: serial, x: 1}}}",
+            "blocks[0].base.strategy.x: unknown key; allowed: no parameters",
+        ),
+        (
+            "{base: {strategy: {name: all_reduce, compression: {name: top_k, rate: 1}}}}",
+            "blocks[0].base.strategy.compression.rate: unknown key; allowed: ratio",
+        ),
+        (
+            "{base: {strategy: all_reduce}, axes: {strategy.compression: [sign, {name: sign, ratio: 1}]}}",
+            "blocks[0].axes.strategy.compression[1].ratio: unknown key; allowed: no parameters",
+        ),
+        (
+            "{base: {strategy: all_reduce, strategy.compression: {name: top_k, ratio: 0}}}",
+            "blocks[0].base.strategy.compression.ratio: 0 is not allowed; it must be greater than 0",
+        ),
+        (
+            "{base: {strategy: {name: ddp, compression: top_k}}}",
+            "blocks[0].base.strategy.compression: 'top_k': unknown compression of ddp; "
+            "known: none, fp16, power_sgd",
+        ),
+        (
+            "{axes: {strategy: [ddp, {name: one_shot, init: x}]}}",
+            "blocks[0].axes.strategy[1].init: 'x' is not allowed; it must be 'broadcast' or 'independent'",
+        ),
+        (
+            "{base: {strategy: {init: x}}}",
+            "blocks[0].base.strategy: {'init': 'x'}: a strategy is written as",
+        ),
+        (
+            "{base: {strategy: ddp, model: {name: mlp, hidden: [4, 0]}}}",
+            "blocks[0].base.model.hidden[1]: 0 is not allowed; it must be greater than or equal to 1",
+        ),
+    ],
+)
+def test_block(path: Path, block: str, message: str) -> None:
+    assert complaint(path, f"name: s\nblocks: [{block}]").startswith(f"{path}: {message}")
+
+
+def test_several_ranks_in_a_node_where_there_must_be_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunSpec, "topology", "rpc")
+    text = "name: s\nblocks: [{base: {strategy: ddp}, axes: {processes_per_node: [1, 2]}}]"
+    assert complaint(path, text) == (
+        f"{path}: blocks[0].axes.processes_per_node[1]: 2 is not allowed over gloo, "
+        "where a node is one rank; it must be 1"
+    )
+
+
+def test_parameter_of_a_strategy_that_is_not_named(path: Path) -> None:
+    message = complaint(path, "name: s\nblocks: [{base: {strategy.init: broadcast}}]")
+    assert "Undefined" not in message
+    assert "strategy" in message
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("lr", "is written key=value"),
+        ("=1", "is written key=value"),
+        ("", "is written key=value"),
+        ("lrr=1", f"unknown key 'lrr'; allowed: {FIELDS}"),
+        ("lr.x=1", f"unknown key 'lr.x'; allowed: {FIELDS}"),
+        ("strategy.inti=1", "unknown key; allowed: no parameters"),
+    ],
+)
+def test_set(path: Path, option: str, message: str) -> None:
+    assert (
+        complaint(path, "name: s\nblocks: [{base: {strategy: serial}}]", option)
+        == f"--set {option}: {message}"
+    )
+
+
+def test_set_of_what_is_not_yaml(path: Path) -> None:
+    assert complaint(path, "name: s\nblocks: [{base: {strategy: ddp}}]", "lr=[1").startswith("--set lr=[1")
+
+
+@pytest.mark.parametrize("nodes", ["", "2,", "two", "1.5", "2 3", "[1]"])
+def test_nodes_that_are_no_numbers(path: Path, nodes: str) -> None:
+    text = "name: s\nblocks: [{base: {strategy: ddp}, axes: {nodes: [1]}}]"
+    assert complaint(path, text, nodes=nodes).startswith(f"--nodes {nodes}: is written as whole numbers")
+
+
+def test_nodes_that_the_run_cannot_have(path: Path) -> None:
+    text = "name: s\nblocks: [{base: {strategy: ddp}, axes: {nodes: [1]}}]"
+    message = complaint(path, text, nodes="2,0")
+    assert message == "--nodes 2,0: 0 is not allowed; it must be greater than or equal to 1"
+    text = "name: s\nblocks: [{base: {strategy: ddp}}]"
+    assert (
+        complaint(path, text, nodes="2") == f"--nodes 2: no block of {path} varies nodes; use --set nodes=N"
+    )
+
+
+def test_nodes_is_not_blamed_for_what_the_file_says(path: Path) -> None:
+    blocks = "[{base: {strategy: ddp}, axes: {nodes: [1]}}, {base: {strategy: serial, nodes: 2}}]"
+    text = f"name: s\nblocks: {blocks}"
+    assert complaint(path, text, nodes="1").startswith(
+        f"{path}: blocks[1].base.nodes: serial cannot run on 2"
+    )

@@ -1,0 +1,137 @@
+"""Transport `gloo`, and what all of torch.distributed's process groups have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trainer.comm.base import Communicator, named
+from trainer.core.clock import Clock
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.core.context import NodeContext
+
+
+class TorchDistCommunicator(Communicator):
+    """The default process group of torch.distributed, with a fixed size and explicit ranks."""
+
+    topology: ClassVar[str] = "ddp"
+    group: ClassVar[str]  # as torch.distributed calls it
+
+    def __init__(
+        self, rank: int, size: int, clock: Clock, dist: Any, group: Any = None, ranks: Sequence[int] = ()
+    ) -> None:
+        """group: torch's process group, if not the default one. ranks: its members' in the default one."""
+        super().__init__(rank, size, clock)
+        self._dist, self._group = dist, group
+        self._ranks = ranks or range(size)
+
+    @classmethod
+    def connect(cls, context: NodeContext, clock: Clock) -> TorchDistCommunicator:
+        import torch.distributed as dist
+
+        from trainer.comm.attempt_store import attempt_store
+
+        place, store = context.rendezvous, None
+        with named(f"meeting of {context.size} ranks at {place}"):
+            if context.attempt is not None:
+                store = attempt_store(context)
+            elif place[:1] == "/":
+                # A path and not a file:// URL, which `#` and `?` in a directory's name would cut short.
+                store = dist.FileStore(place, context.size)  # type: ignore[attr-defined]
+            dist.init_process_group(
+                cls.group,
+                store=store,
+                init_method=None if store else place,
+                rank=context.rank,
+                world_size=context.size,
+                timeout=timedelta(seconds=context.timeout_s),
+                **cls._options(context),
+            )
+        return cls(context.rank, context.size, clock, dist)
+
+    @classmethod
+    def _options(cls, context: NodeContext) -> dict[str, Any]:
+        """What else the group has to be told."""
+        return {}
+
+    def close(self) -> None:
+        # All ranks leave together: one that destroys its group early resets its peers' connections.
+        self._barrier()
+        self._dist.destroy_process_group()
+
+    def _all_reduce(self, buffer: Tensor) -> None:
+        with named("all-reduce"):
+            self._dist.all_reduce(buffer, group=self._group)
+
+    def _all_gather(self, buffer: Tensor) -> Tensor:
+        gathered = buffer.new_empty(self.size, buffer.numel())
+        with named("all-gather"):
+            self._dist.all_gather(list(gathered.unbind()), buffer, group=self._group)
+        return gathered
+
+    def _all_to_all(self, buffer: Tensor) -> Tensor:
+        received = buffer.new_empty(buffer.shape)
+        with named("all-to-all"):
+            self._dist.all_to_all_single(received, buffer, group=self._group)
+        return received
+
+    def _broadcast(self, buffer: Tensor, root: int) -> None:
+        with named("broadcast"):
+            self._dist.broadcast(buffer, src=self._ranks[root], group=self._group)
+
+    def _send(self, buffer: Tensor, to: int) -> None:
+        with named("send"):
+            self._dist.send(buffer, dst=self._ranks[to], group=self._group)
+
+    def _isend(self, buffer: Tensor, to: int) -> Callable[[], None]:
+        with named("send"):
+            request = self._dist.isend(buffer, dst=self._ranks[to], group=self._group)
+
+        def finish() -> None:
+            with named("send"):
+                request.wait()
+
+        return finish
+
+    def _recv(self, buffer: Tensor, source: int) -> None:
+        with named("receive"):
+            self._dist.recv(buffer, src=self._ranks[source], group=self._group)
+
+    def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
+        received = buffer.new_empty(buffer.shape)
+        both = [
+            self._dist.P2POp(self._dist.isend, buffer, self._ranks[to], group=self._group),
+            self._dist.P2POp(self._dist.irecv, received, self._ranks[source], group=self._group),
+        ]
+        with named("shift"):
+            for request in self._dist.batch_isend_irecv(both):
+                request.wait()
+        return received
+
+    def _split(self, groups: list[list[int]], number: int) -> TorchDistCommunicator:
+        made = [self._dist.new_group([self._ranks[rank] for rank in group]) for group in groups]
+        ranks = groups[number]
+        part = type(self)(
+            ranks.index(self.rank),
+            len(ranks),
+            self.clock,
+            self._dist,
+            made[number],
+            [self._ranks[rank] for rank in ranks],
+        )
+        part.device = self.device
+        return part
+
+    def _barrier(self) -> None:
+        with named("barrier"):
+            self._dist.barrier(group=self._group)
+
+
+class GlooCommunicator(TorchDistCommunicator):
+    """gloo over TCP."""
+
+    group: ClassVar[str] = "gloo"

@@ -1,0 +1,1 @@
+"""What everything in a node stands on: registry, context, events, clock, result, random numbers."""

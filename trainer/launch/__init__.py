@@ -1,0 +1,1 @@
+"""From a launcher's environment to running ranks, under a watchdog."""

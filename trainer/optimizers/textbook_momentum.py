@@ -1,0 +1,34 @@
+"""Momentum by hand: the textbook's step beside torch's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from trainer.optimizers.base import TextbookRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class TextbookMomentum(TextbookRule):
+    """Heavy-ball momentum (Polyak 1964) as torch's SGD has it, with the learning rate outside.
+
+    The step is along a sum of all gradients so far, older ones counting less: μ is how much of it stays.
+    """
+
+    twin: ClassVar[str | None] = "momentum"
+
+    momentum: float = Field(0.9, gt=0, lt=1, description="μ: the share of the velocity that stays")
+
+    def remember(self, theta: Tensor) -> dict[str, Any]:
+        from torch import zeros_like
+
+        return {"momentum_buffer": zeros_like(theta)}
+
+    def update(self, theta: Tensor, g: Tensor, lr: float, memory: dict[str, Any]) -> None:
+        u = memory["momentum_buffer"]
+        u *= self.momentum
+        u += g  # u ← μ u + g
+        theta -= lr * u  # θ ← θ − η u

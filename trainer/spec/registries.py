@@ -1,0 +1,136 @@
+"""Every registry of components: name -> "module:Class", loaded when the name is used. Imports no torch.
+
+A new component is one file and one line here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.comm.base import Communicator
+from trainer.compression.base import Compression
+from trainer.core.registry import ComponentRegistry, Registry
+from trainer.core.strategy import Strategy
+from trainer.data.augmentations.base import Augmentation
+from trainer.data.base import Dataset, Partitioner
+from trainer.models.base import Model
+from trainer.optimizers.base import Optimizer
+
+TRANSPORTS: Registry[Communicator] = Registry(
+    "transport",
+    {
+        "memory": "trainer.comm.memory:MemoryCommunicator",
+        "gloo": "trainer.comm.gloo:GlooCommunicator",
+        "mpi": "trainer.comm.mpi:MpiCommunicator",
+        "nccl": "trainer.comm.nccl:NcclCommunicator",
+        "rpc": "trainer.comm.rpc:RpcCommunicator",
+    },
+)
+
+DATASETS: ComponentRegistry[Dataset] = ComponentRegistry(
+    "dataset",
+    {
+        "digits": "trainer.data.datasets.digits:Digits",
+        "mnist": "trainer.data.datasets.mnist:Mnist",
+        "fashion_mnist": "trainer.data.datasets.mnist:FashionMnist",
+        "cifar10": "trainer.data.datasets.cifar10:Cifar10",
+        "synthetic": "trainer.data.datasets.synthetic:Synthetic",
+    },
+)
+
+PARTITIONERS: ComponentRegistry[Partitioner] = ComponentRegistry(
+    "partitioner",
+    {
+        "classes": "trainer.data.partitioners.classes:Classes",
+        "contiguous": "trainer.data.partitioners.contiguous:Contiguous",
+        "dirichlet": "trainer.data.partitioners.dirichlet:Dirichlet",
+        "feature": "trainer.data.partitioners.feature:Feature",
+        "prefix_shuffle": "trainer.data.partitioners.prefix_shuffle:PrefixShuffle",
+        "quantity": "trainer.data.partitioners.quantity:Quantity",
+        "random_partition": "trainer.data.partitioners.random_partition:RandomPartition",
+        "random_sampling": "trainer.data.partitioners.random_sampling:RandomSampling",
+        "reseeded_stride": "trainer.data.partitioners.reseeded_stride:ReseededStride",
+        "shards": "trainer.data.partitioners.shards:Shards",
+        "stratified": "trainer.data.partitioners.stratified:Stratified",
+    },
+)
+
+AUGMENTATIONS: ComponentRegistry[Augmentation] = ComponentRegistry(
+    "augmentation",
+    {
+        "none": "trainer.data.augmentations.none:NoneAugmentation",
+        "standard": "trainer.data.augmentations.standard:StandardAugmentation",
+    },
+)
+
+MODELS: ComponentRegistry[Model] = ComponentRegistry(
+    "model",
+    {
+        "lenet": "trainer.models.lenet:LeNet",
+        "mlp": "trainer.models.mlp:Mlp",
+        "mnist_cnn": "trainer.models.mnist_cnn:MnistCnn",
+        "vgg_small": "trainer.models.vgg_small:VggSmall",
+        "wide_resnet": "trainer.models.wide_resnet:WideResNet",
+    },
+)
+
+OPTIMIZERS: ComponentRegistry[Optimizer] = ComponentRegistry(
+    "optimizer",
+    {
+        "sgd": "trainer.optimizers.sgd:Sgd",
+        "momentum": "trainer.optimizers.momentum:Momentum",
+        "adam": "trainer.optimizers.adam:Adam",
+        "adamw": "trainer.optimizers.adamw:AdamW",
+        "novograd": "trainer.optimizers.novograd:NovoGrad",
+        "textbook_sgd": "trainer.optimizers.textbook_sgd:TextbookSgd",
+        "textbook_momentum": "trainer.optimizers.textbook_momentum:TextbookMomentum",
+        "textbook_adam": "trainer.optimizers.textbook_adam:TextbookAdam",
+    },
+)
+
+COMPRESSIONS: ComponentRegistry[Compression] = ComponentRegistry(
+    "compression",
+    {
+        "none": "trainer.compression.none:NoneCompression",
+        "fp16": "trainer.compression.fp16:Fp16",
+        "top_k": "trainer.compression.top_k:TopK",
+        "sign": "trainer.compression.sign:Sign",
+        "power_sgd": "trainer.compression.power_sgd:PowerSgd",
+    },
+)
+
+STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
+    "strategy",
+    {
+        "serial": "trainer.strategies.serial:Serial",
+        "one_shot": "trainer.strategies.one_shot:OneShot",
+        "local_sgd": "trainer.strategies.local_sgd:LocalSGD",
+        "diloco": "trainer.strategies.diloco:DiLoCo",
+        "gossip": "trainer.strategies.gossip:Gossip",
+        "all_reduce": "trainer.strategies.all_reduce:AllReduce",
+        "all_gather": "trainer.strategies.all_gather:AllGather",
+        "reduce_broadcast": "trainer.strategies.reduce_broadcast:ReduceBroadcast",
+        "parameter_server": "trainer.strategies.parameter_server:ParameterServer",
+        "async_parameter_server": "trainer.strategies.async_parameter_server:AsyncParameterServer",
+        "ddp": "trainer.strategies.ddp:Ddp",
+        "zero1": "trainer.strategies.zero1:Zero1",
+        "fsdp": "trainer.strategies.fsdp:Fsdp",
+        "pipeline": "trainer.strategies.pipeline:Pipeline",
+        "pipeline_torch": "trainer.strategies.pipeline_torch:PipelineTorch",
+        "hybrid": "trainer.strategies.hybrid:Hybrid",
+        "tensor_parallel": "trainer.strategies.tensor_parallel:TensorParallel",
+        "rpc_split": "trainer.strategies.rpc_split:RpcSplit",
+        "hogwild": "trainer.strategies.hogwild:Hogwild",
+        "fault_injection": "trainer.strategies.fault_injection:FaultInjection",
+    },
+)
+
+# The component fields of a run.
+REGISTRIES: dict[str, ComponentRegistry[Any]] = {
+    "dataset": DATASETS,
+    "partitioner": PARTITIONERS,
+    "augmentation": AUGMENTATIONS,
+    "model": MODELS,
+    "optimizer": OPTIMIZERS,
+    "strategy": STRATEGIES,
+}

@@ -1,0 +1,1 @@
+"""One rank's training: session, replica, batches, evaluation, metrics and checkpoints."""

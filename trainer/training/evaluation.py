@@ -1,0 +1,56 @@
+"""Evaluation on the test split, by one rank or by all of them together."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import torch
+from torch.nn.functional import nll_loss
+
+from trainer.comm.base import Communicator
+from trainer.core.result import Diverged
+from trainer.data.base import Split
+from trainer.training.replica import Replica
+
+BATCH = 1000
+
+
+class Evaluation:
+    """The test split where the model is, and the ranks among which it is shared out.
+
+    share, of: with several ranks, which part of it this one takes, or all that hold one copy of the model
+    together, and how many parts there are.
+    """
+
+    def __init__(self, test: Split, comm: Communicator, share: int, of: int) -> None:
+        self._images = torch.from_numpy(test.images).to(comm.device)
+        self._labels = torch.from_numpy(test.labels).to(comm.device)
+        self._comm, self._share, self._of = comm, share, of
+
+    @torch.no_grad()
+    def __call__(self, replica: Replica, *, alone: bool) -> tuple[float, float]:
+        """Accuracy (0 … 1) and mean loss on the whole test split, exact: nothing padded, nothing dropped.
+
+        alone: on this rank only; otherwise every rank does its share, and the counts are summed.
+        """
+        share, of = (0, 1) if alone else (self._share, self._of)
+        total = len(self._labels)
+        mine = slice(share * total // of, (share + 1) * total // of)
+        images, labels = self._images[mine].split(BATCH), self._labels[mine].split(BATCH)
+        counts = torch.zeros(2, device=self._comm.device)
+        with replica.evaluating():
+            for x, y in zip(images, labels, strict=True):
+                output = replica.predict(x.contiguous(memory_format=torch.channels_last))
+                if output is not None:  # of several that hold one copy, one rank knows
+                    counts[0] += (output.argmax(dim=1) == y).sum()
+                    counts[1] += nll_loss(output, y, reduction="sum")
+        if not alone and self._comm.size > 1:
+            self._comm.all_reduce(counts, "sum")
+        check_loss(counts[1].item(), "on the test split")
+        return counts[0].item() / total, counts[1].item() / total
+
+
+def check_loss(loss: float, where: str) -> None:
+    """Raises Diverged if the loss is no finite number."""
+    if not isfinite(loss):
+        raise Diverged(f"the loss is {loss} {where}; a smaller lr may help")

@@ -1,0 +1,66 @@
+"""The task: the data and the model that a run is about, the same on every rank."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer.core.rng import RngFactory
+from trainer.data.base import Data
+from trainer.spec.run_spec import RunSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass
+class Task:
+    """Loads nothing until asked, and torch only for a model."""
+
+    spec: RunSpec
+    data_dir: Path
+    _torch_rng: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    @property
+    def rngs(self) -> RngFactory:
+        return RngFactory(self.spec.seed)
+
+    @cached_property
+    def data(self) -> Data:
+        """The dataset, in memory. Raises DataError."""
+        return self.spec.dataset.load(self.data_dir)
+
+    def build_model(
+        self,
+        rank: int,
+        weights_of: int = 0,
+        device: str = "cpu",
+        only: Container[str] | None = None,
+        take: Callable[[str, nn.Module], nn.Module] = lambda _, block: block,
+    ) -> nn.Sequential:
+        """The model with fresh weights, in the memory format that trains fastest. Reads no data.
+
+        only: names of the blocks that are wanted, with the weights that they have in the whole.
+        take: makes of a block what is wanted of it, before the next is built: never more than one is whole.
+        weights_of: ranks that name the same number start from the same weights, on every device. Dropout
+        draws from a stream of `rank`'s own, which is another one on a GPU.
+        """
+        import torch
+        from torch import nn
+
+        generator = torch.Generator(device).manual_seed(self.rngs.number("dropout", rank))
+        model, dataset = nn.Sequential(), self.spec.dataset
+        # torch initialises weights from its global generator, which the ranks of one process share.
+        with self._torch_rng, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.rngs.number("weights", weights_of))
+            for name, block in self.spec.model.blocks(dataset.shape, dataset.class_count, generator):
+                if only is None or name in only:
+                    model.add_module(name, take(name, block))
+        for parameter in model.parameters():
+            if parameter.dim() == 4:
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        return model.to(device)
