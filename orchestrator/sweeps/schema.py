@@ -12,53 +12,62 @@ from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
 
 Schema = dict[str, Any]
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def run_schema() -> Schema:
     """JSON Schema of a RunSpec."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **RunSpec.model_json_schema()}
+    return {"$schema": DIALECT, **RunSpec.model_json_schema()}
 
 
 def sweep_schema() -> Schema:
-    """JSON Schema of a sweep file: base, axes and skip hold a run's fields."""
-    schema = SweepSpec.model_json_schema()
-    fields = RunSpec.model_json_schema()
-    properties: Schema = fields["properties"]
-    # `strategy.init`: a parameter of a component; which ones there are depends on the component.
-    parameters: Schema = {rf"^({'|'.join(REGISTRIES)})\.[a-z0-9_]+$": {}}
-    values = {
-        "type": "object",
-        "properties": properties,
-        "patternProperties": parameters,
-        "additionalProperties": False,
+    """JSON Schema of a sweep file.
+
+    A run's fields are defined once, as `#/$defs/Run`. Blocks refer to them in three forms: one value for
+    each field (Values), a list of values (Axes), and a value or a list of values that select runs
+    (Selection).
+    """
+    schema, run = SweepSpec.model_json_schema(), RunSpec.model_json_schema()
+    shared = run.pop("$defs", {})
+    fields = {name: {"$ref": f"#/$defs/Run/properties/{name}"} for name in run["properties"]}
+    # A component's parameter, `strategy.init`: which ones exist depends on the component.
+    parameter = rf"^({'|'.join(REGISTRIES)})\.[a-z0-9_]+$"
+
+    def mapping(properties: Schema, parameters: Schema | bool) -> Schema:
+        return {
+            "type": "object",
+            "properties": properties,
+            "patternProperties": {parameter: parameters},
+            "additionalProperties": False,
+        }
+
+    values_of = {"type": "array", "minItems": 1}
+    definitions = {
+        "Run": run,
+        "Values": mapping(fields, True),
+        "Axes": mapping({name: {**values_of, "items": field} for name, field in fields.items()}, values_of),
+        # A component is selected by its name, so its form is not checked here.
+        "Selection": mapping(dict.fromkeys(fields, True), True),
     }
-    axes = {
-        **values,
-        "properties": {
-            name: {"type": "array", "minItems": 1, "items": field} for name, field in properties.items()
-        },
-        "patternProperties": {pattern: {"type": "array", "minItems": 1} for pattern in parameters},
-    }
-    skip = {
-        **values,
-        # A component is skipped by its name; every field takes a value or a list of them.
-        "properties": {name: {} for name in properties},
-    }
-    schema["properties"]["base"] |= values
-    some = {**skip, "description": "fields, with a value or a list of values"}
-    schema["properties"]["quick"] |= some
-    schema["$defs"]["Published"]["properties"]["runs"] |= some
-    schema["$defs"]["AblationStep"]["properties"]["runs"] |= some
-    block: Schema = schema["$defs"]["Block"]["properties"]
-    block["quick"] |= some
-    block["base"] |= values
-    block["axes"] |= axes
-    block["skip"]["items"] = skip
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **schema,
-        "$defs": {**schema["$defs"], **fields.get("$defs", {})},
-    }
+    definitions |= shared | schema["$defs"]
+    block, published = definitions["Block"]["properties"], definitions["Published"]["properties"]
+    _refer(schema["properties"]["base"], "Values")
+    _refer(schema["properties"]["quick"], "Selection")
+    _refer(block["base"], "Values")
+    _refer(block["axes"], "Axes")
+    _refer(block["skip"]["items"], "Selection")
+    _refer(block["quick"], "Selection", optional=True)
+    _refer(published["runs"], "Selection")
+    _refer(definitions["AblationStep"]["properties"]["runs"], "Selection")
+    return {"$schema": DIALECT, **schema, "$defs": definitions}
+
+
+def _refer(field: Schema, definition: str, *, optional: bool = False) -> None:
+    """Replace a field's form by a reference; its description and default stay."""
+    for keyword in ("type", "anyOf", "additionalProperties"):
+        field.pop(keyword, None)
+    reference = {"$ref": f"#/$defs/{definition}"}
+    field |= {"anyOf": [reference, {"type": "null"}]} if optional else reference
 
 
 def write_schemas(directory: Path) -> list[Path]:
