@@ -132,6 +132,6 @@ class TorchDistCommunicator(Communicator):
 
 
 class GlooCommunicator(TorchDistCommunicator):
-    """gloo over TCP."""
+    """gloo over TCP, by torch.distributed."""
 
     group: ClassVar[str] = "gloo"

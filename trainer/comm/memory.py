@@ -54,7 +54,10 @@ class Room:
 
 
 class MemoryCommunicator(Communicator):
-    """Each rank lays its buffer down, all meet, each takes what it needs, all meet again."""
+    """Shared memory: ranks are threads of one process, or processes forked from it.
+
+    Each rank publishes its buffer; after a barrier it copies what it needs; a second barrier follows.
+    """
 
     topology: ClassVar[str] = "single"
 

@@ -21,7 +21,7 @@ NAP_S = 0.00005
 
 
 class MpiCommunicator(Communicator):
-    """Open MPI's COMM_WORLD; the ranks are started by mpirun."""
+    """Open MPI; `mpirun` starts the ranks."""
 
     topology: ClassVar[str] = "mpi"
 

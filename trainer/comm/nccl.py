@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class NcclCommunicator(TorchDistCommunicator):
-    """NVIDIA's NCCL. Every rank has a GPU of its own, and computes on it too."""
+    """NVIDIA's NCCL; every rank needs a GPU of its own."""
 
     group: ClassVar[str] = "nccl"
     device: str = "cuda"

@@ -34,7 +34,7 @@ _mailbox: dict[int, SimpleQueue[Tensor]] = {}
 
 
 class RpcCommunicator(Communicator):
-    """Tensors in mailboxes. The bytes go over TCP, also between processes of one machine.
+    """torch RPC over TCP, with collectives made of remote calls.
 
     Every pair exchanges directly. All-gather, all-to-all and broadcast send as the Traffic of `base`
     says. So does all-reduce: each rank sums one P-th of the buffer, in rank order, and sends its sum to

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class Fp16(Compression):
-    """Half precision (IEEE binary16) on the way, sums in float32.
+    """Send half-precision values: 4n(P−1)/P bytes (Micikevicius et al. 2018).
+
+    IEEE binary16 on the link, sums in float32.
 
     After Micikevicius et al. 2018 ("Mixed Precision Training"), of which it takes the number format
     alone: no scaling. Numbers beyond 65504 become infinite, which ends the run, and those below 3e-8

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class NoneCompression(Compression):
-    """Gradients travel as they are. Sends 8n(P-1)/P bytes."""
+    """Send gradients as they are: 8n(P−1)/P bytes."""
 
     not_checkpointed: ClassVar[str | None] = None
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 class PowerSgd(Compression):
-    """One step of power iteration per step of training (Vogels et al. 2019, "PowerSGD", Alg. 1 and 2).
+    """Send low-rank factors of each weight matrix, of (rows + columns)·rank entries (Vogels et al. 2019).
+
+    One step of power iteration per training step (Vogels et al. 2019, "PowerSGD", Alg. 1 and 2).
 
     With error feedback and warm start. A parameter tensor of shape (a, …) is a matrix of a rows and b
     columns. Where rank·(a + b) is not less than a·b, as in all vectors, it is sent as it is. In ddp torch's

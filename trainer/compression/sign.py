@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class Sign(Compression):
-    """The signs, and for each parameter tensor the mean magnitude, with error feedback.
+    """Send one bit per entry: about n/8·(P−1) bytes (Karimireddy et al. 2019).
+
+    The signs, and for each parameter tensor the mean magnitude, with error feedback.
 
     EF-signSGD after Karimireddy et al. 2019 ("Error Feedback Fixes SignSGD", Sec. 3): of d numbers v it
     sends |v|₁/d · sign(v), tensor by tensor. The sign of 0 is +1: there are but two.

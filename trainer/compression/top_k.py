@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 class TopK(Compression):
-    """The k entries of largest magnitude and their places, with error feedback (Stich et al. 2018).
+    """Send the k = ratio·n largest entries: 8k(P−1) bytes (Stich et al. 2018).
+
+    With error feedback.
 
     What Lin et al. 2018 ("Deep Gradient Compression") add to it is left out: momentum correction,
     clipping, warm-up; and the k entries are those of the whole gradient, not of each layer.

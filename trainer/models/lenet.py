@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LeNet(Model):
-    """A network in the manner of LeNet (LeCun et al. 1998) for images of 28×28 pixels.
+    """Two convolutions and two fully connected layers, for 28×28 images, after LeCun et al. 1998.
 
     Layers in the lab sheet's order: conv 5×5 (10), max-pool, ReLU, conv 5×5 (30), max-pool, ReLU,
     dropout, max-pool, fully connected 120→60, ReLU, fully connected 60→classes, log-softmax.

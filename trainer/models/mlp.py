@@ -17,7 +17,7 @@ Width = Annotated[int, Field(ge=1, le=65536)]
 
 
 class Mlp(Model):
-    """Fully connected layers with ReLU between them; any input shape, flattened."""
+    """Fully connected layers with ReLU between them, for images of any size."""
 
     hidden: list[Width] = Field(default=[128, 64], description="width of each hidden layer, first to last")
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MnistCnn(Model):
-    """A network for images of 28×28 pixels, layer by layer that of pytorch/examples, mnist, as of 2017.
+    """The CNN of PyTorch's MNIST example (pytorch/examples, mnist, 2017), for 28×28 images.
 
     Conv 5×5 (10), max-pool, ReLU, conv 5×5 (20), dropout of whole channels, max-pool, ReLU, fully connected
     320→50, ReLU, dropout, fully connected 50→classes, log-softmax. Both dropouts have one probability.

@@ -19,8 +19,9 @@ LEAST_PIXELS = 2**GROUPS  # of a side: each group halves it
 
 
 class VggSmall(Model):
-    """After Simonyan & Zisserman 2015: three groups of two convolutions 3×3 and a max-pool, two fully
-    connected layers with dropout between them.
+    """Three groups of two 3×3 convolutions, for images from 8×8 (Simonyan & Zisserman 2015).
+
+    A max-pool ends each group; two fully connected layers with dropout between them follow.
 
     Convolutions start as in He et al. 2015 ("Delving Deep into Rectifiers"): with torch's own initial
     weights the signal fades from layer to layer, and without normalisation training does not get going.

@@ -19,7 +19,9 @@ LEAST_PIXELS = 8  # of a side: the groups halve it twice, and BatchNorm wants mo
 
 
 class WideResNet(Model):
-    """WRN-d-k of Zagoruyko & Komodakis 2016, with the residual blocks of He et al. 2016.
+    """Wide residual network WRN-d-k, for images from 8×8 (Zagoruyko & Komodakis 2016).
+
+    Residual blocks as in He et al. 2016.
 
     A convolution to 16 channels, three groups of residual blocks with 16k, 32k and 64k channels of which
     the second and third halve the image, a mean over its pixels, a fully connected layer. With k = 10 the

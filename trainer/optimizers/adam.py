@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Adam(Optimizer):
-    """Adam (Kingma & Ba 2015)."""
+    """Adam by torch (Kingma & Ba 2015)."""
 
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.999, ge=0, lt=1)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class AdamW(Optimizer):
-    """Adam with weight decay apart from the gradient (Loshchilov & Hutter 2019)."""
+    """Adam with decoupled weight decay by torch (Loshchilov & Hutter 2019)."""
 
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.999, ge=0, lt=1)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Momentum(Optimizer):
-    """SGD with heavy-ball or Nesterov momentum (Sutskever et al. 2013)."""
+    """SGD with heavy-ball or Nesterov momentum by torch (Sutskever et al. 2013)."""
 
     momentum: float = Field(0.9, gt=0, lt=1)
     nesterov: bool = False

@@ -15,8 +15,7 @@ EPSILON = 1e-8
 
 
 class NovoGrad(TextbookRule):
-    """NovoGrad after Ginsburg et al. 2019 ("Stochastic Gradient Methods with Layer-wise Adaptive Moments
-    for Training of Deep Networks", Alg. 1).
+    """NovoGrad: gradients normalised layer by layer (Ginsburg et al. 2019).
 
     As Adam with weight decay, but that v is one number per layer, the running mean of its gradient's
     squared norm, and that m sums up gradients which are normalised by it already. v begins with the first
@@ -24,6 +23,9 @@ class NovoGrad(TextbookRule):
 
     A step is about lr/(1 − β1) long in each layer however small the gradient is, so `lr` wants to be
     smaller than with plain SGD.
+
+    Source: Ginsburg et al. 2019, "Stochastic Gradient Methods with Layer-wise Adaptive Moments for Training
+    of Deep Networks", Alg. 1.
     """
 
     by_layer: ClassVar[bool] = True

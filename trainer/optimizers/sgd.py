@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Sgd(Optimizer):
-    """Plain stochastic gradient descent."""
+    """Plain stochastic gradient descent by torch."""
 
     def build(self, parameters: Iterable[Tensor], lr: float) -> TorchOptimizer:
         from torch.optim import SGD

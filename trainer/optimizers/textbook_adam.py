@@ -15,10 +15,12 @@ EPSILON = 1e-8
 
 
 class TextbookAdam(TextbookRule):
-    """Adam after Kingma & Ba 2015 ("Adam: A Method for Stochastic Optimization", Alg. 1).
+    """`adam` written out beside its formula (Kingma & Ba 2015).
 
     m and v are running means of the gradient and of its square, weight by weight. They begin at 0, which
     the bias correction takes out again.
+
+    Source: Kingma & Ba 2015, "Adam: A Method for Stochastic Optimization", Alg. 1.
     """
 
     twin: ClassVar[str | None] = "adam"

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 class TextbookMomentum(TextbookRule):
-    """Heavy-ball momentum (Polyak 1964) as torch's SGD has it, with the learning rate outside.
+    """`momentum` written out beside its formula (Polyak 1964).
+
+    As in torch's SGD, the learning rate stays outside of the velocity.
 
     The step is along a sum of all gradients so far, older ones counting less: μ is how much of it stays.
     """

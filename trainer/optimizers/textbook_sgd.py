@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class TextbookSgd(TextbookRule):
-    """θ ← θ − η g (Robbins & Monro 1951, "A Stochastic Approximation Method").
+    """`sgd` written out beside its formula, θ ← θ − η g (Robbins & Monro 1951).
 
     With the whole training set as the batch the same step is gradient descent.
     """

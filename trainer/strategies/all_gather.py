@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class AllGather(Strategy):
-    """Synchronous data-parallel SGD, the mean taken by each node for itself.
+    """Send every gradient to every rank, which averages them itself (Thakur et al. 2005).
 
     The same mathematics as `all_reduce`. For n bytes of gradient and P nodes each node sends n(P-1) and
     adds up P gradients, where an all-reduce sends 2n(P-1)/P (Thakur et al. 2005, "Optimization of

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 
 class AllReduce(Strategy):
-    """Synchronous data-parallel SGD (Chen et al. 2016, "Revisiting Distributed Synchronous SGD", Sec. 2).
+    """Average the gradients over all ranks in every step (Chen et al. 2016).
 
     In each step the nodes' gradients become their mean over all samples of the step, so P nodes with
     batch B do what one node does with batch P·B. All replicas hold the same weights at all times.
+
+    Source: Chen et al. 2016, "Revisiting Distributed Synchronous SGD", Sec. 2.
     """
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")

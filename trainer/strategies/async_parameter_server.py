@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class AsyncParameterServer(Strategy):
-    """Downpour SGD (Dean et al. 2012, "Large Scale Distributed Deep Networks", Sec. 4.1), in every step.
+    """Apply each gradient on arrival; staleness can be bounded (Dean et al. 2012; Ho et al. 2013).
 
     Rank 0 is the server. Each worker pulls the weights, computes a gradient and pushes it; the server
     steps its optimiser with every gradient as it comes, at the run's lr. So P workers together take as
@@ -30,6 +30,9 @@ class AsyncParameterServer(Strategy):
     s = 0 all go in lock step, but a round is still P steps, one for each gradient. Where all pull before
     the first pushes, that is with plain SGD a step of `all_reduce` at P times the lr; who pulls later sees
     what has come by then, so it equals nothing but for one worker, which is serial whatever s is.
+
+    Source: Dean et al. 2012, "Large Scale Distributed Deep Networks", Sec. 4.1 (Downpour SGD), with an
+    exchange in every step.
     """
 
     transports: ClassVar[tuple[str, ...]] = ("rpc",)

@@ -36,12 +36,14 @@ ONE_BUCKET_MIB = 2**20
 
 
 class Ddp(Strategy):
-    """torch.nn.parallel.DistributedDataParallel (Li et al. 2020, "PyTorch Distributed").
+    """Train with torch's DistributedDataParallel (Li et al. 2020).
 
     The same mathematics as `all_reduce`; the library cuts the gradient into buckets and sends one
     while the next is still being computed. What is booked as communication is the part that the
     computation does not hide: from the last bucket's hand-over to the end of the backward pass. What
     compressing that bucket computes is in it.
+
+    Source: Li et al. 2020, "PyTorch Distributed".
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo", "nccl")

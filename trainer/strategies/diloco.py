@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DiLoCo(Strategy):
-    """DiLoCo after Douillard et al. 2023 ("Distributed Low-Communication Training", Alg. 1).
+    """Take an outer step along the mean change of H inner steps (Douillard et al. 2023).
 
     Every node takes `local_steps` (H) steps with the run's optimiser (the paper: adamw), whose state it
     keeps. How far the nodes have come on average is the outer gradient, and all take the same outer step
@@ -28,6 +28,8 @@ class DiLoCo(Strategy):
     average that has reached it.
 
     The outer step moves parameters; buffers (BatchNorm's statistics) become their average.
+
+    Source: Douillard et al. 2023, "Distributed Low-Communication Training", Alg. 1.
     """
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 
 class Fsdp(Strategy):
-    """torch's `fully_shard`, FSDP2 (Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded
-    Data Parallel"), which is ZeRO's stage 3 (Rajbhandari et al. 2020, "ZeRO", Sec. 5.3).
+    """Shard weights, gradients and optimizer state with torch's FSDP2 (Zhao et al. 2023).
 
     The same mathematics as `all_reduce`. Every rank keeps P-th parts: its rows of each tensor, their
     gradient and what the optimiser remembers of them. A block's weights come together in an all-gather
@@ -29,6 +28,9 @@ class Fsdp(Strategy):
 
     Over gloo torch waits for every collective before it computes on, so all of it is in sight. On GPUs it
     would not, and would have to be timed otherwise: `nccl` is left out.
+
+    Source: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
+    `fully_shard` is ZeRO stage 3 (Rajbhandari et al. 2020, "ZeRO", Sec. 5.3).
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo",)

@@ -22,7 +22,7 @@ Graph = Literal["ring", "exponential", "complete"]
 
 
 class Gossip(Strategy):
-    """Decentralised parallel SGD, D-PSGD, after Lian et al. 2017 (Alg. 1).
+    """Average the weights with graph neighbours only, in every step (Lian et al. 2017).
 
     In each step a node's weights become the mean of its own and its neighbours', and it steps along the
     gradient that it took before. Nodes stand in a circle; a graph says at which distances a node's
@@ -33,6 +33,8 @@ class Gossip(Strategy):
     order: mix_then_step is the paper's; with step_then_mix, where a node mixes what the step has made of
     its weights, the complete graph is `local_sgd` with one local step. How far replicas are apart is the
     consensus distance after each epoch; what is evaluated there is their average.
+
+    Source: Lian et al. 2017 (D-PSGD), Alg. 1.
     """
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")

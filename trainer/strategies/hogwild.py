@@ -29,11 +29,13 @@ class Shared:
 
 
 class Hogwild(Strategy):
-    """Lock-free asynchronous SGD after Recht, Ré, Wright and Niu 2011 ("Hogwild!", Alg. 1).
+    """Update one model in shared memory from several processes without locks (Recht et al. 2011).
 
     Every rank reads and writes the same weights in shared memory whenever it likes; nobody locks. Each
     rank keeps its own gradient and optimiser state. The order of the updates is the operating
     system's, so equal seeds do not give equal weights.
+
+    Source: Recht, Ré, Wright and Niu 2011, "Hogwild!", Alg. 1.
     """
 
     transports: ClassVar[tuple[str, ...]] = ("memory",)

@@ -20,12 +20,14 @@ Grid = Annotated[list[Annotated[int, Field(ge=1, le=1024)]], Field(min_length=2,
 
 
 class Hybrid(Strategy):
-    """Data and pipeline parallelism on a grid of nodes (Narayanan et al. 2021, "Efficient Large-Scale
-    Language Model Training on GPU Clusters Using Megatron-LM", Sec. 2).
+    """Combine data and pipeline parallelism on a grid of nodes (Narayanan et al. 2021).
 
     shape [D, S]: D copies of the model, each a pipeline of S stages; rank d·S + s is stage s of copy d. In
     each step the D ranks of a stage replace their gradients by the mean over all samples of the step, as
     `all_reduce` does with the whole model's: [D, 1] is `all_reduce`, [1, S] is `pipeline`.
+
+    Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using
+    Megatron-LM", Sec. 2.
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo", "mpi", "rpc", "memory")

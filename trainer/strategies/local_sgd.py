@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LocalSGD(Strategy):
-    """Local SGD after Stich 2019 ("Local SGD Converges Fast and Communicates Little", Alg. 1).
+    """Average the weights every H local steps (Stich 2019; FedAvg: McMahan et al. 2017).
 
     Every node takes `local_steps` (H) steps on its own samples, then the nodes' weights become their
     average. With `weighting: size` it is FederatedAveraging of all clients (McMahan et al. 2017, Alg. 1).
@@ -27,6 +27,8 @@ class LocalSGD(Strategy):
 
     optimizer_state: at an average every node may keep its own momentum (as in most code), take the
     average of all (Yu et al. 2019), or start without.
+
+    Source: Stich 2019, "Local SGD Converges Fast and Communicates Little", Alg. 1.
     """
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")

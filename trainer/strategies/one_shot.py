@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 
 class OneShot(Strategy):
-    """Parallel SGD after Zinkevich et al. 2010 ("Parallelized Stochastic Gradient Descent", Alg. 3).
+    """Train every node alone and average the weights once, at the end (Zinkevich et al. 2010).
 
     Every node trains alone on its own part; at the end the weights are averaged once. The theory is for
     convex losses. A neural network's loss is not: the average of independently initialised models is
     usually no better than chance, and from common initial weights it holds up while the nodes stay in
     one basin. `local_accuracy` in the result is that of the node's own model before averaging.
+
+    Source: Zinkevich et al. 2010, "Parallelized Stochastic Gradient Descent", Alg. 3.
     """
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")

@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 
 class ParameterServer(Strategy):
-    """The parameter server of Li et al. 2014 ("Scaling Distributed Machine Learning with the Parameter
-    Server", OSDI, Alg. 1), waiting for all workers in every step as in Chen et al. 2016.
+    """Send gradients to a server that holds the model, in synchronous steps (Li et al. 2014).
 
     Rank 0 is the server. In each step the workers send it their gradients; it adds them up, each weighted
     by its share of the step's samples, steps its optimiser and sends the weights back. P workers do what
     P nodes of `all_reduce` do, and it takes one node more. For n bytes of gradient and P workers nP bytes
     go into the server and nP out of it.
+
+    Source: Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server", Alg. 1;
+    synchronous steps as in Chen et al. 2016.
     """
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")

@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 
 class Pipeline(Strategy):
-    """Pipeline parallelism with micro-batches (Huang et al. 2019, "GPipe"; Narayanan et al. 2019,
-    "PipeDream"), flushed at the end of every step: the same mathematics as `serial`.
+    """Pipeline micro-batches through stages: GPipe, 1F1B (Huang et al. 2019; Narayanan et al. 2019).
+
+    The pipeline is flushed at the end of every step, so the mathematics is that of `serial`.
 
     Activations go from stage to stage, gradients come back, and both are sent while the stage computes on.
     A stage keeps the activations of the micro-batches that are between their forward and backward pass.
     Batch statistics, where a model has them, are a micro-batch's, and dropout draws for one at a time.
+
+    Source: Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream".
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo", "mpi", "rpc", "memory")

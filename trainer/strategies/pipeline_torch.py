@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 
 
 class PipelineTorch(Strategy):
-    """torch.distributed.pipelining's ScheduleGPipe and Schedule1F1B (Huang et al. 2019; Narayanan et al.
-    2019): the mathematics of `pipeline`, and of `serial`.
+    """Run the schedules of `pipeline` with torch.distributed.pipelining.
 
     The library wants micro-batches of one size: a batch that `micro_batches` does not divide goes through
     in the largest number of pieces below it that does, and in GPipe's order if those are fewer than stages.
     It used to hang over gloo, where it waited for one of several sends alone (pytorch#132644); in the
     version that is pinned here it does not. What it sends is counted where it hands it over. It does not
     say when it waits: waiting for other stages is booked as communication.
+
+    Source: torch's ScheduleGPipe and Schedule1F1B (Huang et al. 2019; Narayanan et al. 2019). The
+    mathematics is that of `pipeline` and `serial`.
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo",)

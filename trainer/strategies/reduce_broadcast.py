@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ReduceBroadcast(Strategy):
-    """Synchronous data-parallel SGD through a root, as it is written first.
+    """Average the gradients on rank 0 and broadcast the mean (Chan et al. 2007).
 
     The same mathematics as `all_reduce`: all nodes send their gradients to rank 0, which sends the mean
     back. For n bytes of gradient and P nodes, n(P-1) bytes go into rank 0 and n(P-1) out of it, while an

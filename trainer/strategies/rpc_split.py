@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 
 class RpcSplit(Strategy):
-    """Model parallelism by remote calls, distributed autograd and DistributedOptimizer (Damania et al.
-    2023, "PyTorch RPC"): the same mathematics as `serial`.
+    """Split the model over ranks that a master drives by torch RPC (Damania et al. 2023).
 
     Rank 0, the master, has the samples and the loss; every other rank holds a part of the model and its
     optimiser. One batch is on the way at a time, so one node computes and the others wait: this buys
@@ -36,6 +35,9 @@ class RpcSplit(Strategy):
 
     Time: what parts compute is waiting for the master. So is all of the backward pass and of the
     optimisers' steps, into which it cannot see, with the few messages that it sends for them.
+
+    Source: Damania et al. 2023, "PyTorch RPC": remote calls, distributed autograd and DistributedOptimizer.
+    The mathematics is that of `serial`.
     """
 
     transports: ClassVar[tuple[str, ...]] = ("rpc",)

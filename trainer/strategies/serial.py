@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Serial(Strategy):
-    """Mini-batch training on one node that holds the whole training set."""
+    """Train on one node with the whole training set: the baseline of every speedup."""
 
     transports: ClassVar[tuple[str, ...]] = ("memory", "nccl")
     max_nodes: ClassVar[int | None] = 1

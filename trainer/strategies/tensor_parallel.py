@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
 
 class TensorParallel(Strategy):
-    """Pairs of layers, column- then row-parallel, after Shoeybi et al. 2019 ("Megatron-LM", Sec. 3): the
-    same mathematics as `serial`, dropout included.
+    """Split pairs of layers over the ranks, column- then row-parallel (Shoeybi et al. 2019).
+
+    The mathematics is that of `serial`, dropout included.
 
     Of a pair's first layer a rank has some of the outputs (columns of a Linear, output channels of a
     Conv2d), of its second the inputs that take them up; nothing is exchanged in between. The sum over ranks
@@ -29,6 +30,8 @@ class TensorParallel(Strategy):
     A pair costs each rank, in a step with B samples on P ranks, 4B·(in + out)·2(P − 1)/P bytes: in and out
     are the numbers per sample that come to the first layer and leave the second. Images have no gradient:
     for a first layer that they come to, in is 0.
+
+    Source: Shoeybi et al. 2019, "Megatron-LM", Sec. 3.
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo", "mpi", "rpc", "memory")

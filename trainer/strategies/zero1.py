@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 
 class Zero1(Strategy):
-    """ZeRO's stage 1 (Rajbhandari et al. 2020, "ZeRO", Sec. 5.1): torch's ZeroRedundancyOptimizer with
-    DistributedDataParallel, as torch documents it.
+    """Shard the optimizer state over the ranks, ZeRO stage 1 (Rajbhandari et al. 2020).
 
     The same mathematics as `all_reduce`. Every tensor has a rank that owns it; DDP gives all ranks the mean
     gradient, each steps what it owns, with an optimiser that remembers nothing else, and broadcasts it.
@@ -27,6 +26,9 @@ class Zero1(Strategy):
     are found by size, largest tensor first, and no tensor is cut: the largest decides how even it can be.
 
     In sight is what `ddp` has in sight, and all of the broadcasts.
+
+    Source: Rajbhandari et al. 2020, "ZeRO", Sec. 5.1, by torch's ZeroRedundancyOptimizer with
+    DistributedDataParallel, as torch documents it.
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo",)

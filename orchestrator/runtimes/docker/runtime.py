@@ -40,7 +40,7 @@ DEAF_S = 10.0  # an engine that does not answer for so long is dead
 
 
 class DockerRuntime(Runtime):
-    """Nodes as containers of a Docker engine on this machine, each within its own limits."""
+    """One container per node on this machine's Docker engine, each within its own limits."""
 
     def __init__(self) -> None:
         self._engine: Engine | None = None

@@ -33,7 +33,7 @@ STOP_TIMES = 3
 
 
 class LocalRuntime(Runtime):
-    """Nodes as processes. Cores, memory and the loopback link are shared: the report says so."""
+    """Nodes as local processes, which share cores, memory and the loopback link."""
 
     def unavailable(self) -> str | None:
         return None if os.name == "posix" else "the local runtime needs Linux or macOS"

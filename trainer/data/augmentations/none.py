@@ -7,7 +7,7 @@ from trainer.data.base import Scale
 
 
 class NoneAugmentation(Augmentation):
-    """Every epoch sees the same images."""
+    """Train on the images as they are."""
 
     def build(self, scale: Scale, device: str) -> Augment | None:
         return None

@@ -9,7 +9,9 @@ from trainer.data.base import Scale
 
 
 class StandardAugmentation(Augmentation):
-    """torchvision's RandomHorizontalFlip, RandomAffine and ColorJitter on whole batches in memory.
+    """Random flip, rotation, shear, scale and colour jitter by torchvision, on whole batches.
+
+    As RandomHorizontalFlip, RandomAffine and ColorJitter, in memory.
 
     In this order, each drawn uniformly: a flip; rotation, shear and scale about the centre in one bilinear
     interpolation, black outside the image; brightness, contrast, saturation, hue. Colours are jittered

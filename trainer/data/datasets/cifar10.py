@@ -22,7 +22,7 @@ _TEST = f"{_FOLDER}/test_batch"
 
 
 class Cifar10(Dataset):
-    """Small photographs: 50 000 training and 10 000 test images, 3×32×32 (RGB), 10 classes.
+    """Photographs: 50,000 training and 10,000 test images, 3×32×32 (Krizhevsky 2009).
 
     A. Krizhevsky, "Learning multiple layers of features from tiny images", technical report,
     University of Toronto, 2009.

@@ -14,7 +14,7 @@ _TRAIN_SAMPLES = 1437  # four fifths
 
 
 class Digits(Dataset):
-    """Handwritten digits: 1437 training and 360 test images, 1×28×28, 10 classes. Reads no data_dir.
+    """Handwritten digits of scikit-learn: 1,437 training and 360 test images, 1×28×28; no download.
 
     Each of the original 8×8 pixels becomes 3×3, with a border of 2, so that models for MNIST fit. The
     split is the same in every run, whatever its seed.

@@ -55,7 +55,7 @@ def _archives(folder: str, mirrors: tuple[str, ...], md5s: dict[str, str]) -> tu
 
 
 class Mnist(_IdxDataset):
-    """Handwritten digits: 60 000 training and 10 000 test images, 1×28×28, 10 classes.
+    """Handwritten digits: 60,000 training and 10,000 test images, 1×28×28 (LeCun et al. 1998).
 
     Y. LeCun, L. Bottou, Y. Bengio, P. Haffner, "Gradient-based learning applied to document
     recognition", Proceedings of the IEEE 86(11), 1998.
@@ -74,7 +74,7 @@ class Mnist(_IdxDataset):
 
 
 class FashionMnist(_IdxDataset):
-    """Pictures of clothes: 60 000 training and 10 000 test images, 1×28×28, 10 classes.
+    """Clothing: 60,000 training and 10,000 test images, 1×28×28 (Xiao et al. 2017).
 
     H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST: a novel image dataset for benchmarking machine
     learning algorithms", arXiv:1708.07747, 2017.

@@ -15,7 +15,7 @@ _KNOTS = 4  # values per axis between which a template is interpolated
 
 
 class Synthetic(Dataset):
-    """One smooth random picture per class, with noise on every sample. Reads no data_dir.
+    """Generated images of any shape: one smooth image per class, plus noise; no download.
 
     Shapes are the parameters. Classes are balanced to ±1. The data depend on the parameters alone, not
     on the run's seed, so that the runs of a sweep learn from the same samples. At the default size and

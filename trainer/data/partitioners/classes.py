@@ -13,7 +13,7 @@ from trainer.data.by_label import by_label, deal
 
 
 class Classes(Partitioner):
-    """Every node holds samples of exactly `per_node` classes, and every sample is on a node.
+    """Give each node samples of exactly `per_node` classes (Li et al. 2022).
 
     "Quantity-based label imbalance", #C = k, of Li et al. 2022 ("Federated Learning on Non-IID Data
     Silos"). Classes are dealt to one node after the other, to each those that the fewest nodes have so

@@ -10,7 +10,7 @@ from trainer.data.base import Indices, Labels, Partitioner
 
 
 class Contiguous(Partitioner):
-    """Cut the file into consecutive parts that are equal to ±1, `numpy.array_split`. Nothing is drawn.
+    """Split the file into consecutive parts of equal size (±1).
 
     The first `samples mod parts` nodes hold one sample more. A file that was shuffled gives parts as
     random ones; one that is sorted, by class or by time, gives each node another piece of the world.

@@ -14,7 +14,7 @@ DRAWS = 100  # of a split, until each part has `min_samples`
 
 
 class Dirichlet(Partitioner):
-    """The smaller `alpha`, the fewer labels a node sees most of. Two laws go by the name.
+    """Skew labels by a Dirichlet distribution (Yurochkin et al. 2019; Hsu et al. 2019; Li et al. 2022).
 
     Without `equal_sizes`, that of Yurochkin et al. 2019 ("Bayesian Nonparametric Federated Learning of
     Neural Networks") and Li et al. 2022 ("Federated Learning on Non-IID Data Silos"): for each class

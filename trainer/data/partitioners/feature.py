@@ -14,7 +14,7 @@ _AT_ONCE = 1024  # images, so that intermediate results stay small
 
 
 class Feature(Partitioner):
-    """Parts as of `random_partition`; what grows from node to node is what is done to the images.
+    """Split at random; distort images more from node to node (Li et al. 2022; Ghosh et al. 2020).
 
     Node i = 0 … P - 1 has the level `strength` × i / (P - 1). The first node, and a node alone, sees
     its images as they are, and so does everybody the test split. A node's images are distorted once

@@ -11,7 +11,7 @@ from trainer.data.base import Indices, Labels, Partitioner
 
 
 class PrefixShuffle(Partitioner):
-    """Each of P nodes has the first ceil(samples / P) samples of the file: all have the same ones.
+    """A published mistake: every node gets the same first samples / P samples of the file.
 
     The "random sampler" of a published lab, reproduced so that its numbers can be told from those of a
     split. It is wrong: a node shuffles the indices *below* ceil(samples / P) and never adds where its own

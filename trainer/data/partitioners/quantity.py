@@ -14,7 +14,9 @@ from trainer.data.by_label import by_label
 
 
 class Quantity(Partitioner):
-    """Each of P nodes has one sample; the others are shared out by weight, falling from node to node.
+    """Keep the label mix; let part sizes fall from node to node (Li et al. 2020; Li et al. 2022).
+
+    Each of P nodes has one sample; the others are divided by weight.
 
     The weight of node i = 0 … P - 1, with s for `imbalance`, which makes all equal where it is 0:
 

@@ -10,7 +10,7 @@ from trainer.data.base import Indices, Labels, Partitioner
 
 
 class RandomPartition(Partitioner):
-    """Permute the samples and cut the permutation into parts that are equal to ±1.
+    """Split a random permutation into parts of equal size (±1).
 
     Every sample is on exactly one node. The first `samples mod parts` nodes hold one sample more.
     What torch's DistributedSampler approximates by repeating samples until the parts are equal.

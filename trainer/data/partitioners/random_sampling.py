@@ -11,7 +11,7 @@ from trainer.data.base import Indices, Labels, Partitioner
 
 
 class RandomSampling(Partitioner):
-    """Each of P nodes draws ceil(samples / P) samples from the whole set, knowing nothing of the others.
+    """Draw samples / P samples for each node independently, so that parts overlap.
 
     Without replacement within a node. Overlap between nodes and samples that no node sees are its
     nature: the expected coverage is 1 - (1 - 1/P)^P, 75 % for two nodes and 67 % for five.

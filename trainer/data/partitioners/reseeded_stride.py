@@ -10,7 +10,7 @@ from trainer.data.base import Indices, Labels, Partitioner
 
 
 class ReseededStride(Partitioner):
-    """Node i of P permutes the whole set by a seed of its own and takes every P-th sample from its i-th.
+    """A published mistake: each node takes every P-th sample of its own permutation; parts overlap.
 
     The "balanced sampler" of a published lab, reproduced so that its numbers can be told from those of a
     split. It is wrong: strides are disjoint only within one permutation, and each node has another one.

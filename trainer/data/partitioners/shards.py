@@ -12,7 +12,9 @@ from trainer.data.by_label import by_label
 
 
 class Shards(Partitioner):
-    """Sort by label, cut into P × `per_node` shards that are equal to ±1, deal `per_node` to each node.
+    """Sort by label and deal each node `per_node` consecutive shards (McMahan et al. 2017).
+
+    The sorted set is cut into P × `per_node` shards of equal size (±1).
 
     The pathological split of McMahan et al. 2017 ("Communication-Efficient Learning of Deep Networks
     from Decentralized Data"), there with 2 shards of 300 images for each of 100 nodes. Where the shards

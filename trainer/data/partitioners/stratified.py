@@ -11,7 +11,9 @@ from trainer.data.by_label import by_label
 
 
 class Stratified(Partitioner):
-    """Sort by label, in random order within a label, and deal to the nodes in turn, one sample each.
+    """Give each node the label mix of the whole set, to one sample (Kohavi 1995).
+
+    Sort by label, in random order within a label, and deal one sample to each node in turn.
 
     Of a label with n samples each of P nodes holds n/P, rounded down or up, and the parts themselves
     are equal to ±1: what random parts are on average, without their chance. As the folds of stratified
