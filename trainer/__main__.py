@@ -7,9 +7,9 @@ SHARDYARD_CHECKPOINTS   directory of a run that takes checkpoints; what lies the
 SHARDYARD_CONSOLE     file for this rank's console output, {node} in it is its node: launchers mix it
 SHARDYARD_PREFIX      of the readable lines, {rank} in it is the rank
 SHARDYARD_RENDEZVOUS  where torch.distributed's ranks meet
-SHARDYARD_ORCHESTRATOR  process to end with
+SHARDYARD_PARENT_PID  process to end with
 SHARDYARD_ATTEMPT     how often torchrun had started the ranks before
-SHARDYARD_HELD_TO     cores that this container has to be held to before it may train: its node is slower
+SHARDYARD_CPU_QUOTA     cores that this container has to be held to before it may train: its node is slower
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> int:
         node = context.rank // spec.processes_per_node
         _keep_console(Path(console.replace("{node}", str(node))))
     out = Path(env["SHARDYARD_OUT"]) if "SHARDYARD_OUT" in env else None
-    orchestrator = int(env["SHARDYARD_ORCHESTRATOR"]) if "SHARDYARD_ORCHESTRATOR" in env else None
+    orchestrator = int(env["SHARDYARD_PARENT_PID"]) if "SHARDYARD_PARENT_PID" in env else None
     context.out_dir = out
     word = "node-" if spec.processes_per_node == 1 else "rank "
     prefix = env.get("SHARDYARD_PREFIX", word + "{rank} | ")
@@ -54,7 +54,7 @@ def main() -> int:
     with Watchdog([events], orchestrator) as watchdog:
         attempt = {} if context.attempt is None else {"attempt": context.attempt}
         events.write("start", pid=os.getpid(), **attempt)
-        ready = _held_back(env.get("SHARDYARD_HELD_TO"), events) and _loaded(task, events)
+        ready = _held_back(env.get("SHARDYARD_CPU_QUOTA"), events) and _loaded(task, events)
         return 0 if ready and run_rank(context, task, events, watchdog) else 1
 
 

@@ -59,8 +59,8 @@ def verdict(
     killed = [event for event in events if event.kind == "died"]
     if killed:
         return "failed", f"{process(killed[0].rank)} was {killed[0].fields['cause']}"
-    if exits.get("head", 0) < 0:  # the ranks' last words went to it
-        return "failed", f"the head, which keeps the results, {_ending(exits['head'])}"
+    if exits.get("coordinator", 0) < 0:  # the ranks' last words went to it
+        return "failed", f"the coordinator, which keeps the results, {_ending(exits['coordinator'])}"
     failures = sorted((e for e in events if e.kind == "failed"), key=lambda e: e.time)
     own = [failure for failure in failures if not failure.fields.get("peer")]
     silent = sorted(rank for rank in started if rank not in last)

@@ -89,12 +89,12 @@ def bottleneck_flags(
         f"the nodes were not alike: {node} was to be held to {written(wanted)} cpu, the others had "
         f"{others}; no speedup is told, since a serial run has no such nodes"
     )
-    told = [member.cpus for member in usage if any(run.held_back(rank) for rank in member.ranks)]
+    told = [member.cpus for member in usage if any(run.is_bottleneck(rank) for rank in member.ranks)]
     if not told or told[0] is None:
         yield f"nothing tells whether {node} was held to {written(wanted)} cpu"
     elif abs(told[0] - wanted) > QUOTA_TOLERANCE * wanted:
         yield f"{node} was held to {written(told[0])} cpu, and not to {written(wanted)}"
-    held = [rank for rank in ranks if run.held_back(rank.rank)]
+    held = [rank for rank in ranks if run.is_bottleneck(rank.rank)]
     used_s = sum(rank.work_cpu_s or 0.0 for rank in held)
     train_s = max((rank.train_s for rank in held), default=0.0)
     if used_s > 1.1 * wanted * train_s + SLACK_S:
@@ -112,7 +112,7 @@ def memory_limit_mb(run: RunSpec) -> int:
 def memory_flags(run: RunSpec, usage: Sequence[NodeUsage]) -> Iterator[str]:
     """What the kernel killed in the containers of a run that came to its end all the same."""
     rest = "came to its end all the same" if run.restarts else "ended without them"
-    for member in sorted(usage, key=lambda member: member.member):
+    for member in sorted(usage, key=lambda node: node.name):
         if member.out_of_memory:
             yield (
                 f"{_container(run, member)} needed more than {memory_limit_mb(run):,} MiB of memory: the "
@@ -122,7 +122,7 @@ def memory_flags(run: RunSpec, usage: Sequence[NodeUsage]) -> Iterator[str]:
 
 def _container(run: RunSpec, member: NodeUsage) -> str:
     if not member.ranks:
-        return member.member
+        return member.name
     if run.topology == "single" and run.nodes > 1:
         return "the container of all nodes"
     return f"node {min(member.ranks) // run.processes_per_node}"

@@ -49,7 +49,7 @@ class RankResult(Record):
 class NodeUsage(Record):
     """What one container has used from its start to its end; see trainer.core.cgroup.Usage."""
 
-    member: str  # node-1 (as compose counts them), launcher, master
+    name: str  # node-1 (as compose counts them), launcher, master
     ranks: list[int]
     cpu_s: float | None
     throttled_s: float | None

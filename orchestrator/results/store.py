@@ -123,7 +123,7 @@ def write_atomic(path: Path, text: str) -> None:
     os.replace(draft, path)
 
 
-def make_open(directory: Path) -> None:
+def make_world_writable(directory: Path) -> None:
     """Make a directory for containers to write to, whose user is nobody in particular."""
     directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(0o777)

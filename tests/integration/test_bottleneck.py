@@ -24,7 +24,7 @@ ORCHESTRATOR = """
 import os, subprocess, sys, time
 module = "orchestrator.runtimes.local.throttle"
 argv = [sys.executable, "-m", module, "0.2", "node-2", "RANK", "1", sys.argv[1]]
-os.environ["SHARDYARD_ORCHESTRATOR"] = str(os.getpid())
+os.environ["SHARDYARD_PARENT_PID"] = str(os.getpid())
 print(subprocess.Popen(argv).pid, flush=True)
 time.sleep(60)
 """
@@ -87,7 +87,7 @@ def test_its_account(busy: psutil.Process, orchestrator: subprocess.Popen[str], 
     psutil.wait_procs([throttle], timeout=5)
     (account,) = read_usage(tmp_path / "usage.jsonl")
     assert isinstance(account, NodeUsage)
-    assert (account.member, account.ranks, account.cpus) == ("node-2", [1], 0.2)
+    assert (account.name, account.ranks, account.cpus) == ("node-2", [1], 0.2)
     assert 0 < (account.cpu_s or 0) < 1
     assert (account.throttled_s or 0) > 0
 

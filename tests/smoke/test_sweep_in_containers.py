@@ -85,7 +85,7 @@ def test_every_topology(tmp_path: Path) -> None:
     assert len(same) == 1
     assert (out / "report.html").exists()
     logs = {path.name for path in (out / results["all_reduce mpi"].key).glob("*.log")}
-    assert logs == {"compose.log", "head.log", "launcher.log", "node-0.log", "node-1.log"}
+    assert logs == {"compose.log", "coordinator.log", "launcher.log", "node-0.log", "node-1.log"}
 
 
 def test_mnist(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_it_trains(stack: Make, topology: str) -> None:
     """Real training on digits: the loss falls, the replicas agree, the certificate is in order."""
     up = (cluster := stack(topology)).up(2)
     assert up.returncode == 0, up.stdout
-    assert re.search(r"head-1 +\| ok: 2 nodes, world size 2, ", up.stdout), up.stdout
+    assert re.search(r"coordinator-1 +\| ok: 2 nodes, world size 2, ", up.stdout), up.stdout
     assert re.search(
         r"(?m)\| (rank \d \| )?epoch 1/20 done in [\d.]+ s, loss [\d.]+ acc [\d.]+%$", up.stdout
     )
@@ -56,9 +56,9 @@ def test_a_split_model_learns_mnist(stack: Make) -> None:
     """The bare run of the rpc file, but for the download: a master and two parts, 60,000 images."""
     up = (cluster := stack("rpc", SHARDYARD_DATA=str(real_mnist_dir()), SHARDYARD_FETCH="skip")).up(2)
     assert up.returncode == 0, up.stdout
-    assert re.search(r"head-1 +\| ok: 3 nodes, world size 3, rpc_split over rpc, mnist", up.stdout), (
-        up.stdout
-    )
+    assert re.search(
+        r"coordinator-1 +\| ok: 3 nodes, world size 3, rpc_split over rpc, mnist", up.stdout
+    ), up.stdout
     events = cluster.events()
     master, *parts = ranks_of(events)
     assert (master.accuracy or 0) >= 0.96
@@ -82,7 +82,7 @@ def test_checkpoints_may_be_written_where_a_place_is_named_and_nowhere_else(
     stack: Make, told: dict[str, str], source: str, read_only: bool
 ) -> None:
     services = json.loads(stack("ddp", **told).run("config", "--format", "json").stdout)["services"]
-    for name in ("node", "head", "data"):
+    for name in ("node", "coordinator", "data"):
         (volume,) = [each for each in services[name]["volumes"] if each["target"] == "/checkpoints"]
         assert (volume["type"], volume.get("read_only", False)) == ("bind", read_only)
         assert volume["source"].endswith(source)
@@ -98,7 +98,7 @@ def test_it_ends_in_good_order_and_can_be_called_again(stack: Make, tmp_path: Pa
         assert up.returncode == 0, up.stdout
         assert re.search(rf"ok: .*world size {SIZES[topology]}\b", up.stdout), up.stdout
         said = [line for line in up.stdout.splitlines() if "|" in line]
-        assert re.search(r"head-1 +\|   kept in ", said[-1]), said[-5:]
+        assert re.search(r"coordinator-1 +\|   kept in ", said[-1]), said[-5:]
         assert "Connection refused" not in up.stdout
         assert len(re.findall(r"\| (?:rank \d \| )?up, process", up.stdout)) == SIZES[topology]
     assert len(list(cluster.results.iterdir())) == 2
@@ -118,8 +118,8 @@ def test_a_node_that_is_killed_ends_the_stack(stack: Make, tmp_path: Path, topol
     subprocess.run(["docker", "kill", f"{cluster.project}-{holder}-1"], check=True, capture_output=True)
     output, _ = up.communicate(timeout=60)
     assert up.returncode != 0
-    assert re.search(r"head-1 +\| FAILED: ", output), output
-    assert re.search(r"head-1 +\|   (node-1|master): .*killed", output), output
+    assert re.search(r"coordinator-1 +\| FAILED: ", output), output
+    assert re.search(r"coordinator-1 +\|   (node-1|master): .*killed", output), output
 
 
 def test_results_belong_to_the_user_who_owns_the_run(stack: Make, tmp_path: Path) -> None:

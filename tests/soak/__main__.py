@@ -94,7 +94,7 @@ def judge(done: subprocess.CompletedProcess[str], size: int) -> list[str]:
     wrong = []
     if done.returncode:
         wrong.append(f"exit code {done.returncode}")
-    if not re.search(rf"(?m)^\S*head-1\s+\| ok: .*\bworld size {size}\b", done.stdout):
+    if not re.search(rf"(?m)^\S*coordinator-1\s+\| ok: .*\bworld size {size}\b", done.stdout):
         wrong.append(f"no summary of world size {size}")
     if (ups := len(re.findall(r"\| up, process", done.stdout))) != size:
         wrong.append(f"{ups} ranks came up, not {size}")

@@ -359,7 +359,7 @@ def test_a_failed_run_has_no_flags() -> None:
 
 def test_a_run_that_ended_well_without_processes_that_the_kernel_killed_says_so() -> None:
     member = NodeUsage(
-        member="node-1",
+        name="node-1",
         ranks=[0],
         cpu_s=1.0,
         throttled_s=0.0,

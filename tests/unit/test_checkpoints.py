@@ -82,7 +82,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o777], ids=oct)
 def test_directories_are_open_to_whom_the_one_that_they_are_in_is_open(tmp_path: Path, mode: int) -> None:
-    """Those of processes to the user, those of containers to all: `make_open` opens what is mounted."""
+    """Local checkpoints stay private; `make_world_writable` opens the mounted directory to containers."""
     tmp_path.chmod(mode)
     store = Checkpoints(tmp_path / "checkpoints", "run-key", 0, 2)
     store.open()
@@ -356,7 +356,7 @@ def test_a_first_start_is_in_neither_though_a_restart_came_after_it() -> None:
 
 def test_what_containers_used_is_counted_from_the_last_command_too() -> None:
     nobody = dict.fromkeys(("cpu_s", "throttled_s", "memory_peak_mb", "sent_bytes", "received_bytes"), None)
-    usage = [NodeUsage(member=f"node-{n}", ranks=[n], out_of_memory=0, **nobody) for n in range(2)]
+    usage = [NodeUsage(name=f"node-{n}", ranks=[n], out_of_memory=0, **nobody) for n in range(2)]
     resumed, _, contained = row(started_again(last=went_on()), usage=usage, restarts=1).flags[-3:]
     overall = "start-up time, wall time and what the nodes used"
     assert resumed.endswith(f"; {overall} are those since the last command")

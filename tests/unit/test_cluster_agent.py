@@ -90,7 +90,7 @@ def test_what_ranks_write_reaches_the_head_before_the_word_that_they_have_ended(
     assert (room.directory / "weights.npy").read_bytes() == weights
     assert room.codes == [0]
     (usage,) = (room.directory / "usage.jsonl").read_text().splitlines()
-    assert json.loads(usage)["member"] == "node-1"
+    assert json.loads(usage)["name"] == "node-1"
     assert json.loads((home / "spec.json").read_text())["strategy"]["name"] == "ddp"
     assert (home / "alive").exists()  # for the health check
 

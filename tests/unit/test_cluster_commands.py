@@ -103,7 +103,7 @@ def test_environment(topology: str) -> None:
     assert found["SHARDYARD_SPEC"] == str(SPEC) == "/run/shardyard/spec.json"
     assert found["SHARDYARD_OUT"] == str(OUT)
     assert found["SHARDYARD_DATA"] == "/data"
-    assert found["SHARDYARD_ORCHESTRATOR"] == str(PID)  # a rank ends with its member
+    assert found["SHARDYARD_PARENT_PID"] == str(PID)  # a rank ends with its member
     assert found.items() >= assignment.spec.thread_environment().items()
     assert set(assignment.spec.thread_environment().values()) == {"3"}
     interfaces = {name: value for name, value in found.items() if name.endswith("SOCKET_IFNAME")}
@@ -116,7 +116,7 @@ def test_environment(topology: str) -> None:
 def test_the_last_node_s_ranks_know_to_what_they_have_to_be_held(topology: str) -> None:
     assignment = called(topology, 1, 2, cpus=2, bottleneck_cpus=0.25)
     first, last = (environment(at(assignment, name), PID) for name in ("node-1", "node-2"))
-    assert (first.get("SHARDYARD_HELD_TO"), last["SHARDYARD_HELD_TO"]) == (None, "0.25")
+    assert (first.get("SHARDYARD_CPU_QUOTA"), last["SHARDYARD_CPU_QUOTA"]) == (None, "0.25")
     assert (first["OMP_NUM_THREADS"], last["OMP_NUM_THREADS"]) == ("2", "1")
 
 

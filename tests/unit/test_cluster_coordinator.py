@@ -35,7 +35,7 @@ def test_all_well(room: Room) -> None:
         assert (seat.assignment.me.name, seat.ranks) == (name, (rank,))
         assert room.kinds(rank) == ["start", "result", "done"]
     usage = [json.loads(line) for line in (room.directory / "usage.jsonl").read_text().splitlines()]
-    assert sorted((each["member"], each["ranks"]) for each in usage) == [
+    assert sorted((each["name"], each["ranks"]) for each in usage) == [
         ("node-1", [0]),
         ("node-2", [1]),
         ("node-3", [2]),
@@ -162,7 +162,7 @@ def test_a_full_disk_ends_the_run_and_is_named(room: Room, monkeypatch: pytest.M
         await seat.leave()
 
     assert room.lead({"node-1": fills, "node-2": stays}) == 1
-    assert room.causes["head"].startswith("results cannot be written: ")
+    assert room.causes["coordinator"].startswith("results cannot be written: ")
 
 
 def test_it_ends_at_the_run_s_own_limit(room: Room) -> None:

@@ -42,8 +42,8 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def owned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, ...]]:
     """Who became the owner of what, before anything was written."""
     taken: list[tuple[Path, ...]] = []
-    monkeypatch.setattr(owner, "become_owner_of", lambda *told: taken.append(told))
-    monkeypatch.setattr(owner, "open_to_nodes", lambda directory: taken.append((directory,)))
+    monkeypatch.setattr(owner, "drop_privileges_to_owner", lambda *told: taken.append(told))
+    monkeypatch.setattr(owner, "make_writable_for_nodes", lambda directory: taken.append((directory,)))
     return taken
 
 
@@ -54,12 +54,12 @@ def test_members_attend(spec: Path, monkeypatch: pytest.MonkeyPatch, role: str) 
     assert found == (role, "ddp")
 
 
-@pytest.mark.parametrize("arguments", [[], ["nodes"], ["node", "head"], ["--help"]])
+@pytest.mark.parametrize("arguments", [[], ["nodes"], ["node", "coordinator"], ["--help"]])
 def test_any_other_command_says_which_there_are(
     capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     assert container.main(arguments) == 2
-    assert "node|launcher|master|head|data|rank|skip" in capsys.readouterr().err
+    assert "node|launcher|master|coordinator|data|rank|skip" in capsys.readouterr().err
 
 
 def test_nothing_may_be_asked_of_it_too() -> None:
@@ -88,7 +88,7 @@ def test_the_head_leads_the_run_that_it_is_told_to(
     """The orchestrator's spec is whole; the containers' limits may be those of several nodes."""
     monkeypatch.setenv("SHARDYARD_RUN", "live")
     monkeypatch.setenv("SHARDYARD_CPUS", "2")
-    assert container.main(["head"]) == 7
+    assert container.main(["coordinator"]) == 7
     assert led == [("ddp", spec, Path("/results/live"), {})]
 
 
@@ -96,10 +96,10 @@ def test_a_bare_up_has_a_directory_of_its_own_and_ends_with_a_summary(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], led: Led
 ) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    monkeypatch.setenv("SHARDYARD_SHOWN", "./results")
+    monkeypatch.setenv("SHARDYARD_HOST_RESULTS", "./results")
     for name, value in {"CPUS": "0.5", "MEMORY_MB": "512", "PIDS": "100", "SHM_MB": ""}.items():
         monkeypatch.setenv(f"SHARDYARD_{name}", value)
-    assert container.main(["head"]) == 7
+    assert container.main(["coordinator"]) == 7
     ((_, _, directory, limits),) = led
     assert limits == {"cpus": 0.5, "memory_mb": 512, "pids": 100}
     assert re.fullmatch(r"/results/up-ddp-\d{4}-\d\d-\d\dT\d{6}Z", str(directory))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from trainer.cluster import ssh
-from trainer.cluster.privileges import become_owner_of, open_to_nodes
+from trainer.cluster.privileges import drop_privileges_to_owner, make_writable_for_nodes
 from trainer.cluster.rank_assignment import AssignmentError
 from trainer.core.cgroup import Usage, measure, quota, wait_for_quota
 
@@ -245,32 +245,32 @@ TAKEN: list[tuple[Any, ...]] = [
 
 def test_root_becomes_the_owner_and_gives_it_what_the_engine_made(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Kernel(monkeypatch, 0, {SPEC: 1000, RESULTS: 0}).asked
-    become_owner_of(SPEC, RESULTS)
+    drop_privileges_to_owner(SPEC, RESULTS)
     # The user number goes last: without it the rest is not allowed any more.
     assert asked == [("chown", RESULTS, 1000, 1001), *TAKEN]
 
 
 def test_a_directory_of_root_s_that_holds_something_stays_root_s(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Kernel(monkeypatch, 0, {SPEC: 1000, RESULTS: 0}, held=["MNIST"]).asked
-    become_owner_of(SPEC, RESULTS)
+    drop_privileges_to_owner(SPEC, RESULTS)
     assert asked == TAKEN
 
 
 def test_what_the_engine_made_for_checkpoints_is_opened_to_nodes(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    open_to_nodes(tmp_path)
+    make_writable_for_nodes(tmp_path)
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o777
     tmp_path.chmod(0o755)
     (tmp_path / "mine").touch()
-    open_to_nodes(tmp_path)
+    make_writable_for_nodes(tmp_path)
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
-    open_to_nodes(tmp_path / "absent")
+    make_writable_for_nodes(tmp_path / "absent")
 
 
 @pytest.mark.parametrize("owner", [1000, 1007])
 def test_a_directory_that_is_somebody_s_stays_theirs(monkeypatch: pytest.MonkeyPatch, owner: int) -> None:
     asked = Kernel(monkeypatch, 0, {SPEC: 1000, RESULTS: owner}).asked
-    become_owner_of(SPEC, RESULTS)
+    drop_privileges_to_owner(SPEC, RESULTS)
     assert asked == TAKEN
 
 
@@ -281,5 +281,5 @@ def test_a_directory_that_is_somebody_s_stays_theirs(monkeypatch: pytest.MonkeyP
 )
 def test_else_everything_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, uid: int, witness: int) -> None:
     asked = Kernel(monkeypatch, uid, {SPEC: witness, RESULTS: 0}).asked
-    become_owner_of(SPEC, RESULTS)
+    drop_privileges_to_owner(SPEC, RESULTS)
     assert asked == []

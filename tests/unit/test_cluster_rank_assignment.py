@@ -38,7 +38,7 @@ def test_ranks_of_a_topology(topology: str, expected: dict[str, tuple[int, ...]]
 def test_a_bare_up_has_nobody_who_could_hold_a_node_back() -> None:
     fields = {**FIELDS["ddp"], "bottleneck_cpus": 0.25}
     members = present("ddp", 1, 2)
-    assert assign_ranks("ddp", fields, members).spec.held_back(1)
+    assert assign_ranks("ddp", fields, members).spec.is_bottleneck(1)
     with pytest.raises(AssignmentError, match="cannot be had from a bare `up`"):
         assign_ranks("ddp", fields, members, {"cpus": 1.0})
 

@@ -82,8 +82,8 @@ def test_usage_is_a_line_for_each_member(tmp_path: Path) -> None:
         kept.keep_usage(member(kept, name), USAGE)
     lines = (tmp_path / "live" / "usage.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [
-        {"member": "node-1", "ranks": [0], **USAGE},
-        {"member": "launcher", "ranks": [], **USAGE},
+        {"name": "node-1", "ranks": [0], **USAGE},
+        {"name": "launcher", "ranks": [], **USAGE},
     ]
 
 

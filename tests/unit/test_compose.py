@@ -58,7 +58,7 @@ def test_how_many_containers_of_service_node_there_are(topology: str, scale: int
     assert run.files == (COMPOSE / f"{topology}.yml",)
     assert run.up == (
         *("compose", "--progress", "quiet", "-f", str(COMPOSE / f"{topology}.yml"), "-p", run.project),
-        *("up", "-d", "--no-build", "--scale", f"node={scale}", "head"),
+        *("up", "-d", "--no-build", "--scale", f"node={scale}", "coordinator"),
     )
 
 
@@ -90,7 +90,7 @@ def test_environment(tmp_path: Path) -> None:
         "SHARDYARD_RUN": LIVE,
         "SHARDYARD_DATA": "/data",
         "SHARDYARD_CHECKPOINTS": "",  # whatever is exported
-        "SHARDYARD_OWNER": "1234 17.00 pid:[4]",
+        "SHARDYARD_ORCHESTRATOR_ID": "1234 17.00 pid:[4]",
         "SHARDYARD_FETCH": "skip",
         "SHARDYARD_IMAGE": "shardyard-trainer",
         "SHARDYARD_CPUS": "1.5",

@@ -84,20 +84,20 @@ def test_a_container_has_nothing_to_give_away(topology: str, name: str) -> None:
     assert service["pull_policy"] == "never"
     for key in ("ports", "privileged", "devices", "pid", "ipc", "userns_mode"):
         assert key not in service
-    exceptions = {"CHOWN", "SETGID", "SETUID"} if name in ("head", "data") else set()
+    exceptions = {"CHOWN", "SETGID", "SETUID"} if name in ("coordinator", "data") else set()
     assert set(service.get("cap_add", [])) == exceptions
     assert service["user"] == ("0:0" if exceptions else "10001:10001")
 
 
 @pytest.mark.parametrize(("topology", "name"), EVERY)
 def test_everything_that_is_started_carries_the_label(topology: str, name: str) -> None:
-    assert services(topology)[name]["labels"][LABEL] == "${SHARDYARD_OWNER:-}"
+    assert services(topology)[name]["labels"][LABEL] == "${SHARDYARD_ORCHESTRATOR_ID:-}"
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_the_network_has_no_way_out_and_carries_the_label(topology: str) -> None:
     networks = load(COMPOSE / f"{topology}.yml")["networks"]
-    assert networks == {"run": {"internal": True, "labels": {LABEL: "${SHARDYARD_OWNER:-}"}}}
+    assert networks == {"run": {"internal": True, "labels": {LABEL: "${SHARDYARD_ORCHESTRATOR_ID:-}"}}}
     for name, service in services(topology).items():
         where = service.get("networks"), service.get("network_mode")
         outside = {"data": (None, "bridge"), "verdict": (None, "none")}
@@ -109,18 +109,18 @@ def test_the_head_comes_last_and_the_data_first(topology: str) -> None:
     found = services(topology)
     roles = set(ROLES[topology])
     assert roles == {"node", *([OTHER[topology]] if topology in OTHER else [])}
-    assert found.keys() == roles | {"head", "data", "verdict"}
-    assert found["head"]["depends_on"] == {role: {"condition": "service_started"} for role in roles}
+    assert found.keys() == roles | {"coordinator", "data", "verdict"}
+    assert found["coordinator"]["depends_on"] == {role: {"condition": "service_started"} for role in roles}
     done = {"condition": "service_completed_successfully"}
     assert all(found[role]["depends_on"] == {"data": done} for role in roles)
-    assert found["verdict"]["depends_on"] == dict.fromkeys(roles | {"head"}, done)
+    assert found["verdict"]["depends_on"] == dict.fromkeys(roles | {"coordinator"}, done)
     assert "depends_on" not in found["data"]
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_every_member_is_told_its_role_and_topology(topology: str) -> None:
     found = services(topology)
-    for role in (*ROLES[topology], "head"):
+    for role in (*ROLES[topology], "coordinator"):
         assert found[role]["command"] == [role]
         assert found[role]["environment"]["SHARDYARD_TOPOLOGY"] == topology
     assert found["data"]["command"] == ["${SHARDYARD_FETCH:-data}"]
@@ -167,9 +167,9 @@ def test_mounts(topology: str) -> None:
     data, results = "${SHARDYARD_DATA:-../data}", "${SHARDYARD_RESULTS:-../results}"
     for role in ROLES[topology]:
         assert mounts(found[role]) == {"/data": (data, True)}
-    assert mounts(found["head"]) == {"/results": (results, False), **spec}
+    assert mounts(found["coordinator"]) == {"/results": (results, False), **spec}
     assert mounts(found["data"]) == {"/data": (data, False), **spec}
-    for role in (*ROLES[topology], "head", "data"):
+    for role in (*ROLES[topology], "coordinator", "data"):
         assert CHECKPOINTS in found[role]["volumes"]
     assert "volumes" not in found["verdict"]
 
@@ -187,8 +187,8 @@ def test_the_default_cluster_is_ddp() -> None:
 def test_the_overlay_for_gpus_adds_devices_and_another_spec_and_takes_nothing_away() -> None:
     overlay = load(COMPOSE / "gpu.yml")
     assert overlay.keys() == {"services"}
-    assert overlay["services"].keys() == {"node", "head", "data"}
-    node, *others = [overlay["services"][name] for name in ("node", "head", "data")]
+    assert overlay["services"].keys() == {"node", "coordinator", "data"}
+    node, *others = [overlay["services"][name] for name in ("node", "coordinator", "data")]
     assert node.keys() <= {"environment", "deploy"}
     (device,) = node["deploy"]["resources"]["reservations"]["devices"]
     assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])

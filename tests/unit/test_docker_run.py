@@ -31,10 +31,16 @@ def test_while_compose_starts_them_the_run_goes_on(place: Place) -> None:
 def test_who_has_ended_is_named_by_rank_and_not_by_number(place: Place) -> None:
     place.assign_ranks("ddp", 10, 2, 5)
     place.up.returncode = 0
-    place.api.codes = {"node-2": 0, "node-5": 137, "node-10": 3, "head-1": 1}
-    place.api.rows = [ended("node", 10), ended("node", 2), ended("node", 5), ended("head"), ended("data")]
+    place.api.codes = {"node-2": 0, "node-5": 137, "node-10": 3, "coordinator-1": 1}
+    place.api.rows = [
+        ended("node", 10),
+        ended("node", 2),
+        ended("node", 5),
+        ended("coordinator"),
+        ended("data"),
+    ]
     state = place.run.wait(5)
-    assert state.exits == {"node 2": 3, "node 0": 0, "node 1": -9, "head": 1}
+    assert state.exits == {"node 2": 3, "node 0": 0, "node 1": -9, "coordinator": 1}
     assert (state.running, state.trouble) == (0, None)
 
 
@@ -90,7 +96,7 @@ def test_a_container_that_ended_is_asked_once_why(place: Place) -> None:
 
 def test_what_only_fetches_data_or_was_never_started_does_not_count(place: Place) -> None:
     place.up.returncode = 0
-    place.api.rows = [container("data"), container("node", 1), container("head", 1, "created", "")]
+    place.api.rows = [container("data"), container("node", 1), container("coordinator", 1, "created", "")]
     assert place.run.wait(0).running == 1
 
 
@@ -175,7 +181,7 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 def test_the_last_node_is_held_back_once_and_when_all_are_there(slow: Place) -> None:
-    slow.api.rows = [container("node", 10), container("node", 9), container("head")]
+    slow.api.rows = [container("node", 10), container("node", 9), container("coordinator")]
     assert slow.run.wait(0).trouble is None
     slow.api.rows.append(container("node", 2, "created"))
     slow.run.wait(0)

@@ -32,7 +32,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 def test_stop_brings_logs_and_removes_everything(place: Place) -> None:
     place.assign_ranks("ddp", 10, 2)
-    place.api.rows = [container("node", 10), ended("node", 2), container("head"), container("data")]
+    place.api.rows = [container("node", 10), ended("node", 2), container("coordinator"), container("data")]
     place.run.stop()
     place.run.stop()
     asked = [command[2:][command[2:].index("-p") + 2] for command in place.commands]
@@ -42,7 +42,7 @@ def test_stop_brings_logs_and_removes_everything(place: Place) -> None:
     logs = {path.name: path.read_text() for path in place.paths.directory.glob("*.log")}
     assert logs == {
         "compose.log": "",
-        "head.log": "log of head-1\n",
+        "coordinator.log": "log of coordinator-1\n",
         "node-0.log": "log of node-2\n",
         "node-1.log": "log of node-10\n",
     }

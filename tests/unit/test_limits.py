@@ -96,7 +96,7 @@ def test_numbers_as_they_are_said() -> None:
 
 def killed(member: str, *ranks: int, times: int = 1) -> NodeUsage:
     nothing = dict.fromkeys(["cpu_s", "throttled_s", "memory_peak_mb", "sent_bytes", "received_bytes"])
-    return NodeUsage(member=member, ranks=list(ranks), out_of_memory=times, **nothing)
+    return NodeUsage(name=member, ranks=list(ranks), out_of_memory=times, **nothing)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ NEWER = {**DOCKER, "image": "shardyard-trainer from sources cc817da906eec4a9"}
 def a_member(member: str, ranks: list[int], **fields: Any) -> NodeUsage:
     counted = {"cpu_s": 3.0, "throttled_s": 0.0, "memory_peak_mb": 256.0, "sent_bytes": 1_100_000}
     return NodeUsage(
-        member=member, ranks=ranks, **{**counted, "received_bytes": 9, "out_of_memory": 0, **fields}
+        name=member, ranks=ranks, **{**counted, "received_bytes": 9, "out_of_memory": 0, **fields}
     )
 
 

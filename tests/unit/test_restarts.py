@@ -81,7 +81,7 @@ def test_members_start_torchruns_agents() -> None:
     assert command.argv[:3] == AGENT
     assert "--rdzv-endpoint=10.0.0.3:29500" in command.argv  # rank 0's node
     assert (command.ranks, command.environment["SHARDYARD_NODE"]) == ((2, 3), "1")
-    assert command.environment["SHARDYARD_ORCHESTRATOR"] == "4711"
+    assert command.environment["SHARDYARD_PARENT_PID"] == "4711"
 
 
 def test_a_rank_learns_from_torchrun_where_it_is() -> None:
@@ -211,7 +211,7 @@ def test_a_node_that_is_lost_as_a_whole_is_not_started_again() -> None:
     assert (status, cause) == ("failed", "node 0 as a whole was killed by SIGKILL")
 
 
-@pytest.mark.parametrize("exits", [{"node 0": 1, "node 1": 1}, {"node 1": 1, "head": 1}])
+@pytest.mark.parametrize("exits", [{"node 0": 1, "node 1": 1}, {"node 1": 1, "coordinator": 1}])
 def test_what_torchrun_ended_with_is_told_where_nothing_else_is_known(exits: dict[str, int]) -> None:
     status, cause = verdict([], exits, 2, None, restarts=1)
     codes = ", ".join(f"{'' if name == 'head' else 'torchrun of '}{name}: exit code 1" for name in exits)

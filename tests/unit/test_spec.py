@@ -294,7 +294,7 @@ def test_the_last_node_may_be_slower() -> None:
 
 def test_without_a_bottleneck_all_nodes_are_alike_and_keys_are_what_they_were() -> None:
     run = spec(nodes=3, cpus=0.5)
-    assert not any(map(run.held_back, range(3)))
+    assert not any(map(run.is_bottleneck, range(3)))
     assert run.key == spec(nodes=3, cpus=0.5, bottleneck_cpus=None).key
     assert run.key != spec(nodes=3, cpus=0.5, bottleneck_cpus=0.25).key
 

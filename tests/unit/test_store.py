@@ -207,14 +207,14 @@ def test_every_file_has_its_own_name(tmp_path: Path) -> None:
 def test_usage_is_read_as_the_head_has_written_it(tmp_path: Path) -> None:
     usages = [Usage(2.5, 0.5, 300.0, 10, 20, 0), Usage(None, None, None, None, None, 1)]
     lines = [
-        json.dumps({"member": f"node-{number}", "ranks": (number - 1,), **asdict(usage)}) + "\n"
+        json.dumps({"name": f"node-{number}", "ranks": (number - 1,), **asdict(usage)}) + "\n"
         for number, usage in enumerate(usages, start=1)
     ]
     paths = RunPaths(tmp_path)
     write_atomic(paths.usage, "".join(lines))
     first, second = read_usage(paths.usage)
-    assert (first.member, first.ranks, first.cpu_s, first.received_bytes) == ("node-1", [0], 2.5, 20)
-    assert (second.member, second.cpu_s, second.out_of_memory) == ("node-2", None, 1)
+    assert (first.name, first.ranks, first.cpu_s, first.received_bytes) == ("node-1", [0], 2.5, 20)
+    assert (second.name, second.cpu_s, second.out_of_memory) == ("node-2", None, 1)
 
 
 def test_runs_without_containers_have_no_usage(tmp_path: Path) -> None:

@@ -181,21 +181,21 @@ def test_what_the_runtime_found_goes_before_what_the_nodes_complain_of() -> None
 
 
 def test_a_head_that_was_killed_has_taken_the_others_last_words_with_it() -> None:
-    said = "the head, which keeps the results, was killed by SIGKILL"
-    assert verdict(up(0, 1) + finished(0), {"head": -9, "node 1": 1}, 2, None) == ("failed", said)
-    assert verdict(up(0, 1) + finished(0, 1), {"head": -9}, 2, None) == ("ok", None)
+    said = "the coordinator, which keeps the results, was killed by SIGKILL"
+    assert verdict(up(0, 1) + finished(0), {"coordinator": -9, "node 1": 1}, 2, None) == ("failed", said)
+    assert verdict(up(0, 1) + finished(0, 1), {"coordinator": -9}, 2, None) == ("ok", None)
 
 
 def test_a_head_that_says_that_the_run_failed_is_not_the_cause() -> None:
     events = [*up(0, 1), failed(1, 3, "odd"), *terminated(0)]
-    assert verdict(events, {"head": 1, "node 1": 1}, 2, None) == ("failed", "node 1: odd")
-    _, cause = verdict([], {"head": 1}, 2, None)
-    assert cause == "node 0, 1 never came up (head: exit code 1); its log says why"
+    assert verdict(events, {"coordinator": 1, "node 1": 1}, 2, None) == ("failed", "node 1: odd")
+    _, cause = verdict([], {"coordinator": 1}, 2, None)
+    assert cause == "node 0, 1 never came up (coordinator: exit code 1); its log says why"
 
 
 def test_a_node_s_death_that_the_head_reports_is_the_cause() -> None:
     events = [*up(0, 1), event("died", 1, 3, cause="killed by SIGKILL"), failed(0, 4, RESET, peer=True)]
-    exits = {"head": 1, "node 0": 1, "node 1": 1}
+    exits = {"coordinator": 1, "node 0": 1, "node 1": 1}
     assert verdict(events, exits, 2, None)[1] == "node 1 (process 101) was killed by SIGKILL"
 
 

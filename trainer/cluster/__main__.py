@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
             from trainer.cluster import agent as member
 
             return member.main(role, env["SHARDYARD_TOPOLOGY"])
-        case ["head"]:
+        case ["coordinator"]:
             return _lead(env)
         case ["data"]:
             return _fetch(env)
@@ -46,16 +46,18 @@ def main(arguments: list[str]) -> int:
             from trainer.cluster import agent as member
 
             member.become_rank()
-    print("usage: python -m trainer.cluster node|launcher|master|head|data|rank|skip", file=sys.stderr)
+    print(
+        "usage: python -m trainer.cluster node|launcher|master|coordinator|data|rank|skip", file=sys.stderr
+    )
     return 2
 
 
 def _lead(env: Mapping[str, str]) -> int:
     from trainer.cluster import coordinator as head
-    from trainer.cluster.privileges import become_owner_of
+    from trainer.cluster.privileges import drop_privileges_to_owner
 
     topology, spec, results = env["SHARDYARD_TOPOLOGY"], Path(env["SHARDYARD_SPEC"]), Path("/results")
-    become_owner_of(spec, results)
+    drop_privileges_to_owner(spec, results)
     if name := env.get("SHARDYARD_RUN"):
         code, lines = head.main(topology, spec, results / name, {})
         print("\n".join(lines), flush=True)
@@ -65,7 +67,7 @@ def _lead(env: Mapping[str, str]) -> int:
     code, lines = head.main(topology, spec, results / name, limits)
     time.sleep(EPILOGUE_S)
     print("\n".join(lines))
-    print(f"  kept in {env.get('SHARDYARD_SHOWN', 'results')}/{name}", flush=True)
+    print(f"  kept in {env.get('SHARDYARD_HOST_RESULTS', 'results')}/{name}", flush=True)
     return code
 
 
@@ -74,14 +76,14 @@ def _fetch(env: Mapping[str, str]) -> int:
     from pydantic_core import PydanticCustomError
 
     from trainer.cluster.commands import CHECKPOINTS
-    from trainer.cluster.privileges import become_owner_of, open_to_nodes
+    from trainer.cluster.privileges import drop_privileges_to_owner, make_writable_for_nodes
     from trainer.cluster.rank_assignment import AssignmentError, read_spec
     from trainer.data.base import DataError
     from trainer.spec.registries import REGISTRIES
 
     spec, directory = Path(env["SHARDYARD_SPEC"]), Path("/data")
-    become_owner_of(spec, directory, CHECKPOINTS)
-    open_to_nodes(CHECKPOINTS)
+    drop_privileges_to_owner(spec, directory, CHECKPOINTS)
+    make_writable_for_nodes(CHECKPOINTS)
     try:
         dataset = REGISTRIES["dataset"].parse(read_spec(spec).get("dataset", "digits"))
     except (AssignmentError, ValidationError, PydanticCustomError):

@@ -95,7 +95,7 @@ class Agent:
         while True:
             (HOME / "alive").touch()
             try:
-                return Wire(*await asyncio.open_connection("head", PORT, limit=LIMIT))
+                return Wire(*await asyncio.open_connection("coordinator", PORT, limit=LIMIT))
             except OSError:
                 if time.monotonic() > deadline:
                     raise AssignmentError(f"no head called within {FIND_S:.0f} s") from None

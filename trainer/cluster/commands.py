@@ -80,12 +80,14 @@ def environment(assignment: RankAssignment, pid: int) -> dict[str, str]:
     # Compose writes the node's name before each line; only ranks that share a node need more.
     alone = len(assignment.me.ranks) == 1
     first = min(assignment.me.ranks, default=0)
+    spec = assignment.spec
+    slower = any(spec.is_bottleneck(rank) for rank in assignment.me.ranks)
     return {
         **assignment.spec.thread_environment(first),
         "SHARDYARD_SPEC": str(SPEC),
         "SHARDYARD_DATA": "/data",
         "SHARDYARD_OUT": str(OUT),
-        "SHARDYARD_ORCHESTRATOR": str(pid),
+        "SHARDYARD_PARENT_PID": str(pid),
         "SHARDYARD_PREFIX": "" if alone else "rank {rank} | ",
         "GLOO_SOCKET_IFNAME": INTERFACE,
         "NCCL_SOCKET_IFNAME": INTERFACE,
@@ -97,12 +99,8 @@ def environment(assignment: RankAssignment, pid: int) -> dict[str, str]:
         ),
         # mpirun would collect its ranks' output; a node's belongs in its own log.
         **({"SHARDYARD_CONSOLE": f"/proc/{pid}/fd/1"} if assignment.spec.topology == "mpi" else {}),
-        **({"SHARDYARD_HELD_TO": f"{assignment.spec.cpus_of(first):g}"} if _held_back(assignment) else {}),
+        **({"SHARDYARD_CPU_QUOTA": f"{spec.cpus_of(first):g}"} if slower else {}),
     }
-
-
-def _held_back(assignment: RankAssignment) -> bool:
-    return any(assignment.spec.held_back(rank) for rank in assignment.me.ranks)
 
 
 def mpirun(assignment: RankAssignment) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def become_owner_of(witness: Path, *directories: Path) -> None:
+def drop_privileges_to_owner(witness: Path, *directories: Path) -> None:
     """Take the user and group that own `witness`, for good, and give them the directories.
 
     The engine makes a directory that is mounted and not there, as root's: an empty one changes hands. Where
@@ -32,7 +32,7 @@ def become_owner_of(witness: Path, *directories: Path) -> None:
     os.setresuid(owner.st_uid, owner.st_uid, owner.st_uid)  # drops all capabilities with it
 
 
-def open_to_nodes(directory: Path) -> None:
+def make_writable_for_nodes(directory: Path) -> None:
     """Let every user write to a directory that is empty, as far as this one may allow it.
 
     Nodes are nobody in particular. One that is not empty is left as it is: it is no place for checkpoints,

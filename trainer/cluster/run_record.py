@@ -85,7 +85,7 @@ class RunRecord:
 
     def keep_usage(self, member: Agent, usage: Mapping[str, Any]) -> None:
         """What the member's container has used."""
-        line = json.dumps({"member": member.name, "ranks": member.ranks, **usage})
+        line = json.dumps({"name": member.name, "ranks": member.ranks, **usage})
         self._append("usage.jsonl", line.encode() + b"\n")
 
     def _append(self, name: str, data: bytes) -> None:
@@ -96,7 +96,7 @@ class RunRecord:
                 file.write(data)
         except OSError as error:
             self._full = True
-            self.failures.setdefault("head", f"results cannot be written: {error.strerror}")
+            self.failures.setdefault("coordinator", f"results cannot be written: {error.strerror}")
 
     def record_exit(self, member: Agent, codes: Mapping[int, int] | None, out_of_memory: bool) -> None:
         """Say for ranks that ended without a last word what became of them, as far as it is known.

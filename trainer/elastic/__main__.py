@@ -70,7 +70,7 @@ def main(arguments: list[str], env: Mapping[str, str]) -> None:
     """Be the agent of one node, until its ranks have ended."""
     spec = RunSpec.model_validate_json(Path(env["SHARDYARD_SPEC"]).read_text(encoding="utf-8"))
     node = int(env["SHARDYARD_NODE"])
-    end_with(int(env["SHARDYARD_ORCHESTRATOR"]))
+    end_with(int(env["SHARDYARD_PARENT_PID"]))
     obituary = ExitReportHandler(spec, node, Path(env["SHARDYARD_OUT"]), env.get("SHARDYARD_MEMORY_MB"))
     logging.getLogger(ExitReportHandler.LOGGER).addHandler(obituary)
     rendezvous_handler_registry.register(

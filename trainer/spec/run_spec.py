@@ -217,18 +217,18 @@ class RunSpec(BaseModel):
         """Whether every rank computes on a GPU: that follows from the transport too."""
         return TRANSPORTS.load(self.transport).device != "cpu"
 
-    def held_back(self, rank: int) -> bool:
+    def is_bottleneck(self, rank: int) -> bool:
         """Whether the rank is in the node that is slower than the others, which is the last one."""
         return self.bottleneck_cpus is not None and rank // self.processes_per_node == self.nodes - 1
 
     def cpus_of(self, rank: int) -> float:
         """Cores that the rank's node may use."""
         slow = self.bottleneck_cpus
-        return slow if slow is not None and self.held_back(rank) else self.cpus
+        return slow if slow is not None and self.is_bottleneck(rank) else self.cpus
 
     def threads_of(self, rank: int) -> int:
         """Torch threads of the rank: a node that is held back has no more than such a node would have."""
-        if not self.held_back(rank):
+        if not self.is_bottleneck(rank):
             return self.threads
         return min(self.threads, threads_within(self.cpus_of(rank), self.processes_per_node))
 

@@ -37,7 +37,7 @@ class Cluster:
     @property
     def up(self) -> tuple[str, ...]:
         """Start everything that the head needs, which is everything but the verdict of a bare `up`."""
-        return (*self.compose, "up", "-d", "--no-build", "--scale", f"node={self.scale}", "head")
+        return (*self.compose, "up", "-d", "--no-build", "--scale", f"node={self.scale}", "coordinator")
 
     def hold(self, container: str) -> tuple[str, ...]:
         """Hold this container to the quota of the slower node."""
@@ -72,7 +72,7 @@ def cluster(
             "SHARDYARD_RUN": LIVE,
             # Empty, and not left out: what the user has exported for a bare `up` is not this run's.
             "SHARDYARD_CHECKPOINTS": str(checkpoints_of(paths).resolve()) if spec.checkpoints else "",
-            "SHARDYARD_OWNER": owner,
+            "SHARDYARD_ORCHESTRATOR_ID": owner,
             "SHARDYARD_IMAGE": image,
             "SHARDYARD_FETCH": "skip",  # the orchestrator has seen to the data
             # The engine refuses a quota beyond its cores, where it would not hold anything back.

@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator.errors import InputError
 from orchestrator.results.environment import gpus
-from orchestrator.results.store import RunPaths, make_open, write_atomic
+from orchestrator.results.store import RunPaths, make_world_writable, write_atomic
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.runtimes.docker.compose import LIVE, Cluster, checkpoints_of, cluster
 from orchestrator.runtimes.docker.engine import Engine, EngineError, answers, reach, refusal
@@ -103,7 +103,7 @@ class DockerRuntime(Runtime):
         self._reaper = self._reaper or Reaper(identity())
         check_mounts(paths.directory, data_dir, plan.spec)
         if plan.spec.checkpoints:
-            make_open(checkpoints_of(paths))
+            make_world_writable(checkpoints_of(paths))
         run = self._cluster(plan, paths, data_dir)
         remove_project(self.engine, run.project)
         return DockerRun(self.engine, run, paths)
@@ -180,7 +180,7 @@ class DockerRun(RunHandle):
         running = sum(not _has_ended(each) for each in containers) + starting
         if self._up.returncode and not exits:
             return RunState(exits, running, f"docker compose failed: {self._complaint()}")
-        if exits.get("head") and not self._roster():
+        if exits.get("coordinator") and not self._roster():
             return RunState(exits, running, self._roll_call())
         if self._unheld and (refusal := self._hold_back(containers)):
             return RunState(exits, running, refusal)

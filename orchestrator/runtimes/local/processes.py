@@ -98,7 +98,7 @@ def _gpus_of(plan: LaunchPlan, node: int) -> dict[str, str]:
 def throttle(plan: LaunchPlan, paths: RunPaths, live: Path) -> Process | None:
     """What holds the last node back, where it is to be slower than the others."""
     spec = plan.spec
-    ranks = [str(rank) for rank in range(plan.world_size) if spec.held_back(rank)]
+    ranks = [str(rank) for rank in range(plan.world_size) if spec.is_bottleneck(rank)]
     if not ranks:
         return None
     variable = "OMPI_COMM_WORLD_RANK" if plan.topology == "mpi" else "RANK"

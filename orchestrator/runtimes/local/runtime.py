@@ -25,7 +25,7 @@ from trainer.core.events import Event, EventReader
 from trainer.elastic.attempts import Tally
 
 # In the environment of everything we start: our identity, its number apart, with which ranks end.
-LABEL, SINCE = "SHARDYARD_ORCHESTRATOR", "SHARDYARD_SINCE"
+LABEL, SINCE = "SHARDYARD_PARENT_PID", "SHARDYARD_SINCE"
 POLITE_S = 1.5  # between SIGTERM and SIGKILL
 POLL_S = 0.02
 PART_S = 5.0  # torchrun's agents have this long to part when all ranks have given their results

@@ -127,7 +127,7 @@ def find(run: str, variable: str, ranks: Collection[str]) -> Iterator[tuple[str,
 
 def main(quota: float, member: str, variable: str, ranks: Sequence[str], account: Path) -> None:
     """Throttle the ranks until told to end, or until the orchestrator is gone; then give account."""
-    orchestrator, run = int(os.environ["SHARDYARD_ORCHESTRATOR"]), os.environ["SHARDYARD_RUN"]
+    orchestrator, run = int(os.environ["SHARDYARD_PARENT_PID"]), os.environ["SHARDYARD_RUN"]
     throttle = Throttle(quota, time.monotonic())
     missing = set(ranks)
     search_at = 0.0
@@ -147,7 +147,7 @@ def main(quota: float, member: str, variable: str, ranks: Sequence[str], account
         throttle.release(time.monotonic())
         used = {"cpus": quota, "cpu_s": throttle.used_s, "throttled_s": throttle.stopped_s}
         unknown = dict.fromkeys(("memory_peak_mb", "sent_bytes", "received_bytes"))
-        who = {"member": member, "ranks": [int(rank) for rank in ranks], "out_of_memory": 0}
+        who = {"name": member, "ranks": [int(rank) for rank in ranks], "out_of_memory": 0}
         account.write_text(json.dumps({**who, **unknown, **used}) + "\n")
 
 
