@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tests.engine import leftovers
+from tests.support.containers import leftovers
 
 
 def main() -> int:

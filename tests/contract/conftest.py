@@ -14,8 +14,9 @@ from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.identity import identity
 from orchestrator.runtimes.launch_plan import plan
-from tests.engine import containers_missing, leftovers
-from tests.integration.support import SMALL, Silent, node_processes
+from tests.support.containers import containers_missing, leftovers
+from tests.support.processes import node_processes
+from tests.support.runs import SMALL, RecordingDisplay
 from trainer.spec.run_spec import RunSpec
 
 Execute = Callable[..., RunResult]
@@ -33,11 +34,11 @@ def runtime(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def execute(runtime: str, tmp_path: Path) -> Execute:
-    def execute(on_events: Silent | None = None, **fields: Any) -> RunResult:
+    def execute(on_events: RecordingDisplay | None = None, **fields: Any) -> RunResult:
         run = RunSpec.model_validate({**SMALL, **fields})
         paths = SweepPaths(tmp_path / "results")
         data = tmp_path / "data"
-        runner = Runner(RUNTIMES.load(runtime)(), runtime, paths, data, on_events or Silent())
+        runner = Runner(RUNTIMES.load(runtime)(), runtime, paths, data, on_events or RecordingDisplay())
         return runner.execute(plan(run), paths.run(run.key))
 
     return execute

@@ -15,7 +15,7 @@ from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.launch_plan import plan
 from orchestrator.runtimes.local.runtime import LocalRuntime
-from tests.integration.support import SMALL, Silent
+from tests.support.runs import SMALL, RecordingDisplay
 from trainer.spec.run_spec import RunSpec
 
 Execute = Callable[..., RunResult]
@@ -72,7 +72,9 @@ def test_same_weights_as_local_processes(
     assert (result.status, result.cause) == ("ok", None)
     run = RunSpec.model_validate({**SMALL, **fields})
     paths = SweepPaths(tmp_path / "reference").run(run.key)
-    reference = Runner(LocalRuntime(), "local", SweepPaths(tmp_path / "reference"), tmp_path, Silent())
+    reference = Runner(
+        LocalRuntime(), "local", SweepPaths(tmp_path / "reference"), tmp_path, RecordingDisplay()
+    )
     assert reference.execute(plan(run), paths).status == "ok"
     here = np.load(tmp_path / "results" / run.key / "weights.npy")
     assert np.array_equal(here, np.load(paths.weights))

@@ -13,7 +13,7 @@ from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes.launch_plan import plan
 from orchestrator.runtimes.local.runtime import LocalRuntime
-from tests.integration.support import SMALL, Silent
+from tests.support.runs import SMALL, RecordingDisplay
 from trainer.spec.run_spec import RunSpec
 
 
@@ -21,10 +21,10 @@ from trainer.spec.run_spec import RunSpec
 def execute(tmp_path: Path) -> Callable[..., RunResult]:
     """Carry out one run on local processes: `execute(strategy="one_shot", nodes=2, …)`."""
 
-    def execute(on_events: Silent | None = None, **fields: Any) -> RunResult:
+    def execute(on_events: RecordingDisplay | None = None, **fields: Any) -> RunResult:
         run = RunSpec.model_validate({**SMALL, **fields})
         paths = SweepPaths(tmp_path / "results")
-        runner = Runner(LocalRuntime(), "local", paths, tmp_path, on_events or Silent())
+        runner = Runner(LocalRuntime(), "local", paths, tmp_path, on_events or RecordingDisplay())
         return runner.execute(plan(run), paths.run(run.key))
 
     return execute

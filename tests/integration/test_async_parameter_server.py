@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from orchestrator.results.records import RunResult
-from tests.integration.support import Training, node_processes
+from tests.support.processes import node_processes
+from tests.support.runs import DuringTraining
 
 Execute = Callable[..., RunResult]
 # Some seconds of steps.
@@ -70,7 +71,7 @@ def test_one_worker_is_never_stale(execute: Execute) -> None:
 def test_a_worker_that_stands_still_holds_the_others_back_under_the_bound(
     execute: Execute, bound: int | None
 ) -> None:
-    result = execute(Training(stop_now_and_then, rank=2), strategy=bounded(bound), nodes=3, **LONG)
+    result = execute(DuringTraining(stop_now_and_then, rank=2), strategy=bounded(bound), nodes=3, **LONG)
     assert (result.status, result.cause) == ("ok", None)
     _, other, stopped = result.ranks
     assert stopped.staleness_max is not None
@@ -90,7 +91,7 @@ def test_a_worker_that_stands_still_holds_the_others_back_under_the_bound(
 def test_kill_9_of_the_server_or_a_worker(
     execute: Execute, tmp_path: Path, doomed: int, bound: int | None
 ) -> None:
-    training = Training(lambda pid: os.kill(pid, signal.SIGKILL), doomed)
+    training = DuringTraining(lambda pid: os.kill(pid, signal.SIGKILL), doomed)
     result = execute(training, strategy=bounded(bound), nodes=3, **{**LONG, "epochs": 1000})
     assert result.status == "failed"
     expected = rf"node {doomed} \(process {training.pid}\) was killed by SIGKILL"

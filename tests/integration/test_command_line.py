@@ -10,13 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.support import (
-    LONG,
-    call,
-    node_processes,
-    started,
-    wait_for,
-)
+from tests.support.command_line import run_cli, start_sweep
+from tests.support.processes import node_processes, wait_until
+from tests.support.runs import HANGING_SWEEP
 
 SHORT = """
 name: short
@@ -40,18 +36,18 @@ def short(tmp_path: Path) -> Path:
 
 def stalled(file: Path, out: Path, transport: str) -> subprocess.Popen[str]:
     """A sweep that hangs in its second run, with both nodes up."""
-    file.write_text(LONG.replace("TRANSPORT", transport))
-    process = started(file, out)
+    file.write_text(HANGING_SWEEP.replace("TRANSPORT", transport))
+    process = start_sweep(file, out)
     # One process with both ranks, two nodes, or mpirun and two nodes.
     up = {"memory": 1, "gloo": 2, "mpi": 3}[transport]
-    wait_for(lambda: len(list(out.glob("*/result.json"))) == 1 and len(node_processes(out)) == up)
-    wait_for(lambda: len(list(out.glob("*/live/rank-*.jsonl"))) == 2)
+    wait_until(lambda: len(list(out.glob("*/result.json"))) == 1 and len(node_processes(out)) == up)
+    wait_until(lambda: len(list(out.glob("*/live/rank-*.jsonl"))) == 2)
     return process
 
 
 def test_sweep_report_and_going_on(short: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    first = call("sweep", short, "--out", out)
+    first = run_cli("sweep", short, "--out", out)
     assert first.returncode == 0, first.stdout + first.stderr
     assert "2 of 2 runs ok" in first.stdout
     for name in ("results.csv", "report.md", "report.html", "sweep.json"):
@@ -61,13 +57,13 @@ def test_sweep_report_and_going_on(short: Path, tmp_path: Path) -> None:
         assert {path.name for path in run.parent.iterdir()} >= {"spec.json", "plan.json", "events.jsonl"}
 
     results = {path: path.stat().st_mtime_ns for path in out.glob("*/result.json")}
-    second = call("sweep", short, "--out", out)
+    second = run_cli("sweep", short, "--out", out)
     assert second.returncode == 0
     assert second.stdout.count("done before") == 2
     assert {path: path.stat().st_mtime_ns for path in out.glob("*/result.json")} == results
 
     (out / "report.html").unlink()
-    again = call("report", out)
+    again = run_cli("report", out)
     assert again.returncode == 0, again.stderr
     assert (out / "report.html").exists()
 
@@ -80,19 +76,19 @@ def test_a_failed_run_does_not_stop_the_sweep_and_is_tried_again(tmp_path: Path)
         "  - base: {strategy: fault_injection}\n"
     )
     for _ in range(2):
-        done = call("sweep", file, "--out", out)
+        done = run_cli("sweep", file, "--out", out)
         assert done.returncode == 1
         assert "node 0: InjectedFault: fault_injection crashed, as asked" in done.stdout
         assert "1 of 2 runs ok, 1 not" in done.stdout
     assert "fault_injection crashed" in (out / "results.csv").read_text()
 
-    fast = call("sweep", file, "--out", tmp_path / "fast", "--fail-fast")
+    fast = run_cli("sweep", file, "--out", tmp_path / "fast", "--fail-fast")
     assert fast.returncode == 1
     assert len(list((tmp_path / "fast").glob("*/result.json"))) == 1
 
 
 def test_dry_run_starts_nothing(short: Path, tmp_path: Path) -> None:
-    done = call("sweep", short, "--out", tmp_path / "out", "--dry-run", "--nodes", "2,3")
+    done = run_cli("sweep", short, "--out", tmp_path / "out", "--dry-run", "--nodes", "2,3")
     assert done.returncode == 0, done.stderr
     assert "3 runs; nothing was started" in done.stdout
     assert "all_reduce-gloo-n3" in done.stdout
@@ -108,14 +104,14 @@ def test_interrupted_it_stops_all_and_says_how_to_go_on(
     file, out = tmp_path / "long.yml", tmp_path / "out"
     process = stalled(file, out, transport)
     process.send_signal(number)
-    wait_for(lambda: not node_processes(out), timeout_s=5)
+    wait_until(lambda: not node_processes(out), timeout_s=5)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 130, output
     assert "everything is stopped" in output
     assert "the same command goes on" in output
 
     file.write_text(file.read_text().replace("work_s: 300", "work_s: 0"))
-    again = call("sweep", file, "--out", out)
+    again = run_cli("sweep", file, "--out", out)
     assert again.returncode == 0, again.stdout
     assert again.stdout.count("done before") == 1
 
@@ -126,17 +122,17 @@ def test_when_the_orchestrator_is_killed_the_nodes_end(tmp_path: Path, transport
     process = stalled(file, out, transport)
     process.kill()
     process.communicate(timeout=30)
-    wait_for(lambda: not node_processes(out), timeout_s=10)
+    wait_until(lambda: not node_processes(out), timeout_s=10)
 
     file.write_text(file.read_text().replace("work_s: 300", "work_s: 0"))
-    again = call("sweep", file, "--out", out)
+    again = run_cli("sweep", file, "--out", out)
     assert again.returncode == 0, again.stdout
     assert again.stdout.count("done before") == 1
 
 
 def test_what_a_killed_orchestrator_left_is_removed_by_clean(tmp_path: Path) -> None:
     """A node that was stopped cannot notice that it is alone."""
-    call("clean")  # of what others have left on this machine
+    run_cli("clean")  # of what others have left on this machine
     file, out = tmp_path / "long.yml", tmp_path / "out"
     process = stalled(file, out, "gloo")
     for node in node_processes(out):
@@ -144,7 +140,7 @@ def test_what_a_killed_orchestrator_left_is_removed_by_clean(tmp_path: Path) -> 
     process.kill()
     process.communicate(timeout=30)
     assert len(node_processes(out)) == 2
-    assert "removed 2 process(es)" in call("clean").stdout
+    assert "removed 2 process(es)" in run_cli("clean").stdout
     assert node_processes(out) == []
 
 
@@ -152,10 +148,10 @@ def test_a_results_directory_serves_one_sweep_at_a_time(tmp_path: Path) -> None:
     file, out = tmp_path / "long.yml", tmp_path / "out"
     process = stalled(file, out, "memory")
     try:
-        second = call("sweep", file, "--out", out)
+        second = run_cli("sweep", file, "--out", out)
         assert second.returncode == 2
         assert f"{out}: in use by another sweep" in second.stderr
-        other = call("sweep", file, "--out", tmp_path / "other", "--set", "strategy=fault_injection")
+        other = run_cli("sweep", file, "--out", tmp_path / "other", "--set", "strategy=fault_injection")
         assert other.returncode == 0, "another directory is not disturbed"
         assert process.poll() is None
     finally:
@@ -189,7 +185,7 @@ def test_bad_input_is_one_message_and_exit_code_2(
     arguments = [places.get(argument, argument) for argument in arguments]
     if arguments[0] == "sweep" and "--out" not in arguments:
         arguments += ["--out", str(tmp_path / "out")]
-    done = call(*arguments)
+    done = run_cli(*arguments)
     assert done.returncode == 2, done.stdout + done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -197,7 +193,7 @@ def test_bad_input_is_one_message_and_exit_code_2(
 
 
 def test_doctor_says_what_can_run_here() -> None:
-    done = call("doctor")
+    done = run_cli("doctor")
     assert done.returncode == 0, done.stdout
     for subject in ("torch", "Open MPI", "Docker engine", "cores", "memory", "/dev/shm", "digits", "mnist"):
         assert subject in done.stdout

@@ -20,13 +20,14 @@ from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes.launch_plan import plan
 from orchestrator.runtimes.local.runtime import LocalRuntime
-from tests.integration.support import SMALL, Silent, node_processes
+from tests.support.processes import node_processes
+from tests.support.runs import SMALL, RecordingDisplay
 from trainer.spec.run_spec import RunSpec
 
 Execute = Callable[..., RunResult]
 
 
-def kill_in_training(display: Silent, rank: int, after: str = "epoch") -> list[int]:
+def kill_in_training(display: RecordingDisplay, rank: int, after: str = "epoch") -> list[int]:
     """SIGKILL a rank once there was such an event; its process id is in the list from then on."""
     killed: list[int] = []
 
@@ -62,7 +63,7 @@ def test_kill_9_of_one_node_in_training(
     execute: Execute, tmp_path: Path, strategy: str, transport: str
 ) -> None:
     """The row names the node, the others are stopped, and it does not take the timeout to notice."""
-    display = Silent()
+    display = RecordingDisplay()
     killed = kill_in_training(display, 1)
     result = execute(display, strategy=strategy, transport=transport, nodes=3, epochs=5000)
     assert result.status == "failed"
@@ -81,7 +82,7 @@ def test_kill_9_of_one_node_in_training(
 def test_kill_9_of_one_rank_among_several_in_a_node(
     execute: Execute, tmp_path: Path, strategy: str, transport: str
 ) -> None:
-    display = Silent()
+    display = RecordingDisplay()
     killed = kill_in_training(display, 2)
     result = execute(
         display, strategy=strategy, transport=transport, nodes=2, processes_per_node=2, epochs=5000
@@ -107,7 +108,7 @@ def test_ranks_of_a_node_share_its_log(execute: Execute, tmp_path: Path, transpo
 
 def test_a_stopped_node_is_ended_by_the_timeout(execute: Execute, tmp_path: Path) -> None:
     """SIGSTOP: the process is there but says nothing and hears no SIGTERM."""
-    display = Silent()
+    display = RecordingDisplay()
 
     def stop_rank_0() -> None:
         while not (pids := [e.fields["pid"] for e in display.seen if e.kind == "start" and e.rank == 0]):
@@ -122,7 +123,7 @@ def test_a_stopped_node_is_ended_by_the_timeout(execute: Execute, tmp_path: Path
 
 def test_a_node_that_somebody_terminates_is_the_cause(execute: Execute) -> None:
     """The others complain of lost connections; that is not why the run failed."""
-    display = Silent()
+    display = RecordingDisplay()
 
     def terminate_rank_1() -> None:
         while not any(event.kind == "epoch" for event in display.seen):
@@ -147,7 +148,7 @@ def test_a_dataset_that_does_not_fit_into_memory_is_named(execute: Execute) -> N
 def test_results_may_lie_in_a_directory_of_any_name(tmp_path: Path, transport: str) -> None:
     paths = SweepPaths(tmp_path / "a#b? %20ö [c]")
     run = RunSpec.model_validate({**SMALL, "strategy": "all_reduce", "transport": transport, "nodes": 2})
-    result = Runner(LocalRuntime(), "local", paths, tmp_path, Silent()).execute(
+    result = Runner(LocalRuntime(), "local", paths, tmp_path, RecordingDisplay()).execute(
         plan(run), paths.run(run.key)
     )
     assert (result.status, result.cause) == ("ok", None)
@@ -172,7 +173,7 @@ def test_no_run_is_faster_than_its_cores(execute: Execute, strategy: str, transp
 
 
 def test_a_damaged_event_is_a_failed_run_and_no_more(execute: Execute, tmp_path: Path) -> None:
-    display = Silent()
+    display = RecordingDisplay()
 
     def damage() -> None:
         while not (live := list(tmp_path.glob("results/*/live/rank-0.jsonl"))):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.integration.support import call
+from tests.support.command_line import run_cli
 
 
 def test_a_quick_look_at_a_lab_whose_data_is_not_there(tmp_path: Path) -> None:
-    done = call(
+    done = run_cli(
         *("lab", "rpc_split", "--quick", "--runtime", "local"),
         *("--data-dir", tmp_path / "data", "--out", tmp_path / "labs"),
     )
@@ -26,7 +26,7 @@ def test_a_quick_look_at_a_lab_whose_data_is_not_there(tmp_path: Path) -> None:
 
 
 def test_the_list_of_labs() -> None:
-    done = call("labs")
+    done = run_cli("labs")
     assert done.returncode == 0
     assert "parallel_sgd\n    Parallel SGD over MPI" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80

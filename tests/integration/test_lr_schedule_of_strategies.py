@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from orchestrator.results.records import RunResult
-from tests.integration.support import SMALL
+from tests.support.runs import SMALL
 from trainer.spec.run_spec import RunSpec
 from trainer.training.task import Task
 

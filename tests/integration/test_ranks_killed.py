@@ -17,8 +17,10 @@ import psutil
 import pytest
 
 from orchestrator.results.records import RunResult
-from tests.integration.support import Silent, call, node_processes, started, wait_for
-from tests.kills import Killer, anyway, kill_process
+from tests.support.command_line import run_cli, start_sweep
+from tests.support.processes import node_processes, wait_until
+from tests.support.rank_killer import RankKiller, anyway, kill_process
+from tests.support.runs import RecordingDisplay
 from trainer.core.events import Event
 
 Execute = Callable[..., RunResult]
@@ -47,7 +49,7 @@ def test_a_run_in_which_a_rank_is_killed_comes_to_the_same_weights(
 ) -> None:
     run = {"epochs": 60, **fields}
     undisturbed = execute(transport="gloo" if run["strategy"] == "ddp" else "memory", **run)
-    with Killer(kill_process(tmp_path), rank, when=when) as killer:
+    with RankKiller(kill_process(tmp_path), rank, when=when) as killer:
         result = execute(killer, **run, transport="gloo", restarts=2)
     assert killer.killed
     assert (result.status, result.cause) == ("ok", None)
@@ -69,16 +71,16 @@ def test_a_rank_that_is_killed_after_the_last_meeting_is_not_missed(
     execute: Execute, tmp_path: Path
 ) -> None:
     """Rank 1 stands still there, the others leave, and it is killed: its agent has nobody to meet again."""
-    display = Silent()
+    display = RecordingDisplay()
 
     def said(kind: str, rank: int) -> Event:
-        return wait_for(lambda: next((e for e in display.seen if (e.kind, e.rank) == (kind, rank)), None))
+        return wait_until(lambda: next((e for e in display.seen if (e.kind, e.rank) == (kind, rank)), None))
 
     def play() -> None:
         first, late = (said("start", rank).fields["pid"] for rank in (1, 2))
         os.kill(late, signal.SIGSTOP)
         said("result", 1)
-        wait_for(psutil.Process(first).net_connections)  # to the store, where the meeting is
+        wait_until(psutil.Process(first).net_connections)  # to the store, where the meeting is
         time.sleep(0.5)
         os.kill(first, signal.SIGSTOP)
         os.kill(late, signal.SIGCONT)
@@ -107,9 +109,9 @@ def test_agents_end_with_the_orchestrator_and_start_nobody_again(tmp_path: Path)
     file = tmp_path / "long.yml"
     run = "{strategy: {name: fault_injection, work_s: 300}, transport: gloo, nodes: 2, restarts: 9}"
     file.write_text(f"name: long\nblocks: [{{base: {run}}}]\n")
-    sweep = started(file, tmp_path / "out")
-    wait_for(lambda: len(node_processes(tmp_path)) == 4)  # two agents, two ranks
+    sweep = start_sweep(file, tmp_path / "out")
+    wait_until(lambda: len(node_processes(tmp_path)) == 4)  # two agents, two ranks
     sweep.kill()
     sweep.communicate()
-    wait_for(lambda: node_processes(tmp_path) == [], timeout_s=10)
-    assert call("clean").returncode == 0
+    wait_until(lambda: node_processes(tmp_path) == [], timeout_s=10)
+    assert run_cli("clean").returncode == 0

@@ -11,8 +11,10 @@ import pytest
 
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import read_result
-from tests.integration.support import Silent, call, node_processes, started, wait_for
 from tests.integration.test_harness import kill_in_training
+from tests.support.command_line import run_cli, start_sweep
+from tests.support.processes import node_processes, wait_until
+from tests.support.runs import RecordingDisplay
 from trainer.core.events import read_events
 
 Execute = Callable[..., RunResult]
@@ -44,15 +46,15 @@ def test_a_sweep_whose_orchestrator_was_killed_ends_with_the_weights_that_it_wou
 ) -> None:
     file, cut = tmp_path / "one.yml", tmp_path / "cut"
     file.write_text(json.dumps({"name": "one", "base": RUN, "blocks": [{}]}))
-    sweep = started(file, cut)
+    sweep = start_sweep(file, cut)
     # In the second epoch, so that an epoch has been evaluated and another is in the middle.
-    wait_for(lambda: list(cut.glob("*/checkpoints/local/epoch-00001-step-*/rank-3.pt")))
+    wait_until(lambda: list(cut.glob("*/checkpoints/local/epoch-00001-step-*/rank-3.pt")))
     sweep.kill()
     sweep.communicate()
-    wait_for(lambda: not node_processes(cut))
+    wait_until(lambda: not node_processes(cut))
     assert not list(cut.glob("*/result.json"))
 
-    assert call("sweep", file, "--out", cut).returncode == 0
+    assert run_cli("sweep", file, "--out", cut).returncode == 0
     went_on, whole = the_row(cut), uninterrupted(tmp_path)
     events = list(read_events(cut / went_on.key / "events.jsonl"))
     resumed = [event.fields for event in events if event.kind == "resumed"]
@@ -73,7 +75,7 @@ def test_a_sweep_whose_orchestrator_was_killed_ends_with_the_weights_that_it_wou
 def uninterrupted(tmp_path: Path) -> RunResult:
     file, out = tmp_path / "whole.yml", tmp_path / "whole"
     file.write_text(json.dumps({"name": "whole", "base": RUN, "blocks": [{}]}))
-    assert call("sweep", file, "--out", out).returncode == 0
+    assert run_cli("sweep", file, "--out", out).returncode == 0
     return the_row(out)
 
 
@@ -92,7 +94,7 @@ def test_a_run_that_lost_a_node_goes_on(execute: Execute, tmp_path: Path, transp
         "checkpoint_steps": None,
         "checkpoint_epochs": 1,
     }
-    display = Silent()
+    display = RecordingDisplay()
     kill_in_training(display, 1, after="checkpoint")
     cut = execute(display, **run)
     assert cut.status == "failed"

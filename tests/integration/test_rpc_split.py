@@ -16,7 +16,8 @@ import pytest
 
 from orchestrator.results.records import RunResult
 from tests.integration.rpc_ranks import Ranks
-from tests.integration.support import Training, node_processes
+from tests.support.processes import node_processes
+from tests.support.runs import DuringTraining
 from tests.unit.training import SMALL, Notes, train
 from trainer.core.context import NodeContext
 from trainer.parallel.rpc_stages import Master, Part
@@ -161,7 +162,7 @@ def test_nothing_of_torchs_is_in_the_logs(execute: Execute, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("doomed", [0, 1, 2])
 def test_kill_9_of_the_master_or_a_part(execute: Execute, tmp_path: Path, doomed: int) -> None:
-    training = Training(lambda pid: os.kill(pid, signal.SIGKILL), doomed)
+    training = DuringTraining(lambda pid: os.kill(pid, signal.SIGKILL), doomed)
     result = execute(training, strategy=split(), nodes=3, epochs=10_000)
     assert result.status == "failed"
     expected = rf"node {doomed} \(process {training.pid}\) was killed by SIGKILL"

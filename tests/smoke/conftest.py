@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine import containers_missing, leftovers
-from tests.integration.support import PROJECT, environment
+from tests.support.command_line import PROJECT, environment
+from tests.support.containers import containers_missing, leftovers
 from trainer.core.events import Event, EventReader
 
 

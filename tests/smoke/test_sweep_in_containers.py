@@ -15,9 +15,11 @@ import pytest
 
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import read_result
-from tests.engine import leftovers
-from tests.integration.support import LONG, call, started, wait_for
-from tests.mnist_files import real_mnist_dir
+from tests.support.command_line import run_cli, start_sweep
+from tests.support.containers import leftovers
+from tests.support.datasets import real_mnist_dir
+from tests.support.processes import wait_until
+from tests.support.runs import HANGING_SWEEP
 
 TOPOLOGIES = """
 name: topologies
@@ -38,11 +40,11 @@ def nothing_left() -> Iterator[None]:
     """Whatever a test does: no container and no network of an orchestrator is left by its end."""
     before = leftovers(OWNER)
     yield
-    wait_for(lambda: set(leftovers(OWNER)) <= set(before), timeout_s=30)
+    wait_until(lambda: set(leftovers(OWNER)) <= set(before), timeout_s=30)
 
 
 def sweep(file: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return call("sweep", file, "--out", out, "--runtime", "docker", *options, timeout_s=280)
+    return run_cli("sweep", file, "--out", out, "--runtime", "docker", *options, timeout_s=280)
 
 
 def rows(out: Path) -> dict[str, RunResult]:
@@ -149,7 +151,7 @@ def test_when_the_orchestrator_is_killed_its_reaper_takes_all_down(tmp_path: Pat
     process = stalled(file, out)
     process.kill()
     process.communicate(timeout=30)
-    wait_for(lambda: containers(out) == [], timeout_s=30)
+    wait_until(lambda: containers(out) == [], timeout_s=30)
 
 
 def test_the_next_start_removes_what_was_left_and_goes_on(tmp_path: Path) -> None:
@@ -174,7 +176,7 @@ def test_two_sweeps_at_once(tmp_path: Path) -> None:
     file = tmp_path / "short.yml"
     spec = {"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "epochs": 1}
     file.write_text(json.dumps({"name": "short", "base": spec, "blocks": [{"axes": {"seed": [0, 1, 2]}}]}))
-    both = [started(file, tmp_path / name, "--runtime", "docker") for name in ("a", "b")]
+    both = [start_sweep(file, tmp_path / name, "--runtime", "docker") for name in ("a", "b")]
     for process in both:
         output, _ = process.communicate(timeout=200)
         assert process.returncode == 0, output
@@ -183,9 +185,9 @@ def test_two_sweeps_at_once(tmp_path: Path) -> None:
 
 def stalled(file: Path, out: Path) -> subprocess.Popen[str]:
     """A sweep that hangs in its second run, with both nodes up."""
-    file.write_text(LONG.replace("TRANSPORT", "gloo"))
-    process = started(file, out, "--runtime", "docker")
-    wait_for(lambda: len(list(out.glob("*/live/rank-*.jsonl"))) == 2, timeout_s=90)
+    file.write_text(HANGING_SWEEP.replace("TRANSPORT", "gloo"))
+    process = start_sweep(file, out, "--runtime", "docker")
+    wait_until(lambda: len(list(out.glob("*/live/rank-*.jsonl"))) == 2, timeout_s=90)
     return process
 
 
@@ -223,8 +225,8 @@ def test_a_sweep_that_was_killed_goes_on_from_its_checkpoints(tmp_path: Path) ->
     }
     file, out = tmp_path / "one.yml", tmp_path / "out"
     file.write_text(json.dumps({"name": "one", "base": run, "blocks": [{}]}))
-    killed = started(file, out, "--runtime", "docker")
-    wait_for(lambda: list(out.glob("*/checkpoints/docker/*/epoch-00001-step-*/rank-2.pt")), timeout_s=120)
+    killed = start_sweep(file, out, "--runtime", "docker")
+    wait_until(lambda: list(out.glob("*/checkpoints/docker/*/epoch-00001-step-*/rank-2.pt")), timeout_s=120)
     killed.kill()
     killed.communicate()
     assert sweep(file, out).returncode == 0

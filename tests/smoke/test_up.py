@@ -14,9 +14,9 @@ import pytest
 
 from orchestrator.execution.assemble import certify
 from orchestrator.results.records import ranks_of
-from tests.engine import spec_of_up
-from tests.integration.support import wait_for
-from tests.mnist_files import real_mnist_dir
+from tests.support.containers import spec_of_up
+from tests.support.datasets import real_mnist_dir
+from tests.support.processes import wait_until
 from trainer.core.events import Event
 
 Make = Callable[..., Any]
@@ -113,7 +113,7 @@ def test_a_node_that_is_killed_ends_the_stack(stack: Make, tmp_path: Path, topol
     spec.write_text(json.dumps({"strategy": strategy, "transport": transport}))
     cluster = stack(topology, SHARDYARD_SPEC=str(spec))
     up = cluster.start(2)
-    wait_for(lambda: list(cluster.results.glob("*/rank-0.jsonl")), timeout_s=90)
+    wait_until(lambda: list(cluster.results.glob("*/rank-0.jsonl")), timeout_s=90)
     holder = "master" if topology == "rpc" else "node"  # of rank 0, which stalls; others may have ended
     subprocess.run(["docker", "kill", f"{cluster.project}-{holder}-1"], check=True, capture_output=True)
     output, _ = up.communicate(timeout=60)

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.runtimes import RUNTIMES
-from tests.engine import leftovers, spec_of_up
 from tests.soak import kill
+from tests.support.containers import leftovers, spec_of_up
 
 PROJECT = Path(__file__).resolve().parents[2]
 TIMES = {"ddp": 50, "mpi": 20, "rpc": 20, "single": 10}

@@ -23,9 +23,10 @@ from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.identity import identity
 from orchestrator.runtimes.launch_plan import plan
 from orchestrator.sweeps.yaml import read_yaml
-from tests.engine import leftovers
-from tests.integration.support import Silent, node_processes
-from tests.kills import Killer, kill_in_container, kill_process
+from tests.support.containers import leftovers
+from tests.support.processes import node_processes
+from tests.support.rank_killer import RankKiller, kill_in_container, kill_process
+from tests.support.runs import RecordingDisplay
 from trainer.spec.run_spec import RunSpec
 
 TIMES = 20
@@ -71,7 +72,7 @@ def soak(run: RunSpec, runtime: str, times: int, seed: int) -> list[Round]:
     rng = random.Random(seed)
     with TemporaryDirectory(prefix="shardyard-kill-") as name:
         directory = Path(name)
-        alone = run_sweep(run, runtime, directory / "alone", Silent())
+        alone = run_sweep(run, runtime, directory / "alone", RecordingDisplay())
         if alone.status != "ok":
             sys.exit(f"without any kill: {alone.cause}")
         print(f"let alone: {alone.wall_s:.1f} s, weights {weights(alone)}", flush=True)
@@ -95,7 +96,7 @@ def one(
         place = directory / str(number)
         kill = kill_process(place) if runtime == "local" else kill_in_container(run.processes_per_node)
         began = time.monotonic()
-        with Killer(kill, rank, after_s) as killer:
+        with RankKiller(kill, rank, after_s) as killer:
             result = run_sweep(run, runtime, place, killer)
         if killer.killed:
             break
@@ -106,7 +107,7 @@ def one(
     return Round(rank, after_s, time.monotonic() - began, said, wrong)
 
 
-def run_sweep(run: RunSpec, runtime: str, directory: Path, display: Silent) -> RunResult:
+def run_sweep(run: RunSpec, runtime: str, directory: Path, display: RecordingDisplay) -> RunResult:
     paths = SweepPaths(directory)
     nodes = RUNTIMES.load(runtime)()
     if missing := nodes.unavailable() or nodes.lacks(plan(run)):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.mnist_files import real_mnist_dir
+from tests.support.datasets import real_mnist_dir
 from tests.unit.dataset_support import Bytes, assert_ready_for_training, expected, publish
 from trainer.data.base import DataError, Dataset
 from trainer.data.datasets.files import Archive

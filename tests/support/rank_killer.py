@@ -13,7 +13,7 @@ from types import TracebackType
 import psutil
 
 from orchestrator.runtimes.identity import identity
-from tests.integration.support import Silent
+from tests.support.runs import RecordingDisplay
 from trainer.core.events import Event
 
 POLL_S = 0.01
@@ -25,7 +25,7 @@ def anyway(_: Sequence[Event]) -> bool:
     return True
 
 
-class Killer(Silent):
+class RankKiller(RecordingDisplay):
     """A display that kills a rank once, from `__enter__` on."""
 
     def __init__(
@@ -38,7 +38,7 @@ class Killer(Silent):
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.killed = False
 
-    def __enter__(self) -> Killer:
+    def __enter__(self) -> RankKiller:
         self._thread.start()
         return self
 

@@ -1,0 +1,1 @@
+"""Shared support of tests, soak and benchmarks."""

@@ -1,0 +1,45 @@
+"""Run the command line in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def environment() -> dict[str, str]:
+    """This process's environment without Shardyard's variables, and with runtime local as the default."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("SHARDYARD_")}
+    return {**inherited, "SHARDYARD_RUNTIME": "local"}
+
+
+def orchestrator(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "orchestrator", *map(str, arguments)]
+
+
+def run_cli(*arguments: str | Path, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
+    """Run a command and wait for it to end."""
+    return subprocess.run(
+        orchestrator(*arguments),
+        cwd=PROJECT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def start_sweep(file: Path, out: Path, *options: str) -> subprocess.Popen[str]:
+    """Start a sweep and return while it runs."""
+    return subprocess.Popen(
+        orchestrator("sweep", file, "--out", out, *options),
+        cwd=PROJECT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )

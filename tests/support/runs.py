@@ -1,0 +1,114 @@
+"""A small run, displays that record or disturb it, and a cache of finished runs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+
+from orchestrator.execution.sweep_runner import Runner
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import SweepPaths, read_result
+from orchestrator.runtimes import RUNTIMES
+from orchestrator.runtimes.launch_plan import plan
+from trainer.core.events import Event
+from trainer.spec.run_spec import RunSpec
+
+# Mostly start-up, and large enough to learn something.
+SMALL: dict[str, Any] = {
+    "dataset": {"name": "synthetic", "samples": 240, "test_samples": 64, "noise": 1.0},
+    "model": {"name": "mlp", "hidden": [16]},
+    "lr": 0.1,
+    "epochs": 2,
+    "timeout_s": 60,
+}
+
+# Two quick runs, and between them one that outlasts every test.
+HANGING_SWEEP = """
+name: hanging
+base: {strategy: fault_injection, timeout_s: 300}
+blocks:
+  - base: {seed: 1}
+  - base: {strategy: {name: fault_injection, work_s: 300}, transport: TRANSPORT, nodes: 2, seed: 1}
+  - base: {seed: 2}
+"""
+
+
+class RecordingDisplay:
+    """A display that records the events of a run."""
+
+    def __init__(self) -> None:
+        self.seen: list[Event] = []
+
+    def begin(self, number: int, total: int, run: RunSpec) -> None: ...
+
+    def events(self, events: Sequence[Event]) -> None:
+        self.seen += events
+
+    def end(self, number: int, total: int, result: RunResult, skipped: bool) -> None: ...
+
+
+class DuringTraining(RecordingDisplay):
+    """Calls `act(pid)` once, with the process ID of a rank, when all ranks are training."""
+
+    def __init__(self, act: Callable[[int], None], rank: int, ranks: int = 3) -> None:
+        super().__init__()
+        self._act, self._rank, self._ranks = act, rank, ranks
+        self.pid = 0
+        self.at = 0.0
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while sum(event.kind == "train_start" for event in self.seen) < self._ranks:
+            time.sleep(0.02)
+        time.sleep(0.3)
+        self.pid = next(e.fields["pid"] for e in self.seen if (e.kind, e.rank) == ("start", self._rank))
+        self.at = time.time()
+        self._act(self.pid)
+
+
+def execute(run: RunSpec, directory: Path, runtime: str = "local", display: Any = None) -> RunResult:
+    """Execute one run; its results lie in `directory / run.key`."""
+    paths = SweepPaths(directory)
+    nodes = RUNTIMES.load(runtime)()
+    runner = Runner(nodes, runtime, paths, directory / "data", display or RecordingDisplay())
+    return runner.execute(plan(run), paths.run(run.key))
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run's result and its directory."""
+
+    result: RunResult
+    directory: Path
+
+    @property
+    def weights(self) -> np.ndarray:
+        """Final weights, flat, float32; of runs with `save_weights`."""
+        return np.load(self.directory / "weights.npy")
+
+    def log(self, name: str) -> str:
+        return (self.directory / f"{name}.log").read_text()
+
+
+@dataclass(frozen=True)
+class RunCache:
+    """Executes each spec once per test session, whichever test or xdist worker asks first."""
+
+    directory: Path
+
+    def get(self, runtime: str = "local", **fields: Any) -> FinishedRun:
+        """The run of these fields on top of `SMALL`, with its weights. Its results are read-only."""
+        run = RunSpec.model_validate({**SMALL, "save_weights": True, **fields})
+        directory = self.directory / runtime
+        directory.mkdir(parents=True, exist_ok=True)
+        paths = SweepPaths(directory).run(run.key)
+        with FileLock(directory / f"{run.key}.lock"):
+            result = read_result(paths.result) or execute(run, directory, runtime)
+        return FinishedRun(result, paths.directory)
