@@ -43,7 +43,7 @@ Runtime = Annotated[
     str | None,
     typer.Option(
         envvar="SHARDYARD_RUNTIME",
-        help="docker or local: where nodes run; default: docker where an engine answers.",
+        help=f"Where nodes run: {' or '.join(RUNTIMES.entries)}. Default: the first one available.",
     ),
 ]
 Nodes = Annotated[str | None, typer.Option(help="Node counts instead of the file's, e.g. 1,2,4.")]

@@ -47,7 +47,7 @@ def run_sweep(
         console.print(f"removed {removed} thing(s) that an orchestrator had left behind")
     total = len(loaded.runs)
     console.print(f"{loaded.spec.name}: {total} runs, results in {paths.directory}/")
-    console.print(f"nodes are {choice.place.summary()} ({choice.reason})")
+    console.print(f"nodes are {choice.place.node_kind()} ({choice.reason})")
     results = []
     try:
         with display_on(console, total) as display:
@@ -84,12 +84,9 @@ def report_on(paths: SweepPaths, console: Console) -> None:
 
 
 def choose(name: str | None) -> Choice:
-    """The runtime of this name; None: containers where an engine answers, else local processes."""
+    """The runtime of this name; None: the first of the registry that is available. Raises InputError."""
     if name is None:
-        containers = RUNTIMES.load("docker")()
-        if reason := containers.unavailable():
-            return Choice("local", choose("local").place, reason)
-        return Choice("docker", containers, "an engine answers; --runtime local for processes")
+        return _first_available()
     try:
         place = RUNTIMES.load(name)()
     except PydanticCustomError as error:
@@ -97,6 +94,19 @@ def choose(name: str | None) -> Choice:
     if reason := place.unavailable():
         raise InputError(f"--runtime {name}: {reason}")
     return Choice(name, place, f"--runtime {name}")
+
+
+def _first_available() -> Choice:
+    reasons: dict[str, str] = {}
+    for name in RUNTIMES.entries:
+        runtime = RUNTIMES.load(name)()
+        reason = runtime.unavailable()
+        if reason is None:
+            others = " or ".join(f"--runtime {other}" for other in RUNTIMES.entries if other != name)
+            return Choice(name, runtime, "; ".join(reasons.values()) or f"default; {others} to change")
+        reasons[name] = reason
+    lines = [f"{name}: {reason}" for name, reason in reasons.items()]
+    raise InputError("\n".join(["no runtime is available", *lines]))
 
 
 def print_plan(loaded: Sweep, paths: SweepPaths, place: Runtime, data_dir: Path) -> None:

@@ -15,6 +15,7 @@ from orchestrator.results.records import (
     NodeUsage,
     RankResult,
     RunResult,
+    RuntimeInfo,
     epochs_of,
     ranks_of,
 )
@@ -30,6 +31,8 @@ def assemble(
     exits: Mapping[str, int],
     *,
     runtime: str,
+    runtime_info: RuntimeInfo,
+    node_kind: str,
     started_at: float,
     ended_at: float,
     timed_out_s: float | None,
@@ -54,7 +57,7 @@ def assemble(
         restarts=plan.spec.restarts,
     )
     events = attempts.of(attempts.counts)
-    ranks = ranks_of(events)
+    ranks, unattributed = comparable_waits(ranks_of(events), runtime_info)
     certificate = certify(events)
     if status == "ok" and plan.spec.strategy.trains:
         cause = _uncertified(certificate, _last_epoch(plan, events))
@@ -71,6 +74,8 @@ def assemble(
         spec=plan.spec.model_dump(mode="json"),
         topology=plan.topology,
         runtime=runtime,
+        runtime_info=runtime_info,
+        node_kind=node_kind,
         started_at=started_at,
         wall_s=ended_at - started_at,
         restarted=attempts.counts,
@@ -78,7 +83,8 @@ def assemble(
         teardown_s=None if last is None else ended_at - last,
         cores=cores,
         flags=[
-            *flags(plan, ranks, runtime, cores, usage),
+            *flags(plan, ranks, runtime_info, cores, usage),
+            *unattributed,
             *_evened(plan, certificate),
             *_hung(plan, events),
             *_resumed(attempts, started_at, overall),
@@ -137,6 +143,18 @@ def _resumed(attempts: Attempts, started_at: float, overall: str) -> list[str]:
 def _who_counts(events: Sequence[Event]) -> list[Event]:
     """Of the ranks that go on from a checkpoint, the word of the one that counts how often the run did."""
     return [event for event in events if event.kind == "resumed" and event.fields["times"]]
+
+
+def comparable_waits(ranks: list[RankResult], runtime: RuntimeInfo) -> tuple[list[RankResult], list[str]]:
+    """Drop straggler attribution, which compares the ranks' clocks, where there is no common clock.
+
+    Returns:
+        The ranks, and a flag that states the reason if anything was dropped.
+    """
+    if runtime.one_clock or all(rank.wait_s_by_rank is None for rank in ranks):
+        return ranks, []
+    reason = "straggler attribution (wait_s_by_rank) is not reported: the ranks do not share a clock"
+    return [rank.model_copy(update={"wait_s_by_rank": None}) for rank in ranks], [reason]
 
 
 def _hung(plan: LaunchPlan, events: Sequence[Event]) -> list[str]:
@@ -209,7 +227,7 @@ def _normalised_over(run: RunSpec) -> str | None:
 def flags(
     plan: LaunchPlan,
     ranks: Sequence[RankResult],
-    runtime: str,
+    runtime: RuntimeInfo,
     cores: float,
     usage: Sequence[NodeUsage] = (),
 ) -> list[str]:

@@ -129,6 +129,8 @@ class Runner:
             list(read_events(paths.events)),
             state.exits,
             runtime=self.runtime_name,
+            runtime_info=self.runtime.info,
+            node_kind=self.runtime.node_kind(),
             started_at=started_at,
             ended_at=time.time(),
             timed_out_s=timed_out_s,

@@ -5,45 +5,42 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import floor
 
-from orchestrator.results.records import NodeUsage, RankResult
+from orchestrator.results.records import NodeUsage, RankResult, RuntimeInfo
 from trainer.spec.run_spec import NODE_LIMITS, RunSpec
-
-# Runtimes that hold every node to its cpus, memory_mb, pids and shm_mb.
-ENFORCING = frozenset({"docker"})
 
 QUOTA_TOLERANCE = 0.02  # an engine writes a quota in whole microseconds
 SLACK_S = 0.3  # CPU seconds beyond a quota that its periods of 100 ms explain, and how CPU time is counted
 
 
-def cores_wanted(run: RunSpec, runtime: str) -> float:
+def cores_wanted(run: RunSpec, runtime: RuntimeInfo) -> float:
     """Cores that the nodes of a run together may use at once.
 
     A quota bounds a node whatever runs in it; without one, every rank computes with all its threads.
     """
     last = run.world_size - 1
-    each = run.cpus if runtime in ENFORCING else float(run.processes_per_node * run.threads)
+    each = run.cpus if runtime.enforces_limits else float(run.processes_per_node * run.threads)
     slow = each if run.bottleneck_cpus is None else min(each, run.cpus_of(last))
     return round((run.nodes - 1) * each + slow, 6)  # 10 × 1.1 are 11 cores and no hair more
 
 
-def shares_cores(run: RunSpec, runtime: str, cores: float) -> bool:
-    """Whether the nodes wanted more cores to compute on than there were."""
-    return not run.on_gpu and cores_wanted(run, runtime) > cores
+def shares_cores(run: RunSpec, runtime: RuntimeInfo, cores: float) -> bool:
+    """Whether the nodes of a run shared one machine's cores and wanted more than it has."""
+    return runtime.shares_cores and not run.on_gpu and cores_wanted(run, runtime) > cores
 
 
-def speedup_limit(run: RunSpec, runtime: str, cores: float) -> float:
+def speedup_limit(run: RunSpec, runtime: RuntimeInfo, cores: float) -> float:
     """What a wall-clock speedup cannot pass on `cores`: all of them against what one rank has alone.
 
     Only a quota (or too small a machine) gives the serial run less than a core; how much more than one
     it can use, with several threads, nobody knows.
     """
-    alone = min(1.0, cores, run.cpus) if runtime in ENFORCING else min(1.0, cores)
+    alone = min(1.0, cores, run.cpus) if runtime.enforces_limits else min(1.0, cores)
     return cores / alone
 
 
-def limit_flags(run: RunSpec, runtime: str, cores: float) -> Iterator[str]:
+def limit_flags(run: RunSpec, runtime: RuntimeInfo, cores: float) -> Iterator[str]:
     """What a reader must know before comparing times, in sentences."""
-    enforced = runtime in ENFORCING
+    enforced = runtime.enforces_limits
     if shares_cores(run, runtime, cores):
         limit = f"{speedup_limit(run, runtime, cores):.3g}"
         advice = "compare work time (CPU) instead"
@@ -66,7 +63,7 @@ def limit_flags(run: RunSpec, runtime: str, cores: float) -> Iterator[str]:
     if changed and not enforced:
         told = ", ".join(f"{name} {written(getattr(run, name))}" for name in changed)
         were = "was" if len(changed) == 1 else "were"
-        yield f"{runtime} processes have no limits: {told} {were} not enforced"
+        yield f"the runtime does not enforce limits: {told} {were} not enforced"
 
 
 def slower(run: RunSpec) -> str:
@@ -75,7 +72,7 @@ def slower(run: RunSpec) -> str:
 
 
 def bottleneck_flags(
-    run: RunSpec, runtime: str, ranks: Sequence[RankResult], usage: Sequence[NodeUsage]
+    run: RunSpec, runtime: RuntimeInfo, ranks: Sequence[RankResult], usage: Sequence[NodeUsage]
 ) -> Iterator[str]:
     """Of a run with a node that was to be slower: that nodes were not alike, and whether it was slower.
 
@@ -84,7 +81,7 @@ def bottleneck_flags(
     wanted, node = run.bottleneck_cpus, f"node {run.nodes - 1}"
     if wanted is None:
         return
-    others = f"{counted(run.cpus, 'cpu')} each" if runtime in ENFORCING else "no limit"
+    others = f"{counted(run.cpus, 'cpu')} each" if runtime.enforces_limits else "no limit"
     yield (
         f"the nodes were not alike: {node} was to be held to {written(wanted)} cpu, the others had "
         f"{others}; no speedup is told, since a serial run has no such nodes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
 
@@ -12,6 +13,18 @@ from trainer.core.events import Event
 from trainer.spec.run_spec import RunSpec
 
 Status = Literal["ok", "failed", "timeout"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeInfo:
+    """Capabilities of a runtime: it declares them, and every result records them."""
+
+    enforces_limits: bool  # every node is limited to its cpus, memory_mb, pids and shm_mb
+    shares_cores: bool  # all nodes of a run compute on the cores of one machine
+    one_clock: bool  # the ranks' clocks agree, so their timestamps compare
+    shapes_links: bool  # bandwidth and latency between nodes can be set
+    warm: bool  # nodes stay up between runs
+    remote: bool  # nodes are on other machines than the orchestrator
 
 
 class Record(BaseModel):
@@ -134,6 +147,8 @@ class RunResult(Record):
     spec: dict[str, Any]
     topology: str
     runtime: str
+    runtime_info: RuntimeInfo
+    node_kind: str  # e.g. "containers of Docker 26.1.5"
     started_at: float  # seconds since 1970
     wall_s: float  # from the start of the run to this row
     startup_s: float | None  # from the start of the run to its first training step

@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from orchestrator.results.environment import cores
+from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.launch_plan import LaunchPlan
 from trainer.core.events import Event
@@ -60,13 +61,15 @@ class RunHandle(AbstractContextManager["RunHandle"]):
 class Runtime(ABC):
     """Where nodes run."""
 
+    info: ClassVar[RuntimeInfo]
+
     @abstractmethod
     def unavailable(self) -> str | None:
         """Why this runtime cannot run anything here, or None. Asks the engine itself."""
 
     @abstractmethod
-    def summary(self) -> str:
-        """What nodes are here, in a few words."""
+    def node_kind(self) -> str:
+        """What the nodes are, in a few words, e.g. `local processes`."""
 
     def cores(self) -> float:
         """Processor cores that all nodes of a run share."""

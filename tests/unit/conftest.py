@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.results.records import RunResult
+from orchestrator.runtimes.local.runtime import LocalRuntime
 from trainer.core.clock import PHASES
 from trainer.core.events import Event
 from trainer.spec.run_spec import RunSpec
@@ -59,6 +60,8 @@ def run_result(status: str = "ok", **changed: Any) -> RunResult:
         "spec": run.model_dump(mode="json"),
         "topology": "single",
         "runtime": "local",
+        "runtime_info": LocalRuntime.info,
+        "node_kind": "local processes",
         "started_at": 1000.0,
         "wall_s": 4.0,
         "startup_s": 1.0,

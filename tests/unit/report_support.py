@@ -19,9 +19,11 @@ from orchestrator.results.records import (
     Status,
 )
 from orchestrator.results.store import SweepRecord
+from orchestrator.runtimes import RUNTIMES
 from trainer.models.lenet import LeNet
 from trainer.spec.run_spec import RunSpec
 
+NODE_KINDS = {"local": "local processes", "docker": "containers of Docker 26.1.5"}
 ONE_SHOT_ALONE = {"name": "one_shot", "init": "independent"}
 
 
@@ -130,6 +132,8 @@ def a_run(
         spec=spec.model_dump(mode="json"),
         topology=spec.topology,
         runtime=runtime,
+        runtime_info=RUNTIMES.load(runtime).info,
+        node_kind=NODE_KINDS[runtime],
         started_at=1_700_000_000.0,
         wall_s=train_s + 3,
         startup_s=2.0,

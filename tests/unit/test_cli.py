@@ -78,6 +78,14 @@ def test_else_nodes_are_local_processes_and_the_reason_is_shown(monkeypatch: pyt
     assert choice.reason == "no Docker engine answers at unix:///x"
 
 
+def test_every_reason_is_named_where_no_runtime_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines(monkeypatch, "no engine answers")
+    monkeypatch.setattr(LocalRuntime, "unavailable", lambda self: "needs Linux")
+    with pytest.raises(InputError) as raised:
+        run_sweep.choose(None)
+    assert str(raised.value).splitlines()[1:] == ["docker: no engine answers", "local: needs Linux"]
+
+
 @pytest.mark.parametrize("name", ["docker", "local"])
 def test_a_runtime_that_is_asked_for_is_used_or_nothing_is(
     monkeypatch: pytest.MonkeyPatch, name: str

@@ -101,7 +101,7 @@ def absent(message: str) -> Callable[[], Engine]:
 
 def test_runtime(runtime: DockerRuntime, tmp_path: Path) -> None:
     assert runtime.unavailable() is None
-    assert runtime.summary() == "containers of Docker 26.1.5"
+    assert runtime.node_kind() == "containers of Docker 26.1.5"
     assert runtime.environment().items() >= {"docker": "26.1.5", "compose": "2.26.1"}.items()
     described = runtime.describe(launch(), RunPaths(tmp_path), tmp_path)
     (started,) = described["processes"]
@@ -135,4 +135,4 @@ def test_without_an_engine(runtime: DockerRuntime, monkeypatch: pytest.MonkeyPat
     ):
         runtime.start(launch(), RunPaths(tmp_path), tmp_path)
     with pytest.raises(InputError, match="no engine answers"):
-        DockerRuntime().summary()
+        DockerRuntime().node_kind()

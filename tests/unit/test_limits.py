@@ -16,7 +16,11 @@ from orchestrator.results.limits import (
     speedup_limit,
 )
 from orchestrator.results.records import NodeUsage, RankResult
+from orchestrator.runtimes.docker.runtime import DockerRuntime
+from orchestrator.runtimes.local.runtime import LocalRuntime
 from trainer.spec.run_spec import RunSpec
+
+DOCKER, LOCAL = DockerRuntime.info, LocalRuntime.info
 
 
 def run(nodes: int = 4, **fields: Any) -> RunSpec:
@@ -37,16 +41,16 @@ def run(nodes: int = 4, **fields: Any) -> RunSpec:
     ],
 )
 def test_cores_wanted(fields: dict[str, Any], local: float, docker: float) -> None:
-    assert cores_wanted(run(**fields), "local") == local
-    assert cores_wanted(run(**fields), "docker") == docker
+    assert cores_wanted(run(**fields), LOCAL) == local
+    assert cores_wanted(run(**fields), DOCKER) == docker
 
 
 def test_cores_are_shared_where_more_are_wanted_than_there_are() -> None:
-    assert shares_cores(run(), "local", 3.5)
-    assert not shares_cores(run(), "local", 4)
-    assert not shares_cores(run(cpus=0.4), "docker", 2)
-    assert shares_cores(run(cpus=0.4), "local", 2)
-    assert not shares_cores(run(nodes=10, cpus=1.1), "docker", 11)
+    assert shares_cores(run(), LOCAL, 3.5)
+    assert not shares_cores(run(), LOCAL, 4)
+    assert not shares_cores(run(cpus=0.4), DOCKER, 2)
+    assert shares_cores(run(cpus=0.4), LOCAL, 2)
+    assert not shares_cores(run(nodes=10, cpus=1.1), DOCKER, 11)
 
 
 @pytest.mark.parametrize(
@@ -60,12 +64,12 @@ def test_cores_are_shared_where_more_are_wanted_than_there_are() -> None:
     ],
 )
 def test_speedup_limit(cores: float, cpus: float, local: float, docker: float) -> None:
-    assert speedup_limit(run(cpus=cpus), "local", cores) == local
-    assert speedup_limit(run(cpus=cpus), "docker", cores) == docker
+    assert speedup_limit(run(cpus=cpus), LOCAL, cores) == local
+    assert speedup_limit(run(cpus=cpus), DOCKER, cores) == docker
 
 
 def test_small_nodes_may_be_faster_than_the_number_of_cores() -> None:
-    (flag,) = limit_flags(run(nodes=6, cpus=0.4), "docker", 2)
+    (flag,) = limit_flags(run(nodes=6, cpus=0.4), DOCKER, 2)
     assert flag == (
         "6 nodes × 0.4 cpus shared 2 cores: wall-clock speedup cannot pass 5; "
         "compare work time (CPU) instead, or give each node fewer cpus (0.33)"
@@ -73,15 +77,15 @@ def test_small_nodes_may_be_faster_than_the_number_of_cores() -> None:
 
 
 def test_so_many_nodes_that_no_quota_helps() -> None:
-    (flag,) = limit_flags(run(nodes=300), "docker", 2)
+    (flag,) = limit_flags(run(nodes=300), DOCKER, 2)
     assert flag.endswith("compare work time (CPU) instead")
 
 
 def test_ranks_of_one_container_that_share_its_quota() -> None:
-    (flag,) = limit_flags(run(nodes=2, processes_per_node=2), "docker", 8)
+    (flag,) = limit_flags(run(nodes=2, processes_per_node=2), DOCKER, 8)
     assert flag == "the 2 ranks of a node shared its 1 cpu: cpus 2 would give every thread a core"
-    assert list(limit_flags(run(nodes=2, processes_per_node=2, cpus=2), "docker", 8)) == []
-    assert list(limit_flags(run(nodes=2, processes_per_node=2), "local", 8)) == []
+    assert list(limit_flags(run(nodes=2, processes_per_node=2, cpus=2), DOCKER, 8)) == []
+    assert list(limit_flags(run(nodes=2, processes_per_node=2), LOCAL, 8)) == []
 
 
 def test_numbers_as_they_are_said() -> None:
@@ -153,9 +157,9 @@ def rank_result(rank: int, used_s: float) -> RankResult:
 
 def test_a_slower_node_wants_fewer_cores() -> None:
     slow = run(bottleneck_cpus=0.25)
-    assert (cores_wanted(slow, "local"), cores_wanted(slow, "docker")) == (3.25, 3.25)
-    assert cores_wanted(run(cpus=2, threads=1, bottleneck_cpus=1.5), "local") == 4  # it has but a thread
-    shared = next(limit_flags(slow, "docker", 2))
+    assert (cores_wanted(slow, LOCAL), cores_wanted(slow, DOCKER)) == (3.25, 3.25)
+    assert cores_wanted(run(cpus=2, threads=1, bottleneck_cpus=1.5), LOCAL) == 4  # it has but a thread
+    shared = next(limit_flags(slow, DOCKER, 2))
     assert shared.startswith("4 nodes × 1 cpu, the last at 0.25 cpu shared 2 cores")
 
 
@@ -173,7 +177,7 @@ def test_a_slower_node_wants_fewer_cores() -> None:
 )
 def test_a_bottleneck_has_to_be_proven(usage: list[NodeUsage], used_s: float, told: str | None) -> None:
     slow = run(bottleneck_cpus=0.25)
-    first, *others = bottleneck_flags(slow, "docker", ranks(used_s), usage)
+    first, *others = bottleneck_flags(slow, DOCKER, ranks(used_s), usage)
     assert first.startswith(
         "the nodes were not alike: node 3 was to be held to 0.25 cpu, the others had 1 cpu"
     )
@@ -181,4 +185,4 @@ def test_a_bottleneck_has_to_be_proven(usage: list[NodeUsage], used_s: float, to
 
 
 def test_nodes_that_are_alike_need_no_proof() -> None:
-    assert list(bottleneck_flags(run(), "docker", ranks(9.0), [])) == []
+    assert list(bottleneck_flags(run(), DOCKER, ranks(9.0), [])) == []

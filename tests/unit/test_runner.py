@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import pytest
 
@@ -17,6 +17,7 @@ from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.runtimes.launch_plan import LaunchPlan
+from orchestrator.runtimes.local.runtime import LocalRuntime
 from orchestrator.sweeps.load import Sweep, load_sweep
 from tests.unit.conftest import run_result
 from trainer.core.events import Event
@@ -26,10 +27,12 @@ from trainer.spec.run_spec import RunSpec
 class Nothing(Runtime):
     """A runtime whose runs end at once without a word."""
 
+    info: ClassVar = LocalRuntime.info
+
     def unavailable(self) -> str | None:
         return None
 
-    def summary(self) -> str:
+    def node_kind(self) -> str:
         return "nothing"
 
     def lacks(self, plan: LaunchPlan) -> str | None:
@@ -82,6 +85,7 @@ def test_the_environment_is_asked_for_once_in_a_sweep(
     results = list(runner.results(sweep))
     assert len(asked) == 1
     assert [result.environment for result in results] == [{"number": 0}] * 3
+    assert {result.runtime_info for result in results} == {Nothing.info}
     # Another sweep may be another checkout.
     list(Runner(Nothing(), "nothing", SweepPaths(tmp_path / "more"), tmp_path, Silent()).results(sweep))
     assert len(asked) == 2

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from orchestrator.report.formats import JOIN, listed
 from orchestrator.report.model.labels import LIMIT_LABELS
 from orchestrator.report.model.rows import Row
-from orchestrator.results.limits import ENFORCING, written
+from orchestrator.results.limits import written
 from orchestrator.results.records import RunResult
 from trainer.spec.run_spec import NODE_LIMITS
 
@@ -41,7 +41,7 @@ def nodes_were(rows: Iterable[Row]) -> str:
     """`containers of Docker 26.1.5 with 0.4 cpus and 2,048 MiB memory per node`, or `local processes`."""
     kinds: dict[str, list[Row]] = {}
     for row in rows:
-        kinds.setdefault(_kind(row.result), []).append(row)
+        kinds.setdefault(row.result.node_kind, []).append(row)
     told = []
     for kind, members in kinds.items():
         limits = " and ".join(limits_of(members, ("cpus", "memory_mb")))
@@ -49,15 +49,9 @@ def nodes_were(rows: Iterable[Row]) -> str:
     return "; ".join(told)
 
 
-def _kind(result: RunResult) -> str:
-    if result.runtime == "docker":
-        return f"containers of Docker {result.environment.get('docker', '')}".rstrip()
-    return "local processes" if result.runtime == "local" else f"runtime {result.runtime}"
-
-
 def limits_of(rows: Sequence[Row], names: Sequence[str] = NODE_LIMITS) -> list[str]:
-    """What a node was held to, limit by limit; empty for a runtime that holds nobody to anything."""
-    if not rows or any(row.result.runtime not in ENFORCING for row in rows):
+    """The limits of a node, one by one; empty where the runtime does not enforce them."""
+    if not rows or not all(row.result.runtime_info.enforces_limits for row in rows):
         return []
     return [_limit(name, sorted({getattr(row.run, name) for row in rows})) for name in names]
 

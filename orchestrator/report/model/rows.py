@@ -262,12 +262,12 @@ class Row:
     @property
     def shares_cores(self) -> bool:
         """Whether the nodes wanted more cores than there were."""
-        return shares_cores(self.run, self.result.runtime, self.result.cores)
+        return shares_cores(self.run, self.result.runtime_info, self.result.cores)
 
     @property
     def speedup_limit(self) -> float:
         """What the cores allow at most, where they are shared."""
-        return speedup_limit(self.run, self.result.runtime, self.result.cores)
+        return speedup_limit(self.run, self.result.runtime_info, self.result.cores)
 
     @property
     def _parts(self) -> list[CertifiedPart]:

@@ -12,10 +12,11 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from orchestrator.errors import InputError
 from orchestrator.results.environment import gpus
+from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths, make_world_writable, write_atomic
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.runtimes.docker.compose import LIVE, Cluster, checkpoints_of, cluster
@@ -42,6 +43,15 @@ DEAF_S = 10.0  # an engine that does not answer for so long is dead
 class DockerRuntime(Runtime):
     """One container per node on this machine's Docker engine, each within its own limits."""
 
+    info: ClassVar = RuntimeInfo(
+        enforces_limits=True,
+        shares_cores=True,
+        one_clock=True,
+        shapes_links=False,
+        warm=False,
+        remote=False,
+    )
+
     def __init__(self) -> None:
         self._engine: Engine | None = None
         self._image: str | None = None
@@ -60,7 +70,7 @@ class DockerRuntime(Runtime):
         self._engine = self._engine or reach()
         return self._engine
 
-    def summary(self) -> str:
+    def node_kind(self) -> str:
         return f"containers of Docker {self.engine.version}"
 
     def cores(self) -> float:

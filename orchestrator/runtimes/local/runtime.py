@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 
 from orchestrator.results.environment import gpus
+from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths, write_atomic
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.runtimes.identity import identity, is_gone
@@ -35,10 +36,19 @@ STOP_TIMES = 3
 class LocalRuntime(Runtime):
     """Nodes as local processes, which share cores, memory and the loopback link."""
 
+    info: ClassVar = RuntimeInfo(
+        enforces_limits=False,
+        shares_cores=True,
+        one_clock=True,
+        shapes_links=False,
+        warm=False,
+        remote=False,
+    )
+
     def unavailable(self) -> str | None:
         return None if os.name == "posix" else "the local runtime needs Linux or macOS"
 
-    def summary(self) -> str:
+    def node_kind(self) -> str:
         return "local processes"
 
     def lacks(self, plan: LaunchPlan) -> str | None:
