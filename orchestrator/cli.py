@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator import __version__
 from orchestrator.commands.sweep import (
     INTERRUPTED,
     Choice,
@@ -23,13 +24,13 @@ from orchestrator.commands.sweep import (
 from orchestrator.errors import InputError
 from orchestrator.results.store import SweepPaths, claimed
 from orchestrator.runtimes import RUNTIMES
+from orchestrator.shipped import find_sweep
 from orchestrator.sweeps.load import Sweep, load_sweep
 
 app = typer.Typer(
-    name="orchestrator",
-    help="Train one model in every way that training can be split, and compare.",
+    name="shardyard",
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -54,9 +55,26 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print runs and plans, s
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first run that fails.")]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"shardyard {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train one model in every way that training can be split over nodes, and compare."""
+
+
 @app.command()
 def sweep(
-    file: Annotated[Path, typer.Argument(help="The sweep file.")] = Path("sweeps/quickstart.yml"),
+    file: Annotated[
+        str, typer.Argument(help="A sweep file, or the name of a shipped sweep.")
+    ] = "quickstart",
     data_dir: DataDir = Path("data"),
     out: Annotated[Path | None, typer.Option(help="Results directory; default: results/NAME.")] = None,
     runtime: Runtime = None,
@@ -66,7 +84,7 @@ def sweep(
     fail_fast: FailFast = False,
 ) -> None:
     """Run a sweep file's runs and write their comparison. Run again, it goes on where it stopped."""
-    loaded = load_sweep(file, sets or (), nodes)
+    loaded = load_sweep(find_sweep(file), sets or (), nodes)
     directory = out or Path("results") / loaded.spec.name
     raise typer.Exit(_begin(loaded, directory, choose(runtime), data_dir, dry_run, fail_fast))
 

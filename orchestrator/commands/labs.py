@@ -7,15 +7,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from orchestrator.errors import InputError
+from orchestrator.shipped import LABS
 from orchestrator.sweeps.load import Sweep, load_sweep
 
-DIRECTORY = Path(__file__).resolve().parents[2] / "sweeps" / "labs"
 IN_THE_BOX = "digits"  # what a quick look is taken on where a lab's own data is not there
 
 
 def names() -> list[str]:
     """The labs, in the order of the alphabet."""
-    return sorted(path.stem for path in DIRECTORY.glob("*.yml"))
+    return sorted(path.stem for path in LABS.glob("*.yml"))
 
 
 def names_wanted(asked: Sequence[str] | None, everything: bool) -> list[str]:
@@ -36,7 +36,7 @@ def load_lab(
     name: str, data_dir: Path, sets: Sequence[str] = (), nodes: str | None = None, quick: bool = False
 ) -> Sweep:
     """The lab's sweep. A quick look downloads nothing: it is on `digits` where files are not there yet."""
-    path = DIRECTORY / f"{name}.yml"
+    path = LABS / f"{name}.yml"
     sweep = load_sweep(path, sets, nodes, quick)
     if quick and (missing := absent(sweep, data_dir)):
         if any(assignment.startswith("dataset") for assignment in sets):

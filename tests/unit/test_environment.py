@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
+from orchestrator import __version__
 from orchestrator.results import environment as module
 from orchestrator.results.environment import PACKAGES, cores, environment, gpus, installed
 
@@ -115,9 +115,6 @@ def test_software_that_is_absent_is_said_to_be(monkeypatch: pytest.MonkeyPatch) 
     assert environment()["no-such-package"] == "not installed"
 
 
-def test_outside_of_a_git_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(module, "__file__", str(tmp_path / "environment.py"))
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert environment()["shardyard"] == "not a git checkout"
-    monkeypatch.setenv("PATH", os.devnull)  # nor is there a git
-    assert environment()["shardyard"] == "not a git checkout"
+def test_outside_of_a_git_checkout_it_is_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "in_checkout", lambda: False)
+    assert environment()["shardyard"] == __version__

@@ -153,7 +153,7 @@ def test_a_file_without_a_quick_form_has_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", labs.names())
 def test_a_shipped_lab_has_figures_a_source_and_a_quick_form(name: str) -> None:
-    path = labs.DIRECTORY / f"{name}.yml"
+    path = labs.LABS / f"{name}.yml"
     sweep = load_sweep(path)
     assert sweep.spec.name == name
     assert sweep.spec.lab
@@ -174,7 +174,7 @@ def test_a_quick_look_takes_what_is_in_the_box_where_data_is_not_there(name: str
 def test_a_quick_look_is_on_the_data_where_that_is_there(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(labs, "DIRECTORY", path.parent)
+    monkeypatch.setattr(labs, "LABS", path.parent)
     wanted = load_sweep(path).runs[0].dataset
     for file in wanted.files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
@@ -187,7 +187,7 @@ def test_a_quick_look_is_on_the_data_where_that_is_there(
 def test_a_quick_look_downloads_nothing_that_is_asked_for(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(labs, "DIRECTORY", path.parent)
+    monkeypatch.setattr(labs, "LABS", path.parent)
     with pytest.raises(InputError, match=r"fashion_mnist is not in .*, and a quick look downloads nothing"):
         labs.load_lab("mine", tmp_path, ["dataset=fashion_mnist"], quick=True)
 
@@ -203,7 +203,7 @@ def test_a_quick_look_downloads_nothing_that_is_asked_for(
 def test_an_unknown_lab_is_an_error(
     path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], everything: bool, message: str
 ) -> None:
-    monkeypatch.setattr(labs, "DIRECTORY", path.parent)
+    monkeypatch.setattr(labs, "LABS", path.parent)
     with pytest.raises(InputError) as caught:
         labs.names_wanted(asked, everything)
     assert str(caught.value) == message
@@ -212,7 +212,7 @@ def test_an_unknown_lab_is_an_error(
 def test_the_listing_says_what_each_is_about_within_the_width(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(labs, "DIRECTORY", path.parent)
+    monkeypatch.setattr(labs, "LABS", path.parent)
     monkeypatch.chdir(tmp_path)
     lines = list(labs.listing(Path("data"), 60))
     assert lines[:2] == ["mine", "    About averaging"]

@@ -10,8 +10,8 @@ from pathlib import Path
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.docker.image import IMAGE
 from orchestrator.runtimes.launch_plan import LaunchPlan
+from orchestrator.shipped import COMPOSE
 
-COMPOSE = Path(__file__).resolve().parents[3] / "compose"
 LIVE = "live"  # where the head keeps what the ranks report, in the run's directory
 
 

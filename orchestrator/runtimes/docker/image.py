@@ -9,8 +9,8 @@ from pathlib import Path
 
 from orchestrator.results.environment import PACKAGES
 from orchestrator.runtimes.docker.engine import Engine, EngineError
+from orchestrator.shipped import COMPOSE, ROOT
 
-PROJECT = Path(__file__).resolve().parents[3]
 IMAGE = "shardyard-trainer"
 LABEL = "shardyard.source"
 MEND = "make image"
@@ -21,7 +21,7 @@ def image_name() -> str:
     return os.environ.get("SHARDYARD_IMAGE") or IMAGE
 
 
-def source_digest(project: Path = PROJECT) -> str:
+def source_digest(project: Path = ROOT) -> str:
     """16 hex digits that name what the image is built from: docker/Dockerfile and trainer/."""
     digest = sha256()
     sources = [project / "docker" / "Dockerfile", project / "trainer" / "requirements.txt"]
@@ -31,7 +31,7 @@ def source_digest(project: Path = PROJECT) -> str:
     return digest.hexdigest()[:16]
 
 
-def pinned_packages(project: Path = PROJECT) -> dict[str, str]:
+def pinned_packages(project: Path = ROOT) -> dict[str, str]:
     """The versions of the packages that the image was built with, where they are recorded in results."""
     lines = (project / "trainer" / "requirements.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if "==" in line)
@@ -74,7 +74,7 @@ def build(engine: Engine, wheels: Path | None) -> int:
     environment = {**os.environ, "SHARDYARD_SOURCE": source_digest()}
     if found := wheels or _wheels_that_pip_knows():
         environment["SHARDYARD_WHEELS"] = str(found.resolve())
-    compose = ("compose", "-f", str(PROJECT / "compose" / "ddp.yml"), "build", "data")
+    compose = ("compose", "-f", str(COMPOSE / "ddp.yml"), "build", "data")
     try:
         return subprocess.run(engine.command(*compose), env=environment).returncode
     except OSError as error:

@@ -11,12 +11,12 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 from weakref import finalize
 
 from orchestrator.runtimes.docker.engine import Engine, EngineError, reach
 from orchestrator.runtimes.identity import is_gone
+from orchestrator.shipped import IMPORT_ROOT
 
 LABEL = "shardyard.orchestrator"
 PROJECT_LABEL = "com.docker.compose.project"
@@ -31,7 +31,7 @@ class Reaper:
     def __init__(self, label: str) -> None:
         process = subprocess.Popen(
             [sys.executable, "-m", "orchestrator.runtimes.docker.reaper", label],
-            cwd=Path(__file__).resolve().parents[3],
+            cwd=IMPORT_ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -12,9 +12,9 @@ import psutil
 
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.launch_plan import LaunchPlan, rank_name
+from orchestrator.shipped import IMPORT_ROOT
 from trainer.elastic.command import torchrun
 
-PROJECT = Path(__file__).resolve().parents[3]
 THROTTLE = "throttle"  # its name among the processes of a run
 
 
@@ -35,7 +35,7 @@ def processes(plan: LaunchPlan, paths: RunPaths, data_dir: Path, live: Path) -> 
         "SHARDYARD_SPEC": str(paths.spec.resolve()),
         "SHARDYARD_DATA": str(data_dir.resolve()),
         "SHARDYARD_OUT": str(live.resolve()),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")])),
     }
     if plan.spec.checkpoints:  # apart from those of containers, whose times are not these processes'
         environment["SHARDYARD_CHECKPOINTS"] = str((paths.checkpoints / "local").resolve())
@@ -111,7 +111,7 @@ def throttle(plan: LaunchPlan, paths: RunPaths, live: Path) -> Process | None:
         *told,
         str(live.resolve() / paths.usage.name),
     ]
-    path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")]))
     return Process(THROTTLE, argv, {"PYTHONPATH": path}, "throttle")
 
 

@@ -1,0 +1,43 @@
+"""Files that ship with Shardyard: sweeps, compose files and the sources of the trainer image.
+
+In a checkout they lie beside the packages; an installed wheel has them as package data (pyproject.toml).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator.errors import InputError
+
+# The directory from which `trainer` and `orchestrator` are imported.
+IMPORT_ROOT = Path(__file__).resolve().parents[1]
+_PACKAGE_DATA = Path(__file__).resolve().parent / "shipped_files"
+ROOT = _PACKAGE_DATA if _PACKAGE_DATA.is_dir() else IMPORT_ROOT
+
+SWEEPS = ROOT / "sweeps"
+LABS = SWEEPS / "labs"
+COMPOSE = ROOT / "compose"
+
+
+def in_checkout() -> bool:
+    """Whether the packages are imported from a git checkout of Shardyard."""
+    return ROOT == IMPORT_ROOT and (ROOT / ".git").exists()
+
+
+def sweep_names() -> list[str]:
+    """The shipped sweeps, in alphabetical order."""
+    return sorted(path.stem for path in SWEEPS.glob("*.yml"))
+
+
+def find_sweep(name: str) -> Path:
+    """The sweep file that a command line names: a path, or the name of a shipped sweep.
+
+    Raises:
+        InputError: There is neither such a file nor such a sweep.
+    """
+    path = Path(name)
+    if path.exists() or path.suffix or len(path.parts) > 1:
+        return path
+    if name not in sweep_names():
+        raise InputError(f"{name}: no such file or shipped sweep; shipped: {', '.join(sweep_names())}")
+    return SWEEPS / f"{name}.yml"
