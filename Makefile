@@ -8,7 +8,7 @@ TORCH := $(shell grep -hE '^torch(vision)?==' trainer/requirements.txt requireme
 # Arguments for the commands, e.g. make sweep ARGS="sweeps/mnist.yml --data-dir ~/data"
 ARGS ?=
 
-.PHONY: help engine image venv sweep labs labs-quick report partitions model doctor test smoke check soak bench schemas clean
+.PHONY: help engine image venv sweep labs labs-quick report partitions model doctor test smoke check soak bench docs clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -67,7 +67,8 @@ check: $(VENV)/ready-dev ## lint, format and types
 bench: $(VENV)/ready-dev ## speed, and what a run costs beside training; ARGS="collectives bytes" for a part
 	$(RUN) -m tests.bench $(ARGS)
 
-schemas: venv ## the JSON Schemas of run and sweep files
+docs: venv ## the tables of components in README and docs, and the JSON Schemas
+	$(RUN) -m orchestrator docs
 	$(RUN) -m orchestrator schema
 
 clean: ## remove the virtual environment and caches; results and data stay

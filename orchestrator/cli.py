@@ -243,6 +243,24 @@ def schema(directory: Annotated[Path, typer.Argument(help="Where to write.")] = 
         print(path)
 
 
+@app.command(hidden=True)
+def docs(
+    check: Annotated[
+        bool, typer.Option("--check", help="Change nothing; fail if a table is stale.")
+    ] = False,
+) -> None:
+    """Write the tables of README and docs from the registries."""
+    from orchestrator.commands.docs import stale, write_tables
+
+    if check:
+        outdated = stale()
+        for page in outdated:
+            print(f"{page}: a table is stale; run: python -m orchestrator docs")
+        raise typer.Exit(1 if outdated else 0)
+    for page in write_tables():
+        print(page)
+
+
 def main() -> None:
     """Run the command line; what a user can mend is one message and exit code 2, never a traceback."""
     try:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli import app
 from orchestrator.commands import labs
+from orchestrator.commands.docs import stale
 from orchestrator.sweeps.lab import Published
 from orchestrator.sweeps.load import Sweep, load_sweep
 from trainer.spec.registries import COMPRESSIONS, MODELS, OPTIMIZERS, PARTITIONERS, REGISTRIES
@@ -202,3 +203,7 @@ def test_every_component_is_named_in_the_readme() -> None:
         for name in registry.entries:
             if name != "fault_injection":
                 assert f"`{name}`" in readme, f"{kind} {name}"
+
+
+def test_generated_tables_are_current() -> None:
+    assert list(stale()) == [], "run: make docs"

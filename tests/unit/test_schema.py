@@ -35,7 +35,7 @@ def test_a_field_of_a_run_is_defined_once_in_the_sweep_schema() -> None:
 def test_schemas_in_the_repository_are_up_to_date(tmp_path: Path) -> None:
     for made in write_schemas(tmp_path):
         published = PROJECT / "schemas" / made.name
-        assert json.loads(published.read_text()) == json.loads(made.read_text()), "run `make schemas`"
+        assert json.loads(published.read_text()) == json.loads(made.read_text()), "run `make docs`"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.schema.json", "sweep.schema.json"]
 
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from trainer.core.registry import Component
 
@@ -97,7 +98,7 @@ class Partitioner(Component):
     random: ClassVar[bool] = True  # another seed is another split
     distorts: ClassVar[bool] = False  # nodes see their images changed, see `distort`
 
-    reshuffle: bool = False  # split again every epoch (True), or once for the whole run (False)
+    reshuffle: bool = Field(False, description="split again in every epoch instead of once per run")
 
     def validation_error(self, samples: int, classes: int, parts: int) -> str | None:
         """Why so many samples of so many classes cannot be split, or None; it says what mends that.

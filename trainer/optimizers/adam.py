@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Adam(Optimizer):
     """Adam by torch (Kingma & Ba 2015)."""
 
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.999, ge=0, lt=1)
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay rate of the mean gradient")
+    beta2: float = Field(0.999, ge=0, lt=1, description="decay rate of the mean squared gradient")
 
     def build(self, parameters: Iterable[Tensor], lr: float) -> TorchOptimizer:
         from torch.optim import Adam as TorchAdam

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 class AdamW(Optimizer):
     """Adam with decoupled weight decay by torch (Loshchilov & Hutter 2019)."""
 
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.999, ge=0, lt=1)
-    weight_decay: float = Field(0.01, ge=0, le=1)
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay rate of the mean gradient")
+    beta2: float = Field(0.999, ge=0, lt=1, description="decay rate of the mean squared gradient")
+    weight_decay: float = Field(
+        0.01, ge=0, le=1, description="share of the weights, times lr, removed per step"
+    )
 
     def build(self, parameters: Iterable[Tensor], lr: float) -> TorchOptimizer:
         from torch.optim import AdamW as TorchAdamW

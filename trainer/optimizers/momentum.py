@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class Momentum(Optimizer):
     """SGD with heavy-ball or Nesterov momentum by torch (Sutskever et al. 2013)."""
 
-    momentum: float = Field(0.9, gt=0, lt=1)
-    nesterov: bool = False
+    momentum: float = Field(0.9, gt=0, lt=1, description="share of the velocity that each step keeps")
+    nesterov: bool = Field(False, description="Nesterov's momentum instead of heavy-ball")
 
     def build(self, parameters: Iterable[Tensor], lr: float) -> TorchOptimizer:
         from torch.optim import SGD

@@ -1,0 +1,248 @@
+"""Tables of README and docs that list components: written from the registries, between markers.
+
+A page holds `<!-- table: NAME -->` and `<!-- end of table -->`, each on a line of its own, and the lines
+between them are replaced. A new component appears in every table without an edit of any page.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic.fields import FieldInfo
+
+from orchestrator.commands import labs
+from orchestrator.errors import InputError
+from orchestrator.results.store import write_atomic
+from orchestrator.runtimes import RUNTIMES
+from orchestrator.shipped import IMPORT_ROOT, LABS
+from orchestrator.sweeps.load import load_sweep
+from trainer.core.registry import Component, ComponentRegistry, Registry
+from trainer.spec.registries import COMPRESSIONS, REGISTRIES, TRANSPORTS
+from trainer.spec.run_spec import RunSpec
+
+PROJECT = IMPORT_ROOT
+KINDS: dict[str, Registry[Any]] = {
+    **REGISTRIES,
+    "compression": COMPRESSIONS,
+    "transport": TRANSPORTS,
+    "runtime": RUNTIMES,
+}
+_BLOCK = re.compile(r"(?ms)^(<!-- table: ([\w ]+) -->\n).*?^(<!-- end of table -->)$")
+
+Rows = Iterable[tuple[str, ...]]
+
+
+def pages(project: Path = PROJECT) -> list[Path]:
+    """The pages of a checkout. Raises InputError outside of one."""
+    found = sorted([*project.glob("*.md"), *project.glob("docs/**/*.md")])
+    if not (project / "docs").is_dir():
+        raise InputError(f"{project}: has no docs/; the command works in a checkout of Shardyard only")
+    return found
+
+
+def stale(project: Path = PROJECT) -> dict[Path, str]:
+    """The text that pages with outdated tables should have."""
+    texts = {page: page.read_text(encoding="utf-8") for page in pages(project)}
+    return {page: new for page, text in texts.items() if (new := with_tables(text, page)) != text}
+
+
+def write_tables(project: Path = PROJECT) -> list[Path]:
+    """Bring the tables of all pages up to date; the pages that have changed."""
+    changed = stale(project)
+    for page, text in changed.items():
+        write_atomic(page, text)
+    return list(changed)
+
+
+def with_tables(text: str, page: Path) -> str:
+    """The page's text with current tables. Raises InputError for a table that does not exist."""
+
+    def block(match: re.Match[str]) -> str:
+        if match[2] not in TABLES:
+            raise InputError(f"{page}: unknown table '{match[2]}'; known: {', '.join(TABLES)}")
+        return f"{match[1]}{TABLES[match[2]](page.parent)}{match[3]}"
+
+    return _BLOCK.sub(block, text)
+
+
+def _table(header: tuple[str, ...], rows: Rows) -> str:
+    """A Markdown table, each line ended."""
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+def listed(kind: str) -> dict[str, type[Any]]:
+    """The classes of a kind by name, without strategies that train nothing (fault injection)."""
+    loaded = {name: KINDS[kind].load(name) for name in KINDS[kind].entries}
+    return {name: found for name, found in loaded.items() if getattr(found, "trains", True)}
+
+
+def _summary(found: type[Any]) -> str:
+    """The first line of a class's docstring, without its full stop."""
+    return (inspect.getdoc(found) or "").partition("\n")[0].removesuffix(".")
+
+
+def _link(found: type[Any], name: str, directory: Path) -> str:
+    """The name, linked to the file of the class."""
+    source = PROJECT / (found.__module__.replace(".", "/") + ".py")
+    return f"[`{name}`]({os.path.relpath(source, directory)})"
+
+
+def _yaml(value: Any) -> str:
+    """A default as YAML has it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _fields(found: type[Any]) -> dict[str, FieldInfo]:
+    return found.model_fields if issubclass(found, Component) else {}
+
+
+def _allowed(info: FieldInfo) -> str:
+    """The values that a field takes: its choices, or the limits of its numbers."""
+    options = get_args(info.annotation) if get_origin(info.annotation) in (Union, UnionType) else ()
+    if info.annotation is bool:
+        return "`true`, `false`"
+    choices = [option for option in (*options, info.annotation) if get_origin(option) is Literal]
+    if choices:
+        return ", ".join(f"`{value}`" for value in get_args(choices[0]))
+    limits = [_limit(each) for each in info.metadata]
+    return ", ".join(limit for limit in limits if limit)
+
+
+def _limit(of: Any) -> str:
+    match of:
+        case Ge(ge=value):
+            return f"≥ {_number(value)}"
+        case Gt(gt=value):
+            return f"> {_number(value)}"
+        case Le(le=value):
+            return f"≤ {_number(value)}"
+        case Lt(lt=value):
+            return f"< {_number(value)}"
+    return ""
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}".removesuffix(".0")
+
+
+def _brief(kind: str) -> Callable[[Path], str]:
+    """Name and summary of every component of a kind."""
+
+    def rows(directory: Path) -> Iterator[tuple[str, ...]]:
+        for name, found in listed(kind).items():
+            yield _link(found, name, directory), _summary(found)
+
+    return lambda directory: _table((kind, "description"), rows(directory))
+
+
+def _with_parameters(kind: str) -> Callable[[Path], str]:
+    """As `_brief`, with the parameters that not all components of the kind have, and their defaults."""
+
+    def rows(directory: Path) -> Iterator[tuple[str, ...]]:
+        found = listed(kind)
+        shared = set.intersection(*(set(_fields(each)) for each in found.values()))
+        for name, each in found.items():
+            own = {field: info for field, info in _fields(each).items() if field not in shared}
+            written = ", ".join(f"`{field}` ({_yaml(info.default)})" for field, info in own.items())
+            yield _link(each, name, directory), _summary(each), written
+
+    return lambda directory: _table((kind, "description", "parameters (default)"), rows(directory))
+
+
+def _transports(directory: Path) -> str:
+    """Strategies with the transports that each can use."""
+    rows = [
+        (_link(found, name, directory), _summary(found), ", ".join(found.transports))
+        for name, found in listed("strategy").items()
+    ]
+    return _table(("strategy", "description", "transports"), rows)
+
+
+def _parameters(kind: str) -> Callable[[Path], str]:
+    """What each parameter of a kind's components means; one row for all that agree."""
+
+    def rows() -> Iterator[tuple[str, ...]]:
+        found = listed(kind)
+        having: dict[tuple[str, ...], list[str]] = {}
+        for name, each in found.items():
+            for field, info in _fields(each).items():
+                row = (f"`{field}`", _yaml(info.default), _allowed(info), info.description or "")
+                having.setdefault(row, []).append(name)
+        for (field, *rest), names in having.items():
+            of = f"all {kind}s" if len(names) == len(found) else ", ".join(f"`{name}`" for name in names)
+            yield field, of, *rest
+
+    return lambda _: _table(("parameter", "of", "default", "allowed", "meaning"), rows())
+
+
+def _names(directory: Path) -> str:
+    """The names of every kind but strategies, which have a table of their own."""
+    reference = os.path.relpath(PROJECT / "docs" / "components.md", directory)
+    headings = {kind: f"{kind}s" for kind in KINDS if kind != "strategy"}
+    rows = [
+        (f"[{heading}]({reference}#{heading})", ", ".join(f"`{name}`" for name in listed(kind)))
+        for kind, heading in headings.items()
+    ]
+    return _table(("kind", "names"), rows)
+
+
+def _run_fields(_: Path) -> str:
+    """The fields of a run, with defaults and meaning."""
+    defaults = {"strategy": "required", "transport": "the strategy's first", "threads": "from `cpus`"}
+    return _table(
+        ("field", "default", "allowed", "meaning"),
+        [
+            (
+                f"`{name}`",
+                defaults.get(name, _yaml(info.default)),
+                _values(name, info),
+                info.description or "",
+            )
+            for name, info in RunSpec.model_fields.items()
+        ],
+    )
+
+
+def _values(name: str, info: FieldInfo) -> str:
+    """What a run's field takes: a component of its kind, or a value."""
+    if name in KINDS:
+        return f"[{name}s](components.md#{name}s)"
+    return _allowed(info)
+
+
+def _labs(directory: Path) -> str:
+    """The labs, with how much each trains."""
+    rows = []
+    for name in labs.names():
+        sweep = load_sweep(LABS / f"{name}.yml")
+        title = sweep.spec.lab.title if sweep.spec.lab else sweep.spec.description
+        data = ", ".join(dict.fromkeys(run.name_of("dataset") for run in sweep.runs))
+        at_most = " at most" if any(run.target_accuracy is not None for run in sweep.runs) else ""
+        epochs = f"{sum(run.epochs for run in sweep.runs)}{at_most}"
+        page = os.path.relpath(PROJECT / "docs" / "labs" / f"{name}.md", directory)
+        rows.append((f"[{name}]({page})", title.removesuffix("."), data, str(len(sweep.runs)), epochs))
+    return _table(("lab", "exercise", "data", "runs", "epochs in all"), rows)
+
+
+# Every table that a page can ask for, by the name in its marker.
+TABLES: dict[str, Callable[[Path], str]] = {
+    **{kind: _brief(kind) for kind in KINDS},
+    **{f"{kind} details": _with_parameters(kind) for kind in KINDS},
+    "strategy transports": _transports,
+    **{
+        f"{kind} parameters": _parameters(kind)
+        for kind, registry in KINDS.items()
+        if isinstance(registry, ComponentRegistry)
+    },
+    "components": _names,
+    "run fields": _run_fields,
+    "labs": _labs,
+}
