@@ -73,7 +73,7 @@ def _loaded(task: Task, events: EventWriter) -> bool:
         return True
     import torch
 
-    torch.set_num_threads(task.spec.threads_of(events.rank))
+    torch.set_num_threads(task.spec.threads_for(events.rank))
     try:
         task.data  # noqa: B018
     except Exception as error:

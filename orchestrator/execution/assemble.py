@@ -20,7 +20,7 @@ from orchestrator.results.records import (
     ranks_of,
 )
 from orchestrator.runtimes.launch_plan import LaunchPlan, rank_name, rank_noun
-from trainer.core.events import Event, split_digest
+from trainer.core.events import Event, combined_digest
 from trainer.elastic.attempts import Attempts
 from trainer.spec.run_spec import RunSpec
 
@@ -197,15 +197,17 @@ def _evened(plan: LaunchPlan, certificate: Certificate | None) -> list[str]:
 
 def certify(events: Sequence[Event]) -> Certificate | None:
     """The certificate, with the parts as they were fed checked against the split; None without training."""
-    splits = [CertifiedSplit(**event.fields) for event in events if event.kind == "split"]
-    parts = [CertifiedPart(rank=event.rank, **event.fields) for event in events if event.kind == "part"]
+    splits = [CertifiedSplit(**event.fields) for event in events if event.kind == "coverage"]
+    parts = [
+        CertifiedPart(rank=event.rank, **event.fields) for event in events if event.kind == "partition"
+    ]
     if not splits:
         return None
     digests: dict[int, dict[int, str]] = defaultdict(dict)
     for part in parts:
         digests[part.epoch][part.rank] = part.digest
     verified = all(
-        split.digest == split_digest(digest for _, digest in sorted(digests[split.epoch].items()))
+        split.digest == combined_digest(digest for _, digest in sorted(digests[split.epoch].items()))
         for split in splits
     )
     splits.sort(key=lambda split: split.epoch)
@@ -219,8 +221,8 @@ def _normalised_over(run: RunSpec) -> str | None:
         return None
     if run.strategy.pieces > 1:
         return "micro-batches, not over batches"
-    if run.batch_of_each < run.batch_size and not run.model.meets:
-        return f"{run.batch_of_each} samples at a time, not over the step's {run.batch_size}"
+    if run.batch_per_replica < run.batch_size and not run.model.meets:
+        return f"{run.batch_per_replica} samples at a time, not over the step's {run.batch_size}"
     return None
 
 

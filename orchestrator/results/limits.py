@@ -19,7 +19,7 @@ def cores_wanted(run: RunSpec, runtime: RuntimeInfo) -> float:
     """
     last = run.world_size - 1
     each = run.cpus if runtime.enforces_limits else float(run.processes_per_node * run.threads)
-    slow = each if run.bottleneck_cpus is None else min(each, run.cpus_of(last))
+    slow = each if run.bottleneck_cpus is None else min(each, run.cpus_for(last))
     return round((run.nodes - 1) * each + slow, 6)  # 10 × 1.1 are 11 cores and no hair more
 
 

@@ -200,7 +200,9 @@ class RunResult(Record):
         """The ranks that hold each copy of a model in parts, in the order of the parts; else none."""
         run = self.run
         strategy, size = run.strategy, run.world_size
-        copies: list[list[RankResult]] = [[] for _ in range(run.parts if strategy.partitions_model else 0)]
+        copies: list[list[RankResult]] = [
+            [] for _ in range(run.num_replicas if strategy.partitions_model else 0)
+        ]
         for rank in self.ranks if copies else ():
             copies[strategy.replica_of(rank.rank, size) % len(copies)].append(rank)
         return copies

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from orchestrator.errors import InputError
 from orchestrator.sweeps.validation import Location, complaints, dotted
 from trainer.spec.registries import REGISTRIES
-from trainer.spec.run_spec import RunSpec, completed
+from trainer.spec.run_spec import RunSpec, with_derived_defaults
 
 Values = dict[str, Any]
 
@@ -92,7 +92,7 @@ def _filled(values: Values) -> Values:
 
     Not by way of RunSpec: what skip is to leave out may well be no run at all.
     """
-    values = completed(values)
+    values = with_derived_defaults(values)
     filled: Values = {}
     for name, info in RunSpec.model_fields.items():
         value = values.get(name, info.default)

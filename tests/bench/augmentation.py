@@ -16,8 +16,8 @@ import torch
 from tests.bench.step import pinned_to_a_core, ratio
 from trainer.core.rng import RngFactory
 from trainer.data.augmentations.standard import StandardAugmentation
-from trainer.data.base import Scale, Split
-from trainer.data.datasets.normalise import normalised
+from trainer.data.base import PixelScale, Split
+from trainer.data.datasets.normalise import normalise
 from trainer.spec.run_spec import RunSpec
 from trainer.training.loader import BatchLoader
 
@@ -32,7 +32,7 @@ def main() -> None:
     pinned_to_a_core()
     pixels = np.random.default_rng(0).integers(0, 256, (BATCH * BATCHES, 3, 32, 32), dtype=np.uint8)
     labels = np.zeros(len(pixels), np.int64)
-    data = normalised((pixels, labels), (pixels[:1], labels[:1]), classes=10)
+    data = normalise((pixels, labels), (pixels[:1], labels[:1]), classes=10)
     contenders: dict[str, Epoch] = {
         "PIL images one by one": one_by_one(pixels, data.scale),
         **{f"in memory, {draws} draws": in_memory(data.train, data.scale, draws) for draws in DRAWS},
@@ -59,7 +59,7 @@ def measure(contenders: dict[str, Epoch]) -> dict[str, list[float]]:
     return turns
 
 
-def one_by_one(pixels: np.ndarray, scale: Scale) -> Epoch:
+def one_by_one(pixels: np.ndarray, scale: PixelScale) -> Epoch:
     """What labs do: a Compose of torchvision's transforms, called for every PIL image of a dataset."""
     from trainer.data.augmentations.torchvision_import import torchvision
 
@@ -89,7 +89,7 @@ def one_by_one(pixels: np.ndarray, scale: Scale) -> Epoch:
     return epoch
 
 
-def in_memory(train: Split, scale: Scale, draws: int, hue: float = 0.0) -> Epoch:
+def in_memory(train: Split, scale: PixelScale, draws: int, hue: float = 0.0) -> Epoch:
     """The product's own feed. draws: 0, images as they are."""
     spec = RunSpec.model_validate({"strategy": "serial", "batch_size": BATCH})
     augment = StandardAugmentation(draws=draws, hue=hue).build(scale, "cpu") if draws else None

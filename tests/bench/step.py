@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
-from trainer.data.datasets.normalise import normalised
+from trainer.data.datasets.normalise import normalise
 from trainer.spec.run_spec import RunSpec
 from trainer.training.session import Session
 from trainer.training.task import Task
@@ -135,7 +135,7 @@ def our_loop(pixels: np.ndarray, labels: np.ndarray, directory: Path) -> Step:
     spec = RunSpec.model_validate({"strategy": "serial", "lr": 0.01, "batch_size": BATCH})
     task = Task(spec, directory)
     split = (pixels[:, None], labels.astype(np.int64))
-    task.data = normalised(split, split, 10)
+    task.data = normalise(split, split, 10)
     session = Session(
         NodeContext(0, 1, "memory", directory),
         task,

@@ -84,7 +84,7 @@ def every_collective(comm: Communicator) -> dict[str, Any]:
         buffer = values(comm.rank)
         comm.broadcast(buffer, root)
         tell(f"broadcast {root}", buffer)
-    told["meetings"] = len(comm.traffic.meetings)
+    told["meetings"] = len(comm.traffic.collectives)
     return told
 
 

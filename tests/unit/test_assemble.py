@@ -14,7 +14,7 @@ from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.launch_plan import plan
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from tests.unit.conftest import event, rank_fields
-from trainer.core.events import Event, split_digest
+from trainer.core.events import Event, combined_digest
 from trainer.core.result import TrainResult
 from trainer.spec.run_spec import RunSpec
 
@@ -27,17 +27,17 @@ def digest(rank: int, epoch: int = 1) -> str:
 
 def part(rank: int, epoch: int = 1, **changed: Any) -> Event:
     fields = {"samples": 5, "labels": [2, 3], "digest": digest(rank, epoch)} | JS
-    return event("part", rank, epoch=epoch, **{**fields, **changed})
+    return event("partition", rank, epoch=epoch, **{**fields, **changed})
 
 
 def split(nodes: int, epoch: int = 1, first: int = 0) -> Event:
     """first: the first rank that trains."""
     shares = {"coverage": 1.0, "overlap": 0.0, "coverage_so_far": 1.0, "overlap_so_far": 0.0}
     return event(
-        "split",
+        "coverage",
         first,
         epoch=epoch,
-        digest=split_digest(digest(r, epoch) for r in range(first, nodes)),
+        digest=combined_digest(digest(r, epoch) for r in range(first, nodes)),
         **shares,
     )
 
@@ -169,7 +169,7 @@ def test_samples_other_than_the_splits_are_not_verified(events: list[Event]) -> 
 
 
 def test_unverified_samples_fail_a_run_that_would_be_ok() -> None:
-    events = [e for e in trained({}, {}) if not (e.kind == "part" and e.rank == 1)]
+    events = [e for e in trained({}, {}) if not (e.kind == "partition" and e.rank == 1)]
     result = row(events)
     assert result.status == "failed"
     assert result.cause == "the nodes trained on other samples than the split says"
@@ -178,7 +178,7 @@ def test_unverified_samples_fail_a_run_that_would_be_ok() -> None:
 
 def failing() -> list[Event]:
     """Rank 1 fails after its result, and the samples are not those of the split."""
-    events = [e for e in trained({}, {}) if e.kind not in ("done", "part")]
+    events = [e for e in trained({}, {}) if e.kind not in ("done", "partition")]
     return [*events, event("failed", 1, time=30, cause="odd", peer=False)]
 
 
@@ -187,12 +187,12 @@ def test_a_run_that_failed_anyway_keeps_its_own_cause() -> None:
 
 
 def test_no_training_no_certificate() -> None:
-    events = [e for e in trained({}, {}) if e.kind not in ("part", "split", "epoch")]
+    events = [e for e in trained({}, {}) if e.kind not in ("partition", "coverage", "epoch")]
     result = row(events, strategy="fault_injection")
     assert (result.status, result.certificate) == ("ok", None)
 
 
-@pytest.mark.parametrize("lost", [("split",), ("split", "part")])
+@pytest.mark.parametrize("lost", [("coverage",), ("coverage", "partition")])
 def test_training_that_nobody_accounted_for_is_not_ok(lost: tuple[str, ...]) -> None:
     assert row([e for e in trained({}, {}) if e.kind not in lost]).status == "failed"
 
@@ -226,7 +226,7 @@ def test_training_that_just_ended_is_not(said: tuple[bool, bool], target: float 
 
 
 def test_samples_are_accounted_for_up_to_the_epoch_that_reached_the_target() -> None:
-    events = [e for e in stopped(True, True) if e.kind != "split"]
+    events = [e for e in stopped(True, True) if e.kind != "coverage"]
     assert row(events, epochs=3, target_accuracy=0.8).status == "failed"
 
 
@@ -246,9 +246,9 @@ def test_samples_are_accounted_for_up_to_the_epoch_that_reached_the_target() -> 
 def test_samples_left_out_or_repeated_to_even_out_steps_are_flagged(
     uneven: str, fed: int, expected: list[str]
 ) -> None:
-    events = [e for e in trained({}, {}) if e.kind not in ("part", "split")]
+    events = [e for e in trained({}, {}) if e.kind not in ("partition", "coverage")]
     events += [part(0, samples=fed - 5), part(1)]
-    events += [event("split", **{**split(2).fields, "uneven": uneven})]
+    events += [event("coverage", **{**split(2).fields, "uneven": uneven})]
     data = {"name": "synthetic", "samples": 10}
     result = row(events, dataset=data)
     assert result.status == "ok"
@@ -358,7 +358,7 @@ def test_unequal_work() -> None:
 def test_a_server_that_trains_on_nothing_is_no_unequal_work() -> None:
     def served(*samples: int) -> RunResult:
         events = trained(*({"samples": number} for number in samples))
-        mine = [e for e in events if e.kind != "split" and (e.kind, e.rank) != ("part", 0)]
+        mine = [e for e in events if e.kind != "coverage" and (e.kind, e.rank) != ("partition", 0)]
         return row([*mine, split(len(samples), first=1)], strategy="parameter_server", nodes=len(samples))
 
     result = served(0, 100, 101)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.unit.training import SMALL, Training, train
 from trainer.data.augmentations.standard import StandardAugmentation
-from trainer.data.base import Scale
+from trainer.data.base import PixelScale
 from trainer.spec.registries import DATASETS
 from trainer.spec.run_spec import RunSpec
 from trainer.training.replica import Replica
@@ -33,7 +33,7 @@ def of(scale: np.ndarray, channels: int = 3) -> Tensor:
 
 def augmented(images: Tensor, seed: int = 0, **fields: Any) -> Tensor:
     """Only what `fields` say, of normalised images."""
-    scale = Scale(*(of(each, images.shape[1])[0].numpy() for each in (MEAN, DEVIATION)))
+    scale = PixelScale(*(of(each, images.shape[1])[0].numpy() for each in (MEAN, DEVIATION)))
     augment = StandardAugmentation(**{**NOTHING, **fields}).build(scale, "cpu")
     assert augment
     return augment(images, np.random.default_rng(seed))
@@ -53,7 +53,7 @@ def pixels(number: int = 12, low: float = 0.3, high: float = 0.6) -> Tensor:
 
 
 def test_with_everything_at_zero_images_are_as_they_were() -> None:
-    assert StandardAugmentation(**NOTHING).build(Scale(MEAN, DEVIATION), "cpu") is None
+    assert StandardAugmentation(**NOTHING).build(PixelScale(MEAN, DEVIATION), "cpu") is None
 
 
 @pytest.mark.parametrize("probability", [0.2, 0.5, 1.0])
@@ -202,7 +202,7 @@ def test_replicas_see_their_own_samples_changed(strategy: str) -> None:
     np.testing.assert_array_equal(first.weights, second.weights)
     plain = train(strategy, 2, **{**STEPS, "augmentation": "none"})
     assert np.abs(plain.weights - first.weights).max() > 0.01
-    assert plain.of("split")[0].fields["digest"] == first.of("split")[0].fields["digest"]
+    assert plain.of("coverage")[0].fields["digest"] == first.of("coverage")[0].fields["digest"]
 
 
 @pytest.mark.parametrize("strategy", ["pipeline", "tensor_parallel", {"name": "hybrid", "shape": [1, 3]}])
@@ -213,7 +213,7 @@ def test_ranks_that_hold_one_model_see_serials_batches(
     built: list[object] = []
     build = StandardAugmentation.build
 
-    def counted(law: StandardAugmentation, scale: Scale, device: str) -> Any:
+    def counted(law: StandardAugmentation, scale: PixelScale, device: str) -> Any:
         built.append(law)
         return build(law, scale, device)
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import jensenshannon
 
-from trainer.core.events import MAX_BYTES, split_digest
+from trainer.core.events import MAX_BYTES, combined_digest
 from trainer.data.certificate import (
-    Certifier,
-    EpochRecord,
-    PartRecord,
-    Spread,
+    Coverage,
+    CoverageRecord,
+    CoverageTracker,
+    PartitionRecord,
     as_fields,
     earth_movers_distance,
     js_divergence,
@@ -40,11 +40,11 @@ def parts(*indices: list[int] | range) -> list[np.ndarray]:
     ],
 )
 def test_spread(split: list[np.ndarray], samples: int, coverage: float, overlap: float) -> None:
-    assert Spread.of(split, samples) == Spread(coverage, overlap)
+    assert Coverage.of(split, samples) == Coverage(coverage, overlap)
 
 
 def test_certifier_knows_the_epoch_and_all_epochs_so_far() -> None:
-    certifier = Certifier(samples=10, nodes=2)
+    certifier = CoverageTracker(samples=10, nodes=2)
     first = certifier.epoch(1, parts([0, 1, 2], [3, 4, 5]))
     assert (first.epoch, first.coverage, first.overlap) == (1, 0.6, 0.0)
     assert (first.coverage_so_far, first.overlap_so_far) == (0.6, 0.0)
@@ -60,7 +60,7 @@ def test_certifier_knows_the_epoch_and_all_epochs_so_far() -> None:
 
 def test_certifier_wants_a_part_of_every_node() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        Certifier(10, 3).epoch(1, parts([0], [1]))
+        CoverageTracker(10, 3).epoch(1, parts([0], [1]))
 
 
 # Digests
@@ -76,12 +76,12 @@ def test_a_part_is_named_by_its_samples_not_their_order() -> None:
 
 def test_the_split_and_the_parts_as_fed_name_each_other() -> None:
     split = parts([4, 2, 0], [1, 3])
-    record = Certifier(5, 2).epoch(1, split)
+    record = CoverageTracker(5, 2).epoch(1, split)
     labels = np.array([0, 1, 0, 1, 0])
-    fed = [PartRecord.of(1, order, labels, 2) for order in parts([0, 2, 4], [3, 1])]
-    assert record.digest == split_digest(part.digest for part in fed)
-    exchanged = [PartRecord.of(1, order, labels, 2) for order in parts([0, 2, 1], [3, 4])]
-    assert record.digest != split_digest(part.digest for part in exchanged)
+    fed = [PartitionRecord.of(1, order, labels, 2) for order in parts([0, 2, 4], [3, 1])]
+    assert record.digest == combined_digest(part.digest for part in fed)
+    exchanged = [PartitionRecord.of(1, order, labels, 2) for order in parts([0, 2, 1], [3, 4])]
+    assert record.digest != combined_digest(part.digest for part in exchanged)
 
 
 # Labels
@@ -89,7 +89,7 @@ def test_the_split_and_the_parts_as_fed_name_each_other() -> None:
 
 def test_part_record() -> None:
     labels = np.array([0, 0, 0, 0, 1, 1, 2, 2])
-    record = PartRecord.of(3, np.array([7, 0, 1]), labels, classes=4)
+    record = PartitionRecord.of(3, np.array([7, 0, 1]), labels, classes=4)
     assert (record.epoch, record.samples, record.labels) == (3, 3, [2, 0, 1, 0])
     assert record.js_divergence == pytest.approx(jensenshannon([2, 0, 1, 0], [4, 2, 2, 0], base=2) ** 2)
     assert record.js_divergence_so_far == record.js_divergence
@@ -99,8 +99,8 @@ def test_part_record() -> None:
 
 def test_over_epochs_labels_add_up() -> None:
     labels = np.array([0, 0, 1, 1])
-    first = PartRecord.of(1, np.array([0, 1]), labels, classes=2)
-    second = PartRecord.of(2, np.array([2, 3]), labels, classes=2, before=np.array(first.labels))
+    first = PartitionRecord.of(1, np.array([0, 1]), labels, classes=2)
+    second = PartitionRecord.of(2, np.array([2, 3]), labels, classes=2, before=np.array(first.labels))
     assert first.js_divergence == pytest.approx(second.js_divergence)
     assert first.js_divergence_so_far > 0.3
     assert second.js_divergence_so_far == 0
@@ -155,7 +155,7 @@ def test_earth_movers_distance_by_hand(p: list[int], q: list[int], distance: flo
 
 
 def test_records_become_fields() -> None:
-    record = Certifier(2, 1).epoch(1, parts([0, 1]))
-    assert EpochRecord(**as_fields(record)) == record
-    part = PartRecord.of(1, np.arange(100), np.zeros(100, int), classes=1000)
+    record = CoverageTracker(2, 1).epoch(1, parts([0, 1]))
+    assert CoverageRecord(**as_fields(record)) == record
+    part = PartitionRecord.of(1, np.arange(100), np.zeros(100, int), classes=1000)
     assert len(str(as_fields(part))) < MAX_BYTES  # a thousand classes, as ImageNet has

@@ -17,7 +17,7 @@ from orchestrator.results.records import NodeUsage
 from orchestrator.results.store import RunPaths
 from tests.unit.conftest import event, run_result
 from tests.unit.test_assemble import row, trained
-from trainer.core.events import Event, readable
+from trainer.core.events import Event, format_event
 from trainer.spec.registries import COMPRESSIONS, STRATEGIES
 from trainer.spec.run_spec import RunSpec
 from trainer.training import checkpoint_store as module
@@ -395,5 +395,5 @@ def test_a_new_attempt_begins_with_nothing_but_the_checkpoints(tmp_path: Path) -
     ],
 )
 def test_people_are_told(kind: str, fields: dict[str, Any], line: str) -> None:
-    assert readable(event(kind, epoch=2, step=0, **fields)) == line
-    assert "epoch 2 and 5 steps" in str(readable(event(kind, epoch=2, step=5, **fields)))
+    assert format_event(event(kind, epoch=2, step=0, **fields)) == line
+    assert "epoch 2 and 5 steps" in str(format_event(event(kind, epoch=2, step=5, **fields)))

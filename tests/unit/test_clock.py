@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.conftest import FakeTime
-from trainer.comm.memory import Room
+from trainer.comm.memory import ThreadGroup
 from trainer.core.clock import PHASES, Clock
 from trainer.core.context import NodeContext
 
@@ -230,15 +230,15 @@ def cpu_of_a_helper_thread(context: NodeContext) -> float:
     return context.cpu_clock() - before
 
 
-def context(size: int, room: Room | None) -> NodeContext:
+def context(size: int, room: ThreadGroup | None) -> NodeContext:
     return NodeContext(0, size, "memory", Path(), room=room)
 
 
 def test_where_ranks_share_a_process_each_has_its_threads_time() -> None:
-    assert cpu_of_a_helper_thread(context(2, Room(2))) < 0.02
+    assert cpu_of_a_helper_thread(context(2, ThreadGroup(2))) < 0.02
     assert cpu_of_a_helper_thread(context(2, None)) >= 0.03
 
 
 def test_a_rank_alone_in_its_process_has_all_of_its_threads_time() -> None:
     # `serial` runs on transport memory: torch's other threads (spec.threads) work for it.
-    assert cpu_of_a_helper_thread(context(1, Room(1))) >= 0.03
+    assert cpu_of_a_helper_thread(context(1, ThreadGroup(1))) >= 0.03

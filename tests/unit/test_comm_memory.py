@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.unit.threads import running_clock, together
 from trainer.comm.base import CommunicationError, Communicator
-from trainer.comm.memory import MemoryCommunicator, Room
+from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
 
@@ -174,7 +174,7 @@ def test_bytes_and_meetings_are_counted(name: str, size: int) -> None:
 
     for rank, comm in enumerate(together(size, body)):
         assert comm.traffic.bytes_sent == pytest.approx(cost(rank, size))
-        ((entered, left),) = comm.traffic.meetings
+        ((entered, left),) = comm.traffic.collectives
         assert entered <= left
         assert comm.clock.seconds["communicate"] > 0
 
@@ -198,7 +198,7 @@ def test_what_is_no_training_is_not_counted(name: str, state: str) -> None:
     clocks = {"before": Clock, "after": stopped, "evaluating": running_clock}
     for comm in together(2, body, clocks[state]):
         assert comm.traffic.bytes_sent == 0
-        assert comm.traffic.meetings == []
+        assert comm.traffic.collectives == []
         assert comm.clock.seconds["communicate"] == 0
 
 
@@ -213,7 +213,7 @@ def test_sending_counts_where_it_leaves() -> None:
     sender, receiver = together(2, body)
     assert (sender.traffic.bytes_sent, receiver.traffic.bytes_sent) == (400, 0)
     assert (sender.traffic.bytes_to, receiver.traffic.bytes_to) == ({1: 400}, {})
-    assert sender.traffic.meetings == receiver.traffic.meetings == []
+    assert sender.traffic.collectives == receiver.traffic.collectives == []
 
 
 def test_sends_are_numbered_by_receiver() -> None:
@@ -224,7 +224,7 @@ def test_sends_are_numbered_by_receiver() -> None:
                 comm.send(torch.ones(1), to=1)  # no part of training
             for sending in reversed(sends):
                 sending.wait()
-            return [(to, number) for _, _, to, number in comm.traffic.deliveries]
+            return [(to, number) for _, _, to, number in comm.traffic.send_waits]
         for _ in range(2 if comm.rank == 2 else 3):
             comm.recv(torch.empty(1), source=0)
         return []
@@ -270,7 +270,7 @@ def test_ranks_of_a_colour_have_a_communicator_of_their_own() -> None:
 
 
 def test_a_rank_that_fails_releases_those_who_wait_in_a_part() -> None:
-    room = Room(3, timeout_s=10)
+    room = ThreadGroup(3, timeout_s=10)
     raised: list[Exception] = []
 
     def run(rank: int) -> None:
@@ -294,10 +294,10 @@ def test_a_rank_that_fails_releases_those_who_wait_in_a_part() -> None:
 
 
 def test_who_splits_off_a_part_after_a_failure_finds_its_door_closed() -> None:
-    room = Room(2)
-    room.break_up()
+    room = ThreadGroup(2)
+    room.abort()
     with pytest.raises(CommunicationError):
-        MemoryCommunicator(0, 2, Clock(), room.side_room([0, 1])).barrier()
+        MemoryCommunicator(0, 2, Clock(), room.subgroup([0, 1])).barrier()
 
 
 # Failures
@@ -322,7 +322,7 @@ def test_a_rank_that_fails_releases_those_who_wait(name: str) -> None:
 
 
 def test_a_rank_that_comes_too_late_finds_the_door_closed() -> None:
-    room = Room(2)
+    room = ThreadGroup(2)
     MemoryCommunicator(0, 2, Clock(), room).abort()
     with pytest.raises(CommunicationError):
         MemoryCommunicator(1, 2, Clock(), room).barrier()
@@ -330,7 +330,7 @@ def test_a_rank_that_comes_too_late_finds_the_door_closed() -> None:
 
 def receiver(timeout_s: float) -> tuple[MemoryCommunicator, list[BaseException]]:
     """Rank 1, in a thread that waits for rank 0 to send; and what it raises."""
-    room, raised = Room(2, timeout_s), []
+    room, raised = ThreadGroup(2, timeout_s), []
 
     def receive() -> None:
         try:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer.data.augmentations.base import Augment
-from trainer.data.base import Scale
+from trainer.data.base import PixelScale
 from trainer.spec.registries import AUGMENTATIONS
 
 SHAPES = [(1, 3, 32, 32), (7, 3, 20, 24), (128, 3, 8, 8)]
@@ -18,7 +18,7 @@ SHAPES = [(1, 3, 32, 32), (7, 3, 20, 24), (128, 3, 8, 8)]
 
 @pytest.fixture(params=list(AUGMENTATIONS.entries))
 def augment(request: pytest.FixtureRequest) -> Augment:
-    scale = Scale(
+    scale = PixelScale(
         np.array([0.5, 0.4, 0.45], np.float32).reshape(3, 1, 1), np.full((3, 1, 1), 0.25, np.float32)
     )
     return AUGMENTATIONS.parse(request.param).build(scale, "cpu") or unchanged

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional
 
-from trainer.data.base import Data, Scale, Split
+from trainer.data.base import Data, PixelScale, Split
 from trainer.models.base import Model
 from trainer.models.layers.dropout import ChannelDropout, Dropout
 from trainer.models.layers.residual import Residual
@@ -31,7 +31,7 @@ from trainer.spec.run_spec import RunSpec
 from trainer.training.task import Task
 
 SHAPE, CLASSES = (1, 28, 28), 10
-UNSCALED = Scale(np.zeros((1, 1, 1), np.float32), np.ones((1, 1, 1), np.float32))
+UNSCALED = PixelScale(np.zeros((1, 1, 1), np.float32), np.ones((1, 1, 1), np.float32))
 Blocks = list[tuple[str, nn.Module]]
 
 

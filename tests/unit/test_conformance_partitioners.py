@@ -151,10 +151,10 @@ def test_images_are_distorted_as_declared_and_never_on_the_first_node(partitione
     before = images.copy()
     images.flags.writeable = False
     for rank, parts in [(0, 1), (0, 2), (1, 2), (1, 3), (2, 3), (999, 1000)]:
-        seen = partitioner.distort(images, rank, parts, rng(5))
+        seen = partitioner.transform_images(images, rank, parts, rng(5))
         assert seen.shape == images.shape
         assert seen.dtype == images.dtype
         assert np.isfinite(seen).all()
-        assert np.array_equal(seen, images) is not (partitioner.distorts and rank > 0)
-        np.testing.assert_array_equal(partitioner.distort(images, rank, parts, rng(5)), seen)
+        assert np.array_equal(seen, images) is not (partitioner.transforms_images and rank > 0)
+        np.testing.assert_array_equal(partitioner.transform_images(images, rank, parts, rng(5)), seen)
     np.testing.assert_array_equal(images, before)

@@ -15,7 +15,7 @@ from tests.unit.dataset_support import NOWHERE, assert_ready_for_training, expec
 from trainer.data.base import Data, DataError
 from trainer.data.datasets import digits
 from trainer.data.datasets.digits import Digits
-from trainer.data.datasets.normalise import normalised
+from trainer.data.datasets.normalise import normalise
 from trainer.data.datasets.synthetic import Synthetic
 from trainer.spec.registries import DATASETS
 
@@ -28,7 +28,7 @@ def test_each_channel_is_scaled_by_the_training_split() -> None:
     train = (rng.random((700, 3, 20, 20)) * scale).astype(np.uint8)  # more than one block
     test = (rng.random((50, 3, 20, 20)) * scale / 2).astype(np.uint8)
     train_before, test_before = train.copy(), test.copy()
-    data = normalised((train, np.zeros(700, int)), (test, np.zeros(50, int)), classes=2)
+    data = normalise((train, np.zeros(700, int)), (test, np.zeros(50, int)), classes=2)
     assert_ready_for_training(data)
     np.testing.assert_allclose(data.train.images, expected(train, train), atol=1e-5)
     np.testing.assert_allclose(data.test.images, expected(test, train), atol=1e-5)
@@ -38,7 +38,7 @@ def test_each_channel_is_scaled_by_the_training_split() -> None:
 
 def test_constant_channel_becomes_zero() -> None:
     pixels = np.full((4, 1, 2, 2), 7, np.uint8)
-    data = normalised((pixels, np.zeros(4, int)), (pixels, np.zeros(4, int)), classes=2)
+    data = normalise((pixels, np.zeros(4, int)), (pixels, np.zeros(4, int)), classes=2)
     np.testing.assert_array_equal(data.train.images, 0)
 
 

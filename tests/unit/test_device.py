@@ -207,5 +207,5 @@ def test_ddps_hand_over_is_that_of_the_last_bucket(monkeypatch: pytest.MonkeyPat
             buckets.mean(Bucket(last))  # type: ignore[arg-type]
         assert len(looks) == before + 1
     buckets.book_exposed()
-    assert comm.traffic.meetings == [(looks[before], looks[-1])]
+    assert comm.traffic.collectives == [(looks[before], looks[-1])]
     assert comm.traffic.bytes_sent == 3 * 16

@@ -120,7 +120,7 @@ def test_training_is_told_every_ten_seconds_node_by_node(screen: Screen) -> None
     screen.time.pass_(0.1)
     screen.display.events([event("start", 0, pid=1)])
     assert screen.lines() == []  # nothing to tell yet, so the next to tell something speaks at once
-    screen.display.events([step(1), step(0, step=11), step(0), event("part")])
+    screen.display.events([step(1), step(0, step=11), step(0), event("partition")])
     assert screen.lines() == [
         "  node 0: epoch 1/3 step 12/45, loss 0.231, 12,346 samples/s",
         "  node 1: epoch 1/3 step 12/45, loss 0.231, 12,346 samples/s",

@@ -16,9 +16,9 @@ from trainer.core.events import (
     Event,
     EventReader,
     EventWriter,
+    combined_digest,
+    format_event,
     read_events,
-    readable,
-    split_digest,
 )
 from trainer.data.datasets.synthetic import Synthetic
 
@@ -71,9 +71,9 @@ def test_a_line_and_back(fields: dict[str, Any]) -> None:
 def test_written_and_read_again_it_is_the_same(
     writer: Writer, tmp_path: Path, fields: dict[str, Any]
 ) -> None:
-    for kind in ("part", "split"):
+    for kind in ("partition", "coverage"):
         writer().write(kind, **fields)
-    expected = [("part", fields), ("split", fields)]
+    expected = [("partition", fields), ("coverage", fields)]
     assert [(e.kind, e.fields) for e in EventReader(tmp_path).new()] == expected
     assert [(e.kind, e.fields) for e in read_events(tmp_path / "rank-0.jsonl")] == expected
 
@@ -119,7 +119,7 @@ def test_any_other_line_is_refused(line: str) -> None:
 def test_a_field_cannot_pass_for_the_header() -> None:
     for name in ("rank", "time", "run", "host", "version"):
         with pytest.raises(ValueError, match=name):
-            Event(0.0, "run", 0, "host", "part", {name: 5}).to_line()
+            Event(0.0, "run", 0, "host", "partition", {name: 5}).to_line()
 
 
 # Writing
@@ -195,7 +195,7 @@ def test_labels_of_as_many_classes_as_a_dataset_may_have_can_be_told(writer: Wri
     most = next(m.le for m in Synthetic.model_fields["classes"].metadata if hasattr(m, "le"))
     digest = "0" * 16
     skew = dict.fromkeys(["js_divergence", "js_divergence_so_far", "earth_movers_distance"], 1 / 3)
-    writer().write("part", epoch=10_000, samples=10**9, labels=[99_999] * most, digest=digest, **skew)
+    writer().write("partition", epoch=10_000, samples=10**9, labels=[99_999] * most, digest=digest, **skew)
 
 
 # Reading
@@ -284,19 +284,21 @@ def test_merged_file(tmp_path: Path) -> None:
     ],
 )
 def test_readable(told: Event, line: str) -> None:
-    assert readable(told) == line
+    assert format_event(told) == line
 
 
-@pytest.mark.parametrize("kind", ["part", "split", "train_start", "train_end", "done"])
+@pytest.mark.parametrize("kind", ["partition", "coverage", "train_start", "train_end", "done"])
 def test_what_only_programs_need_is_not_shown(kind: str) -> None:
-    assert readable(event(kind)) is None
+    assert format_event(event(kind)) is None
 
 
 def test_result_without_training_is_not_shown() -> None:
-    assert readable(event("result", **rank_fields(accuracy=None))) is None
+    assert format_event(event("result", **rank_fields(accuracy=None))) is None
 
 
-def test_split_digest_depends_on_the_parts_and_their_order() -> None:
-    assert split_digest(["a", "b"]) == split_digest(iter(["a", "b"]))
-    assert len({split_digest(parts) for parts in (["a", "b"], ["b", "a"], ["a"], [], ["a", "b", "c"])}) == 5
-    assert len(split_digest(["a"])) == 16
+def test_combined_digest_depends_on_the_parts_and_their_order() -> None:
+    assert combined_digest(["a", "b"]) == combined_digest(iter(["a", "b"]))
+    assert (
+        len({combined_digest(parts) for parts in (["a", "b"], ["b", "a"], ["a"], [], ["a", "b", "c"])}) == 5
+    )
+    assert len(combined_digest(["a"])) == 16

@@ -192,7 +192,7 @@ def test_a_rank_sees_its_images_as_the_partitioner_distorts_them(
         for epoch in (1, 2):
             own = one.parts(epoch)[rank]
             rng = RngFactory(0).rng("distort", rank, epoch if reshuffle else 0)
-            seen = one._spec.partitioner.distort(train.images[own], rank, 3, rng)
+            seen = one._spec.partitioner.transform_images(train.images[own], rank, 3, rng)
             assert np.array_equal(seen, train.images[own]) is (rank == 0)
             for batch, indices in getattr(one, method)(epoch):
                 places = [own.tolist().index(i) for i in indices]

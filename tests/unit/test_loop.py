@@ -14,7 +14,7 @@ from torch.nn.functional import nll_loss
 
 from tests.unit.threads import together
 from trainer.comm.base import Communicator
-from trainer.comm.memory import MemoryCommunicator, Room
+from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
@@ -151,14 +151,14 @@ def test_evaluation_counts_every_test_sample_once(size: int, test_samples: int) 
 
 
 def test_evaluation_goes_through_a_large_split_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    of, comm = task(), MemoryCommunicator(0, 1, Clock(), Room(1))
+    of, comm = task(), MemoryCommunicator(0, 1, Clock(), ThreadGroup(1))
     whole = session(of, comm).evaluate(replica(of), alone=True)
     monkeypatch.setattr("trainer.training.evaluation.BATCH", 8)
     assert session(of, comm).evaluate(replica(of), alone=True) == pytest.approx(whole)
 
 
 def test_weights_that_are_no_numbers_are_not_evaluated() -> None:
-    of, comm = task(), MemoryCommunicator(0, 1, Clock(), Room(1))
+    of, comm = task(), MemoryCommunicator(0, 1, Clock(), ThreadGroup(1))
     one = replica(of)
     one.set_weights(torch.full((15_660,), float("nan")))
     with pytest.raises(Diverged, match="the loss is nan on the test split"):
@@ -170,7 +170,7 @@ def test_weights_that_are_no_numbers_are_not_evaluated() -> None:
 
 def test_accounts_of_a_training(tmp_path: Path) -> None:
     of = task(strategy="serial", epochs=2, batch_size=25, save_weights=True)
-    context = NodeContext(0, 1, "memory", Path(), room=Room(1), out_dir=tmp_path)
+    context = NodeContext(0, 1, "memory", Path(), room=ThreadGroup(1), out_dir=tmp_path)
     result = of.spec.strategy.train(context, of, EventWriter(of.spec.key, 0, None, io.StringIO()))
     assert (result.steps, result.samples, result.parameters) == (6, 120, 15_660)
     assert result.train_s == pytest.approx(

@@ -9,7 +9,7 @@ import torch
 from torch.futures import Future
 
 from trainer.comm.base import CommunicationError
-from trainer.comm.memory import MemoryCommunicator, Room
+from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.core.clock import Clock
 from trainer.parallel import parameter_server as module
 from trainer.parallel.parameter_server import Progress, Server
@@ -69,7 +69,7 @@ class Desk:
 
     def __init__(self, bound: int | None, timeout_s: float = 5.0) -> None:
         self.replica: Any = Weights()
-        self.comm = MemoryCommunicator(0, 3, Clock(), Room(3))
+        self.comm = MemoryCommunicator(0, 3, Clock(), ThreadGroup(3))
         self.comm.clock.start()
         self.server = Server(self.replica, self.comm, timeout_s)
         self.server.begin(Progress({1: 100, 2: 100}, bound))

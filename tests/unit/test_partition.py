@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.data.certificate import Certifier, PartRecord
+from trainer.data.certificate import CoverageTracker, PartitionRecord
 from trainer.spec.registries import PARTITIONERS
 from trainer.spec.run_spec import RunSpec
 from trainer.training.loader import BatchLoader
@@ -33,8 +33,8 @@ def fed_to_nodes(task: Task, epoch: int) -> tuple[PartitionSummary, list[list[in
     for rank in range(task.spec.world_size):
         loader = BatchLoader(train, task.spec, task.rngs, rank, task.spec.world_size)
         fed.append(np.concatenate([indices for _, indices in loader.batches(epoch)]))
-    records = [PartRecord.of(epoch, part, train.labels, classes) for part in fed]
-    split = Certifier(len(train.labels), len(fed)).epoch(epoch, fed)
+    records = [PartitionRecord.of(epoch, part, train.labels, classes) for part in fed]
+    split = CoverageTracker(len(train.labels), len(fed)).epoch(epoch, fed)
     certified = PartitionSummary(
         labels=np.array([record.labels for record in records]),
         coverage=split.coverage,

@@ -118,7 +118,7 @@ def test_a_stage_gives_account_of_what_it_holds_and_sends() -> None:
         assert stage.steps == 55
     assert (first.samples, last.samples) == (600, 0)
     assert (first.weights_digest is None, last.weights_digest is None) == (False, True)
-    assert [len(gpipe.of("part", rank)) for rank in range(2)] == [5, 0]
+    assert [len(gpipe.of("partition", rank)) for rank in range(2)] == [5, 0]
     # The loss is the last stage's; what was evaluated is the whole.
     losses = [[event.fields["loss"] is None for event in gpipe.of("epoch", rank)] for rank in range(2)]
     assert losses == [[True] * 5, [False] * 5]

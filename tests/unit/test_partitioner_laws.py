@@ -235,7 +235,7 @@ def test_noise_grows_linearly_from_node_to_node(strength: float) -> None:
     images = rng(8).standard_normal((200, 1, 10, 10)).astype(np.float32)
     partitioner = Feature(strength=strength)
     for rank in range(1, 5):
-        noise = (partitioner.distort(images, rank, 5, rng(rank)) - images).astype(float).ravel()
+        noise = (partitioner.transform_images(images, rank, 5, rng(rank)) - images).astype(float).ravel()
         deviation = strength * rank / 4
         assert_mean_and_variance(noise, 0, deviation**2, fourth=3 * deviation**4)
         # As large where the image is bright, and on every image.
@@ -247,7 +247,7 @@ def test_quarter_turns() -> None:
     images = rng(9).standard_normal((1500, 2, 7, 7)).astype(np.float32)
     partitioner = Feature(distortion="rotation", strength=pi)
     for rank, turns in [(1, 1), (2, 2)]:
-        seen = partitioner.distort(images, rank, 3, rng())
+        seen = partitioner.transform_images(images, rank, 3, rng())
         np.testing.assert_allclose(seen, np.rot90(images, turns, axes=(2, 3)), atol=1e-5)
 
 
@@ -256,7 +256,7 @@ def test_rotation_by_any_angle(rank: int, angle: float) -> None:
     # A ramp is what bilinear interpolation gets exactly: turned by the angle, it rises in that direction.
     down, right = np.mgrid[:11, :9] - np.array([5, 4])[:, None, None]
     ramp = right[None, None].astype(np.float32)
-    seen = Feature(distortion="rotation", strength=0.6).distort(ramp, rank, 4, rng())[0, 0]
+    seen = Feature(distortion="rotation", strength=0.6).transform_images(ramp, rank, 4, rng())[0, 0]
     inside = np.hypot(down, right) <= 4  # what lies outside the image has its edge's value
     turned = right * cos(angle) - down * sin(angle)
     np.testing.assert_allclose(seen[inside], turned[inside], atol=1e-5)

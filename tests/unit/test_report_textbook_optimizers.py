@@ -67,7 +67,9 @@ def test_parameters_have_to_be_the_same() -> None:
 
 
 def test_each_twin_is_a_registered_optimiser_with_a_figure() -> None:
-    twins = {name: getattr(OPTIMIZERS.load(name), "twin", None) for name in OPTIMIZERS.entries}
+    twins = {
+        name: getattr(OPTIMIZERS.load(name), "library_equivalent", None) for name in OPTIMIZERS.entries
+    }
     assert {name for name, twin in twins.items() if twin} >= {"textbook_sgd", "textbook_adam"}
     for name, twin in twins.items():
         if twin:

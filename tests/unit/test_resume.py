@@ -60,7 +60,7 @@ def account(training: Training) -> list[Any]:
     return [told, results]
 
 
-TOLD = ("part", "split", "epoch")
+TOLD = ("partition", "coverage", "epoch")
 
 
 TRAININGS: list[tuple[Any, int, dict[str, Any]]] = [

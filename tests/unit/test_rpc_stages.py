@@ -88,7 +88,7 @@ def test_what_cannot_be_cut_is_refused(fields: dict[str, Any], reason: str) -> N
 
 def test_the_master_alone_has_samples() -> None:
     strategy = spec().strategy
-    assert (spec().parts, [strategy.reports_samples(rank, 3) for rank in range(3)]) == (
+    assert (spec().num_replicas, [strategy.reports_samples(rank, 3) for rank in range(3)]) == (
         1,
         [True, False, False],
     )
@@ -179,7 +179,7 @@ def test_what_a_part_does_in_other_threads_is_on_its_clock(part: Part, time: Tim
     part._clock.stop()
     assert steps == [2]
     seconds, cpu = part._clock.seconds, part._clock.cpu_seconds
-    # Before book_waits, which tells moving from waiting: 5 s for activations, 3 s for their gradient.
+    # Before attribute_stragglers moves waiting out of it: 5 s for activations, 3 s for their gradient.
     assert seconds["communicate"] == pytest.approx(2 * (5 + 3))
     assert seconds["compute"] == pytest.approx(2 * (1 + 2 + 0.5))
     assert cpu["compute"] == pytest.approx(2 * (0.9 + 1.5 + 0.4))
@@ -187,8 +187,8 @@ def test_what_a_part_does_in_other_threads_is_on_its_clock(part: Part, time: Tim
     assert part._clock.train_s == time.wall
 
     traffic = part._comm.traffic
-    assert traffic.receipts == [(0, 5, 1), (6, 9, 3), (15.5, 20.5, 1), (21.5, 24.5, 3)]
-    assert traffic.posts == [(6, 3), (11, 1), (21.5, 3), (26.5, 1)]
+    assert traffic.receives == [(0, 5, 1), (6, 9, 3), (15.5, 20.5, 1), (21.5, 24.5, 3)]
+    assert traffic.sends == [(6, 3), (11, 1), (21.5, 3), (26.5, 1)]
     assert traffic.bytes_to == {3: 2 * 48, 1: 2 * 48}
 
 

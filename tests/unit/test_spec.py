@@ -161,8 +161,8 @@ def test_a_partitioner_splits_among_ranks_and_the_classes_of_the_dataset() -> No
 def test_a_server_needs_a_worker_and_no_sample() -> None:
     small = {"name": "synthetic", "samples": 4}
     server = {"strategy": "parameter_server", "dataset": small}
-    assert spec(**server, nodes=5).parts == 4
-    assert spec(dataset=small, nodes=4).parts == 4
+    assert spec(**server, nodes=5).num_replicas == 4
+    assert spec(dataset=small, nodes=4).num_replicas == 4
     message = refusal(**server, nodes=6)
     assert "5 workers of 6 nodes are more than the 4 training samples of synthetic" in message
     assert "type=processes_per_node" in refusal(**server, nodes=5, processes_per_node=2)
@@ -284,12 +284,12 @@ def test_threads_that_the_quota_gives_anyway_make_no_other_run() -> None:
 
 def test_the_last_node_may_be_slower() -> None:
     run = spec(nodes=3, processes_per_node=2, cpus=4, bottleneck_cpus=2.5)
-    assert [run.cpus_of(rank) for rank in range(6)] == [4, 4, 4, 4, 2.5, 2.5]
-    assert [run.threads_of(rank) for rank in range(6)] == [2, 2, 2, 2, 1, 1]
+    assert [run.cpus_for(rank) for rank in range(6)] == [4, 4, 4, 4, 2.5, 2.5]
+    assert [run.threads_for(rank) for rank in range(6)] == [2, 2, 2, 2, 1, 1]
     assert set(run.thread_environment(0).values()) == {"2"}
     assert set(run.thread_environment(5).values()) == {"1"}
     more = spec(nodes=2, cpus=4, threads=1, bottleneck_cpus=3)
-    assert [more.threads_of(rank) for rank in range(2)] == [1, 1]  # who wants fewer gets fewer
+    assert [more.threads_for(rank) for rank in range(2)] == [1, 1]  # who wants fewer gets fewer
 
 
 def test_without_a_bottleneck_all_nodes_are_alike_and_keys_are_what_they_were() -> None:

@@ -10,12 +10,12 @@ from tests.unit.conftest import FakeTime
 from tests.unit.threads import together
 from tests.unit.training import train
 from trainer.comm.base import Communicator
-from trainer.comm.stragglers import book_waits
+from trainer.comm.stragglers import attribute_stragglers
 from trainer.core.clock import Clock
 
 
 def met(comm: Communicator, meetings: list[tuple[float, float]], extra_s: float = 0.0) -> dict[str, float]:
-    """The seconds of a rank that met the others at these times, after `book_waits`."""
+    """The seconds of a rank that met the others at these times, after `attribute_stragglers`."""
     return told(comm, meetings, extra_s)[0]
 
 
@@ -25,14 +25,14 @@ def told(
     """As `met`, and whom it has waited for."""
     now = FakeTime()
     comm.clock = Clock(now, now)
-    for part in comm.parts:
+    for part in comm.subgroups:
         part.clock = comm.clock
     comm.clock.start()
     with comm.clock.phase("communicate"):
         now.pass_(sum(left - entered for entered, left in meetings) + extra_s)
     comm.clock.stop()
-    comm.traffic.meetings = meetings
-    wait_s_by_rank = book_waits(comm)
+    comm.traffic.collectives = meetings
+    wait_s_by_rank = attribute_stragglers(comm)
     return comm.clock.seconds, wait_s_by_rank
 
 
@@ -81,12 +81,12 @@ def test_in_a_receive_a_rank_waits_until_the_sender_has_begun() -> None:
 
     def body(comm: Communicator) -> dict[str, float]:
         if comm.rank == 0:
-            comm.traffic.posts = [(3.0, 1), (4.0, 2), (7.0, 1)]
+            comm.traffic.sends = [(3.0, 1), (4.0, 2), (7.0, 1)]
             # The ends of its sends: of the last one first, which had been received from 5 on; the other
             # two it waited for from 7.5 on: rank 1 was there by then, rank 2 at 8.
-            comm.traffic.deliveries = [(7.0, 7.5, 1, 1), (7.5, 7.6, 1, 0), (7.6, 9.5, 2, 0)]
+            comm.traffic.send_waits = [(7.0, 7.5, 1, 1), (7.5, 7.6, 1, 0), (7.6, 9.5, 2, 0)]
             return met(comm, [], extra_s=2.5)
-        comm.traffic.receipts = spans[comm.rank]
+        comm.traffic.receives = spans[comm.rank]
         return met(comm, [], extra_s=sum(left - entered for entered, left, _ in spans[comm.rank]))
 
     assert [seconds["wait"] for seconds in together(3, body)] == pytest.approx([0.4, 4, 0])
@@ -95,7 +95,7 @@ def test_in_a_receive_a_rank_waits_until_the_sender_has_begun() -> None:
 def test_what_is_waited_for_in_a_part_is_booked_too() -> None:
     def body(comm: Communicator) -> dict[str, float]:
         part = comm.split(colour=comm.rank // 2)
-        part.traffic.meetings = [(float(comm.rank), 4.0)]
+        part.traffic.collectives = [(float(comm.rank), 4.0)]
         return met(comm, [], extra_s=4.0 - comm.rank)
 
     # Each waits for the one of its own colour that comes later.
@@ -109,13 +109,13 @@ def test_who_was_waited_for_is_told_rank_by_rank() -> None:
     def body(comm: Communicator) -> tuple[dict[str, float], list[float]]:
         part = comm.split(colour=int(comm.rank > 0))  # 0 alone; 1 and 2
         if comm.rank > 0:
-            part.traffic.meetings = [(30.0 + 2 * comm.rank, 34.5)]
+            part.traffic.collectives = [(30.0 + 2 * comm.rank, 34.5)]
         entered = [25.0, 22.0, 20.0][comm.rank]
         comm.traffic.shifts = [(entered, 26.0, (comm.rank - 1) % 3)]
         if comm.rank == 0:
-            comm.traffic.posts = [(40.5, 1)]
+            comm.traffic.sends = [(40.5, 1)]
         if comm.rank == 1:
-            comm.traffic.receipts = [(40.0, 41.0, 0)]
+            comm.traffic.receives = [(40.0, 41.0, 0)]
         meetings = [[(0.0, 6.0), (13.0, 14.0)], [(1.0, 6.0), (10.0, 14.0)], [(5.0, 6.0), (12.0, 14.0)]]
         return told(comm, meetings[comm.rank], extra_s=20.0)
 
@@ -140,7 +140,7 @@ def test_booking_waits_is_not_itself_counted() -> None:
 
     for comm in together(2, body):
         assert comm.traffic.bytes_sent == 0
-        assert len(comm.traffic.meetings) == 3
+        assert len(comm.traffic.collectives) == 3
 
 
 def test_a_late_rank_is_waited_for_in_earnest() -> None:
@@ -149,7 +149,7 @@ def test_a_late_rank_is_waited_for_in_earnest() -> None:
             time.sleep(0.2)
         comm.barrier()
         comm.clock.stop()
-        book_waits(comm)
+        attribute_stragglers(comm)
         return comm.clock.seconds
 
     early, late = together(2, body)

@@ -168,10 +168,10 @@ def test_a_parameter_server_with_workers_is_all_reduce_of_as_many(workers: int, 
     found = train({"name": "parameter_server", "uneven": policy}, workers + 1, **fields)
     close(found.weights, expected.weights)
     for rank in range(workers):
-        parts = [training.of("part", at) for training, at in ((expected, rank), (found, rank + 1))]
+        parts = [training.of("partition", at) for training, at in ((expected, rank), (found, rank + 1))]
         assert parts[0]
         assert [part.fields for part in parts[0]] == [part.fields for part in parts[1]]
-    splits = [training.of("split", at) for training, at in ((expected, 0), (found, 1))]
+    splits = [training.of("coverage", at) for training, at in ((expected, 0), (found, 1))]
     assert [split.fields for split in splits[0]] == [split.fields for split in splits[1]]
 
 
@@ -179,7 +179,7 @@ def test_a_server_gives_an_account_of_what_it_did_and_nothing_else() -> None:
     training = train("parameter_server", 3)
     server, *workers = training.results
     assert (server.samples, server.steps) == (0, workers[0].steps)
-    assert training.of("part") == training.of("split") == training.of("step") == []
+    assert training.of("partition") == training.of("coverage") == training.of("step") == []
     assert [point.fields["loss"] for point in training.of("epoch")] == [None, None]
     assert all(point.fields["loss"] > 0 for rank in (1, 2) for point in training.of("epoch", rank))
     for points in zip(*(training.of("epoch", rank) for rank in range(3)), strict=True):

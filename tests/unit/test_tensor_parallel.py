@@ -18,7 +18,7 @@ from tests.unit.test_conformance_models import UNSCALED
 from tests.unit.test_partitioned_models import Losses, with_losses
 from tests.unit.threads import running_clock
 from tests.unit.training import SMALL, Training, train
-from trainer.comm.memory import MemoryCommunicator, Room
+from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.data.base import Data, Split
 from trainer.data.datasets.synthetic import Synthetic
 from trainer.models.base import Pair
@@ -45,7 +45,7 @@ NARROW = [
 
 def second_of_two() -> MemoryCommunicator:
     """For what asks no more than where it is."""
-    return MemoryCommunicator(1, 2, running_clock(), Room(2))
+    return MemoryCommunicator(1, 2, running_clock(), ThreadGroup(2))
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_a_rank_holds_its_share_and_gives_account_of_it() -> None:
         )
         assert (result.steps, result.blocks) == (55, None)
     assert [result.samples for result in training.results] == [600, 0, 0, 0]
-    assert [len(training.of("part", rank)) for rank in range(4)] == [5, 0, 0, 0]
+    assert [len(training.of("partition", rank)) for rank in range(4)] == [5, 0, 0, 0]
     assert len({result.accuracy for result in training.results}) == 1
 
 

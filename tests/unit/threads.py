@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from trainer.comm.memory import MemoryCommunicator, Room
+from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.core.clock import Clock
 
 Body = Callable[[MemoryCommunicator], Any]
@@ -20,7 +20,7 @@ def running_clock() -> Clock:
 
 def together(size: int, body: Body, clock: Callable[[], Clock] = running_clock) -> list[Any]:
     """What `body` returns, or the error it raises, on each of `size` ranks."""
-    room = Room(size, timeout_s=10)
+    room = ThreadGroup(size, timeout_s=10)
     outcomes: list[Any] = [None] * size
 
     def run(rank: int) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from trainer.comm.base import CommunicationError
-from trainer.comm.memory import Room
+from trainer.comm.memory import ThreadGroup
 from trainer.core.context import NodeContext
 from trainer.core.events import Event, EventWriter
 from trainer.core.result import TrainResult
@@ -81,7 +81,7 @@ def train(strategy: Any, ranks: int = 2, checkpoints: Path | None = None, **fiel
     spec = RunSpec.model_validate({**run, "save_weights": True})
     task = Task(spec, Path())
     assert task.data  # loaded before the ranks are started
-    room = Room(spec.world_size, timeout_s=20)
+    room = ThreadGroup(spec.world_size, timeout_s=20)
     outcomes: list[TrainResult | Exception] = [TimeoutError("a rank waits for ever")] * spec.world_size
     notes = [Notes(rank) for rank in range(spec.world_size)]
     with tempfile.TemporaryDirectory() as name, threads_in_torch(spec.threads):
@@ -100,7 +100,7 @@ def train(strategy: Any, ranks: int = 2, checkpoints: Path | None = None, **fiel
                 outcomes[rank] = spec.strategy.train(context, task, notes[rank])
             except Exception as error:
                 outcomes[rank] = error
-                room.break_up()
+                room.abort()
 
         threads = [
             threading.Thread(target=rank_trains, args=(rank,), daemon=True)

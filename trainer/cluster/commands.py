@@ -99,7 +99,7 @@ def environment(assignment: RankAssignment, pid: int) -> dict[str, str]:
         ),
         # mpirun would collect its ranks' output; a node's belongs in its own log.
         **({"SHARDYARD_CONSOLE": f"/proc/{pid}/fd/1"} if assignment.spec.topology == "mpi" else {}),
-        **({"SHARDYARD_CPU_QUOTA": f"{spec.cpus_of(first):g}"} if slower else {}),
+        **({"SHARDYARD_CPU_QUOTA": f"{spec.cpus_for(first):g}"} if slower else {}),
     }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster.rank_assignment import Agent, AssignmentError, RankAssignment
-from trainer.core.events import EXIT_REPORTS, Event, readable, signal_name
+from trainer.core.events import EXIT_REPORTS, Event, format_event, signal_name
 from trainer.elastic.attempts import Tally
 
 WEIGHTS = "weights.npy"  # the one file that a member sends, and only rank 0's
@@ -192,7 +192,11 @@ class RunRecord:
         return [
             f"  trained {samples:,} samples in {train_s:.2f} s, {samples / train_s:,.0f} samples/s",
             f"  test accuracy {results[0]['accuracy']:.1%}, {self._weights(results)}",
-            *([f"  {readable(self._resumed)}; what was lost is not in its time"] if self._resumed else []),
+            *(
+                [f"  {format_event(self._resumed)}; what was lost is not in its time"]
+                if self._resumed
+                else []
+            ),
         ]
 
     def _weights(self, results: Sequence[Mapping[str, Any]]) -> str:
@@ -200,7 +204,7 @@ class RunRecord:
         spec = self._roster.spec
         whose = "copies" if spec.strategy.partitions_model else "ranks"
         digests = {result["weights_digest"] for result in results if result["weights_digest"]}
-        if spec.strategy.partitions_model and spec.parts == 1:
+        if spec.strategy.partitions_model and spec.num_replicas == 1:
             return f"one model on {spec.size_label}"
         if len(digests) == 1:
             return f"same weights on all {whose}"

@@ -1,4 +1,4 @@
-"""The Communicator: the few collectives that our own strategies are written on."""
+"""Communicator: the collectives and point-to-point sends on which strategies are written."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Op = Literal["sum", "mean"]
 
 
 class CommunicationError(Exception):
-    """The transport failed, most often because a peer is gone. The message says what it was doing."""
+    """The transport failed, most often because a peer has ended. The message names the operation."""
 
 
 @contextmanager
-def named(doing: str) -> Iterator[None]:
-    """Turn torch's RuntimeError, a page of C++ frames, into one line that says what was going on."""
+def communication_errors(doing: str) -> Iterator[None]:
+    """Re-raise torch's RuntimeError, a page of C++ frames, as one line: "all-reduce failed: reason"."""
     try:
         yield
     except RuntimeError as error:
@@ -33,35 +33,38 @@ def named(doing: str) -> Iterator[None]:
         raise CommunicationError(f"{doing} failed: {reason}") from error
 
 
-class Sending:
-    """A send that has begun. The buffer must not change until `wait` has come back."""
+class SendRequest:
+    """A send in progress. The buffer must not change until `wait` returns."""
 
     def __init__(
-        self, comm: Communicator, buffer: Tensor, to: int, finish: Callable[[], None], number: int | None
+        self, comm: Communicator, buffer: Tensor, to: int, finish: Callable[[], None], index: int | None
     ) -> None:
-        """finish: what waits for its end. number: of the sends to that rank; None if it is not counted."""
-        self._comm, self._to, self._finish, self._number = comm, to, finish, number
-        self._buffer = buffer  # lives as long as a transport reads it
+        """
+        Args:
+            finish: Blocks until the transport no longer reads the buffer.
+            index: The number of this send among those to `to`; None if the clock was not counting.
+        """
+        self._comm, self._to, self._finish, self._index = comm, to, finish, index
+        self._buffer = buffer  # keeps the memory alive while the transport reads it
 
     def wait(self) -> None:
-        """Return when the buffer may be changed again. Raises CommunicationError."""
+        """Block until the buffer may be reused. Raises CommunicationError."""
         with self._comm.clock.phase("communicate") as span:
             self._finish()
-        if span.counted and self._number is not None:
-            delivery = (span.entered, span.left, self._to, self._number)
-            self._comm.traffic.deliveries.append(delivery)
+        if span.counted and self._index is not None:
+            self._comm.traffic.send_waits.append((span.entered, span.left, self._to, self._index))
 
 
 class Communicator(ABC):
-    """Collectives on flat contiguous float32 buffers, in place. Every rank calls them in one order.
+    """Collectives on flat contiguous float32 buffers. All ranks must call them in the same order.
 
-    Bytes and seconds are counted here and nowhere else, and only while the clock counts training.
+    This class counts bytes and seconds, while the clock counts training; transports only move data.
     Methods raise CommunicationError.
     """
 
     topology: ClassVar[str]  # how nodes that use this transport are wired and started
-    # Where buffers, model and samples live, as torch names it. A class says the kind ("cuda"), a rank's
-    # communicator the very one ("cuda:0").
+    # torch device of buffers, model and samples: the type ("cuda") on a class, the device ("cuda:0") on an
+    # instance.
     device: str = "cpu"
 
     def __init__(self, rank: int, size: int, clock: Clock) -> None:
@@ -69,40 +72,40 @@ class Communicator(ABC):
         self.size = size
         self.clock = clock
         self.traffic = Traffic()
-        self.parts: list[Communicator] = []  # made by `split`
-        # Of a part: the ranks that its own have where it was split off.
-        self.members: Sequence[int] = range(size)
+        self.subgroups: list[Communicator] = []  # created by `split`
+        # The rank in the parent communicator of each rank here.
+        self.parent_ranks: Sequence[int] = range(size)
 
     @classmethod
     @abstractmethod
     def connect(cls, context: NodeContext, clock: Clock) -> Communicator:
-        """Meet the other ranks. Returns once all of them are there."""
+        """Connect to the other ranks. Returns once all of them have connected."""
 
     def all_reduce(self, buffer: Tensor, op: Op) -> None:
-        """Replace `buffer`, shape (n,), by the elementwise sum or mean over all ranks."""
+        """Replace `buffer`, shape (n,), in place by its elementwise sum or mean over all ranks."""
         with self.clock.phase("communicate") as span:
             if self.size > 1:
                 self._all_reduce(buffer)
                 if op == "mean":
                     buffer.div_(self.size)
-        self._met(span, 2 * buffer.nbytes * (self.size - 1) / self.size)
+        self._record_collective(span, 2 * buffer.nbytes * (self.size - 1) / self.size)
 
     def all_gather(self, buffer: Tensor) -> Tensor:
         """The ranks' buffers, each of shape (n,), as one tensor of shape (size, n)."""
         with self.clock.phase("communicate") as span:
             gathered = self._all_gather(buffer) if self.size > 1 else buffer.clone().unsqueeze(0)
-        self._met(span, buffer.nbytes * (self.size - 1))
+        self._record_collective(span, buffer.nbytes * (self.size - 1))
         return gathered
 
     def all_to_all(self, buffer: Tensor) -> Tensor:
-        """Row i of `buffer`, shape (size, n), goes to rank i. Returns what came, row i from rank i."""
+        """Send row i of `buffer`, shape (size, n), to rank i. Row i of the result comes from rank i."""
         with self.clock.phase("communicate") as span:
             received = self._all_to_all(buffer) if self.size > 1 else buffer.clone()
-        self._met(span, buffer.nbytes * (self.size - 1) / self.size)
+        self._record_collective(span, buffer.nbytes * (self.size - 1) / self.size)
         return received
 
     def gather(self, buffer: Tensor, root: int) -> Tensor | None:
-        """The ranks' buffers, each of shape (n,), as one tensor of shape (size, n) on rank `root`."""
+        """The ranks' buffers, each of shape (n,), as shape (size, n) on rank `root`; None elsewhere."""
         gathered = None
         with self.clock.phase("communicate") as span:
             if self.rank != root:
@@ -114,20 +117,20 @@ class Communicator(ABC):
                         gathered[rank] = buffer
                     else:
                         self._recv(gathered[rank], rank)
-        self._met(span, 0 if self.rank == root else buffer.nbytes)
+        self._record_collective(span, 0 if self.rank == root else buffer.nbytes)
         return gathered
 
     def broadcast(self, buffer: Tensor, root: int) -> None:
-        """Replace `buffer`, shape (n,), by the one of rank `root`."""
+        """Replace `buffer`, shape (n,), in place by the one of rank `root`."""
         with self.clock.phase("communicate") as span:
             if self.size > 1:
                 self._broadcast(buffer, root)
-        self._met(span, buffer.nbytes * (self.size - 1) if self.rank == root else 0)
+        self._record_collective(span, buffer.nbytes * (self.size - 1) if self.rank == root else 0)
 
     def shift(self, buffer: Tensor, distance: int) -> Tensor:
-        """Give `buffer`, shape (n,), to the rank `distance` further on; returns what has come the same way.
+        """Send `buffer`, shape (n,), around the ring of ranks; every rank calls it.
 
-        Ranks stand in a ring: rank r hears rank (r - distance) mod size. Every rank calls it.
+        Rank r sends to rank (r + distance) mod size and returns the buffer of rank (r - distance) mod size.
         """
         if distance % self.size == 0:
             return buffer.clone()
@@ -140,66 +143,74 @@ class Communicator(ABC):
         return received
 
     def send(self, buffer: Tensor, to: int) -> None:
-        """Send `buffer`, shape (n,), to rank `to`; returns when it may be changed again."""
+        """Send `buffer`, shape (n,), to rank `to`. Returns when the buffer may be reused."""
         self.isend(buffer, to).wait()
 
-    def isend(self, buffer: Tensor, to: int) -> Sending:
-        """Begin to send `buffer`, shape (n,), to rank `to`. Messages between two ranks keep their order."""
+    def isend(self, buffer: Tensor, to: int) -> SendRequest:
+        """Start to send `buffer`, shape (n,), to rank `to`. Messages between two ranks stay in order."""
         with self.clock.phase("communicate") as span:
             finish = self._isend(buffer, to)
-        number = self.traffic.post(span.entered, to, buffer.nbytes) if span.counted else None
-        return Sending(self, buffer, to, finish, number)
+        index = self.traffic.record_send(span.entered, to, buffer.nbytes) if span.counted else None
+        return SendRequest(self, buffer, to, finish, index)
 
     def recv(self, buffer: Tensor, source: int) -> None:
-        """Replace `buffer`, shape (n,), by what rank `source` sends next."""
+        """Replace `buffer`, shape (n,), in place by the next message from rank `source`."""
         with self.clock.phase("communicate") as span:
             self._recv(buffer, source)
         if span.counted:
-            self.traffic.receipts.append((span.entered, span.left, source))
+            self.traffic.receives.append((span.entered, span.left, source))
 
     def split(self, colour: int) -> Communicator:
-        """The communicator of the ranks that name the same colour, in the order of their ranks here.
+        """A communicator over the ranks with the same colour, in rank order; every rank calls it.
 
-        Every rank calls it. What goes over it is counted in `bytes_sent` of this one, too.
+        As MPI_Comm_split. Its traffic also counts in `bytes_sent` and `bytes_to` of this communicator.
         """
         import torch
 
-        mine = torch.tensor([float(colour)], device=self.device)
-        colours = self.all_gather(mine).flatten().tolist()
+        own = torch.tensor([float(colour)], device=self.device)
+        colours = self.all_gather(own).flatten().tolist()
         groups = [
             [rank for rank in range(self.size) if colours[rank] == each] for each in sorted({*colours})
         ]
         number = next(number for number, group in enumerate(groups) if self.rank in group)
-        part = self._split(groups, number)
-        part.members = groups[number]
-        self.parts.append(part)
-        return part
+        subgroup = self._split(groups, number)
+        subgroup.parent_ranks = groups[number]
+        self.subgroups.append(subgroup)
+        return subgroup
+
+    def all_gather_float64(self, values: Tensor) -> Tensor:
+        """The ranks' float64 values, each of shape (n,), as a tensor of shape (size, n), bit for bit."""
+        import torch
+
+        # Transports carry float32; the two halves of a float64 travel as the bits of two of them.
+        return self.all_gather(values.view(torch.float32)).view(torch.float64)
 
     @property
     def bytes_sent(self) -> float:
-        """Payload bytes that this rank has sent, see Traffic; over what was split off, too."""
-        return self.traffic.bytes_sent + sum(part.bytes_sent for part in self.parts)
+        """Payload bytes that this rank sent, see Traffic, subgroups included."""
+        return self.traffic.bytes_sent + sum(subgroup.bytes_sent for subgroup in self.subgroups)
 
     @property
     def bytes_to(self) -> Counter[int]:
-        """Payload bytes of `send` and `isend` by receiver; over what was split off, too."""
+        """Payload bytes of `send` and `isend` by receiver, subgroups included."""
         sent = self.traffic.bytes_to.copy()
-        for part in self.parts:
-            sent.update({part.members[to]: payload for to, payload in part.bytes_to.items()})
+        for subgroup in self.subgroups:
+            ranks = subgroup.parent_ranks
+            sent.update({ranks[to]: payload for to, payload in subgroup.bytes_to.items()})
         return sent
 
     def barrier(self) -> None:
-        """Return when every rank has come here."""
+        """Return when every rank has entered the barrier."""
         with self.clock.phase("communicate") as span:
             if self.size > 1:
                 self._barrier()
-        self._met(span, 0)
+        self._record_collective(span, 0)
 
     def close(self) -> None:  # noqa: B027  (optional)
-        """Part from the other ranks in good order. Not called after a failure: see `abort`."""
+        """Disconnect from the other ranks after success; after a failure `abort` is called instead."""
 
     def abort(self) -> None:  # noqa: B027  (optional)
-        """Tell the other ranks that this one has failed, where the transport can."""
+        """Make the other ranks fail, where the transport can: this rank has failed."""
 
     @abstractmethod
     def _all_reduce(self, buffer: Tensor) -> None: ...
@@ -217,22 +228,22 @@ class Communicator(ABC):
     def _barrier(self) -> None: ...
     @abstractmethod
     def _split(self, groups: list[list[int]], number: int) -> Communicator:
-        """The communicator of groups[number], in which this rank is; every rank is in one of them."""
+        """The communicator of groups[number], to which this rank belongs. Every rank is in one group."""
 
     def _isend(self, buffer: Tensor, to: int) -> Callable[[], None]:
-        """For transports whose send does not wait for the receiver."""
+        """Default for transports whose send does not block on the receiver."""
         self._send(buffer, to)
         return lambda: None
 
     def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
-        """For transports whose send does not wait for the receiver; on others all would wait for all."""
+        """Default for transports whose send does not block on the receiver; others would deadlock."""
         received = buffer.new_empty(buffer.shape)
         self._send(buffer, to)
         self._recv(received, source)
         return received
 
-    def _met(self, span: Span, sent: float) -> None:
-        """Account for a collective in which this rank has sent so many bytes."""
+    def _record_collective(self, span: Span, sent: float) -> None:
+        """Record a collective in which this rank sent `sent` bytes."""
         if span.counted:
             self.traffic.bytes_sent += sent
-            self.traffic.meetings.append((span.entered, span.left))
+            self.traffic.collectives.append((span.entered, span.left))

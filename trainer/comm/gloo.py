@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainer.comm.base import Communicator, named
+from trainer.comm.base import Communicator, communication_errors
 from trainer.core.clock import Clock
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class TorchDistCommunicator(Communicator):
         from trainer.comm.attempt_store import attempt_store
 
         place, store = context.rendezvous, None
-        with named(f"meeting of {context.size} ranks at {place}"):
+        with communication_errors(f"meeting of {context.size} ranks at {place}"):
             if context.attempt is not None:
                 store = attempt_store(context)
             elif place[:1] == "/":
@@ -64,41 +64,41 @@ class TorchDistCommunicator(Communicator):
         self._dist.destroy_process_group()
 
     def _all_reduce(self, buffer: Tensor) -> None:
-        with named("all-reduce"):
+        with communication_errors("all-reduce"):
             self._dist.all_reduce(buffer, group=self._group)
 
     def _all_gather(self, buffer: Tensor) -> Tensor:
         gathered = buffer.new_empty(self.size, buffer.numel())
-        with named("all-gather"):
+        with communication_errors("all-gather"):
             self._dist.all_gather(list(gathered.unbind()), buffer, group=self._group)
         return gathered
 
     def _all_to_all(self, buffer: Tensor) -> Tensor:
         received = buffer.new_empty(buffer.shape)
-        with named("all-to-all"):
+        with communication_errors("all-to-all"):
             self._dist.all_to_all_single(received, buffer, group=self._group)
         return received
 
     def _broadcast(self, buffer: Tensor, root: int) -> None:
-        with named("broadcast"):
+        with communication_errors("broadcast"):
             self._dist.broadcast(buffer, src=self._ranks[root], group=self._group)
 
     def _send(self, buffer: Tensor, to: int) -> None:
-        with named("send"):
+        with communication_errors("send"):
             self._dist.send(buffer, dst=self._ranks[to], group=self._group)
 
     def _isend(self, buffer: Tensor, to: int) -> Callable[[], None]:
-        with named("send"):
+        with communication_errors("send"):
             request = self._dist.isend(buffer, dst=self._ranks[to], group=self._group)
 
         def finish() -> None:
-            with named("send"):
+            with communication_errors("send"):
                 request.wait()
 
         return finish
 
     def _recv(self, buffer: Tensor, source: int) -> None:
-        with named("receive"):
+        with communication_errors("receive"):
             self._dist.recv(buffer, src=self._ranks[source], group=self._group)
 
     def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
@@ -107,7 +107,7 @@ class TorchDistCommunicator(Communicator):
             self._dist.P2POp(self._dist.isend, buffer, self._ranks[to], group=self._group),
             self._dist.P2POp(self._dist.irecv, received, self._ranks[source], group=self._group),
         ]
-        with named("shift"):
+        with communication_errors("shift"):
             for request in self._dist.batch_isend_irecv(both):
                 request.wait()
         return received
@@ -127,7 +127,7 @@ class TorchDistCommunicator(Communicator):
         return part
 
     def _barrier(self) -> None:
-        with named("barrier"):
+        with communication_errors("barrier"):
             self._dist.barrier(group=self._group)
 
 

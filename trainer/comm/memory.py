@@ -23,34 +23,34 @@ POLL_S = 0.1  # a mailbox cannot be woken by `abort`
 
 
 @dataclass
-class Room:
+class ThreadGroup:
     """Where the ranks of one process meet."""
 
     size: int
     timeout_s: float = 600.0
     slots: list[Tensor | None] = field(init=False)
-    door: threading.Barrier = field(init=False)
+    barrier: threading.Barrier = field(init=False)
     mail: dict[tuple[int, int], Queue[Tensor]] = field(init=False)
-    side_rooms: dict[tuple[int, ...], Room] = field(default_factory=dict, init=False)
+    subgroups: dict[tuple[int, ...], ThreadGroup] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.slots = [None] * self.size
-        self.door = threading.Barrier(self.size)
+        self.barrier = threading.Barrier(self.size)
         ranks = range(self.size)
         self.mail = {(source, to): Queue() for source in ranks for to in ranks}
 
-    def side_room(self, ranks: Sequence[int]) -> Room:
+    def subgroup(self, ranks: Sequence[int]) -> ThreadGroup:
         """Where these ranks alone meet."""
-        room = self.side_rooms.setdefault(tuple(ranks), Room(len(ranks), self.timeout_s))  # atomic
-        if self.door.broken:
-            room.break_up()
+        room = self.subgroups.setdefault(tuple(ranks), ThreadGroup(len(ranks), self.timeout_s))  # atomic
+        if self.barrier.broken:
+            room.abort()
         return room
 
-    def break_up(self) -> None:
+    def abort(self) -> None:
         """Let whoever waits here, or comes later, fail."""
-        self.door.abort()
-        for room in [*self.side_rooms.values()]:
-            room.break_up()
+        self.barrier.abort()
+        for room in [*self.subgroups.values()]:
+            room.abort()
 
 
 class MemoryCommunicator(Communicator):
@@ -61,21 +61,21 @@ class MemoryCommunicator(Communicator):
 
     topology: ClassVar[str] = "single"
 
-    def __init__(self, rank: int, size: int, clock: Clock, room: Room) -> None:
+    def __init__(self, rank: int, size: int, clock: Clock, room: ThreadGroup) -> None:
         super().__init__(rank, size, clock)
         self._room = room
 
     @classmethod
     def connect(cls, context: NodeContext, clock: Clock) -> MemoryCommunicator:
-        room = context.room or Room(context.size, context.timeout_s)
+        room = context.room or ThreadGroup(context.size, context.timeout_s)
         return cls(context.rank, context.size, clock, room)
 
     def abort(self) -> None:
-        self._room.break_up()
+        self._room.abort()
 
     def _meet(self) -> None:
         try:
-            self._room.door.wait(self._room.timeout_s)
+            self._room.barrier.wait(self._room.timeout_s)
         except threading.BrokenBarrierError:
             raise CommunicationError(PEER_FAILED) from None
 
@@ -106,7 +106,7 @@ class MemoryCommunicator(Communicator):
     def _recv(self, buffer: Tensor, source: int) -> None:
         box = self._room.mail[source, self.rank]
         deadline = time.monotonic() + self._room.timeout_s
-        while not self._room.door.broken and time.monotonic() < deadline:
+        while not self._room.barrier.broken and time.monotonic() < deadline:
             try:
                 buffer.copy_(box.get(timeout=POLL_S))
             except Empty:
@@ -119,5 +119,5 @@ class MemoryCommunicator(Communicator):
 
     def _split(self, groups: list[list[int]], number: int) -> MemoryCommunicator:
         group = groups[number]
-        room = self._room.side_room(group)
+        room = self._room.subgroup(group)
         return MemoryCommunicator(group.index(self.rank), len(group), self.clock, room)

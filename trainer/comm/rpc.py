@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
-from trainer.comm.base import CommunicationError, Communicator, named
+from trainer.comm.base import CommunicationError, Communicator, communication_errors
 from trainer.core.clock import Clock
 
 if TYPE_CHECKING:
@@ -71,11 +71,14 @@ class RpcCommunicator(Communicator):
         # A peer that is ready earlier may write at once.
         _mailbox.update((rank, SimpleQueue()) for rank in range(context.size))
         store = _roll_call(context)
-        with named(f"meeting of {context.size} ranks at {context.rendezvous}"), warnings.catch_warnings():
+        with (
+            communication_errors(f"meeting of {context.size} ranks at {context.rendezvous}"),
+            warnings.catch_warnings(),
+        ):
             # Of what torch itself does in there, in every node's log.
             warnings.filterwarnings("ignore", "You are using a Backend", UserWarning)
             rpc.init_rpc(
-                node(context.rank),
+                worker_name(context.rank),
                 rank=context.rank,
                 world_size=context.size,
                 rpc_backend_options=rpc.TensorPipeRpcBackendOptions(
@@ -94,7 +97,7 @@ class RpcCommunicator(Communicator):
         # All ranks leave together, and each stays until it has answered the last request.
         if self.size > 1:
             self._barrier()
-        with named("parting"):
+        with communication_errors("parting"):
             self._rpc.shutdown(graceful=True, timeout=self._timeout_s)
             # The shutdown counts calls in the store, which lives in rank 0's process: that goes last.
             if self.rank == 0:
@@ -162,12 +165,12 @@ class RpcCommunicator(Communicator):
         answers = {}
         for to, piece in pieces.items():
             peer, mine = self._ranks[to], self._ranks[self.rank]
-            with reaching(peer, "sending to"):
+            with rpc_errors(peer, "sending to"):
                 answers[peer] = self._rpc.rpc_async(
-                    node(peer), _deliver, args=(mine, _alone(piece)), timeout=self._timeout_s
+                    worker_name(peer), _deliver, args=(mine, _alone(piece)), timeout=self._timeout_s
                 )
         for peer, answer in answers.items():
-            with reaching(peer, "sending to"):
+            with rpc_errors(peer, "sending to"):
                 answer.wait()
 
     def _take(self, source: int) -> Tensor:
@@ -185,15 +188,15 @@ class RpcCommunicator(Communicator):
         )
 
 
-def node(rank: int) -> str:
+def worker_name(rank: int) -> str:
     """What torch RPC calls a rank."""
     return f"node-{rank}"
 
 
 @contextmanager
-def reaching(rank: int, doing: str) -> Iterator[None]:
+def rpc_errors(rank: int, doing: str) -> Iterator[None]:
     """Turn the failure of a request to `rank` into a CommunicationError: "waiting for node 1 failed"."""
-    with named(f"{doing} node {rank}"):
+    with communication_errors(f"{doing} node {rank}"):
         yield
 
 
@@ -209,20 +212,20 @@ class Heartbeat:
         failure. Raises CommunicationError if the rank has not answered within `timeout_s`, or is gone."""
         from torch.distributed import rpc
 
-        with reaching(self._rank, "waiting for"):
+        with rpc_errors(self._rank, "waiting for"):
             if self._answer is None or self._answer.done():
                 if self._answer is not None:
                     self._answer.wait()
-                self._answer = rpc.rpc_async(node(self._rank), _answer, timeout=self._timeout_s)
+                self._answer = rpc.rpc_async(worker_name(self._rank), _answer, timeout=self._timeout_s)
 
 
-def assign_ranks(ranks: Iterable[int]) -> None:
+def check_alive(ranks: Iterable[int]) -> None:
     """Raises CommunicationError unless each of the ranks says within ROLL_CALL_S that it is there."""
     from torch.distributed import rpc
 
-    calls = [(rank, rpc.rpc_async(node(rank), _answer, timeout=ROLL_CALL_S)) for rank in ranks]
+    calls = [(rank, rpc.rpc_async(worker_name(rank), _answer, timeout=ROLL_CALL_S)) for rank in ranks]
     for rank, call in calls:
-        with reaching(rank, "calling"):
+        with rpc_errors(rank, "calling"):
             call.wait()
 
 
@@ -253,7 +256,7 @@ def _roll_call(context: NodeContext) -> Store:
     everyone = [f"here/{each}" for each in range(size)]
     url = urlsplit(place)
     store: Store
-    with named(f"meeting at {place}"):
+    with communication_errors(f"meeting at {place}"):
         if place.startswith("/"):
             store = FileStore(place, size)
         elif url.scheme == "tcp" and url.hostname and url.port:

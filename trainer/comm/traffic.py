@@ -1,4 +1,4 @@
-"""What a rank sent, and when it met the others: the Communicator's books."""
+"""Traffic: the bytes that a rank sent, and when it entered and left each exchange."""
 
 from __future__ import annotations
 
@@ -10,42 +10,48 @@ from typing import Any
 
 @dataclass
 class Traffic:
-    """What this rank sent, and when it met the others. Times are in seconds of the clock.
+    """What one rank sent, and the times of its exchanges in seconds of the clock.
 
-    bytes_sent: payload bytes that leave this rank at the bandwidth-optimal cost of each collective
-    for n bytes and P ranks: all-reduce 2n(P-1)/P, reduce-scatter n(P-1)/P, all-gather n(P-1), all-to-all
-    n(P-1)/P, gather n from all but the root, broadcast n(P-1) from the root, shift and send n. Protocol
-    headers and what a library's algorithm sends beyond that are not in it.
-    bytes_to: of them, those of `send` and `isend`, by the rank that they went to.
-    meetings: (entered, left) of every collective, in order. shifts: the same of every shift, and the rank
-    whose buffer it waited for. posts: (time, receiver) of every send, when it was begun. deliveries:
-    (entered, left, receiver, which of the sends to it, from 0) of every wait for the end of a send.
-    receipts: (entered, left, sender) of every receive.
+    Attributes:
+        bytes_sent: Payload bytes that leave this rank at the bandwidth-optimal cost of each collective.
+            For n bytes and P ranks: all-reduce 2n(P-1)/P, reduce-scatter n(P-1)/P, all-gather n(P-1),
+            all-to-all n(P-1)/P, gather n on all ranks but the root, broadcast n(P-1) on the root, shift
+            and send n. Protocol headers, and bytes that a library's algorithm sends beyond the optimum, do
+            not count.
+        bytes_to: The part of `bytes_sent` sent by `send` and `isend`, by receiver.
+        collectives: (entered, left) of every collective, in order.
+        shifts: (entered, left, source) of every shift.
+        sends: (started, receiver) of every send.
+        send_waits: (entered, left, receiver, index) of every wait for a send to complete. index: the
+            number of that send among those to the receiver, from 0.
+        receives: (entered, left, sender) of every receive.
     """
 
     bytes_sent: float = 0.0
     bytes_to: Counter[int] = field(default_factory=Counter)
-    meetings: list[tuple[float, float]] = field(default_factory=list)
+    collectives: list[tuple[float, float]] = field(default_factory=list)
     shifts: list[tuple[float, float, int]] = field(default_factory=list)
-    posts: list[tuple[float, int]] = field(default_factory=list)
-    deliveries: list[tuple[float, float, int, int]] = field(default_factory=list)
-    receipts: list[tuple[float, float, int]] = field(default_factory=list)
-    _posted: Counter[int] = field(default_factory=Counter)
+    sends: list[tuple[float, int]] = field(default_factory=list)
+    send_waits: list[tuple[float, float, int, int]] = field(default_factory=list)
+    receives: list[tuple[float, float, int]] = field(default_factory=list)
+    _send_counts: Counter[int] = field(default_factory=Counter)
 
     def state(self) -> dict[str, Any]:
-        """All of it, as plain values; to be written down before anything else is sent."""
-        books = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: dict(book) if isinstance(book, Counter) else book for name, book in books.items()}
+        """All fields as plain values for a checkpoint. The lists are not copied."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {
+            name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` has given in another process."""
-        for name, book in state.items():
-            setattr(self, name, Counter(book) if isinstance(book, dict) else book)
+        """Continue from a `state` that another process saved."""
+        for name, value in state.items():
+            setattr(self, name, Counter(value) if isinstance(value, dict) else value)
 
-    def post(self, at: float, to: int, payload: int) -> int:
-        """A send of so many bytes has begun. Returns which of the sends to that rank it is, from 0."""
+    def record_send(self, at: float, to: int, payload: int) -> int:
+        """Record the start of a send of `payload` bytes. Returns its number among the sends to `to`."""
         self.bytes_sent += payload
         self.bytes_to[to] += payload
-        self.posts.append((at, to))
-        self._posted[to] += 1
-        return self._posted[to] - 1
+        self.sends.append((at, to))
+        self._send_counts[to] += 1
+        return self._send_counts[to] - 1

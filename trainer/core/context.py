@@ -12,7 +12,7 @@ from trainer.spec.registries import TRANSPORTS
 
 if TYPE_CHECKING:
     from trainer.comm.base import Communicator
-    from trainer.comm.memory import Room
+    from trainer.comm.memory import ThreadGroup
     from trainer.core.clock import Clock
     from trainer.spec.run_spec import RunSpec
 
@@ -58,7 +58,7 @@ class NodeContext:
     attempt: int | None = None
     oversubscribed: bool = False
     timeout_s: float = 600.0
-    room: Room | None = None
+    room: ThreadGroup | None = None
     shared: Any = None
     out_dir: Path | None = None
     checkpoints_dir: Path | None = None
@@ -92,7 +92,7 @@ class NodeContext:
             checkpoints_dir=Path(env["SHARDYARD_CHECKPOINTS"]) if "SHARDYARD_CHECKPOINTS" in env else None,
         )
 
-    def as_rank(self, rank: int, room: Room | None = None) -> NodeContext:
+    def as_rank(self, rank: int, room: ThreadGroup | None = None) -> NodeContext:
         """The place of another rank that lives in this process or is forked from it."""
         return replace(self, rank=rank, room=room)
 

@@ -8,8 +8,8 @@ fields of its kind:
 | start | the process is up | pid, attempt (from 0, where torchrun starts ranks again) |
 | train_start | clock starts, all ranks ready | parameters |
 | step | at most twice a second | epoch, epochs, step, steps, loss, accuracy (of the batch), samples_per_s |
-| part | a node finished an epoch | see certificate.PartRecord |
-| split | the first rank that trains, likewise | see certificate.EpochRecord |
+| part | a node finished an epoch | see certificate.PartitionRecord |
+| split | the first rank that trains, likewise | see certificate.CoverageRecord |
 | epoch | an epoch was evaluated | epoch, epochs, train_s, lr, loss (none of a server), accuracy, |
 | | | test_loss, target_reached (training ends here), consensus_distance (of replicas that differ) |
 | checkpoint | one was taken | epoch (whole ones), step (of the next), bytes, seconds |
@@ -106,13 +106,13 @@ class EventWriter:
 
     def write(self, kind: str, **fields: Any) -> None:
         event = self._kept(kind, fields)
-        if line := readable(event):
+        if line := format_event(event):
             self._console.write(
                 self._prefix.replace("{rank}", str(self.rank)) + line + "\n"
             )  # one write: lines of ranks that share a console stay whole
             self._console.flush()
 
-    def write_again(self, kind: str, **fields: Any) -> None:
+    def write_quietly(self, kind: str, **fields: Any) -> None:
         """Put on record what an earlier attempt has told already: nobody has to read it twice."""
         self._kept(kind, fields)
 
@@ -186,7 +186,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def split_digest(part_digests: Iterable[str]) -> str:
+def combined_digest(part_digests: Iterable[str]) -> str:
     """16 hex digits that name a whole split: its parts' digests in rank order.
 
     The first rank that trains reports it of the split (`split`), every rank its part's as fed (`part`):
@@ -195,7 +195,7 @@ def split_digest(part_digests: Iterable[str]) -> str:
     return sha256("".join(part_digests).encode()).hexdigest()[:16]
 
 
-def readable(event: Event) -> str | None:
+def format_event(event: Event) -> str | None:
     """The line a person sees for an event, or None for those that only programs need."""
     fields = event.fields
     match event.kind:

@@ -35,7 +35,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Scale:
+class PixelScale:
     """The way back from normalised images to pixels: images × deviation + mean.
 
     Pixels lie between 0 and 1, the darkest and the brightest of the training split. Both arrays: float32,
@@ -53,7 +53,7 @@ class Data:
     train: Split
     test: Split
     classes: int
-    scale: Scale
+    scale: PixelScale
 
 
 class Dataset(Component):
@@ -96,7 +96,7 @@ class Partitioner(Component):
     disjoint: ClassVar[bool]  # no sample is on two nodes
     covers: ClassVar[bool]  # every sample is on some node
     random: ClassVar[bool] = True  # another seed is another split
-    distorts: ClassVar[bool] = False  # nodes see their images changed, see `distort`
+    transforms_images: ClassVar[bool] = False  # nodes see their images changed, see `distort`
 
     reshuffle: bool = Field(False, description="split again in every epoch instead of once per run")
 
@@ -125,7 +125,7 @@ class Partitioner(Component):
         is repeated or left out to make them equal. Raises DataError if a part would be empty.
         """
 
-    def distort(self, images: Images, rank: int, parts: int, rng: np.random.Generator) -> Images:
+    def transform_images(self, images: Images, rank: int, parts: int, rng: np.random.Generator) -> Images:
         """The training images of node `rank` as it sees them; the test split is never distorted.
 
         images: float32, shape (samples, channels, height, width), left as they are. On the first node

@@ -1,7 +1,7 @@
 """The certificate: what share of the training set was really used, by whom, and with which labels.
 
-Two kinds of record make it up. Every node writes a `PartRecord` of the samples it fed to its model in
-an epoch; the first that trains an `EpochRecord` of the split as a whole. A digest ties them together: the
+Two kinds of record make it up. Every node writes a `PartitionRecord` of the samples it fed to its model in
+an epoch; the first that trains a `CoverageRecord` of all partitions. A digest ties them together: the
 epoch's digest is computed from the split, the parts' digests from the samples as they were fed.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainer.core.events import split_digest
+from trainer.core.events import combined_digest
 from trainer.data.base import Indices, Labels
 
 Counts = npt.NDArray[np.int64]
@@ -60,7 +60,7 @@ def earth_movers_distance(p_counts: npt.ArrayLike, q_counts: npt.ArrayLike) -> f
 
 
 @dataclass(frozen=True)
-class PartRecord:
+class PartitionRecord:
     """What one node fed to its model in one epoch."""
 
     epoch: int
@@ -74,7 +74,7 @@ class PartRecord:
     @classmethod
     def of(
         cls, epoch: int, fed: Indices, labels: Labels, classes: int, before: Counts | None = None
-    ) -> PartRecord:
+    ) -> PartitionRecord:
         """fed: samples of this epoch. before: samples per class in earlier epochs, shape (classes,)."""
         counts, whole = label_counts(labels[fed], classes), label_counts(labels, classes)
         return cls(
@@ -89,14 +89,14 @@ class PartRecord:
 
 
 @dataclass(frozen=True)
-class Spread:
+class Coverage:
     """How the samples lie over the nodes. Shares are of the training set, 0 … 1."""
 
     coverage: float  # on at least one node
     overlap: float  # on at least two nodes
 
     @classmethod
-    def of(cls, parts: Sequence[Indices], samples: int) -> Spread:
+    def of(cls, parts: Sequence[Indices], samples: int) -> Coverage:
         """parts: indices into a set of `samples`; a sample repeated within one part counts once."""
         holders = np.zeros(samples, dtype=np.int64)
         for part in parts:
@@ -105,7 +105,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class EpochRecord:
+class CoverageRecord:
     """What the nodes together were to feed in one epoch, and in all epochs up to it.
 
     uneven: what was done about parts of different size: join, drop or pad; see trainer.core.strategy.
@@ -120,7 +120,7 @@ class EpochRecord:
     digest: str
 
 
-class Certifier:
+class CoverageTracker:
     """The first node's book of the whole split, epoch by epoch."""
 
     def __init__(self, samples: int, nodes: int) -> None:
@@ -136,23 +136,23 @@ class Certifier:
     def seen(self, seen: npt.NDArray[np.bool_]) -> None:
         self._seen = list(seen)
 
-    def epoch(self, epoch: int, parts: Sequence[Indices], uneven: str = "join") -> EpochRecord:
+    def epoch(self, epoch: int, parts: Sequence[Indices], uneven: str = "join") -> CoverageRecord:
         """Enter what each node feeds in one epoch, and return its record."""
         for seen, part in zip(self._seen, parts, strict=True):
             seen[part] = True
-        now = Spread.of(parts, self._samples)
-        so_far = Spread.of([np.flatnonzero(seen) for seen in self._seen], self._samples)
-        return EpochRecord(
+        now = Coverage.of(parts, self._samples)
+        so_far = Coverage.of([np.flatnonzero(seen) for seen in self._seen], self._samples)
+        return CoverageRecord(
             epoch=epoch,
             uneven=uneven,
             coverage=now.coverage,
             overlap=now.overlap,
             coverage_so_far=so_far.coverage,
             overlap_so_far=so_far.overlap,
-            digest=split_digest(part_digest(part) for part in parts),
+            digest=combined_digest(part_digest(part) for part in parts),
         )
 
 
-def as_fields(record: PartRecord | EpochRecord) -> dict[str, Any]:
+def as_fields(record: PartitionRecord | CoverageRecord) -> dict[str, Any]:
     """A record as an event's fields."""
     return asdict(record)

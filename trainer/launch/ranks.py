@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trainer.comm.attempt_store import exit_barrier
 from trainer.comm.base import CommunicationError
-from trainer.comm.memory import Room
+from trainer.comm.memory import ThreadGroup
 from trainer.core.context import NodeContext
 from trainer.core.events import MAX_BYTES, EventWriter, signal_name
 from trainer.core.result import Diverged
@@ -76,7 +76,7 @@ def report_failure(events: EventWriter, error: Exception) -> None:
 
 def run_threads(context: NodeContext, task: Task, events: EventWriter, orchestrator: int | None) -> bool:
     """All ranks as threads of this process; True if all of them succeeded."""
-    room = Room(context.size, context.timeout_s)
+    room = ThreadGroup(context.size, context.timeout_s)
     writers = [events.as_rank(rank) for rank in range(context.size)]
     succeeded = [False] * context.size
 

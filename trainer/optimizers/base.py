@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Optimizer(Component):
     """How a gradient becomes a step. For learning rates see trainer/training/lr_schedule.py."""
 
-    by_layer: ClassVar[bool] = False  # a weight's step depends on its whole tensor's gradient
+    layerwise: ClassVar[bool] = False  # a weight's step depends on its whole tensor's gradient
 
     @abstractmethod
     def build(self, parameters: Iterable[Tensor], lr: float) -> TorchOptimizer:
@@ -26,17 +26,17 @@ class Optimizer(Component):
 class TextbookRule(Optimizer):
     """An optimiser whose step is written here and not in a library, to be read beside its formula.
 
-    twin: the registered optimiser of a library that takes the same steps, if there is one.
+    library_equivalent: the registered optimiser of a library that takes the same steps, if there is one.
     """
 
-    twin: ClassVar[str | None] = None
+    library_equivalent: ClassVar[str | None] = None
 
     def build(self, parameters: Iterable[Tensor], lr: float) -> TorchOptimizer:
         from trainer.optimizers.textbook import TextbookOptimizer
 
         return TextbookOptimizer(parameters, lr, self)
 
-    def remember(self, theta: Tensor) -> dict[str, Any]:
+    def initial_state(self, theta: Tensor) -> dict[str, Any]:
         """What is kept of each tensor of weights from step to step, as it is before the first."""
         return {}
 
@@ -44,5 +44,5 @@ class TextbookRule(Optimizer):
     def update(self, theta: Tensor, g: Tensor, lr: float, memory: dict[str, Any]) -> None:
         """Move the weights theta by one step along their gradient g, of the same shape, in place.
 
-        memory: what `remember` gave and earlier steps have left, and `step`, the number of this one from 1.
+        memory: `initial_state` as updated by earlier steps, and `step`, the number of this step from 1.
         """

@@ -28,13 +28,13 @@ class NovoGrad(TextbookRule):
     of Deep Networks", Alg. 1.
     """
 
-    by_layer: ClassVar[bool] = True
+    layerwise: ClassVar[bool] = True
 
     beta1: float = Field(0.95, ge=0, lt=1, description="β1: the share of m that stays")
     beta2: float = Field(0.98, ge=0, lt=1, description="β2: the share of v that stays")
     weight_decay: float = Field(0.001, ge=0, le=1, description="d: how much of the weights m takes up")
 
-    def remember(self, theta: Tensor) -> dict[str, Any]:
+    def initial_state(self, theta: Tensor) -> dict[str, Any]:
         from torch import zeros_like
 
         return {"exp_avg": zeros_like(theta), "exp_avg_sq": theta.new_zeros(())}

@@ -28,6 +28,6 @@ class TextbookOptimizer(torch.optim.Optimizer):
                     continue
                 memory = self.state[theta]
                 if not memory:
-                    memory.update(self._rule.remember(theta), step=0)
+                    memory.update(self._rule.initial_state(theta), step=0)
                 memory["step"] += 1
                 self._rule.update(theta, theta.grad, group["lr"], memory)

@@ -23,12 +23,12 @@ class TextbookAdam(TextbookRule):
     Source: Kingma & Ba 2015, "Adam: A Method for Stochastic Optimization", Alg. 1.
     """
 
-    twin: ClassVar[str | None] = "adam"
+    library_equivalent: ClassVar[str | None] = "adam"
 
     beta1: float = Field(0.9, ge=0, lt=1, description="β1: the share of the mean gradient that stays")
     beta2: float = Field(0.999, ge=0, lt=1, description="β2: the share of the mean square that stays")
 
-    def remember(self, theta: Tensor) -> dict[str, Any]:
+    def initial_state(self, theta: Tensor) -> dict[str, Any]:
         from torch import zeros_like
 
         return {"exp_avg": zeros_like(theta), "exp_avg_sq": zeros_like(theta)}

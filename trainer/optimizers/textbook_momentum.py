@@ -20,11 +20,11 @@ class TextbookMomentum(TextbookRule):
     The step is along a sum of all gradients so far, older ones counting less: μ is how much of it stays.
     """
 
-    twin: ClassVar[str | None] = "momentum"
+    library_equivalent: ClassVar[str | None] = "momentum"
 
     momentum: float = Field(0.9, gt=0, lt=1, description="μ: the share of the velocity that stays")
 
-    def remember(self, theta: Tensor) -> dict[str, Any]:
+    def initial_state(self, theta: Tensor) -> dict[str, Any]:
         from torch import zeros_like
 
         return {"momentum_buffer": zeros_like(theta)}

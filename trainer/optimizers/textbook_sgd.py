@@ -16,7 +16,7 @@ class TextbookSgd(TextbookRule):
     With the whole training set as the batch the same step is gradient descent.
     """
 
-    twin: ClassVar[str | None] = "sgd"
+    library_equivalent: ClassVar[str | None] = "sgd"
 
     def update(self, theta: Tensor, g: Tensor, lr: float, memory: dict[str, Any]) -> None:
         theta -= lr * g  # θ ← θ − η g

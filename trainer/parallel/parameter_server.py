@@ -18,7 +18,7 @@ from torch.distributed import rpc
 from torch.futures import Future
 
 from trainer.comm.base import CommunicationError, Communicator
-from trainer.comm.rpc import HEARTBEAT_S, Heartbeat, node, reaching
+from trainer.comm.rpc import HEARTBEAT_S, Heartbeat, rpc_errors, worker_name
 from trainer.training.replica import Replica
 
 SERVER = 0  # its rank
@@ -163,9 +163,9 @@ class Client:
         return staleness
 
     def _ask(self, doing: str, gradient: Tensor | None) -> Any:
-        with self._comm.clock.phase("communicate"), reaching(SERVER, doing):
+        with self._comm.clock.phase("communicate"), rpc_errors(SERVER, doing):
             what, held_s = rpc.rpc_async(
-                node(SERVER), _ask, args=(self._comm.rank, gradient), timeout=self._timeout_s
+                worker_name(SERVER), _ask, args=(self._comm.rank, gradient), timeout=self._timeout_s
             ).wait()
         self._comm.clock.transfer("communicate", "wait", held_s)
         return what

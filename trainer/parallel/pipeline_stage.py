@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import nll_loss
 
-from trainer.comm.base import Communicator, Sending
+from trainer.comm.base import Communicator, SendRequest
 from trainer.core.clock import Clock
 from trainer.models.shapes import input_shapes
 from trainer.models.split_points import balanced, parts_of
@@ -32,7 +32,7 @@ def cut(
         return list(split_points or ())
     seconds = torch.zeros(len(names), device=comm.device)
     if comm.rank == 0:
-        train, samples = task.data.train, task.spec.batch_of_each // micro_batches
+        train, samples = task.data.train, task.spec.batch_per_replica // micro_batches
         images, labels = torch.from_numpy(train.images[:samples]), torch.from_numpy(train.labels[:samples])
         measured = profile(task.build_model(0).named_children(), images, labels)
         seconds.copy_(torch.tensor([block.seconds for block in measured]))
@@ -66,7 +66,7 @@ class Stage(Replica):
         if not self._last:
             self.loss = None
         self._on_the_way: dict[int, tuple[Tensor, Tensor]] = {}  # by micro-batch: what came in and went out
-        self._sendings: list[Sending] = []
+        self._sendings: list[SendRequest] = []
 
     @property
     def blocks(self) -> list[str]:

@@ -24,7 +24,7 @@ from torch.distributed.rpc import RRef
 from torch.nn.functional import nll_loss
 
 from trainer.comm.base import CommunicationError, Communicator
-from trainer.comm.rpc import HEARTBEAT_S, Heartbeat, assign_ranks, node, reaching
+from trainer.comm.rpc import HEARTBEAT_S, Heartbeat, check_alive, rpc_errors, worker_name
 from trainer.models.shapes import input_shapes
 from trainer.models.split_points import parts_of
 from trainer.training.activations import Activations
@@ -143,10 +143,10 @@ class Part(Replica):
     def _receipt(self, source: int) -> None:
         entered = self._noted[0]
         self._note(self._received)
-        self._comm.traffic.receipts.append((entered, self._noted[0], source))
+        self._comm.traffic.receives.append((entered, self._noted[0], source))
 
     def _post(self, to: int, payload: int) -> None:
-        self._comm.traffic.post(self._noted[0], to, payload)
+        self._comm.traffic.record_send(self._noted[0], to, payload)
 
     def _note(self, book: list[float]) -> None:
         """Wall and CPU seconds since the last note; the main thread has used none of them."""
@@ -189,18 +189,18 @@ class Master(Replica):
         """
         traffic, last = self._comm.traffic, self._holders[-1]
         with self._clock.phase("communicate") as span:
-            traffic.post(span.entered, self._holders[0], batch.images.nbytes)
+            traffic.record_send(span.entered, self._holders[0], batch.images.nbytes)
             x: Tensor | RRef[Tensor] = batch.images
             for rank in self._holders[:-1]:
-                x = rpc.remote(node(rank), _forward, args=(rank, x), timeout=self._timeout_s)
+                x = rpc.remote(worker_name(rank), _forward, args=(rank, x), timeout=self._timeout_s)
             output: Tensor = rpc.rpc_async(
-                node(last), _forward, args=(last, x), timeout=self._timeout_s
+                worker_name(last), _forward, args=(last, x), timeout=self._timeout_s
             ).wait()
-        traffic.receipts.append((span.entered, span.left, last))
+        traffic.receives.append((span.entered, span.left, last))
         with self._clock.phase("compute") as span:
             loss = nll_loss(output, batch.labels)
             self.loss, self._output, self._labels = loss.detach(), output.detach(), batch.labels
-        traffic.post(span.left, last, output.nbytes)  # its gradient's
+        traffic.record_send(span.left, last, output.nbytes)  # its gradient's
         return loss
 
     @contextmanager
@@ -209,7 +209,7 @@ class Master(Replica):
         try:
             yield
         except (RuntimeError, TimeoutError) as error:
-            assign_ranks(self._holders)
+            check_alive(self._holders)
             lines = str(error).strip().splitlines()  # of a part's: where, what, and its stack
             reason = " ".join(lines[: 2 if "On WorkerInfo" in lines[0] else 1])
             raise CommunicationError(f"training over remote calls failed: {reason}") from error
@@ -232,8 +232,10 @@ class Master(Replica):
         return joined([self._of(rank, _halves) for rank in self._holders])
 
     def _of(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
-        with reaching(rank, "asking"):
-            return rpc.rpc_async(node(rank), function, args=(rank, *args), timeout=self._timeout_s).wait()
+        with rpc_errors(rank, "asking"):
+            return rpc.rpc_async(
+                worker_name(rank), function, args=(rank, *args), timeout=self._timeout_s
+            ).wait()
 
 
 # These run in the process of a part. torch pickles a function by its name.

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
-from trainer.comm.base import Communicator, named
+from trainer.comm.base import Communicator, communication_errors
 from trainer.training.replica import Replica, state_of
 from trainer.training.task import Task
 
@@ -104,7 +104,7 @@ class Broadcasts:
         (entered, cpu), (left, cpu_left) = self._begun, self._comm.clock.now()
         self._comm.clock.transfer("compute", "communicate", left - entered, cpu_left - cpu)
         self._comm.traffic.bytes_sent += self._sent
-        self._comm.traffic.meetings.append((entered, left))
+        self._comm.traffic.collectives.append((entered, left))
 
 
 class Collective:
@@ -119,11 +119,11 @@ class Collective:
     @contextmanager
     def _meeting(self, doing: str, shard: Tensor) -> Iterator[None]:
         comm = self._comm
-        with comm.clock.phase("communicate") as span, named(doing):
+        with comm.clock.phase("communicate") as span, communication_errors(doing):
             yield
         if span.counted:
             comm.traffic.bytes_sent += shard.nbytes * (comm.size - 1)
-            comm.traffic.meetings.append((span.entered, span.left))
+            comm.traffic.collectives.append((span.entered, span.left))
 
 
 class AllGather(Collective):

@@ -11,7 +11,7 @@ from torch.distributed import P2POp
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.functional import nll_loss
 
-from trainer.comm.base import Communicator, named
+from trainer.comm.base import Communicator, communication_errors
 from trainer.parallel.pipeline_stage import Stage
 from trainer.parallel.schedules import Schedule
 from trainer.training.loader import Batch
@@ -45,7 +45,7 @@ class TorchPipelineStage(Stage):
         losses: list[Tensor] = []
         inputs = (batch.images,) if self._first else ()
         target: dict[str, Any] = {"target": batch.labels, "losses": losses} if self._last else {}
-        with self._clock.phase("communicate"), named("a step of the pipeline"):
+        with self._clock.phase("communicate"), communication_errors("a step of the pipeline"):
             output = self._schedules[samples].step(*inputs, **target)
         if self._last:
             self.loss = torch.stack(losses).sum().detach()

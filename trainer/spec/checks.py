@@ -105,17 +105,17 @@ def model(run: RunSpec) -> CheckError:
 
 
 def batch_size(run: RunSpec) -> CheckError:
-    if run.batch_per != "run" or run.batch_size % run.parts == 0:
+    if run.batch_per != "run" or run.batch_size % run.num_replicas == 0:
         return None
     return PydanticCustomError(
         "batch_size",
         "{batch} samples per step of the run are not a multiple of the {parts} that share them",
-        {"batch": run.batch_size, "parts": run.parts},
+        {"batch": run.batch_size, "parts": run.num_replicas},
     )
 
 
 def strategy(run: RunSpec) -> CheckError:
-    reason = run.strategy.validation_error(run.model, run.world_size, run.batch_of_each)
+    reason = run.strategy.validation_error(run.model, run.world_size, run.batch_per_replica)
     if reason is None:
         return None
     return PydanticCustomError(
@@ -148,9 +148,9 @@ def norm(run: RunSpec) -> CheckError:
 
 
 def optimizer(run: RunSpec) -> CheckError:
-    if run.strategy.full_gradients or not run.optimizer.by_layer:
+    if run.strategy.full_gradients or not run.optimizer.layerwise:
         return None
-    allowed = [other for other in OPTIMIZERS.entries if not OPTIMIZERS.load(other).by_layer]
+    allowed = [other for other in OPTIMIZERS.entries if not OPTIMIZERS.load(other).layerwise]
     return PydanticCustomError(
         "optimizer",
         "{optimizer} needs each layer's whole gradient, of which ranks of {strategy} have parts; "
@@ -192,7 +192,7 @@ def patience(run: RunSpec) -> CheckError:
 
 def samples(run: RunSpec) -> CheckError:
     count, servers = run.dataset.train_samples, run.strategy.servers
-    if not run.strategy.uses_partition or run.parts <= count:
+    if not run.strategy.uses_partition or run.num_replicas <= count:
         return None
     return PydanticCustomError(
         _too_many(run, count + servers),
@@ -202,7 +202,9 @@ def samples(run: RunSpec) -> CheckError:
 
 
 def partitioner(run: RunSpec) -> CheckError:
-    reason = run.partitioner.validation_error(run.dataset.train_samples, run.dataset.class_count, run.parts)
+    reason = run.partitioner.validation_error(
+        run.dataset.train_samples, run.dataset.class_count, run.num_replicas
+    )
     if not run.strategy.uses_partition or not reason:
         return None
     return PydanticCustomError(
@@ -253,7 +255,7 @@ CHECKS: tuple[Callable[[RunSpec], CheckError], ...] = (
 
 
 def _who_trains(run: RunSpec) -> str:
-    return (f"{run.parts} workers of " if run.strategy.servers else "") + run.size_label
+    return (f"{run.num_replicas} workers of " if run.strategy.servers else "") + run.size_label
 
 
 def _too_many(run: RunSpec, most: int | None) -> str:

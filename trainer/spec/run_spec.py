@@ -48,7 +48,7 @@ def _known_transport(name: str) -> str:
     return name
 
 
-def completed(values: Mapping[str, Any]) -> dict[str, Any]:
+def with_derived_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a run with those whose default follows from others: transport and threads.
 
     Where the others are no good, theirs stay absent: the fields' own checks say what is wrong.
@@ -60,11 +60,11 @@ def completed(values: Mapping[str, Any]) -> dict[str, Any]:
     cpus, processes = values.get("cpus", 1.0), values.get("processes_per_node", 1)
     numbers = isinstance(cpus, int | float) and isinstance(processes, int)
     if "threads" not in values and numbers and 0 < cpus <= MOST_CPUS and processes > 0:
-        values["threads"] = threads_within(cpus, processes)
+        values["threads"] = threads_per_rank(cpus, processes)
     return values
 
 
-def threads_within(cpus: float, processes: int) -> int:
+def threads_per_rank(cpus: float, processes: int) -> int:
     """Threads for each of `processes` ranks in a node that may use `cpus` cores: whole ones, at least 1."""
     return max(1, floor(cpus / processes))
 
@@ -161,8 +161,8 @@ class RunSpec(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _completed(cls, values: Any) -> Any:
-        return completed(values) if isinstance(values, Mapping) else values
+    def _add_derived_defaults(cls, values: Any) -> Any:
+        return with_derived_defaults(values) if isinstance(values, Mapping) else values
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunSpec:
@@ -193,19 +193,19 @@ class RunSpec(BaseModel):
         return self.nodes * self.processes_per_node
 
     @property
-    def parts(self) -> int:
+    def num_replicas(self) -> int:
         """Into how many parts the samples go: one for each copy of the model."""
         return self.strategy.replicas(self.world_size)
 
     @property
-    def batch_of_each(self) -> int:
+    def batch_per_replica(self) -> int:
         """Samples per step from each part."""
-        return self.batch_size // self.parts if self.batch_per == "run" else self.batch_size
+        return self.batch_size // self.num_replicas if self.batch_per == "run" else self.batch_size
 
     @property
-    def batches_at_once(self) -> int:
+    def batch_multiplier(self) -> int:
         """How many batches of `batch_size` all parts together take at a time."""
-        return self.parts if self.batch_per == "rank" else 1
+        return self.num_replicas if self.batch_per == "rank" else 1
 
     @property
     def checkpoints(self) -> bool:
@@ -221,23 +221,23 @@ class RunSpec(BaseModel):
         """Whether the rank is in the node that is slower than the others, which is the last one."""
         return self.bottleneck_cpus is not None and rank // self.processes_per_node == self.nodes - 1
 
-    def cpus_of(self, rank: int) -> float:
+    def cpus_for(self, rank: int) -> float:
         """Cores that the rank's node may use."""
         slow = self.bottleneck_cpus
         return slow if slow is not None and self.is_bottleneck(rank) else self.cpus
 
-    def threads_of(self, rank: int) -> int:
+    def threads_for(self, rank: int) -> int:
         """Torch threads of the rank: a node that is held back has no more than such a node would have."""
         if not self.is_bottleneck(rank):
             return self.threads
-        return min(self.threads, threads_within(self.cpus_of(rank), self.processes_per_node))
+        return min(self.threads, threads_per_rank(self.cpus_for(rank), self.processes_per_node))
 
     def thread_environment(self, rank: int = 0) -> dict[str, str]:
         """What the rank's process is told in its environment, so that no library thinks otherwise.
 
         Two ranks with two threads each on two cores ran 3 to 25 times slower than with one.
         """
-        return dict.fromkeys(_THREAD_VARIABLES, str(self.threads_of(rank)))
+        return dict.fromkeys(_THREAD_VARIABLES, str(self.threads_for(rank)))
 
     @property
     def oversubscribed(self) -> bool:
@@ -245,7 +245,7 @@ class RunSpec(BaseModel):
 
         One answer for all ranks: how they wait is agreed between them.
         """
-        return min(self.cpus_of(0), self.cpus_of(self.world_size - 1)) < self.processes_per_node
+        return min(self.cpus_for(0), self.cpus_for(self.world_size - 1)) < self.processes_per_node
 
     @property
     def ranks_are_threads(self) -> bool:
@@ -262,9 +262,9 @@ class RunSpec(BaseModel):
                 if dumped != {"name": info.default}:
                     fields[field] = dumped
             elif field == "threads":
-                if value != threads_within(self.cpus, self.processes_per_node):
+                if value != threads_per_rank(self.cpus, self.processes_per_node):
                     fields[field] = value
-            elif field in _PACE and self.batches_at_once == 1:
+            elif field in _PACE and self.batch_multiplier == 1:
                 continue
             elif field not in _NOT_IDENTITY and value != info.default:
                 fields[field] = value

@@ -109,7 +109,7 @@ class Buckets:
         (entered, cpu), (left, cpu_left) = self._handed_over, self._comm.clock.now()
         # CPU time too: gloo's own threads work in this process.
         self._comm.clock.transfer("compute", "communicate", left - entered, cpu_left - cpu)
-        self._comm.traffic.meetings.append((entered, left))
+        self._comm.traffic.collectives.append((entered, left))
 
 
 class CountedGroup:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from trainer.comm.memory import MemoryCommunicator, Room
+from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.core.clock import Clock
 from trainer.core.strategy import Strategy
 
@@ -71,7 +71,7 @@ class Gate(MemoryCommunicator):
     """The ranks exchange nothing but weights: each is alone, but for a gate where all wait for all."""
 
     def __init__(self, clock: Clock, gate: Barrier) -> None:
-        super().__init__(0, 1, clock, Room(1))
+        super().__init__(0, 1, clock, ThreadGroup(1))
         self._gate = gate
 
     def barrier(self) -> None:

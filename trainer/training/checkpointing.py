@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from trainer.comm.base import Communicator
-from trainer.comm.stragglers import everyones
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
 from trainer.spec.run_spec import RunSpec
@@ -71,7 +70,7 @@ class Checkpointer:
         while True:
             number = proposed.position.number if proposed else NONE
             mine = torch.tensor([number], dtype=torch.float64, device=self._comm.device)
-            proposals = everyones(self._comm, mine)
+            proposals = self._comm.all_gather_float64(mine)
             oldest = proposals.min().item()
             if proposals.max().item() == oldest:
                 # What lies beyond is of an attempt that is forgotten.

@@ -58,9 +58,13 @@ class BatchLoader:
         self._rank, self._size, self._augment = rank, size, augment
         self._parts: tuple[int, list[Indices]] | None = None
         trains = rank < size
-        self._distorts = trains and spec.strategy.uses_partition and spec.partitioner.distorts
+        self._transforms_images = (
+            trains and spec.strategy.uses_partition and spec.partitioner.transforms_images
+        )
         self._own: Indices | None = None  # the samples whose images are kept, ascending; None: all
-        self._images = self._laid_out(train.images if trains and not self._distorts else train.images[:0])
+        self._images = self._laid_out(
+            train.images if trains and not self._transforms_images else train.images[:0]
+        )
         self.parts(1)  # before the clock starts; a split that cannot be made ends the run here
 
     def parts(self, epoch: int) -> list[Indices]:
@@ -69,14 +73,16 @@ class BatchLoader:
         if self._parts is None or self._parts[0] != number:
             parts = parts_of(self._spec, self._rngs, self._train.labels, self._size, epoch)
             self._parts = (number, parts)
-            if self._distorts:
+            if self._transforms_images:
                 self._distort(number, parts[self._rank])
         return self._parts[1]
 
     def _distort(self, number: int, own: Indices) -> None:
         """Keep this rank's part alone, as the partitioner lets it see it: once, not in every epoch."""
         rng = self._rngs.rng("distort", self._rank, number)
-        images = self._spec.partitioner.distort(self._train.images[own], self._rank, self._size, rng)
+        images = self._spec.partitioner.transform_images(
+            self._train.images[own], self._rank, self._size, rng
+        )
         self._own, self._images = own, self._laid_out(images)
 
     def _laid_out(self, images: Images) -> Tensor:
@@ -96,7 +102,7 @@ class BatchLoader:
 
     def steps(self, epoch: int) -> list[int]:
         """Batches of every node."""
-        return [ceil(size / self._spec.batch_of_each) for size in self.sizes(epoch)]
+        return [ceil(size / self._spec.batch_per_replica) for size in self.sizes(epoch)]
 
     def steps_together(self, epoch: int, uneven: Uneven = "join") -> int:
         """Steps of every node in `batches_in_step`."""
@@ -115,7 +121,7 @@ class BatchLoader:
 
         skip: how many at the beginning have been fed already.
         """
-        order, size = self.order(epoch), self._spec.batch_of_each
+        order, size = self.order(epoch), self._spec.batch_per_replica
         steps = self.steps(epoch)[self._rank]
         for step in range(skip, steps):
             fed = order[step * size : (step + 1) * size]
@@ -129,7 +135,7 @@ class BatchLoader:
         Weighted by its `share`, the ranks' mean gradient is the mean over all samples of the step. A
         rank whose samples are used up goes through the step with one sample of share 0.
         """
-        sizes, size = self.sizes(epoch), self._spec.batch_of_each
+        sizes, size = self.sizes(epoch), self._spec.batch_per_replica
         order = _evened(self.order(epoch), sizes, uneven)
         part_sizes = np.array(sizes if uneven == "join" else [len(order)] * self._size)
         steps = self.steps_together(epoch, uneven)

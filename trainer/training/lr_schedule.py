@@ -18,7 +18,7 @@ def learning_rate(run: RunSpec, epoch: int) -> float:
     networks", Sec. 3.2). It warms up gradually (Goyal et al., Sec. 2.2), here from epoch to epoch as with
     torch's LinearLR: from a P-th in the first one in equal steps to the whole in epoch warm_up_epochs + 1.
     """
-    times = run.batches_at_once
+    times = run.batch_multiplier
     scaled = run.lr * {"none": 1.0, "linear": times, "sqrt": sqrt(times)}[run.lr_scaling]
     if epoch > run.warm_up_epochs:
         return scaled

@@ -10,7 +10,7 @@ import torch
 
 from trainer.core.events import EventWriter
 from trainer.data.base import Indices, Labels
-from trainer.data.certificate import Certifier, PartRecord, as_fields
+from trainer.data.certificate import CoverageTracker, PartitionRecord, as_fields
 from trainer.training.peak_memory import peak_memory_mb
 
 
@@ -22,7 +22,7 @@ class TrainingMetrics:
         self._labels, self._classes = labels, classes
         self._events = events
         self._labels_fed = np.zeros(classes, dtype=np.int64)
-        self._certifier = Certifier(len(labels), parts)
+        self._certifier = CoverageTracker(len(labels), parts)
         self._told: list[tuple[str, dict[str, Any]]] = []
         self.steps = self.samples = 0
         self.fed: list[Indices] = []  # in this epoch
@@ -47,13 +47,13 @@ class TrainingMetrics:
     def certify_part(self, epoch: int) -> None:
         """Tell which samples this rank has really fed in the epoch."""
         fed = np.concatenate(self.fed)
-        record = PartRecord.of(epoch, fed, self._labels, self._classes, self._labels_fed)
+        record = PartitionRecord.of(epoch, fed, self._labels, self._classes, self._labels_fed)
         self._labels_fed += record.labels
-        self.tell("part", **as_fields(record))
+        self.tell("partition", **as_fields(record))
 
     def certify_split(self, epoch: int, parts: list[Indices], uneven: str) -> None:
         """Tell how the samples were to lie over the nodes."""
-        self.tell("split", **as_fields(self._certifier.epoch(epoch, parts, uneven)))
+        self.tell("coverage", **as_fields(self._certifier.epoch(epoch, parts, uneven)))
 
     def state(self) -> dict[str, Any]:
         """All of it, as plain values and tensors."""
@@ -78,4 +78,4 @@ class TrainingMetrics:
         self.fed = [indices.numpy() for indices in state["fed"]]
         self.peak_memory_mb, self.evaluated = state["peak_memory_mb"], state["evaluated"]
         for kind, fields in self._told:
-            self._events.write_again(kind, **fields)
+            self._events.write_quietly(kind, **fields)

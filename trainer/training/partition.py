@@ -14,7 +14,7 @@ from trainer.core.rng import RngFactory
 from trainer.data.base import Indices, Labels
 from trainer.data.certificate import (
     Counts,
-    Spread,
+    Coverage,
     earth_movers_distance,
     js_divergence,
     label_counts,
@@ -69,8 +69,8 @@ class PartitionSummary:
 
 def partition_summary(spec: RunSpec, labels: Labels, classes: int, epoch: int = 1) -> PartitionSummary:
     """The split that a run of `spec` trains on in `epoch`. Raises what the partitioner does."""
-    parts = parts_of(spec, RngFactory(spec.seed), labels, spec.parts, epoch)
-    whole, spread = label_counts(labels, classes), Spread.of(parts, len(labels))
+    parts = parts_of(spec, RngFactory(spec.seed), labels, spec.num_replicas, epoch)
+    whole, spread = label_counts(labels, classes), Coverage.of(parts, len(labels))
     counts = np.array([label_counts(labels[part], classes) for part in parts])
     return PartitionSummary(
         labels=counts,

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from trainer.comm.base import Communicator
-from trainer.comm.stragglers import book_waits
+from trainer.comm.stragglers import attribute_stragglers
 from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
@@ -44,7 +44,12 @@ class Session:
         self.clock = comm.clock if comm else Clock(cpu=context.cpu_clock)
         self.comm = comm or context.connect(self.clock)
         self._context, self._task, self._events = context, task, events
-        data, device, parts, strategy = task.data, self.comm.device, task.spec.parts, task.spec.strategy
+        data, device, parts, strategy = (
+            task.data,
+            self.comm.device,
+            task.spec.num_replicas,
+            task.spec.strategy,
+        )
         self._replica = strategy.replica_of(context.rank, context.size)
         self._reports_samples = strategy.reports_samples(context.rank, context.size)
         # Who holds the same weights as this rank: other parts of a model have other ones.
@@ -114,7 +119,7 @@ class Session:
         statistics = replica.statistics()
         if len(statistics) and self.peers:
             self.peers.all_reduce(statistics.mul_(not self.serves), "sum")
-            replica.set_statistics(statistics.div_(self._task.spec.parts))
+            replica.set_statistics(statistics.div_(self._task.spec.num_replicas))
 
     def epochs(
         self,
@@ -262,10 +267,10 @@ class Session:
         """
         self.clock.stop()
         self._events.write("train_end")
-        wait_s_by_rank = book_waits(self.comm)
+        wait_s_by_rank = attribute_stragglers(self.comm)
         spec, metrics, bytes_to = self._task.spec, self._metrics, self.comm.bytes_to
         # CPU time tells nothing where several threads share it, or where the host waits for its GPU.
-        if spec.threads_of(self._context.rank) == 1 and not spec.on_gpu:
+        if spec.threads_for(self._context.rank) == 1 and not spec.on_gpu:
             self.clock.book_cpu_contention()
         accuracy, test_loss = self.evaluate(replica, alone=False) if averaged else metrics.evaluated
         state_bytes = replica.state_bytes  # before others send what they have

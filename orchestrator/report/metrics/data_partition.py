@@ -72,7 +72,7 @@ def _range(ranks: list[int]) -> str:
 
 
 def _sharers(row: Row) -> int:
-    return row.run.parts if row.run.strategy.partitions_model else row.shape.ranks
+    return row.run.num_replicas if row.run.strategy.partitions_model else row.shape.ranks
 
 
 def _order(row: Row) -> tuple[bool, int, int]:

@@ -53,8 +53,8 @@ def twins_of(comparison: Comparison) -> Iterator[OptimizerPair]:
     groups = [group for group in comparison.groups if group.ok and _repeats(group)]
     cells = {_but_the_optimizer(group): group for group in groups}
     for group in groups:
-        twin = getattr(group.first.run.optimizer, "twin", None)
-        if twin and (library := cells.get(_but_the_optimizer(group, called=twin))):
+        equivalent = getattr(group.first.run.optimizer, "library_equivalent", None)
+        if equivalent and (library := cells.get(_but_the_optimizer(group, called=equivalent))):
             yield OptimizerPair(group, library)
 
 

@@ -161,7 +161,7 @@ def paces_of(runs: Sequence[RunSpec]) -> list[str]:
     told = [
         " ".join(f"{name}={getattr(run, name)}" for name in PACE if name in run.canonical()) for run in runs
     ]
-    several = {label for label, run in zip(told, runs, strict=True) if run.batches_at_once > 1}
+    several = {label for label, run in zip(told, runs, strict=True) if run.batch_multiplier > 1}
     return told if len(several) > 1 else [""] * len(runs)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainer.data.augmentations.standard import StandardAugmentation
 from trainer.data.augmentations.torchvision_import import torchvision
-from trainer.data.base import Scale
+from trainer.data.base import PixelScale
 
 functional = torchvision.transforms.v2.functional
 BILINEAR = torchvision.transforms.InterpolationMode.BILINEAR
@@ -19,7 +19,7 @@ BILINEAR = torchvision.transforms.InterpolationMode.BILINEAR
 class Augmenter:
     """One rank's. Keeps nothing from batch to batch."""
 
-    def __init__(self, law: StandardAugmentation, scale: Scale, device: str) -> None:
+    def __init__(self, law: StandardAugmentation, scale: PixelScale, device: str) -> None:
         self._law = law
         self._mean, self._deviation = (
             torch.from_numpy(each).to(device) for each in (scale.mean, scale.deviation)
@@ -44,7 +44,7 @@ class Augmenter:
     def _changed(
         self, pixels: Tensor, degrees: float, shear: float, scale: float, *jitter: float
     ) -> Tensor:
-        """A group's pixels, as `Scale` has them, all changed alike: each number is how far from nothing."""
+        """Apply one set of parameters to a group's pixels (0 … 1); 0 leaves a property unchanged."""
         if self._law.bends:
             pixels = functional.affine(
                 pixels,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trainer.core.registry import Component
-from trainer.data.base import Scale
+from trainer.data.base import PixelScale
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,5 +29,5 @@ class Augmentation(Component):
         return None
 
     @abstractmethod
-    def build(self, scale: Scale, device: str) -> Augment | None:
+    def build(self, scale: PixelScale, device: str) -> Augment | None:
         """What changes a batch on `device`; None where nothing does. Called before the clock starts."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from trainer.data.augmentations.base import Augment, Augmentation
-from trainer.data.base import Scale
+from trainer.data.base import PixelScale
 
 
 class NoneAugmentation(Augmentation):
     """Train on the images as they are."""
 
-    def build(self, scale: Scale, device: str) -> Augment | None:
+    def build(self, scale: PixelScale, device: str) -> Augment | None:
         return None

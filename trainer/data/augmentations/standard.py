@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from trainer.data.augmentations.base import Augment, Augmentation
-from trainer.data.base import Scale
+from trainer.data.base import PixelScale
 
 
 class StandardAugmentation(Augmentation):
@@ -57,7 +57,7 @@ class StandardAugmentation(Augmentation):
             )
         return None
 
-    def build(self, scale: Scale, device: str) -> Augment | None:
+    def build(self, scale: PixelScale, device: str) -> Augment | None:
         if not (self.flip or self.bends or self.jitters):
             return None
         from trainer.data.augmentations.augmenter import Augmenter

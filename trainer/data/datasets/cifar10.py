@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from trainer.data.base import Data, DataError, Dataset
 from trainer.data.datasets.files import Archive
-from trainer.data.datasets.normalise import normalised
+from trainer.data.datasets.normalise import normalise
 
 _Batch = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 
@@ -59,7 +59,7 @@ class Cifar10(Dataset):
         labels = np.concatenate([batches[name][1] for name in _TRAIN])
         test = batches[_TEST]
         del batches  # the training images are in `images` now; float32 takes four times their memory
-        return normalised((images, labels), test, classes=10)
+        return normalise((images, labels), test, classes=10)
 
     def _batches(self, data_dir: Path) -> dict[str, _Batch]:
         """Every batch by its name in the archive, read in one pass: going back means unzipping again."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from trainer.data.base import Data, DataError, Dataset
-from trainer.data.datasets.normalise import normalised
+from trainer.data.datasets.normalise import normalise
 
 _TRAIN_SAMPLES = 1437  # four fifths
 
@@ -44,7 +44,7 @@ class Digits(Dataset):
         pixels = pixels.repeat(3, axis=2).repeat(3, axis=3)
         pixels = np.pad(pixels, ((0, 0), (0, 0), (2, 2), (2, 2)))
         train, test = slice(_TRAIN_SAMPLES), slice(_TRAIN_SAMPLES, None)
-        return normalised((pixels[train], labels[train]), (pixels[test], labels[test]), classes=10)
+        return normalise((pixels[train], labels[train]), (pixels[test], labels[test]), classes=10)
 
 
 def _bundled_file() -> Path:

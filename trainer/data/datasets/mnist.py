@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from trainer.data.base import Data, DataError, Dataset
 from trainer.data.datasets.files import Archive
-from trainer.data.datasets.normalise import normalised
+from trainer.data.datasets.normalise import normalise
 
 
 class _IdxDataset(Dataset):
@@ -44,7 +44,7 @@ class _IdxDataset(Dataset):
         images, labels, test_images, test_labels = (
             _read_idx(archive, data_dir) for archive in self.archives
         )
-        return normalised((images[:, None], labels), (test_images[:, None], test_labels), classes=10)
+        return normalise((images[:, None], labels), (test_images[:, None], test_labels), classes=10)
 
 
 def _archives(folder: str, mirrors: tuple[str, ...], md5s: dict[str, str]) -> tuple[Archive, ...]:

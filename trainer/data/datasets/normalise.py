@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.base import Data, Images, Scale, Split
+from trainer.data.base import Data, Images, PixelScale, Split
 
 Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
 RawLabels = npt.NDArray[np.integer]
@@ -15,7 +15,7 @@ RawLabels = npt.NDArray[np.integer]
 _BLOCK_VALUES = 1 << 18  # 2 MiB of float64: stays in the cache
 
 
-def normalised(train: tuple[Pixels, RawLabels], test: tuple[Pixels, RawLabels], classes: int) -> Data:
+def normalise(train: tuple[Pixels, RawLabels], test: tuple[Pixels, RawLabels], classes: int) -> Data:
     """Scale both splits by the training split's mean and standard deviation, per channel.
 
     Each split is (pixels, labels) with shapes (samples, channels, height, width) and (samples,). The
@@ -38,10 +38,10 @@ def _scaled(pixels: Pixels, mean: Images, deviation: Images) -> Images:
     return images
 
 
-def _scale(pixels: Pixels, mean: Images, deviation: Images) -> Scale:
+def _scale(pixels: Pixels, mean: Images, deviation: Images) -> PixelScale:
     darkest = np.float32(pixels.min())
     span = np.float32(pixels.max()) - darkest or np.float32(1)
-    return Scale((mean - darkest) / span, deviation / span)
+    return PixelScale((mean - darkest) / span, deviation / span)
 
 
 def _statistics(pixels: Pixels) -> tuple[Images, Images]:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from trainer.data.base import Data, Dataset, Images, Labels
-from trainer.data.datasets.normalise import normalised
+from trainer.data.datasets.normalise import normalise
 
 _KNOTS = 4  # values per axis between which a template is interpolated
 
@@ -52,7 +52,7 @@ class Synthetic(Dataset):
         # A stream each, so that a larger training split leaves the test split as it was.
         for_templates, for_train, for_test = np.random.default_rng(self.data_seed).spawn(3)
         templates = self._templates(for_templates)
-        return normalised(
+        return normalise(
             self._split(templates, self.samples, for_train),
             self._split(templates, self.test_samples, for_test),
             self.classes,

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from trainer.data.base import DataError, Indices, Labels, Partitioner
-from trainer.data.by_label import by_label, deal
+from trainer.data.labels import assign_by_counts, group_by_label
 
 
 class Classes(Partitioner):
@@ -49,7 +49,7 @@ class Classes(Partitioner):
 
     def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         self.check(labels, parts)
-        samples = by_label(labels, rng)
+        samples = group_by_label(labels, rng)
         holds = np.zeros((len(samples), parts), bool)
         holders = np.zeros(len(samples), np.int64)
         each = self.per_node if parts > 1 else len(samples)
@@ -65,4 +65,4 @@ class Classes(Partitioner):
                     f"hold it; lower per_node (now {self.per_node}) or use fewer nodes"
                 )
             counts[row, holds[row]] = len(of_label) // nodes + (np.arange(nodes) < len(of_label) % nodes)
-        return deal(samples, counts)
+        return assign_by_counts(samples, counts)

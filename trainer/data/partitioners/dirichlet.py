@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from trainer.data.base import DataError, Indices, Labels, Partitioner
-from trainer.data.by_label import by_label, deal
+from trainer.data.labels import assign_by_counts, group_by_label
 
 DRAWS = 100  # of a split, until each part has `min_samples`
 
@@ -51,10 +51,10 @@ class Dirichlet(Partitioner):
 
     def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         self.check(labels, parts)
-        samples = by_label(labels, rng)
+        samples = group_by_label(labels, rng)
         of_class = np.array([len(of_label) for of_label in samples])
         counts = (self.equal_parts if self.equal_sizes else self.unequal_parts)(of_class, parts, rng)
-        return deal(samples, counts)
+        return assign_by_counts(samples, counts)
 
     def unequal_parts(self, of_class: Indices, parts: int, rng: np.random.Generator) -> Indices:
         """Samples per class and node, shape (classes, parts), after Yurochkin et al.

@@ -30,7 +30,7 @@ class Feature(Partitioner):
 
     disjoint: ClassVar[bool] = True
     covers: ClassVar[bool] = True
-    distorts: ClassVar[bool] = True
+    transforms_images: ClassVar[bool] = True
 
     distortion: Literal["noise", "rotation"] = Field("noise", description="what is done to the images")
     strength: float = Field(
@@ -41,7 +41,7 @@ class Feature(Partitioner):
         self.check(labels, parts)
         return np.array_split(rng.permutation(len(labels)), parts)
 
-    def distort(self, images: Images, rank: int, parts: int, rng: np.random.Generator) -> Images:
+    def transform_images(self, images: Images, rank: int, parts: int, rng: np.random.Generator) -> Images:
         level = self.strength * rank / max(1, parts - 1)
         if level == 0:
             return images

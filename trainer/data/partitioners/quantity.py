@@ -10,7 +10,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from trainer.data.base import Indices, Labels, Partitioner
-from trainer.data.by_label import by_label
+from trainer.data.labels import group_by_label
 
 
 class Quantity(Partitioner):
@@ -42,7 +42,7 @@ class Quantity(Partitioner):
 
     def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         self.check(labels, parts)
-        samples = by_label(labels, rng)
+        samples = group_by_label(labels, rng)
         # Places 0 … 1, at equal distances within a label: any stretch of them has the mix of the whole.
         places = [(np.arange(len(of_label)) + rng.random()) / len(of_label) for of_label in samples]
         order = np.concatenate(samples)[np.argsort(np.concatenate(places))]

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from trainer.data.base import Indices, Labels, Partitioner
-from trainer.data.by_label import by_label
+from trainer.data.labels import group_by_label
 
 
 class Shards(Partitioner):
@@ -38,6 +38,6 @@ class Shards(Partitioner):
 
     def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         self.check(labels, parts)
-        shards = np.array_split(np.concatenate(by_label(labels, rng)), parts * self.per_node)
+        shards = np.array_split(np.concatenate(group_by_label(labels, rng)), parts * self.per_node)
         hands = rng.permutation(len(shards)).reshape(parts, self.per_node)
         return [np.concatenate([shards[shard] for shard in hand]) for hand in hands]

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from trainer.data.base import Indices, Labels, Partitioner
-from trainer.data.by_label import by_label
+from trainer.data.labels import group_by_label
 
 
 class Stratified(Partitioner):
@@ -25,5 +25,5 @@ class Stratified(Partitioner):
 
     def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         self.check(labels, parts)
-        order = np.concatenate(by_label(labels, rng))
+        order = np.concatenate(group_by_label(labels, rng))
         return [order[node::parts] for node in range(parts)]

@@ -7,7 +7,7 @@ import numpy as np
 from trainer.data.base import Indices, Labels
 
 
-def by_label(labels: Labels, rng: np.random.Generator) -> list[Indices]:
+def group_by_label(labels: Labels, rng: np.random.Generator) -> list[Indices]:
     """The samples of each label that occurs, labels ascending, each in random order.
 
     labels: int64, shape (samples,), at least one.
@@ -18,7 +18,7 @@ def by_label(labels: Labels, rng: np.random.Generator) -> list[Indices]:
     return np.split(order, np.cumsum(counts[counts > 0])[:-1])
 
 
-def deal(samples: list[Indices], counts: Indices) -> list[Indices]:
+def assign_by_counts(samples: list[Indices], counts: Indices) -> list[Indices]:
     """Each node's samples, when node n gets the next counts[c, n] of samples[c].
 
     counts: int64, shape (len(samples), nodes). Row c adds up to len(samples[c]): all are dealt.
