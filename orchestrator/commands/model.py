@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from orchestrator.errors import InputError
 from orchestrator.sweeps.expand import BlockFields, expand
 from orchestrator.sweeps.yaml import parse_yaml
-from trainer.models.split_points import balanced, validation_error
+from trainer.models.split_points import balanced_split_points, validation_error
 from trainer.spec.run_spec import RunSpec
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def measured(run: RunSpec) -> list[BlockProfile]:
 def proposal(blocks: Sequence[BlockProfile], parts: int) -> Cutting:
     """The cuts whose slowest part takes the least time; there are at least so many blocks."""
     names, seconds = [block.name for block in blocks], [block.seconds for block in blocks]
-    chosen = balanced(names, seconds, parts)
+    chosen = balanced_split_points(names, seconds, parts)
     starts = [0, *(names.index(cut) for cut in chosen), len(blocks)]
     held = [blocks[start:end] for start, end in pairwise(starts)]
     return Cutting(

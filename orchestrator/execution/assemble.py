@@ -219,9 +219,9 @@ def _normalised_over(run: RunSpec) -> str | None:
     """Over what batch statistics were taken, where that is less than the samples of serial's step."""
     if not run.model.batch_statistics:
         return None
-    if run.strategy.pieces > 1:
+    if run.strategy.micro_batch_count > 1:
         return "micro-batches, not over batches"
-    if run.batch_per_replica < run.batch_size and not run.model.meets:
+    if run.batch_per_replica < run.batch_size and not run.model.has_synchronous_layers:
         return f"{run.batch_per_replica} samples at a time, not over the step's {run.batch_size}"
     return None
 

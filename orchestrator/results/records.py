@@ -192,8 +192,8 @@ class RunResult(Record):
         if strategy.bubble(self.run.world_size) is None or self.work_cpu_s is None:
             return self.work_cpu_s
         stages = [[rank.work_cpu_s or 0.0 for rank in copy] for copy in self.copies]
-        pieces = strategy.pieces
-        return max((sum(work) + (pieces - 1) * max(work)) / pieces for work in stages)
+        count = strategy.micro_batch_count
+        return max((sum(work) + (count - 1) * max(work)) / count for work in stages)
 
     @property
     def copies(self) -> list[list[RankResult]]:

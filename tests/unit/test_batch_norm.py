@@ -1,4 +1,4 @@
-"""Normalising over batches when a batch lies on several ranks: statistics are no gradients."""
+"""BatchNorm across ranks: SyncBatchNorm, and averaged running statistics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from trainer.training.task import Task
 PIXELS = {"name": "synthetic", "height": 8, "width": 8, "test_samples": 40, "noise": 1.0}
 NARROW = {"model": {"name": "wide_resnet", "widen": 1}, "dataset": {**PIXELS, "samples": 60}}
 SYNCHRONISED = {"name": "wide_resnet", "widen": 1, "norm": "sync_batch"}
-IN_STEP = [name for name in HERE if STRATEGIES.load(name).synchronous]
+SYNCHRONOUS = [name for name in HERE if STRATEGIES.load(name).synchronous]
 CHANNELS = 5
 
 
@@ -39,7 +39,7 @@ def statistics(weights: np.ndarray, parameters: int) -> np.ndarray:
 
 
 def layer(kind: type[nn.BatchNorm2d], mean: float = 1.0) -> nn.BatchNorm2d:
-    """mean: about what its running mean has come to."""
+    """mean: added to the running mean, less 1."""
     norm = kind(CHANNELS)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -57,8 +57,10 @@ def pictures(samples: int, seed: int, mean: float = 1.0) -> Tensor:
 
 @pytest.mark.parametrize("mean", [1.0, 1000.0])
 @pytest.mark.parametrize("sizes", [(6, 6), (7, 1, 4), (1, 1)])
-def test_ranks_together_are_one_with_the_whole_batch(sizes: tuple[int, ...], mean: float) -> None:
-    """torch's BatchNorm2d over all samples: output, every gradient, running statistics; for two batches."""
+def test_sync_batch_norm_equals_batch_norm_over_the_samples_of_all_ranks(
+    sizes: tuple[int, ...], mean: float
+) -> None:
+    """Compare output, every gradient and running statistics with nn.BatchNorm2d over two batches."""
     parts = [[pictures(n, 10 * step + rank, mean) for rank, n in enumerate(sizes)] for step in range(2)]
     slopes = [[pictures(n, 50 + 10 * step + rank) for rank, n in enumerate(sizes)] for step in range(2)]
     whole = layer(nn.BatchNorm2d, mean)
@@ -83,7 +85,7 @@ def test_ranks_together_are_one_with_the_whole_batch(sizes: tuple[int, ...], mea
         return norm, found
 
     ranks = together(len(sizes), body)
-    # Numbers about 1000 have 4 digits left for how they differ.
+    # float32 values near 1000 have 4 digits left for the deviation from the mean.
     tolerance = {"rtol": 5e-3, "atol": 5e-3} if mean > 100 else {"rtol": 1e-4, "atol": 1e-5}
     for step in range(2):
         for at in (0, 1):
@@ -97,7 +99,7 @@ def test_ranks_together_are_one_with_the_whole_batch(sizes: tuple[int, ...], mea
             torch.testing.assert_close(dict(norm.named_buffers())[name], values, **tolerance)
 
 
-def test_who_stands_by_is_not_counted_and_gets_the_statistics_of_the_others() -> None:
+def test_a_rank_without_samples_gets_the_statistics_of_the_others() -> None:
     x = pictures(6, 1)
     whole = layer(nn.BatchNorm2d)
     expected = whole(x)
@@ -105,11 +107,11 @@ def test_who_stands_by_is_not_counted_and_gets_the_statistics_of_the_others() ->
     def body(comm: Communicator) -> Any:
         norm = layer(SyncBatchNorm)
         assert isinstance(norm, SyncBatchNorm)
-        norm.comm, norm.counts = comm, comm.rank != 1
-        mine = x[comm.rank // 2 * 3 :][:3] if norm.counts else pictures(1, 99)
+        norm.comm, norm.counts_batch = comm, comm.rank != 1
+        mine = x[comm.rank // 2 * 3 :][:3] if norm.counts_batch else pictures(1, 99)
         mine = mine.clone().requires_grad_()
         y = norm(mine)
-        (y.square().sum() * norm.counts).backward()
+        (y.square().sum() * norm.counts_batch).backward()
         return y.detach(), mine.grad, norm.running_mean, norm.running_var
 
     (first, *_), (_, nothing, *_), (last, *_) = ranks = together(3, body)
@@ -120,7 +122,7 @@ def test_who_stands_by_is_not_counted_and_gets_the_statistics_of_the_others() ->
         torch.testing.assert_close(variance, whole.running_var)
 
 
-def test_without_others_and_in_evaluation_it_is_torchs() -> None:
+def test_single_rank_and_evaluation_equal_batch_norm_without_traffic() -> None:
     x = pictures(6, 1)
 
     def body(comm: Communicator) -> tuple[Tensor, float]:
@@ -136,8 +138,8 @@ def test_without_others_and_in_evaluation_it_is_torchs() -> None:
         assert sent == 0
 
 
-def test_bytes_of_a_synchronised_batch() -> None:
-    """2C + 1 numbers there and 2C back, by an all-reduce each."""
+def test_sync_batch_norm_all_reduces_4c_plus_1_floats() -> None:
+    """2C + 1 values in the forward pass, 2C in the backward pass."""
 
     def body(comm: Communicator) -> float:
         norm = layer(SyncBatchNorm)
@@ -154,8 +156,11 @@ def test_bytes_of_a_synchronised_batch() -> None:
 
 @pytest.fixture
 def doubles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models compute with float64. With float32, rounding decides whether a ReLU passes an activation about
-    0, and after a few steps over single samples weights that should be equal differ by hundredths."""
+    """Compute in float64.
+
+    In float32, rounding decides whether a ReLU passes an activation near 0. After a few steps over single
+    samples, weights that should be equal then differ by hundredths.
+    """
     in_floats = Task.build_model
 
     def build_model(task: Task, *args: Any, **options: Any) -> nn.Sequential:
@@ -175,7 +180,7 @@ def test_all_ranks_end_with_the_same_statistics(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HERE)
-def test_with_one_node_that_trains_statistics_are_serials(name: str) -> None:
+def test_one_training_rank_equals_serial(name: str) -> None:
     serial = train("serial", 1, **NARROW)
     alone = train(PLAIN_DILOCO if name == "diloco" else name, nodes(name, 1), **NARROW)
     close(alone.weights, serial.weights)
@@ -184,20 +189,23 @@ def test_with_one_node_that_trains_statistics_are_serials(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["all_gather", "reduce_broadcast", "parameter_server"])
-def test_means_of_gradients_are_all_reduce_with_statistics_too(name: str, doubles: None) -> None:
-    odd: dict[str, Any] = {**NARROW, "dataset": {**PIXELS, "samples": 61}}  # one rank stands by once
+def test_gradient_averaging_strategies_equal_all_reduce(name: str, doubles: None) -> None:
+    odd: dict[str, Any] = {
+        **NARROW,
+        "dataset": {**PIXELS, "samples": 61},
+    }  # in one step a rank has no samples
     close(train(name, nodes(name, 2), **odd).weights, train("all_reduce", 2, **odd).weights)
 
 
-def test_statistics_are_averaged_once_an_epoch_and_counted() -> None:
+def test_statistics_are_all_reduced_once_an_epoch() -> None:
     training = train("all_reduce", 2, **NARROW)
     (result, *_) = training.results
     of_statistics = 4 * len(statistics(training.weights, result.parameters))
     assert result.bytes_sent == 4 * result.parameters * result.steps + of_statistics * SMALL["epochs"]  # type: ignore[operator]
 
 
-def test_the_mean_of_statistics_is_of_those_who_train() -> None:
-    """One step, written out: running statistics are the mean of what each rank's batch makes of them."""
+def test_statistics_are_averaged_over_the_training_ranks() -> None:
+    """One step in plain torch: the mean of each rank's running statistics after its batch."""
     run = {**SMALL, **NARROW, "epochs": 1, "batch_size": 30, "nodes": 2, "transport": "memory"}
     spec = RunSpec.model_validate({**run, "strategy": "all_reduce"})
     task = Task(spec, Path())
@@ -215,9 +223,9 @@ def test_the_mean_of_statistics_is_of_those_who_train() -> None:
         close(found, expected.numpy())
 
 
-@pytest.mark.parametrize("name", IN_STEP)
-def test_synchronised_it_is_one_node_with_as_many_times_the_batch(name: str, doubles: None) -> None:
-    """Written out in plain torch; of 61 samples on 3 ranks the last step is one rank's alone."""
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_sync_batch_norm_trains_as_one_node_with_the_global_batch(name: str, doubles: None) -> None:
+    """The reference is plain torch. With 61 samples on 3 ranks, one rank has the last step to itself."""
     ranks, dataset = 3, {**PIXELS, "samples": 61}
     fields: dict[str, Any] = {"model": SYNCHRONISED, "dataset": dataset, "lr": 0.05}
     run = {**SMALL, **fields, "strategy": name, "nodes": ranks, "transport": "memory"}
@@ -226,9 +234,9 @@ def test_synchronised_it_is_one_node_with_as_many_times_the_batch(name: str, dou
     plain = spec.model_copy(update={"model": spec.model.model_copy(update={"norm": "batch"})})
     model = Task(plain, Path()).build_model(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=spec.lr)
-    feeds = [BatchLoader(task.data.train, spec, task.rngs, rank, ranks) for rank in range(ranks)]
+    loaders = [BatchLoader(task.data.train, spec, task.rngs, rank, ranks) for rank in range(ranks)]
     for epoch in (1, 2):
-        for step in zip(*(loader.batches_in_step(epoch) for loader in feeds), strict=True):
+        for step in zip(*(loader.batches_in_step(epoch) for loader in loaders), strict=True):
             present = [batch for batch, _ in step if batch.share]
             optimizer.zero_grad()
             output = model(torch.cat([batch.images for batch in present]))
@@ -241,7 +249,7 @@ def test_synchronised_it_is_one_node_with_as_many_times_the_batch(name: str, dou
     np.testing.assert_allclose(training.weights, expected.numpy(), rtol=0, atol=1e-10)
 
 
-def test_a_batch_without_weight_leaves_no_trace_in_statistics() -> None:
+def test_a_batch_with_weight_0_does_not_change_statistics() -> None:
     run = {**SMALL, **NARROW, "strategy": "all_reduce", "transport": "memory"}
     task = Task(RunSpec.model_validate(run), Path())
     replica = Replica(task.build_model(0), task, Clock())
@@ -255,14 +263,16 @@ def test_a_batch_without_weight_leaves_no_trace_in_statistics() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["one_shot", "local_sgd", "gossip", "parameter_server", "hogwild"])
-def test_who_does_not_go_through_batches_together_cannot_meet_in_them(strategy: str) -> None:
-    with pytest.raises(ValidationError, match="wide_resnet with sync_batch meets in every batch") as caught:
+def test_sync_batch_norm_requires_a_synchronous_strategy(strategy: str) -> None:
+    with pytest.raises(ValidationError, match="sync_batch") as caught:
         RunSpec.model_validate({"strategy": strategy, "nodes": 2, "model": SYNCHRONISED})
-    allowed = caught.value.errors()[0]["ctx"]["allowed"]
+    (error,) = caught.value.errors()
+    assert error["type"] == "model"
+    allowed = error["ctx"]["allowed"]
     together = {"all_gather", "all_reduce", "ddp", "fsdp", "reduce_broadcast", "zero1"}
     assert set(allowed.split(", ")) == together
 
 
-def test_on_one_rank_anybody_may_have_it() -> None:
+def test_on_one_rank_every_strategy_may_use_sync_batch_norm() -> None:
     fields: dict[str, Any] = {**NARROW, "model": SYNCHRONISED}
     close(train("one_shot", 1, **fields).weights, train("serial", 1, **NARROW).weights)

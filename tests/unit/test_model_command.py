@@ -128,12 +128,12 @@ def test_numbers_of_parts() -> None:
         ),
         ({"model": "{name: "}, "model .name: "),
         ({"dataset": "moon"}, "--dataset moon: .*known: digits"),
-        ({"model": "lenet", "dataset": "cifar10"}, "lenet cannot learn from cifar10: it takes 28×28"),
+        ({"model": "lenet", "dataset": "cifar10"}, "lenet cannot learn from cifar10: .*28×28"),
         ({"batch_size": 0}, "--batch-size 0: "),
         ({"parts": "1"}, "--parts 1: '1' is no number of parts; allowed: 2 and more"),
         ({"parts": "2,"}, "--parts 2,: '' is no number of parts"),
         ({"parts": "two"}, "--parts two: 'two' is no"),
-        ({"parts": "8"}, "--parts 8: 8 parts are more than its 7 blocks: flatten, fc1"),
+        ({"parts": "8"}, "--parts 8: .*7 blocks: flatten, fc1"),
     ],
 )
 def test_bad_input_is_named_with_what_is_allowed(arguments: dict[str, str], message: str) -> None:

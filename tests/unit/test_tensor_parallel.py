@@ -21,7 +21,7 @@ from tests.unit.training import SMALL, Training, train
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.data.base import Data, Split
 from trainer.data.datasets.synthetic import Synthetic
-from trainer.models.base import Pair
+from trainer.models.base import ParallelPair
 from trainer.models.layers.dropout import ChannelDropout
 from trainer.models.lenet import LeNet
 from trainer.parallel.tensor_layers import SharedDropout, Shares, Slicer
@@ -191,7 +191,7 @@ def test_never_are_two_blocks_whole(monkeypatch: pytest.MonkeyPatch) -> None:
             yield name, block
 
     monkeypatch.setattr(LeNet, "blocks", watched)
-    model = task.build_model(0, take=Slicer(task.spec.model.pairs, second_of_two()))
+    model = task.build_model(0, take=Slicer(task.spec.model.tensor_parallel_pairs, second_of_two()))
     assert len(built) == 4
     assert [tuple(weight.shape[:2]) for weight in model.parameters() if weight.dim() > 1] == [
         *((5, 1), (30, 5)),
@@ -213,37 +213,40 @@ def test_pairs_are_layers_of_the_model(name: str) -> None:
     layers: dict[str, Any] = {
         path: layer for path, layer in chain.named_modules() if isinstance(layer, nn.Linear | nn.Conv2d)
     }
-    assert model.pairs
-    paths = [path for pair in model.pairs for path in (pair.first, pair.second)]
+    assert model.tensor_parallel_pairs
+    paths = [path for pair in model.tensor_parallel_pairs for path in (pair.column, pair.row)]
     assert len(set(paths)) == len(paths)
     assert paths == [path for path in layers if path in paths]
-    for pair in model.pairs:
-        given, taken = len(layers[pair.first].weight), layers[pair.second].weight.shape[1]
-        assert given % pair.width == taken % given == 0
+    for pair in model.tensor_parallel_pairs:
+        given, taken = len(layers[pair.column].weight), layers[pair.row].weight.shape[1]
+        assert given % pair.units == taken % given == 0
 
 
 def test_what_has_weights_of_its_own_may_not_stand_between_a_pair() -> None:
-    slicer = Slicer([Pair("first", "second", 4)], second_of_two())
+    slicer = Slicer([ParallelPair("first", "second", 4)], second_of_two())
     slicer("first", nn.Linear(3, 4))
     with pytest.raises(TypeError, match="a Linear stands between"):
         slicer("between", nn.Linear(4, 4))
 
 
 @pytest.mark.parametrize(
-    ("model", "nodes", "message"),
+    ("model", "nodes", "facts"),
     [
-        ("lenet", 11, "what passes from conv1 to conv2 goes into 10 shares at most; allowed: 1 to 10"),
-        ({"name": "mlp", "hidden": [64, 8, 3]}, 4, "from fc3 to output goes into 3 shares at most"),
-        ({"name": "mlp", "hidden": []}, 2, "it has no two layers in a row to share out"),
-        ({"name": "vgg_small", "width": 12, "norm": "group"}, 5, "into 4 shares at most"),
-        ({"name": "wide_resnet", "widen": 1}, 17, "from block1.conv1 to block1.conv2 goes into 16 shares"),
+        ("lenet", 11, ["conv1", "conv2", "1 to 10"]),
+        ({"name": "mlp", "hidden": [64, 8, 3]}, 4, ["fc3", "output", "1 to 3"]),
+        ({"name": "mlp", "hidden": []}, 2, ["no pair"]),
+        ({"name": "vgg_small", "width": 12, "norm": "group"}, 5, ["1 to 4"]),
+        ({"name": "wide_resnet", "widen": 1}, 17, ["block1.conv1", "block1.conv2", "1 to 16"]),
     ],
     ids=str,
 )
-def test_more_ranks_than_shares_are_refused(model: Any, nodes: int, message: str) -> None:
+def test_more_ranks_than_shards_are_refused(model: Any, nodes: int, facts: list[str]) -> None:
     fields = {**SMALL, "strategy": NAME, "model": model}
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(ValidationError) as caught:
         RunSpec.model_validate({**fields, "nodes": nodes})
+    (error,) = caught.value.errors()
+    assert error["type"] == "strategy"
+    assert [fact for fact in facts if fact not in error["ctx"]["reason"]] == []
     assert RunSpec.model_validate({**fields, "nodes": 1}).world_size == 1
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from trainer.core.registry import Component
-from trainer.models.split_points import validation_error
 
 if TYPE_CHECKING:
     from trainer.core.context import NodeContext
@@ -40,24 +39,13 @@ OptimizerState = Annotated[
 SplitPoints = Annotated[
     list[str] | None,
     Field(
-        description="blocks with which the parts of the model begin, but for the first; null: balanced by "
-        "the blocks' time, measured before training"
+        description="first block of every pipeline stage but the first; null: balance stages by the "
+        "time of their blocks, measured before training"
     ),
 ]
 # Between which checkpoints may be taken: all ranks have come equally far there.
 Interval = Literal["epochs", "steps"]
-MicroBatches = Annotated[
-    int, Field(ge=1, le=65536, description="pieces in which a batch goes through the stages")
-]
-
-
-def pipeline_validation_error(
-    model: Model, split_points: list[str] | None, stages: int, micro_batches: int, batch_size: int
-) -> str | None:
-    """Why a batch cannot go through so many stages of the model in so many micro-batches, or None."""
-    if micro_batches > batch_size:
-        return f"{micro_batches} micro-batches of {batch_size} samples; allowed: 1 to {batch_size}"
-    return validation_error(model.names, split_points, stages)
+MicroBatches = Annotated[int, Field(ge=1, le=65536, description="micro-batches that a batch is split into")]
 
 
 class Strategy(Component):
@@ -108,8 +96,8 @@ class Strategy(Component):
         return None
 
     @property
-    def pieces(self) -> int:
-        """Micro-batches in which a copy's batch goes through it."""
+    def micro_batch_count(self) -> int:
+        """How many micro-batches a replica's batch is split into."""
         return 1
 
     def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:

@@ -1,1 +1,1 @@
-"""Models, one file each: ordered lists of named blocks."""
+"""Models, one file each, as chains of named blocks; their layers, shapes and split points."""

@@ -1,4 +1,4 @@
-"""What a model is: an ordered list of named blocks, so that cutting it is slicing a list."""
+"""Base class of models: a model is a chain of named blocks, so that it can be split between any two."""
 
 from __future__ import annotations
 
@@ -15,64 +15,77 @@ if TYPE_CHECKING:
     Blocks = Iterator[tuple[str, nn.Module]]
 
 
-class Pair(NamedTuple):
-    """Two layers of weights between which every channel or feature goes its own way.
+class ParallelPair(NamedTuple):
+    """Two weight layers that tensor parallelism shards together: one by columns, the next by rows.
 
-    Only what is elementwise, pooling, flattening, dropout and normalisation lie there; so ranks that share
-    out the first one's outputs and the second one's inputs alike need nothing of each other in between.
+    Only elementwise functions, pooling, flattening, dropout and normalisation lie between them. All of
+    these treat channels or features independently, so no communication is needed between the two layers.
     """
 
-    first: str  # with the block that it is in: "fc1", "block1.conv1"
-    second: str
-    width: int  # into so many shares it can go: channels, features, or groups that are normalised together
+    column: str  # path of the column-parallel layer: "fc1", "block1.conv1"
+    row: str  # path of the row-parallel layer
+    units: int  # shards at most: channels, features, or groups that are normalised together
 
 
-def too_small(shape: tuple[int, int, int], least: int) -> str | None:
-    """Why images of this shape are too small for a model that takes so many pixels a side, or None."""
+def image_size_error(shape: tuple[int, int, int], min_pixels: int) -> str | None:
+    """Return an error message if an image (channels, height, width) has a side below `min_pixels`."""
     _, height, width = shape
-    if min(height, width) >= least:
+    if min(height, width) >= min_pixels:
         return None
-    return f"it takes {least}×{least} pixels and more, not {height}×{width}"
+    return f"images must have at least {min_pixels}×{min_pixels} pixels, not {height}×{width}"
+
+
+def exact_image_size_error(shape: tuple[int, int, int], pixels: int) -> str | None:
+    """Return an error message if an image (channels, height, width) is not `pixels` × `pixels`."""
+    _, height, width = shape
+    if (height, width) == (pixels, pixels):
+        return None
+    return f"images must have {pixels}×{pixels} pixels, not {height}×{width}"
 
 
 class Model(Component):
-    """A classifier whose last block gives log-probabilities."""
+    """A classifier. Its last block returns log-probabilities."""
 
     def validation_error(self, shape: tuple[int, int, int]) -> str | None:
-        """Why images of this shape (channels, height, width) do not fit, or None."""
+        """Return why the model cannot take images of shape (channels, height, width), or None."""
         return None
 
     @property
     @abstractmethod
     def names(self) -> list[str]:
-        """The blocks' names in order: those that `blocks` gives, known without building any."""
+        """Names of the blocks in forward order, as `blocks` yields them. Builds no block."""
 
     @property
-    def head(self) -> str | None:
-        """The block with which the fully connected part begins; None where nothing comes before it."""
+    def classifier(self) -> str | None:
+        """First block of the fully connected classifier; None if the model has no other part."""
         return None
 
     @property
-    def meets(self) -> bool:
-        """Whether blocks meet those of other ranks in every batch, so that all go through it together."""
+    def has_synchronous_layers(self) -> bool:
+        """Whether layers communicate across ranks in every batch, as SyncBatchNorm does."""
         return False
 
     @property
     def batch_statistics(self) -> bool:
-        """Whether what it computes of a sample depends on which others are in the batch."""
+        """Whether the output for a sample depends on the other samples of the batch, as with BatchNorm."""
         return False
 
     @property
-    def pairs(self) -> list[Pair]:
-        """Layers that can be shared out two by two, in the order in which data passes them; none twice."""
+    def tensor_parallel_pairs(self) -> list[ParallelPair]:
+        """Pairs of layers to shard in tensor parallelism, in forward order. No layer is in two pairs."""
         return []
 
     @abstractmethod
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
-        """Fresh blocks in the order in which data passes them; chained they are the model.
+        """Yield freshly initialised blocks in forward order. Chained, they are the model.
 
-        Each is built when it is asked for: who holds a part of the model never has the others in memory.
-        shape: of one sample, (channels, height, width). Input (batch, *shape) float32, output
-        (batch, classes) log-probabilities. generator: what dropout draws from. Initial weights come
-        from torch's global generator, which the caller seeds. The shape must fit, see `misfit`.
+        Every block is built when the iterator reaches it, so a rank that keeps only some of the blocks
+        never holds the whole model in memory. Initial weights come from torch's global generator, which
+        the caller seeds.
+
+        Args:
+            shape: of one sample, (channels, height, width); `validation_error` must return None for it.
+                The model takes float32 tensors of shape (batch, *shape).
+            classes: number of classes; the model returns log-probabilities of shape (batch, classes).
+            generator: random generator of the dropout layers.
         """

@@ -1,4 +1,4 @@
-"""The small convolutional network of the parallel SGD lab sheets."""
+"""LeNet as in the lab sheets on parallel SGD: two convolutions, two fully connected layers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from trainer.models.base import Model, Pair
+from trainer.models.base import Model, ParallelPair, exact_image_size_error
 
 if TYPE_CHECKING:
     import torch
@@ -17,15 +17,14 @@ if TYPE_CHECKING:
 class LeNet(Model):
     """Two convolutions and two fully connected layers, for 28×28 images, after LeCun et al. 1998.
 
-    Layers in the lab sheet's order: conv 5×5 (10), max-pool, ReLU, conv 5×5 (30), max-pool, ReLU,
+    Layers, in order: conv 5×5 (10), max-pool, ReLU, conv 5×5 (30), max-pool, ReLU,
     dropout, max-pool, fully connected 120→60, ReLU, fully connected 60→classes, log-softmax.
     """
 
     dropout: float = Field(0.5, ge=0, lt=1, description="probability of dropping an activation")
 
     def validation_error(self, shape: tuple[int, int, int]) -> str | None:
-        _, height, width = shape
-        return None if (height, width) == (28, 28) else f"it takes 28×28 pixels, not {height}×{width}"
+        return exact_image_size_error(shape, 28)
 
     @property
     def names(self) -> list[str]:
@@ -33,12 +32,12 @@ class LeNet(Model):
         return [*convolutions, "flatten", "fc1", "relu3", "fc2", "log_softmax"]
 
     @property
-    def head(self) -> str:
+    def classifier(self) -> str:
         return "flatten"
 
     @property
-    def pairs(self) -> list[Pair]:
-        return [Pair("conv1", "conv2", 10), Pair("fc1", "fc2", 60)]
+    def tensor_parallel_pairs(self) -> list[ParallelPair]:
+        return [ParallelPair("conv1", "conv2", 10), ParallelPair("fc1", "fc2", 60)]
 
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
         from torch import nn

@@ -1,4 +1,4 @@
-"""A multi-layer perceptron of any depth."""
+"""Multi-layer perceptron with any number of hidden layers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from trainer.models.base import Model, Pair
+from trainer.models.base import Model, ParallelPair
 
 if TYPE_CHECKING:
     import torch
@@ -28,9 +28,10 @@ class Mlp(Model):
         return ["flatten", *hidden, "output", "log_softmax"]
 
     @property
-    def pairs(self) -> list[Pair]:
+    def tensor_parallel_pairs(self) -> list[ParallelPair]:
         layers = [name for name in self.names if name.startswith("fc")] + ["output"]
-        return [Pair(*pair) for pair in zip(layers[::2], layers[1::2], self.hidden[::2], strict=False)]
+        pairs = zip(layers[::2], layers[1::2], self.hidden[::2], strict=False)
+        return [ParallelPair(*pair) for pair in pairs]
 
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
         from math import prod

@@ -1,4 +1,4 @@
-"""The convolutional network of PyTorch's basic MNIST example, which labs on torchrun train."""
+"""The convolutional network of PyTorch's basic MNIST example."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from trainer.models.base import Model, Pair
+from trainer.models.base import Model, ParallelPair, exact_image_size_error
 
 if TYPE_CHECKING:
     import torch
@@ -18,14 +18,16 @@ class MnistCnn(Model):
     """The CNN of PyTorch's MNIST example (pytorch/examples, mnist, 2017), for 28×28 images.
 
     Conv 5×5 (10), max-pool, ReLU, conv 5×5 (20), dropout of whole channels, max-pool, ReLU, fully connected
-    320→50, ReLU, dropout, fully connected 50→classes, log-softmax. Both dropouts have one probability.
+    320→50, ReLU, dropout, fully connected 50→classes, log-softmax. Both dropout layers use the
+    same probability.
     """
 
-    dropout: float = Field(0.5, ge=0, lt=1, description="probability of dropping a channel, an activation")
+    dropout: float = Field(
+        0.5, ge=0, lt=1, description="probability of dropping a channel or an activation"
+    )
 
     def validation_error(self, shape: tuple[int, int, int]) -> str | None:
-        _, height, width = shape
-        return None if (height, width) == (28, 28) else f"it takes 28×28 pixels, not {height}×{width}"
+        return exact_image_size_error(shape, 28)
 
     @property
     def names(self) -> list[str]:
@@ -33,12 +35,12 @@ class MnistCnn(Model):
         return [*convolutions, "flatten", "fc1", "relu3", "dropout_fc1", "fc2", "log_softmax"]
 
     @property
-    def head(self) -> str:
+    def classifier(self) -> str:
         return "flatten"
 
     @property
-    def pairs(self) -> list[Pair]:
-        return [Pair("conv1", "conv2", 10), Pair("fc1", "fc2", 50)]
+    def tensor_parallel_pairs(self) -> list[ParallelPair]:
+        return [ParallelPair("conv1", "conv2", 10), ParallelPair("fc1", "fc2", 50)]
 
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
         from torch import nn

@@ -1,4 +1,4 @@
-"""The shapes that pass from block to block, found without any memory for weights or samples."""
+"""Shapes of activations between the blocks of a model, without memory for weights or samples."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ if TYPE_CHECKING:
 
 
 def input_shapes(model: Model, shape: Sequence[int], classes: int) -> list[tuple[int, ...]]:
-    """Of each block, in order: the shape of what comes in, per sample.
+    """Return the input shape of every block in forward order, without the batch dimension.
 
-    shape: of one sample, (channels, height, width); it must fit, see `Model.misfit`. Blocks are built on
-    torch's device `meta`, where tensors have shapes and no numbers: nothing is drawn from any generator.
+    Blocks are built on torch's `meta` device, where tensors have shapes and no data. No random generator
+    is advanced.
+
+    Args:
+        model: accepts images of `shape`, see `Model.validation_error`.
+        shape: of one sample, (channels, height, width).
+        classes: number of classes.
     """
     import torch
 

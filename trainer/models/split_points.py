@@ -1,7 +1,7 @@
-"""Where a model is cut: its blocks, in order, as the parts that ranks hold. Pure; imports no torch.
+"""Split points: where the chain of blocks is divided into pipeline stages. Pure, without torch.
 
-A cut is named by the block that begins the next part: cuts ["flatten"] make two parts of lenet, its
-convolutions and its fully connected layers.
+A split point is the name of the first block of a stage. Split points ["flatten"] divide lenet into two
+stages: its convolutions and its fully connected layers.
 """
 
 from __future__ import annotations
@@ -10,39 +10,49 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 
-def validation_error(names: Sequence[str], split_points: Sequence[str] | None, parts: int) -> str | None:
-    """Why blocks of these names cannot be cut into so many parts, or None. cuts: None, to be chosen."""
-    if parts > len(names):
-        return f"{parts} parts are more than its {len(names)} blocks: {', '.join(names)}"
+def validation_error(names: Sequence[str], split_points: Sequence[str] | None, stages: int) -> str | None:
+    """Return why the blocks cannot be divided into `stages` at these split points, or None.
+
+    split_points: None if they are still to be chosen.
+    """
+    if stages > len(names):
+        return f"{stages} stages are more than the {len(names)} blocks: {', '.join(names)}"
     if split_points is None:
         return None
     allowed = ", ".join(names[1:])
-    if unknown := [cut for cut in split_points if cut not in names[1:]]:
-        return f"it cannot be cut before {', '.join(map(repr, unknown))}; allowed: {allowed}"
+    if unknown := [name for name in split_points if name not in names[1:]]:
+        return f"unknown split points {', '.join(map(repr, unknown))}; allowed: {allowed}"
     if list(split_points) != [name for name in names if name in split_points]:
-        return f"cuts [{', '.join(split_points)}] are not in the order of its blocks, each once: {allowed}"
-    if len(split_points) != parts - 1:
-        wanted = "1 part takes no cut" if parts == 1 else f"{parts} parts take {parts - 1} of its cuts"
-        return f"{wanted}, not {len(split_points)}: {allowed}"
+        given = ", ".join(split_points)
+        return f"split points [{given}] are not in the order of the blocks, each once: {allowed}"
+    if len(split_points) != stages - 1:
+        return f"stages: {stages}, split points: {len(split_points)}, needed: {stages - 1} of {allowed}"
     return None
 
 
-def parts_of(names: Sequence[str], split_points: Sequence[str]) -> list[list[str]]:
-    """The blocks of each part, in order; the cuts must fit."""
-    starts = [0, *(names.index(cut) for cut in split_points), len(names)]
+def stage_blocks(names: Sequence[str], split_points: Sequence[str]) -> list[list[str]]:
+    """Return the block names of every stage, in order. The split points must be valid."""
+    starts = [0, *(names.index(name) for name in split_points), len(names)]
     return [list(names[start:end]) for start, end in pairwise(starts)]
 
 
-def balanced(names: Sequence[str], costs: Sequence[float], parts: int) -> list[str]:
-    """The cuts whose dearest part is cheapest; of equal ones, those with the least sum of squares.
+def balanced_split_points(names: Sequence[str], costs: Sequence[float], stages: int) -> list[str]:
+    """Return the split points that minimise the cost of the most expensive stage.
 
-    costs: of each block, in any unit. Exact, by dynamic programming over where the last part begins.
+    Among equals, the sum of squared stage costs decides. The result is exact: dynamic programming over the
+    first block of the last stage.
+
+    Args:
+        names: block names in forward order, at least as many as stages.
+        costs: of each block, in any unit.
+        stages: how many stages to form.
     """
     sums = [0.0, *accumulate(costs)]
-    # Of the first `end` blocks, in as many parts as rounds so far: dearest part, sum of squares, starts.
+    # best[end]: the best division of the first `end` blocks into the current number of stages, as
+    # (cost of the most expensive stage, sum of squared costs, start of every stage).
     best: dict[int, tuple[float, float, tuple[int, ...]]]
     best = {end: (sums[end], sums[end] ** 2, (0,)) for end in range(1, len(names) + 1)}
-    for part in range(1, parts):
+    for stage in range(1, stages):
         best = {
             end: min(
                 (
@@ -50,8 +60,8 @@ def balanced(names: Sequence[str], costs: Sequence[float], parts: int) -> list[s
                     best[start][1] + (sums[end] - sums[start]) ** 2,
                     (*best[start][2], start),
                 )
-                for start in range(part, end)
+                for start in range(stage, end)
             )
-            for end in range(part + 1, len(names) + 1)
+            for end in range(stage + 1, len(names) + 1)
         }
     return [names[start] for start in best[len(names)][2][1:]]

@@ -1,4 +1,4 @@
-"""A small network in the manner of VGG: a plain chain, and most parameters in its head."""
+"""A small VGG: a plain chain of layers with most of its parameters in the classifier."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from trainer.models.base import Model, Pair, too_small
-from trainer.models.layers.norms import NORM, Norm, shares
+from trainer.models.base import Model, ParallelPair, image_size_error
+from trainer.models.layers.norms import NORM, Norm, independent_units
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trainer.models.base import Blocks
 
 GROUPS = 3
-LEAST_PIXELS = 2**GROUPS  # of a side: each group halves it
+MIN_PIXELS = 2**GROUPS  # of a side: each group halves it
 
 
 class VggSmall(Model):
@@ -23,20 +23,22 @@ class VggSmall(Model):
 
     A max-pool ends each group; two fully connected layers with dropout between them follow.
 
-    Convolutions start as in He et al. 2015 ("Delving Deep into Rectifiers"): with torch's own initial
-    weights the signal fades from layer to layer, and without normalisation training does not get going.
+    Convolutions are initialised as in He et al. 2015 ("Delving Deep into Rectifiers"). With torch's default
+    the activations shrink from layer to layer, and without normalisation the network does not learn.
     """
 
-    width: int = Field(32, ge=1, le=1024, description="channels of the first group; others: 2 and 4 times")
+    width: int = Field(
+        32, ge=1, le=1024, description="channels of the first group; the others have 2 and 4 times as many"
+    )
     hidden: int = Field(256, ge=1, le=65536, description="width of the fully connected layer")
     dropout: float = Field(0.5, ge=0, lt=1, description="probability of dropping one of its activations")
     norm: Literal["none", Norm] = Field("none", description=NORM)
 
     def validation_error(self, shape: tuple[int, int, int]) -> str | None:
-        return too_small(shape, LEAST_PIXELS)
+        return image_size_error(shape, MIN_PIXELS)
 
     @property
-    def meets(self) -> bool:
+    def has_synchronous_layers(self) -> bool:
         return self.norm == "sync_batch"
 
     @property
@@ -53,17 +55,17 @@ class VggSmall(Model):
         return [*names, "flatten", "fc1", "relu_fc1", "dropout", "fc2", "log_softmax"]
 
     @property
-    def head(self) -> str:
+    def classifier(self) -> str:
         return "flatten"
 
     @property
-    def pairs(self) -> list[Pair]:
+    def tensor_parallel_pairs(self) -> list[ParallelPair]:
         widths = [self.width * 2 ** (group - 1) for group in range(1, GROUPS + 1)]
         convolutions = [
-            Pair(f"conv{group}a", f"conv{group}b", shares(self.norm, wide))
-            for group, wide in enumerate(widths, start=1)
+            ParallelPair(f"conv{group}a", f"conv{group}b", independent_units(self.norm, channels))
+            for group, channels in enumerate(widths, start=1)
         ]
-        return [*convolutions, Pair("fc1", "fc2", self.hidden)]
+        return [*convolutions, ParallelPair("fc1", "fc2", self.hidden)]
 
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
         from torch import nn
@@ -73,15 +75,15 @@ class VggSmall(Model):
 
         channels, height, width = shape
         for group in range(1, GROUPS + 1):
-            wide = self.width * 2 ** (group - 1)
+            out_channels = self.width * 2 ** (group - 1)
             for letter in "ab":
-                convolution = nn.Conv2d(channels, wide, kernel_size=3, padding=1)
+                convolution = nn.Conv2d(channels, out_channels, kernel_size=3, padding=1)
                 nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
                 yield f"conv{group}{letter}", convolution
                 if self.norm != "none":
-                    yield f"norm{group}{letter}", build_norm(self.norm, wide)
+                    yield f"norm{group}{letter}", build_norm(self.norm, out_channels)
                 yield f"relu{group}{letter}", nn.ReLU()
-                channels = wide
+                channels = out_channels
             yield f"pool{group}", nn.MaxPool2d(2)
             height, width = height // 2, width // 2
         yield "flatten", nn.Flatten()

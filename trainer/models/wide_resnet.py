@@ -1,4 +1,4 @@
-"""The wide residual network that courses on data-parallel training use for Fashion-MNIST."""
+"""Wide residual network (WRN-d-k), which courses on data-parallel training use for Fashion-MNIST."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from trainer.models.base import Model, Pair, too_small
-from trainer.models.layers.norms import NORM, Norm, shares
+from trainer.models.base import Model, ParallelPair, image_size_error
+from trainer.models.layers.norms import NORM, Norm, independent_units
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trainer.models.base import Blocks
 
 GROUPS = 3
-LEAST_PIXELS = 8  # of a side: the groups halve it twice, and BatchNorm wants more than one number
+MIN_PIXELS = 8  # of a side: two groups halve it, and BatchNorm needs more than one value per channel
 
 
 class WideResNet(Model):
@@ -23,9 +23,9 @@ class WideResNet(Model):
 
     Residual blocks as in He et al. 2016.
 
-    A convolution to 16 channels, three groups of residual blocks with 16k, 32k and 64k channels of which
-    the second and third halve the image, a mean over its pixels, a fully connected layer. With k = 10 the
-    groups have 160, 320 and 640 channels; with one block each, the depth d is 10. k = 1 is for CPUs.
+    A convolution to 16 channels; three groups of residual blocks with 16k, 32k and 64k channels, the second
+    and third of which halve the image; average pooling; a fully connected layer. With k = 10 the groups
+    have 160, 320 and 640 channels. With one block per group the depth d is 10. Use k = 1 on CPUs.
     """
 
     widen: int = Field(10, ge=1, le=64, description="k: the groups have 16k, 32k and 64k channels")
@@ -33,10 +33,10 @@ class WideResNet(Model):
     norm: Norm = Field("batch", description=NORM)
 
     def validation_error(self, shape: tuple[int, int, int]) -> str | None:
-        return too_small(shape, LEAST_PIXELS)
+        return image_size_error(shape, MIN_PIXELS)
 
     @property
-    def meets(self) -> bool:
+    def has_synchronous_layers(self) -> bool:
         return self.norm == "sync_batch"
 
     @property
@@ -49,34 +49,36 @@ class WideResNet(Model):
         return ["stem", *blocks, "norm", "relu", "pool", "flatten", "fc", "log_softmax"]
 
     @property
-    def head(self) -> str:
+    def classifier(self) -> str:
         return "flatten"
 
     @property
-    def pairs(self) -> list[Pair]:
+    def tensor_parallel_pairs(self) -> list[ParallelPair]:
         widths = [
             16 * self.widen * 2**group for group in range(GROUPS) for _ in range(self.blocks_per_group)
         ]
         return [
-            Pair(f"block{number}.conv1", f"block{number}.conv2", shares(self.norm, wide))
-            for number, wide in enumerate(widths, start=1)
+            ParallelPair(
+                f"block{number}.conv1", f"block{number}.conv2", independent_units(self.norm, channels)
+            )
+            for number, channels in enumerate(widths, start=1)
         ]
 
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
         from torch import nn
 
         from trainer.models.layers.norms import build_norm
-        from trainer.models.layers.residual import Residual
+        from trainer.models.layers.residual import ResidualBlock
 
         yield "stem", nn.Conv2d(shape[0], 16, kernel_size=3, padding=1, bias=False)
         channels, number = 16, 0
         for group in range(GROUPS):
             for first in [True] + [False] * (self.blocks_per_group - 1):
                 number += 1
-                wide = 16 * self.widen * 2**group
+                out_channels = 16 * self.widen * 2**group
                 stride = 2 if first and group else 1
-                yield f"block{number}", Residual(channels, wide, stride, self.norm)
-                channels = wide
+                yield f"block{number}", ResidualBlock(channels, out_channels, stride, self.norm)
+                channels = out_channels
         yield "norm", build_norm(self.norm, channels)
         yield "relu", nn.ReLU()
         yield "pool", nn.AdaptiveAvgPool2d(1)

@@ -12,7 +12,7 @@ from torch.nn.functional import nll_loss
 from trainer.comm.base import Communicator, SendRequest
 from trainer.core.clock import Clock
 from trainer.models.shapes import input_shapes
-from trainer.models.split_points import balanced, parts_of
+from trainer.models.split_points import balanced_split_points, stage_blocks
 from trainer.parallel.schedules import Pass
 from trainer.training.loader import Batch
 from trainer.training.profile import profile
@@ -37,7 +37,7 @@ def cut(
         measured = profile(task.build_model(0).named_children(), images, labels)
         seconds.copy_(torch.tensor([block.seconds for block in measured]))
     comm.broadcast(seconds, root=0)
-    return balanced(names, seconds.tolist(), parts)
+    return balanced_split_points(names, seconds.tolist(), parts)
 
 
 class Stage(Replica):
@@ -54,7 +54,7 @@ class Stage(Replica):
         number, by which its dropout draws."""
         names = task.spec.model.names
         self.number, self.stages = comm.rank, comm.size
-        self._blocks = parts_of(names, split_points)[self.number]
+        self._blocks = stage_blocks(names, split_points)[self.number]
         super().__init__(task.build_model(replica, device=comm.device, only=self._blocks), task, clock)
         self._comm = comm
         self._first, self._last = self.number == 0, self.number == self.stages - 1
@@ -173,5 +173,5 @@ def _sizes(task: Task, split_points: Sequence[str]) -> list[tuple[int, int]]:
             sum(p.numel() for name in part for p in blocks[name].parameters()),
             sum(b.numel() for name in part for b in blocks[name].buffers() if b.is_floating_point()),
         )
-        for part in parts_of(task.spec.model.names, split_points)
+        for part in stage_blocks(task.spec.model.names, split_points)
     ]

@@ -26,7 +26,7 @@ from torch.nn.functional import nll_loss
 from trainer.comm.base import CommunicationError, Communicator
 from trainer.comm.rpc import HEARTBEAT_S, Heartbeat, check_alive, rpc_errors, worker_name
 from trainer.models.shapes import input_shapes
-from trainer.models.split_points import parts_of
+from trainer.models.split_points import stage_blocks
 from trainer.training.activations import Activations
 from trainer.training.loader import Batch
 from trainer.training.replica import Replica, channels_last, joined
@@ -55,7 +55,7 @@ class Part(Replica):
         self, task: Task, comm: Communicator, split_points: Sequence[str], timeout_s: float
     ) -> None:
         names = task.spec.model.names
-        self._blocks = parts_of(names, split_points)[comm.rank - 1]
+        self._blocks = stage_blocks(names, split_points)[comm.rank - 1]
         super().__init__(task.build_model(0, device=comm.device, only=self._blocks), task, comm.clock)
         self.loss = None
         self._comm, self._timeout_s = comm, timeout_s

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d, linear
 
 from trainer.comm.base import Communicator
-from trainer.models.base import Pair
+from trainer.models.base import ParallelPair
 from trainer.models.layers.dropout import Dropout
 
 Layer = nn.Linear | nn.Conv2d
@@ -45,11 +45,11 @@ class Shares:
 class Slicer:
     """Takes this rank's share of blocks, one after the other in the order in which data passes them."""
 
-    def __init__(self, pairs: Sequence[Pair], comm: Communicator) -> None:
+    def __init__(self, pairs: Sequence[ParallelPair], comm: Communicator) -> None:
         # Of what is not whole: shares of which dimension.
         self.slices: dict[Tensor, tuple[Shares, int]] = {}
-        self._firsts = {pair.first: pair for pair in pairs}
-        self._seconds = {pair.second for pair in pairs}
+        self._firsts = {pair.column: pair for pair in pairs}
+        self._seconds = {pair.row for pair in pairs}
         self._comm = comm
         # Of the channels that pass between a first layer and its second.
         self._passing: Shares | None = None
@@ -60,7 +60,7 @@ class Slicer:
         chain.add_module(name, block)
         for path, layer in [*chain.named_modules()][1:]:  # the first is the chain
             if path in self._firsts:
-                chain.set_submodule(path, self._column(cast("Layer", layer), self._firsts[path].width))
+                chain.set_submodule(path, self._column(cast("Layer", layer), self._firsts[path].units))
             elif path in self._seconds:
                 chain.set_submodule(path, self._row(cast("Layer", layer)))
             elif self._passing is not None:
@@ -141,11 +141,11 @@ class SharedDropout(Dropout):
         super().__init__(whole.probability, whole.generator)
         self._whole, self._shares = whole, shares
 
-    def factors(self, x: Tensor) -> Tensor:
+    def mask(self, x: Tensor) -> Tensor:
         shares = self._shares.times(x.shape[1] // self._shares.sizes[self._shares.rank])
         # In the order in which the whole activations would lie in memory: channels last.
         whole = x.new_empty(len(x), *x.shape[2:], sum(shares.sizes)).movedim(-1, 1)
-        return shares.of(self._whole.factors(whole), dim=1)
+        return shares.of(self._whole.mask(whole), dim=1)
 
 
 class _Copy(torch.autograd.Function):

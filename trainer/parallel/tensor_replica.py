@@ -24,7 +24,7 @@ class Slice(Replica):
     """
 
     def __init__(self, task: Task, clock: Clock, comm: Communicator) -> None:
-        slicer = Slicer(task.spec.model.pairs if comm.size > 1 else [], comm)
+        slicer = Slicer(task.spec.model.tensor_parallel_pairs if comm.size > 1 else [], comm)
         # Dropout of whole activations draws the same on all ranks: they are all the first copy.
         super().__init__(task.build_model(0, device=comm.device, take=slicer), task, clock)
         self._slices, self._comm = slicer.slices, comm

@@ -131,7 +131,7 @@ def strategy(run: RunSpec) -> CheckError:
 
 
 def norm(run: RunSpec) -> CheckError:
-    if not run.model.meets or run.world_size == 1 or run.strategy.synchronous:
+    if not run.model.has_synchronous_layers or run.world_size == 1 or run.strategy.synchronous:
         return None
     together = [other for other in STRATEGIES.entries if STRATEGIES.load(other).synchronous]
     return PydanticCustomError(

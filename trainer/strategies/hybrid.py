@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import MicroBatches, SplitPoints, Strategy, Uneven, pipeline_validation_error
-from trainer.parallel.schedules import Schedule, bubble, passes
+from trainer.core.strategy import MicroBatches, SplitPoints, Strategy, Uneven
+from trainer.parallel.schedules import Schedule, bubble, passes, pipeline_validation_error
 
 if TYPE_CHECKING:
     from trainer.core.context import NodeContext
@@ -62,7 +62,7 @@ class Hybrid(Strategy):
         return self.reports_samples(rank, ranks)
 
     @property
-    def pieces(self) -> int:
+    def micro_batch_count(self) -> int:
         return self.micro_batches
 
     def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:

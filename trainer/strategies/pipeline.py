@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import MicroBatches, SplitPoints, Strategy, pipeline_validation_error
-from trainer.parallel.schedules import Schedule, bubble, passes
+from trainer.core.strategy import MicroBatches, SplitPoints, Strategy
+from trainer.parallel.schedules import Schedule, bubble, passes, pipeline_validation_error
 
 if TYPE_CHECKING:
     from trainer.core.context import NodeContext
@@ -41,7 +41,7 @@ class Pipeline(Strategy):
         return rank == 0
 
     @property
-    def pieces(self) -> int:
+    def micro_batch_count(self) -> int:
         return self.micro_batches
 
     def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:

@@ -101,7 +101,7 @@ class RpcSplit(Strategy):
     def _split_points(self, task: Task, comm: Communicator) -> list[str]:
         from trainer.parallel.pipeline_stage import cut
 
-        parts, head = comm.size - 1, task.spec.model.head
-        if self.split_points is None and parts == 2 and head is not None:
-            return [head]
-        return cut(task, comm, parts, self.split_points, micro_batches=1)
+        stages, classifier = comm.size - 1, task.spec.model.classifier
+        if self.split_points is None and stages == 2 and classifier is not None:
+            return [classifier]
+        return cut(task, comm, stages, self.split_points, micro_batches=1)

@@ -42,14 +42,12 @@ class TensorParallel(Strategy):
     def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
         if ranks == 1:
             return None
-        if not model.pairs:
-            return "it has no two layers in a row to share out"
-        first, second, width = min(model.pairs, key=lambda pair: pair.width)
-        if ranks <= width:
+        if not model.tensor_parallel_pairs:
+            return "it has no pair of layers to shard"
+        first, second, units = min(model.tensor_parallel_pairs, key=lambda pair: pair.units)
+        if ranks <= units:
             return None
-        return (
-            f"what passes from {first} to {second} goes into {width} shares at most; allowed: 1 to {width}"
-        )
+        return f"{first} and {second} can be sharded over 1 to {units} ranks"
 
     def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
         from trainer.parallel.tensor_replica import Slice

@@ -63,7 +63,7 @@ class Replica:
         """Whether the next batch is of samples that statistics know of, or stands by."""
         for norm in self._norms:
             if isinstance(norm, SyncBatchNorm):
-                norm.counts = counts
+                norm.counts_batch = counts
             else:
                 norm.train(counts)
 

@@ -1,1 +1,1 @@
-"""Layers that several models share."""
+"""Layers that several models use."""

@@ -1,4 +1,4 @@
-"""Dropout that draws from a generator of its own, of single activations or of whole channels."""
+"""Dropout of single activations or whole channels, with a random generator of its own."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from torch import Tensor, nn
 
 
 class Dropout(nn.Module):
-    """Elementwise dropout after Srivastava et al. 2014, scaled at training time.
+    """Elementwise dropout (Srivastava et al. 2014), scaled during training.
 
-    torch's nn.Dropout draws from the process-wide generator: ranks that are threads of one process
-    would then draw from each other's stream, and the same seed would no longer give the same weights
-    on every transport.
+    torch's nn.Dropout draws from the process-wide generator. Ranks that are threads of one process would
+    share it, and equal seeds would no longer give equal weights on every transport.
     """
 
     def __init__(self, probability: float, generator: torch.Generator) -> None:
@@ -22,19 +21,21 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.probability == 0:
             return x
-        return x * self.factors(x)
+        return x * self.mask(x)
 
-    def factors(self, x: Tensor) -> Tensor:
-        """By what each number of x is multiplied, drawn anew: 0, or 1 / (1 - probability)."""
+    def mask(self, x: Tensor) -> Tensor:
+        """Draw the factor of every element of x: 0, or 1 / (1 - probability)."""
         keep = 1 - self.probability
         return torch.empty_like(x).bernoulli_(keep, generator=self.generator).div_(keep)
 
 
 class ChannelDropout(Dropout):
-    """Dropout of a sample's whole channels after Tompson et al. 2015 ("Efficient Object Localization Using
-    Convolutional Networks", Sec. 3.2), where neighbours in a channel say nearly the same. torch: Dropout2d.
+    """Dropout of whole channels of a sample, torch's Dropout2d, with a generator of its own.
+
+    Source: Tompson et al. 2015, "Efficient Object Localization Using Convolutional Networks", Sec. 3.2:
+    neighbouring pixels of a channel are strongly correlated, so dropping single ones does not regularise.
     """
 
-    def factors(self, x: Tensor) -> Tensor:
-        """As of Dropout, one for each channel of each sample: shape (batch, channels, 1, 1)."""
-        return super().factors(x.new_empty(*x.shape[:2], 1, 1))
+    def mask(self, x: Tensor) -> Tensor:
+        """Draw one factor for each channel of each sample: shape (batch, channels, 1, 1)."""
+        return super().mask(x.new_empty(*x.shape[:2], 1, 1))

@@ -1,4 +1,4 @@
-"""A residual block, one block of a chain: its two ways lie side by side, so it is not cut inside."""
+"""Residual block. It is one block of the chain, because its two branches cannot be split apart."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from torch.nn.functional import relu
 from trainer.models.layers.norms import Norm, build_norm
 
 
-class Residual(nn.Module):
-    """Norm, ReLU, conv 3×3, norm, ReLU, conv 3×3; what came in is added.
+class ResidualBlock(nn.Module):
+    """y = shortcut(x) + conv2(relu(norm2(conv1(relu(norm1(x)))))), with 3×3 convolutions.
 
-    Pre-activation after He et al. 2016 ("Identity Mappings in Deep Residual Networks", Fig. 4e). Where
-    channels or pixels change, a convolution 1×1 of the first activation stands in for what came in.
+    Full pre-activation of He et al. 2016 ("Identity Mappings in Deep Residual Networks", Fig. 4e). The
+    shortcut is the identity, or a 1×1 convolution of relu(norm1(x)) where channels or image size change.
     """
 
-    def __init__(self, channels: int, wide: int, stride: int, norm: Norm) -> None:
-        """channels, wide: that come in and go out. stride: of the first convolution."""
+    def __init__(self, in_channels: int, out_channels: int, stride: int, norm: Norm) -> None:
+        """stride: of the first convolution."""
         super().__init__()
-        self.norm1 = build_norm(norm, channels)
-        self.conv1 = nn.Conv2d(channels, wide, kernel_size=3, stride=stride, padding=1, bias=False)
-        self.norm2 = build_norm(norm, wide)
-        self.conv2 = nn.Conv2d(wide, wide, kernel_size=3, padding=1, bias=False)
+        self.norm1 = build_norm(norm, in_channels)
+        self.conv1 = nn.Conv2d(
+            in_channels, out_channels, kernel_size=3, stride=stride, padding=1, bias=False
+        )
+        self.norm2 = build_norm(norm, out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, kernel_size=3, padding=1, bias=False)
         self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or wide != channels:
-            self.shortcut = nn.Conv2d(channels, wide, kernel_size=1, stride=stride, bias=False)
+        if stride != 1 or out_channels != in_channels:
+            self.shortcut = nn.Conv2d(in_channels, out_channels, kernel_size=1, stride=stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        active = relu(self.norm1(x))
-        past = x if isinstance(self.shortcut, nn.Identity) else self.shortcut(active)
-        y: Tensor = past + self.conv2(relu(self.norm2(self.conv1(active))))
+        activation = relu(self.norm1(x))
+        shortcut = x if isinstance(self.shortcut, nn.Identity) else self.shortcut(activation)
+        y: Tensor = shortcut + self.conv2(relu(self.norm2(self.conv1(activation))))
         return y

@@ -1,4 +1,4 @@
-"""Batch normalisation over the samples of all ranks, as if one node held the whole batch."""
+"""Batch normalisation over the samples of all ranks, as if one node had the whole batch."""
 
 from __future__ import annotations
 
@@ -11,84 +11,87 @@ from torch.autograd.function import once_differentiable
 if TYPE_CHECKING:
     from trainer.comm.base import Communicator
 
-OTHERS = (0, 2, 3)  # all dimensions but the channels
+ALL_BUT_CHANNELS = (0, 2, 3)
 
 
 class SyncBatchNorm(nn.BatchNorm2d):
-    """Ioffe & Szegedy 2015 (Alg. 1), mean and variance over the step's samples on all ranks.
+    """BatchNorm (Ioffe & Szegedy 2015, Alg. 1) with mean and variance over the step's samples on all ranks.
 
-    torch's own refuses tensors on the CPU ("expected input tensor to be on GPU or XPU", 2.13, over gloo)
-    and knows no other group than torch.distributed's. This one meets over a Communicator, on every
-    transport: in training 2C + 1 numbers forward and 2C backward, for C channels. Before it is given one,
-    on a single rank and in evaluation it is nn.BatchNorm2d.
+    torch.nn.SyncBatchNorm refuses CPU tensors (torch 2.13) and works over torch.distributed only. This one
+    works over any Communicator. For C channels it all-reduces 2C + 1 values in the forward pass and 2C in
+    the backward pass of each training step. Without a communicator, on a single rank and in evaluation it
+    is nn.BatchNorm2d.
     """
 
-    # torch's own are optional; here they are always there.
+    # Optional in nn.BatchNorm2d; always present here.
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
     momentum: float
 
     comm: Communicator | None = None
-    counts = True  # whether the next batch's samples are any: a rank that is through stands by with none
+    # Whether the next batch enters the statistics. A rank that has no samples left takes part without any.
+    counts_batch = True
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (batch, channels, height, width). All ranks call it, each with samples of its own."""
+        """Normalise x, shape (batch, channels, height, width). All ranks call it with their own samples."""
         if not self.training or self.comm is None or self.comm.size == 1:
             return super().forward(x)
-        y: Tensor = _Synchronised.apply(x, self.weight, self.bias, self, self.comm)  # type: ignore[no-untyped-call]
+        y: Tensor = _Normalise.apply(x, self.weight, self.bias, self, self.comm)  # type: ignore[no-untyped-call]
         return y
 
-    def gathered(self, x: Tensor, comm: Communicator) -> tuple[Tensor, Tensor, float]:
-        """Mean and (biased) variance of each channel, shape (channels,), over how many numbers."""
-        variance, mean = torch.var_mean(x, OTHERS, correction=0)
+    def all_reduce_statistics(self, x: Tensor, comm: Communicator) -> tuple[Tensor, Tensor, float]:
+        """Return mean and biased variance over all ranks, shape (channels,), and the number of values."""
+        variance, mean = torch.var_mean(x, ALL_BUT_CHANNELS, correction=0)
         count = float(x.numel() // x.shape[1])
-        # About the running mean, which is the same on all ranks: squares about 0 lose what is small
-        # beside the mean.
-        off = mean - self.running_mean
-        sums = torch.cat([off, variance + off * off, torch.ones_like(off[:1])]) * (count * self.counts)
+        # Moments about the running mean, which is the same on all ranks: squares about 0 would cancel
+        # badly where the mean is much larger than the standard deviation.
+        offset = mean - self.running_mean
+        sums = torch.cat([offset, variance + offset * offset, torch.ones_like(offset[:1])])
+        sums = sums * (count * self.counts_batch)
         comm.all_reduce(sums, "sum")
         total = sums[-1].item()
-        off, square = (sums[:-1] / total).chunk(2)
-        return self.running_mean + off, (square - off * off).clamp_(min=0), total
+        offset, square = (sums[:-1] / total).chunk(2)
+        return self.running_mean + offset, (square - offset * offset).clamp_(min=0), total
 
     @torch.no_grad()
-    def remember(self, mean: Tensor, variance: Tensor, count: float) -> None:
-        """Let the running statistics follow, as torch does: the variance there is the unbiased one."""
+    def update_running_statistics(self, mean: Tensor, variance: Tensor, count: float) -> None:
+        """Update the running statistics as torch does, with the unbiased variance."""
         self.running_mean.lerp_(mean, self.momentum)
         self.running_var.lerp_(variance * (count / (count - 1)), self.momentum)
         self.num_batches_tracked += 1
 
 
-class _Synchronised(torch.autograd.Function):
-    """The gradient of Alg. 1: a rank's samples move mean and variance, and so what all others become."""
+class _Normalise(torch.autograd.Function):
+    """Alg. 1 with its gradient, which passes through mean and variance to the samples of all ranks."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, norm: SyncBatchNorm, comm: Communicator
     ) -> Tensor:
-        mean, variance, count = norm.gathered(x, comm)
-        norm.remember(mean, variance, count)
+        mean, variance, count = norm.all_reduce_statistics(x, comm)
+        norm.update_running_statistics(mean, variance, count)
         scale = (variance + norm.eps).rsqrt()
         ctx.save_for_backward(x, weight, mean, scale)
-        ctx.comm, ctx.count, ctx.counts = comm, count, norm.counts
+        ctx.comm, ctx.count, ctx.counts_batch = comm, count, norm.counts_batch
         factor = weight * scale
-        return torch.addcmul(_wide(bias - mean * factor), x, _wide(factor))
+        return torch.addcmul(_per_channel(bias - mean * factor), x, _per_channel(factor))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         x, weight, mean, scale = ctx.saved_tensors
-        normalised = (x - _wide(mean)) * _wide(scale)
-        of_bias, of_weight = dy.sum(OTHERS), (dy * normalised).sum(OTHERS)
-        sums = torch.cat([of_bias, of_weight])
+        normalised = (x - _per_channel(mean)) * _per_channel(scale)
+        d_bias, d_weight = dy.sum(ALL_BUT_CHANNELS), (dy * normalised).sum(ALL_BUT_CHANNELS)
+        sums = torch.cat([d_bias, d_weight])
         ctx.comm.all_reduce(sums, "sum")
         dx = dy
-        if ctx.counts:  # what is not in mean and variance moves neither
+        if ctx.counts_batch:  # samples outside the statistics have no gradient through them
             through_mean, through_variance = (sums / ctx.count).chunk(2)
-            dx = dy - _wide(through_mean) - normalised * _wide(through_variance)
-        return dx * _wide(weight * scale), of_weight, of_bias, None, None
+            dx = dy - _per_channel(through_mean) - normalised * _per_channel(through_variance)
+        return dx * _per_channel(weight * scale), d_weight, d_bias, None, None
 
 
-def _wide(of_channels: Tensor) -> Tensor:
-    return of_channels.view(1, -1, 1, 1)
+def _per_channel(values: Tensor) -> Tensor:
+    """Reshape (channels,) to broadcast against (batch, channels, height, width)."""
+    return values.view(1, -1, 1, 1)
