@@ -11,8 +11,6 @@ from orchestrator.results.limits import bottleneck_flags, limit_flags, memory_fl
 from orchestrator.results.records import (
     Certificate,
     CertifiedPart,
-    CertifiedSplit,
-    NodeUsage,
     RankResult,
     RunResult,
     RuntimeInfo,
@@ -20,7 +18,9 @@ from orchestrator.results.records import (
     ranks_of,
 )
 from orchestrator.runtimes.launch_plan import LaunchPlan, rank_name, rank_noun
+from trainer.core.cgroup import NodeUsage
 from trainer.core.events import Event, combined_digest
+from trainer.data.certificate import CoverageRecord
 from trainer.elastic.attempts import Attempts
 from trainer.spec.run_spec import RunSpec
 
@@ -197,7 +197,7 @@ def _evened(plan: LaunchPlan, certificate: Certificate | None) -> list[str]:
 
 def certify(events: Sequence[Event]) -> Certificate | None:
     """The certificate, with the parts as they were fed checked against the split; None without training."""
-    splits = [CertifiedSplit(**event.fields) for event in events if event.kind == "coverage"]
+    splits = [CoverageRecord(**event.fields) for event in events if event.kind == "coverage"]
     parts = [
         CertifiedPart(rank=event.rank, **event.fields) for event in events if event.kind == "partition"
     ]

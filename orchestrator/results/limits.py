@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import floor
 
-from orchestrator.results.records import NodeUsage, RankResult, RuntimeInfo
+from orchestrator.results.records import RankResult, RuntimeInfo
+from trainer.core.cgroup import NodeUsage
 from trainer.spec.run_spec import NODE_LIMITS, RunSpec
 
 QUOTA_TOLERANCE = 0.02  # an engine writes a quota in whole microseconds

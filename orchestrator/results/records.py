@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
+from trainer.core.cgroup import NodeUsage
 from trainer.core.events import Event
+from trainer.core.record import Record
+from trainer.core.result import TrainResult
+from trainer.data.certificate import CoverageRecord, PartitionRecord
 from trainer.spec.run_spec import RunSpec
 
 Status = Literal["ok", "failed", "timeout"]
@@ -27,51 +31,10 @@ class RuntimeInfo:
     remote: bool  # nodes are on other machines than the orchestrator
 
 
-class Record(BaseModel):
-    """A frozen piece of a result."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class RankResult(Record):
-    """One rank's account, field by field trainer.core.result.TrainResult."""
+class RankResult(TrainResult):
+    """The result of one rank of the run."""
 
     rank: int
-    steps: int
-    samples: int
-    train_s: float
-    work_cpu_s: float | None
-    seconds: dict[str, float]  # per phase of trainer.core.clock
-    bytes_sent: float
-    accuracy: float | None
-    test_loss: float | None
-    local_accuracy: float | None
-    weights_digest: str | None
-    parameters: int
-    peak_memory_mb: float
-    staleness_mean: float | None = None
-    staleness_max: int | None = None
-    # Older results lack these.
-    state_bytes: dict[str, int] | None = None  # of weights, gradient, optimizer
-    activation_bytes: int | None = None
-    blocks: list[str] | None = None
-    bytes_to: list[int] | None = None
-    wait_s_by_rank: list[float] | None = None  # seconds, by rank
-
-
-class NodeUsage(Record):
-    """What one container has used from its start to its end; see trainer.core.cgroup.Usage."""
-
-    name: str  # node-1 (as compose counts them), launcher, master
-    ranks: list[int]
-    cpu_s: float | None
-    throttled_s: float | None
-    memory_peak_mb: float | None
-    sent_bytes: int | None
-    received_bytes: int | None
-    out_of_memory: int
-    # Older results lack it. Of local processes: of the one node that was held back.
-    cpus: float | None = None
 
 
 class EpochPoint(Record):
@@ -92,29 +55,10 @@ class EpochPoint(Record):
     target_reached: bool = False  # the target accuracy, for as long as was asked: training ended here
 
 
-class CertifiedPart(Record):
-    """What one node trained on in one epoch."""
+class CertifiedPart(PartitionRecord):
+    """What one rank trained on in one epoch."""
 
     rank: int
-    epoch: int
-    samples: int
-    labels: list[int]  # samples per class
-    js_divergence: float  # bits, from the whole training set's labels
-    js_divergence_so_far: float  # the same of all epochs up to this one
-    digest: str
-    earth_movers_distance: float | None = None  # 0 … 2, from the whole set's labels; older results lack it
-
-
-class CertifiedSplit(Record):
-    """How one epoch's samples lay over the nodes; shares of the training set, 0 … 1."""
-
-    epoch: int
-    uneven: str = "join"  # what was done about parts of different size
-    coverage: float
-    overlap: float
-    coverage_so_far: float
-    overlap_so_far: float
-    digest: str
 
 
 class Certificate(Record):
@@ -124,7 +68,7 @@ class Certificate(Record):
     """
 
     verified: bool
-    splits: list[CertifiedSplit]
+    splits: list[CoverageRecord]
     parts: list[CertifiedPart]
 
     def first_epoch(self) -> list[CertifiedPart]:
@@ -159,8 +103,8 @@ class RunResult(Record):
     ranks: list[RankResult]
     epochs: list[EpochPoint]
     certificate: Certificate | None
-    usage: list[NodeUsage] = []  # of containers
-    environment: dict[str, Any] = {}
+    usage: list[NodeUsage] = Field(default=[])  # of containers
+    environment: dict[str, Any] = Field(default={})
 
     @property
     def run(self) -> RunSpec:

@@ -13,8 +13,9 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from orchestrator.errors import InputError
-from orchestrator.results.records import NodeUsage, RunResult
+from orchestrator.results.records import RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
+from trainer.core.cgroup import NodeUsage
 
 
 class SweepRecord(BaseModel):

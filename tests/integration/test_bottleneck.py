@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.results.records import NodeUsage
 from orchestrator.results.store import read_usage
 from orchestrator.runtimes.local.processes import PROJECT
 from orchestrator.runtimes.local.runtime import POLITE_S, _end
+from trainer.core.cgroup import NodeUsage
 
 BUSY = [sys.executable, "-c", "while True: pass"]
 # Stands in for an orchestrator: starts the throttle, says its process id, and waits.

@@ -12,7 +12,6 @@ from orchestrator.report.render.results_csv import results_csv
 from orchestrator.results.records import (
     Certificate,
     CertifiedPart,
-    CertifiedSplit,
     EpochPoint,
     RankResult,
     RunResult,
@@ -20,6 +19,7 @@ from orchestrator.results.records import (
 )
 from orchestrator.results.store import SweepRecord
 from orchestrator.runtimes import RUNTIMES
+from trainer.data.certificate import CoverageRecord
 from trainer.models.lenet import LeNet
 from trainer.spec.run_spec import RunSpec
 
@@ -110,7 +110,7 @@ def a_run(
     }
     certificate = Certificate(
         verified=verified,
-        splits=[CertifiedSplit(epoch=epoch, digest="d", **shares) for epoch in (1, 2)],
+        splits=[CoverageRecord(epoch=epoch, digest="d", **shares) for epoch in (1, 2)],
         parts=[
             CertifiedPart(
                 rank=rank,

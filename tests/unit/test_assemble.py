@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from orchestrator.execution.assemble import assemble, certify
-from orchestrator.results.records import NodeUsage, RunResult, RuntimeInfo
+from orchestrator.results.records import RunResult, RuntimeInfo
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.launch_plan import plan
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from tests.unit.conftest import event, rank_fields
+from trainer.core.cgroup import NodeUsage
 from trainer.core.events import Event, combined_digest
 from trainer.core.result import TrainResult
 from trainer.spec.run_spec import RunSpec
@@ -124,8 +125,8 @@ def test_every_field_of_a_result_event_is_in_the_row() -> None:
     sent = TrainResult(
         steps=1, samples=2, train_s=3.0, work_cpu_s=4.0, seconds={"data": 5.0}, bytes_sent=6.0
     )
-    run = row([event("result", 0, **sent.as_fields())])
-    assert run.ranks[0].model_dump(exclude={"rank"}) == sent.as_fields()
+    run = row([event("result", 0, **sent.model_dump())])
+    assert run.ranks[0].model_dump(exclude={"rank"}) == sent.model_dump()
 
 
 @pytest.mark.parametrize("one_clock", [True, False])

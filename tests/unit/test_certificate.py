@@ -12,7 +12,6 @@ from trainer.data.certificate import (
     CoverageRecord,
     CoverageTracker,
     PartitionRecord,
-    as_fields,
     earth_movers_distance,
     js_divergence,
     label_counts,
@@ -156,6 +155,6 @@ def test_earth_movers_distance_by_hand(p: list[int], q: list[int], distance: flo
 
 def test_records_become_fields() -> None:
     record = CoverageTracker(2, 1).epoch(1, parts([0, 1]))
-    assert CoverageRecord(**as_fields(record)) == record
+    assert CoverageRecord(**record.model_dump()) == record
     part = PartitionRecord.of(1, np.arange(100), np.zeros(100, int), classes=1000)
-    assert len(str(as_fields(part))) < MAX_BYTES  # a thousand classes, as ImageNet has
+    assert len(str(part.model_dump())) < MAX_BYTES  # a thousand classes, as ImageNet has

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 from orchestrator.execution.sweep_runner import _fresh
 from orchestrator.report.model.baselines import rows_of
-from orchestrator.results.records import NodeUsage
 from orchestrator.results.store import RunPaths
 from tests.unit.conftest import event, run_result
 from tests.unit.test_assemble import row, trained
+from trainer.core.cgroup import NodeUsage
 from trainer.core.events import Event, format_event
 from trainer.spec.registries import COMPRESSIONS, STRATEGIES
 from trainer.spec.run_spec import RunSpec

@@ -14,9 +14,10 @@ from tests.unit.cluster_support import called
 from tests.unit.conftest import event, rank_fields
 from trainer.cluster.rank_assignment import Agent
 from trainer.cluster.run_record import RunRecord, signal_name
+from trainer.core.cgroup import NodeUsage
 from trainer.core.events import EventReader
 
-USAGE = {"cpu_s": 2.5, "throttled_s": None, "out_of_memory": 0}
+USAGE: dict[str, Any] = {"cpu_s": 2.5, "throttled_s": None, "out_of_memory": 0}
 
 
 def run_record(directory: Path, topology: str = "ddp", nodes: int = 2, **fields: Any) -> RunRecord:
@@ -81,9 +82,9 @@ def test_usage_is_a_line_for_each_member(tmp_path: Path) -> None:
     for name in ("node-1", "launcher"):
         kept.keep_usage(member(kept, name), USAGE)
     lines = (tmp_path / "live" / "usage.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [
-        {"name": "node-1", "ranks": [0], **USAGE},
-        {"name": "launcher", "ranks": [], **USAGE},
+    assert [NodeUsage.model_validate_json(line) for line in lines] == [
+        NodeUsage(name="node-1", ranks=[0], **USAGE),
+        NodeUsage(name="launcher", ranks=[], **USAGE),
     ]
 
 

@@ -242,8 +242,12 @@ def test_a_machine_without_torch_and_mpi_can_check_a_sweep(code: str) -> None:
 FOR_THE_ORCHESTRATOR = (
     "trainer.spec.",
     "trainer.data.base.",
-    "trainer.core.registry.",
+    "trainer.data.certificate.",
+    "trainer.core.cgroup.",
     "trainer.core.events.",
+    "trainer.core.record.",
+    "trainer.core.registry.",
+    "trainer.core.result.",
     "trainer.elastic.attempts.",
     "trainer.elastic.command.",
     "trainer.training.partition.",

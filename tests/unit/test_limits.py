@@ -15,9 +15,10 @@ from orchestrator.results.limits import (
     shares_cores,
     speedup_limit,
 )
-from orchestrator.results.records import NodeUsage, RankResult
+from orchestrator.results.records import RankResult
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 from orchestrator.runtimes.local.runtime import LocalRuntime
+from trainer.core.cgroup import NodeUsage
 from trainer.spec.run_spec import RunSpec
 
 DOCKER, LOCAL = DockerRuntime.info, LocalRuntime.info

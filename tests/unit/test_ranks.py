@@ -67,7 +67,7 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
 def test_success_is_told_before_and_after_parting(rank: Rank) -> None:
     assert rank.run(lambda: RESULT)
     assert rank.happened == ["result", "alarm", "close", "done"]
-    assert rank.events["result"] == RESULT.as_fields()
+    assert rank.events["result"] == RESULT.model_dump()
 
 
 @pytest.mark.parametrize("parts", [True, False])

@@ -9,10 +9,11 @@ import pytest
 
 from orchestrator.report import formats
 from orchestrator.report.model.rows import NO_SERIAL
-from orchestrator.results.records import NodeUsage, RunResult
+from orchestrator.results.records import RunResult
 from tests.unit.report_support import SERIAL, a_comparison, a_run, repeated, row_of
 from tests.unit.test_report_findings import texts
 from tests.unit.test_report_pages import Page, write_sweep
+from trainer.core.cgroup import NodeUsage
 
 DOCKER = {"docker": "26.1.5", "image": "shardyard-trainer from sources 4c3e83f91028d114"}
 NEWER = {**DOCKER, "image": "shardyard-trainer from sources cc817da906eec4a9"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from orchestrator.results.store import (
     write_atomic,
 )
 from tests.unit.conftest import run_result
-from trainer.core.cgroup import Usage
+from trainer.core.cgroup import NodeUsage
 
 RECORD = SweepRecord(
     name="s", description="größer", source="name: s\n", overrides=[], keys=["a"], environment={"cores": 2}
@@ -205,16 +204,13 @@ def test_every_file_has_its_own_name(tmp_path: Path) -> None:
 
 
 def test_usage_is_read_as_the_head_has_written_it(tmp_path: Path) -> None:
-    usages = [Usage(2.5, 0.5, 300.0, 10, 20, 0), Usage(None, None, None, None, None, 1)]
-    lines = [
-        json.dumps({"name": f"node-{number}", "ranks": (number - 1,), **asdict(usage)}) + "\n"
-        for number, usage in enumerate(usages, start=1)
+    usages = [
+        NodeUsage(name=f"node-{rank + 1}", ranks=[rank], cpu_s=cpu_s, out_of_memory=rank)
+        for rank, cpu_s in enumerate([2.5, None])
     ]
     paths = RunPaths(tmp_path)
-    write_atomic(paths.usage, "".join(lines))
-    first, second = read_usage(paths.usage)
-    assert (first.name, first.ranks, first.cpu_s, first.received_bytes) == ("node-1", [0], 2.5, 20)
-    assert (second.name, second.cpu_s, second.out_of_memory) == ("node-2", None, 1)
+    write_atomic(paths.usage, "".join(usage.model_dump_json() + "\n" for usage in usages))
+    assert read_usage(paths.usage) == usages
 
 
 def test_runs_without_containers_have_no_usage(tmp_path: Path) -> None:

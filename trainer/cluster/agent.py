@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
 from trainer.cluster import ssh
@@ -71,7 +70,7 @@ class Agent:
         # What the ranks have written goes before the word that they have ended.
         await self._pass_on(wire)
         await self._send_weights(wire)
-        await wire.send("exit", codes=codes, cause=cause, usage=asdict(measure()))
+        await wire.send("exit", codes=codes, cause=cause, usage=measure().model_dump())
         await self._dismissed.wait()
         for task in (listening, forwarding):
             task.cancel()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster.rank_assignment import Agent, AssignmentError, RankAssignment
+from trainer.core.cgroup import NodeUsage
 from trainer.core.events import EXIT_REPORTS, Event, format_event, signal_name
 from trainer.elastic.attempts import Tally
 
@@ -85,7 +86,7 @@ class RunRecord:
 
     def keep_usage(self, member: Agent, usage: Mapping[str, Any]) -> None:
         """What the member's container has used."""
-        line = json.dumps({"name": member.name, "ranks": member.ranks, **usage})
+        line = NodeUsage(name=member.name, ranks=list(member.ranks), **usage).model_dump_json()
         self._append("usage.jsonl", line.encode() + b"\n")
 
     def _append(self, name: str, data: bytes) -> None:

@@ -7,16 +7,16 @@ they are whole: the engine samples once a second, and has nothing any more when 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
+
+from trainer.core.record import Record
 
 CGROUP = Path("/sys/fs/cgroup")
 NETWORK = Path("/proc/net/dev")
 TOLERANCE = 0.02  # an engine writes a quota in whole microseconds
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(Record):
     """Of one container so far; None where the kernel does not tell.
 
     cpu_s: CPU seconds, user and system. throttled_s: time in which its quota held it back, summed over
@@ -26,13 +26,23 @@ class Usage:
     that held it back when this was read, in cores; None also where there is none.
     """
 
-    cpu_s: float | None
-    throttled_s: float | None
-    memory_peak_mb: float | None
-    sent_bytes: int | None
-    received_bytes: int | None
-    out_of_memory: int
+    cpu_s: float | None = None
+    throttled_s: float | None = None
+    memory_peak_mb: float | None = None
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
+    out_of_memory: int = 0
     cpus: float | None = None
+
+
+class NodeUsage(Usage):
+    """Usage of one container, a line of usage.jsonl; of local processes: of the node with a CPU quota.
+
+    name: node-1 (numbered as compose does), launcher, master.
+    """
+
+    name: str
+    ranks: list[int]
 
 
 def measure(cgroup: Path = CGROUP, network: Path = NETWORK, interface: str = "eth0") -> Usage:

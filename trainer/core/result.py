@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from trainer.core.record import Record
 
 
 class Diverged(Exception):
     """The loss is no longer a finite number. The message says where and what may help."""
 
 
-@dataclass(frozen=True)
-class TrainResult:
+class TrainResult(Record):
     """One rank's account. Times in seconds, accuracies 0 … 1 on the whole test split.
 
     seconds: wall time per phase, evaluation in its own; train_s is their sum without it.
@@ -46,7 +44,3 @@ class TrainResult:
     blocks: list[str] | None = None
     bytes_to: list[int] | None = None
     wait_s_by_rank: list[float] | None = None
-
-    def as_fields(self) -> dict[str, Any]:
-        """The result as an event's fields."""
-        return asdict(self)

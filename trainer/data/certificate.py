@@ -8,14 +8,14 @@ epoch's digest is computed from the split, the parts' digests from the samples a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from trainer.core.events import combined_digest
+from trainer.core.record import Record
 from trainer.data.base import Indices, Labels
 
 Counts = npt.NDArray[np.int64]
@@ -59,8 +59,7 @@ def earth_movers_distance(p_counts: npt.ArrayLike, q_counts: npt.ArrayLike) -> f
     return float(np.abs(p - q).sum())
 
 
-@dataclass(frozen=True)
-class PartitionRecord:
+class PartitionRecord(Record):
     """What one node fed to its model in one epoch."""
 
     epoch: int
@@ -68,7 +67,7 @@ class PartitionRecord:
     labels: list[int]  # samples per class
     js_divergence: float  # of this part's labels from the whole set's, bits
     js_divergence_so_far: float  # of all labels that the node was fed up to this epoch
-    earth_movers_distance: float  # of this part's labels from the whole set's, 0 … 2
+    earth_movers_distance: float | None = None  # of this part's labels from the whole set's, 0 … 2
     digest: str
 
     @classmethod
@@ -104,15 +103,14 @@ class Coverage:
         return cls(float(np.mean(holders >= 1)), float(np.mean(holders >= 2)))
 
 
-@dataclass(frozen=True)
-class CoverageRecord:
+class CoverageRecord(Record):
     """What the nodes together were to feed in one epoch, and in all epochs up to it.
 
     uneven: what was done about parts of different size: join, drop or pad; see trainer.core.strategy.
     """
 
     epoch: int
-    uneven: str
+    uneven: str = "join"
     coverage: float
     overlap: float
     coverage_so_far: float
@@ -151,8 +149,3 @@ class CoverageTracker:
             overlap_so_far=so_far.overlap,
             digest=combined_digest(part_digest(part) for part in parts),
         )
-
-
-def as_fields(record: PartitionRecord | CoverageRecord) -> dict[str, Any]:
-    """A record as an event's fields."""
-    return asdict(record)

@@ -33,7 +33,7 @@ def run_rank(context: NodeContext, task: Task, events: EventWriter, watchdog: Wa
     """Train as one rank and report; False after a failure, which is an event by then."""
     try:
         result = task.spec.strategy.train(context, task, events)
-        events.write("result", **result.as_fields())
+        events.write("result", **result.model_dump())
         if context.attempt is not None:
             _leave_together(context, events, watchdog)
             return True

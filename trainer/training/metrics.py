@@ -10,7 +10,7 @@ import torch
 
 from trainer.core.events import EventWriter
 from trainer.data.base import Indices, Labels
-from trainer.data.certificate import CoverageTracker, PartitionRecord, as_fields
+from trainer.data.certificate import CoverageTracker, PartitionRecord
 from trainer.training.peak_memory import peak_memory_mb
 
 
@@ -49,11 +49,11 @@ class TrainingMetrics:
         fed = np.concatenate(self.fed)
         record = PartitionRecord.of(epoch, fed, self._labels, self._classes, self._labels_fed)
         self._labels_fed += record.labels
-        self.tell("partition", **as_fields(record))
+        self.tell("partition", **record.model_dump())
 
     def certify_split(self, epoch: int, parts: list[Indices], uneven: str) -> None:
         """Tell how the samples were to lie over the nodes."""
-        self.tell("coverage", **as_fields(self._certifier.epoch(epoch, parts, uneven)))
+        self.tell("coverage", **self._certifier.epoch(epoch, parts, uneven).model_dump())
 
     def state(self) -> dict[str, Any]:
         """All of it, as plain values and tensors."""

@@ -12,7 +12,7 @@ from statistics import fmean
 
 from orchestrator.report.model.rows import Row
 from orchestrator.results.limits import memory_limit_mb
-from orchestrator.results.records import NodeUsage
+from trainer.core.cgroup import NodeUsage
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ killed itself, the run is stopped, and whoever stops a run or cleans up after on
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -25,6 +24,8 @@ from pathlib import Path
 from typing import Protocol
 
 import psutil
+
+from trainer.core.cgroup import NodeUsage
 
 PERIOD_S = 0.1
 TICK_S = 0.004  # between looks at what has been used
@@ -145,10 +146,14 @@ def main(quota: float, member: str, variable: str, ranks: Sequence[str], account
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         throttle.release(time.monotonic())
-        used = {"cpus": quota, "cpu_s": throttle.used_s, "throttled_s": throttle.stopped_s}
-        unknown = dict.fromkeys(("memory_peak_mb", "sent_bytes", "received_bytes"))
-        who = {"name": member, "ranks": [int(rank) for rank in ranks], "out_of_memory": 0}
-        account.write_text(json.dumps({**who, **unknown, **used}) + "\n")
+        usage = NodeUsage(
+            name=member,
+            ranks=[int(rank) for rank in ranks],
+            cpus=quota,
+            cpu_s=throttle.used_s,
+            throttled_s=throttle.stopped_s,
+        )
+        account.write_text(usage.model_dump_json() + "\n")
 
 
 if __name__ == "__main__":
