@@ -24,6 +24,11 @@ def in_checkout() -> bool:
     return ROOT == IMPORT_ROOT and (ROOT / ".git").exists()
 
 
+def command(name: str) -> str:
+    """How a message names a command that a user can run next: `make image`, installed `shardyard image`."""
+    return f"make {name}" if ROOT == IMPORT_ROOT else f"shardyard {name}"
+
+
 def sweep_names() -> list[str]:
     """The shipped sweeps, in alphabetical order."""
     return sorted(path.stem for path in SWEEPS.glob("*.yml"))

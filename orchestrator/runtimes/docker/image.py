@@ -9,11 +9,10 @@ from pathlib import Path
 
 from orchestrator.results.environment import PACKAGES
 from orchestrator.runtimes.docker.engine import Engine, EngineError
-from orchestrator.shipped import COMPOSE, ROOT
+from orchestrator.shipped import COMPOSE, ROOT, command
 
 IMAGE = "shardyard-trainer"
 LABEL = "shardyard.source"
-MEND = "make image"
 
 
 def image_name() -> str:
@@ -56,16 +55,16 @@ def image_trouble(engine: Engine) -> str | None:
     try:
         labels = engine.client.images.get(name).labels
     except ImageNotFound:
-        return f"image {name} is not there: {MEND}"
+        return f"image {name} is not there: {command('image')}"
     except DockerException as error:
         raise EngineError(
             f"the Docker engine does not say whether image {name} is there: {error}"
         ) from error
     built_from = labels.get(LABEL, "unknown")
     if built_from == "unknown":  # by `docker compose up`, which cannot know
-        return f"image {name} does not say which sources it was built from: {MEND}"
+        return f"image {name} does not say which sources it was built from: {command('image')}"
     if built_from != source_digest():
-        return f"image {name} was built from other sources than these: {MEND}"
+        return f"image {name} was built from other sources than these: {command('image')}"
     return None
 
 
