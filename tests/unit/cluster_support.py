@@ -1,12 +1,12 @@
-"""What the tests of trainer.cluster share: members and rosters, made without a container."""
+"""Agents and rank assignments for the tests of trainer.cluster, made without containers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from trainer.cluster.rank_assignment import Agent, RankAssignment, assign_ranks
+from trainer.cluster.rank_assignment import AgentInfo, RankAssignment, assign_ranks
 
-# The smallest run of each topology; `nodes` is found out.
+# The smallest run of each topology; `nodes` follows from the number of containers.
 FIELDS: dict[str, dict[str, Any]] = {
     "ddp": {"strategy": "ddp", "dataset": "digits"},
     "mpi": {"strategy": "all_reduce", "transport": "mpi"},
@@ -16,29 +16,30 @@ FIELDS: dict[str, dict[str, Any]] = {
 OTHER = {"mpi": "launcher", "rpc": "master"}
 
 
-def nodes(*ordinals: int) -> list[Agent]:
-    """Nodes that compose gave these numbers; node-7 has address 10.0.0.7."""
+def nodes(*ordinals: int) -> list[AgentInfo]:
+    """Nodes with these container numbers; node-7 has address 10.0.0.7."""
     return [
-        Agent("node", number, f"10.0.0.{number}", hello={"host_key": f"key-{number}"})
+        AgentInfo("node", number, f"10.0.0.{number}", public_keys={"host_key": f"key-{number}"})
         for number in ordinals
     ]
 
 
-def other(role: str) -> Agent:
+def other(role: str) -> AgentInfo:
     """The launcher or the master, at 10.0.0.100."""
-    return Agent(role, 1, "10.0.0.100", hello={"key": "key-of-launcher"} if role == "launcher" else {})
+    keys = {"key": "key-of-launcher"} if role == "launcher" else {}
+    return AgentInfo(role, 1, "10.0.0.100", public_keys=keys)
 
 
-def present(topology: str, *ordinals: int) -> list[Agent]:
-    """All members of a topology, the one that is no node last."""
+def registered(topology: str, *ordinals: int) -> list[AgentInfo]:
+    """All agents of a topology, the launcher or master last."""
     return [*nodes(*ordinals), *([other(OTHER[topology])] if topology in OTHER else [])]
 
 
-def called(topology: str, *ordinals: int, **fields: Any) -> RankAssignment:
-    """The roster of these nodes, and of who else belongs to the topology."""
-    return assign_ranks(topology, {**FIELDS[topology], **fields}, present(topology, *ordinals))
+def assigned(topology: str, *ordinals: int, **fields: Any) -> RankAssignment:
+    """The rank assignment of a topology with these nodes."""
+    return assign_ranks(topology, {**FIELDS[topology], **fields}, registered(topology, *ordinals))
 
 
-def seat(assignment: RankAssignment, name: str) -> int:
-    """Where in the roster a member is, by its name."""
-    return [member.name for member in assignment.members].index(name)
+def index_of(assignment: RankAssignment, name: str) -> int:
+    """The position of an agent in the assignment, by its name."""
+    return [agent.name for agent in assignment.agents].index(name)

@@ -15,7 +15,7 @@ from orchestrator.runtimes.docker.compose import LIVE, cluster
 from orchestrator.runtimes.docker.engine import Engine
 from orchestrator.runtimes.docker.runtime import DockerRun
 from orchestrator.runtimes.launch_plan import plan
-from tests.unit.cluster_support import FIELDS, called
+from tests.unit.cluster_support import FIELDS, assigned
 from trainer.cluster.run_record import RunRecord
 from trainer.spec.run_spec import RunSpec
 
@@ -108,4 +108,4 @@ class Place:
         return True
 
     def assign_ranks(self, topology: str, *ordinals: int, **fields: Any) -> None:
-        RunRecord(self.paths.directory / LIVE, called(topology, *ordinals, **fields))
+        RunRecord(self.paths.directory / LIVE, assigned(topology, *ordinals, **fields))

@@ -29,7 +29,7 @@ def test_the_last_attempt_counts() -> None:
 
 
 def test_a_rank_belongs_to_its_own_last_start() -> None:
-    """Rank 1 is forwarded late: what it said in attempt 0 is heard of when rank 0 is in attempt 1."""
+    """Rank 1 is forwarded late: what it said in attempt 0 is received of when rank 0 is in attempt 1."""
     attempts = Attempts(2, [*start(0, 0, 1), *start(1, 0), *told("result", 1)])
     assert told("result", 1)[0] in attempts.of(0)
     assert attempts.absent(1) == [1]

@@ -1,4 +1,4 @@
-"""What a member starts: its environment and its command lines, from the roster alone."""
+"""The processes that an agent starts: command lines and environment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cluster_support import called, seat
+from tests.unit.cluster_support import assigned, index_of
 from trainer.cluster.commands import (
     HOSTS,
     INTERFACE,
@@ -32,15 +32,15 @@ PID = 4711
 
 
 def at(assignment: RankAssignment, name: str) -> RankAssignment:
-    return replace(assignment, you=seat(assignment, name))
+    return replace(assignment, index=index_of(assignment, name))
 
 
 def started(assignment: RankAssignment, name: str) -> list[Command]:
     return commands(at(assignment, name), PID)
 
 
-def test_ddp_starts_a_trainer_per_rank_that_meets_the_others_at_rank_0() -> None:
-    assignment = called("ddp", 10, 2, 5)
+def test_ddp_starts_a_trainer_per_rank_with_rendezvous_at_rank_0() -> None:
+    assignment = assigned("ddp", 10, 2, 5)
     for rank, name in enumerate(["node-2", "node-5", "node-10"]):
         (command,) = started(assignment, name)
         assert command.argv == TRAINER
@@ -50,15 +50,15 @@ def test_ddp_starts_a_trainer_per_rank_that_meets_the_others_at_rank_0() -> None
         assert found == {"WORLD_SIZE": "3", "RANK": str(rank), "LOCAL_RANK": "0"}
 
 
-def test_several_ranks_of_a_node_are_numbered_within_it() -> None:
-    found = started(called("ddp", 1, 2, processes_per_node=2), "node-2")
+def test_local_ranks() -> None:
+    found = started(assigned("ddp", 1, 2, processes_per_node=2), "node-2")
     assert [command.ranks for command in found] == [(2,), (3,)]
     assert [(c.environment["RANK"], c.environment["LOCAL_RANK"]) for c in found] == [("2", "0"), ("3", "1")]
     assert {c.environment["WORLD_SIZE"] for c in found} == {"4"}
 
 
-def test_rpc_has_its_master_for_rank_0() -> None:
-    assignment = called("rpc", 1, 2)
+def test_rpc_master_is_rank_0() -> None:
+    assignment = assigned("rpc", 1, 2)
     for rank, name in enumerate(["master", "node-1", "node-2"]):
         (command,) = started(assignment, name)
         assert (command.argv, command.ranks) == (TRAINER, (rank,))
@@ -66,16 +66,16 @@ def test_rpc_has_its_master_for_rank_0() -> None:
         assert command.environment["SHARDYARD_RENDEZVOUS"] == "tcp://10.0.0.100:29500"
 
 
-def test_single_starts_one_process_for_all_ranks_and_none_in_the_other_seats() -> None:
-    assignment = called("single", 1, 2, 3)
+def test_single_starts_one_process_for_all_ranks() -> None:
+    assignment = assigned("single", 1, 2, 3)
     (command,) = started(assignment, "node-1")
     assert (command.argv, command.ranks) == (TRAINER, (0, 1, 2))
     assert not {"RANK", "WORLD_SIZE", "SHARDYARD_RENDEZVOUS"} & command.environment.keys()
     assert started(assignment, "node-2") == started(assignment, "node-3") == []
 
 
-def test_mpi_nodes_start_nothing_and_the_launcher_starts_mpirun() -> None:
-    assignment = called("mpi", 1, 2)
+def test_only_the_launcher_starts_mpirun() -> None:
+    assignment = assigned("mpi", 1, 2)
     assert started(assignment, "node-1") == started(assignment, "node-2") == []
     (command,) = started(assignment, "launcher")
     assert command.argv == mpirun(assignment)
@@ -85,9 +85,9 @@ def test_mpi_nodes_start_nothing_and_the_launcher_starts_mpirun() -> None:
 @pytest.mark.parametrize(
     ("topology", "name"), [("ddp", "node-2"), ("rpc", "master"), ("rpc", "node-1"), ("single", "node-1")]
 )
-def test_the_trainer_understands_what_it_is_told(topology: str, name: str) -> None:
-    for command in started(called(topology, 1, 2), name):
-        assignment = called(topology, 1, 2)
+def test_trainer_parses_its_environment(topology: str, name: str) -> None:
+    for command in started(assigned(topology, 1, 2), name):
+        assignment = assigned(topology, 1, 2)
         context = NodeContext.from_env(assignment.spec, command.environment)
         assert context.rank == command.ranks[0]
         assert context.size == assignment.spec.world_size
@@ -98,12 +98,12 @@ def test_the_trainer_understands_what_it_is_told(topology: str, name: str) -> No
 
 @pytest.mark.parametrize("topology", ["ddp", "mpi", "rpc", "single"])
 def test_environment(topology: str) -> None:
-    assignment = called(topology, 1, 2, threads=3)
+    assignment = assigned(topology, 1, 2, threads=3)
     found = environment(at(assignment, "node-1"), PID)
     assert found["SHARDYARD_SPEC"] == str(SPEC) == "/run/shardyard/spec.json"
     assert found["SHARDYARD_OUT"] == str(OUT)
     assert found["SHARDYARD_DATA"] == "/data"
-    assert found["SHARDYARD_PARENT_PID"] == str(PID)  # a rank ends with its member
+    assert found["SHARDYARD_PARENT_PID"] == str(PID)  # a rank ends with its agent
     assert found.items() >= assignment.spec.thread_environment().items()
     assert set(assignment.spec.thread_environment().values()) == {"3"}
     interfaces = {name: value for name, value in found.items() if name.endswith("SOCKET_IFNAME")}
@@ -113,22 +113,22 @@ def test_environment(topology: str) -> None:
 
 
 @pytest.mark.parametrize("topology", ["ddp", "mpi", "rpc"])
-def test_the_last_node_s_ranks_know_to_what_they_have_to_be_held(topology: str) -> None:
-    assignment = called(topology, 1, 2, cpus=2, bottleneck_cpus=0.25)
+def test_ranks_of_the_bottleneck_wait_for_its_cpu_quota(topology: str) -> None:
+    assignment = assigned(topology, 1, 2, cpus=2, bottleneck_cpus=0.25)
     first, last = (environment(at(assignment, name), PID) for name in ("node-1", "node-2"))
     assert (first.get("SHARDYARD_CPU_QUOTA"), last["SHARDYARD_CPU_QUOTA"]) == (None, "0.25")
     assert (first["OMP_NUM_THREADS"], last["OMP_NUM_THREADS"]) == ("2", "1")
 
 
 def test_checkpoints_of_a_run_have_a_directory_of_their_own() -> None:
-    assignment = called("ddp", 1, 2, checkpoint_epochs=1)
+    assignment = assigned("ddp", 1, 2, checkpoint_epochs=1)
     assert environment(assignment, PID)["SHARDYARD_CHECKPOINTS"] == f"/checkpoints/{assignment.spec.key}"
-    assert "SHARDYARD_CHECKPOINTS" not in environment(called("ddp", 1, 2), PID)
+    assert "SHARDYARD_CHECKPOINTS" not in environment(assigned("ddp", 1, 2), PID)
 
 
 @pytest.mark.parametrize("topology", ["ddp", "mpi", "rpc", "single"])
 def test_only_mpirun_s_ranks_write_to_their_node_s_console(topology: str) -> None:
-    console = environment(at(called(topology, 1, 2), "node-2"), PID).get("SHARDYARD_CONSOLE")
+    console = environment(at(assigned(topology, 1, 2), "node-2"), PID).get("SHARDYARD_CONSOLE")
     assert console == ("/proc/4711/fd/1" if topology == "mpi" else None)
 
 
@@ -148,7 +148,7 @@ def test_ranks_that_share_a_node_say_which_they_are(
     topology: str, fields: dict[str, Any], prefix: str
 ) -> None:
     count = () if topology == "single" else (2,)
-    assignment = at(called(topology, 1, *count, **fields), "node-1")
+    assignment = at(assigned(topology, 1, *count, **fields), "node-1")
     assert environment(assignment, PID)["SHARDYARD_PREFIX"] == prefix
 
 
@@ -157,7 +157,7 @@ def test_ranks_that_share_a_node_say_which_they_are(
 
 @pytest.mark.parametrize(("processes", "world"), [(1, "3"), (4, "12")])
 def test_mpirun(processes: int, world: str) -> None:
-    assignment = called("mpi", 1, 2, 3, processes_per_node=processes)
+    assignment = assigned("mpi", 1, 2, 3, processes_per_node=processes)
     argv = mpirun(assignment)
     options = dict(pairwise(argv))
     assert argv[0] == f"{PREFIX}/bin/mpirun"
@@ -179,20 +179,20 @@ def test_mpirun_reaches_nodes_by_ssh_from_the_launcher_alone() -> None:
 
 
 def test_hosts_are_in_the_order_of_their_ranks_and_hold_no_launcher() -> None:
-    assert hosts(called("mpi", 10, 2, 1)) == "10.0.0.1 slots=1\n10.0.0.2 slots=1\n10.0.0.10 slots=1\n"
-    assert hosts(called("mpi", 3, processes_per_node=4)) == "10.0.0.3 slots=4\n"
+    assert hosts(assigned("mpi", 10, 2, 1)) == "10.0.0.1 slots=1\n10.0.0.2 slots=1\n10.0.0.10 slots=1\n"
+    assert hosts(assigned("mpi", 3, processes_per_node=4)) == "10.0.0.3 slots=4\n"
 
 
 def test_launcher() -> None:
-    assert launcher_of(called("mpi", 1, 2)).address == "10.0.0.100"
+    assert launcher_of(assigned("mpi", 1, 2)).address == "10.0.0.100"
 
 
 # GPUs
 
 
-def test_only_ranks_with_gpus_are_told_which_are_theirs() -> None:
-    gpus = called("ddp", 1, 2, transport="nccl", processes_per_node=2)
+def test_cuda_visible_devices_are_the_node_s_own() -> None:
+    gpus = assigned("ddp", 1, 2, transport="nccl", processes_per_node=2)
     found = {command.environment["CUDA_VISIBLE_DEVICES"] for command in started(gpus, "node-2")}
     assert found == {"2,3"}
-    (command,) = started(called("ddp", 1, 2), "node-2")
+    (command,) = started(assigned("ddp", 1, 2), "node-2")
     assert "CUDA_VISIBLE_DEVICES" not in command.environment

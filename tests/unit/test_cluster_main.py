@@ -1,4 +1,4 @@
-"""What a container does by its command, and what a rank's process calls itself on the console."""
+"""Roles of a container, and the prefix of a rank's lines on the console."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ import pytest
 
 from trainer import __main__ as rank
 from trainer.cluster import __main__ as container
-from trainer.cluster import agent as member
-from trainer.cluster import coordinator as head
-from trainer.cluster import privileges as owner
+from trainer.cluster import agent, coordinator, privileges
 from trainer.cluster.commands import CHECKPOINTS
 from trainer.core.events import EventWriter
 from trainer.data.base import DataError
@@ -28,7 +26,7 @@ from trainer.spec.run_spec import RunSpec
 
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The run's file; the container's variables name it and nothing else."""
+    """The spec file, which the container's environment names."""
     for name in [name for name in os.environ if name.startswith("SHARDYARD_")]:
         monkeypatch.delenv(name)
     path = tmp_path / "spec.json"
@@ -40,73 +38,71 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def owned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, ...]]:
-    """Who became the owner of what, before anything was written."""
+    """Calls that change owners and modes."""
     taken: list[tuple[Path, ...]] = []
-    monkeypatch.setattr(owner, "drop_privileges_to_owner", lambda *told: taken.append(told))
-    monkeypatch.setattr(owner, "make_writable_for_nodes", lambda directory: taken.append((directory,)))
+    monkeypatch.setattr(privileges, "drop_privileges_to_owner", lambda *arguments: taken.append(arguments))
+    monkeypatch.setattr(privileges, "make_writable_for_nodes", lambda directory: taken.append((directory,)))
     return taken
 
 
 @pytest.mark.parametrize("role", ["node", "launcher", "master"])
-def test_members_attend(spec: Path, monkeypatch: pytest.MonkeyPatch, role: str) -> None:
-    monkeypatch.setattr(member, "main", lambda *told: told)
+def test_agent_roles(spec: Path, monkeypatch: pytest.MonkeyPatch, role: str) -> None:
+    monkeypatch.setattr(agent, "main", lambda *arguments: arguments)
     found: Any = container.main([role])
     assert found == (role, "ddp")
 
 
 @pytest.mark.parametrize("arguments", [[], ["nodes"], ["node", "coordinator"], ["--help"]])
-def test_any_other_command_says_which_there_are(
+def test_unknown_role_lists_the_known_ones(
     capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     assert container.main(arguments) == 2
     assert "node|launcher|master|coordinator|data|rank|skip" in capsys.readouterr().err
 
 
-def test_nothing_may_be_asked_of_it_too() -> None:
+def test_skip() -> None:
     assert container.main(["skip"]) == 0
 
 
-Led = list[tuple[str, Path, Path, dict[str, Any]]]
+Runs = list[tuple[str, Path, Path, dict[str, Any]]]
 
 
 @pytest.fixture
-def led(monkeypatch: pytest.MonkeyPatch, owned: list[tuple[Path, ...]], spec: Path) -> Led:
-    told: Led = []
+def coordinated(monkeypatch: pytest.MonkeyPatch, owned: list[tuple[Path, ...]], spec: Path) -> Runs:
+    runs: Runs = []
 
     def main(topology: str, file: Path, directory: Path, limits: dict[str, Any]) -> Any:
         assert owned == [(spec, Path("/results"))]
-        told.append((topology, file, directory, limits))
-        return 7, ["ok: well"]
+        runs.append((topology, file, directory, limits))
+        return 7, ["ok: 2 nodes"]
 
-    monkeypatch.setattr(head, "main", main)
-    return told
+    monkeypatch.setattr(coordinator, "main", main)
+    return runs
 
 
-def test_the_head_leads_the_run_that_it_is_told_to(
-    monkeypatch: pytest.MonkeyPatch, led: Led, spec: Path
-) -> None:
-    """The orchestrator's spec is whole; the containers' limits may be those of several nodes."""
+def test_coordinator_of_a_sweep(monkeypatch: pytest.MonkeyPatch, coordinated: Runs, spec: Path) -> None:
+    """The spec has all fields; the container's limits may be those of several nodes."""
     monkeypatch.setenv("SHARDYARD_RUN", "live")
     monkeypatch.setenv("SHARDYARD_CPUS", "2")
     assert container.main(["coordinator"]) == 7
-    assert led == [("ddp", spec, Path("/results/live"), {})]
+    assert coordinated == [("ddp", spec, Path("/results/live"), {})]
 
 
-def test_a_bare_up_has_a_directory_of_its_own_and_ends_with_a_summary(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], led: Led
+def test_coordinator_of_a_bare_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], coordinated: Runs
 ) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     monkeypatch.setenv("SHARDYARD_HOST_RESULTS", "./results")
     for name, value in {"CPUS": "0.5", "MEMORY_MB": "512", "PIDS": "100", "SHM_MB": ""}.items():
         monkeypatch.setenv(f"SHARDYARD_{name}", value)
     assert container.main(["coordinator"]) == 7
-    ((_, _, directory, limits),) = led
+    ((_, _, directory, limits),) = coordinated
     assert limits == {"cpus": 0.5, "memory_mb": 512, "pids": 100}
     assert re.fullmatch(r"/results/up-ddp-\d{4}-\d\d-\d\dT\d{6}Z", str(directory))
-    assert capsys.readouterr().out == f"ok: well\n  kept in ./results/{directory.name}\n"
+    assert capsys.readouterr().out == f"ok: 2 nodes\n  results: ./results/{directory.name}\n"
 
 
-def test_data_is_fetched_as_the_owner(
+def test_data_is_downloaded_as_the_owner(
     monkeypatch: pytest.MonkeyPatch, owned: list[tuple[Path, ...]], spec: Path
 ) -> None:
     fetched: list[tuple[str, Path]] = []
@@ -121,7 +117,7 @@ def test_data_is_fetched_as_the_owner(
     assert fetched == [("mnist", Path("/data"))]
 
 
-def test_data_that_cannot_be_fetched_is_a_message(
+def test_failed_download(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     owned: list[tuple[Path, ...]],
@@ -139,7 +135,7 @@ BAD = ["", "[]", '{"dataset": "mnits"}', '{"dataset": {"name": "mnist", "x": 1}}
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_a_spec_that_is_wrong_is_the_head_s_to_explain(
+def test_data_leaves_invalid_specs_to_the_coordinator(
     capsys: pytest.CaptureFixture[str], owned: list[tuple[Path, ...]], spec: Path, text: str
 ) -> None:
     spec.write_text(text)
@@ -152,7 +148,7 @@ def test_a_spec_that_is_wrong_is_the_head_s_to_explain(
 
 @pytest.fixture
 def prefixes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What ranks were given to begin their lines with; none of them goes on."""
+    """Prefixes of ranks, which do not train."""
     given: list[str] = []
 
     class Writer:
@@ -173,7 +169,7 @@ def prefixes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         (2, "r{rank}: ", "r{rank}: "),
     ],
 )
-def test_what_a_rank_begins_its_lines_with(
+def test_prefix_of_a_rank_s_lines(
     spec: Path,
     monkeypatch: pytest.MonkeyPatch,
     prefixes: list[str],
@@ -191,7 +187,7 @@ def test_what_a_rank_begins_its_lines_with(
     assert prefixes == [prefix]
 
 
-def test_a_rank_s_console_is_its_node_s(
+def test_console_of_a_rank_is_its_node_s(
     spec: Path, monkeypatch: pytest.MonkeyPatch, prefixes: list[str]
 ) -> None:
     kept: list[Path] = []
@@ -209,9 +205,7 @@ def test_a_rank_s_console_is_its_node_s(
 
 
 @pytest.mark.parametrize("in_force", [True, False])
-def test_a_node_that_is_to_be_slower_does_not_train_before_it_is(
-    monkeypatch: pytest.MonkeyPatch, in_force: bool
-) -> None:
+def test_bottleneck_waits_for_its_cpu_quota(monkeypatch: pytest.MonkeyPatch, in_force: bool) -> None:
     asked: list[float] = []
 
     def wait_for_quota(cpus: float, timeout_s: float) -> bool:

@@ -1,4 +1,4 @@
-"""What a container knows and sets up by itself: ssh, its usage, and whom its files belong to."""
+"""What a container sets up and measures: ssh, resource usage, and the owner of its files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def settings(text: str) -> dict[str, str]:
     return {keyword: value for keyword, _, value in pairs}
 
 
-def test_the_launcher_goes_to_nodes_that_it_knows_only() -> None:
+def test_client_accepts_known_hosts_only() -> None:
     found = settings(ssh.client_config(Path("/keys")))
     assert found["StrictHostKeyChecking"] == "yes"
     assert found["UserKnownHostsFile"] == "/keys/known_hosts"
@@ -37,13 +37,13 @@ def test_the_launcher_goes_to_nodes_that_it_knows_only() -> None:
     assert found["IdentitiesOnly"] == found["BatchMode"] == "yes"  # never a question, never another key
 
 
-def test_a_node_s_sshd_takes_keys_only_and_forwards_nothing() -> None:
+def test_server_accepts_keys_only_and_forwards_nothing() -> None:
     found = settings(ssh.server_config(Path("/keys")))
     assert found["AuthenticationMethods"] == "publickey"
     assert found["DisableForwarding"] == "yes"
     assert found["UsePAM"] == "no"
     assert found["AllowUsers"] == ssh.USER
-    assert int(found["Port"]) > 1023  # it is not root's
+    assert int(found["Port"]) > 1023  # unprivileged
     assert [found[name] for name in ("HostKey", "PidFile", "AuthorizedKeysFile")] == [
         "/keys/host_key",
         "/keys/sshd.pid",
@@ -51,24 +51,24 @@ def test_a_node_s_sshd_takes_keys_only_and_forwards_nothing() -> None:
     ]
 
 
-def test_both_ends_of_ssh_mean_the_same_port_and_user() -> None:
+def test_client_and_server_agree_on_port_and_user() -> None:
     client, server = settings(ssh.client_config(Path("/k"))), settings(ssh.server_config(Path("/k")))
     assert (client["Port"], client["User"]) == (server["Port"], server["AllowUsers"])
 
 
-def test_the_launcher_s_key_opens_a_node_from_the_launcher_s_address_alone() -> None:
+def test_launcher_s_key_is_bound_to_its_address() -> None:
     assert ssh.authorized_key("ssh-ed25519 AAAA", "10.0.0.9") == (
         'restrict,from="10.0.0.9" ssh-ed25519 AAAA\n'
     )
 
 
-def test_known_hosts_names_every_node_with_its_port() -> None:
+def test_known_hosts() -> None:
     keys = [("10.0.0.1", "ssh-ed25519 AAAA"), ("10.0.0.2", "ssh-ed25519 BBBB")]
     assert ssh.known_hosts(keys) == "[10.0.0.1]:2222 ssh-ed25519 AAAA\n[10.0.0.2]:2222 ssh-ed25519 BBBB\n"
     assert ssh.known_hosts([]) == ""
 
 
-def test_every_key_is_a_fresh_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_created_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, made = tmp_path / "ssh" / "key", []
 
     def keygen(argv: list[str], check: bool) -> None:
@@ -85,11 +85,9 @@ def test_every_key_is_a_fresh_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert all(argv[argv.index("-N") + 1] == "" for argv in made)  # without a passphrase
 
 
-def test_an_sshd_that_does_not_start_is_noticed_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sshd_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", lambda argv: SimpleNamespace(poll=lambda: 255))
-    (tmp_path / "sshd.pid").write_text("of an earlier life")
+    (tmp_path / "sshd.pid").write_text("of an earlier start")
     with pytest.raises(AssignmentError, match="sshd did not start"):
         ssh.start_server(tmp_path)
 
@@ -162,7 +160,7 @@ def test_usage(tmp_path: Path, files: dict[str, str]) -> None:
         ),
     ],
 )
-def test_what_the_kernel_does_not_tell_is_none_and_never_zero(
+def test_unknown_counters_are_none(
     tmp_path: Path, files: dict[str, str], lacking: str, changed: dict[str, Any]
 ) -> None:
     kept = {name: text for name, text in files.items() if name != lacking}
@@ -170,7 +168,7 @@ def test_what_the_kernel_does_not_tell_is_none_and_never_zero(
     assert measure(kernel(tmp_path / "cgroup", kept), network(tmp_path)) == expected
 
 
-def test_a_kernel_without_control_groups_tells_nothing(tmp_path: Path) -> None:
+def test_kernel_without_control_groups(tmp_path: Path) -> None:
     assert measure(tmp_path / "no", tmp_path / "none") == Usage()
 
 
@@ -184,14 +182,14 @@ def test_a_kernel_without_control_groups_tells_nothing(tmp_path: Path) -> None:
         ({}, None),
     ],
 )
-def test_the_quota_that_is_in_force(tmp_path: Path, files: dict[str, str], held: float | None) -> None:
+def test_cpu_quota(tmp_path: Path, files: dict[str, str], held: float | None) -> None:
     cgroup = kernel(tmp_path / "cgroup", files)
     assert quota(cgroup) == held
     assert wait_for_quota(held or 1.0, 0.0, cgroup) == (held is not None)
     assert not wait_for_quota(0.1, 0.0, cgroup)
 
 
-def test_a_quota_may_come_later(tmp_path: Path) -> None:
+def test_cpu_quota_that_is_applied_later(tmp_path: Path) -> None:
     cgroup = kernel(tmp_path / "cgroup", {"cpu.max": "100000 100000\n"})
     later = threading.Timer(0.1, lambda: kernel(cgroup, {"cpu.max": "25000 100000\n"}))
     later.start()
@@ -199,34 +197,38 @@ def test_a_quota_may_come_later(tmp_path: Path) -> None:
     later.join()
 
 
-def test_a_container_without_a_quota_was_not_throttled_as_far_as_is_known(tmp_path: Path) -> None:
+def test_throttled_time_is_none_without_a_quota(tmp_path: Path) -> None:
     files = {**VERSION_2, "cpu.stat": "usage_usec 2500000\n"}
     found = measure(kernel(tmp_path / "cgroup", files), network(tmp_path))
     assert (found.cpu_s, found.throttled_s) == (2.5, None)
 
 
 @pytest.mark.parametrize("text", ["", NETWORK.replace("  eth0:", "  eth7:"), "eth0: 1 2\n", "eth0: x" * 9])
-def test_a_network_that_is_not_there_has_no_bytes(tmp_path: Path, text: str) -> None:
+def test_missing_network_interface(tmp_path: Path, text: str) -> None:
     found = measure(kernel(tmp_path / "cgroup", VERSION_2), network(tmp_path, text))
     assert (found.sent_bytes, found.received_bytes) == (None, None)
     assert found.cpu_s == 2.5
 
 
-def test_the_interface_is_the_one_that_is_asked_for(tmp_path: Path) -> None:
+def test_network_interface_by_name(tmp_path: Path) -> None:
     found = measure(kernel(tmp_path / "cgroup", VERSION_2), network(tmp_path), interface="lo")
     assert (found.sent_bytes, found.received_bytes) == (1000, 1000)
 
 
-# Owner
+# Privileges
 
 
 class Kernel:
-    """Who owns what, who we are, and what was asked of the kernel, in order."""
+    """Owners of files, our UID, and the system calls made, in order."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, uid: int, owners: dict[Path, int], held: Sequence[str] = ()
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        uid: int,
+        owners: dict[Path, int],
+        names: Sequence[str] = (),
     ) -> None:
-        """held: what lies in the directory already."""
+        """names: of files in the directory."""
         original = Path.stat
         self.asked: list[tuple[Any, ...]] = []
         monkeypatch.setattr(os, "getuid", lambda: uid)
@@ -237,7 +239,7 @@ class Kernel:
             return SimpleNamespace(st_uid=owners[path], st_gid=owners[path] + 1, st_mode=stat.S_IFREG)
 
         monkeypatch.setattr(Path, "stat", status)
-        monkeypatch.setattr(Path, "iterdir", lambda path: iter([path / name for name in held]))
+        monkeypatch.setattr(Path, "iterdir", lambda path: iter([path / name for name in names]))
         for call in ("chown", "setgroups", "setresgid", "setresuid"):
             monkeypatch.setattr(
                 os, call, lambda *arguments, call=call: self.asked.append((call, *arguments))
@@ -252,20 +254,20 @@ TAKEN: list[tuple[Any, ...]] = [
 ]
 
 
-def test_root_becomes_the_owner_and_gives_it_what_the_engine_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_switches_to_the_owner_and_gives_it_new_directories(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Kernel(monkeypatch, 0, {SPEC: 1000, RESULTS: 0}).asked
     drop_privileges_to_owner(SPEC, RESULTS)
-    # The user number goes last: without it the rest is not allowed any more.
+    # setresuid comes last: it drops the capabilities that the others need.
     assert asked == [("chown", RESULTS, 1000, 1001), *TAKEN]
 
 
-def test_a_directory_of_root_s_that_holds_something_stays_root_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Kernel(monkeypatch, 0, {SPEC: 1000, RESULTS: 0}, held=["MNIST"]).asked
+def test_nonempty_directory_of_root_keeps_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Kernel(monkeypatch, 0, {SPEC: 1000, RESULTS: 0}, names=["MNIST"]).asked
     drop_privileges_to_owner(SPEC, RESULTS)
     assert asked == TAKEN
 
 
-def test_what_the_engine_made_for_checkpoints_is_opened_to_nodes(tmp_path: Path) -> None:
+def test_empty_checkpoint_directory_becomes_world_writable(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     make_writable_for_nodes(tmp_path)
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o777
@@ -277,7 +279,7 @@ def test_what_the_engine_made_for_checkpoints_is_opened_to_nodes(tmp_path: Path)
 
 
 @pytest.mark.parametrize("owner", [1000, 1007])
-def test_a_directory_that_is_somebody_s_stays_theirs(monkeypatch: pytest.MonkeyPatch, owner: int) -> None:
+def test_directory_of_another_user_keeps_its_owner(monkeypatch: pytest.MonkeyPatch, owner: int) -> None:
     asked = Kernel(monkeypatch, 0, {SPEC: 1000, RESULTS: owner}).asked
     drop_privileges_to_owner(SPEC, RESULTS)
     assert asked == TAKEN
@@ -288,7 +290,9 @@ def test_a_directory_that_is_somebody_s_stays_theirs(monkeypatch: pytest.MonkeyP
     [(0, 0), (10001, 1000), (1000, 1000)],
     ids=["root's spec", "not root", "the owner already"],
 )
-def test_else_everything_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, uid: int, witness: int) -> None:
+def test_nothing_changes_for_root_or_an_unprivileged_user(
+    monkeypatch: pytest.MonkeyPatch, uid: int, witness: int
+) -> None:
     asked = Kernel(monkeypatch, uid, {SPEC: witness, RESULTS: 0}).asked
     drop_privileges_to_owner(SPEC, RESULTS)
     assert asked == []

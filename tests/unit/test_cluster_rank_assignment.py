@@ -1,4 +1,4 @@
-"""The roll: who gets which ranks, and what is said where the members do not make up the run."""
+"""Which agent gets which ranks, and the errors of containers that do not fit the spec."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cluster_support import FIELDS, called, nodes, other, present, seat
+from tests.unit.cluster_support import FIELDS, assigned, index_of, nodes, other, registered
 from trainer.cluster.rank_assignment import ROLES, AssignmentError, RankAssignment, assign_ranks
 
 
 def ranks(assignment: RankAssignment) -> dict[str, tuple[int, ...]]:
-    return {member.name: member.ranks for member in assignment.members}
+    return {agent.name: agent.ranks for agent in assignment.agents}
 
 
 @pytest.mark.parametrize(
@@ -22,31 +22,31 @@ def ranks(assignment: RankAssignment) -> dict[str, tuple[int, ...]]:
         ("ddp", {"node-1": (0,), "node-2": (1,), "node-3": (2,)}),
         ("mpi", {"launcher": (), "node-1": (0,), "node-2": (1,), "node-3": (2,)}),
         ("rpc", {"master": (0,), "node-1": (1,), "node-2": (2,), "node-3": (3,)}),
-        # The processes cannot be apart: all are in the first node, the others are seats.
+        # The processes cannot be apart: all are in the first node, the others are agents.
         ("single", {"node-1": (0, 1, 2), "node-2": (), "node-3": ()}),
     ],
 )
 def test_ranks_of_a_topology(topology: str, expected: dict[str, tuple[int, ...]]) -> None:
-    assignment = called(topology, 1, 2, 3)
+    assignment = assigned(topology, 1, 2, 3)
     assert ranks(assignment) == expected
-    assert assignment.spec.world_size == sum(len(held) for held in expected.values())
+    assert assignment.spec.world_size == sum(len(own) for own in expected.values())
     assert assignment.spec.topology == topology
     for rank in range(assignment.spec.world_size):
-        assert rank in assignment.holder(rank).ranks
+        assert rank in assignment.agent_of(rank).ranks
 
 
-def test_a_bare_up_has_nobody_who_could_hold_a_node_back() -> None:
+def test_bottleneck_is_refused_in_a_bare_up() -> None:
     fields = {**FIELDS["ddp"], "bottleneck_cpus": 0.25}
-    members = present("ddp", 1, 2)
+    members = registered("ddp", 1, 2)
     assert assign_ranks("ddp", fields, members).spec.is_bottleneck(1)
-    with pytest.raises(AssignmentError, match="cannot be had from a bare `up`"):
+    with pytest.raises(AssignmentError, match="bottleneck_cpus"):
         assign_ranks("ddp", fields, members, {"cpus": 1.0})
 
 
 @pytest.mark.parametrize("topology", ROLES)
-def test_every_known_topology_is_tested_here(topology: str) -> None:
+def test_roles_of_every_topology(topology: str) -> None:
     assert topology in FIELDS
-    assert {member.role for member in called(topology, 1).members} == set(ROLES[topology])
+    assert {agent.role for agent in assigned(topology, 1).agents} == set(ROLES[topology])
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def test_every_known_topology_is_tested_here(topology: str) -> None:
         ("single", {"node-2": (0, 1, 2, 3), "node-10": ()}),
     ],
 )
-def test_ranks_fill_one_node_after_the_other(topology: str, expected: dict[str, tuple[int, ...]]) -> None:
-    assert ranks(called(topology, 10, 2, processes_per_node=2)) == expected
+def test_several_ranks_per_node(topology: str, expected: dict[str, tuple[int, ...]]) -> None:
+    assert ranks(assigned(topology, 10, 2, processes_per_node=2)) == expected
 
 
-def test_numbers_with_gaps_count_as_numbers_and_not_as_text() -> None:
-    assignment = called("ddp", 10, 9, 2, 11, 100)
-    assert [(member.ordinal, member.ranks) for member in assignment.members] == [
+def test_gaps_in_container_numbers() -> None:
+    assignment = assigned("ddp", 10, 9, 2, 11, 100)
+    assert [(agent.ordinal, agent.ranks) for agent in assignment.agents] == [
         (2, (0,)),
         (9, (1,)),
         (10, (2,)),
@@ -72,15 +72,15 @@ def test_numbers_with_gaps_count_as_numbers_and_not_as_text() -> None:
     ]
 
 
-def test_who_comes_first_makes_no_difference() -> None:
-    everyone = present("rpc", 1, 2, 10)
-    rosters = [assign_ranks("rpc", FIELDS["rpc"], order) for order in permutations(everyone)]
-    assert all(assignment == rosters[0] for assignment in rosters)
+def test_order_of_registration_does_not_matter() -> None:
+    agents = registered("rpc", 1, 2, 10)
+    assignments = [assign_ranks("rpc", FIELDS["rpc"], order) for order in permutations(agents)]
+    assert all(each == assignments[0] for each in assignments)
 
 
-def test_what_a_member_has_said_and_where_it_is_stay_with_it() -> None:
-    assignment = called("mpi", 3, 2)
-    found = {member.name: (member.address, member.hello) for member in assignment.members}
+def test_addresses_and_keys_are_preserved() -> None:
+    assignment = assigned("mpi", 3, 2)
+    found = {agent.name: (agent.address, agent.public_keys) for agent in assignment.agents}
     assert found == {
         "launcher": ("10.0.0.100", {"key": "key-of-launcher"}),
         "node-2": ("10.0.0.2", {"host_key": "key-2"}),
@@ -88,39 +88,39 @@ def test_what_a_member_has_said_and_where_it_is_stay_with_it() -> None:
     }
 
 
-# How many there are
+# The number of nodes
 
 
-@pytest.mark.parametrize(("topology", "counted"), [("ddp", 4), ("mpi", 4), ("rpc", 5), ("single", 4)])
-def test_the_number_of_nodes_is_found_out_where_it_is_not_given(topology: str, counted: int) -> None:
-    assert called(topology, 1, 2, 3, 4).spec.nodes == counted
-    assert called(topology, 1, 2, 3, 4, nodes=counted).spec.nodes == counted
+@pytest.mark.parametrize(("topology", "count"), [("ddp", 4), ("mpi", 4), ("rpc", 5), ("single", 4)])
+def test_number_of_nodes_defaults_to_the_containers(topology: str, count: int) -> None:
+    assert assigned(topology, 1, 2, 3, 4).spec.nodes == count
+    assert assigned(topology, 1, 2, 3, 4, nodes=count).spec.nodes == count
 
 
 @pytest.mark.parametrize(
     ("topology", "message"),
     [
-        ("ddp", "the run has 4 nodes, 2 came: use --scale node=4"),
-        ("mpi", "the run has 4 nodes, 2 came: use --scale node=4"),
-        ("rpc", "the run has 4 nodes, 3 came: use --scale node=3"),  # the master is one of them
+        ("ddp", "the run has 4 nodes, 2 registered: use --scale node=4"),
+        ("mpi", "the run has 4 nodes, 2 registered: use --scale node=4"),
+        ("rpc", "the run has 4 nodes, 3 registered: use --scale node=3"),  # the master is one of them
     ],
 )
-def test_another_number_of_nodes_than_the_run_has(topology: str, message: str) -> None:
+def test_too_few_nodes(topology: str, message: str) -> None:
     with pytest.raises(AssignmentError) as caught:
-        called(topology, 1, 2, nodes=4)
+        assigned(topology, 1, 2, nodes=4)
     assert str(caught.value) == message
 
 
-def test_too_many_came() -> None:
-    with pytest.raises(AssignmentError, match="the run has 1 nodes, 2 came: use --scale node=1"):
-        called("ddp", 1, 2, nodes=1)
+def test_too_many_nodes() -> None:
+    with pytest.raises(AssignmentError, match="the run has 1 nodes, 2 registered: use --scale node=1"):
+        assigned("ddp", 1, 2, nodes=1)
 
 
-def test_one_container_is_enough_for_all_processes_of_a_run() -> None:
-    assert ranks(called("single", 1, nodes=3)) == {"node-1": (0, 1, 2)}
+def test_single_needs_one_container() -> None:
+    assert ranks(assigned("single", 1, nodes=3)) == {"node-1": (0, 1, 2)}
 
 
-# A run that cannot be
+# Invalid runs
 
 
 @pytest.mark.parametrize(
@@ -143,11 +143,9 @@ def test_one_container_is_enough_for_all_processes_of_a_run() -> None:
         ),
     ],
 )
-def test_a_run_of_another_topology_says_which_file_to_use(
-    topology: str, fields: dict[str, Any], message: str
-) -> None:
+def test_wrong_topology_names_the_compose_file(topology: str, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(AssignmentError) as caught:
-        assign_ranks(topology, fields, present(topology, 1, 2))
+        assign_ranks(topology, fields, registered(topology, 1, 2))
     assert str(caught.value) == message
 
 
@@ -162,9 +160,7 @@ def test_a_run_of_another_topology_says_which_file_to_use(
         ({}, ["strategy: "]),
     ],
 )
-def test_a_spec_that_is_not_valid_says_what_is_wrong_in_one_line(
-    fields: dict[str, Any], said: list[str]
-) -> None:
+def test_invalid_spec(fields: dict[str, Any], said: list[str]) -> None:
     with pytest.raises(AssignmentError) as caught:
         assign_ranks("ddp", fields, nodes(1, 2))
     message = str(caught.value)
@@ -174,44 +170,42 @@ def test_a_spec_that_is_not_valid_says_what_is_wrong_in_one_line(
         assert part in message
 
 
-def test_more_nodes_than_a_strategy_can_use_is_a_message_too() -> None:
+def test_more_nodes_than_the_strategy_supports() -> None:
     with pytest.raises(AssignmentError, match="serial cannot run on 2 nodes"):
         assign_ranks("single", {"strategy": "serial"}, nodes(1, 2))
 
 
-# The roster travels
+# Messages
 
 
 @pytest.mark.parametrize("topology", ROLES)
-def test_roster_and_back(topology: str) -> None:
-    assignment = called(topology, 2, 10, lr=0.07, seed=3)
-    for you, member in enumerate(assignment.members):
-        arrived = RankAssignment.from_message(json.loads(json.dumps(assignment.as_message(you))))
-        assert arrived.me == member
-        assert (arrived.spec, arrived.members) == (assignment.spec, assignment.members)
+def test_message_round_trip(topology: str) -> None:
+    assignment = assigned(topology, 2, 10, lr=0.07, seed=3)
+    for index, agent in enumerate(assignment.agents):
+        arrived = RankAssignment.from_message(json.loads(json.dumps(assignment.to_message(index))))
+        assert arrived.agent == agent
+        assert (arrived.spec, arrived.agents) == (assignment.spec, assignment.agents)
 
 
-def test_members_are_called_as_compose_shows_them() -> None:
-    assert [member.name for member in (*nodes(3), other("launcher"))] == ["node-3", "launcher"]
-    assert seat(called("rpc", 1, 2), "node-2") == 2
+def test_agent_names() -> None:
+    assert [agent.name for agent in (*nodes(3), other("launcher"))] == ["node-3", "launcher"]
+    assert index_of(assigned("rpc", 1, 2), "node-2") == 2
 
 
 # Limits of a bare `up`
 
 
 @pytest.mark.parametrize("topology", ROLES)
-def test_what_the_containers_were_started_with_is_what_the_run_says(topology: str) -> None:
+def test_limits_of_the_containers_become_the_spec_s(topology: str) -> None:
     limits = {"cpus": 0.8, "memory_mb": 512}
-    spec = assign_ranks(topology, FIELDS[topology], present(topology, 1, 2), limits).spec
+    spec = assign_ranks(topology, FIELDS[topology], registered(topology, 1, 2), limits).spec
     # The nodes of topology single share one container.
     assert spec.cpus == pytest.approx(0.4 if topology == "single" else 0.8)
     assert spec.memory_mb == 512
 
 
-def test_a_spec_that_says_otherwise_is_refused() -> None:
-    with pytest.raises(
-        AssignmentError, match="wants cpus 2, and the containers were started with 1: set SHARD"
-    ):
-        assign_ranks("ddp", {**FIELDS["ddp"], "cpus": 2}, present("ddp", 1, 2), {"cpus": 1.0})
+def test_limit_that_differs_from_the_spec() -> None:
+    with pytest.raises(AssignmentError, match="SHARDYARD_CPUS=2"):
+        assign_ranks("ddp", {**FIELDS["ddp"], "cpus": 2}, registered("ddp", 1, 2), {"cpus": 1.0})
     same = {**FIELDS["ddp"], "cpus": 2}
-    assert assign_ranks("ddp", same, present("ddp", 1, 2), {"cpus": 2.0}).spec.cpus == 2
+    assert assign_ranks("ddp", same, registered("ddp", 1, 2), {"cpus": 2.0}).spec.cpus == 2

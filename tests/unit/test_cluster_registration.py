@@ -1,4 +1,4 @@
-"""The roll call: who is expected, who is refused, and what is said about who did not come."""
+"""Registration: which agents are expected, which are rejected, and which are missing."""
 
 from __future__ import annotations
 
@@ -9,196 +9,202 @@ from typing import Any
 
 import pytest
 
-from tests.unit import cluster_room
-from tests.unit.cluster_room import HELLO, Room, Seat, stays, well
+from tests.unit import loopback_cluster
 from tests.unit.conftest import rank_fields
+from tests.unit.loopback_cluster import HELLO, FakeAgent, LoopbackCluster, keeps_training, succeeds
 from trainer.cluster import coordinator as module
 from trainer.cluster.rank_assignment import AssignmentError
 
-unharmed = pytest.fixture(autouse=True)(cluster_room.unharmed)
+ignore_sigterm = pytest.fixture(autouse=True)(loopback_cluster.ignore_sigterm)
 
 
 @pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Room:
-    return Room(monkeypatch, tmp_path)
+def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LoopbackCluster:
+    return LoopbackCluster(monkeypatch, tmp_path)
 
 
-async def sent_away(seat: Seat) -> None:
-    """The part of a member whose run does not come about."""
-    assert await seat.hear() == {"kind": "bye"}
+async def is_shut_down(agent: FakeAgent) -> None:
+    """Script of an agent whose run does not start."""
+    assert await agent.receive() == {"kind": "shutdown"}
 
 
-def test_who_does_not_report_is_named(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ROLL_CALL_S", 0.2)
-    original = room.connect
+def test_missing_agents_are_named(cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REGISTRATION_S", 0.2)
+    original = cluster.connect
 
-    async def connect(address: str, hello: bytes = HELLO) -> Seat:
+    async def connect(address: str, hello: bytes = HELLO) -> FakeAgent:
         if address in ("127.0.0.2", "127.0.0.4"):
-            return Seat(None)  # type: ignore[arg-type]
+            return FakeAgent(None)  # type: ignore[arg-type]
         return await original(address, hello)
 
-    async def act(name: str, address: str, part: Any) -> None:
-        if (seat := await connect(address)).wire:
-            await part(seat)
-            await seat.wire.close()
+    async def run_agent(name: str, address: str, script: Any) -> None:
+        if (agent := await connect(address)).connection:
+            await script(agent)
+            await agent.connection.close()
 
-    room.act = act  # type: ignore[method-assign]
-    parts = dict.fromkeys(["node-1", "node-10", "node-3", "launcher"], sent_away)
-    assert room.lead(parts, topology="mpi") == 1
-    assert room.summary == ["FAILED: launcher, node-10 did not report within 0 s"]
+    cluster.run_agent = run_agent  # type: ignore[method-assign]
+    scripts = dict.fromkeys(["node-1", "node-10", "node-3", "launcher"], is_shut_down)
+    assert cluster.run(scripts, topology="mpi") == 1
+    assert cluster.summary == ["FAILED: launcher, node-10 did not register in 0.2 s"]
 
 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"nodes": 3}, "FAILED: the run has 3 nodes, 2 came: use --scale node=3"),
+        ({"nodes": 3}, "FAILED: the run has 3 nodes, 2 registered: use --scale node=3"),
         ({"epochs": 0}, "FAILED: the run's spec is not valid: epochs: "),
         ({"strategy": "rpc_split"}, "FAILED: a run over rpc has topology rpc: use compose/rpc.yml"),
     ],
 )
-def test_a_run_that_cannot_be_sends_everybody_away(room: Room, fields: dict[str, Any], said: str) -> None:
-    assert room.lead({"node-1": sent_away, "node-2": sent_away}, **fields) == 1
-    (line,) = room.summary
+def test_invalid_run_shuts_down_all_agents(
+    cluster: LoopbackCluster, fields: dict[str, Any], said: str
+) -> None:
+    assert cluster.run({"node-1": is_shut_down, "node-2": is_shut_down}, **fields) == 1
+    (line,) = cluster.summary
     assert line.startswith(said)
 
 
-def test_stopped_before_the_roll_was_called(room: Room) -> None:
-    async def stops(seat: Seat) -> None:
-        cluster_room.stop_this_process()
-        await sent_away(seat)
+def test_sigterm_during_registration(cluster: LoopbackCluster) -> None:
+    async def stops(agent: FakeAgent) -> None:
+        loopback_cluster.terminate_this_process()
+        await is_shut_down(agent)
 
-    async def connect(address: str, hello: bytes = HELLO) -> Seat:
+    async def connect(address: str, hello: bytes = HELLO) -> FakeAgent:
         return await original(address, b"half a line" if address == "127.0.0.2" else hello)
 
-    async def half(seat: Seat) -> None:
-        await room.over.wait()
+    async def half(agent: FakeAgent) -> None:
+        await cluster.ended.wait()
 
-    original, room.connect = room.connect, connect  # type: ignore[method-assign]
-    assert room.lead({"node-1": stops, "node-2": half}) == 1
-    assert room.summary == ["FAILED: stopped from outside"]
+    original, cluster.connect = cluster.connect, connect  # type: ignore[method-assign]
+    assert cluster.run({"node-1": stops, "node-2": half}) == 1
+    assert cluster.summary == ["FAILED: stopped by SIGTERM"]
 
 
-def refused(room: Room, address: str) -> Any:
-    """The part of a member that, when it has its place, sees somebody else refused."""
+def sees_rejection(cluster: LoopbackCluster, address: str) -> Any:
+    """Script of an agent that has ranks and sees another connection rejected."""
 
-    async def part(seat: Seat) -> None:
-        await seat.take_place()
-        late = await room.connect(address)
-        message = await late.hear()
+    async def script(agent: FakeAgent) -> None:
+        await agent.receive_assignment()
+        late = await cluster.connect(address)
+        message = await late.receive()
         assert message is not None
-        assert message["kind"] == "refused"
-        assert "came too late" in message["cause"]
-        assert await late.hear() is None  # and the line is cut
-        await late.wire.close()
-        await seat.train()
-        await seat.exit()
-        await seat.leave()
+        assert message["kind"] == "rejected"
+        assert await late.receive() is None
+        await late.connection.close()
+        await agent.report_success()
+        await agent.exit()
+        await agent.wait_for_shutdown()
 
-    return part
+    return script
 
 
 @pytest.mark.parametrize("address", ["127.0.0.2", "127.0.0.3"], ids=["a second time", "unknown"])
-def test_who_comes_too_late_is_refused_and_disturbs_nobody(room: Room, address: str) -> None:
-    assert room.lead({"node-1": refused(room, address), "node-2": well}) == 0
+def test_late_connection_is_rejected(cluster: LoopbackCluster, address: str) -> None:
+    assert cluster.run({"node-1": sees_rejection(cluster, address), "node-2": succeeds}) == 0
 
 
-def test_a_stranger_is_refused_before_the_roll_is_called_too(room: Room) -> None:
-    async def stranger(seat: Seat) -> None:
-        message = await seat.hear()
+def test_unknown_address_is_rejected_during_registration(cluster: LoopbackCluster) -> None:
+    async def stranger(agent: FakeAgent) -> None:
+        message = await agent.receive()
         assert message is not None
-        assert message["kind"] == "refused"
+        assert message["kind"] == "rejected"
         arrived.set()
 
-    original, arrived = room.connect, asyncio.Event()
+    original, arrived = cluster.connect, asyncio.Event()
 
-    async def connect(address: str, hello: bytes = HELLO) -> Seat:
+    async def connect(address: str, hello: bytes = HELLO) -> FakeAgent:
         if address == "127.0.0.2":
             await arrived.wait()
         return await original(address, hello)
 
-    room.connect = connect  # type: ignore[method-assign]
-    assert room.lead({"node-1": well, "node-2": well}, stranger) == 0
+    cluster.connect = connect  # type: ignore[method-assign]
+    assert cluster.run({"node-1": succeeds, "node-2": succeeds}, stranger) == 0
 
 
 @pytest.mark.parametrize(
     "said",
     [b"GET / HTTP/1.1\r\n", b'{"hello": {}}\n'],
 )
-def test_who_does_not_speak_our_language_is_no_member(
-    room: Room, monkeypatch: pytest.MonkeyPatch, said: bytes
+def test_invalid_hello_is_rejected(
+    cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.setattr(module, "ROLL_CALL_S", 0.2)
-    original = room.connect
+    monkeypatch.setattr(module, "REGISTRATION_S", 0.2)
+    original = cluster.connect
 
-    async def connect(address: str, hello: bytes = HELLO) -> Seat:
+    async def connect(address: str, hello: bytes = HELLO) -> FakeAgent:
         return await original(address, said if address == "127.0.0.2" else hello)
 
-    async def odd(seat: Seat) -> None:
-        message = await seat.hear()
+    async def rejected(agent: FakeAgent) -> None:
+        message = await agent.receive()
         assert message is not None
-        assert message["kind"] == "refused"
+        assert message["kind"] == "rejected"
 
-    room.connect = connect  # type: ignore[method-assign]
-    assert room.lead({"node-1": sent_away, "node-2": odd}) == 1
-    assert room.summary == ["FAILED: node-2 did not report within 0 s"]
-
-
-# Open MPI: the launcher's end is the run's
+    cluster.connect = connect  # type: ignore[method-assign]
+    assert cluster.run({"node-1": is_shut_down, "node-2": rejected}) == 1
+    assert cluster.summary == ["FAILED: node-2 did not register in 0.2 s"]
 
 
-async def node(seat: Seat) -> None:
-    """A node whose ranks mpirun starts: it is there until it is sent away, and hears of them last."""
-    await seat.take_place()
-    await seat.tell("start", pid=7)
-    await seat.hear()
-    await seat.tell("result", **rank_fields())
-    await seat.tell("done")
-    await seat.wire.send("exit", codes={}, cause=None, usage=cluster_room.USAGE)
-    await seat.wire.close()
+# Open MPI
 
 
-async def launcher(seat: Seat) -> None:
-    assert (await seat.take_place()).me.ranks == ()
+async def node(agent: FakeAgent) -> None:
+    """Script of a node whose ranks mpirun starts: their last events arrive after `shutdown`."""
+    await agent.receive_assignment()
+    await agent.send_event("start", pid=7)
+    await agent.receive()
+    await agent.send_event("result", **rank_fields())
+    await agent.send_event("done")
+    await agent.connection.send("exit", codes={}, cause=None, usage=loopback_cluster.USAGE)
+    await agent.connection.close()
+
+
+async def launcher(agent: FakeAgent) -> None:
+    assert (await agent.receive_assignment()).agent.ranks == ()
     await asyncio.sleep(0.05)
-    await seat.exit()
-    await seat.leave()
+    await agent.exit()
+    await agent.wait_for_shutdown()
 
 
-def test_what_ranks_said_last_is_kept_though_the_launcher_ended_first(room: Room) -> None:
-    assert room.lead({"node-1": node, "node-2": node, "launcher": launcher}, topology="mpi") == 0
-    assert room.summary[0].startswith("ok: 2 nodes, world size 2, all_reduce over mpi")
-    assert [room.kinds(rank) for rank in (0, 1)] == [["start", "result", "done"]] * 2
+def test_events_after_the_launcher_s_exit_are_recorded(cluster: LoopbackCluster) -> None:
+    assert cluster.run({"node-1": node, "node-2": node, "launcher": launcher}, topology="mpi") == 0
+    assert cluster.summary[0].startswith("ok: 2 nodes, world size 2, all_reduce over mpi")
+    assert [cluster.kinds(rank) for rank in (0, 1)] == [["start", "result", "done"]] * 2
 
 
 @pytest.mark.parametrize("up", [False, True])
-def test_the_launcher_s_failure_is_the_run_s_and_no_node_s(room: Room, up: bool) -> None:
-    async def fails(seat: Seat) -> None:
-        await seat.take_place()
-        await seat.exit(cause="mpirun ended with exit code 213")
-        await seat.leave()
+def test_launcher_failure_is_not_a_node_s(cluster: LoopbackCluster, up: bool) -> None:
+    async def fails(agent: FakeAgent) -> None:
+        await agent.receive_assignment()
+        await agent.exit(cause="mpirun ended with exit code 213")
+        await agent.wait_for_shutdown()
 
-    async def node(seat: Seat) -> None:
-        await seat.take_place()
+    async def node(agent: FakeAgent) -> None:
+        await agent.receive_assignment()
         if up:
-            await seat.tell("start", pid=7)
-        await seat.hear()
-        await seat.wire.send("exit", codes={}, cause=None, usage=cluster_room.USAGE)
-        await seat.wire.close()
+            await agent.send_event("start", pid=7)
+        await agent.receive()
+        await agent.connection.send("exit", codes={}, cause=None, usage=loopback_cluster.USAGE)
+        await agent.connection.close()
 
-    assert room.lead({"node-1": node, "node-2": node, "launcher": fails}, topology="mpi") == 1
-    assert room.causes == {"launcher": "mpirun ended with exit code 213"}
-
-
-def test_a_node_that_is_gone_ends_the_run_though_it_runs_nothing_itself(room: Room) -> None:
-    async def vanishes(seat: Seat) -> None:
-        await seat.take_place()
-        await seat.wire.close()
-
-    assert room.lead({"node-1": vanishes, "node-2": stays, "launcher": stays}, topology="mpi") == 1
-    assert "cut off from the head" in room.causes["node-1"]
+    assert cluster.run({"node-1": node, "node-2": node, "launcher": fails}, topology="mpi") == 1
+    assert cluster.causes == {"launcher": "mpirun ended with exit code 213"}
 
 
-# Who has been started: the engine's name server knows
+def test_lost_mpi_node_fails_the_run(cluster: LoopbackCluster) -> None:
+    async def vanishes(agent: FakeAgent) -> None:
+        await agent.receive_assignment()
+        await agent.connection.close()
+
+    assert (
+        cluster.run(
+            {"node-1": vanishes, "node-2": keeps_training, "launcher": keeps_training}, topology="mpi"
+        )
+        == 1
+    )
+    assert "disconnected from the coordinator" in cluster.causes["node-1"]
+
+
+# Started containers, from the engine's DNS
 
 
 def name_server(monkeypatch: pytest.MonkeyPatch, services: dict[str, list[str]]) -> None:
@@ -217,32 +223,32 @@ def name_server(monkeypatch: pytest.MonkeyPatch, services: dict[str, list[str]])
     monkeypatch.setattr(socket, "gethostbyaddr", backward)
 
 
-def test_members_are_numbered_as_compose_numbers_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expected_agents_have_compose_s_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     containers = {
         "node": ["my-own-9-project-node-12.my-own-9-project_run", "my-own-9-project-node-3.x"],
         "launcher": ["my-own-9-project-launcher-1.my-own-9-project_run"],
     }
     name_server(monkeypatch, containers)
-    found = module.expected_members("mpi")
+    found = module.expected_agents("mpi")
     assert sorted(found.values()) == [("launcher", 1), ("node", 3), ("node", 12)]
-    assert sorted(module.expected_members("ddp").values()) == [("node", 3), ("node", 12)]
+    assert sorted(module.expected_agents("ddp").values()) == [("node", 3), ("node", 12)]
 
 
-def test_a_service_without_a_container_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_without_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
     name_server(monkeypatch, {"node": ["p-node-1.p_run"]})
-    with pytest.raises(AssignmentError, match="no container of service master is running any more"):
-        module.expected_members("rpc")
+    with pytest.raises(AssignmentError, match="service master"):
+        module.expected_agents("rpc")
 
 
-# The spec is a file
+# The spec file
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "strategy: ddp", "[]"])
-def test_a_spec_that_cannot_be_read_is_a_message(room: Room, tmp_path: Path, text: str | None) -> None:
+def test_unreadable_spec(cluster: LoopbackCluster, tmp_path: Path, text: str | None) -> None:
     spec = tmp_path / "spec.json"
     if text is not None:
         spec.write_text(text)
-    room.expected = {}  # nobody is waited for
+    cluster.expected = {}  # no agent to wait for
     code, _ = module.main("ddp", spec, tmp_path / "live", {})
     assert code == 1
     assert (tmp_path / "live" / "summary.txt").read_text().startswith("FAILED: the run's spec ")

@@ -1,4 +1,4 @@
-"""The ledger: what is kept of a run, who is to blame, and what is said at the end."""
+"""The run record: its files, the cause of a failure, and the summary."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.unit.cluster_support import called
+from tests.unit.cluster_support import assigned
 from tests.unit.conftest import event, rank_fields
-from trainer.cluster.rank_assignment import Agent
+from trainer.cluster.rank_assignment import AgentInfo
 from trainer.cluster.run_record import RunRecord, signal_name
 from trainer.core.cgroup import NodeUsage
 from trainer.core.events import EventReader
@@ -21,66 +21,70 @@ USAGE: dict[str, Any] = {"cpu_s": 2.5, "throttled_s": None, "out_of_memory": 0}
 
 
 def run_record(directory: Path, topology: str = "ddp", nodes: int = 2, **fields: Any) -> RunRecord:
-    return RunRecord(directory / "live", called(topology, *range(1, nodes + 1), **fields))
+    return RunRecord(directory / "live", assigned(topology, *range(1, nodes + 1), **fields))
 
 
-def member(kept: RunRecord, name: str) -> Agent:
-    return next(each for each in kept._roster.members if each.name == name)
+def agent(kept: RunRecord, name: str) -> AgentInfo:
+    return next(each for each in kept.assignment.agents if each.name == name)
 
 
 def start(kept: RunRecord, *ranks: int) -> None:
     for rank in ranks:
-        kept.keep(event("start", rank, pid=100 + rank))
+        kept.add_event(event("start", rank, pid=100 + rank))
 
 
 def finish(kept: RunRecord, *ranks: int, **fields: Any) -> None:
     for rank in ranks:
-        kept.keep(event("result", rank, **rank_fields(**fields)))
-        kept.keep(event("done", rank))
+        kept.add_event(event("result", rank, **rank_fields(**fields)))
+        kept.add_event(event("done", rank))
 
 
-def last_words(directory: Path) -> list[tuple[int, str, Any]]:
-    told = EventReader(directory / "live").new()
-    return [(e.rank, e.kind, e.fields.get("cause")) for e in told if e.kind == "died"]
+def died_events(directory: Path) -> list[tuple[int, str, Any]]:
+    events = EventReader(directory / "live").new()
+    return [(e.rank, e.kind, e.fields.get("cause")) for e in events if e.kind == "died"]
 
 
-# In files
+# Files
 
 
-def test_the_run_and_its_members_are_kept_first(tmp_path: Path) -> None:
+def test_spec_and_assignment_are_written_first(tmp_path: Path) -> None:
     kept = run_record(tmp_path, processes_per_node=2)
     live = tmp_path / "live"
-    assert json.loads((live / "spec.json").read_text()) == kept._roster.spec.model_dump(mode="json")
-    assignment = json.loads((live / "roster.json").read_text())
+    assert json.loads((live / "spec.json").read_text()) == kept.assignment.spec.model_dump(mode="json")
+    assignment = json.loads((live / "assignment.json").read_text())
     assert [(each["role"], each["ordinal"], each["ranks"]) for each in assignment] == [
         ("node", 1, [0, 1]),
         ("node", 2, [2, 3]),
     ]
 
 
-def test_events_are_kept_as_they_came_a_file_for_each_rank(tmp_path: Path) -> None:
+def test_events_are_written_to_one_file_per_rank(tmp_path: Path) -> None:
     kept = run_record(tmp_path)
-    told = [event("start", 1, 1.0, pid=5), event("start", 0, 2.0, pid=6), event("epoch", 1, 3.0, loss=0.1)]
-    for each in told:
-        kept.keep(each)
-    assert EventReader(tmp_path / "live").new() == told
+    events = [
+        event("start", 1, 1.0, pid=5),
+        event("start", 0, 2.0, pid=6),
+        event("epoch", 1, 3.0, loss=0.1),
+    ]
+    for each in events:
+        kept.add_event(each)
+    assert EventReader(tmp_path / "live").new() == events
     lines = {path.name: len(path.read_text().splitlines()) for path in (tmp_path / "live").glob("*.jsonl")}
     assert lines == {"rank-0.jsonl": 1, "rank-1.jsonl": 2}
 
 
-def test_weights_come_in_pieces(tmp_path: Path) -> None:
+def test_weights_arrive_in_chunks(tmp_path: Path) -> None:
     kept, weights = run_record(tmp_path), bytes(range(256)) * 3
     for first in range(0, len(weights), 100):
         assert not (tmp_path / "live" / "weights.npy").exists()
         piece = base64.b64encode(weights[first : first + 100]).decode()
-        kept.keep_weights(piece, last=first + 100 >= len(weights))
+        kept.add_weights(piece, last=first + 100 >= len(weights))
     assert (tmp_path / "live" / "weights.npy").read_bytes() == weights
 
 
-def test_usage_is_a_line_for_each_member(tmp_path: Path) -> None:
+def test_usage_is_one_line_per_agent(tmp_path: Path) -> None:
     kept = run_record(tmp_path, "mpi")
     for name in ("node-1", "launcher"):
-        kept.keep_usage(member(kept, name), USAGE)
+        kept.add_usage(agent(kept, name), USAGE)
     lines = (tmp_path / "live" / "usage.jsonl").read_text().splitlines()
     assert [NodeUsage.model_validate_json(line) for line in lines] == [
         NodeUsage(name="node-1", ranks=[0], **USAGE),
@@ -89,19 +93,19 @@ def test_usage_is_a_line_for_each_member(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("restarts", [0, 2])
-def test_what_a_long_run_says_is_kept_in_files_alone(tmp_path: Path, restarts: int) -> None:
-    """The head has 256 MiB; a rank tells of a step twice a second, and some runs take days."""
+def test_memory_does_not_grow_with_events(tmp_path: Path, restarts: int) -> None:
+    """The coordinator has 256 MiB, a rank writes two step events a second, and some runs take days."""
     kept = run_record(tmp_path, restarts=restarts)
     start(kept, 0, 1)
     before = len(pickle.dumps(kept))
     for step in range(10_000):
-        kept.keep(event("step", step % 2, epoch=1, step=step, loss=0.5))
+        kept.add_event(event("step", step % 2, epoch=1, step=step, loss=0.5))
     assert len(pickle.dumps(kept)) - before < 100  # bytes
     lines = (tmp_path / "live" / "rank-0.jsonl").read_text().count("\n")
     assert lines == 5_001
 
 
-# Who has failed
+# Causes
 
 
 @pytest.mark.parametrize(
@@ -112,45 +116,43 @@ def test_what_a_long_run_says_is_kept_in_files_alone(tmp_path: Path, restarts: i
         ("terminated", {"cause": "stopped by SIGTERM"}, "rank 1 was stopped by SIGTERM"),
     ],
 )
-def test_a_rank_s_last_word_is_its_node_s_failure(
-    tmp_path: Path, kind: str, fields: dict[str, Any], cause: str
-) -> None:
+def test_exit_report_is_the_cause(tmp_path: Path, kind: str, fields: dict[str, Any], cause: str) -> None:
     kept = run_record(tmp_path)
     start(kept, 0, 1)
-    kept.keep(event(kind, 1, **fields))
+    kept.add_event(event(kind, 1, **fields))
     assert kept.failures == {"node-2": cause}
 
 
-def test_the_first_reason_is_the_one_that_counts(tmp_path: Path) -> None:
+def test_first_cause_counts(tmp_path: Path) -> None:
     kept = run_record(tmp_path)
-    kept.keep(event("failed", 0, cause="the reason"))
-    kept.fail(member(kept, "node-1"), "ended with exit code 1")
-    kept.fail(member(kept, "node-2"), "peer is gone")
+    kept.add_event(event("failed", 0, cause="the reason"))
+    kept.fail(agent(kept, "node-1"), "ended with exit code 1")
+    kept.fail(agent(kept, "node-2"), "peer is gone")
     assert list(kept.failures.items()) == [
         ("node-1", "rank 0 failed: the reason"),
         ("node-2", "peer is gone"),
     ]
 
 
-def test_who_is_sent_away_has_not_failed(tmp_path: Path) -> None:
+def test_termination_at_shutdown_is_no_failure(tmp_path: Path) -> None:
     kept = run_record(tmp_path)
-    kept.leaving = True
-    kept.keep(event("terminated", 1, cause="stopped by SIGTERM"))
+    kept.shutting_down = True
+    kept.add_event(event("terminated", 1, cause="stopped by SIGTERM"))
     assert kept.failures == {}
-    kept.keep(event("failed", 0, cause="odd"))  # but who fails has
+    kept.add_event(event("failed", 0, cause="odd"))
     assert kept.failures == {"node-1": "rank 0 failed: odd"}
 
 
-def test_who_had_to_be_killed_when_it_was_sent_away_has_not_failed(tmp_path: Path) -> None:
+def test_kill_at_shutdown_is_no_failure(tmp_path: Path) -> None:
     kept = run_record(tmp_path)
     start(kept, 0)
-    kept.leaving = True
-    for name in ("node-1", "node-2"):  # the one was up, the other not yet
-        kept.record_exit(member(kept, name), {0: -9, 1: -9}, False)
-    assert (last_words(tmp_path), kept.failures) == ([], {})
+    kept.shutting_down = True
+    for name in ("node-1", "node-2"):  # one has started, the other has not
+        kept.record_exit(agent(kept, name), {0: -9, 1: -9}, False)
+    assert (died_events(tmp_path), kept.failures) == ([], {})
 
 
-# Ranks that ended without a word
+# Ranks without an exit report
 
 
 @pytest.mark.parametrize(
@@ -159,77 +161,77 @@ def test_who_had_to_be_killed_when_it_was_sent_away_has_not_failed(tmp_path: Pat
         ({1: -9}, False, "killed by SIGKILL"),
         ({1: -11}, False, "killed by SIGSEGV"),
         ({1: -40}, False, "killed by signal 40"),
-        (None, False, "killed together with its container, or cut off from the head"),
+        (None, False, "killed together with its container, or disconnected from the coordinator"),
         ({1: -9}, True, "killed: its node needed more than 64 MiB of memory"),
         ({}, True, "killed: its node needed more than 64 MiB of memory"),
     ],
 )
-def test_the_ledger_says_a_last_word_for_who_left_none(
+def test_died_event_for_a_rank_without_exit_report(
     tmp_path: Path, codes: dict[int, int] | None, out_of_memory: bool, cause: str
 ) -> None:
     kept = run_record(tmp_path, memory_mb=64)
     start(kept, 0, 1)
-    kept.record_exit(member(kept, "node-2"), codes, out_of_memory)
-    assert last_words(tmp_path) == [(1, "died", cause)]
+    kept.record_exit(agent(kept, "node-2"), codes, out_of_memory)
+    assert died_events(tmp_path) == [(1, "died", cause)]
     assert kept.failures == {"node-2": f"rank 1 was {cause}"}
     (died,) = [e for e in EventReader(tmp_path / "live").new() if e.kind == "died"]
-    assert (died.run, died.host) == (kept._roster.spec.key, "host")
+    assert (died.run, died.host) == (kept.assignment.spec.key, "host")
 
 
-@pytest.mark.parametrize("word", ["done", "failed", "terminated", "died"])
+@pytest.mark.parametrize("report", ["done", "failed", "terminated", "died"])
 @pytest.mark.parametrize(("codes", "out_of_memory"), [({1: -9}, False), (None, False), ({1: -9}, True)])
-def test_who_has_said_its_last_word_is_not_given_another(
-    tmp_path: Path, word: str, codes: dict[int, int] | None, out_of_memory: bool
+def test_no_second_exit_report(
+    tmp_path: Path, report: str, codes: dict[int, int] | None, out_of_memory: bool
 ) -> None:
     kept = run_record(tmp_path)
     start(kept, 0, 1)
-    kept.keep(event(word, 1, cause="what it said"))
+    kept.add_event(event(report, 1, cause="reported"))
     failures = dict(kept.failures)
-    kept.record_exit(member(kept, "node-2"), codes, out_of_memory)
+    kept.record_exit(agent(kept, "node-2"), codes, out_of_memory)
     assert kept.failures == failures
-    assert [cause for _, _, cause in last_words(tmp_path)] == (["what it said"] if word == "died" else [])
+    assert [cause for _, _, cause in died_events(tmp_path)] == (["reported"] if report == "died" else [])
 
 
-@pytest.mark.parametrize("codes", [{1: 0}, {1: 1}, {1: 143}, {}])  # {}: mpirun knows it
-def test_who_ended_by_itself_was_not_killed(tmp_path: Path, codes: dict[int, int]) -> None:
+@pytest.mark.parametrize("codes", [{1: 0}, {1: 1}, {1: 143}, {}])  # {}: started by mpirun
+def test_no_died_event_for_a_rank_that_exited(tmp_path: Path, codes: dict[int, int]) -> None:
     kept = run_record(tmp_path)
     start(kept, 1)
-    kept.record_exit(member(kept, "node-2"), codes, False)
-    assert (last_words(tmp_path), kept.failures) == ([], {})
+    kept.record_exit(agent(kept, "node-2"), codes, False)
+    assert (died_events(tmp_path), kept.failures) == ([], {})
 
 
-def test_killed_before_it_came_up_there_is_no_event_to_speak_for_it(tmp_path: Path) -> None:
+def test_rank_killed_before_it_started(tmp_path: Path) -> None:
     kept = run_record(tmp_path)
-    kept.record_exit(member(kept, "node-1"), {0: -9}, False)
-    assert kept.failures == {"node-1": "rank 0, before it came up: killed by SIGKILL"}
+    kept.record_exit(agent(kept, "node-1"), {0: -9}, False)
+    assert kept.failures == {"node-1": "rank 0, before it started: killed by SIGKILL"}
     assert EventReader(tmp_path / "live").new() == []
 
 
-def test_every_rank_of_a_node_is_buried(tmp_path: Path) -> None:
+def test_died_events_for_all_ranks_of_a_node(tmp_path: Path) -> None:
     kept = run_record(tmp_path, processes_per_node=2)
     start(kept, 0, 1, 2, 3)
     finish(kept, 2)
-    kept.record_exit(member(kept, "node-2"), {2: 0, 3: -9}, False)
-    kept.record_exit(member(kept, "node-1"), None, False)
-    assert sorted(rank for rank, _, _ in last_words(tmp_path)) == [0, 1, 3]
+    kept.record_exit(agent(kept, "node-2"), {2: 0, 3: -9}, False)
+    kept.record_exit(agent(kept, "node-1"), None, False)
+    assert sorted(rank for rank, _, _ in died_events(tmp_path)) == [0, 1, 3]
     assert kept.failures["node-2"] == "rank 3 was killed by SIGKILL"
 
 
-# The end
+# Summary
 
 
-def test_complete_when_every_rank_has_a_result_and_is_done(tmp_path: Path) -> None:
+def test_complete(tmp_path: Path) -> None:
     kept = run_record(tmp_path, nodes=2)
     start(kept, 0, 1)
     finish(kept, 1)
     complete = [kept.complete]
     for each in (event("done", 0), event("result", 0, **rank_fields()), event("died", 0, cause="killed")):
-        kept.keep(each)
+        kept.add_event(each)
         complete.append(kept.complete)
     assert complete == [False, False, True, False]
 
 
-def test_summary_of_a_run_that_is_ok(tmp_path: Path) -> None:
+def test_summary_of_a_successful_run(tmp_path: Path) -> None:
     kept = run_record(tmp_path, nodes=2, processes_per_node=2, seed=3)
     finish(kept, 0, 1, 2, 3, samples=60_000, train_s=2.0, accuracy=0.975)
     assert kept.summary() == [
@@ -239,15 +241,14 @@ def test_summary_of_a_run_that_is_ok(tmp_path: Path) -> None:
     ]
 
 
-def test_summary_says_when_the_run_went_on_from_a_checkpoint(tmp_path: Path) -> None:
+def test_summary_of_a_resumed_run(tmp_path: Path) -> None:
     kept = run_record(tmp_path)
-    kept.keep(event("resumed", 0, epoch=2, step=5, age_s=1.0, times=1))
+    kept.add_event(event("resumed", 0, epoch=2, step=5, age_s=1.0, times=1))
     finish(kept, 0, 1)
-    last = "  went on from the checkpoint after epoch 2 and 5 steps; what was lost is not in its time"
-    assert kept.summary()[-1] == last
+    assert "the checkpoint after epoch 2 and 5 steps" in kept.summary()[-1]
 
 
-def test_summary_says_when_weights_differ(tmp_path: Path) -> None:
+def test_summary_of_a_run_with_different_weights(tmp_path: Path) -> None:
     kept = run_record(tmp_path)
     finish(kept, 0)
     finish(kept, 1, weights_digest="another", train_s=4.0)
@@ -258,53 +259,53 @@ def test_summary_says_when_weights_differ(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "digests", "told"),
+    ("strategy", "digests", "weights"),
     [
         ("pipeline", ["a", None, None, None], "one model on 4 nodes"),
-        ("hybrid", ["a", None, "a", None], "same weights on all copies"),
-        ("hybrid", ["a", None, "b", None], "copies ended with different weights"),
+        ("hybrid", ["a", None, "a", None], "same weights on all replicas"),
+        ("hybrid", ["a", None, "b", None], "replicas ended with different weights"),
     ],
 )
-def test_summary_of_a_model_that_is_cut(
-    tmp_path: Path, strategy: str, digests: list[str | None], told: str
+def test_summary_of_a_partitioned_model(
+    tmp_path: Path, strategy: str, digests: list[str | None], weights: str
 ) -> None:
     kept = run_record(tmp_path, nodes=4, strategy=strategy)
     for rank, digest in enumerate(digests):
         finish(kept, rank, weights_digest=digest)
-    assert kept.summary()[-1] == f"  test accuracy 90.0%, {told}"
+    assert kept.summary()[-1] == f"  test accuracy 90.0%, {weights}"
 
 
-def test_summary_of_a_run_that_trains_nothing(tmp_path: Path) -> None:
+def test_summary_of_a_run_without_training(tmp_path: Path) -> None:
     kept = run_record(tmp_path, "rpc", nodes=1, strategy="fault_injection", transport="rpc")
     finish(kept, 0, 1, samples=0, train_s=0.25, accuracy=None)
     assert kept.summary() == ["ok: 2 nodes, world size 2, fault_injection over rpc, seed 0", "  0.25 s"]
 
 
-def test_summary_of_a_run_that_failed_names_who_and_why(tmp_path: Path) -> None:
+def test_summary_of_a_failed_run(tmp_path: Path) -> None:
     kept = run_record(tmp_path)
     finish(kept, 0)
-    kept.keep(event("failed", 1, cause="odd"))
+    kept.add_event(event("failed", 1, cause="odd"))
     assert kept.summary() == [
         "FAILED: 2 nodes, ddp over gloo, digits, 3 epochs, seed 0",
         "  node-2: rank 1 failed: odd",
     ]
 
 
-def test_summary_of_a_run_that_ended_early_for_no_reason_that_is_known(tmp_path: Path) -> None:
+def test_summary_of_a_failed_run_without_a_cause(tmp_path: Path) -> None:
     kept = run_record(tmp_path, nodes=1)
     assert kept.summary() == [
         "FAILED: 1 node, ddp over gloo, digits, 3 epochs, seed 0",
-        "  not every result was given and kept",
+        "  not all results were received and saved",
     ]
 
 
-def test_a_failure_counts_whatever_else_is_complete(tmp_path: Path) -> None:
+def test_failure_of_a_complete_run(tmp_path: Path) -> None:
     kept = run_record(tmp_path, nodes=1)
     finish(kept, 0)
-    kept.fail(member(kept, "node-1"), "ended with exit code 3")
+    kept.fail(agent(kept, "node-1"), "ended with exit code 3")
     assert kept.summary()[0].startswith("FAILED: ")
 
 
 @pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (15, "SIGTERM"), (40, "signal 40")])
-def test_signals_have_names(number: int, name: str) -> None:
+def test_signal_names(number: int, name: str) -> None:
     assert signal_name(number) == name

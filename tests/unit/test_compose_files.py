@@ -15,7 +15,7 @@ from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.docker.compose import cluster
 from orchestrator.runtimes.docker.reaper import LABEL
 from orchestrator.runtimes.launch_plan import plan
-from tests.unit.cluster_support import OTHER, nodes, present
+from tests.unit.cluster_support import OTHER, nodes, registered
 from tests.unit.conftest import PROJECT
 from trainer.cluster.__main__ import LIMITS
 from trainer.cluster.rank_assignment import ROLES, assign_ranks
@@ -233,7 +233,7 @@ def test_limits_have_the_spec_s_defaults() -> None:
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_the_default_run_of_every_topology_is_valid_at_any_scale(topology: str, count: int) -> None:
     fields = json.loads((COMPOSE / "specs" / f"{topology}.json").read_text())
-    assignment = assign_ranks(topology, fields, present(topology, *range(1, count + 1)))
+    assignment = assign_ranks(topology, fields, registered(topology, *range(1, count + 1)))
     assert assignment.spec.nodes == count + (topology == "rpc")
 
 

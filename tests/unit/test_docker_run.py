@@ -168,7 +168,7 @@ def test_an_engine_that_is_slow_once_has_not_died(place: Place, monkeypatch: pyt
     before = place.run.wait(0)
     place.api.error = TimeoutError()
     assert place.run.wait(0) == before
-    monkeypatch.setattr(module, "DEAF_S", -1.0)  # but one that stays so has
+    monkeypatch.setattr(module, "DEAF_S", -1.0)  # but one that trains_until_shutdown so has
     assert "died in mid-run (TimeoutError)" in str(place.run.wait(0).trouble)
 
 

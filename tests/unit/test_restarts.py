@@ -16,10 +16,10 @@ from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.launch_plan import plan
 from orchestrator.runtimes.local.processes import processes
-from tests.unit import cluster_room
-from tests.unit.cluster_room import Part, Room, Seat
-from tests.unit.cluster_support import called, seat
+from tests.unit import loopback_cluster
+from tests.unit.cluster_support import assigned, index_of
 from tests.unit.conftest import event, rank_fields
+from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster, Script
 from tests.unit.test_assemble import part, row, split
 from trainer.cluster.commands import commands
 from trainer.cluster.run_record import RunRecord
@@ -30,8 +30,9 @@ from trainer.elastic.__main__ import ExitReportHandler
 from trainer.elastic.attempts import Attempts
 from trainer.spec.run_spec import RunSpec
 
+LOST = "killed, or disconnected from the coordinator"
 AGENT = (sys.executable, "-m", "trainer.elastic")
-unharmed = pytest.fixture(autouse=True)(cluster_room.unharmed)
+ignore_sigterm = pytest.fixture(autouse=True)(loopback_cluster.ignore_sigterm)
 
 
 def spec(**fields: Any) -> RunSpec:
@@ -76,8 +77,8 @@ def test_local_nodes_are_torchruns_agents(tmp_path: Path) -> None:
 
 
 def test_members_start_torchruns_agents() -> None:
-    assignment = called("ddp", 3, 5, processes_per_node=2, restarts=1)
-    (command,) = commands(replace(assignment, you=seat(assignment, "node-5")), 4711)
+    assignment = assigned("ddp", 3, 5, processes_per_node=2, restarts=1)
+    (command,) = commands(replace(assignment, index=index_of(assignment, "node-5")), 4711)
     assert command.argv[:3] == AGENT
     assert "--rdzv-endpoint=10.0.0.3:29500" in command.argv  # rank 0's node
     assert (command.ranks, command.environment["SHARDYARD_NODE"]) == ((2, 3), "1")
@@ -94,7 +95,7 @@ def test_a_rank_learns_from_torchrun_where_it_is() -> None:
 
 
 def test_members_tell_torchruns_agents_what_memory_they_have() -> None:
-    assignment = called("ddp", 1, 2, memory_mb=300, restarts=1)
+    assignment = assigned("ddp", 1, 2, memory_mb=300, restarts=1)
     (command,) = commands(assignment, 4711)
     assert command.environment["SHARDYARD_MEMORY_MB"] == "300"
 
@@ -214,7 +215,9 @@ def test_a_node_that_is_lost_as_a_whole_is_not_started_again() -> None:
 @pytest.mark.parametrize("exits", [{"node 0": 1, "node 1": 1}, {"node 1": 1, "coordinator": 1}])
 def test_what_torchrun_ended_with_is_told_where_nothing_else_is_known(exits: dict[str, int]) -> None:
     status, cause = verdict([], exits, 2, None, restarts=1)
-    codes = ", ".join(f"{'' if name == 'head' else 'torchrun of '}{name}: exit code 1" for name in exits)
+    codes = ", ".join(
+        f"{'' if name == 'coordinator' else 'torchrun of '}{name}: exit code 1" for name in exits
+    )
     assert (status, cause) == ("failed", f"node 0, 1 never came up ({codes}); its log says why")
 
 
@@ -321,28 +324,28 @@ def test_who_was_killed_at_the_very_end_is_said() -> None:
 
 
 def run_record(directory: Path, *events: Event, **fields: Any) -> RunRecord:
-    kept = RunRecord(directory / "live", called("ddp", 1, 2, restarts=2, **fields))
+    kept = RunRecord(directory / "live", assigned("ddp", 1, 2, restarts=2, **fields))
     for each in events:
-        kept.keep(each)
+        kept.add_event(each)
     return kept
 
 
-def test_the_head_waits_for_torchrun_to_give_up(tmp_path: Path) -> None:
+def test_lost_rank_is_no_failure_until_torchrun_gives_up(tmp_path: Path) -> None:
     kept = run_record(tmp_path, *lost(0))
     assert (kept.failures, kept.finished, kept.complete) == ({}, False, False)
-    lost_it = kept._roster.members[1]
-    assert kept.why(lost_it, {1: 1}) == "rank 1 was killed by SIGKILL, after 0 restarts"
-    assert kept.why(lost_it, {1: 0}) is None
+    lost_it = kept.assignment.agents[1]
+    assert kept.exit_cause(lost_it, {1: 1}) == "rank 1 was killed by SIGKILL, after 0 restarts"
+    assert kept.exit_cause(lost_it, {1: 0}) is None
 
 
-def test_the_head_counts_the_attempt_that_is_finished(tmp_path: Path) -> None:
+def test_run_record_uses_the_finished_attempt(tmp_path: Path) -> None:
     kept = run_record(tmp_path, *lost(0), event("result", 0, 9.5, **rank_fields(steps=1)), *good(1))
     assert (kept.finished, kept.complete, kept.failures) == (True, True, {})
     for each in up(2, 0, 1):  # an agent begins another one, before it is sent away
-        kept.keep(each)
+        kept.add_event(each)
     assert kept.complete
     assert kept.summary()[0].startswith("ok: 2 nodes")
-    assert kept.summary()[-1] == "  a rank was lost, all were started again: 1 of 2 restarts"
+    assert kept.summary()[-1] == "  a rank was lost and all ranks were restarted: 1 of 2 restarts"
 
 
 def test_who_is_heard_to_be_lost_before_the_others_are_heard_to_be_done_is_not_missed(
@@ -352,17 +355,17 @@ def test_who_is_heard_to_be_lost_before_the_others_are_heard_to_be_done_is_not_m
     *events, last = [each for each in good(0) if (each.kind, each.rank) != ("done", 1)]
     assert last.kind == "done"
     kept = run_record(tmp_path, *events, killed(0, 1))
-    kept.fail(kept._roster.members[1], "gave up")
+    kept.fail(kept.assignment.agents[1], "gave up")
     assert kept.failures
-    kept.keep(last)
+    kept.add_event(last)
     assert (kept.failures, kept.complete) == ({}, True)
 
 
 def test_who_is_lost_when_the_run_has_finished_is_not_missed(tmp_path: Path) -> None:
-    """As before, but the others were heard first: no event follows that would take it back."""
+    """As before, but the others were received first: no event follows that would take it back."""
     events = [each for each in good(0) if (each.kind, each.rank) != ("done", 1)]
     kept = run_record(tmp_path, *events)
-    last = kept._roster.members[1]
+    last = kept.assignment.agents[1]
     kept.record_exit(last, {1: -9}, False)
     kept.fail(last, "rank 1 was killed by SIGKILL, after 2 restarts")
     assert (kept.failures, kept.complete) == ({}, True)
@@ -373,35 +376,41 @@ def test_who_is_lost_when_the_run_has_finished_is_not_missed(tmp_path: Path) -> 
 def test_who_has_not_given_the_weights_yet_is_missed_all_the_same(tmp_path: Path, heard_last: bool) -> None:
     *events, last = good(0)
     kept = run_record(tmp_path, *events, save_weights=True)
-    first, other = kept._roster.members
+    first, other = kept.assignment.agents
     if not heard_last:
-        kept.keep(last)
-    kept.fail(first, "killed, or cut off from the head")
+        kept.add_event(last)
+    kept.fail(first, LOST)
     kept.fail(other, "killed, too")
     if heard_last:
-        kept.keep(last)
-    assert (kept.failures, kept.complete) == ({"node-1": "killed, or cut off from the head"}, False)
-    assert kept.summary()[1:] == ["  node-1: killed, or cut off from the head"]
+        kept.add_event(last)
+    assert (kept.failures, kept.complete) == (
+        {"node-1": LOST},
+        False,
+    )
+    assert kept.summary()[1:] == [f"  node-1: {LOST}"]
 
 
-def test_the_head_ends_a_run_whose_agents_cannot_meet_any_more(room: Room) -> None:
+def test_the_head_ends_a_run_whose_agents_cannot_meet_any_more(cluster: LoopbackCluster) -> None:
     """node-2's rank was killed after the last meeting: its agent waits for one that has ended."""
 
-    def part(*kinds: str) -> Part:
-        async def play(seat: Seat) -> None:
-            await seat.take_place()
-            await seat.tell("start", pid=1, attempt=0)
+    def part(*kinds: str) -> Script:
+        async def play(agent: FakeAgent) -> None:
+            await agent.receive_assignment()
+            await agent.send_event("start", pid=1, attempt=0)
             for kind in kinds:
-                await seat.tell(kind, **(rank_fields() if kind == "result" else {}))
-            assert await seat.hear() == {"kind": "bye", "finished": True}  # and its agent is ended, hard
-            await seat.exit(-9)
+                await agent.send_event(kind, **(rank_fields() if kind == "result" else {}))
+            assert await agent.receive() == {
+                "kind": "shutdown",
+                "finished": True,
+            }
+            await agent.exit(-9)
 
         return play
 
-    assert room.lead({"node-1": part("result", "done"), "node-2": part("result")}, restarts=1) == 0
-    assert room.summary[0].startswith("ok: 2 nodes")
+    assert cluster.run({"node-1": part("result", "done"), "node-2": part("result")}, restarts=1) == 0
+    assert cluster.summary[0].startswith("ok: 2 nodes")
 
 
 @pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Room:
-    return Room(monkeypatch, tmp_path)
+def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LoopbackCluster:
+    return LoopbackCluster(monkeypatch, tmp_path)

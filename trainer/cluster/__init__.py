@@ -1,13 +1,14 @@
-"""What the containers of a run are to each other: a head that calls the roll, and the members it calls.
+"""Coordination of a run's containers: one coordinator, and one agent in every other container.
 
-Compose starts N copies of one service and tells none of them how many there are. The head does: compose
-starts it when every node has been started, so the addresses behind the name `node` are all of them. It
-waits until each has reported, numbers them without gaps in the order of their containers' numbers, tells
-every member the whole roster, keeps the events that they send, and says how the run has ended.
+Compose starts N replicas of one service and tells no container what N is. It starts the coordinator last,
+so the addresses behind the DNS name `node` are those of all nodes. The coordinator waits until every agent
+has registered, assigns ranks without gaps in the order of the container numbers, sends the assignment to
+every agent, records the events they forward, and reports how the run ended.
 
-    member ── hello ──►  head        roll.py: who gets which ranks (pure)
-    member ◄─ roster ──  head        wire.py: one JSON object per line
-    member ── event … ►  head        head.py, member.py: the two ends
-    member ── exit ───►  head        commands.py: what a member starts (pure)
-    member ◄─ bye ─────  head        ssh.py: keys of a run of Open MPI
+    agent ── hello ──────►  coordinator     rank_assignment.py: which agent gets which ranks (pure)
+    agent ◄─ assignment ──  coordinator     protocol.py: one JSON object per line
+    agent ── event … ────►  coordinator     coordinator.py, agent.py: the two ends
+    agent ── exit ───────►  coordinator     commands.py: the processes that an agent starts (pure)
+    agent ◄─ shutdown ────  coordinator     ssh.py: keys of one Open MPI run
+                                            run_record.py: the files that the coordinator writes
 """

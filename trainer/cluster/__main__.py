@@ -1,11 +1,11 @@
-"""What a container does: `python -m trainer.cluster ROLE`, told by its environment.
+"""Entry point of every container: `python -m trainer.cluster ROLE`, configured by its environment.
 
-node, launcher, master   take part in a run      SHARDYARD_TOPOLOGY
-head                     leads it                also SHARDYARD_SPEC (file), SHARDYARD_RESULTS (directory),
-                                                 SHARDYARD_RUN (its name there) and the limits of a node
-data                     fetches the dataset     SHARDYARD_SPEC, SHARDYARD_DATA
-rank                     what mpirun starts on a node
-skip                     nothing
+node, launcher, master   run an agent             SHARDYARD_TOPOLOGY
+coordinator              coordinate the run       also SHARDYARD_SPEC (file), SHARDYARD_RESULTS (directory),
+                                                  SHARDYARD_RUN (its name there) and the limits of a node
+data                     download the dataset     SHARDYARD_SPEC, SHARDYARD_DATA
+rank                     started by mpirun on a node
+skip                     do nothing
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-# The limits of a bare `up` come from the variables that compose took them from.
+# After a bare `docker compose up` the limits come from the variables that the compose files use.
 LIMITS = {
     "cpus": ("SHARDYARD_CPUS", float),
     "memory_mb": ("SHARDYARD_MEMORY_MB", int),
@@ -25,53 +25,53 @@ LIMITS = {
 }
 
 
-# Of a bare `up`: compose tells of the members' ends meanwhile, and the summary is what stands last.
-EPILOGUE_S = 0.7
+# Compose prints the exits of the other containers first, so that the summary of a bare `up` comes last.
+SUMMARY_DELAY_S = 0.7
 
 
 def main(arguments: list[str]) -> int:
+    """Run one role. Returns the container's exit code."""
     env = os.environ
     match arguments:
         case ["node" | "launcher" | "master" as role]:
-            from trainer.cluster import agent as member
+            from trainer.cluster import agent
 
-            return member.main(role, env["SHARDYARD_TOPOLOGY"])
+            return agent.main(role, env["SHARDYARD_TOPOLOGY"])
         case ["coordinator"]:
-            return _lead(env)
+            return _coordinate(env)
         case ["data"]:
-            return _fetch(env)
+            return _download(env)
         case ["skip"]:
-            return 0  # what the data service does when the orchestrator has seen to the data
+            return 0  # the data service's role when the orchestrator has prepared the data
         case ["rank"]:
-            from trainer.cluster import agent as member
+            from trainer.cluster import agent
 
-            member.become_rank()
-    print(
-        "usage: python -m trainer.cluster node|launcher|master|coordinator|data|rank|skip", file=sys.stderr
-    )
+            agent.exec_rank()
+    roles = "node|launcher|master|coordinator|data|rank|skip"
+    print(f"usage: python -m trainer.cluster {roles}", file=sys.stderr)
     return 2
 
 
-def _lead(env: Mapping[str, str]) -> int:
-    from trainer.cluster import coordinator as head
+def _coordinate(env: Mapping[str, str]) -> int:
+    from trainer.cluster import coordinator
     from trainer.cluster.privileges import drop_privileges_to_owner
 
     topology, spec, results = env["SHARDYARD_TOPOLOGY"], Path(env["SHARDYARD_SPEC"]), Path("/results")
     drop_privileges_to_owner(spec, results)
     if name := env.get("SHARDYARD_RUN"):
-        code, lines = head.main(topology, spec, results / name, {})
+        code, lines = coordinator.main(topology, spec, results / name, {})
         print("\n".join(lines), flush=True)
         return code
     limits = {field: kind(env[name]) for field, (name, kind) in LIMITS.items() if env.get(name)}
     name = time.strftime(f"up-{topology}-%Y-%m-%dT%H%M%SZ", time.gmtime())
-    code, lines = head.main(topology, spec, results / name, limits)
-    time.sleep(EPILOGUE_S)
+    code, lines = coordinator.main(topology, spec, results / name, limits)
+    time.sleep(SUMMARY_DELAY_S)
     print("\n".join(lines))
-    print(f"  kept in {env.get('SHARDYARD_HOST_RESULTS', 'results')}/{name}", flush=True)
+    print(f"  results: {env.get('SHARDYARD_HOST_RESULTS', 'results')}/{name}", flush=True)
     return code
 
 
-def _fetch(env: Mapping[str, str]) -> int:
+def _download(env: Mapping[str, str]) -> int:
     from pydantic import ValidationError
     from pydantic_core import PydanticCustomError
 
@@ -87,7 +87,7 @@ def _fetch(env: Mapping[str, str]) -> int:
     try:
         dataset = REGISTRIES["dataset"].parse(read_spec(spec).get("dataset", "digits"))
     except (AssignmentError, ValidationError, PydanticCustomError):
-        return 0  # the head, which has to read it all, says better what is wrong
+        return 0  # the coordinator validates the whole spec and reports every error in it
     try:
         dataset.prepare(directory)
     except DataError as error:
@@ -99,4 +99,4 @@ def _fetch(env: Mapping[str, str]) -> int:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
-    os._exit(code)  # nothing is left to clean up, and no thread may hold up the container's end
+    os._exit(code)  # nothing is left to clean up, and no thread may delay the container's exit

@@ -1,4 +1,4 @@
-"""A member: reports to the head, starts its share of the run, and forwards what its ranks say."""
+"""An agent: registers with the coordinator, starts its ranks, and forwards their events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
 from trainer.cluster import ssh
 from trainer.cluster.commands import (
@@ -29,57 +28,57 @@ from trainer.cluster.commands import (
     hosts,
     launcher_of,
 )
-from trainer.cluster.protocol import LIMIT, PORT, Wire
+from trainer.cluster.protocol import MAX_LINE_BYTES, PORT, Connection
 from trainer.cluster.rank_assignment import AssignmentError, RankAssignment
 from trainer.cluster.run_record import WEIGHTS
 from trainer.core.cgroup import measure
 from trainer.core.events import EventReader
 
-FIND_S = 120.0  # to find the head: it starts when every node has been started
-FORWARD_S = 0.2  # between looks for new events
-POLITE_S = 2.0  # between SIGTERM and SIGKILL
-PIECE = 3 * 2**16  # bytes of a file in one message, in base64 four thirds of it
+CONNECT_S = 120.0  # to reach the coordinator, which compose starts after every node
+FORWARD_S = 0.2  # between checks for new events
+TERMINATE_S = 2.0  # between SIGTERM and SIGKILL
+CHUNK_BYTES = 3 * 2**16  # of a file per message; base64 makes it a third larger
 
 
 class Agent:
-    """One container's part in one run. `attend` is its life."""
+    """One container's share of one run. `run` is its whole life."""
 
     def __init__(self, role: str, topology: str) -> None:
         self._role, self._topology = role, topology
         self._events = EventReader(OUT)
         self._processes: list[tuple[Command, asyncio.subprocess.Process]] = []
-        self._dismissed = asyncio.Event()
-        self._finished = False  # then it does not matter how processes end, see Ledger.finished
-        self._passing = asyncio.Lock()
+        self._shutdown = asyncio.Event()
+        self._finished = False  # then exit codes no longer matter, see RunRecord.finished
+        self._sending = asyncio.Lock()
         self._sshd: subprocess.Popen[bytes] | None = None
 
-    async def attend(self) -> int:
-        """From the hello to the last event; the exit code."""
+    async def run(self) -> int:
+        """Register, run this container's processes, forward their events. Returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._dismissed.set)
+            asyncio.get_running_loop().add_signal_handler(number, self._shutdown.set)
         shutil.rmtree(OUT, ignore_errors=True)
         OUT.mkdir(parents=True)
-        hello = self._prepare()
-        wire = await self._find_head()
-        await wire.send("hello", hello=hello)
-        assignment = await self._roster(wire)
-        self._take_place(assignment)
-        listening = asyncio.create_task(self._listen(wire))
-        forwarding = asyncio.create_task(self._forward(wire))
-        codes, cause = await self._work(assignment)
-        # What the ranks have written goes before the word that they have ended.
-        await self._pass_on(wire)
-        await self._send_weights(wire)
-        await wire.send("exit", codes=codes, cause=cause, usage=measure().model_dump())
-        await self._dismissed.wait()
+        public_keys = self._set_up_ssh()
+        connection = await self._connect()
+        await connection.send("hello", public_keys=public_keys)
+        assignment = await self._receive_assignment(connection)
+        self._write_files(assignment)
+        listening = asyncio.create_task(self._wait_for_shutdown(connection))
+        forwarding = asyncio.create_task(self._forward(connection))
+        codes, cause = await self._run_processes(assignment)
+        # All events and the weights are sent before the exit codes.
+        await self._send_new_events(connection)
+        await self._send_weights(connection)
+        await connection.send("exit", codes=codes, cause=cause, usage=measure().model_dump())
+        await self._shutdown.wait()
         for task in (listening, forwarding):
             task.cancel()
-        await self._pass_on(wire)
-        await wire.close()
+        await self._send_new_events(connection)
+        await connection.close()
         return 1 if not self._finished and (cause or any(codes.values())) else 0
 
-    def _prepare(self) -> dict[str, Any]:
-        """What must be there before anyone may call; what the others have to know of it."""
+    def _set_up_ssh(self) -> dict[str, str]:
+        """Create this container's keys and start sshd, for Open MPI only. Returns the public keys."""
         if self._topology != "mpi":
             return {}
         if self._role == "launcher":
@@ -88,67 +87,67 @@ class Agent:
         self._sshd = ssh.start_server(SSH)
         return {"host_key": host_key}
 
-    async def _find_head(self) -> Wire:
-        """Connect; until compose has started the head, its name does not exist and nobody answers."""
-        deadline = time.monotonic() + FIND_S
+    async def _connect(self) -> Connection:
+        """Connect to the coordinator; its name does not resolve until compose has started it."""
+        deadline = time.monotonic() + CONNECT_S
         while True:
             (HOME / "alive").touch()
             try:
-                return Wire(*await asyncio.open_connection("coordinator", PORT, limit=LIMIT))
+                return Connection(*await asyncio.open_connection("coordinator", PORT, limit=MAX_LINE_BYTES))
             except OSError:
                 if time.monotonic() > deadline:
-                    raise AssignmentError(f"no head called within {FIND_S:.0f} s") from None
-            if self._dismissed.is_set():
-                raise AssignmentError("stopped before the roll was called")
+                    raise AssignmentError(f"no coordinator answered within {CONNECT_S:.0f} s") from None
+            if self._shutdown.is_set():
+                raise AssignmentError("stopped before ranks were assigned")
             await asyncio.sleep(0.1)
 
-    async def _roster(self, wire: Wire) -> RankAssignment:
-        asked = asyncio.create_task(wire.receive())
-        while not asked.done():
+    async def _receive_assignment(self, connection: Connection) -> RankAssignment:
+        receiving = asyncio.create_task(connection.receive())
+        while not receiving.done():
             (HOME / "alive").touch()
-            if self._dismissed.is_set():
-                raise AssignmentError("stopped before the roll was called")
-            await asyncio.wait({asked}, timeout=0.5)
-        message = asked.result()
-        if message is None or message["kind"] == "bye":
-            raise AssignmentError("the head called the run off; its log says why")
+            if self._shutdown.is_set():
+                raise AssignmentError("stopped before ranks were assigned")
+            await asyncio.wait({receiving}, timeout=0.5)
+        message = receiving.result()
+        if message is None or message["kind"] == "shutdown":
+            raise AssignmentError("the coordinator cancelled the run; its log says why")
         if message["kind"] != "assignment":
             raise AssignmentError(str(message.get("cause")))
         return RankAssignment.from_message(message)
 
-    def _take_place(self, assignment: RankAssignment) -> None:
-        """Write down what this member's processes need to know."""
+    def _write_files(self, assignment: RankAssignment) -> None:
+        """Write the files that this container's processes read."""
         SPEC.write_text(assignment.spec.model_dump_json())
         if self._topology != "mpi":
             return
         launcher = launcher_of(assignment)
         if self._role == "launcher":
-            nodes = [member for member in assignment.members if member.ranks]
-            keys = [(node.address, node.hello["host_key"]) for node in nodes]
+            nodes = [agent for agent in assignment.agents if agent.ranks]
+            keys = [(node.address, node.public_keys["host_key"]) for node in nodes]
             (SSH / "known_hosts").write_text(ssh.known_hosts(keys))
             (SSH / "config").write_text(ssh.client_config(SSH))
             HOSTS.write_text(hosts(assignment))
             return
-        key = ssh.authorized_key(launcher.hello["key"], launcher.address)
+        key = ssh.authorized_key(launcher.public_keys["key"], launcher.address)
         (SSH / "authorized_keys").write_text(key)
         ENVIRONMENT.with_suffix(".new").write_text(json.dumps(environment(assignment, os.getpid())))
         ENVIRONMENT.with_suffix(".new").replace(ENVIRONMENT)
 
-    async def _work(self, assignment: RankAssignment) -> tuple[dict[int, int], str | None]:
-        """Run this member's processes to their end. Exit codes by rank; a cause beside them."""
+    async def _run_processes(self, assignment: RankAssignment) -> tuple[dict[int, int], str | None]:
+        """Start this container's processes and wait for them. Returns exit codes by rank, and a cause."""
         for command in commands(assignment, os.getpid()):
             process = await asyncio.create_subprocess_exec(
                 *command.argv, env={**os.environ, **command.environment}
             )
             self._processes.append((command, process))
         if not self._processes:
-            return await self._host()
+            return await self._serve_ssh()
         ended = asyncio.ensure_future(self._all_ended())
-        dismissed = asyncio.ensure_future(self._dismissed.wait())
-        await asyncio.wait([ended, dismissed], return_when=asyncio.FIRST_COMPLETED)
-        dismissed.cancel()
+        shutdown = asyncio.ensure_future(self._shutdown.wait())
+        await asyncio.wait([ended, shutdown], return_when=asyncio.FIRST_COMPLETED)
+        shutdown.cancel()
         if not ended.done():
-            await self._end(ended)
+            await self._terminate(ended)
         codes = {rank: _code(process) for command, process in self._processes for rank in command.ranks}
         launcher = next((_code(p) for c, p in self._processes if not c.ranks), 0)
         return codes, f"mpirun ended with exit code {launcher}" if launcher else None
@@ -158,77 +157,77 @@ class Agent:
             await process.wait()
         return True
 
-    async def _host(self) -> tuple[dict[int, int], str | None]:
-        """Be there for ranks that others start, until sent away."""
-        while not self._dismissed.is_set():
+    async def _serve_ssh(self) -> tuple[dict[int, int], str | None]:
+        """Run no process but sshd, through which mpirun starts ranks, until shutdown."""
+        while not self._shutdown.is_set():
             if self._sshd and self._sshd.poll() is not None:
                 return {}, f"sshd ended with exit code {self._sshd.returncode}"
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._dismissed.wait(), 0.5)
+                await asyncio.wait_for(self._shutdown.wait(), 0.5)
         if self._sshd:
             self._sshd.terminate()
         return {}, None
 
-    async def _end(self, ended: asyncio.Future[bool]) -> None:
-        """Ask, wait, insist."""
-        for step in (signal.SIGTERM, signal.SIGKILL):
+    async def _terminate(self, ended: asyncio.Future[bool]) -> None:
+        """Send SIGTERM, then SIGKILL to processes that are still running."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
             for _, process in self._processes:
                 with suppress(ProcessLookupError):
-                    process.send_signal(step)
+                    process.send_signal(number)
             with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(ended), POLITE_S)
+                await asyncio.wait_for(asyncio.shield(ended), TERMINATE_S)
                 return
 
-    async def _listen(self, wire: Wire) -> None:
-        """Until the head says bye or is gone: either way this member's time is over."""
-        while (message := await wire.receive()) and message["kind"] != "bye":
+    async def _wait_for_shutdown(self, connection: Connection) -> None:
+        """Shut down when the coordinator says so or its connection is lost."""
+        while (message := await connection.receive()) and message["kind"] != "shutdown":
             pass
         self._finished = bool(message and message.get("finished"))
-        self._dismissed.set()
+        self._shutdown.set()
 
-    async def _forward(self, wire: Wire) -> None:
+    async def _forward(self, connection: Connection) -> None:
         while True:
             (HOME / "alive").touch()
-            await self._pass_on(wire)
+            await self._send_new_events(connection)
             await asyncio.sleep(FORWARD_S)
 
-    async def _pass_on(self, wire: Wire) -> None:
-        async with self._passing:  # or one batch could overtake another
+    async def _send_new_events(self, connection: Connection) -> None:
+        async with self._sending:  # two calls must not send out of order
             for event in self._events.new():
-                await wire.send("event", line=event.to_line())
+                await connection.send("event", line=event.to_line())
 
-    async def _send_weights(self, wire: Wire) -> None:
-        """Of rank 0, if it is here and has kept them."""
+    async def _send_weights(self, connection: Connection) -> None:
+        """Send rank 0's final weights if they were saved here."""
         path = OUT / WEIGHTS
         if not path.exists():
             return
         left = path.stat().st_size
         with open(path, "rb") as file:
-            while piece := file.read(PIECE):
-                left -= len(piece)
-                text = base64.b64encode(piece).decode()
-                await wire.send("weights", piece=text, last=left <= 0)
+            while chunk := file.read(CHUNK_BYTES):
+                left -= len(chunk)
+                text = base64.b64encode(chunk).decode()
+                await connection.send("weights", chunk=text, last=left <= 0)
 
 
 def _code(process: asyncio.subprocess.Process) -> int:
     return 0 if process.returncode is None else process.returncode
 
 
-def become_rank() -> None:
-    """The process that mpirun has started on a node becomes the trainer, with the node's environment."""
-    deadline = time.monotonic() + FIND_S
-    while not ENVIRONMENT.exists():  # the launcher may have had the roster a moment earlier
+def exec_rank() -> None:
+    """Replace the process that mpirun started on a node with the trainer, in the node's environment."""
+    deadline = time.monotonic() + CONNECT_S
+    while not ENVIRONMENT.exists():  # the launcher may receive the assignment before this node
         if time.monotonic() > deadline:
-            sys.exit("the node never got its place in the run")
+            sys.exit(f"this node received no rank assignment within {CONNECT_S:.0f} s")
         time.sleep(0.02)
     local: Mapping[str, str] = json.loads(ENVIRONMENT.read_text())
     os.execve(sys.executable, [sys.executable, "-m", "trainer"], {**os.environ, **local})
 
 
 def main(role: str, topology: str) -> int:
-    """Attend the run that the head calls."""
+    """Run the agent of one container. Returns its exit code."""
     try:
-        return asyncio.run(Agent(role, topology).attend())
+        return asyncio.run(Agent(role, topology).run())
     except AssignmentError as error:
         print(f"{role}: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""The head: calls the roll, keeps what the members send, and ends when they have ended."""
+"""The coordinator: registers agents, assigns ranks, records events, and ends the run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster.commands import CHECKPOINTS
-from trainer.cluster.protocol import LIMIT, PORT, Message, Wire
+from trainer.cluster.protocol import MAX_LINE_BYTES, PORT, Connection, Message
 from trainer.cluster.rank_assignment import (
     ROLES,
-    Agent,
+    AgentInfo,
     AssignmentError,
     RankAssignment,
     assign_ranks,
@@ -25,13 +25,13 @@ from trainer.cluster.rank_assignment import (
 from trainer.cluster.run_record import RunRecord
 from trainer.core.events import Event
 
-ROLL_CALL_S = 120.0  # from the head's start until every member has reported
-GRACE_S = 2.0  # after one member has failed, the others get this long to fail and say so themselves
-LEAVE_S = 5.0  # after `bye`: how long nobody may say anything before all must be gone
+REGISTRATION_S = 120.0  # from the coordinator's start until every agent must have registered
+GRACE_S = 2.0  # after one agent has failed, the others have this long to report failures of their own
+SHUTDOWN_S = 5.0  # after `shutdown`: longest silence of all agents before the coordinator exits
 
 
-class Head:
-    """One run. `lead` is its life."""
+class Coordinator:
+    """Coordinates one run. `run` is its whole life."""
 
     def __init__(
         self,
@@ -40,232 +40,240 @@ class Head:
         directory: Path,
         limits: Mapping[str, float],
     ) -> None:
-        """fields: of the run's spec, or why it cannot be read. limits: see `call_roll`."""
+        """fields: of the run's spec, or why it cannot be read. limits: see `assign_ranks`."""
         self._topology, self._directory = topology, directory
         self._fields, self._limits = fields, limits
         self._expected: dict[str, tuple[str, int]] = {}  # address: role, ordinal
-        self._present: dict[str, tuple[Agent, Wire]] = {}
-        self._news = asyncio.Event()  # someone came, spoke, ended or was lost
+        self._agents: dict[str, tuple[AgentInfo, Connection]] = {}  # by address
+        self._changed = asyncio.Event()  # an agent registered, reported, exited or was lost
         self._interrupted = asyncio.Event()
-        self._running: set[str] = set()  # addresses whose own processes have not ended
-        self._reported: set[str] = set()  # and those that have said how theirs ended
-        self._heard = 0.0  # when a member last said something
+        self._running: set[str] = set()  # addresses of agents whose processes have not ended
+        self._exited: set[str] = set()  # addresses of agents that have sent exit codes
+        self._last_message_at = 0.0
         self._run_record: RunRecord | None = None
 
-    async def lead(self) -> tuple[int, list[str]]:
-        """From the roll call to the last member's end; the exit code, and how it went."""
+    async def run(self) -> tuple[int, list[str]]:
+        """Coordinate from registration to the last agent's exit. Returns exit code and summary."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._interrupted.set)
-        server = await asyncio.start_server(self._meet, port=PORT, limit=LIMIT)
+        server = await asyncio.start_server(self._serve, port=PORT, limit=MAX_LINE_BYTES)
         try:
-            run_record = self._run_record = await self._call_roll()
-            ended = asyncio.create_task(self._until_all_have_ended(run_record))
+            run_record = self._run_record = await self._start_run()
+            ended = asyncio.create_task(self._until_run_ended(run_record))
             stopped = asyncio.create_task(self._interrupted.wait())
             both, first = {ended, stopped}, asyncio.FIRST_COMPLETED
             done, _ = await asyncio.wait(both, timeout=run_record.timeout_s, return_when=first)
             for task in (ended, stopped):
                 task.cancel()
             if self._interrupted.is_set():
-                run_record.failures.setdefault("the run", "stopped from outside")
+                run_record.failures.setdefault("the run", "stopped by SIGTERM")
             elif not done:
                 run_record.failures.setdefault("the run", f"stopped after {run_record.timeout_s:g} s")
-            await self._dismiss()
+            await self._shut_down()
         except AssignmentError as error:
-            await self._dismiss()
+            await self._shut_down()
             return 1, [f"FAILED: {error}"]
         finally:
-            server.close()  # wait_closed would wait for a member that does not leave
+            server.close()  # wait_closed would wait for an agent that does not disconnect
         if not run_record.complete or run_record.failures:
             return 1, run_record.summary()
-        shutil.rmtree(CHECKPOINTS / run_record.key, ignore_errors=True)  # of no use any more
+        shutil.rmtree(CHECKPOINTS / run_record.key, ignore_errors=True)  # no longer needed
         return 0, run_record.summary()
 
-    async def _call_roll(self) -> RunRecord:
-        """Wait for every member whose container has been started, and tell all who is who."""
-        self._expected = expected_members(self._topology)
-        await self._until_all_are_present()
-        if isinstance(
-            self._fields, AssignmentError
-        ):  # told only now: who has not come yet would wait in vain
+    async def _start_run(self) -> RunRecord:
+        """Wait until every container's agent has registered, then send all of them their ranks."""
+        self._expected = expected_agents(self._topology)
+        await self._until_all_registered()
+        # Only now: an agent that registered later would find no coordinator and wait for one.
+        if isinstance(self._fields, AssignmentError):
             raise self._fields
-        present = [member for member, _ in self._present.values()]
-        assignment = assign_ranks(self._topology, self._fields, present, self._limits)
+        registered = [agent for agent, _ in self._agents.values()]
+        assignment = assign_ranks(self._topology, self._fields, registered, self._limits)
         run_record = RunRecord(self._directory, assignment)
-        wires = [self._present[member.address][1] for member in assignment.members]
-        for member, wire in zip(assignment.members, wires, strict=True):
-            self._present[member.address] = (member, wire)
-            if runs_to_an_end(assignment, member):
-                self._running.add(member.address)
+        connections = [self._agents[agent.address][1] for agent in assignment.agents]
+        for agent, connection in zip(assignment.agents, connections, strict=True):
+            self._agents[agent.address] = (agent, connection)
+            if runs_processes(assignment, agent):
+                self._running.add(agent.address)
         self._run_record = run_record
-        for you, wire in enumerate(wires):
-            await wire.send("assignment", **assignment.as_message(you))
-        print(f"{assignment.spec.key}: {_who(assignment)}", flush=True)
+        for index, connection in enumerate(connections):
+            await connection.send("assignment", **assignment.to_message(index))
+        print(f"{assignment.spec.key}: {_rank_list(assignment)}", flush=True)
         return run_record
 
-    async def _until_all_are_present(self) -> None:
-        """Raises RollError when that will not come about."""
-        deadline = time.monotonic() + ROLL_CALL_S
-        while missing := self._expected.keys() - self._present.keys():
+    async def _until_all_registered(self) -> None:
+        """Raises AssignmentError if an agent exits first or does not register in time."""
+        deadline = time.monotonic() + REGISTRATION_S
+        while missing := self._expected.keys() - self._agents.keys():
             if self._interrupted.is_set():
-                raise AssignmentError("stopped from outside")
-            # The engine forgets the name of a container that has ended.
-            if gone := self._expected.keys() - expected_members(self._topology).keys():
-                raise AssignmentError(
-                    f"{self._named(gone)} ended before the roll was called; its log says why"
-                )
+                raise AssignmentError("stopped by SIGTERM")
+            # The engine's DNS drops the name of a container that has exited.
+            if gone := self._expected.keys() - expected_agents(self._topology).keys():
+                raise AssignmentError(f"{self._names(gone)} exited before it registered; its log says why")
             if time.monotonic() > deadline:
-                raise AssignmentError(f"{self._named(missing)} did not report within {ROLL_CALL_S:.0f} s")
-            await self._until(lambda: self._interrupted.is_set() or self._all_present(), 1.0)
+                raise AssignmentError(f"{self._names(missing)} did not register in {REGISTRATION_S:g} s")
+            await self._until(lambda: self._interrupted.is_set() or self._all_registered(), 1.0)
 
-    def _all_present(self) -> bool:
-        return self._present.keys() >= self._expected.keys()
+    def _all_registered(self) -> bool:
+        return self._agents.keys() >= self._expected.keys()
 
-    def _named(self, addresses: Iterable[str]) -> str:
-        places = sorted(self._expected[address] for address in addresses)
-        return ", ".join(f"node-{ordinal}" if role == "node" else role for role, ordinal in places)
+    def _names(self, addresses: Iterable[str]) -> str:
+        found = sorted(self._expected[address] for address in addresses)
+        return ", ".join(f"node-{ordinal}" if role == "node" else role for role, ordinal in found)
 
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One member's connection, from its hello to its end."""
-        wire = Wire(reader, writer)
-        hello = await wire.receive()
-        address = wire.peer
-        await self._until(lambda: bool(self._expected), ROLL_CALL_S)
-        if hello is None or address not in self._expected or self._run_record or address in self._present:
-            await wire.send("refused", cause="the roll has been called without it: it came too late")
-            await wire.close()
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one agent's connection, from its `hello` to its end."""
+        connection = Connection(reader, writer)
+        hello = await connection.receive()
+        address = connection.peer
+        await self._until(lambda: bool(self._expected), REGISTRATION_S)
+        if hello is None or address not in self._expected or self._run_record or address in self._agents:
+            await connection.send("rejected", cause="rejected: the run has started without this container")
+            await connection.close()
             return
         role, ordinal = self._expected[address]
-        self._present[address] = (Agent(role, ordinal, address, hello=hello.get("hello", {})), wire)
-        self._news.set()
+        agent = AgentInfo(role, ordinal, address, public_keys=hello.get("public_keys", {}))
+        self._agents[address] = (agent, connection)
+        self._changed.set()
         try:
-            while message := await wire.receive():
-                self._hear(address, message)
+            while message := await connection.receive():
+                self._handle(address, message)
         except (KeyError, TypeError, ValueError) as error:
             if self._run_record:
-                self._run_record.fail(self._present[address][0], f"its report cannot be kept: {error!r}")
+                self._run_record.fail(self._agents[address][0], f"sent an invalid message: {error!r}")
         finally:
-            self._lost(address)
-            await wire.close()
+            self._disconnect(address)
+            await connection.close()
 
-    def _hear(self, address: str, message: Message) -> None:
-        self._heard = time.monotonic()
-        member, _ = self._present[address]
+    def _handle(self, address: str, message: Message) -> None:
+        self._last_message_at = time.monotonic()
+        agent, _ = self._agents[address]
         if self._run_record is None:
             return
         match message["kind"]:
             case "event":
                 event = Event.from_line(message["line"])
-                if event.rank not in member.ranks:
-                    raise ValueError(f"an event of rank {event.rank}, which is somebody else's")
-                self._run_record.keep(event)
-                self._news.set()  # a rank that has failed may hang, and its process never end
+                if event.rank not in agent.ranks:
+                    raise ValueError(f"an event of rank {event.rank}, which is not this agent's")
+                self._run_record.add_event(event)
+                self._changed.set()  # a rank that has failed may hang, so its process may never end
             case "weights":
-                if 0 not in member.ranks:
-                    raise ValueError("weights, which are rank 0's to send")
-                self._run_record.keep_weights(message["piece"], message["last"])
+                if 0 not in agent.ranks:
+                    raise ValueError("weights, which only rank 0 sends")
+                self._run_record.add_weights(message["chunk"], message["last"])
             case "exit":
                 codes = {int(rank): code for rank, code in message["codes"].items()}
-                self._run_record.record_exit(member, codes, bool(message["usage"]["out_of_memory"]))
-                self._run_record.keep_usage(member, message["usage"])
-                cause = message["cause"] or self._run_record.why(member, codes)
-                if cause and not self._run_record.leaving:
-                    self._run_record.fail(member, cause)
-                self._reported.add(address)
+                self._run_record.record_exit(agent, codes, bool(message["usage"]["out_of_memory"]))
+                self._run_record.add_usage(agent, message["usage"])
+                cause = message["cause"] or self._run_record.exit_cause(agent, codes)
+                if cause and not self._run_record.shutting_down:
+                    self._run_record.fail(agent, cause)
+                self._exited.add(address)
                 self._running.discard(address)
-                self._news.set()
+                self._changed.set()
 
-    def _lost(self, address: str) -> None:
-        """The connection is gone; a member that had not said that it ended has been killed."""
-        member, _ = self._present.pop(address)
+    def _disconnect(self, address: str) -> None:
+        """Handle a closed connection. An agent that has sent no exit codes was killed."""
+        agent, _ = self._agents.pop(address)
         run_record = self._run_record
-        # mpirun may end well, and be heard of, before the node that it lost is: that is found out here.
+        # mpirun may exit with code 0, and be heard, before the node that it lost is: that shows here.
         if (
             run_record
-            and address not in self._reported
-            and not (run_record.leaving and run_record.failures)
+            and address not in self._exited
+            and not (run_record.shutting_down and run_record.failures)
         ):
-            run_record.record_exit(member, None, False)
-            run_record.fail(member, "killed, or cut off from the head")
+            run_record.record_exit(agent, None, False)
+            run_record.fail(agent, "killed, or disconnected from the coordinator")
         self._running.discard(address)
-        self._news.set()
+        self._changed.set()
 
-    async def _until_all_have_ended(self, run_record: RunRecord) -> None:
-        """Until every member's processes have ended, or one has failed and the others had their grace."""
+    async def _until_run_ended(self, run_record: RunRecord) -> None:
+        """Wait until all processes have ended, or one has failed and the grace period is over."""
         while self._running and not run_record.failures and not run_record.finished:
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         if self._running:
             await self._until(lambda: not self._running, GRACE_S)
         if run_record.failures.keys() == {"launcher"}:
-            # mpirun gives up when a node is gone, and may be heard of before that node's connection breaks.
+            # mpirun exits when it loses a node, often before that node's connection breaks.
             await self._until(lambda: len(run_record.failures) > 1, GRACE_S)
 
-    async def _dismiss(self) -> None:
-        """Send all away and wait for their last events. Compose must not find the head gone first."""
+    async def _shut_down(self) -> None:
+        """Tell all agents to exit, and wait for their last events.
+
+        The coordinator exits last, or compose would stop the agents.
+        """
         if self._run_record:
-            self._run_record.leaving = True
-        self._heard = time.monotonic()
-        told = {"finished": True} if self._run_record and self._run_record.finished else {}
-        for _, wire in [*self._present.values()]:
-            await wire.send("bye", **told)
-        # Weights of a hundred megabytes from a node with a tenth of a core take their time.
-        while self._present and time.monotonic() - self._heard < LEAVE_S:
-            await self._until(lambda: not self._present, 0.5)
+            self._run_record.shutting_down = True
+        self._last_message_at = time.monotonic()
+        fields = {"finished": True} if self._run_record and self._run_record.finished else {}
+        for _, connection in [*self._agents.values()]:
+            await connection.send("shutdown", **fields)
+        # 100 MB of weights take a while from a node with a tenth of a core.
+        while self._agents and time.monotonic() - self._last_message_at < SHUTDOWN_S:
+            await self._until(lambda: not self._agents, 0.5)
 
     async def _until(self, reached: Callable[[], bool], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while not reached() and (left := deadline - time.monotonic()) > 0:
-            self._news.clear()
+            self._changed.clear()
             try:
-                await asyncio.wait_for(self._news.wait(), min(left, 0.2))
+                await asyncio.wait_for(self._changed.wait(), min(left, 0.2))
             except TimeoutError:
                 continue
 
 
-def runs_to_an_end(assignment: RankAssignment, member: Agent) -> bool:
-    """Whether the member's own processes end by themselves; Open MPI's nodes only host the launcher's."""
-    return member.role == "launcher" or (assignment.spec.topology != "mpi" and bool(member.ranks))
+def runs_processes(assignment: RankAssignment, agent: AgentInfo) -> bool:
+    """Whether the agent starts processes that end by themselves; Open MPI's nodes only run sshd."""
+    return agent.role == "launcher" or (assignment.spec.topology != "mpi" and bool(agent.ranks))
 
 
-def expected_members(topology: str) -> dict[str, tuple[str, int]]:
-    """Role and ordinal of every member that has been started, by address."""
+def expected_agents(topology: str) -> dict[str, tuple[str, int]]:
+    """Role and ordinal of every started container with an agent, by address, from the engine's DNS."""
     found: dict[str, tuple[str, int]] = {}
     for role in ROLES[topology]:
         try:
             addresses = socket.gethostbyname_ex(role)[2]
         except OSError:
-            raise AssignmentError(f"no container of service {role} is running any more") from None
+            raise AssignmentError(f"no container of service {role} is running") from None
         found |= {address: (role, ordinal_of(address)) for address in addresses}
     return found
 
 
 def ordinal_of(address: str) -> int:
-    """The number that compose gave the container: 3 of shardyard-node-3.shardyard_run."""
+    """The container number that compose assigned: 3 for shardyard-node-3.shardyard_run."""
     name = socket.gethostbyaddr(address)[0].partition(".")[0]
     return int(name.rpartition("-")[2])
 
 
-def _who(assignment: RankAssignment) -> str:
-    """Which member has which ranks."""
-    said = [
-        f"{member.name} has rank{'s' if len(member.ranks) > 1 else ''} {', '.join(map(str, member.ranks))}"
-        for member in assignment.members
-        if member.ranks
+def _rank_list(assignment: RankAssignment) -> str:
+    """Which agent has which ranks."""
+    found = [
+        f"{agent.name} has rank{'s' if len(agent.ranks) > 1 else ''} {', '.join(map(str, agent.ranks))}"
+        for agent in assignment.agents
+        if agent.ranks
     ]
-    return "; ".join(said[:16]) + (f"; and {len(said) - 16} more" if len(said) > 16 else "")
+    return "; ".join(found[:16]) + (f"; and {len(found) - 16} more" if len(found) > 16 else "")
 
 
 def main(topology: str, spec: Path, directory: Path, limits: Mapping[str, float]) -> tuple[int, list[str]]:
-    """Lead the run that `spec` describes; the exit code, and how it went, which is kept beside the events.
+    """Coordinate the run that the file `spec` describes, and write its summary beside the events.
 
-    limits: what the containers of a bare `up` were started with.
+    Args:
+        topology: of the containers.
+        spec: the run, a JSON file.
+        directory: where the run's files go.
+        limits: of the containers after a bare `docker compose up`, else empty.
+
+    Returns:
+        The exit code, and the lines of the summary.
     """
     fields: Mapping[str, Any] | AssignmentError
     try:
         fields = read_spec(spec)
     except AssignmentError as error:
         fields = error
-    code, lines = asyncio.run(Head(topology, fields, directory, limits).lead())
-    with suppress(OSError):  # a disk that is full is among the lines already
+    code, lines = asyncio.run(Coordinator(topology, fields, directory, limits).run())
+    with suppress(OSError):  # a full disk is already in the summary
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "summary.txt").write_text("\n".join(lines) + "\n")
     return code, lines

@@ -1,8 +1,8 @@
-"""Becoming the user who started the run, so that what a container writes on the host is that user's.
+"""Dropping root for the user who started the run, so that files written on the host belong to that user.
 
-Compose does not know who calls it. The run's spec file does: whoever wrote it, or cloned it, owns it. The
-two services that write on the host (`head`: results, `data`: downloads) start as root with the
-capabilities CHOWN, SETUID and SETGID alone, and take that user's number before they do anything else.
+Compose does not know which user runs it, but that user owns the run's spec file. The two services that
+write on the host (`coordinator`: results, `data`: downloads) start as root with only the capabilities
+CHOWN, SETUID and SETGID, and switch to the spec's owner before they do anything else.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def drop_privileges_to_owner(witness: Path, *directories: Path) -> None:
-    """Take the user and group that own `witness`, for good, and give them the directories.
+def drop_privileges_to_owner(file: Path, *directories: Path) -> None:
+    """Switch permanently to the user and group that own `file`, and give them the directories.
 
-    The engine makes a directory that is mounted and not there, as root's: an empty one changes hands. Where
-    the owner is root, or under a rootless engine the user who looks like root, all stays as it is.
+    The engine creates a missing mount source as root, so only empty directories of root change hands.
+    Nothing changes where the owner is root; under a rootless engine that is the user.
     """
     if os.getuid() != 0:
         return
-    owner = witness.stat()
+    owner = file.stat()
     if owner.st_uid == 0:
         return
     for directory in directories:
         if directory.stat().st_uid == 0 and not any(directory.iterdir()):
-            with suppress(OSError):  # mounted read-only: then nothing is to be written either
+            with suppress(OSError):  # mounted read-only, so nothing will be written there
                 os.chown(directory, owner.st_uid, owner.st_gid)
     os.setgroups([])
     os.setresgid(owner.st_gid, owner.st_gid, owner.st_gid)
@@ -33,10 +33,9 @@ def drop_privileges_to_owner(witness: Path, *directories: Path) -> None:
 
 
 def make_writable_for_nodes(directory: Path) -> None:
-    """Let every user write to a directory that is empty, as far as this one may allow it.
+    """Make an empty directory world-writable, if this user may. Nodes run under a fixed unprivileged UID.
 
-    Nodes are nobody in particular. One that is not empty is left as it is: it is no place for checkpoints,
-    or has been opened before.
+    A directory with content is left alone: it is not meant for checkpoints, or is writable already.
     """
     with suppress(OSError):
         if not any(directory.iterdir()):

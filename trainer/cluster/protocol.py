@@ -1,4 +1,15 @@
-"""The line between a member and the head: one JSON object per line, each with its `kind`."""
+"""The protocol between agent and coordinator: one JSON object per line, each with its `kind`.
+
+| kind | from | fields |
+| --- | --- | --- |
+| hello | agent | public_keys |
+| assignment | coordinator | spec, agents, index (of the receiver) |
+| rejected | coordinator | cause |
+| event | agent | line |
+| weights | agent | chunk (base64), last |
+| exit | agent | codes (by rank), cause, usage |
+| shutdown | coordinator | finished (torchrun need not restart ranks any more) |
+"""
 
 from __future__ import annotations
 
@@ -7,13 +18,13 @@ import json
 from contextlib import suppress
 from typing import Any
 
-PORT = 29400  # of the head; the run's own network is the only one that reaches it
-LIMIT = 2**20  # bytes of a line, in memory while it arrives
+PORT = 29400  # the coordinator's; only the run's own network reaches it
+MAX_LINE_BYTES = 2**20  # buffered in memory while a line arrives
 
 Message = dict[str, Any]
 
 
-class Wire:
+class Connection:
     """One end of a connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -21,21 +32,21 @@ class Wire:
 
     @property
     def peer(self) -> str:
-        """The other end's address; empty when it has hung up already."""
+        """The other end's address; empty if it has disconnected already."""
         return str((self._writer.get_extra_info("peername") or [""])[0])
 
     async def send(self, kind: str, **fields: Any) -> None:
-        """Send a message; to someone who is gone it is lost."""
+        """Send a message. It is lost if the other end has disconnected."""
         with suppress(ConnectionError):
             self._writer.write(json.dumps({"kind": kind, **fields}).encode() + b"\n")
             await self._writer.drain()
 
     async def receive(self) -> Message | None:
-        """The next message, or None when the other end is gone."""
+        """The next message, or None if the other end has disconnected or sent no valid message."""
         try:
             line = await self._reader.readline()
             message = json.loads(line) if line.endswith(b"\n") else None
-        except (ConnectionError, ValueError):  # cut off, too long, or not ours
+        except (ConnectionError, ValueError):  # disconnected, too long, or not JSON
             return None
         return message if isinstance(message, dict) and "kind" in message else None
 

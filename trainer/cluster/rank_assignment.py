@@ -1,4 +1,4 @@
-"""The roll: which member gets which ranks. Pure."""
+"""Rank assignment: which agent gets which ranks. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from trainer.spec.run_spec import RunSpec
 
-# Beside the nodes, a topology may have one more member.
+# Services with an agent. Besides the nodes, a topology may have one more.
 ROLES: Mapping[str, tuple[str, ...]] = {
     "ddp": ("node",),
     "mpi": ("node", "launcher"),
@@ -22,22 +22,26 @@ ROLES: Mapping[str, tuple[str, ...]] = {
 
 
 class AssignmentError(Exception):
-    """The members do not make up the run; the message is for the user."""
+    """The containers cannot run the spec; the message is for the user."""
 
 
 @dataclass(frozen=True)
-class Agent:
-    """One container.
+class AgentInfo:
+    """One container with an agent.
 
-    ordinal: the number that compose gave it, from 1, where a service that was scaled down and up may
-    have gaps. ranks: of the processes that run in it. hello: what it said about itself.
+    Attributes:
+        role: its compose service.
+        ordinal: its compose container number, from 1. A service that was scaled down and up may have gaps.
+        address: on the run's network.
+        ranks: of the processes that run in it.
+        public_keys: of ssh, by purpose; for Open MPI only.
     """
 
     role: str
     ordinal: int
     address: str
     ranks: tuple[int, ...] = ()
-    hello: dict[str, Any] = field(default_factory=dict)
+    public_keys: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -47,35 +51,38 @@ class Agent:
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """What every member is told: the run, all members, and which of them it is."""
+    """The run and all its agents. index: the position of the agent that received it."""
 
     spec: RunSpec
-    members: tuple[Agent, ...]
-    you: int = 0
+    agents: tuple[AgentInfo, ...]
+    index: int = 0
 
     @property
-    def me(self) -> Agent:
-        return self.members[self.you]
+    def agent(self) -> AgentInfo:
+        """The agent that received this assignment."""
+        return self.agents[self.index]
 
-    def holder(self, rank: int) -> Agent:
-        """The member in which `rank` runs."""
-        for member in self.members:
-            if rank in member.ranks:
-                return member
-        raise ValueError(f"no member has rank {rank!r}")
+    def agent_of(self, rank: int) -> AgentInfo:
+        """The agent whose container runs `rank`."""
+        for agent in self.agents:
+            if rank in agent.ranks:
+                return agent
+        raise ValueError(f"no agent has rank {rank!r}")
 
-    def as_message(self, you: int) -> dict[str, Any]:
-        members = [asdict(member) for member in self.members]
-        return {"spec": self.spec.model_dump(mode="json"), "members": members, "you": you}
+    def to_message(self, index: int) -> dict[str, Any]:
+        """The fields of the protocol's `assignment` message for one agent."""
+        agents = [asdict(agent) for agent in self.agents]
+        return {"spec": self.spec.model_dump(mode="json"), "agents": agents, "index": index}
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> RankAssignment:
-        members = tuple(Agent(**{**each, "ranks": tuple(each["ranks"])}) for each in message["members"])
-        return cls(RunSpec.model_validate(message["spec"]), members, message["you"])
+        """The inverse of `to_message`."""
+        agents = tuple(AgentInfo(**{**each, "ranks": tuple(each["ranks"])}) for each in message["agents"])
+        return cls(RunSpec.model_validate(message["spec"]), agents, message["index"])
 
 
 def read_spec(path: Path) -> dict[str, Any]:
-    """The fields of the run in a JSON file. Raises RollError."""
+    """The fields of the run in a JSON file. Raises AssignmentError."""
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -88,24 +95,31 @@ def read_spec(path: Path) -> dict[str, Any]:
 def assign_ranks(
     topology: str,
     fields: Mapping[str, Any],
-    present: Sequence[Agent],
+    registered: Sequence[AgentInfo],
     limits: Mapping[str, float] | None = None,
 ) -> RankAssignment:
-    """The roster of the members that are there.
+    """Assign ranks to the registered agents, in the order of their container numbers.
 
-    fields: of the RunSpec; `nodes` may be missing, then it is the number of nodes that are there (in
-    topology rpc with the master, which is rank 0). In topology single the first node runs all ranks,
-    and the others only say how many there are. limits: what each container was started with, where the
-    fields need not say it. Raises RollError.
+    In topology `single` the first node runs all ranks, and the others only say how many there are. In
+    topology `rpc` the master has rank 0.
+
+    Args:
+        topology: of the containers.
+        fields: of the RunSpec. Without `nodes`, it is the number of registered nodes (and the master).
+        registered: in any order.
+        limits: of each container, for fields that the spec leaves out.
+
+    Raises:
+        AssignmentError: the spec is invalid, or does not fit the topology, the nodes or the limits.
     """
-    nodes = sorted((each for each in present if each.role == "node"), key=lambda each: each.ordinal)
-    other = [each for each in present if each.role != "node"]
+    nodes = sorted((each for each in registered if each.role == "node"), key=lambda each: each.ordinal)
+    other = [each for each in registered if each.role != "node"]
     count = len(nodes) + (topology == "rpc")
-    spec = _spec({"nodes": count, **_limited(topology, fields, limits or {}, count)})
+    spec = _validated({"nodes": count, **_with_limits(topology, fields, limits or {}, count)})
     if limits and spec.bottleneck_cpus is not None:
         raise AssignmentError(
-            f"bottleneck_cpus {spec.bottleneck_cpus:g} cannot be had from a bare `up`, which gives all "
-            "nodes the same quota: python -m orchestrator sweep holds one of them back"
+            f"bottleneck_cpus: {spec.bottleneck_cpus:g} needs a node with a quota of its own, and "
+            "`docker compose up` gives all nodes the same; use python -m orchestrator sweep"
         )
     if spec.topology != topology:
         raise AssignmentError(
@@ -117,36 +131,40 @@ def assign_ranks(
     else:
         if spec.nodes != count:
             scale = spec.nodes - (topology == "rpc")
-            raise AssignmentError(f"the run has {spec.nodes} nodes, {count} came: use --scale node={scale}")
+            raise AssignmentError(
+                f"the run has {spec.nodes} nodes, {count} registered: use --scale node={scale}"
+            )
         each = spec.processes_per_node
         first = 1 if topology == "rpc" else 0
         ranks = [tuple(range(first + i * each, first + (i + 1) * each)) for i in range(len(nodes))]
-    numbered = [replace(node, ranks=held) for node, held in zip(nodes, ranks, strict=True)]
-    masters = [replace(each, ranks=(0,)) if each.role == "master" else each for each in other]
-    return RankAssignment(spec, (*masters, *numbered))
+    numbered = [replace(node, ranks=own) for node, own in zip(nodes, ranks, strict=True)]
+    others = [replace(each, ranks=(0,)) if each.role == "master" else each for each in other]
+    return RankAssignment(spec, (*others, *numbered))
 
 
-def _limited(
+def _with_limits(
     topology: str, fields: Mapping[str, Any], limits: Mapping[str, float], nodes: int
 ) -> dict[str, Any]:
-    """The fields with the limits that the containers really have; a field that differs is an error."""
+    """The fields with the limits of the containers; a field that differs from its limit is an error."""
     for name, value in limits.items():
         if fields.get(name, value) != value:
             raise AssignmentError(
-                f"the run's spec wants {name} {fields[name]}, and the containers were started with "
+                f"the run's spec has {name} {fields[name]}, but the containers were started with "
                 f"{value:g}: set SHARDYARD_{name.upper()}={fields[name]}"
             )
-    # In topology single all nodes share the one container that trains, and its quota.
+    # In topology single all nodes share the quota of the one container that trains.
     shared = {"cpus": limits["cpus"] / nodes} if topology == "single" and "cpus" in limits else {}
     return {**limits, **fields, **shared}
 
 
-def _spec(fields: Mapping[str, Any]) -> RunSpec:
+def _validated(fields: Mapping[str, Any]) -> RunSpec:
     try:
         return RunSpec.model_validate(fields)
     except ValidationError as error:
         lines = []
         for each in error.errors():
-            place = ".".join(str(part) for part in each["loc"])
-            lines.append(f"{place}: {each['msg']}, not {each['input']!r:.80}" if place else each["msg"])
+            location = ".".join(str(part) for part in each["loc"])
+            lines.append(
+                f"{location}: {each['msg']}, not {each['input']!r:.80}" if location else each["msg"]
+            )
         raise AssignmentError("the run's spec is not valid: " + "; ".join(lines)) from None

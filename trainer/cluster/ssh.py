@@ -1,8 +1,8 @@
-"""Keys and configuration of ssh for one run of Open MPI.
+"""ssh keys and configuration for one Open MPI run.
 
-Nothing outlives the containers: a node's host key and the launcher's key are made when they start, in
-memory, and their public halves travel with the roll call. Every host key is known in advance, so an
-unknown one is refused; the launcher's key may do nothing but run commands, from its address alone.
+Each node creates a host key and the launcher creates a client key when their containers start, in memory
+only. The rank assignment carries the public keys. The launcher accepts only these host keys, and its own
+key can only run commands, from its address.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from pathlib import Path
 
 from trainer.cluster.rank_assignment import AssignmentError
 
-PORT = 2222  # sshd does not run as root, so it cannot have 22
+PORT = 2222  # sshd is unprivileged, so it cannot bind port 22
 USER = "shardyard"
 START_S = 20.0
 
 
 def make_key(path: Path) -> str:
-    """A fresh key pair in `path` and `path`.pub; returns the public half, one line."""
-    # A container that is started again has the tmpfs of its first life no more, but a test may.
+    """Create a key pair in `path` and `path`.pub, replacing any old one. Returns the public key."""
     path.unlink(missing_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)], check=True)
@@ -29,7 +28,7 @@ def make_key(path: Path) -> str:
 
 
 def server_config(directory: Path) -> str:
-    """sshd_config: keys only, one user, no forwarding, and nothing that needs root."""
+    """sshd_config: public keys only, one user, no forwarding, no root."""
     return "\n".join(
         [
             f"Port {PORT}",
@@ -39,7 +38,7 @@ def server_config(directory: Path) -> str:
             "AuthenticationMethods publickey",
             f"AllowUsers {USER}",
             "UsePAM no",
-            "StrictModes no",  # its directory is a tmpfs of this container, with the mode of /tmp
+            "StrictModes no",  # the directory is a tmpfs with the mode of /tmp
             "DisableForwarding yes",
             "PrintMotd no",
             "LogLevel ERROR",
@@ -49,12 +48,12 @@ def server_config(directory: Path) -> str:
 
 
 def authorized_key(public_key: str, launcher: str) -> str:
-    """The line of authorized_keys that lets the launcher at this address run commands."""
+    """The authorized_keys line that lets the launcher run commands from its address."""
     return f'restrict,from="{launcher}" {public_key}\n'
 
 
 def client_config(directory: Path) -> str:
-    """ssh_config of the launcher."""
+    """The launcher's ssh_config: the given host keys and no others."""
     return "\n".join(
         [
             "Host *",
@@ -75,19 +74,19 @@ def client_config(directory: Path) -> str:
 
 
 def known_hosts(keys: Iterable[tuple[str, str]]) -> str:
-    """The file that names every node's host key; keys: pairs of address and public key."""
+    """The known_hosts file. keys: pairs of address and public host key."""
     return "".join(f"[{address}]:{PORT} {key}\n" for address, key in keys)
 
 
 def start_server(directory: Path) -> subprocess.Popen[bytes]:
-    """sshd, ready to be connected to. Raises RollError if it does not come up."""
+    """Start sshd and wait until it listens. Raises AssignmentError if it does not start."""
     config = directory / "sshd_config"
     config.write_text(server_config(directory))
     (directory / "sshd.pid").unlink(missing_ok=True)
     server = subprocess.Popen(["/usr/sbin/sshd", "-D", "-e", "-f", str(config)])
     deadline = time.monotonic() + START_S
-    while not (directory / "sshd.pid").exists():  # written when it listens
+    while not (directory / "sshd.pid").exists():  # sshd writes it once it listens
         if server.poll() is not None or time.monotonic() > deadline:
-            raise AssignmentError("sshd did not start; its complaint is above")
+            raise AssignmentError("sshd did not start; its error is above")
         time.sleep(0.02)
     return server

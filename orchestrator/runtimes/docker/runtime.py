@@ -190,8 +190,8 @@ class DockerRun(RunHandle):
         running = sum(not _has_ended(each) for each in containers) + starting
         if self._up.returncode and not exits:
             return RunState(exits, running, f"docker compose failed: {self._complaint()}")
-        if exits.get("coordinator") and not self._roster():
-            return RunState(exits, running, self._roll_call())
+        if exits.get("coordinator") and not self._agents():
+            return RunState(exits, running, self._registration_error())
         if self._unheld and (refusal := self._hold_back(containers)):
             return RunState(exits, running, refusal)
         for each in containers:
@@ -229,25 +229,25 @@ class DockerRun(RunHandle):
         if service != "node":
             return service
         ordinal = _ordinal(container)
-        for member in self._roster():
-            if member["role"] == "node" and member["ordinal"] == ordinal and member["ranks"]:
-                return f"node {member['ranks'][0] // max(1, len(member['ranks']))}"
+        for agent in self._agents():
+            if agent["role"] == "node" and agent["ordinal"] == ordinal and agent["ranks"]:
+                return f"node {agent['ranks'][0] // max(1, len(agent['ranks']))}"
         first = 0 if self._cluster.files[0].stem == "rpc" else 1  # its master is node 0
         return f"node {ordinal - first}"
 
-    def _roster(self) -> list[dict[str, Any]]:
+    def _agents(self) -> list[dict[str, Any]]:
         try:
-            assignment: list[dict[str, Any]] = json.loads((self._live / "roster.json").read_text())
-            return assignment
-        except (OSError, ValueError):  # the roll has not been called yet
+            agents: list[dict[str, Any]] = json.loads((self._live / "assignment.json").read_text())
+            return agents
+        except (OSError, ValueError):  # no ranks are assigned yet
             return []
 
-    def _roll_call(self) -> str:
-        """Why the nodes did not find together, in the head's words."""
+    def _registration_error(self) -> str:
+        """Why no ranks were assigned, from the coordinator's summary."""
         try:
             return (self._live / "summary.txt").read_text().strip().removeprefix("FAILED: ")
         except OSError:
-            return "the head ended before it called the roll; its log says why"
+            return "the coordinator exited before it assigned ranks; its log says why"
 
     def _complaint(self) -> str:
         lines = self._paths.log("compose").read_text(errors="replace").strip().splitlines()

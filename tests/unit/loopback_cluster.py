@@ -1,0 +1,190 @@
+"""A coordinator on loopback with scripted agents: no container, no other process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.cluster_support import FIELDS
+from tests.unit.conftest import event, rank_fields
+from trainer.cluster import coordinator as module
+from trainer.cluster.coordinator import Coordinator
+from trainer.cluster.protocol import MAX_LINE_BYTES, Connection, Message
+from trainer.cluster.rank_assignment import RankAssignment
+
+USAGE = {"cpu_s": 1.0, "throttled_s": None, "out_of_memory": 0}
+HELLO = b'{"kind": "hello", "public_keys": {"key": "K", "host_key": "H"}}\n'
+TIMEOUT_S = 10.0  # for a whole test
+
+
+@dataclass
+class FakeAgent:
+    """An agent's end of the connection. received: kinds of the coordinator's messages, in order."""
+
+    connection: Connection
+    received: list[str] = field(default_factory=list)
+    assignment: RankAssignment | None = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        assert self.assignment
+        return self.assignment.agent.ranks
+
+    async def receive(self) -> Message | None:
+        message = await self.connection.receive()
+        self.received.append(message["kind"] if message else "")
+        return message
+
+    async def receive_assignment(self) -> RankAssignment:
+        message = await self.receive()
+        assert message is not None
+        assert message["kind"] == "assignment"
+        self.assignment = RankAssignment.from_message(message)
+        return self.assignment
+
+    async def send_event(self, kind: str, *ranks: int, **fields: Any) -> None:
+        """Send an event of each given rank, or of each rank of this agent."""
+        for rank in ranks or self.ranks:
+            await self.connection.send("event", line=event(kind, rank, **fields).to_line())
+
+    async def report_success(self) -> None:
+        """Send the events of ranks that train and finish."""
+        await self.send_event("start", pid=1)
+        await self.send_event("result", **rank_fields())
+        await self.send_event("done")
+
+    async def exit(self, code: int = 0, cause: str | None = None, out_of_memory: int = 0) -> None:
+        """Send the exit message, with this code for each rank."""
+        usage = {**USAGE, "out_of_memory": out_of_memory}
+        codes = {str(rank): code for rank in self.ranks}
+        await self.connection.send("exit", codes=codes, cause=cause, usage=usage)
+
+    async def wait_for_shutdown(self) -> None:
+        """Wait for `shutdown`, then disconnect."""
+        while message := await self.receive():
+            if message["kind"] == "shutdown":
+                break
+        await self.connection.close()
+
+
+Script = Callable[[FakeAgent], Awaitable[None]]
+
+
+async def succeeds(agent: FakeAgent) -> None:
+    """Script of an agent whose ranks finish."""
+    await agent.receive_assignment()
+    await agent.report_success()
+    await agent.exit()
+    await agent.wait_for_shutdown()
+
+
+async def keeps_training(agent: FakeAgent) -> None:
+    """Script of an agent whose ranks train until shutdown."""
+    await agent.receive_assignment()
+    await agent.send_event("start", pid=1)
+    await agent.wait_for_shutdown()
+
+
+class LoopbackCluster:
+    """One run. Agents have different loopback addresses, as containers have."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+        self.port = _free_port()
+        self.directory = directory / "live"
+        self.agents: dict[str, FakeAgent] = {}
+        self.summary: list[str] = []
+        self.ended = asyncio.Event()  # set when the coordinator has ended
+        self.codes: list[int] = []  # exit codes of real agents
+        self.expected: dict[str, tuple[str, int]] = {}
+        shorter = {"PORT": self.port, "REGISTRATION_S": 5.0, "GRACE_S": 0.1, "SHUTDOWN_S": 1.0}
+        for name, value in shorter.items():
+            monkeypatch.setattr(module, name, value)
+        monkeypatch.setattr(module, "expected_agents", lambda topology: self.expected)
+
+    def run(
+        self, scripts: Mapping[str, Script], *unexpected: Script, topology: str = "ddp", **fields: Any
+    ) -> int:
+        """Run with these agents, `node-1` at 127.0.0.1 and so on. Returns the coordinator's exit code.
+
+        unexpected: scripts of agents that the coordinator does not expect.
+        """
+        addresses = {name: f"127.0.0.{number}" for number, name in enumerate(scripts, start=1)}
+        self.expected = {address: _role(name) for name, address in addresses.items()}
+
+        async def play() -> int:
+            coordinator = Coordinator(topology, {**FIELDS[topology], **fields}, self.directory, {})
+            self.ended = asyncio.Event()
+            running = asyncio.create_task(coordinator.run())
+            running.add_done_callback(lambda _: self.ended.set())
+            agents = [self.run_agent(name, addresses[name], script) for name, script in scripts.items()]
+            others = [self.run_agent("", "127.0.0.99", script) for script in unexpected]
+            await asyncio.gather(*agents, *others)
+            code, self.summary = await running
+            return code
+
+        return asyncio.run(asyncio.wait_for(play(), TIMEOUT_S))
+
+    async def run_agent(self, name: str, address: str, script: Script) -> None:
+        agent = self.agents[name] = await self.connect(address)
+        await script(agent)
+        await agent.connection.close()
+
+    async def connect(self, address: str, hello: bytes = HELLO) -> FakeAgent:
+        """Connect as soon as the coordinator listens, and send the first message."""
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection(
+                    "127.0.0.1", self.port, local_addr=(address, 0), limit=MAX_LINE_BYTES
+                )
+                break
+            except ConnectionRefusedError:
+                await asyncio.sleep(0.005)
+        writer.write(hello)
+        return FakeAgent(Connection(reader, writer))
+
+    @property
+    def causes(self) -> dict[str, str]:
+        """Causes of a failed run, by agent."""
+        assert self.summary[0].startswith("FAILED: ")
+        lines = [line.strip().partition(": ") for line in self.summary[1:]]
+        return {name: cause for name, _, cause in lines}
+
+    def kinds(self, rank: int) -> list[str]:
+        """The kinds of the recorded events of a rank."""
+        lines = (self.directory / f"rank-{rank}.jsonl").read_text().splitlines()
+        return [json.loads(line)["kind"] for line in lines]
+
+
+def _free_port() -> int:
+    """A free port outside the ephemeral range, so that no client connection can take it first."""
+    while True:
+        port = random.randrange(10_000, 30_000)
+        with suppress(OSError), socket.create_server(("", port)):
+            return port
+
+
+def _role(name: str) -> tuple[str, int]:
+    role, _, number = name.partition("-")
+    return role, int(number or 1)
+
+
+def terminate_this_process() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def ignore_sigterm() -> Iterator[None]:
+    """Ignore a SIGTERM for which the code under test has no handler."""
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    yield
+    signal.signal(signal.SIGTERM, before)
