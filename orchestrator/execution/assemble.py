@@ -56,7 +56,7 @@ def assemble(
         trouble,
         restarts=plan.spec.restarts,
     )
-    events = attempts.of(attempts.counts)
+    events = attempts.events_of(attempts.effective)
     ranks, unattributed = comparable_waits(ranks_of(events), runtime_info)
     certificate = certify(events)
     if status == "ok" and plan.spec.strategy.trains:
@@ -78,7 +78,7 @@ def assemble(
         node_kind=node_kind,
         started_at=started_at,
         wall_s=ended_at - started_at,
-        restarted=attempts.counts,
+        restarted=attempts.effective,
         startup_s=None if first is None else first - started_at,
         teardown_s=None if last is None else ended_at - last,
         cores=cores,
@@ -124,7 +124,7 @@ def _resumed(attempts: Attempts, started_at: float, overall: str) -> list[str]:
 
     overall: the measures that begin when the run is started, and not with the work in its weights.
     """
-    told = [_who_counts(attempts.of(number)) for number in range(attempts.counts + 1)]
+    told = [_who_counts(attempts.events_of(number)) for number in range(attempts.effective + 1)]
     if not told[-1]:
         return []
     last = told[-1][0].fields
@@ -168,14 +168,14 @@ def _started_again(plan: LaunchPlan, attempts: Attempts, overall: str) -> list[s
     each, allowed = plan.processes_per_node, plan.spec.restarts
     found = [
         f"{loss(attempts, number, each)}; all ranks were started again, restart {number + 1} of {allowed}"
-        for number in range(attempts.counts)
+        for number in range(attempts.effective)
     ]
     if found:
         found.append(
             f"{overall} contain all that was done before the ranks were last started again, "
             "the training time nothing of it that was lost"
         )
-    late = attempts.killed(attempts.counts) if allowed else []  # nobody waited for it any more
+    late = attempts.killed(attempts.effective) if allowed else []  # nobody waited for it any more
     found += [f"{rank_name(rank, each)} was killed after its result was written" for rank in late]
     return found
 

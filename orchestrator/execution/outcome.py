@@ -101,7 +101,7 @@ def _of_attempts(
 ) -> tuple[Status, str | None]:
     """Of a run whose ranks torchrun starts again: the last attempt's, if none has succeeded."""
     attempts = Attempts(ranks, events)
-    last = attempts.of(attempts.counts)
+    last = attempts.events_of(attempts.effective)
     damaged = any(event.kind == "damaged" for event in last)
     if attempts.finished is not None and not damaged:
         return "ok", None
@@ -115,20 +115,20 @@ def _of_attempts(
     else:
         told = {f"torchrun of {n}" if n.startswith("node ") else n: code for n, code in exits.items()}
         status, cause = verdict(last, told, ranks, timed_out_s, processes_per_node, trouble)
-    used = attempts.counts
+    used = attempts.effective
     return status, f"{cause}, after {used} restart{'s' if used > 1 else ''}" if used else cause
 
 
 def loss(attempts: Attempts, attempt: int, processes_per_node: int = 1) -> str:
     """What ended an attempt: "node 1 was killed by SIGKILL, last seen in epoch 1, step 37"."""
-    events = attempts.of(attempt)
+    events = attempts.events_of(attempt)
     died = {event.rank: event.fields["cause"] for event in events if event.kind == "died"}
-    died = died or dict.fromkeys(attempts.silent(attempt), "gone without a word")
+    died = died or dict.fromkeys(attempts.without_exit_report(attempt), "gone without a word")
     if died:
         places = _places(events, set(died))
         names = [(rank_name(rank, processes_per_node), rank) for rank in sorted(died)]
         return "; ".join(f"{name} was {died[rank]}, last seen {places[rank]}" for name, rank in names)
-    if not attempts.absent(attempt) and (stopped := _stopped(events)):
+    if not attempts.not_started(attempt) and (stopped := _stopped(events)):
         place = _places(events, {stopped.rank})[stopped.rank]
         name = rank_name(stopped.rank, processes_per_node)
         return f"{name} was {stopped.fields['cause']} from outside, last seen {place}"

@@ -1,4 +1,4 @@
-"""Where torchrun's agents meet: agents are threads here, and their store is a real one on loopback."""
+"""The rendezvous backend. Agents are threads here; their store is a real one on loopback."""
 
 from __future__ import annotations
 
@@ -35,25 +35,23 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture(autouse=True)
 def attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHARDYARD_ATTEMPT", "none yet")  # and taken back afterwards
+    monkeypatch.setenv("SHARDYARD_ATTEMPT", "unset")  # restored after the test
 
 
-def agents(pool: ThreadPoolExecutor, place: str, run: RunSpec) -> list[Rendezvous]:
-    """One per node; they come in the wrong order."""
-    made = [pool.submit(Rendezvous, run, node, place) for node in reversed(range(run.nodes))]
+def agents(pool: ThreadPoolExecutor, endpoint: str, run: RunSpec) -> list[Rendezvous]:
+    """One per node, created in reverse order."""
+    made = [pool.submit(Rendezvous, run, node, endpoint) for node in reversed(range(run.nodes))]
     return [each.result() for each in reversed(made)]
 
 
-def meet(pool: ThreadPoolExecutor, *group: Rendezvous) -> list[Any]:
+def rendezvous(pool: ThreadPoolExecutor, *group: Rendezvous) -> list[Any]:
     return [each.result() for each in [pool.submit(agent.next_rendezvous) for agent in group]]
 
 
-def test_numbers_are_the_nodes_own_and_the_same_in_every_attempt(
-    pool: ThreadPoolExecutor, tmp_path: Path
-) -> None:
+def test_node_ranks_are_fixed(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
     group = agents(pool, str(tmp_path / "port"), spec(3))
     for attempt in range(3):
-        met = meet(pool, *group)
+        met = rendezvous(pool, *group)
         assert [(info.rank, info.world_size) for info in met] == [(0, 3), (1, 3), (2, 3)]
         addresses = {
             (info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port) for info in met
@@ -62,13 +60,13 @@ def test_numbers_are_the_nodes_own_and_the_same_in_every_attempt(
         assert os.environ["SHARDYARD_ATTEMPT"] == str(attempt)
 
 
-def test_a_port_may_be_named(pool: ThreadPoolExecutor) -> None:
+def test_endpoint_with_a_port(pool: ThreadPoolExecutor) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    assert len(meet(pool, *agents(pool, f"127.0.0.1:{port}", spec(2)))) == 2
+    assert len(rendezvous(pool, *agents(pool, f"127.0.0.1:{port}", spec(2)))) == 2
 
 
-def test_nobody_meets_before_all_have_come(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
+def test_rendezvous_waits_for_all_agents(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
     first, second = agents(pool, str(tmp_path / "port"), spec(2))
     waiting = pool.submit(first.next_rendezvous)
     time.sleep(0.2)
@@ -77,64 +75,64 @@ def test_nobody_meets_before_all_have_come(pool: ThreadPoolExecutor, tmp_path: P
     assert waiting.result().rank == 0
 
 
-def test_who_comes_again_is_seen_by_the_others(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
+def test_waiting_agents_are_counted(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
     group = agents(pool, str(tmp_path / "port"), spec(3))
-    meet(pool, *group)
+    rendezvous(pool, *group)
     assert [agent.num_nodes_waiting() for agent in group] == [0, 0, 0]
     again = pool.submit(group[1].next_rendezvous)
     deadline = time.monotonic() + 10
     while not group[0].num_nodes_waiting():
         assert time.monotonic() < deadline
     assert group[2].num_nodes_waiting() == 1
-    meet(pool, group[0], group[2])
+    rendezvous(pool, group[0], group[2])
     assert again.result().rank == 1
     assert [agent.num_nodes_waiting() for agent in group] == [0, 0, 0]
 
 
-def test_keys_of_one_attempt_are_not_those_of_another(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
+def test_attempts_have_separate_keys(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
     group = agents(pool, str(tmp_path / "port"), spec(2))
     for _ in range(2):
-        for info in meet(pool, *group):
+        for info in rendezvous(pool, *group):
             assert not info.store.check(["stale"])
         info.store.set("stale", "")
 
 
-def test_there_is_no_attempt_beyond_the_restarts(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
+def test_rendezvous_closes_after_the_last_restart(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
     group = agents(pool, str(tmp_path / "port"), spec(2, restarts=1))
-    meet(pool, *group)
-    meet(pool, *group)
+    rendezvous(pool, *group)
+    rendezvous(pool, *group)
     assert not group[0].is_closed()
     for agent in group:
-        with pytest.raises(RendezvousClosedError, match="1 restarts are used up"):
+        with pytest.raises(RendezvousClosedError, match="1 restarts"):
             agent.next_rendezvous()
     assert group[0].is_closed()
 
 
-def test_a_node_that_does_not_come(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
+def test_missing_agent(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
     first, _ = agents(pool, str(tmp_path / "port"), spec(2, timeout_s=1))
-    with pytest.raises(RendezvousTimeoutError, match="not all nodes came within 1 s"):
+    with pytest.raises(RendezvousTimeoutError, match="within 1 s"):
         first.next_rendezvous()
 
 
-def test_the_agent_with_the_store_leaves_last(
+def test_agent_with_the_store_leaves_last(
     pool: ThreadPoolExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = agents(pool, str(tmp_path / "port"), spec(2))
-    meet(pool, first, second)
+    rendezvous(pool, first, second)
     leaving = pool.submit(first.shutdown)
     time.sleep(0.2)
     assert not leaving.done()
     second.shutdown()
     assert leaving.result()
-    monkeypatch.setattr(module, "LEAVE_S", 0.1)
-    meet(pool, first, second)
-    first.shutdown()  # the other is gone: it does not wait for ever
+    monkeypatch.setattr(module, "SHUTDOWN_S", 0.1)
+    rendezvous(pool, first, second)
+    first.shutdown()  # the other agent is gone
 
 
 @pytest.fixture
 def rank_of(pool: ThreadPoolExecutor, tmp_path: Path) -> Callable[..., NodeContext]:
-    """A rank of a run of two, as its environment makes it."""
-    (info, _) = meet(pool, *agents(pool, str(tmp_path / "port"), spec(2)))
+    """Contexts of ranks of a run with two nodes."""
+    (info, _) = rendezvous(pool, *agents(pool, str(tmp_path / "port"), spec(2)))
     where = info.bootstrap_store_info
 
     def rank_of(rank: int, attempt: int) -> NodeContext:
@@ -147,13 +145,13 @@ def rank_of(pool: ThreadPoolExecutor, tmp_path: Path) -> Callable[..., NodeConte
     return rank_of
 
 
-def test_ranks_of_one_attempt_find_each_other_and_nobody_else(rank_of: Callable[..., NodeContext]) -> None:
+def test_ranks_share_a_store_with_their_attempt_only(rank_of: Callable[..., NodeContext]) -> None:
     attempt_store(rank_of(0, 0)).set("address", "of attempt 0")
     assert attempt_store(rank_of(1, 0)).get("address") == b"of attempt 0"
     assert not attempt_store(rank_of(1, 1)).check(["address"])
 
 
-def test_no_rank_leaves_before_all_have_given_their_results(rank_of: Callable[..., NodeContext]) -> None:
+def test_exit_barrier(rank_of: Callable[..., NodeContext]) -> None:
     left = threading.Event()
 
     def leave(rank: int, attempt: int) -> None:

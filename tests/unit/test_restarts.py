@@ -1,4 +1,4 @@
-"""Runs whose ranks torchrun starts again: what is started, what it comes to, and what the row says."""
+"""Runs whose ranks torchrun restarts: processes, outcome and row."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ def spec(**fields: Any) -> RunSpec:
     return RunSpec.model_validate({"strategy": "all_reduce", "transport": "gloo", "nodes": 2, **fields})
 
 
-# What is asked for
+# Specs
 
 
-def test_restarts_are_for_runs_that_torchrun_can_start() -> None:
+def test_restarts_need_torchrun() -> None:
     assert spec(restarts=3).restarts == 3
     with pytest.raises(ValidationError, match=r"3 is not allowed over mpi.*must be 0.*gloo, nccl"):
         spec(transport="mpi", restarts=3)
 
 
-def test_ranks_that_come_up_again_would_not_be_held_back() -> None:
+def test_restarts_exclude_a_bottleneck() -> None:
     with pytest.raises(ValidationError, match="3 is not allowed with bottleneck_cpus"):
         spec(restarts=3, bottleneck_cpus=0.5)
 
 
-def test_how_often_a_run_may_be_restarted_is_not_what_it_computes() -> None:
+def test_restarts_are_not_in_the_key() -> None:
     assert spec(restarts=3).key == spec().key
 
 
-# What is started
+# Processes
 
 
-def test_local_nodes_are_torchruns_agents(tmp_path: Path) -> None:
+def test_local_nodes_are_torchrun_agents(tmp_path: Path) -> None:
     live = tmp_path / "run" / "live"
     made = plan(spec(processes_per_node=2, restarts=4, timeout_s=30))
     started = processes(made, RunPaths(live.parent), tmp_path, live)
@@ -76,7 +76,7 @@ def test_local_nodes_are_torchruns_agents(tmp_path: Path) -> None:
     assert len(processes(plan(spec(processes_per_node=2)), RunPaths(live.parent), tmp_path, live)) == 4
 
 
-def test_members_start_torchruns_agents() -> None:
+def test_containers_start_torchrun_agents() -> None:
     assignment = assigned("ddp", 3, 5, processes_per_node=2, restarts=1)
     (command,) = commands(replace(assignment, index=index_of(assignment, "node-5")), 4711)
     assert command.argv[:3] == AGENT
@@ -85,7 +85,7 @@ def test_members_start_torchruns_agents() -> None:
     assert command.environment["SHARDYARD_PARENT_PID"] == "4711"
 
 
-def test_a_rank_learns_from_torchrun_where_it_is() -> None:
+def test_context_from_torchrun_s_environment() -> None:
     told = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.3", "MASTER_PORT": "29500"}
     context = NodeContext.from_env(spec(restarts=1), {**told, "SHARDYARD_ATTEMPT": "2"})
     assert (context.rendezvous, context.attempt) == ("10.0.0.3:29500", 2)
@@ -94,19 +94,19 @@ def test_a_rank_learns_from_torchrun_where_it_is() -> None:
     assert NodeContext.from_env(spec(), told).attempt is None
 
 
-def test_members_tell_torchruns_agents_what_memory_they_have() -> None:
+def test_memory_limit_reaches_the_torchrun_agent() -> None:
     assignment = assigned("ddp", 1, 2, memory_mb=300, restarts=1)
     (command,) = commands(assignment, 4711)
     assert command.environment["SHARDYARD_MEMORY_MB"] == "300"
 
 
-# What an agent says of a rank that was killed
+# Exit reports of killed ranks
 
 
-def obituaries(
+def exit_reports(
     directory: Path, monkeypatch: pytest.MonkeyPatch, memory_mb: str | None, *lost: tuple[int, int]
 ) -> list[Any]:
-    """What the agent of node 1 says; lost: exit codes, and how many the kernel has killed by then."""
+    """Reports of node 1's agent. lost: exit code and out-of-memory kills so far, by attempt."""
     writers: list[EventWriter] = []
 
     def opened(*told: Any, **options: Any) -> EventWriter:
@@ -119,7 +119,7 @@ def obituaries(
     for attempt, (code, _) in enumerate(lost):
         monkeypatch.setenv("SHARDYARD_ATTEMPT", str(attempt))
         args = (code, 0, 4711, "python")
-        handler.emit(logging.LogRecord("torch", logging.ERROR, "", 0, ExitReportHandler.SAID, args, None))
+        handler.emit(logging.LogRecord("torch", logging.ERROR, "", 0, ExitReportHandler.FORMAT, args, None))
     for writer in writers:
         assert writer._file
         writer._file.close()
@@ -132,11 +132,11 @@ def obituaries(
 MEMORY = "killed: its node needed more than 64 MiB of memory"
 
 
-def test_a_rank_that_the_kernel_killed_for_want_of_memory(
+def test_out_of_memory_kills_belong_to_their_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = [(-9, 3), (-9, 3), (-11, 4), (1, 5), (-9, 5), (-9, 6)]
-    assert obituaries(tmp_path, monkeypatch, "64", *lost) == [
+    assert exit_reports(tmp_path, monkeypatch, "64", *lost) == [
         (0, MEMORY),
         (1, "killed by SIGKILL"),  # not for what an earlier attempt needed
         (2, "killed by SIGSEGV"),
@@ -145,13 +145,11 @@ def test_a_rank_that_the_kernel_killed_for_want_of_memory(
     ]
 
 
-def test_a_process_of_this_machine_has_no_memory_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert obituaries(tmp_path, monkeypatch, None, (-9, 3)) == [(0, "killed by SIGKILL")]
+def test_local_processes_have_no_memory_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert exit_reports(tmp_path, monkeypatch, None, (-9, 3)) == [(0, "killed by SIGKILL")]
 
 
-# What it comes to
+# Outcome
 
 
 def up(attempt: int, *ranks: int) -> list[Event]:
@@ -172,7 +170,7 @@ RESET = {"cause": "all-reduce failed: connection reset", "peer": True, "tracebac
 
 
 def lost(attempt: int) -> list[Event]:
-    """Rank 1 was killed, and rank 0 complained."""
+    """Rank 1 was killed, and rank 0 lost its connection."""
     reset = event("failed", 0, 10.0 * attempt + 8, **RESET)
     return [*up(attempt, 0, 1), step(1, attempt), reset, killed(attempt, 1)]
 
@@ -186,7 +184,7 @@ def good(attempt: int) -> list[Event]:
     return [replace(each, time=max(each.time, at)) for each in events]
 
 
-def test_an_attempt_that_succeeds_makes_good_for_those_that_were_lost() -> None:
+def test_successful_attempt_after_lost_ones() -> None:
     assert verdict([*lost(0), *lost(1), *good(2)], {"node 0": 0, "node 1": 0}, 2, None, restarts=2) == (
         "ok",
         None,
@@ -194,26 +192,26 @@ def test_an_attempt_that_succeeds_makes_good_for_those_that_were_lost() -> None:
 
 
 @pytest.mark.parametrize("exits", [{}, {"node 1": 1}, {"node 0": -15}])
-def test_who_is_lost_after_the_last_meeting_is_not_missed(exits: dict[str, int]) -> None:
+def test_loss_after_the_exit_barrier_is_ignored(exits: dict[str, int]) -> None:
     events = [each for each in good(0) if (each.kind, each.rank) != ("done", 1)]
     assert verdict([*events, killed(0, 1)], exits, 2, None, restarts=2) == ("ok", None)
-    assert verdict(events, exits, 2, None)[0] == "failed"  # where nobody is started again
+    assert verdict(events, exits, 2, None)[0] == "failed"  # without restarts
 
 
-def test_when_the_restarts_are_used_up_the_cause_is_that_of_the_last_attempt() -> None:
+def test_cause_is_that_of_the_last_attempt() -> None:
     status, cause = verdict([*lost(0), *lost(1)], {"node 0": 1, "node 1": 1}, 2, None, restarts=1)
     assert status == "failed"
     assert cause == "node 1 (process 101) was killed by SIGKILL, after 1 restart"
 
 
-def test_a_node_that_is_lost_as_a_whole_is_not_started_again() -> None:
+def test_lost_torchrun_agent_fails_the_run() -> None:
     events = [*up(0, 0, 1), event("terminated", 0, 3.0, cause="stopped by SIGTERM")]
     status, cause = verdict(events, {"node 0": -9}, 2, None, restarts=1)
     assert (status, cause) == ("failed", "node 0 as a whole was killed by SIGKILL")
 
 
 @pytest.mark.parametrize("exits", [{"node 0": 1, "node 1": 1}, {"node 1": 1, "coordinator": 1}])
-def test_what_torchrun_ended_with_is_told_where_nothing_else_is_known(exits: dict[str, int]) -> None:
+def test_torchrun_s_exit_code_is_the_last_resort(exits: dict[str, int]) -> None:
     status, cause = verdict([], exits, 2, None, restarts=1)
     codes = ", ".join(
         f"{'' if name == 'coordinator' else 'torchrun of '}{name}: exit code 1" for name in exits
@@ -225,8 +223,8 @@ def stopped(attempt: int, rank: int, seconds: float) -> Event:
     return event("terminated", rank, 10.0 * attempt + seconds, cause="stopped by SIGTERM", signal="SIGTERM")
 
 
-def test_a_rank_that_was_stopped_is_to_blame_and_not_its_victim() -> None:
-    """Somebody sends SIGTERM to rank 1; rank 0 misses it, and rank 2 is ended by its agent."""
+def test_rank_stopped_from_outside_is_the_cause() -> None:
+    """Rank 1 gets SIGTERM from outside; rank 0 loses its connection, and rank 2 is stopped by its agent."""
     events = [*up(0, 0, 1, 2), step(1, 0), stopped(0, 2, 8.5), stopped(0, 1, 7.0)]
     events.append(event("failed", 0, 8.0, **RESET))
     exits = {"node 0": 1, "node 1": 1, "node 2": 1}
@@ -251,21 +249,21 @@ def test_a_rank_that_was_stopped_is_to_blame_and_not_its_victim() -> None:
     ],
     ids=["after the complaint", "one has failed by itself", "one was killed"],
 )
-def test_a_rank_that_was_stopped_is_not_to_blame(events: list[Event], cause: str) -> None:
+def test_rank_stopped_after_another_failure_is_not_the_cause(events: list[Event], cause: str) -> None:
     events = [*up(0, 0, 1), *events]
     assert loss(Attempts(2, events), 0).startswith(cause)
     _, said = verdict(events, {"node 0": 1, "node 1": 1}, 2, None, restarts=1)
     assert str(said).replace(" (process 100)", "").startswith(cause)
 
 
-def test_who_was_stopped_because_another_did_not_come_up_is_not_to_blame() -> None:
+def test_rank_stopped_because_another_did_not_start_is_not_the_cause() -> None:
     events = [*up(0, 0, 1), stopped(0, 1, 7.0), event("failed", 0, 8.0, **RESET)]
     _, cause = verdict(events, {"node 2": 1}, 3, None, restarts=1)
     assert cause == "node 0: all-reduce failed: connection reset"
     assert loss(Attempts(3, events), 0) == cause
 
 
-def test_time_that_is_up_is_up() -> None:
+def test_timeout() -> None:
     status, cause = verdict([*lost(0), *up(1, 0, 1)], {}, 2, 60.0, restarts=1)
     assert status == "timeout"
     assert cause == "stopped after 60 s; nodes 0, 1 last seen starting, after 1 restart"
@@ -281,7 +279,7 @@ def restarted(*events: Event) -> RunResult:
     return row(list(events), restarts=3)
 
 
-def test_the_row_says_who_was_lost_and_counts_nothing_twice() -> None:
+def test_row_names_lost_ranks_and_counts_nothing_twice() -> None:
     result = restarted(*lost(0), killed(1, 0), *good(2))
     assert (result.status, result.restarted) == ("ok", 2)
     assert result.flags == [
@@ -296,25 +294,25 @@ def test_the_row_says_who_was_lost_and_counts_nothing_twice() -> None:
     assert len(result.certificate.parts) == 2
 
 
-def test_parts_of_an_attempt_that_was_lost_do_not_count_twice() -> None:
+def test_certificate_excludes_lost_attempts() -> None:
     result = restarted(*up(0, 0, 1), part(0), split(2), killed(0, 1), *good(1))
     assert result.certificate is not None
     assert (len(result.certificate.parts), len(result.certificate.splits)) == (2, 1)
 
 
-def test_a_rank_that_leaves_no_word_is_named_without_a_signal() -> None:
+def test_lost_rank_without_exit_report() -> None:
     words = [event("failed", 0, 8.0, **RESET)]
     flag, _ = restarted(*up(0, 0, 1), *words, *good(1)).flags
     assert flag.startswith("node 1 was gone without a word, last seen starting; all ranks were started")
 
 
-def test_a_rank_that_fails_by_itself_is_started_again_and_named() -> None:
+def test_failed_rank_is_restarted_and_named() -> None:
     own = event("failed", 1, 8.0, cause="ValueError: odd", peer=False, traceback="…")
     flag, _ = restarted(*up(0, 0, 1), event("failed", 0, 7.0, **RESET), own, *good(1)).flags
     assert flag == "node 1: ValueError: odd; all ranks were started again, restart 1 of 3"
 
 
-def test_who_was_killed_at_the_very_end_is_said() -> None:
+def test_kill_after_the_exit_barrier_is_flagged() -> None:
     events = [each for each in good(0) if (each.kind, each.rank) != ("done", 1)]
     assert restarted(*events).flags == ["node 1 was killed after its result was written"]
     assert restarted(*events, killed(0, 1)).flags == ["node 1 was killed after its result was written"]
@@ -341,17 +339,17 @@ def test_lost_rank_is_no_failure_until_torchrun_gives_up(tmp_path: Path) -> None
 def test_run_record_uses_the_finished_attempt(tmp_path: Path) -> None:
     kept = run_record(tmp_path, *lost(0), event("result", 0, 9.5, **rank_fields(steps=1)), *good(1))
     assert (kept.finished, kept.complete, kept.failures) == (True, True, {})
-    for each in up(2, 0, 1):  # an agent begins another one, before it is sent away
+    for each in up(2, 0, 1):  # an agent starts another attempt before shutdown
         kept.add_event(each)
     assert kept.complete
     assert kept.summary()[0].startswith("ok: 2 nodes")
     assert kept.summary()[-1] == "  a rank was lost and all ranks were restarted: 1 of 2 restarts"
 
 
-def test_who_is_heard_to_be_lost_before_the_others_are_heard_to_be_done_is_not_missed(
+def test_loss_reported_before_the_exit_barrier_s_events(
     tmp_path: Path,
 ) -> None:
-    """The restarts are used up, a rank is killed after the last meeting, and its agent gives up at once."""
+    """The restarts are used, a rank is killed after the exit barrier, and its agent gives up at once."""
     *events, last = [each for each in good(0) if (each.kind, each.rank) != ("done", 1)]
     assert last.kind == "done"
     kept = run_record(tmp_path, *events, killed(0, 1))
@@ -361,7 +359,7 @@ def test_who_is_heard_to_be_lost_before_the_others_are_heard_to_be_done_is_not_m
     assert (kept.failures, kept.complete) == ({}, True)
 
 
-def test_who_is_lost_when_the_run_has_finished_is_not_missed(tmp_path: Path) -> None:
+def test_loss_reported_after_the_exit_barrier_s_events(tmp_path: Path) -> None:
     """As before, but the others were received first: no event follows that would take it back."""
     events = [each for each in good(0) if (each.kind, each.rank) != ("done", 1)]
     kept = run_record(tmp_path, *events)
@@ -372,16 +370,16 @@ def test_who_is_lost_when_the_run_has_finished_is_not_missed(tmp_path: Path) -> 
     assert kept.summary()[0].startswith("ok: ")
 
 
-@pytest.mark.parametrize("heard_last", [False, True])  # that the others are done
-def test_who_has_not_given_the_weights_yet_is_missed_all_the_same(tmp_path: Path, heard_last: bool) -> None:
+@pytest.mark.parametrize("done_last", [False, True])
+def test_agent_with_unsent_weights_is_required(tmp_path: Path, done_last: bool) -> None:
     *events, last = good(0)
     kept = run_record(tmp_path, *events, save_weights=True)
     first, other = kept.assignment.agents
-    if not heard_last:
+    if not done_last:
         kept.add_event(last)
     kept.fail(first, LOST)
     kept.fail(other, "killed, too")
-    if heard_last:
+    if done_last:
         kept.add_event(last)
     assert (kept.failures, kept.complete) == (
         {"node-1": LOST},
@@ -390,8 +388,8 @@ def test_who_has_not_given_the_weights_yet_is_missed_all_the_same(tmp_path: Path
     assert kept.summary()[1:] == [f"  node-1: {LOST}"]
 
 
-def test_the_head_ends_a_run_whose_agents_cannot_meet_any_more(cluster: LoopbackCluster) -> None:
-    """node-2's rank was killed after the last meeting: its agent waits for one that has ended."""
+def test_coordinator_ends_a_finished_run(cluster: LoopbackCluster) -> None:
+    """node-2's rank was killed after the exit barrier, and its agent waits for one that has exited."""
 
     def part(*kinds: str) -> Script:
         async def play(agent: FakeAgent) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from trainer.cluster.rank_assignment import AgentInfo, AssignmentError, RankAssignment
 from trainer.core.cgroup import NodeUsage
 from trainer.core.events import EXIT_REPORTS, Event, format_event, signal_name
-from trainer.elastic.attempts import Tally
+from trainer.elastic.attempts import AttemptTracker
 
 WEIGHTS = "weights.npy"  # the only file that an agent sends, and only rank 0's
 
@@ -36,7 +36,7 @@ class RunRecord:
         self.key = assignment.spec.key
         self.timeout_s = assignment.spec.timeout_s
         # Where torchrun restarts ranks, all of these are of the attempt that counts.
-        self._attempts = Tally(assignment.spec.world_size)
+        self._attempts = AttemptTracker(assignment.spec.world_size)
         self._attempt = 0
         self._exit_reports: dict[int, Event] = {}  # by rank
         self._starts: dict[int, Event] = {}
@@ -60,8 +60,8 @@ class RunRecord:
         """Record one event of one rank."""
         self._append(f"rank-{event.rank}.jsonl", event.to_line().encode() + b"\n")
         attempt = self._attempts.add(event)
-        if self._attempts.counts > self._attempt:  # discard the state of earlier attempts
-            self._attempt, self._resumed = self._attempts.counts, None
+        if self._attempts.effective > self._attempt:  # discard the state of earlier attempts
+            self._attempt, self._resumed = self._attempts.effective, None
             for state in (self._exit_reports, self._starts, self.results):
                 state.clear()
         if attempt != self._attempt:
@@ -157,7 +157,7 @@ class RunRecord:
             return ending
         reports = [self._exit_reports[rank] for rank in agent.ranks if rank in self._exit_reports]
         lost = [f"rank {each.rank} {_ending(each)}" for each in reports if each.kind in ("died", "failed")]
-        used = self._attempts.counts
+        used = self._attempts.effective
         return f"{'; '.join(lost) or f'torchrun {ending}'}, after {used} restart{'' if used == 1 else 's'}"
 
     @property
@@ -185,7 +185,7 @@ class RunRecord:
         if self.failures or not self.complete:
             causes = [f"  {name}: {cause}" for name, cause in self.failures.items()]
             return [f"FAILED: {size}, {what}", *(causes or ["  not all results were received and saved"])]
-        used = self._attempts.counts
+        used = self._attempts.effective
         restarts = [f"  a rank was lost and all ranks were restarted: {used} of {spec.restarts} restarts"]
         figures = [*self._figures(), *(restarts if used else [])]
         return [f"ok: {size}, world size {spec.world_size}, {what}", *figures]

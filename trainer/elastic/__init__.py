@@ -1,12 +1,13 @@
-"""Runs whose ranks are started again when one is lost: torchrun, with a meeting place of ours.
+"""Elastic runs: torchrun restarts all ranks when one is lost, with our own rendezvous backend.
 
-One agent of torchrun's runs on every node. It starts the node's ranks; when one is lost it ends the
-others, meets the other nodes' agents again, who do the same, and starts its ranks anew: the next attempt.
-All that is torchrun's own, but for where agents meet, which it lets one register.
+Every node runs one torchrun agent, which starts the node's ranks. When a rank is lost, its agent stops the
+node's other ranks and goes back to the rendezvous. The other nodes' agents notice, do the same, and start
+their ranks anew: the next attempt. torchrun does all of this but the rendezvous, for which it lets users
+register a backend.
 
-    agent ── here ──►  rendezvous.py: N agents meet, that is an attempt; its number is in the store's keys
-    agent ◄─ again ──  one has come to meet for the next attempt, and the others follow
-    rank  ◄─ number ─  SHARDYARD_ATTEMPT: ranks of one attempt find each other under it, meeting.py
-    rank  ── ended ─►  meeting.py: no rank leaves before all have given their results
-    events ─────────►  attempts.py: which of them count (pure)
+    agent ── arrived ──►  rendezvous.py: an attempt starts when N agents have arrived
+    agent ◄─ waiting ──   an agent has arrived for the next attempt, and the others follow
+    rank  ◄─ number ───   SHARDYARD_ATTEMPT: prefix of the attempt's keys, comm/attempt_store.py
+    rank  ── ended ────►  comm/attempt_store.py: no rank exits before all have reported results
+    events ────────────►  attempts.py: the attempt that counts (pure)
 """

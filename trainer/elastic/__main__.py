@@ -1,7 +1,9 @@
-"""torchrun's agent of one node: `python -m trainer.elastic [torchrun's arguments] -m trainer`.
+"""The torchrun agent of one node: `python -m trainer.elastic [torchrun's arguments] -m trainer`.
 
-SHARDYARD_NODE       its number; beside it, what `python -m trainer` is told, which the ranks have from it
-SHARDYARD_MEMORY_MB  of a container: the memory that it is held to, in MiB
+SHARDYARD_NODE       the node's number
+SHARDYARD_MEMORY_MB  memory limit of the container in MiB; unset for a local process
+
+Ranks inherit the environment, so it also has the variables of `python -m trainer`.
 """
 
 from __future__ import annotations
@@ -25,16 +27,15 @@ from trainer.spec.run_spec import RunSpec
 
 
 class ExitReportHandler(logging.Handler):
-    """Leaves a last word for a rank that was killed: its agent alone knows by which signal.
+    """Writes the exit report of a killed rank, since only its torchrun agent knows the signal.
 
-    torchrun's agent says it in its log, once per attempt that is lost, of the rank that it missed first.
-    Where it has several that may be a peer of the killed one, which is then known as gone without a word.
-    A container's count of what the kernel killed for want of memory is of all attempts: only who looks
-    each time knows of which.
+    The agent logs it once per lost attempt, for the first rank that it found gone. With several ranks per
+    node that may be a peer of the killed rank, which then has no exit report.
+    A container counts its out-of-memory kills over all attempts, so the handler reads the counter in each.
     """
 
     LOGGER = "torch.distributed.elastic.multiprocessing.api"
-    SAID = "failed (exitcode: %s) local_rank: %s (pid: %s) of binary: %s"
+    FORMAT = "failed (exitcode: %s) local_rank: %s (pid: %s) of binary: %s"
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class ExitReportHandler(logging.Handler):
         memory_mb: str | None = None,
         killed_for_memory: Callable[[], int] = lambda: measure().out_of_memory,
     ) -> None:
-        """memory_mb: None where the node has no memory of its own. killed_for_memory: processes so far."""
+        """memory_mb: None without a limit. killed_for_memory: number of out-of-memory kills so far."""
         super().__init__(logging.ERROR)
         self._key, self._directory = spec.key, directory
         self._first = node * spec.processes_per_node
@@ -52,11 +53,13 @@ class ExitReportHandler(logging.Handler):
         self._known = killed_for_memory()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.msg != self.SAID or not isinstance(record.args, tuple):
+        if record.msg != self.FORMAT or not isinstance(record.args, tuple):
             return
         code, local_rank, *_ = record.args
         before, self._known = self._known, self._killed_for_memory()
-        if isinstance(code, int) and isinstance(local_rank, int) and code < 0:  # else it has spoken itself
+        if (
+            isinstance(code, int) and isinstance(local_rank, int) and code < 0
+        ):  # else it has written its own
             name, attempt = signal_name(-code), int(os.environ["SHARDYARD_ATTEMPT"])
             rank, prefix = self._first + local_rank, os.environ.get("SHARDYARD_PREFIX", "rank {rank} | ")
             writer = EventWriter(self._key, rank, self._directory, prefix=prefix)
@@ -67,12 +70,12 @@ class ExitReportHandler(logging.Handler):
 
 
 def main(arguments: list[str], env: Mapping[str, str]) -> None:
-    """Be the agent of one node, until its ranks have ended."""
+    """Run the agent of one node until its ranks have ended."""
     spec = RunSpec.model_validate_json(Path(env["SHARDYARD_SPEC"]).read_text(encoding="utf-8"))
     node = int(env["SHARDYARD_NODE"])
     end_with(int(env["SHARDYARD_PARENT_PID"]))
-    obituary = ExitReportHandler(spec, node, Path(env["SHARDYARD_OUT"]), env.get("SHARDYARD_MEMORY_MB"))
-    logging.getLogger(ExitReportHandler.LOGGER).addHandler(obituary)
+    handler = ExitReportHandler(spec, node, Path(env["SHARDYARD_OUT"]), env.get("SHARDYARD_MEMORY_MB"))
+    logging.getLogger(ExitReportHandler.LOGGER).addHandler(handler)
     rendezvous_handler_registry.register(
         BACKEND, lambda parameters: Rendezvous(spec, node, parameters.endpoint)
     )

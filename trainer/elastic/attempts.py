@@ -1,8 +1,8 @@
-"""Attempts: a run's events told apart by how often torchrun had started the ranks before. Imports no torch.
+"""Attempts: the events of a run, grouped by how often torchrun had restarted the ranks. Imports no torch.
 
-A run that is never started again has one attempt. Of several one counts: the first that all ranks have
-finished, else the last. Its events are a whole account: a rank that goes on from a checkpoint tells again
-what is in it, and one that does not has begun anew.
+A run without restarts has one attempt. Of several, one counts: the first in which all ranks finished, else
+the last. Its events are complete: a rank that resumes from a checkpoint first repeats the events of what is
+in it, and one that does not resume starts over.
 """
 
 from __future__ import annotations
@@ -13,62 +13,65 @@ from collections.abc import Iterable
 from trainer.core.events import EXIT_REPORTS, Event
 
 
-class Tally:
-    """Which rank has said which kind of word in which attempt: no more is kept, however long a run is.
+class AttemptTracker:
+    """Tracks which rank has reported which kinds of events in which attempt, in constant memory.
 
-    Takes events in the order in which each rank wrote them; ranks may be interleaved in any way.
+    Events of one rank have to be added in order; those of different ranks may be interleaved in any way.
+
+    Attributes:
+        finished: the attempt in which every rank has reported its result, if there is one.
     """
 
     def __init__(self, ranks: int) -> None:
         self._everyone = set(range(ranks))
-        self._now: dict[int, int] = {}  # by rank: the attempt that it is in
-        self._said: list[dict[str, set[int]]] = [{}]  # by attempt and kind: the ranks
-        self.finished: int | None = None  # the attempt in which every rank has given its result
+        self._attempt_of: dict[int, int] = {}  # by rank
+        self._ranks: list[dict[str, set[int]]] = [{}]  # by attempt and kind
+        self.finished: int | None = None
 
     def add(self, event: Event) -> int:
-        """Take one event; the attempt that it is of."""
+        """Add one event. Returns the attempt that it belongs to."""
         if event.kind == "start":
-            self._now[event.rank] = event.fields.get("attempt", 0)
-        attempt: int = event.fields.get("attempt", self._now.get(event.rank, 0))
-        while len(self._said) <= attempt:
-            self._said.append({})
-        self._said[attempt].setdefault(event.kind, set()).add(event.rank)
+            self._attempt_of[event.rank] = event.fields.get("attempt", 0)
+        attempt: int = event.fields.get("attempt", self._attempt_of.get(event.rank, 0))
+        while len(self._ranks) <= attempt:
+            self._ranks.append({})
+        self._ranks[attempt].setdefault(event.kind, set()).add(event.rank)
         if event.kind == "done" and self.finished is None:
-            # A rank says so after the last meeting, to which each has come with its result. Where they are
-            # in different files, the others' may be heard of later.
+            # A rank reports this after the exit barrier, which all ranks enter with their results. Results
+            # in other ranks' files may be read later.
             self._finish(attempt)
-        elif event.kind == "result" and self.finished is None and self._kinds(attempt, "done"):
+        elif event.kind == "result" and self.finished is None and self._with(attempt, "done"):
             self._finish(attempt)
         return attempt
 
     def _finish(self, attempt: int) -> None:
-        if self._kinds(attempt, "result") == self._everyone:
+        if self._with(attempt, "result") == self._everyone:
             self.finished = attempt
 
-    def _kinds(self, attempt: int, *kinds: str) -> set[int]:
-        """The ranks that have reported any of these."""
-        return set().union(*(self._said[attempt].get(kind, ()) for kind in kinds))
+    def _with(self, attempt: int, *kinds: str) -> set[int]:
+        """The ranks that have reported any of these kinds."""
+        return set().union(*(self._ranks[attempt].get(kind, ()) for kind in kinds))
 
     @property
-    def counts(self) -> int:
-        """The number of the attempt that counts, from 0."""
-        return len(self._said) - 1 if self.finished is None else self.finished
+    def effective(self) -> int:
+        """The number of the attempt that counts, from 0; also how often ranks were restarted before it."""
+        return len(self._ranks) - 1 if self.finished is None else self.finished
 
-    def silent(self, attempt: int) -> list[int]:
-        """The ranks that were up and left without a last word: they were killed, or still run."""
-        return sorted(self._kinds(attempt, "start") - self._kinds(attempt, *EXIT_REPORTS))
+    def without_exit_report(self, attempt: int) -> list[int]:
+        """The ranks that started and have written no exit report: they were killed, or still run."""
+        return sorted(self._with(attempt, "start") - self._with(attempt, *EXIT_REPORTS))
 
     def killed(self, attempt: int) -> list[int]:
-        """The ranks that were killed for all that is known; their agents may have left a word for them."""
-        return sorted({*self.silent(attempt), *self._kinds(attempt, "died")})
+        """The ranks without an exit report of their own; their torchrun agents may have written one."""
+        return sorted({*self.without_exit_report(attempt), *self._with(attempt, "died")})
 
-    def absent(self, attempt: int) -> list[int]:
-        """The ranks that never came up."""
-        return sorted(self._everyone - self._kinds(attempt, "start"))
+    def not_started(self, attempt: int) -> list[int]:
+        """The ranks that have reported no start."""
+        return sorted(self._everyone - self._with(attempt, "start"))
 
 
-class Attempts(Tally):
-    """A tally with the events themselves: of a run that has ended."""
+class Attempts(AttemptTracker):
+    """A tracker that keeps the events, for a run that has ended."""
 
     def __init__(self, ranks: int, events: Iterable[Event] = ()) -> None:
         super().__init__(ranks)
@@ -81,6 +84,6 @@ class Attempts(Tally):
         self._events[attempt].append(event)
         return attempt
 
-    def of(self, attempt: int) -> list[Event]:
-        """The events of one attempt, as they came."""
+    def events_of(self, attempt: int) -> list[Event]:
+        """The events of one attempt, in the order in which they were added."""
         return self._events[attempt]

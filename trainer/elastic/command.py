@@ -1,4 +1,4 @@
-"""The command of torchrun's agent on one node. Pure."""
+"""The command line of a node's torchrun agent. Pure."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ import sys
 
 from trainer.spec.run_spec import RunSpec
 
-BACKEND = "shardyard"  # as torchrun calls our rendezvous
-MONITOR_S = 0.2  # how often an agent looks after its ranks, and whether others want to meet again
+BACKEND = "shardyard"  # the name under which our rendezvous backend is registered
+MONITOR_S = 0.2  # between an agent's checks of its ranks and of the rendezvous
 
 
-def torchrun(spec: RunSpec, meet: str, log_dir: str) -> tuple[str, ...]:
-    """The agent's command; its environment has SHARDYARD_NODE, its number, and what ranks are told.
+def torchrun(spec: RunSpec, endpoint: str, log_dir: str) -> tuple[str, ...]:
+    """The agent's command. Its environment has SHARDYARD_NODE and the variables of its ranks.
 
-    meet: HOST:PORT where node 0's agent waits for the others; or the path of a file in which it says at
-    which port of this machine it does, so that there is none to lose to another process.
+    Args:
+        spec: the run.
+        endpoint: HOST:PORT where node 0's agent listens, or the path of a file to which it writes the
+            port of this machine that it has bound, so that no other process can take the port first.
+        log_dir: torchrun's.
     """
     return (
         *(sys.executable, "-m", "trainer.elastic"),
         f"--nnodes={spec.nodes}",
         f"--nproc-per-node={spec.processes_per_node}",
         f"--rdzv-backend={BACKEND}",
-        f"--rdzv-endpoint={meet}",
+        f"--rdzv-endpoint={endpoint}",
         f"--rdzv-id={spec.key}",
-        # Of each agent; the rendezvous counts attempts of the whole run, so none runs out of them before.
+        # Each agent counts its own; the rendezvous counts those of the run, and stops first.
         f"--max-restarts={spec.restarts}",
         f"--monitor-interval={MONITOR_S}",
         f"--log-dir={log_dir}",

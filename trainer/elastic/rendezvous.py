@@ -1,8 +1,9 @@
-"""Where torchrun's agents meet: a rendezvous backend for nodes that are known and do not change.
+"""A torchrun rendezvous backend for a fixed set of nodes.
 
-torchrun's own, `c10d`, is made for clusters that grow and shrink. A node's number is another after every
-meeting, one that is slow for 15 s counts as dead, and attempts are counted by each agent for itself: after
-one of them ranks look for each other in different places. Here numbers are fixed, and so is the count.
+torchrun's own backend, `c10d`, is made for clusters that grow and shrink: node ranks change in every
+rendezvous, a node that is silent for 15 s counts as dead, and each agent counts attempts for itself, so
+that after a restart ranks may look for each other under different keys. Here node ranks are fixed, and one
+counter of attempts holds for the whole run.
 """
 
 from __future__ import annotations
@@ -28,50 +29,55 @@ from trainer.elastic.command import BACKEND
 from trainer.spec.run_spec import RunSpec
 
 POLL_S = 0.05
-LEAVE_S = 5.0  # the agent with the store gives the others this long to leave first
+SHUTDOWN_S = 5.0  # how long the agent that hosts the store waits for the others to leave
 
 
 class Rendezvous(RendezvousHandler):
-    """The meetings of N agents, one per attempt.
+    """The rendezvous of N agents, once per attempt.
 
-    An agent comes to the next one when it has ended its ranks, and it takes place when all have come: so
-    when the ranks of an attempt start, none of an earlier one is left on any node.
+    An agent arrives after it has stopped its ranks, and the rendezvous completes when all agents have
+    arrived. So no rank of an earlier attempt runs on any node when an attempt starts.
     """
 
-    def __init__(self, spec: RunSpec, node: int, place: str) -> None:
-        """node: this agent's number. place: see `connect`. Raises RendezvousConnectionError."""
+    def __init__(self, spec: RunSpec, node: int, endpoint: str) -> None:
+        """node: this agent's number. endpoint: see `connect`. Raises RendezvousConnectionError."""
         self._spec, self._node = spec, node
-        self._store, self._address = connect(place, node, spec.timeout_s)
+        self._store, self._address = connect(endpoint, node, spec.timeout_s)
         self._attempt = -1
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Meet for the next attempt. Raises RendezvousClosedError when there is to be none."""
+        """Wait until all agents have arrived for the next attempt.
+
+        Raises:
+            RendezvousClosedError: all restarts are used.
+            RendezvousTimeoutError: an agent did not arrive in time.
+        """
         self._attempt += 1
         if self._attempt > self._spec.restarts:
-            raise RendezvousClosedError(f"a rank was lost, and {self._spec.restarts} restarts are used up")
-        here = self._keys(self._attempt)
-        here.set(self._name(self._node), "here")
+            raise RendezvousClosedError(f"a rank was lost and all {self._spec.restarts} restarts are used")
+        keys = self._keys(self._attempt)
+        keys.set(self._name(self._node), "arrived")
         deadline = time.monotonic() + self._spec.timeout_s
-        # Not store.wait: a signal would be heard only afterwards.
-        while not here.check([self._name(node) for node in range(self._spec.nodes)]):
+        # Not store.wait, during which Python handles no signals.
+        while not keys.check([self._name(node) for node in range(self._spec.nodes)]):
             if time.monotonic() > deadline:
-                raise RendezvousTimeoutError(f"not all nodes came within {self._spec.timeout_s:g} s")
+                raise RendezvousTimeoutError(f"not all nodes arrived within {self._spec.timeout_s:g} s")
             time.sleep(POLL_S)
-        os.environ["SHARDYARD_ATTEMPT"] = str(self._attempt)  # ranks have the agent's environment
-        return RendezvousInfo(here, self._node, self._spec.nodes, self._address)
+        os.environ["SHARDYARD_ATTEMPT"] = str(self._attempt)  # ranks inherit it
+        return RendezvousInfo(keys, self._node, self._spec.nodes, self._address)
 
     def num_nodes_waiting(self) -> int:
-        """How many agents have come for the next attempt: then torchrun ends its ranks and comes, too."""
-        later = self._keys(self._attempt + 1)
-        return sum(later.check([self._name(node)]) for node in range(self._spec.nodes))
+        """How many agents have arrived for the next attempt. If any, torchrun stops its ranks, too."""
+        following = self._keys(self._attempt + 1)
+        return sum(following.check([self._name(node)]) for node in range(self._spec.nodes))
 
     def shutdown(self) -> bool:
-        """Leave; node 0's agent last, for it has the store."""
-        here = self._keys(self._attempt)
-        left, deadline = here.add("left", 1), time.monotonic() + LEAVE_S
+        """Leave the rendezvous. Node 0's agent hosts the store and leaves last."""
+        keys = self._keys(self._attempt)
+        left, deadline = keys.add("left", 1), time.monotonic() + SHUTDOWN_S
         while self._node == 0 and left < self._spec.nodes and time.monotonic() < deadline:
             time.sleep(POLL_S)
-            left = here.add("left", 0)
+            left = keys.add("left", 0)
         return True
 
     def _keys(self, attempt: int) -> Store:
@@ -95,22 +101,32 @@ class Rendezvous(RendezvousHandler):
         return self._attempt > self._spec.restarts
 
     def set_closed(self) -> None:
-        """It closes by itself, when the restarts are used up."""
+        """Does nothing: the rendezvous closes when all restarts are used."""
 
 
-def connect(place: str, node: int, timeout_s: float) -> tuple[Store, RendezvousStoreInfo]:
-    """The agents' store, which is node 0's, and its address; ranks use it, too.
+def connect(endpoint: str, node: int, timeout_s: float) -> tuple[Store, RendezvousStoreInfo]:
+    """Create node 0's store, or connect to it. Agents and ranks use the same store.
 
-    place: see `torchrun`. Raises RendezvousConnectionError.
+    Args:
+        endpoint: see `torchrun`.
+        node: this agent's number.
+        timeout_s: of the connection and of every later operation.
+
+    Returns:
+        The store and its address.
+
+    Raises:
+        RendezvousConnectionError: the port is taken, or node 0 does not answer in time.
     """
-    local, timeout = place.startswith("/"), timedelta(seconds=timeout_s)
-    host, _, number = ("127.0.0.1", "", "0") if local else place.rpartition(":")
+    local, timeout = endpoint.startswith("/"), timedelta(seconds=timeout_s)
+    host, _, number = ("127.0.0.1", "", "0") if local else endpoint.rpartition(":")
     try:
         if node:
-            port = _told(Path(place), timeout_s) if local else int(number)
+            port = _read_port(Path(endpoint), timeout_s) if local else int(number)
             store = TCPStore(host, port, is_master=False, timeout=timeout)
             return store, RendezvousStoreInfo(host, port)
-        listener = socket.create_server((host, int(number)), backlog=1024)  # at this address and no other
+        # TCPStore itself would listen on all interfaces.
+        listener = socket.create_server((host, int(number)), backlog=1024)
         port = listener.getsockname()[1]
         store = TCPStore(
             host,
@@ -121,18 +137,18 @@ def connect(place: str, node: int, timeout_s: float) -> tuple[Store, RendezvousS
             master_listen_fd=listener.detach(),
         )
     except (OSError, RuntimeError) as error:
-        raise RendezvousConnectionError(f"no meeting at {place}: {error}") from error
+        raise RendezvousConnectionError(f"no rendezvous at {endpoint}: {error}") from error
     if local:
-        Path(place).with_suffix(".new").write_text(str(port))
-        Path(place).with_suffix(".new").replace(place)
+        Path(endpoint).with_suffix(".new").write_text(str(port))
+        Path(endpoint).with_suffix(".new").replace(endpoint)
     return store, RendezvousStoreInfo(host, port)
 
 
-def _told(path: Path, timeout_s: float) -> int:
-    """The port that node 0's agent has written down."""
+def _read_port(path: Path, timeout_s: float) -> int:
+    """The port that node 0's agent has written to the file."""
     deadline = time.monotonic() + timeout_s
     while not path.exists():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"node 0 did not come up within {timeout_s:g} s")
+            raise TimeoutError(f"node 0 did not write {path} within {timeout_s:g} s")
         time.sleep(POLL_S)
     return int(path.read_text())

@@ -23,7 +23,7 @@ from orchestrator.runtimes.identity import identity, is_gone
 from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.runtimes.local.processes import THROTTLE, Process, everything, mpirun
 from trainer.core.events import Event, EventReader
-from trainer.elastic.attempts import Tally
+from trainer.elastic.attempts import AttemptTracker
 
 # In the environment of everything we start: our identity, its number apart, with which ranks end.
 LABEL, SINCE = "SHARDYARD_PARENT_PID", "SHARDYARD_SINCE"
@@ -73,7 +73,7 @@ class LocalRuntime(Runtime):
     def start(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> RunHandle:
         live = _live(paths)
         live.mkdir()
-        attempts = Tally(plan.world_size) if plan.spec.restarts else None
+        attempts = AttemptTracker(plan.world_size) if plan.spec.restarts else None
         return LocalRun(everything(plan, paths, data_dir, live), paths, live, attempts)
 
     def clean(self) -> int:
@@ -89,7 +89,7 @@ class LocalRun(RunHandle):
     """The processes of one run, and all that they started."""
 
     def __init__(
-        self, started: list[Process], paths: RunPaths, live: Path, attempts: Tally | None = None
+        self, started: list[Process], paths: RunPaths, live: Path, attempts: AttemptTracker | None = None
     ) -> None:
         """attempts: of ranks that torchrun starts again."""
         self._live, self._attempts = live, attempts
