@@ -19,9 +19,9 @@ import sys
 from pathlib import Path
 
 from trainer.core.cgroup import wait_for_quota
-from trainer.core.context import ContextError, NodeContext
 from trainer.core.events import EventWriter
-from trainer.launch.ranks import report_failure, run_forked, run_rank, run_threads
+from trainer.launch.environment import LaunchError, read_context
+from trainer.launch.ranks import report_failure, run_forked, run_process, run_threads
 from trainer.launch.watchdog import Watchdog
 from trainer.spec.run_spec import RunSpec
 from trainer.training.task import Task
@@ -33,19 +33,17 @@ def main() -> int:
     env = os.environ
     spec = RunSpec.model_validate_json(Path(env["SHARDYARD_SPEC"]).read_text(encoding="utf-8"))
     try:
-        context = NodeContext.from_env(spec, env)
-    except ContextError as error:
+        context = read_context(spec, env)
+    except LaunchError as error:
         print(f"trainer: {error}", file=sys.stderr)
         return 2
     if console := env.get("SHARDYARD_CONSOLE"):
         node = context.rank // spec.processes_per_node
         _keep_console(Path(console.replace("{node}", str(node))))
-    out = Path(env["SHARDYARD_OUT"]) if "SHARDYARD_OUT" in env else None
     orchestrator = int(env["SHARDYARD_PARENT_PID"]) if "SHARDYARD_PARENT_PID" in env else None
-    context.out_dir = out
     word = "node-" if spec.processes_per_node == 1 else "rank "
     prefix = env.get("SHARDYARD_PREFIX", word + "{rank} | ")
-    events = EventWriter(spec.key, context.rank, out, prefix=prefix)
+    events = EventWriter(spec.key, context.rank, context.out_dir, prefix=prefix)
     task = Task(spec, context.data_dir)
 
     if spec.topology == "single":
@@ -55,7 +53,7 @@ def main() -> int:
         attempt = {} if context.attempt is None else {"attempt": context.attempt}
         events.write("start", pid=os.getpid(), **attempt)
         ready = _held_back(env.get("SHARDYARD_CPU_QUOTA"), events) and _loaded(task, events)
-        return 0 if ready and run_rank(context, task, events, watchdog) else 1
+        return 0 if ready and run_process(context, task, events, watchdog) else 1
 
 
 def _held_back(cpus: str | None, events: EventWriter) -> bool:

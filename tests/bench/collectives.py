@@ -25,8 +25,8 @@ from orchestrator.runtimes.local.processes import mpirun, processes
 from orchestrator.runtimes.local.runtime import LocalRun
 from tests.bench.step import ratio
 from trainer.comm.base import Communicator
-from trainer.core.clock import Clock
-from trainer.core.context import NodeContext
+from trainer.launch.environment import read_context
+from trainer.launch.ranks import connect
 from trainer.spec.run_spec import RunSpec
 
 FLOATS = (5_000, 100_000, 1_000_000, 10_000_000)
@@ -86,14 +86,13 @@ def rank_main() -> None:
     """In each rank's process."""
     run = RunSpec.model_validate_json(Path(os.environ["SHARDYARD_SPEC"]).read_text())
     torch.set_num_threads(run.threads)
-    context = NodeContext.from_env(run, os.environ)
-    clock = Clock(cpu=context.cpu_clock)
-    comm = context.connect(clock)
-    clock.start()
+    context = read_context(run, os.environ)
+    comm = connect(context)
+    comm.clock.start()
     turns = {floats: take_turns(comm, torch.zeros(floats)) for floats in FLOATS}  # zeros stay zeros
     if context.rank == 0:
         write_atomic(Path(os.environ["SHARDYARD_OUT"]) / "turns.json", json.dumps(turns))
-    context.close()
+    comm.close()
 
 
 def take_turns(comm: Communicator, buffer: torch.Tensor) -> Turns:

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
 from trainer.data.datasets.normalise import normalise
+from trainer.launch.ranks import connect
 from trainer.spec.run_spec import RunSpec
 from trainer.training.session import Session
 from trainer.training.task import Task
@@ -136,17 +137,15 @@ def our_loop(pixels: np.ndarray, labels: np.ndarray, directory: Path) -> Step:
     task = Task(spec, directory)
     split = (pixels[:, None], labels.astype(np.int64))
     task.data = normalise(split, split, 10)
-    session = Session(
-        NodeContext(0, 1, "memory", directory),
-        task,
-        EventWriter(spec.key, 0, directory, io.StringIO()),
-    )
+    context = NodeContext(0, 1, "memory", directory)
+    events = EventWriter(spec.key, 0, directory, io.StringIO())
+    session = Session(context, task, events, connect(context))
     replica = session.replica()
     session.start(replica)
 
     def batches() -> Iterator[None]:
         for epoch in count(1):
-            for batch in session.batches(epoch, replica):
+            for batch in session.batches(epoch):
                 replica.backward(batch)
                 replica.step()
                 yield

@@ -63,6 +63,5 @@ def _rank(context: NodeContext, work: Workload, say: Connection) -> None:
         outcome = work(context)
     except Exception as error:
         outcome = error
-        context.abort()
     say.send(outcome)
     os._exit(0)

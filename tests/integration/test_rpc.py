@@ -17,8 +17,8 @@ import torch
 from orchestrator.runtimes.local.processes import loopback
 from tests.integration.rpc_ranks import Ranks
 from trainer.comm.base import CommunicationError, Communicator
-from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
+from trainer.launch.ranks import connect
 
 Body = Callable[[Communicator], Any]
 SIZE = 3
@@ -37,9 +37,8 @@ class Met:
 
 
 def _meet(body: Body, context: NodeContext) -> Any:
-    clock = Clock()
-    comm = context.connect(clock)
-    clock.start()
+    comm = connect(context)
+    comm.clock.start()
     outcome = body(comm)
     comm.close()
     return outcome

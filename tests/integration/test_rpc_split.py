@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ from tests.support.processes import node_processes
 from tests.support.runs import DuringTraining
 from tests.unit.training import SMALL, Notes, train
 from trainer.core.context import NodeContext
+from trainer.launch.ranks import connect
+from trainer.launch.ranks import train as train_rank
 from trainer.parallel.rpc_stages import Master, Part
 from trainer.spec.run_spec import RunSpec
-from trainer.strategies.rpc_split import RpcSplit
 from trainer.training.replica import Replica
 from trainer.training.task import Task
 
@@ -50,10 +52,11 @@ def with_losses(fields: dict[str, Any], context: NodeContext) -> tuple[list[floa
 
     Master.forward = noting  # type: ignore[method-assign]  # in this process, which ends with it
     spec = RunSpec.model_validate({**fields, "save_weights": True})
-    context.out_dir = Path(context.rendezvous).parent
-    spec.strategy.train(context, Task(spec, Path()), Notes(context.rank))
-    context.close()
-    weights = np.load(context.out_dir / "weights.npy").tolist() if context.rank == 0 else []
+    out_dir = Path(context.rendezvous).parent
+    comm = connect(context)
+    train_rank(replace(context, out_dir=out_dir), Task(spec, Path()), Notes(context.rank), comm)
+    comm.close()
+    weights = np.load(out_dir / "weights.npy").tolist() if context.rank == 0 else []
     return losses, weights
 
 
@@ -187,7 +190,7 @@ def stops(method: str, doomed: int, context: NodeContext) -> Any:
     setattr(Part, method, standing_still)
     spec = RunSpec.model_validate({**SMALL, "strategy": "rpc_split", "nodes": context.size})
     try:
-        return RpcSplit().train(context, Task(spec, Path()), Notes(context.rank))
+        return train_rank(context, Task(spec, Path()), Notes(context.rank), connect(context))
     except Exception as error:
         pid, since = note.read_text().split()
         if context.rank == 0:

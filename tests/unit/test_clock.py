@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from tests.unit.conftest import FakeTime
-from trainer.comm.memory import ThreadGroup
 from trainer.core.clock import PHASES, Clock
-from trainer.core.context import NodeContext
+from trainer.launch.ranks import rank_clock
 
 
 class Timed:
@@ -215,30 +213,25 @@ def test_a_rank_of_several_threads_has_had_its_core(timed: Timed) -> None:
 # Which CPU time is a rank's own
 
 
-def cpu_of_a_helper_thread(context: NodeContext) -> float:
-    """What the rank's CPU clock books while another thread of its process works for 30 ms."""
+def cpu_of_a_helper_thread(clock: Clock) -> float:
+    """CPU seconds that the clock books while another thread of the process works for 30 ms."""
 
     def work() -> None:
         until = time.thread_time() + 0.03
         while time.thread_time() < until:
             pass
 
-    before = context.cpu_clock()
+    (_, before) = clock.now()
     helper = threading.Thread(target=work)
     helper.start()
     helper.join()
-    return context.cpu_clock() - before
+    return clock.now()[1] - before
 
 
-def context(size: int, room: ThreadGroup | None) -> NodeContext:
-    return NodeContext(0, size, "memory", Path(), room=room)
+def test_ranks_that_share_a_process_have_their_threads_cpu_time() -> None:
+    assert cpu_of_a_helper_thread(rank_clock(2)) < 0.02
 
 
-def test_where_ranks_share_a_process_each_has_its_threads_time() -> None:
-    assert cpu_of_a_helper_thread(context(2, ThreadGroup(2))) < 0.02
-    assert cpu_of_a_helper_thread(context(2, None)) >= 0.03
-
-
-def test_a_rank_alone_in_its_process_has_all_of_its_threads_time() -> None:
+def test_a_rank_alone_in_its_process_has_the_process_cpu_time() -> None:
     # `serial` runs on transport memory: torch's other threads (spec.threads) work for it.
-    assert cpu_of_a_helper_thread(context(1, ThreadGroup(1))) >= 0.03
+    assert cpu_of_a_helper_thread(rank_clock(1)) >= 0.03

@@ -25,7 +25,7 @@ from trainer.cluster.commands import (
     mpirun_environment,
 )
 from trainer.cluster.rank_assignment import RankAssignment
-from trainer.core.context import NodeContext
+from trainer.launch.environment import read_context
 
 TRAINER = (sys.executable, "-m", "trainer")
 PID = 4711
@@ -88,7 +88,7 @@ def test_only_the_launcher_starts_mpirun() -> None:
 def test_trainer_parses_its_environment(topology: str, name: str) -> None:
     for command in started(assigned(topology, 1, 2), name):
         assignment = assigned(topology, 1, 2)
-        context = NodeContext.from_env(assignment.spec, command.environment)
+        context = read_context(assignment.spec, command.environment)
         assert context.rank == command.ranks[0]
         assert context.size == assignment.spec.world_size
 

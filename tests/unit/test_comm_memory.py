@@ -359,5 +359,5 @@ def test_receiving_in_vain_is_a_communication_error() -> None:
 
 
 def test_ranks_wait_as_long_as_the_run_may_last() -> None:
-    context = NodeContext(0, 2, "memory", Path(), timeout_s=7200)
+    context = NodeContext(0, 1, "memory", Path(), timeout_s=7200)
     assert MemoryCommunicator.connect(context, Clock())._room.timeout_s == 7200

@@ -33,7 +33,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_a_rank_takes_its_own_gpu_before_it_meets_the_others(cuda: list[Any]) -> None:
-    comm = context(1).connect(Clock())
+    comm = NcclCommunicator.connect(context(1), Clock())
     device, (group, how) = cuda
     assert device == ("device", 1)
     assert (group, how["rank"], how["world_size"]) == ("nccl", 5, 8)
@@ -44,7 +44,7 @@ def test_a_rank_takes_its_own_gpu_before_it_meets_the_others(cuda: list[Any]) ->
 
 def test_time_is_read_when_the_gpu_has_done_its_work(cuda: list[Any]) -> None:
     clock = Clock(wall=lambda: cuda.append("read") or 0.0)  # type: ignore[func-returns-value]
-    context(0).connect(clock)
+    NcclCommunicator.connect(context(0), clock)
     cuda.clear()
     clock.start()
     with clock.phase("compute"):
@@ -68,6 +68,6 @@ def test_settled_asks_for_the_stream_each_time() -> None:
 def test_a_rank_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch, found: int) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
     with pytest.raises(CommunicationError) as caught:
-        context(2).connect(Clock())
+        NcclCommunicator.connect(context(2), Clock())
     assert "transport nccl needs a GPU for every rank" in str(caught.value)
     assert f"rank 5 would use GPU 2, torch {torch.__version__} finds {found}" in str(caught.value)

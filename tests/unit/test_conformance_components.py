@@ -20,8 +20,8 @@ from orchestrator.runtimes.base import Runtime
 from tests.unit.conftest import PROJECT
 from trainer.comm.base import Communicator
 from trainer.compression.base import Compression
-from trainer.core.context import RANK_VARIABLES
 from trainer.core.registry import Component
+from trainer.launch.environment import RANK_VARIABLES
 from trainer.spec.registries import COMPRESSIONS, REGISTRIES, STRATEGIES, TRANSPORTS
 from trainer.spec.run_spec import RunSpec
 from trainer.strategies.hybrid import Grid

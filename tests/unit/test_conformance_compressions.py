@@ -20,6 +20,7 @@ from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
 from trainer.core.result import TrainResult
 from trainer.core.rng import RngFactory
+from trainer.launch.ranks import train as train_rank
 from trainer.spec.registries import COMPRESSIONS
 from trainer.spec.run_spec import RunSpec
 from trainer.training.task import Task
@@ -158,8 +159,8 @@ def accuracies() -> Callable[[str], float]:
         assert len(task.data.train.labels) % 2
 
         def body(comm: MemoryCommunicator) -> TrainResult:
-            context = NodeContext(comm.rank, comm.size, "memory", Path(), room=comm._room)
-            return run.strategy.train(context, task, EventWriter("run", comm.rank, None, io.StringIO()))
+            context = NodeContext(comm.rank, comm.size, "memory", Path())
+            return train_rank(context, task, EventWriter("run", comm.rank, None, io.StringIO()), comm)
 
         first, second = together(2, body)
         assert first.weights_digest == second.weights_digest

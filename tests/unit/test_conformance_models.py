@@ -326,12 +326,12 @@ def task() -> Task:
 
 
 def test_ranks_start_from_the_weights_they_name(task: Task) -> None:
-    def vector(rank: int, weights_of: int = 0) -> Tensor:
-        return torch.cat([p.detach().reshape(-1) for p in task.build_model(rank, weights_of).parameters()])
+    def vector(rank: int, seed: int = 0) -> Tensor:
+        return torch.cat([p.detach().reshape(-1) for p in task.build_model(rank, seed).parameters()])
 
     assert torch.equal(vector(0), vector(2))
-    assert torch.equal(vector(0, weights_of=1), vector(1, weights_of=1))
-    assert not torch.equal(vector(0), vector(0, weights_of=1))
+    assert torch.equal(vector(0, weights_seed=1), vector(1, weights_seed=1))
+    assert not torch.equal(vector(0), vector(0, weights_seed=1))
 
 
 def test_ranks_drop_different_activations(task: Task) -> None:

@@ -23,6 +23,7 @@ from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
 from trainer.core.result import TrainResult
+from trainer.launch.ranks import train
 from trainer.spec.registries import COMPRESSIONS, STRATEGIES
 from trainer.spec.run_spec import RunSpec
 from trainer.strategies.ddp import Buckets
@@ -126,7 +127,8 @@ def trained(strategy: str, compression: str, rank: int) -> tuple[TrainResult, Li
     )
     context = NodeContext(rank, nodes, "nccl", Path())
     with Link() as link:
-        result = of.spec.strategy.train(context, of, EventWriter("run", rank, None, io.StringIO()))
+        comm = Far.connect(context, Clock())
+        result = train(context, of, EventWriter("run", rank, None, io.StringIO()), comm)
     return result, link
 
 
@@ -138,7 +140,6 @@ def trained(strategy: str, compression: str, rank: int) -> tuple[TrainResult, Li
 def test_a_training_stays_on_its_device(
     monkeypatch: pytest.MonkeyPatch, generators: list[str], strategy: str, compression: str
 ) -> None:
-    monkeypatch.setattr(NodeContext, "connect", lambda context, clock: Far.connect(context, clock))
     monkeypatch.setattr("torch.nn.parallel.DistributedDataParallel", Plain)
     result, link = trained(strategy, compression, rank=STRATEGIES.load(strategy).servers)
     assert result.steps >= 4 * EPOCHS
@@ -161,7 +162,6 @@ def test_a_training_stays_on_its_device(
 def test_no_training_set_travels_to_a_server(
     monkeypatch: pytest.MonkeyPatch, generators: list[str]
 ) -> None:
-    monkeypatch.setattr(NodeContext, "connect", lambda context, clock: Far.connect(context, clock))
     result, link = trained("parameter_server", "none", rank=0)
     assert result.steps >= 4 * EPOCHS
     images = [len(t) for t in link.to_device if t.shape[-1] == 28 or t.shape[1:3] == (28, 28)]

@@ -19,6 +19,7 @@ from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
 from trainer.core.result import Diverged
+from trainer.launch.ranks import connect, train
 from trainer.spec.run_spec import RunSpec
 from trainer.training.loader import Batch
 from trainer.training.session import Replica, Session
@@ -57,7 +58,7 @@ def test_flat_weights_are_the_parameters_in_order_whatever_their_memory_format()
     flat = one.weights()
     assert flat.is_contiguous()
     assert flat.dtype == torch.float32
-    assert flat.shape == (one.parameters,) == (15_660,)
+    assert flat.shape == (one.parameter_count,) == (15_660,)
     assert torch.equal(flat, textbook(one.model))
 
 
@@ -170,8 +171,8 @@ def test_weights_that_are_no_numbers_are_not_evaluated() -> None:
 
 def test_accounts_of_a_training(tmp_path: Path) -> None:
     of = task(strategy="serial", epochs=2, batch_size=25, save_weights=True)
-    context = NodeContext(0, 1, "memory", Path(), room=ThreadGroup(1), out_dir=tmp_path)
-    result = of.spec.strategy.train(context, of, EventWriter(of.spec.key, 0, None, io.StringIO()))
+    context = NodeContext(0, 1, "memory", Path(), out_dir=tmp_path)
+    result = train(context, of, EventWriter(of.spec.key, 0, None, io.StringIO()), connect(context))
     assert (result.steps, result.samples, result.parameters) == (6, 120, 15_660)
     assert result.train_s == pytest.approx(
         sum(result.seconds.values()) - result.seconds["evaluate"], abs=1e-4

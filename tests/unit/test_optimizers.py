@@ -142,7 +142,7 @@ def test_by_hand_as_by_torch_in_a_whole_training_that_averages_moments() -> None
 def test_novograd_remembers_one_second_moment_per_layer() -> None:
     of = Task(RunSpec.model_validate({**SMALL, "strategy": "serial", "optimizer": "novograd"}), Path())
     replica = Replica(of.build_model(0), of, Clock())
-    replica.set_gradient(torch.full((replica.parameters,), 2.0))
+    replica.set_gradient(torch.full((replica.parameter_count,), 2.0))
     replica.step()
     state, sizes = replica.optimizer_state(), [shape.numel() for shape in replica.shapes]
     assert len(state) == sum(sizes) + len(sizes)

@@ -60,7 +60,7 @@ class Weights:
     def __init__(self) -> None:
         self.flat = torch.zeros(5)
 
-    def trained(self) -> torch.Tensor:
+    def flat_parameters(self) -> torch.Tensor:
         return self.flat.clone()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from trainer.comm.base import CommunicationError
+from trainer.core.context import NodeContext
 from trainer.core.events import Event, EventWriter
 from trainer.core.result import TrainResult
 from trainer.data.base import DataError
@@ -38,15 +39,14 @@ class Rank:
             self.events[kind] = fields
 
         self._patch.setattr("trainer.launch.ranks.exit_barrier", noted("last meeting"))
-        parting = {"close": noted("close", close), "abort": noted("abort")}
-        context: Any = SimpleNamespace(rank=0, attempt=self.attempt, **parting)
-        task: Any = SimpleNamespace(
-            spec=SimpleNamespace(strategy=SimpleNamespace(train=lambda *_: train()))
-        )
+        comm: Any = SimpleNamespace(close=noted("close", close), abort=noted("abort"))
+        context = NodeContext(0, 1, "gloo", Path(), attempt=self.attempt)
+        task: Any = SimpleNamespace(spec=SimpleNamespace(strategy=SimpleNamespace(trains=True)))
+        self._patch.setattr("trainer.launch.ranks.train", lambda *_: train())
         watchdog: Any = SimpleNamespace(leave_within=noted("alarm"))
         writer = EventWriter("run", 0)
         self._patch.setattr(writer, "write", write)
-        return run_rank(context, task, writer, watchdog)
+        return run_rank(context, task, writer, watchdog, lambda: comm)
 
     def fail(self, error: Exception) -> dict[str, Any]:
         """Train until `error`; the fields of the `failed` event."""

@@ -18,6 +18,7 @@ from trainer.comm.attempt_store import attempt_store, exit_barrier
 from trainer.core.context import NodeContext
 from trainer.elastic import rendezvous as module
 from trainer.elastic.rendezvous import Rendezvous
+from trainer.launch.environment import read_context
 from trainer.spec.run_spec import RunSpec
 
 
@@ -133,14 +134,12 @@ def test_agent_with_the_store_leaves_last(
 def rank_of(pool: ThreadPoolExecutor, tmp_path: Path) -> Callable[..., NodeContext]:
     """Contexts of ranks of a run with two nodes."""
     (info, _) = rendezvous(pool, *agents(pool, str(tmp_path / "port"), spec(2)))
-    where = info.bootstrap_store_info
 
     def rank_of(rank: int, attempt: int) -> NodeContext:
+        where = info.bootstrap_store_info  # the store lives as long as `info`
         told = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": where.master_addr}
         told |= {"MASTER_PORT": where.master_port, "SHARDYARD_ATTEMPT": attempt}
-        context = NodeContext.from_env(spec(2), {name: str(value) for name, value in told.items()})
-        context.shared = info  # the store lives as long as its agent
-        return context
+        return read_context(spec(2), {name: str(value) for name, value in told.items()})
 
     return rank_of
 

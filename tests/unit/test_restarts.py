@@ -23,11 +23,11 @@ from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster, Script
 from tests.unit.test_assemble import part, row, split
 from trainer.cluster.commands import commands
 from trainer.cluster.run_record import RunRecord
-from trainer.core.context import ContextError, NodeContext
 from trainer.core.events import Event, EventReader, EventWriter
 from trainer.elastic import __main__ as agent
 from trainer.elastic.__main__ import ExitReportHandler
 from trainer.elastic.attempts import Attempts
+from trainer.launch.environment import LaunchError, read_context
 from trainer.spec.run_spec import RunSpec
 
 LOST = "killed, or disconnected from the coordinator"
@@ -87,11 +87,11 @@ def test_containers_start_torchrun_agents() -> None:
 
 def test_context_from_torchrun_s_environment() -> None:
     told = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.3", "MASTER_PORT": "29500"}
-    context = NodeContext.from_env(spec(restarts=1), {**told, "SHARDYARD_ATTEMPT": "2"})
+    context = read_context(spec(restarts=1), {**told, "SHARDYARD_ATTEMPT": "2"})
     assert (context.rendezvous, context.attempt) == ("10.0.0.3:29500", 2)
-    with pytest.raises(ContextError, match="SHARDYARD_ATTEMPT is not set"):
-        NodeContext.from_env(spec(restarts=1), told)
-    assert NodeContext.from_env(spec(), told).attempt is None
+    with pytest.raises(LaunchError, match="SHARDYARD_ATTEMPT is not set"):
+        read_context(spec(restarts=1), told)
+    assert read_context(spec(), told).attempt is None
 
 
 def test_memory_limit_reaches_the_torchrun_agent() -> None:

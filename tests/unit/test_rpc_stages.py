@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,7 +35,9 @@ def spec(**fields: Any) -> RunSpec:
 
 def cuts_of(run: RunSpec) -> Any:
     assert isinstance(run.strategy, RpcSplit)
-    return run.strategy._split_points(Task(run, Path()), Link(Clock(), size=run.nodes))  # type: ignore[arg-type]
+    comm = Link(Clock(), size=run.nodes)
+    session = SimpleNamespace(task=Task(run, Path()), spec=run, comm=comm, size=comm.size)
+    return run.strategy._split_points(session)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from orchestrator.runtimes.local import runtime as local
 from orchestrator.runtimes.local.processes import Process, processes
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from tests.unit.conftest import PROJECT
-from trainer.core.clock import Clock
-from trainer.core.context import RANK_VARIABLES, ContextError, NodeContext
+from trainer.launch.environment import RANK_VARIABLES, LaunchError, read_context
+from trainer.launch.ranks import connect
 from trainer.spec.run_spec import RunSpec
 
 TRAINER = [sys.executable, "-m", "trainer"]
@@ -151,7 +151,7 @@ def test_ranks_meet_in_a_results_directory_of_any_name(tmp_path: Path, name: str
     live.mkdir(parents=True)
     spec = run(transport="gloo", nodes=1)
     (process,) = processes(plan(spec), RunPaths(live.parent), tmp_path, live)
-    comm = NodeContext.from_env(spec, process.environment).connect(Clock())
+    comm = connect(read_context(spec, process.environment))
     # Elsewhere it would stay behind, and the next run would find it and wait for ranks that are gone.
     assert [path.name for path in live.iterdir()] == ["rendezvous"]
     comm.close()
@@ -171,7 +171,7 @@ def test_an_unknown_topology_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_process_finds_its_place(tmp_path: Path, transport: str) -> None:
     spec = run(transport=transport, timeout_s=7)
     for rank, process in enumerate(started(tmp_path, transport=transport)):
-        context = NodeContext.from_env(spec, process.environment)
+        context = read_context(spec, process.environment)
         assert (context.rank, context.size, context.transport, context.timeout_s) == (rank, 3, transport, 7)
         assert context.data_dir == tmp_path / "data"
         assert context.rendezvous == process.environment.get("SHARDYARD_RENDEZVOUS", "")
@@ -179,7 +179,7 @@ def test_a_process_finds_its_place(tmp_path: Path, transport: str) -> None:
 
 def test_a_rank_of_mpirun_finds_its_place() -> None:
     environment = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3", "RANK": "9", "WORLD_SIZE": "9"}
-    assert NodeContext.from_env(run(transport="mpi"), environment).rank == 2
+    assert read_context(run(transport="mpi"), environment).rank == 2
 
 
 @pytest.mark.parametrize(
@@ -196,24 +196,22 @@ def test_a_rank_finds_its_place_in_its_node(transport: str, told: str, local_ran
     rank_name, size_name = RANK_VARIABLES[spec.topology]
     for rank, local_rank in enumerate(local_ranks):
         environment = {rank_name: str(rank), size_name: "6", told: local_rank}
-        context = NodeContext.from_env(spec, environment)
+        context = read_context(spec, environment)
         assert (context.rank, context.size, context.local_rank) == (rank, 6, rank % 3)
 
 
 def test_ranks_that_do_not_fill_node_after_node_are_refused() -> None:
     environment = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}  # dealt out, one to each node
     spec = run(transport="gloo", nodes=2, processes_per_node=2)
-    with pytest.raises(ContextError, match="LOCAL_RANK is 0, but rank 1 is number 1 in its node"):
-        NodeContext.from_env(spec, environment)
-    with pytest.raises(ContextError, match=r"WORLD_SIZE is 2, but the run has 4 ranks \(2 × 2\)"):
-        NodeContext.from_env(spec, {**environment, "WORLD_SIZE": "2"})
+    with pytest.raises(LaunchError, match=r"LOCAL_RANK is 0.* rank 1 .*local rank 1"):
+        read_context(spec, environment)
+    with pytest.raises(LaunchError, match=r"WORLD_SIZE is 2, but the run has 4 ranks \(2 × 2\)"):
+        read_context(spec, {**environment, "WORLD_SIZE": "2"})
 
 
 def test_ranks_of_one_process_are_as_many(tmp_path: Path) -> None:
     (process,) = started(tmp_path, transport="memory", nodes=2, processes_per_node=3)
-    context = NodeContext.from_env(
-        run(transport="memory", nodes=2, processes_per_node=3), process.environment
-    )
+    context = read_context(run(transport="memory", nodes=2, processes_per_node=3), process.environment)
     assert (context.rank, context.size, context.local_rank) == (0, 6, 0)
 
 
@@ -228,14 +226,14 @@ def test_ranks_of_one_process_are_as_many(tmp_path: Path) -> None:
     ],
 )
 def test_an_environment_that_does_not_fit_is_named(environment: dict[str, str], message: str) -> None:
-    with pytest.raises(ContextError, match=message):
-        NodeContext.from_env(run(transport="gloo"), environment)
+    with pytest.raises(LaunchError, match=message):
+        read_context(run(transport="gloo"), environment)
 
 
 @pytest.mark.parametrize("rank", ["-1", "3"])
 def test_a_rank_that_there_is_not(rank: str) -> None:
-    with pytest.raises(ContextError, match="RANK"):
-        NodeContext.from_env(run(transport="gloo"), {"RANK": rank, "WORLD_SIZE": "3"})
+    with pytest.raises(LaunchError, match="RANK"):
+        read_context(run(transport="gloo"), {"RANK": rank, "WORLD_SIZE": "3"})
 
 
 # The runtime

@@ -16,10 +16,12 @@ import numpy as np
 import torch
 
 from trainer.comm.base import CommunicationError
-from trainer.comm.memory import ThreadGroup
+from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.core.context import NodeContext
 from trainer.core.events import Event, EventWriter
 from trainer.core.result import TrainResult
+from trainer.launch.ranks import rank_clock
+from trainer.launch.ranks import train as train_rank
 from trainer.spec.run_spec import RunSpec
 from trainer.training.task import Task
 
@@ -81,7 +83,7 @@ def train(strategy: Any, ranks: int = 2, checkpoints: Path | None = None, **fiel
     spec = RunSpec.model_validate({**run, "save_weights": True})
     task = Task(spec, Path())
     assert task.data  # loaded before the ranks are started
-    room = ThreadGroup(spec.world_size, timeout_s=20)
+    group = ThreadGroup(spec.world_size, timeout_s=20)
     outcomes: list[TrainResult | Exception] = [TimeoutError("a rank waits for ever")] * spec.world_size
     notes = [Notes(rank) for rank in range(spec.world_size)]
     with tempfile.TemporaryDirectory() as name, threads_in_torch(spec.threads):
@@ -92,15 +94,15 @@ def train(strategy: Any, ranks: int = 2, checkpoints: Path | None = None, **fiel
                 spec.world_size,
                 "memory",
                 Path(),
-                room=room,
                 out_dir=Path(name),
-                checkpoints_dir=checkpoints,
+                checkpoint_dir=checkpoints,
             )
             try:
-                outcomes[rank] = spec.strategy.train(context, task, notes[rank])
+                comm = MemoryCommunicator(rank, spec.world_size, rank_clock(spec.world_size), group)
+                outcomes[rank] = train_rank(context, task, notes[rank], comm)
             except Exception as error:
                 outcomes[rank] = error
-                room.abort()
+                group.abort()
 
         threads = [
             threading.Thread(target=rank_trains, args=(rank,), daemon=True)

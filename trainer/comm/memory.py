@@ -24,7 +24,7 @@ POLL_S = 0.1  # a mailbox cannot be woken by `abort`
 
 @dataclass
 class ThreadGroup:
-    """Where the ranks of one process meet."""
+    """Shared state of ranks that are threads of one process: buffers, a barrier, mailboxes."""
 
     size: int
     timeout_s: float = 600.0
@@ -67,8 +67,10 @@ class MemoryCommunicator(Communicator):
 
     @classmethod
     def connect(cls, context: NodeContext, clock: Clock) -> MemoryCommunicator:
-        room = context.room or ThreadGroup(context.size, context.timeout_s)
-        return cls(context.rank, context.size, clock, room)
+        """Raises ValueError for several ranks: they need one ThreadGroup, given to the constructor."""
+        if context.size > 1:
+            raise ValueError("ranks that are threads need a common ThreadGroup")
+        return cls(context.rank, context.size, clock, ThreadGroup(1, context.timeout_s))
 
     def abort(self) -> None:
         self._room.abort()

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from trainer.core.registry import Component
-
-if TYPE_CHECKING:
-    from trainer.core.context import NodeContext
-    from trainer.core.events import EventWriter
-    from trainer.core.result import TrainResult
-    from trainer.models.base import Model
-    from trainer.training.task import Task
 
 # Fields that several strategies have, with one meaning.
 Uneven = Annotated[
@@ -100,7 +93,7 @@ class Strategy(Component):
         """How many micro-batches a replica's batch is split into."""
         return 1
 
-    def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
+    def validation_error(self, model: Any, ranks: int, batch_size: int) -> str | None:
         """Why it cannot train this model on so many ranks, or None. batch_size: of each copy."""
         return None
 
@@ -108,9 +101,12 @@ class Strategy(Component):
         """The share of a step, 0 … 1, that stages stand idle by the formula; None without stages."""
         return None
 
-    def share(self, context: NodeContext, task: Task) -> Any:
-        """What forked ranks share; made once, before they start, and found in `context.shared`."""
+    def shared_state(self, task: Any) -> Any:
+        """What forked ranks share: made once, before they are forked, and found in `session.shared`."""
 
     @abstractmethod
-    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        """Train to the end of the run and say what came out."""
+    def train(self, session: Any) -> None:
+        """Train to the end of the run.
+
+        session: a trainer.training.session.Session; of a strategy that does not train, a BareSession.
+        """

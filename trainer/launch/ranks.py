@@ -5,58 +5,121 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from trainer.comm.attempt_store import exit_barrier
-from trainer.comm.base import CommunicationError
-from trainer.comm.memory import ThreadGroup
+from trainer.comm.base import CommunicationError, Communicator
+from trainer.comm.forked import ForkedCommunicator
+from trainer.comm.memory import MemoryCommunicator, ThreadGroup
+from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
 from trainer.core.events import MAX_BYTES, EventWriter, signal_name
-from trainer.core.result import Diverged
+from trainer.core.result import Diverged, TrainResult
 from trainer.data.base import DataError
 from trainer.launch.watchdog import Watchdog
+from trainer.spec.registries import TRANSPORTS
+from trainer.training.bare_session import BareSession
 from trainer.training.checkpoint_store import CheckpointError
 from trainer.training.task import Task
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
+    from multiprocessing.synchronize import Barrier
 
 TEARDOWN_S = 10.0
 # Failures that a message explains; anything else is shown with its type and, in the log, its traceback.
 EXPLAINED = (DataError, CommunicationError, Diverged, CheckpointError)
 
 
-def run_rank(context: NodeContext, task: Task, events: EventWriter, watchdog: Watchdog) -> bool:
-    """Train as one rank and report; False after a failure, which is an event by then."""
+def run_rank(
+    context: NodeContext,
+    task: Task,
+    events: EventWriter,
+    watchdog: Watchdog,
+    connected: Callable[[], Communicator],
+    shared: Any = None,
+) -> bool:
+    """Train as one rank and report the result. Returns False after a failure, which it has reported.
+
+    connected: connects the rank to the others. Not called for a strategy that does not train.
+    """
+    comm = None
     try:
-        result = task.spec.strategy.train(context, task, events)
+        comm = connected() if task.spec.strategy.trains else None
+        result = train(context, task, events, comm, shared)
         events.write("result", **result.model_dump())
         if context.attempt is not None:
-            _leave_together(context, events, watchdog)
+            _exit_together(context, events, watchdog, comm)
             return True
         watchdog.leave_within(context.rank, TEARDOWN_S)
-        context.close()
+        if comm:
+            comm.close()
     except Exception as error:
         report_failure(events, error)
-        context.abort()
+        if comm:
+            comm.abort()
         return False
     events.write("done")
     return True
 
 
-def _leave_together(context: NodeContext, events: EventWriter, watchdog: Watchdog) -> None:
-    """End as one of ranks that torchrun starts again together, or not at all.
+def train(
+    context: NodeContext, task: Task, events: EventWriter, comm: Communicator | None, shared: Any = None
+) -> TrainResult:
+    """Run the strategy in a session of its own.
 
-    From the last meeting on every result counts, and who is lost while they part is not missed.
+    The session must be gone before the communicator is closed: gloo can deadlock if it is destroyed while
+    a DistributedDataParallel object lives.
+    """
+    session: Any
+    if comm is None:
+        session = BareSession(context, events)
+    else:
+        from trainer.training.session import Session
+
+        session = Session(context, task, events, comm, shared)
+    task.spec.strategy.train(session)
+    result: TrainResult = session.result()
+    return result
+
+
+def _exit_together(
+    context: NodeContext, events: EventWriter, watchdog: Watchdog, comm: Communicator | None
+) -> None:
+    """Exit as one of the ranks that torchrun restarts together.
+
+    After the barrier every result counts, so a rank that is lost while closing is not an error.
     """
     exit_barrier(context)
     events.write("done")
     watchdog.leave_within(context.rank, TEARDOWN_S)
-    with suppress(CommunicationError):
-        context.close()
+    if comm:
+        with suppress(CommunicationError):
+            comm.close()
+
+
+def run_process(context: NodeContext, task: Task, events: EventWriter, watchdog: Watchdog) -> bool:
+    """The one rank of this process; it connects over the run's transport."""
+    return run_rank(context, task, events, watchdog, lambda: connect(context))
+
+
+def connect(context: NodeContext) -> Communicator:
+    """Connect this process's only rank to the others over the run's transport."""
+    return TRANSPORTS.load(context.transport).connect(context, rank_clock(1))
+
+
+def rank_clock(ranks: int) -> Clock:
+    """The clock of a rank, in a process of so many ranks.
+
+    A rank alone has the process's CPU time: torch's other threads work for it. Ranks that are threads of
+    one process have their thread's.
+    """
+    return Clock(cpu=time.thread_time if ranks > 1 else time.process_time)
 
 
 def report_failure(events: EventWriter, error: Exception) -> None:
@@ -76,12 +139,15 @@ def report_failure(events: EventWriter, error: Exception) -> None:
 
 def run_threads(context: NodeContext, task: Task, events: EventWriter, orchestrator: int | None) -> bool:
     """All ranks as threads of this process; True if all of them succeeded."""
-    room = ThreadGroup(context.size, context.timeout_s)
+    group = ThreadGroup(context.size, context.timeout_s)
     writers = [events.as_rank(rank) for rank in range(context.size)]
     succeeded = [False] * context.size
 
     def run(rank: int) -> None:
-        succeeded[rank] = run_rank(context.as_rank(rank, room), task, writers[rank], watchdog)
+        def connected() -> Communicator:
+            return MemoryCommunicator(rank, context.size, rank_clock(context.size), group)
+
+        succeeded[rank] = run_rank(replace(context, rank=rank), task, writers[rank], watchdog, connected)
 
     with Watchdog(writers, orchestrator) as watchdog:
         for writer in writers:
@@ -95,19 +161,21 @@ def run_threads(context: NodeContext, task: Task, events: EventWriter, orchestra
 
 
 def run_forked(context: NodeContext, task: Task, events: EventWriter, orchestrator: int | None) -> bool:
-    """All ranks as processes forked from this one, sharing what the strategy's `share` makes.
+    """All ranks as processes forked from this one, with the strategy's `shared_state`.
 
-    The first that ends badly ends the others: they may be waiting for it.
+    The first rank that fails terminates the others: they may be waiting for it.
     """
     import multiprocessing
     from multiprocessing.connection import wait
 
     fork = multiprocessing.get_context("fork")
-    context.shared = task.spec.strategy.share(context, task)
+    shared = task.spec.strategy.shared_state(task)
+    barrier = fork.Barrier(context.size)
     ranks: dict[int, BaseProcess] = {}
     for rank in range(context.size):
         ranks[rank] = fork.Process(
-            target=_forked_rank, args=(context.as_rank(rank), task, events.as_rank, os.getpid())
+            target=_forked_rank,
+            args=(replace(context, rank=rank), task, events.as_rank, os.getpid(), barrier, shared),
         )
         ranks[rank].start()
     with Watchdog([], orchestrator):
@@ -130,10 +198,17 @@ def run_forked(context: NodeContext, task: Task, events: EventWriter, orchestrat
 
 
 def _forked_rank(
-    context: NodeContext, task: Task, writer_of: Callable[[int], EventWriter], parent: int
+    context: NodeContext,
+    task: Task,
+    writer_of: Callable[[int], EventWriter],
+    parent: int,
+    barrier: Barrier,
+    shared: Any,
 ) -> None:
     events = writer_of(context.rank)
     with Watchdog([events], parent) as watchdog:
         events.write("start", pid=os.getpid())
-        succeeded = run_rank(context, task, events, watchdog)
+        succeeded = run_rank(
+            context, task, events, watchdog, lambda: ForkedCommunicator(rank_clock(1), barrier), shared
+        )
     os._exit(0 if succeeded else 1)

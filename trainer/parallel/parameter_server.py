@@ -131,7 +131,7 @@ class Server:
         for pull in waiting:
             if self._progress.may_go_on(pull.rank):
                 self._updates_at_pull[pull.rank] = self._updates
-                weights = self._replica.trained()
+                weights = self._replica.flat_parameters()
                 self._comm.traffic.bytes_sent += weights.nbytes
                 self._answer(pull, weights)
             else:

@@ -150,7 +150,7 @@ class Stage(Replica):
         self._sent()
         return None
 
-    def whole_weights(self) -> Tensor | None:
+    def full_weights(self) -> Tensor | None:
         """As of the whole model, on the first stage; every stage calls it."""
         if not self._first:
             self._comm.send(self.weights(), to=0)

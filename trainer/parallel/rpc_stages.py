@@ -99,7 +99,7 @@ class Part(Replica):
         self._comm.recv(buffer.view(-1), self._before)
         self._comm.send(self.model(channels_last(buffer)).reshape(-1), self._after)
 
-    def whole_weights(self) -> None:
+    def full_weights(self) -> None:
         """The master has them."""
 
     # What the master asks for, in threads of torch's. It asks for one thing after the other.
@@ -227,7 +227,7 @@ class Master(Replica):
         self._comm.recv(output.view(-1), self._holders[-1])
         return output
 
-    def whole_weights(self) -> Tensor:
+    def full_weights(self) -> Tensor:
         """As of the whole model, from all parts."""
         return joined([self._of(rank, _halves) for rank in self._holders])
 

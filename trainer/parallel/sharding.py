@@ -57,8 +57,8 @@ class ShardedReplica(Replica):
         whole = [each.full_tensor() if isinstance(each, DTensor) else each for each in self._state]
         return torch.cat([each.detach().reshape(-1) for each in whole])
 
-    def _held(self) -> dict[str, list[Tensor]]:
-        held = super()._held()
+    def _state_tensors(self) -> dict[str, list[Tensor]]:
+        held = super()._state_tensors()
         return {
             what: [each.to_local() if isinstance(each, DTensor) else each for each in tensors]
             for what, tensors in held.items()
@@ -83,8 +83,8 @@ class OwnersReplica(Replica):
         super().step()
         self._broadcasts.end()
 
-    def _held(self) -> dict[str, list[Tensor]]:
-        return {**super()._held(), "optimizer": state_of(self._zero.optim)}
+    def _state_tensors(self) -> dict[str, list[Tensor]]:
+        return {**super()._state_tensors(), "optimizer": state_of(self._zero.optim)}
 
 
 class Broadcasts:

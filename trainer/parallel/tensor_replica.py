@@ -19,7 +19,7 @@ class Slice(Replica):
 
     What is whole stays the same on all ranks without a message: it starts from the same weights, and its
     gradient comes from activations and gradients that all-reduce has left with the same bits on all ranks,
-    through the same kernels. It is not taken for granted: `whole_weights`, whose digests are compared, has
+    through the same kernels. It is not taken for granted: `full_weights`, whose digests are compared, has
     each rank's own.
     """
 
@@ -34,7 +34,7 @@ class Slice(Replica):
         output = super().predict(images)
         return output if self._comm.rank == 0 else None
 
-    def whole_weights(self) -> Tensor:
+    def full_weights(self) -> Tensor:
         """All ranks' shares, and what is whole as this rank has it, in the order of the whole model.
 
         Every rank calls it.

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from trainer.core.strategy import Interval, Strategy, Uneven
 
 if TYPE_CHECKING:
-    from trainer.core.context import NodeContext
-    from trainer.core.events import EventWriter
-    from trainer.core.result import TrainResult
-    from trainer.training.task import Task
+    from trainer.training.session import Session
 
 
 class AllGather(Strategy):
@@ -27,16 +24,12 @@ class AllGather(Strategy):
 
     uneven: Uneven = "join"
 
-    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.training.session import Session
-
-        session = Session(context, task, events)
+    def train(self, session: Session) -> None:
         replica = session.replica()
         session.start(replica)
-        for epoch in session.epochs(replica):
-            for batch in session.batches_in_step(epoch, replica, self.uneven):
-                replica.backward(batch, weight=batch.share * context.size)
+        for epoch in session.epochs():
+            for batch in session.synchronous_batches(epoch, self.uneven):
+                replica.backward(batch, weight=batch.share * session.size)
                 gradients = session.comm.all_gather(replica.gradient())
                 replica.set_gradient(gradients.mean(dim=0))
                 replica.step()
-        return session.result(replica)

@@ -11,10 +11,7 @@ from trainer.core.strategy import Interval, Strategy, Uneven
 from trainer.spec.registries import COMPRESSIONS
 
 if TYPE_CHECKING:
-    from trainer.core.context import NodeContext
-    from trainer.core.events import EventWriter
-    from trainer.core.result import TrainResult
-    from trainer.training.task import Task
+    from trainer.training.session import Session
 
 
 class AllReduce(Strategy):
@@ -39,18 +36,14 @@ class AllReduce(Strategy):
     def not_checkpointed(self) -> str | None:
         return self.compression.not_checkpointed
 
-    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.training.session import Session
-
-        session = Session(context, task, events)
+    def train(self, session: Session) -> None:
         replica = session.replica()
-        compressor = self.compression.build(session.comm, replica.shapes, task.rngs)
+        compressor = self.compression.build(session.comm, replica.shapes, session.task.rngs)
         session.start(replica)
-        for epoch in session.epochs(replica):
-            for batch in session.batches_in_step(epoch, replica, self.uneven):
-                replica.backward(batch, weight=batch.share * context.size)
+        for epoch in session.epochs():
+            for batch in session.synchronous_batches(epoch, self.uneven):
+                replica.backward(batch, weight=batch.share * session.size)
                 gradient = replica.gradient()
                 compressor.mean(gradient)
                 replica.set_gradient(gradient)
                 replica.step()
-        return session.result(replica)

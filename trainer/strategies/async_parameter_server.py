@@ -9,12 +9,8 @@ from pydantic import Field
 from trainer.core.strategy import Strategy
 
 if TYPE_CHECKING:
-    from trainer.core.context import NodeContext
-    from trainer.core.events import EventWriter
-    from trainer.core.result import TrainResult
     from trainer.training.replica import Replica
     from trainer.training.session import Session
-    from trainer.training.task import Task
 
 
 class AsyncParameterServer(Strategy):
@@ -49,37 +45,34 @@ class AsyncParameterServer(Strategy):
         description="steps that a worker may be ahead of the slowest; 0: lock step; null: any number",
     )
 
-    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.training.session import Session
-
-        session = Session(context, task, events)
+    def train(self, session: Session) -> None:
         replica = session.replica()
         session.start(replica)
-        train = self._serve if session.serves else self._work
-        staleness = train(session, replica, context.timeout_s)
-        return session.result(replica, staleness=staleness)
+        if session.is_server:
+            self._serve(session, replica)
+        else:
+            self._work(session, replica)
 
-    def _serve(self, session: Session, replica: Replica, timeout_s: float) -> list[int]:
+    def _serve(self, session: Session, replica: Replica) -> None:
         from trainer.parallel.parameter_server import Progress, Server
 
-        server = Server(replica, session.comm, timeout_s)
-        for epoch in session.epochs(replica, model="server"):
+        server = Server(replica, session.comm, session.timeout_s)
+        for epoch in session.epochs(evaluate="server"):
             steps = session.steps(epoch)
             server.begin(Progress(dict(enumerate(steps, start=1)), self.max_staleness))
-            for _ in session.served(sum(steps)):
+            for _ in session.server_steps(sum(steps)):
                 with server.next_push() as gradient:
                     with session.clock.phase("compute"):
                         replica.set_gradient(gradient)
                     replica.step()
-        return []
 
-    def _work(self, session: Session, replica: Replica, timeout_s: float) -> list[int]:
+    def _work(self, session: Session, replica: Replica) -> None:
         from trainer.parallel.parameter_server import Client
 
-        server, staleness = Client(session.comm, timeout_s), []
-        for epoch in session.epochs(replica, model="server"):
-            for batch in session.batches(epoch, replica):
-                replica.set_trained(server.pull())
+        server, staleness = Client(session.comm, session.timeout_s), []
+        for epoch in session.epochs(evaluate="server"):
+            for batch in session.batches(epoch):
+                replica.set_flat_parameters(server.pull())
                 replica.backward(batch)
                 staleness.append(server.push(replica.gradient()))
-        return staleness
+        session.report_staleness(staleness)

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from torch.futures import Future
 
     from trainer.comm.base import Communicator
-    from trainer.core.context import NodeContext
-    from trainer.core.events import EventWriter
-    from trainer.core.result import TrainResult
-    from trainer.training.task import Task
+    from trainer.training.session import Session
 
 
 # Those that torch has as a communication hook.
@@ -59,33 +56,30 @@ class Ddp(Strategy):
     def not_checkpointed(self) -> str | None:
         return self.compression.not_checkpointed
 
-    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
+    def train(self, session: Session) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
         from trainer.training.replica import Replica
-        from trainer.training.session import Session
 
         # Gradient and bucket differ in the stride of dimensions of size 1 alone, where it means nothing.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
-        session = Session(context, task, events)
         ddp = DistributedDataParallel(
-            task.build_model(context.rank, device=session.comm.device),
+            session.task.build_model(session.rank, device=session.comm.device),
             # PowerSGD's hook waits, in a thread of gloo's, for its own next exchanges. gloo has two: two
             # buckets at once would wait there for ever.
             broadcast_buffers=False,  # replicas average them after each epoch, as with other strategies
             bucket_cap_mb=ONE_BUCKET_MIB if isinstance(self.compression, PowerSgd) else None,
         )
-        buckets = Buckets(session.comm, self.compression, task.rngs.number("compression"))
+        buckets = Buckets(session.comm, self.compression, session.task.rngs.number("compression"))
         ddp.register_comm_hook(None, lambda _, bucket: buckets.mean(bucket))
-        replica = Replica(ddp, task, session.clock)
+        replica = Replica(ddp, session.task, session.clock)
         # DDP makes its buckets anew after its first pass, in another order, which is another rounding.
-        session.start(replica, settle=replica.backward)
-        for epoch in session.epochs(replica):
-            for batch in session.batches_in_step(epoch, replica, self.uneven):
-                replica.backward(batch, weight=batch.share * context.size)
+        session.start(replica, warm_up=replica.backward)
+        for epoch in session.epochs():
+            for batch in session.synchronous_batches(epoch, self.uneven):
+                replica.backward(batch, weight=batch.share * session.size)
                 buckets.book_exposed()
                 replica.step()
-        return session.result(replica)
 
 
 class Buckets:

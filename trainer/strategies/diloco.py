@@ -11,10 +11,7 @@ from trainer.core.strategy import Strategy, Uneven
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.core.context import NodeContext
-    from trainer.core.events import EventWriter
-    from trainer.core.result import TrainResult
-    from trainer.training.task import Task
+    from trainer.training.session import Session
 
 
 class DiLoCo(Strategy):
@@ -41,32 +38,30 @@ class DiLoCo(Strategy):
     outer_momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum of the outer step")
     uneven: Uneven = "join"
 
-    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.training.session import Session
-
-        session = Session(context, task, events)
+    def train(self, session: Session) -> None:
         replica = session.replica()
         session.start(replica)
         start = replica.weights()  # of the round, the same on all nodes
-        velocity = start.new_zeros(replica.parameters)
+        velocity = start.new_zeros(replica.parameter_count)
         steps = 0  # in this round
-        for epoch in session.epochs(replica, model="mean"):
-            for batch in session.batches_in_step(epoch, replica, self.uneven):
+        for epoch in session.epochs(evaluate="average"):
+            for batch in session.synchronous_batches(epoch, self.uneven):
                 if batch.share:
                     replica.backward(batch)
                     replica.step()
                 steps += 1
-                last = epoch == task.spec.epochs and batch.step == batch.steps
+                last = epoch == session.spec.epochs and batch.step == batch.steps
                 if steps == self.local_steps or last:
                     mean = session.mean_weights(replica)
                     with session.clock.phase("compute"):
-                        self.outer_step(start[: replica.parameters], mean[: replica.parameters], velocity)
-                        start[replica.parameters :] = mean[replica.parameters :]
+                        self.outer_step(
+                            start[: replica.parameter_count], mean[: replica.parameter_count], velocity
+                        )
+                        start[replica.parameter_count :] = mean[replica.parameter_count :]
                         replica.set_weights(start)
                     steps = 0
         if steps:  # the target was reached within a round, by the average
             replica.set_weights(session.mean_weights(replica))
-        return session.result(replica)
 
     def outer_step(self, start: Tensor, mean: Tensor, velocity: Tensor) -> None:
         """Move `start` by one step of SGD with Nesterov momentum, in place. All of shape (parameters,)."""

@@ -6,17 +6,12 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from trainer.core.strategy import Strategy
-
-if TYPE_CHECKING:
-    from trainer.core.context import NodeContext
-    from trainer.core.events import EventWriter
-    from trainer.core.result import TrainResult
-    from trainer.training.task import Task
+from trainer.training.bare_session import BareSession
 
 
 class InjectedFault(Exception):
@@ -39,26 +34,11 @@ class FaultInjection(Strategy):
     work_s: float = Field(0.0, ge=0, description="seconds each rank pretends to work first")
     lines: int = Field(10_000, ge=1, le=10_000_000, description="log lines of a flood")
 
-    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.core.clock import Clock
-        from trainer.core.result import TrainResult
-
-        clock = Clock()
-        events.write("train_start", parameters=0)
-        clock.start()
+    def train(self, session: BareSession) -> None:
+        session.start()
         time.sleep(self.work_s)
-        if context.rank == self.rank:
+        if session.rank == self.rank:
             self._misbehave()
-        clock.stop()
-        events.write("train_end")
-        return TrainResult(
-            steps=0,
-            samples=0,
-            train_s=clock.train_s,
-            work_cpu_s=0.0,
-            seconds=clock.seconds,
-            bytes_sent=0.0,
-        )
 
     def _misbehave(self) -> None:
         match self.fault:

@@ -9,10 +9,7 @@ from pydantic import Field
 from trainer.core.strategy import Strategy, Uneven
 
 if TYPE_CHECKING:
-    from trainer.core.context import NodeContext
-    from trainer.core.events import EventWriter
-    from trainer.core.result import TrainResult
-    from trainer.training.task import Task
+    from trainer.training.session import Session
 
 
 class Fsdp(Strategy):
@@ -42,15 +39,14 @@ class Fsdp(Strategy):
     )
     uneven: Uneven = "join"
 
-    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
+    def train(self, session: Session) -> None:
         from trainer.parallel.sharding import ShardedReplica
-        from trainer.training.session import Session
 
-        session = Session(context, task, events)
-        replica = ShardedReplica(task.build_model(context.rank), task, session.comm, reshard=self.reshard)
+        replica = ShardedReplica(
+            session.task.build_model(session.rank), session.task, session.comm, reshard=self.reshard
+        )
         session.start(replica)
-        for epoch in session.epochs(replica):
-            for batch in session.batches_in_step(epoch, replica, self.uneven):
-                replica.backward(batch, weight=batch.share * context.size)
+        for epoch in session.epochs():
+            for batch in session.synchronous_batches(epoch, self.uneven):
+                replica.backward(batch, weight=batch.share * session.size)
                 replica.step()
-        return session.result(replica)

@@ -12,11 +12,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.comm.base import Communicator
-    from trainer.core.context import NodeContext
-    from trainer.core.events import EventWriter
-    from trainer.core.result import TrainResult
     from trainer.training.replica import Replica
-    from trainer.training.task import Task
+    from trainer.training.session import Session
 
 Graph = Literal["ring", "exponential", "complete"]
 
@@ -46,15 +43,12 @@ class Gossip(Strategy):
     init: Init = "broadcast"
     uneven: Uneven = "join"
 
-    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.training.session import Session
-
-        session = Session(context, task, events)
-        distances = neighbours(self.graph, context.size)
-        replica = session.replica(weights_of=context.rank)
+    def train(self, session: Session) -> None:
+        distances = neighbours(self.graph, session.size)
+        replica = session.replica(weights_seed=session.rank)
         session.start(replica, self.init)
-        for epoch in session.epochs(replica, model="mean"):
-            for batch in session.batches_in_step(epoch, replica, self.uneven):
+        for epoch in session.epochs(evaluate="average"):
+            for batch in session.synchronous_batches(epoch, self.uneven):
                 if batch.share:
                     replica.backward(batch)
                 if self.order == "mix_then_step":
@@ -64,7 +58,6 @@ class Gossip(Strategy):
                 if self.order == "step_then_mix":
                     mix(replica, session.comm, distances)
         replica.set_weights(session.mean_weights(replica))
-        return session.result(replica)
 
 
 def neighbours(graph: Graph, size: int) -> list[int]:

@@ -10,11 +10,8 @@ from trainer.core.strategy import MicroBatches, SplitPoints, Strategy, Uneven
 from trainer.parallel.schedules import Schedule, bubble, passes, pipeline_validation_error
 
 if TYPE_CHECKING:
-    from trainer.core.context import NodeContext
-    from trainer.core.events import EventWriter
-    from trainer.core.result import TrainResult
     from trainer.models.base import Model
-    from trainer.training.task import Task
+    from trainer.training.session import Session
 
 Grid = Annotated[list[Annotated[int, Field(ge=1, le=1024)]], Field(min_length=2, max_length=2)]
 
@@ -76,19 +73,17 @@ class Hybrid(Strategy):
     def bubble(self, ranks: int) -> float | None:
         return bubble(self.grid(ranks)[1], self.micro_batches)
 
-    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
+    def train(self, session: Session) -> None:
         from trainer.parallel.pipeline_stage import Stage, cut
-        from trainer.training.session import Session
 
-        copies, stages = self.grid(context.size)
-        session = Session(context, task, events)
-        split_points = cut(task, session.comm, stages, self.split_points, self.micro_batches)
-        chain = session.comm.split(colour=context.rank // stages)
-        session.peers = peers = session.comm.split(colour=context.rank % stages)
-        stage = Stage(task, session.clock, chain, split_points, replica=peers.rank)
+        copies, stages = self.grid(session.size)
+        split_points = cut(session.task, session.comm, stages, self.split_points, self.micro_batches)
+        chain = session.comm.split(colour=session.rank // stages)
+        session.peers = peers = session.comm.split(colour=session.rank % stages)
+        stage = Stage(session.task, session.clock, chain, split_points, replica=peers.rank)
         session.start(stage)
-        for epoch in session.epochs(stage):
-            for batch in session.batches_in_step(epoch, stage, self.uneven):
+        for epoch in session.epochs():
+            for batch in session.synchronous_batches(epoch, self.uneven):
                 pieces = stage.begin(batch, self.micro_batches, weight=batch.share * copies)
                 for each in passes(self.schedule, stage.number, stages, pieces):
                     stage.go(each)
@@ -97,4 +92,3 @@ class Hybrid(Strategy):
                 peers.all_reduce(gradient, "mean")
                 stage.set_gradient(gradient)
                 stage.step()
-        return session.result(stage)

@@ -9,12 +9,8 @@ from pydantic import Field
 from trainer.core.strategy import Init, Interval, OptimizerState, Strategy, Uneven, Weighting
 
 if TYPE_CHECKING:
-    from trainer.core.context import NodeContext
-    from trainer.core.events import EventWriter
-    from trainer.core.result import TrainResult
     from trainer.training.replica import Replica
     from trainer.training.session import Session
-    from trainer.training.task import Task
 
 
 class LocalSGD(Strategy):
@@ -42,16 +38,13 @@ class LocalSGD(Strategy):
     init: Init = "broadcast"
     uneven: Uneven = "join"
 
-    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.training.session import Session
-
-        session = Session(context, task, events)
-        replica = session.replica(weights_of=context.rank)
+    def train(self, session: Session) -> None:
+        replica = session.replica(weights_seed=session.rank)
         session.start(replica, self.init)
         # Since the last average; a run that goes on from a checkpoint has taken some already.
         steps = session.steps_taken % self.local_steps if self.local_steps else session.steps_taken
-        for epoch in session.epochs(replica, model="mean", weighting=self.weighting):
-            for batch in session.batches_in_step(epoch, replica, self.uneven):
+        for epoch in session.epochs(evaluate="average", weighting=self.weighting):
+            for batch in session.synchronous_batches(epoch, self.uneven):
                 if batch.share:
                     replica.backward(batch)
                     replica.step()
@@ -61,10 +54,9 @@ class LocalSGD(Strategy):
                     steps = 0
         if steps:
             self._average(session, replica, epoch)
-        return session.result(replica)
 
     def _average(self, session: Session, replica: Replica, epoch: int) -> None:
-        weight = session.weight(self.weighting, epoch)
+        weight = session.averaging_weight(self.weighting, epoch)
         replica.set_weights(session.mean_weights(replica, weight))
         if self.optimizer_state == "reset":
             replica.reset_optimizer()

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from trainer.core.strategy import Init, Interval, Strategy, Weighting
 
 if TYPE_CHECKING:
-    from trainer.core.context import NodeContext
-    from trainer.core.events import EventWriter
-    from trainer.core.result import TrainResult
-    from trainer.training.task import Task
+    from trainer.training.session import Session
 
 
 class OneShot(Strategy):
@@ -31,16 +28,13 @@ class OneShot(Strategy):
     init: Init = "broadcast"
     weighting: Weighting = "equal"
 
-    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.training.session import Session
-
-        session = Session(context, task, events)
-        replica = session.replica(weights_of=context.rank)
+    def train(self, session: Session) -> None:
+        replica = session.replica(weights_seed=session.rank)
         session.start(replica, self.init)
-        for epoch in session.epochs(replica, model="own"):
-            for batch in session.batches(epoch, replica):
+        for epoch in session.epochs(evaluate="local"):
+            for batch in session.batches(epoch):
                 replica.backward(batch)
                 replica.step()
-        weight = session.weight(self.weighting, *range(1, task.spec.epochs + 1))
+        weight = session.averaging_weight(self.weighting, *range(1, session.spec.epochs + 1))
         replica.set_weights(session.mean_weights(replica, weight))
-        return session.result(replica, averaged=True)
+        session.evaluate_final_weights()  # the last epoch evaluated each node's own

@@ -9,12 +9,8 @@ from trainer.core.strategy import Strategy, Uneven
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trainer.core.context import NodeContext
-    from trainer.core.events import EventWriter
-    from trainer.core.result import TrainResult
     from trainer.training.replica import Replica
     from trainer.training.session import Session
-    from trainer.training.task import Task
 
 
 class ParameterServer(Strategy):
@@ -35,34 +31,30 @@ class ParameterServer(Strategy):
 
     uneven: Uneven = "join"
 
-    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.training.session import Session
-
-        session = Session(context, task, events)
+    def train(self, session: Session) -> None:
         replica = session.replica()
         session.start(replica)
-        for epoch in session.epochs(replica):
-            if session.serves:
+        for epoch in session.epochs():
+            if session.is_server:
                 self._serve(session, replica, epoch)
             else:
                 self._work(session, replica, epoch)
-        return session.result(replica)
 
     def _serve(self, session: Session, replica: Replica, epoch: int) -> None:
         import torch
 
-        nothing = torch.zeros(replica.parameters, device=session.comm.device)  # a gradient of its own
-        for _ in session.served(session.steps_together(epoch, self.uneven)):
+        nothing = torch.zeros(replica.parameter_count, device=session.comm.device)  # a gradient of its own
+        for _ in session.server_steps(session.synchronous_steps(epoch, self.uneven)):
             gradients = cast("Tensor", session.comm.gather(nothing, root=0))  # None on the workers alone
             with session.clock.phase("compute"):
                 replica.set_gradient(gradients.sum(dim=0))
             replica.step()
-            session.comm.broadcast(replica.trained(), root=0)
+            session.comm.broadcast(replica.flat_parameters(), root=0)
 
     def _work(self, session: Session, replica: Replica, epoch: int) -> None:
-        weights = replica.trained()
-        for batch in session.batches_in_step(epoch, replica, self.uneven):
+        weights = replica.flat_parameters()
+        for batch in session.synchronous_batches(epoch, self.uneven):
             replica.backward(batch, weight=batch.share)
             session.comm.gather(replica.gradient(), root=0)
             session.comm.broadcast(weights, root=0)
-            replica.set_trained(weights)
+            replica.set_flat_parameters(weights)

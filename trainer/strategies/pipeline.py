@@ -10,11 +10,8 @@ from trainer.core.strategy import MicroBatches, SplitPoints, Strategy
 from trainer.parallel.schedules import Schedule, bubble, passes, pipeline_validation_error
 
 if TYPE_CHECKING:
-    from trainer.core.context import NodeContext
-    from trainer.core.events import EventWriter
-    from trainer.core.result import TrainResult
     from trainer.models.base import Model
-    from trainer.training.task import Task
+    from trainer.training.session import Session
 
 
 class Pipeline(Strategy):
@@ -50,19 +47,16 @@ class Pipeline(Strategy):
     def bubble(self, ranks: int) -> float | None:
         return bubble(ranks, self.micro_batches)
 
-    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
+    def train(self, session: Session) -> None:
         from trainer.parallel.pipeline_stage import Stage, cut
-        from trainer.training.session import Session
 
-        session = Session(context, task, events)
-        split_points = cut(task, session.comm, context.size, self.split_points, self.micro_batches)
-        stage = Stage(task, session.clock, session.comm, split_points, replica=0)
+        split_points = cut(session.task, session.comm, session.size, self.split_points, self.micro_batches)
+        stage = Stage(session.task, session.clock, session.comm, split_points, replica=0)
         session.start(stage)
-        for epoch in session.epochs(stage):
-            for batch in session.batches(epoch, stage):
+        for epoch in session.epochs():
+            for batch in session.batches(epoch):
                 pieces = stage.begin(batch, self.micro_batches)
                 for each in passes(self.schedule, stage.number, stage.stages, pieces):
                     stage.go(each)
                 stage.end()
                 stage.step()
-        return session.result(stage)

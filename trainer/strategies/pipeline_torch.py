@@ -10,11 +10,8 @@ from trainer.core.strategy import MicroBatches, SplitPoints, Strategy
 from trainer.parallel.schedules import Schedule, bubble, pipeline_validation_error
 
 if TYPE_CHECKING:
-    from trainer.core.context import NodeContext
-    from trainer.core.events import EventWriter
-    from trainer.core.result import TrainResult
     from trainer.models.base import Model
-    from trainer.training.task import Task
+    from trainer.training.session import Session
 
 
 class PipelineTorch(Strategy):
@@ -62,17 +59,16 @@ class PipelineTorch(Strategy):
     def bubble(self, ranks: int) -> float | None:
         return bubble(ranks, self.micro_batches)
 
-    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
+    def train(self, session: Session) -> None:
         from trainer.parallel.pipeline_stage import cut
         from trainer.parallel.torch_pipeline_stage import TorchPipelineStage
-        from trainer.training.session import Session
 
-        session = Session(context, task, events)
-        split_points = cut(task, session.comm, context.size, self.split_points, self.micro_batches)
-        stage = TorchPipelineStage(task, session.comm, split_points, self.schedule, self.micro_batches)
+        split_points = cut(session.task, session.comm, session.size, self.split_points, self.micro_batches)
+        stage = TorchPipelineStage(
+            session.task, session.comm, split_points, self.schedule, self.micro_batches
+        )
         session.start(stage)
-        for epoch in session.epochs(stage):
-            for batch in session.batches(epoch, stage):
+        for epoch in session.epochs():
+            for batch in session.batches(epoch):
                 stage.pass_through(batch)
                 stage.step()
-        return session.result(stage)

@@ -11,14 +11,9 @@ from trainer.models import split_points as cutting
 from trainer.parallel.schedules import bubble
 
 if TYPE_CHECKING:
-    from trainer.comm.base import Communicator
-    from trainer.core.context import NodeContext
-    from trainer.core.events import EventWriter
-    from trainer.core.result import TrainResult
     from trainer.models.base import Model
     from trainer.parallel.rpc_stages import Master, Part
     from trainer.training.session import Session
-    from trainer.training.task import Task
 
 
 class RpcSplit(Strategy):
@@ -64,44 +59,41 @@ class RpcSplit(Strategy):
     def bubble(self, ranks: int) -> float | None:
         return bubble(ranks - 1, micro_batches=1)  # one part computes at a time
 
-    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
+    def train(self, session: Session) -> None:
         from trainer.parallel.rpc_stages import Master, Part
-        from trainer.training.session import Session
 
-        session = Session(context, task, events)
-        split_points = self._split_points(task, session.comm)
-        if context.rank == 0:
-            return self._drive(session, Master(task, session.comm, context.timeout_s))
-        return self._hold(session, Part(task, session.comm, split_points, context.timeout_s))
+        split_points = self._split_points(session)
+        if session.rank == 0:
+            self._drive(session, Master(session.task, session.comm, session.timeout_s))
+        else:
+            self._hold(session, Part(session.task, session.comm, split_points, session.timeout_s))
 
-    def _drive(self, session: Session, master: Master) -> TrainResult:
+    def _drive(self, session: Session, master: Master) -> None:
         from torch.distributed import autograd
 
         session.comm.barrier()  # all parts are there
         optimizer = master.optimizer()
         session.start(master)
-        for epoch in session.epochs(master):
-            for batch in session.batches(epoch, master):
+        for epoch in session.epochs():
+            for batch in session.batches(epoch):
                 with master.in_reach(), autograd.context() as step:
                     loss = master.forward(batch)
                     with session.clock.phase("wait"):
                         autograd.backward(step, [loss])  # type: ignore[attr-defined]
                         optimizer.step(step)
             master.over(batch.steps)
-        return session.result(master)
 
-    def _hold(self, session: Session, part: Part) -> TrainResult:
+    def _hold(self, session: Session, part: Part) -> None:
         session.comm.barrier()
         session.start(part)
-        for _ in session.epochs(part):
-            for _ in session.served(part.serve()):
+        for _ in session.epochs():
+            for _ in session.server_steps(part.serve()):
                 pass  # they were taken by remote calls
-        return session.result(part)
 
-    def _split_points(self, task: Task, comm: Communicator) -> list[str]:
+    def _split_points(self, session: Session) -> list[str]:
         from trainer.parallel.pipeline_stage import cut
 
-        stages, classifier = comm.size - 1, task.spec.model.classifier
+        stages, classifier = session.size - 1, session.spec.model.classifier
         if self.split_points is None and stages == 2 and classifier is not None:
             return [classifier]
-        return cut(task, comm, stages, self.split_points, micro_batches=1)
+        return cut(session.task, session.comm, stages, self.split_points, micro_batches=1)

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from trainer.core.strategy import Interval, Strategy
 
 if TYPE_CHECKING:
-    from trainer.core.context import NodeContext
-    from trainer.core.events import EventWriter
-    from trainer.core.result import TrainResult
-    from trainer.training.task import Task
+    from trainer.training.session import Session
 
 
 class Serial(Strategy):
@@ -21,14 +18,10 @@ class Serial(Strategy):
     uses_partition: ClassVar[bool] = False
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
-    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
-        from trainer.training.session import Session
-
-        session = Session(context, task, events)
+    def train(self, session: Session) -> None:
         replica = session.replica()
         session.start(replica)
-        for epoch in session.epochs(replica):
-            for batch in session.batches(epoch, replica):
+        for epoch in session.epochs():
+            for batch in session.batches(epoch):
                 replica.backward(batch)
                 replica.step()
-        return session.result(replica)

@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 from trainer.core.strategy import Strategy
 
 if TYPE_CHECKING:
-    from trainer.core.context import NodeContext
-    from trainer.core.events import EventWriter
-    from trainer.core.result import TrainResult
     from trainer.models.base import Model
-    from trainer.training.task import Task
+    from trainer.training.session import Session
 
 
 class TensorParallel(Strategy):
@@ -49,15 +46,12 @@ class TensorParallel(Strategy):
             return None
         return f"{first} and {second} can be sharded over 1 to {units} ranks"
 
-    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
+    def train(self, session: Session) -> None:
         from trainer.parallel.tensor_replica import Slice
-        from trainer.training.session import Session
 
-        session = Session(context, task, events)
-        replica = Slice(task, session.clock, session.comm)
+        replica = Slice(session.task, session.clock, session.comm)
         session.start(replica)
-        for epoch in session.epochs(replica):
-            for batch in session.batches(epoch, replica):
+        for epoch in session.epochs():
+            for batch in session.batches(epoch):
                 replica.backward(batch)
                 replica.step()
-        return session.result(replica)

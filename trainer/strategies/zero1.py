@@ -10,10 +10,7 @@ from trainer.core.strategy import Strategy, Uneven
 from trainer.strategies.ddp import Buckets
 
 if TYPE_CHECKING:
-    from trainer.core.context import NodeContext
-    from trainer.core.events import EventWriter
-    from trainer.core.result import TrainResult
-    from trainer.training.task import Task
+    from trainer.training.session import Session
 
 
 class Zero1(Strategy):
@@ -36,25 +33,22 @@ class Zero1(Strategy):
 
     uneven: Uneven = "join"
 
-    def train(self, context: NodeContext, task: Task, events: EventWriter) -> TrainResult:
+    def train(self, session: Session) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
         from trainer.parallel.sharding import OwnersReplica
-        from trainer.training.session import Session
 
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")  # see ddp.py
-        session = Session(context, task, events)
         # The gradient lies in the buckets, or it would be held twice.
         ddp = DistributedDataParallel(
-            task.build_model(context.rank), broadcast_buffers=False, gradient_as_bucket_view=True
+            session.task.build_model(session.rank), broadcast_buffers=False, gradient_as_bucket_view=True
         )
         buckets = Buckets(session.comm, NoneCompression(), seed=0)
         ddp.register_comm_hook(None, lambda _, bucket: buckets.mean(bucket))
-        replica = OwnersReplica(ddp, task, session.comm)
+        replica = OwnersReplica(ddp, session.task, session.comm)
         session.start(replica)
-        for epoch in session.epochs(replica):
-            for batch in session.batches_in_step(epoch, replica, self.uneven):
-                replica.backward(batch, weight=batch.share * context.size)
+        for epoch in session.epochs():
+            for batch in session.synchronous_batches(epoch, self.uneven):
+                replica.backward(batch, weight=batch.share * session.size)
                 buckets.book_exposed()
                 replica.step()
-        return session.result(replica)

@@ -49,11 +49,11 @@ class Checkpointer:
     ) -> None:
         """Raises CheckpointError if checkpoints are asked for and there is no place for them."""
         self._spec, self._events, self._comm, self._metrics = spec, events, comm, metrics
-        if spec.checkpoints and context.checkpoints_dir is None:
+        if spec.checkpoints and context.checkpoint_dir is None:
             raise CheckpointError(
                 "the run takes checkpoints, and SHARDYARD_CHECKPOINTS names no place for them"
             )
-        directory = context.checkpoints_dir or Path()  # of no use to a run that takes none
+        directory = context.checkpoint_dir or Path()  # of no use to a run that takes none
         self._store = Checkpoints(directory, spec.key, context.rank, context.size)
         if spec.checkpoints:
             self._store.open()

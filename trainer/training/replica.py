@@ -95,7 +95,7 @@ class Replica:
         with self._clock.phase("compute"):
             self._optimizer.step()
 
-    def share(self, weights: list[Tensor]) -> None:
+    def use_shared_weights(self, weights: list[Tensor]) -> None:
         """From now on use these tensors, in the order of parameters and buffers, as the weights."""
         for mine, shared in zip([*self._parameters, *self.model.buffers()], weights, strict=True):
             mine.data = shared.data
@@ -126,7 +126,7 @@ class Replica:
         return list({id(drop.generator): drop.generator for drop in drops}.values())
 
     @property
-    def parameters(self) -> int:
+    def parameter_count(self) -> int:
         return sum(p.numel() for p in self._parameters)
 
     @property
@@ -136,9 +136,9 @@ class Replica:
         weights: parameters and buffers; where ranks share them, they are each rank's. gradient: as the last
         step has left it. optimizer: what torch's optimiser remembers, the counter of its steps too.
         """
-        return {what: _stored(tensors) for what, tensors in self._held().items()}
+        return {what: _stored(tensors) for what, tensors in self._state_tensors().items()}
 
-    def _held(self) -> dict[str, list[Tensor]]:
+    def _state_tensors(self) -> dict[str, list[Tensor]]:
         return {
             "weights": [*self._parameters, *self.model.buffers()],
             "gradient": [p.grad for p in self._parameters if p.grad is not None],
@@ -178,19 +178,19 @@ class Replica:
         states = [self._optimizer.state[parameter] for parameter in self._parameters]
         return [state[name] for state in states for name in sorted(state) if name in REMEMBERED]
 
-    def trained(self) -> Tensor:
+    def flat_parameters(self) -> Tensor:
         """A copy of the parameters alone, which gradients move, flat: float32, shape (parameters,)."""
         return _flat(self._parameters)
 
-    def set_trained(self, flat: Tensor) -> None:
+    def set_flat_parameters(self, flat: Tensor) -> None:
         """Replace the parameters alone by flat ones of shape (parameters,)."""
         _unflatten(flat, self._parameters)
 
-    def statistics(self) -> Tensor:
+    def flat_buffers(self) -> Tensor:
         """A copy of the floating-point buffers, which follow the samples that pass: float32, flat."""
         return _flat(self._statistics)
 
-    def set_statistics(self, flat: Tensor) -> None:
+    def set_flat_buffers(self, flat: Tensor) -> None:
         """Replace what `statistics` gives."""
         _unflatten(flat, self._statistics)
 
@@ -200,9 +200,9 @@ class Replica:
 
     def halves(self) -> tuple[Tensor, Tensor]:
         """What `weights` gives, in two: parameters, and floating-point buffers."""
-        return self.trained(), self.statistics()
+        return self.flat_parameters(), self.flat_buffers()
 
-    def whole_weights(self) -> Tensor | None:
+    def full_weights(self) -> Tensor | None:
         """`weights` of the whole model, at the end of training; None where another rank gives them."""
         return self.weights()
 

@@ -1,6 +1,6 @@
-"""The training loop that strategies share: timed batches, evaluation, reports.
+"""The training loop that strategies share: batches, evaluation, checkpoints, metrics.
 
-A strategy's file keeps the algorithm; what every strategy does alike is here.
+A strategy's file holds its algorithm; everything that strategies do alike is here.
 """
 
 from __future__ import annotations
@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
 
 from trainer.comm.base import Communicator
 from trainer.comm.stragglers import attribute_stragglers
-from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
 from trainer.core.result import TrainResult
@@ -31,140 +30,161 @@ from trainer.training.progress import Progress
 from trainer.training.replica import Replica
 from trainer.training.task import Task
 
-MOST_WAITED_FOR = 256  # ranks that a result lists: it is an event, and has to stay below 8 KiB
+MAX_WAITS_LISTED = 256  # ranks in `wait_s_by_rank`: a result is an event, which must stay below 8 KiB
 
 
 class Session:
-    """One rank's training, from meeting the others to its result."""
+    """One rank's training: a strategy calls `start`, then iterates over `epochs` and `batches`.
+
+    Attributes:
+        rank, size: of the run. The communicator of a subgroup has its own.
+        comm: the communicator of all ranks. clock: the rank's clock, which phases are booked on.
+        task: the run's data and model. spec: the run's spec. timeout_s: longest wait for another rank.
+        shared: what the strategy's `shared_state` returned, for forked ranks.
+        peers: ranks whose replicas hold the same weights as this one's; None where a model is partitioned.
+    """
 
     def __init__(
-        self, context: NodeContext, task: Task, events: EventWriter, comm: Communicator | None = None
+        self,
+        context: NodeContext,
+        task: Task,
+        events: EventWriter,
+        comm: Communicator,
+        shared: Any = None,
     ) -> None:
-        """comm: what to use instead of meeting the other ranks over the run's transport."""
-        self.clock = comm.clock if comm else Clock(cpu=context.cpu_clock)
-        self.comm = comm or context.connect(self.clock)
-        self._context, self._task, self._events = context, task, events
-        data, device, parts, strategy = (
-            task.data,
-            self.comm.device,
-            task.spec.num_replicas,
-            task.spec.strategy,
-        )
-        self._replica = strategy.replica_of(context.rank, context.size)
+        self.rank, self.size, self.timeout_s = context.rank, context.size, context.timeout_s
+        self.comm, self.clock, self.shared = comm, comm.clock, shared
+        self.task, self.spec = task, task.spec
+        self._context, self._events = context, events
+        data, device, parts, strategy = task.data, comm.device, task.spec.num_replicas, task.spec.strategy
+        self._replica_number = strategy.replica_of(context.rank, context.size)
         self._reports_samples = strategy.reports_samples(context.rank, context.size)
-        # Who holds the same weights as this rank: other parts of a model have other ones.
-        self.peers: Communicator | None = None if strategy.partitions_model else self.comm
+        self.peers: Communicator | None = None if strategy.partitions_model else comm
         sees = strategy.sees_images(context.rank, context.size)
         augment = task.spec.augmentation.build(data.scale, device) if sees else None
-        self._loader = BatchLoader(data.train, task.spec, task.rngs, self._replica, parts, device, augment)
-        shares = (
-            (self._replica % parts, parts) if strategy.partitions_model else (context.rank, context.size)
+        self._loader = BatchLoader(
+            data.train, task.spec, task.rngs, self._replica_number, parts, device, augment
         )
-        self.evaluate = Evaluation(data.test, self.comm, *shares)
+        shares = (
+            (self._replica_number % parts, parts)
+            if strategy.partitions_model
+            else (context.rank, context.size)
+        )
+        self.evaluate = Evaluation(data.test, comm, *shares)
         self._metrics = TrainingMetrics(data.train.labels, data.classes, parts, events)
-        self._checkpointer = Checkpointer(context, task.spec, events, self.comm, self._metrics)
-        self._begun = BEGINNING  # where this process has begun
+        self._checkpointer = Checkpointer(context, task.spec, events, comm, self._metrics)
+        self._resumed_at = BEGINNING
+        self._replica: Replica
+        self._evaluates_final_weights = False
+        self._staleness: Sequence[int] = ()
 
-    def replica(self, weights_of: int = 0) -> Replica:
-        """A fresh replica. Ranks that name the same `weights_of` start from the same weights."""
-        model = self._task.build_model(self._replica, weights_of, self.comm.device)
-        return Replica(model, self._task, self.clock)
+    def replica(self, weights_seed: int = 0) -> Replica:
+        """A new replica. Ranks with the same `weights_seed` start from the same weights."""
+        model = self.task.build_model(self._replica_number, weights_seed, self.comm.device)
+        return Replica(model, self.task, self.clock)
 
     def start(
-        self, replica: Replica, init: Init | None = None, settle: Callable[[Batch], object] | None = None
+        self, replica: Replica, init: Init | None = None, warm_up: Callable[[Batch], object] | None = None
     ) -> None:
-        """Start the clock, on all ranks at once; go on from the last checkpoint, if there is one.
+        """Start the clock on all ranks at once; resume from the last checkpoint, if there is one.
 
-        init: what they do first so as to begin alike, or not. settle: what a run that goes on first does
-        with some batch, where a library finds its form in the first step.
+        Args:
+            replica: the one to train, evaluate and checkpoint.
+            init: "broadcast" sends rank 0's weights to all ranks.
+            warm_up: called with one batch before a checkpoint is loaded, for libraries that finish their
+                set-up in the first step.
         """
-        if self._task.spec.strategy.synchronous:
+        self._replica = replica
+        if self.spec.strategy.synchronous:
             replica.synchronise_norms(self.comm)
         checkpoint = self._checkpointer.last_good()
         if checkpoint:
-            if settle:
-                settle(next(self._loader.batches(1))[0])
-            self._begun = self._checkpointer.go_on(checkpoint, replica)
+            if warm_up:
+                warm_up(next(self._loader.batches(1))[0])
+            self._resumed_at = self._checkpointer.go_on(checkpoint, replica)
         restart_peak_memory()
         self.comm.barrier()
-        self._events.write("train_start", parameters=replica.parameters)
+        self._events.write("train_start", parameters=replica.parameter_count)
         self.clock.start()
         if init == "broadcast" and not checkpoint:
-            self._take_over_weights(replica)
+            self._broadcast_weights()
 
-    def _take_over_weights(self, replica: Replica) -> None:
-        """Give every rank the weights of rank 0."""
-        weights = replica.weights()
+    def _broadcast_weights(self) -> None:
+        """Replace all ranks' weights by rank 0's."""
+        weights = self._replica.weights()
         self.comm.broadcast(weights, root=0)
-        replica.set_weights(weights)
+        self._replica.set_weights(weights)
 
-    def weight(self, weighting: Weighting, *epochs: int) -> float:
-        """What this node counts in an average over nodes: 1.0, or by its samples in these epochs.
+    def averaging_weight(self, weighting: Weighting, *epochs: int) -> float:
+        """The weight of this node in an average over nodes; the mean over all ranks' weights is 1.
 
-        The weights of all ranks have the mean 1.
+        equal: 1. size: proportional to the node's number of samples in `epochs`.
         """
         if weighting == "equal":
             return 1.0
         sizes = np.sum([self._loader.sizes(epoch) for epoch in epochs], axis=0)
-        return float(sizes[self._replica] / sizes.mean())
+        return float(sizes[self._replica_number] / sizes.mean())
 
     def mean_weights(self, replica: Replica, weight: float = 1.0) -> Tensor:
-        """The weighted mean of all ranks' weights, flat: float32, shape (state,)."""
+        """The weighted mean of all ranks' weights, flat: float32, shape (weights,)."""
         weights = replica.weights().mul_(weight)
         self.comm.all_reduce(weights, "mean")
         return weights
 
-    def _average_statistics(self, replica: Replica) -> None:
-        """Let peers have the mean of the statistics of those who train: gradients do not carry them."""
-        statistics = replica.statistics()
-        if len(statistics) and self.peers:
-            self.peers.all_reduce(statistics.mul_(not self.serves), "sum")
-            replica.set_statistics(statistics.div_(self._task.spec.num_replicas))
+    def _average_buffers(self) -> None:
+        """Average BatchNorm statistics over the training ranks: gradients do not carry them."""
+        buffers = self._replica.flat_buffers()
+        if len(buffers) and self.peers:
+            self.peers.all_reduce(buffers.mul_(not self.is_server), "sum")
+            self._replica.set_flat_buffers(buffers.div_(self.spec.num_replicas))
 
     def epochs(
         self,
-        replica: Replica,
         *,
-        model: Literal["same", "own", "mean", "server"] = "same",
+        evaluate: Literal["replicas", "local", "average", "server"] = "replicas",
         weighting: Weighting = "equal",
     ) -> Iterator[int]:
-        """The run's epochs, 1-based, until it has reached its target accuracy, if it has one.
+        """The run's epochs, 1-based, until the target accuracy is reached, if there is one.
 
-        Each begins with its learning rate, and is evaluated and reported when it is done.
+        Sets the learning rate before each epoch, and evaluates and reports after it. Evaluation is not
+        part of the measured time. All ranks wait for the slowest before it, inside the measured time: where
+        nodes share cores, a rank that evaluates would slow down one that still trains.
 
-        Evaluation is a time-out for all ranks, outside the measured time: where nodes share cores, a
-        rank that evaluates would slow down one that still trains. All wait for the slowest before it,
-        inside the measured time, or a run would be faster than the machine allows. So do models that
-        gradients alone keep the same (or the server's) average their statistics there. model: which one is
-        evaluated. The same on all ranks: each takes a share of the test split (all that hold one copy take
-        it together); its own: every rank evaluates on the whole of it; the (weighted) mean of all: it is
-        formed for that, outside the measured time, and every rank goes on with its own; the server's: all
-        get it for that, likewise outside, and go on with it.
+        Args:
+            evaluate: the model that is evaluated after an epoch.
+                replicas: the weights that all ranks hold. Each evaluates its share of the test split.
+                local: each rank's own weights, on the whole test split.
+                average: the (weighted) mean of all ranks' weights; then each continues with its own.
+                server: the server's weights, which all ranks receive.
+            weighting: of the average.
         """
-        spec = self._task.spec
+        spec, replica = self.spec, self._replica
         target = Target(spec.target_accuracy, spec.patience)
         for accuracy in self._metrics.accuracies:  # in epochs before a checkpoint
             target.reached(accuracy)
-        for epoch in range(self._begun.epochs + 1, spec.epochs + 1):
+        for epoch in range(self._resumed_at.epochs + 1, spec.epochs + 1):
             lr = learning_rate(spec, epoch)
             replica.set_lr(lr)
             yield epoch
-            if model in ("same", "server"):
-                self._average_statistics(replica)
+            if evaluate in ("replicas", "server"):
+                self._average_buffers()
             self.comm.barrier()
             train_s = self.clock.train_s
             self._metrics.note_peak_memory()
-            loss = None if self.serves or replica.loss is None else replica.loss.item()
+            loss = None if self.is_server or replica.loss is None else replica.loss.item()
             with self.clock.phase("evaluate"):
-                apart: dict[str, float] = {}
-                if model == "mean":
-                    own, mean = replica.weights(), self.mean_weights(replica, self.weight(weighting, epoch))
-                    apart["consensus_distance"] = self._rms((own - mean).norm())
+                consensus: dict[str, float] = {}
+                if evaluate == "average":
+                    own = replica.weights()
+                    mean = self.mean_weights(replica, self.averaging_weight(weighting, epoch))
+                    consensus["consensus_distance"] = self._rms((own - mean).norm())
                     replica.set_weights(mean)
-                elif model == "server":
-                    self._take_over_weights(replica)
-                accuracy, test_loss = self._metrics.evaluated = self.evaluate(replica, alone=model == "own")
-                if model == "mean":
+                elif evaluate == "server":
+                    self._broadcast_weights()
+                accuracy, test_loss = self._metrics.evaluated = self.evaluate(
+                    replica, alone=evaluate == "local"
+                )
+                if evaluate == "average":
                     replica.set_weights(own)
                 reached = target.reached(accuracy)  # the same on all ranks, or the strategy has no target
                 self._metrics.tell(
@@ -177,7 +197,7 @@ class Session:
                     test_loss=test_loss,
                     lr=lr,
                     target_reached=reached,
-                    **apart,
+                    **consensus,
                 )
                 self.comm.barrier()
             if reached:
@@ -185,60 +205,60 @@ class Session:
             self._checkpointer.after_epoch(epoch, replica)
 
     def _rms(self, value: Tensor) -> float:
-        """The root of the ranks' mean square of a number each."""
+        """The root mean square over ranks of one number each."""
         square = value.square().reshape(1)
         self.comm.all_reduce(square, "mean")
         return square.sqrt().item()
 
     @property
-    def serves(self) -> bool:
-        """Whether this rank is a server: it trains on nothing itself, and has no batches and no loss."""
-        return self._context.rank < self._task.spec.strategy.servers
+    def is_server(self) -> bool:
+        """Whether this rank is a parameter server: it has no samples, no batches and no loss."""
+        return self.rank < self.spec.strategy.servers
 
     def steps(self, epoch: int) -> list[int]:
-        """How many `batches` each of those who train has."""
+        """Number of `batches` of each training rank."""
         return self._loader.steps(epoch)
 
-    def steps_together(self, epoch: int, uneven: Uneven) -> int:
-        """How many `batches_in_step` there are."""
+    def synchronous_steps(self, epoch: int, uneven: Uneven) -> int:
+        """Number of `synchronous_batches`."""
         return self._loader.steps_together(epoch, uneven)
 
-    def served(self, steps: int) -> Iterator[int]:
-        """A server's steps, 1-based, which it takes with the gradients of others."""
+    def server_steps(self, steps: int) -> Iterator[int]:
+        """The steps of a parameter server, 1-based, which it takes with the workers' gradients."""
         for step in range(1, steps + 1):
             yield step
             self._metrics.steps += 1
 
     @property
     def steps_taken(self) -> int:
-        """By this rank, in the whole run so far."""
+        """Steps of this rank since the start of the run, those before a checkpoint included."""
         return self._metrics.steps
 
-    def batches(self, epoch: int, replica: Replica) -> Iterator[Batch]:
+    def batches(self, epoch: int) -> Iterator[Batch]:
         """This rank's batches of the epoch, each sample once."""
-        return self._timed(epoch, replica, self._loader.batches(epoch, self._skip(epoch)), "join")
+        return self._timed(epoch, self._loader.batches(epoch, self._skip(epoch)), "join")
 
-    def batches_in_step(self, epoch: int, replica: Replica, uneven: Uneven) -> Iterator[Batch]:
+    def synchronous_batches(self, epoch: int, uneven: Uneven) -> Iterator[Batch]:
         """As `batches`, with the same number of steps on every rank."""
-        loader = self._loader.batches_in_step(epoch, uneven, self._skip(epoch))
-        return self._timed(epoch, replica, loader, uneven)
+        batches = self._loader.batches_in_step(epoch, uneven, self._skip(epoch))
+        return self._timed(epoch, batches, uneven)
 
     def _skip(self, epoch: int) -> int:
-        """Steps of the epoch that were taken before the checkpoint that this run goes on from."""
-        return self._begun.steps if epoch == self._begun.epochs + 1 else 0
+        """Steps of the epoch that were taken before the checkpoint from which this run resumed."""
+        return self._resumed_at.steps if epoch == self._resumed_at.epochs + 1 else 0
 
     def _timed(
-        self, epoch: int, replica: Replica, loader: Iterator[tuple[Batch, np.ndarray]], uneven: Uneven
+        self, epoch: int, batches: Iterator[tuple[Batch, np.ndarray]], uneven: Uneven
     ) -> Iterator[Batch]:
-        metrics = self._metrics
-        progress = Progress(epoch, self._task.spec.epochs, replica, self._events)
+        metrics, replica = self._metrics, self._replica
+        progress = Progress(epoch, self.spec.epochs, replica, self._events)
         while True:
             with self.clock.phase("data"):
-                batch, indices = next(loader, (None, None))
+                batch, indices = next(batches, (None, None))
             if batch is None or indices is None:
                 break
             metrics.fed.append(indices)
-            if metrics.steps == 0:  # all steps keep as much
+            if metrics.steps == 0:  # every step keeps the same amount
                 with Activations() as activations:
                     yield batch
                 replica.activation_bytes = activations.most_bytes
@@ -253,30 +273,39 @@ class Session:
         if self._reports_samples:
             with self.clock.phase("evaluate"):
                 metrics.certify_part(epoch)
-                if self._replica == 0:
+                if self._replica_number == 0:
                     metrics.certify_split(epoch, self._loader.fed(epoch, uneven), uneven)
         metrics.fed = []
 
-    def result(
-        self, replica: Replica, *, averaged: bool = False, staleness: Sequence[int] = ()
-    ) -> TrainResult:
-        """Stop the clock and settle the accounts.
+    def report_staleness(self, staleness: Sequence[int]) -> None:
+        """Add to the result the staleness of each gradient that this rank pushed, in updates."""
+        self._staleness = staleness
 
-        averaged: the weights have changed since the last epoch was evaluated, which was of this node's
-        own model. staleness: of each gradient that this node has sent, where that may differ.
+    def evaluate_final_weights(self) -> None:
+        """Evaluate once more after training: the weights changed after the last epoch was evaluated.
+
+        The accuracy of the last epoch, which is this node's own, becomes `local_accuracy`.
         """
+        self._evaluates_final_weights = True
+
+    def result(self) -> TrainResult:
+        """Stop the clock and collect the metrics. Every rank calls it."""
         self.clock.stop()
         self._events.write("train_end")
         wait_s_by_rank = attribute_stragglers(self.comm)
-        spec, metrics, bytes_to = self._task.spec, self._metrics, self.comm.bytes_to
-        # CPU time tells nothing where several threads share it, or where the host waits for its GPU.
-        if spec.threads_for(self._context.rank) == 1 and not spec.on_gpu:
+        spec, replica, metrics, bytes_to = self.spec, self._replica, self._metrics, self.comm.bytes_to
+        # CPU time means nothing where several threads share it, or where the host waits for its GPU.
+        if spec.threads_for(self.rank) == 1 and not spec.on_gpu:
             self.clock.book_cpu_contention()
-        accuracy, test_loss = self.evaluate(replica, alone=False) if averaged else metrics.evaluated
-        state_bytes = replica.state_bytes  # before others send what they have
-        whole = replica.whole_weights()
-        weights = None if whole is None else whole.cpu().numpy()
-        if weights is not None and spec.save_weights and self._context.rank == 0 and self._context.out_dir:
+        accuracy, test_loss = metrics.evaluated
+        local_accuracy = None
+        if self._evaluates_final_weights:
+            local_accuracy = accuracy
+            accuracy, test_loss = self.evaluate(replica, alone=False)
+        state_bytes = replica.state_bytes  # before full_weights receives other ranks' partitions
+        full_weights = replica.full_weights()
+        weights = None if full_weights is None else full_weights.cpu().numpy()
+        if weights is not None and spec.save_weights and self.rank == 0 and self._context.out_dir:
             np.save(self._context.out_dir / "weights.npy", weights)
         return TrainResult(
             steps=metrics.steps,
@@ -287,17 +316,17 @@ class Session:
             bytes_sent=self.comm.bytes_sent,
             accuracy=accuracy,
             test_loss=test_loss,
-            local_accuracy=metrics.evaluated[0] if averaged else None,
+            local_accuracy=local_accuracy,
             weights_digest=None if weights is None else hashlib.sha256(weights.tobytes()).hexdigest()[:16],
-            parameters=replica.parameters,
+            parameters=replica.parameter_count,
             peak_memory_mb=metrics.peak_memory_mb or 0.0,
-            staleness_mean=fmean(staleness) if staleness else None,
-            staleness_max=max(staleness, default=None),
+            staleness_mean=fmean(self._staleness) if self._staleness else None,
+            staleness_max=max(self._staleness, default=None),
             state_bytes=state_bytes,
             activation_bytes=replica.activation_bytes,
             blocks=replica.blocks,
             bytes_to=[bytes_to[rank] for rank in range(self.comm.size)] if bytes_to else None,
             wait_s_by_rank=[round(seconds, 6) for seconds in wait_s_by_rank]
-            if 1 < self.comm.size <= MOST_WAITED_FOR
+            if 1 < self.comm.size <= MAX_WAITS_LISTED
             else None,
         )

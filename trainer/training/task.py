@@ -37,7 +37,7 @@ class Task:
     def build_model(
         self,
         rank: int,
-        weights_of: int = 0,
+        weights_seed: int = 0,
         device: str = "cpu",
         only: Container[str] | None = None,
         take: Callable[[str, nn.Module], nn.Module] = lambda _, block: block,
@@ -46,7 +46,7 @@ class Task:
 
         only: names of the blocks that are wanted, with the weights that they have in the whole.
         take: makes of a block what is wanted of it, before the next is built: never more than one is whole.
-        weights_of: ranks that name the same number start from the same weights, on every device. Dropout
+        weights_seed: ranks that name the same number start from the same weights, on every device. Dropout
         draws from a stream of `rank`'s own, which is another one on a GPU.
         """
         import torch
@@ -56,7 +56,7 @@ class Task:
         model, dataset = nn.Sequential(), self.spec.dataset
         # torch initialises weights from its global generator, which the ranks of one process share.
         with self._torch_rng, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.rngs.number("weights", weights_of))
+            torch.manual_seed(self.rngs.number("weights", weights_seed))
             for name, block in self.spec.model.blocks(dataset.shape, dataset.class_count, generator):
                 if only is None or name in only:
                     model.add_module(name, take(name, block))
