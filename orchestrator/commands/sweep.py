@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,7 +42,7 @@ def run_sweep(
 ) -> int:
     """Run what is not done yet and write the report; the exit code, 0 where all runs are ok."""
     from orchestrator.execution.progress import display_on
-    from orchestrator.execution.sweep_runner import Runner
+    from orchestrator.execution.sweep_runner import SweepRunner
 
     if removed := choice.place.clean():
         console.print(f"removed {removed} thing(s) that an orchestrator had left behind")
@@ -51,7 +52,7 @@ def run_sweep(
     results = []
     try:
         with display_on(console, total) as display:
-            runner = Runner(choice.place, choice.name, paths, data_dir, display)
+            runner = SweepRunner(choice.place, choice.name, paths, data_dir, display)
             runner.prepare(loaded)
             for result in runner.results(loaded):
                 results.append(result)
@@ -91,7 +92,7 @@ def choose(name: str | None) -> Choice:
         place = RUNTIMES.load(name)()
     except PydanticCustomError as error:
         raise InputError(f"--runtime {name}: {error}") from error
-    if reason := place.unavailable():
+    if reason := place.unavailable_reason():
         raise InputError(f"--runtime {name}: {reason}")
     return Choice(name, place, f"--runtime {name}")
 
@@ -100,7 +101,7 @@ def _first_available() -> Choice:
     reasons: dict[str, str] = {}
     for name in RUNTIMES.entries:
         runtime = RUNTIMES.load(name)()
-        reason = runtime.unavailable()
+        reason = runtime.unavailable_reason()
         if reason is None:
             others = " or ".join(f"--runtime {other}" for other in RUNTIMES.entries if other != name)
             return Choice(name, runtime, "; ".join(reasons.values()) or f"default; {others} to change")
@@ -112,15 +113,14 @@ def _first_available() -> Choice:
 def print_plan(loaded: Sweep, paths: SweepPaths, place: Runtime, data_dir: Path) -> None:
     """The runs and what would be started for each."""
     from orchestrator.report.model.labels import ClusterShape
-    from orchestrator.runtimes.launch_plan import plan
 
     for number, run in enumerate(loaded.runs, start=1):
-        described = place.describe(plan(run), paths.run(run.key), data_dir)
+        plan = place.plan(run, paths.run(run.key), data_dir)
         shape = ClusterShape.of(run).short
-        print(f"[{number}/{len(loaded.runs)}] {run.key}: {shape} × {described['topology']}")
+        print(f"[{number}/{len(loaded.runs)}] {run.key}: {shape} × {run.topology}")
         print(f"  spec: {json.dumps(run.canonical())}")
-        for process in described["processes"]:
-            print(f"  {process['name']}: {' '.join(process['argv'])}")
+        for process in plan.processes:
+            print(f"  {process.name}: {shlex.join(process.argv)}")
     print(f"{len(loaded.runs)} runs; nothing was started")
 
 

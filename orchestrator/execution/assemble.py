@@ -17,7 +17,7 @@ from orchestrator.results.records import (
     epochs_of,
     ranks_of,
 )
-from orchestrator.runtimes.launch_plan import LaunchPlan, rank_name, rank_noun
+from orchestrator.runtimes.launch_plan import rank_name, rank_noun
 from trainer.core.cgroup import NodeUsage
 from trainer.core.events import Event, combined_digest
 from trainer.data.certificate import CoverageRecord
@@ -26,7 +26,7 @@ from trainer.spec.run_spec import RunSpec
 
 
 def assemble(
-    plan: LaunchPlan,
+    spec: RunSpec,
     events: Sequence[Event],
     exits: Mapping[str, int],
     *,
@@ -46,33 +46,33 @@ def assemble(
 
     trouble: what the runtime itself found to be wrong. usage: of the nodes, where they are containers.
     """
-    attempts = Attempts(plan.world_size, events)
+    attempts = Attempts(spec.world_size, events)
     status, cause = verdict(
         events,
         exits,
-        plan.world_size,
+        spec.world_size,
         timed_out_s,
-        plan.processes_per_node,
+        spec.processes_per_node,
         trouble,
-        restarts=plan.spec.restarts,
+        restarts=spec.restarts,
     )
     events = attempts.events_of(attempts.effective)
     ranks, unattributed = comparable_waits(ranks_of(events), runtime_info)
     certificate = certify(events)
-    if status == "ok" and plan.spec.strategy.trains:
-        cause = _uncertified(certificate, _last_epoch(plan, events))
-        if plan.spec.save_weights and not weights_kept:
+    if status == "ok" and spec.strategy.trains:
+        cause = _uncertified(certificate, _last_epoch(spec, events))
+        if spec.save_weights and not weights_kept:
             cause = cause or "the final weights were not kept"
         status = "failed" if cause else "ok"
     first = min((e.time for e in events if e.kind == "train_start"), default=None)
     last = max((e.time for e in events if e.kind == "train_end"), default=None)
     overall = "start-up time, wall time and what the nodes used" if usage else "start-up and wall time"
     return RunResult(
-        key=plan.key,
+        key=spec.key,
         status=status,
         cause=cause,
-        spec=plan.spec.model_dump(mode="json"),
-        topology=plan.topology,
+        spec=spec.model_dump(mode="json"),
+        topology=spec.topology,
         runtime=runtime,
         runtime_info=runtime_info,
         node_kind=node_kind,
@@ -83,12 +83,12 @@ def assemble(
         teardown_s=None if last is None else ended_at - last,
         cores=cores,
         flags=[
-            *flags(plan, ranks, runtime_info, cores, usage),
+            *flags(spec, ranks, runtime_info, cores, usage),
             *unattributed,
-            *_evened(plan, certificate),
-            *_hung(plan, events),
+            *_evened(spec, certificate),
+            *_hung(spec, events),
             *_resumed(attempts, started_at, overall),
-            *_started_again(plan, attempts, overall),
+            *_started_again(spec, attempts, overall),
         ]
         if status == "ok"
         else [],
@@ -100,13 +100,13 @@ def assemble(
     )
 
 
-def _last_epoch(plan: LaunchPlan, events: Sequence[Event]) -> int:
+def _last_epoch(spec: RunSpec, events: Sequence[Event]) -> int:
     """The epoch with which training ends: the one in which all ranks reached the target accuracy, or the
     last that was asked for."""
     said = [e for e in events if e.kind == "epoch" and e.fields.get("target_reached")]
     reached: set[int] = {event.fields["epoch"] for event in said}
-    together = len(reached) == 1 and {event.rank for event in said} == set(range(plan.world_size))
-    return min(reached) if together and plan.spec.target_accuracy is not None else plan.spec.epochs
+    together = len(reached) == 1 and {event.rank for event in said} == set(range(spec.world_size))
+    return min(reached) if together and spec.target_accuracy is not None else spec.epochs
 
 
 def _uncertified(certificate: Certificate | None, epochs: int) -> str | None:
@@ -157,15 +157,15 @@ def comparable_waits(ranks: list[RankResult], runtime: RuntimeInfo) -> tuple[lis
     return [rank.model_copy(update={"wait_s_by_rank": None}) for rank in ranks], [reason]
 
 
-def _hung(plan: LaunchPlan, events: Sequence[Event]) -> list[str]:
+def _hung(spec: RunSpec, events: Sequence[Event]) -> list[str]:
     hung = [str(event.rank) for event in events if event.kind == "done" and event.fields.get("forced")]
-    who = f"{rank_noun(plan.processes_per_node)} {', '.join(hung)}"
+    who = f"{rank_noun(spec.processes_per_node)} {', '.join(hung)}"
     return [f"{who} hung after its result was written, and was ended"] if hung else []
 
 
-def _started_again(plan: LaunchPlan, attempts: Attempts, overall: str) -> list[str]:
+def _started_again(spec: RunSpec, attempts: Attempts, overall: str) -> list[str]:
     """Who was lost, that the run went on all the same, and what that did to `overall`, as in _resumed."""
-    each, allowed = plan.processes_per_node, plan.spec.restarts
+    each, allowed = spec.processes_per_node, spec.restarts
     found = [
         f"{loss(attempts, number, each)}; all ranks were started again, restart {number + 1} of {allowed}"
         for number in range(attempts.effective)
@@ -180,9 +180,8 @@ def _started_again(plan: LaunchPlan, attempts: Attempts, overall: str) -> list[s
     return found
 
 
-def _evened(plan: LaunchPlan, certificate: Certificate | None) -> list[str]:
+def _evened(spec: RunSpec, certificate: Certificate | None) -> list[str]:
     """What was done to parts of different size so that all nodes could take as many steps."""
-    spec = plan.spec
     if certificate is None or not (spec.partitioner.disjoint and spec.partitioner.covers):
         return []
     more = sum(part.samples for part in certificate.first_epoch()) - spec.dataset.train_samples
@@ -227,7 +226,7 @@ def _normalised_over(run: RunSpec) -> str | None:
 
 
 def flags(
-    plan: LaunchPlan,
+    spec: RunSpec,
     ranks: Sequence[RankResult],
     runtime: RuntimeInfo,
     cores: float,
@@ -235,24 +234,24 @@ def flags(
 ) -> list[str]:
     """What could not be made equal, in sentences."""
     found = [
-        *limit_flags(plan.spec, runtime, cores),
-        *bottleneck_flags(plan.spec, runtime, ranks, usage),
-        *memory_flags(plan.spec, usage),
+        *limit_flags(spec, runtime, cores),
+        *bottleneck_flags(spec, runtime, ranks, usage),
+        *memory_flags(spec, usage),
     ]
-    if plan.spec.ranks_are_threads:
+    if spec.ranks_are_threads:
         found.append(
             "the ranks were threads of one interpreter and hindered each other: times do not compare, "
             "and each rank's memory is that of all"
         )
-    if over := _normalised_over(plan.spec):
+    if over := _normalised_over(spec):
         found.append(f"normalised over {over}: it is not the training that serial does")
-    if plan.spec.strategy.caveat:
-        found.append(plan.spec.strategy.caveat)
+    if spec.strategy.caveat:
+        found.append(spec.strategy.caveat)
     if len({rank.weights_digest for rank in ranks if rank.weights_digest}) > 1:
         found.append("the replicas ended with different weights; the accuracy is of rank 0's")
-    reports_samples = plan.spec.strategy.reports_samples
-    samples = {rank.samples for rank in ranks if reports_samples(rank.rank, plan.world_size)}
-    if samples and max(samples) - min(samples) > plan.spec.epochs:
-        noun = rank_noun(plan.processes_per_node)
+    reports_samples = spec.strategy.reports_samples
+    samples = {rank.samples for rank in ranks if reports_samples(rank.rank, spec.world_size)}
+    if samples and max(samples) - min(samples) > spec.epochs:
+        noun = rank_noun(spec.processes_per_node)
         found.append(f"unequal work: between {min(samples):,} and {max(samples):,} samples per {noun}")
     return found

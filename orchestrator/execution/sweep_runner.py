@@ -24,7 +24,6 @@ from orchestrator.results.store import (
     write_atomic,
 )
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
-from orchestrator.runtimes.launch_plan import LaunchPlan, plan
 from orchestrator.sweeps.load import Sweep
 from trainer.core.events import Event, read_events
 from trainer.data.base import DataError
@@ -44,7 +43,7 @@ class Display(Protocol):
 
 
 @dataclass(frozen=True)
-class Runner:
+class SweepRunner:
     """Runs a sweep's runs one after the other, so that they do not disturb each other."""
 
     runtime: Runtime
@@ -61,7 +60,7 @@ class Runner:
     def prepare(self, sweep: Sweep) -> None:
         """Check and fetch everything that no run should fail for. Raises InputError."""
         for run in sweep.runs:
-            if lacking := self.runtime.lacks(plan(run)):
+            if lacking := self.runtime.unsupported_reason(run):
                 raise InputError(f"{run.key}: {lacking}")
         for dataset in {run.dataset.model_dump_json(): run.dataset for run in sweep.runs}.values():
             try:
@@ -95,7 +94,7 @@ class Runner:
             if done is None or not skipped:
                 self.display.begin(number, total, run)
                 try:
-                    done = self.execute(plan(run), paths)
+                    done = self.run(run)
                 except OSError as error:  # a full disk, a directory that is gone: no run can succeed
                     raise InputError(f"{paths.directory}: cannot be written ({error})") from error
             # Also those of a run that is skipped: its sweep may have been killed right after the row.
@@ -108,24 +107,24 @@ class Runner:
         if stuck:
             raise InputError("\n".join(stuck))
 
-    def execute(self, launch: LaunchPlan, paths: RunPaths) -> RunResult:
+    def run(self, spec: RunSpec) -> RunResult:
         """One run, from nothing or its last checkpoint to its row on disk.
 
         Interrupted, it leaves logs and checkpoints but no row.
         """
-        started_at = time.time()
+        started_at, paths = time.time(), self.paths.run(spec.key)
         _fresh(paths)
-        write_atomic(paths.spec, launch.spec.model_dump_json(indent=2))
-        described = self.runtime.describe(launch, paths, self.data_dir)
-        write_atomic(paths.plan, json.dumps(described, indent=2))
-        with self.runtime.start(launch, paths, self.data_dir) as handle:
+        write_atomic(paths.spec, spec.model_dump_json(indent=2))
+        plan = self.runtime.plan(spec, paths, self.data_dir)
+        write_atomic(paths.plan, json.dumps({"runtime": self.runtime_name, **plan.as_dict()}, indent=2))
+        with self.runtime.start(plan) as handle:
             try:
-                state, timed_out_s = self._watch(handle, launch.spec.timeout_s)
+                state, timed_out_s = self._watch(handle, spec.timeout_s)
             finally:
                 handle.stop()
                 handle.collect(paths)
         result = assemble(
-            launch,
+            spec,
             list(read_events(paths.events)),
             state.exits,
             runtime=self.runtime_name,

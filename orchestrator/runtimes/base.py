@@ -15,6 +15,7 @@ from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.launch_plan import LaunchPlan
 from trainer.core.events import Event
+from trainer.spec.run_spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ class Runtime(ABC):
     info: ClassVar[RuntimeInfo]
 
     @abstractmethod
-    def unavailable(self) -> str | None:
-        """Why this runtime cannot run anything here, or None. Asks the engine itself."""
+    def unavailable_reason(self) -> str | None:
+        """Why this runtime cannot be used on this machine; None if it can."""
 
     @abstractmethod
     def node_kind(self) -> str:
@@ -80,16 +81,16 @@ class Runtime(ABC):
         return {}
 
     @abstractmethod
-    def lacks(self, plan: LaunchPlan) -> str | None:
-        """What this plan needs and this machine has not, and how to get it; or None."""
+    def unsupported_reason(self, spec: RunSpec) -> str | None:
+        """Why this machine cannot execute the run, and how to fix that; None if it can."""
 
     @abstractmethod
-    def describe(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> dict[str, Any]:
-        """Exactly what `start` will start. Starts nothing."""
+    def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
+        """The exact commands that `start` executes. Starts nothing and writes nothing."""
 
     @abstractmethod
-    def start(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> RunHandle:
-        """Start the plan's nodes and return at once. `paths.directory` exists and is the run's own."""
+    def start(self, plan: LaunchPlan) -> RunHandle:
+        """Execute a plan of this runtime and return at once. The run's directory exists."""
 
     @abstractmethod
     def clean(self) -> int:

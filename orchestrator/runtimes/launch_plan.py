@@ -1,48 +1,45 @@
-"""From a run to its launch plan. Pure: it can be printed and tested without starting anything."""
+"""LaunchPlan: the exact commands that start one run. Making a plan starts nothing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
+from orchestrator.results.store import RunPaths
 from trainer.spec.run_spec import RunSpec
 
 
 @dataclass(frozen=True)
+class Process:
+    """One command. log: the name of its console output, which the ranks of a node share."""
+
+    name: str
+    argv: list[str]
+    environment: dict[str, str]
+    log: str
+
+
+@dataclass(frozen=True)
 class LaunchPlan:
-    """What a runtime has to start, whatever it starts it with."""
+    """What a runtime starts for one run, and what it was made from.
+
+    `--dry-run` prints a plan, and plan.json records it.
+    """
 
     spec: RunSpec
+    paths: RunPaths
+    data_dir: Path
+    processes: list[Process]
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """Of every rank's process."""
-        return self.spec.thread_environment()
-
-    @property
-    def key(self) -> str:
-        return self.spec.key
-
-    @property
-    def topology(self) -> str:
-        return self.spec.topology
-
-    @property
-    def nodes(self) -> int:
-        return self.spec.nodes
-
-    @property
-    def processes_per_node(self) -> int:
-        return self.spec.processes_per_node
-
-    @property
-    def world_size(self) -> int:
-        """Ranks in all: processes to start, unless the topology is `single`."""
-        return self.spec.world_size
-
-
-def plan(run: RunSpec) -> LaunchPlan:
-    """How the nodes of `run` are wired and started."""
-    return LaunchPlan(run)
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as plan.json records it."""
+        return {
+            "topology": self.spec.topology,
+            "nodes": self.spec.nodes,
+            "processes_per_node": self.spec.processes_per_node,
+            "processes": [asdict(process) for process in self.processes],
+        }
 
 
 def rank_name(rank: int, processes_per_node: int) -> str:

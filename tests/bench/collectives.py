@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 
 from orchestrator.results.store import RunPaths, write_atomic
-from orchestrator.runtimes.launch_plan import plan
 from orchestrator.runtimes.local.processes import mpirun, processes
 from orchestrator.runtimes.local.runtime import LocalRun
 from tests.bench.step import ratio
@@ -69,7 +68,7 @@ def measured(transport: str, ranks: int) -> dict[str, Turns]:
         write_atomic(paths.spec, run.model_dump_json())
         started = [
             replace(each, argv=[*each.argv[:-1], __name__])  # instead of `trainer`
-            for each in processes(plan(run), paths, Path(directory), live)
+            for each in processes(run, paths, Path(directory), live)
         ]
         deadline = time.monotonic() + PATIENCE_S
         with LocalRun(started, paths, live) as handle:

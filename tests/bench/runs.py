@@ -11,11 +11,10 @@ from pathlib import Path
 from rich.console import Console
 
 from orchestrator.execution.progress import PlainDisplay
-from orchestrator.execution.sweep_runner import Display, Runner
+from orchestrator.execution.sweep_runner import Display, SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes import RUNTIMES
-from orchestrator.runtimes.launch_plan import plan
 from trainer.spec.run_spec import RunSpec
 
 Execute = Callable[[RunSpec], RunResult]
@@ -29,14 +28,14 @@ def runs_on(runtime: str, display: Display | None = None) -> Iterator[Execute]:
     """
     with tempfile.TemporaryDirectory() as directory:
         place = RUNTIMES.load(runtime)()
-        if reason := place.unavailable():
+        if reason := place.unavailable_reason():
             sys.exit(reason)
         paths = SweepPaths(Path(directory))
         told = display or PlainDisplay(Console(quiet=True), total=1)
-        runner = Runner(place, runtime, paths, Path(directory) / "data", told)
+        runner = SweepRunner(place, runtime, paths, Path(directory) / "data", told)
 
         def execute(run: RunSpec) -> RunResult:
-            result = runner.execute(plan(run), paths.run(run.key))
+            result = runner.run(run)
             if result.status != "ok":
                 sys.exit(f"{result.key}: {result.cause}")
             return result

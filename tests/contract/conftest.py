@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.execution.sweep_runner import Runner
+from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.identity import identity
-from orchestrator.runtimes.launch_plan import plan
 from tests.support.containers import containers_missing, leftovers
 from tests.support.processes import node_processes
 from tests.support.runs import SMALL, RecordingDisplay
@@ -26,7 +25,7 @@ Execute = Callable[..., RunResult]
 def runtime(request: pytest.FixtureRequest) -> str:
     """The runtimes of the registry, one after the other."""
     name: str = request.param
-    missing = containers_missing() if name == "docker" else RUNTIMES.load(name)().unavailable()
+    missing = containers_missing() if name == "docker" else RUNTIMES.load(name)().unavailable_reason()
     if missing:
         pytest.skip(missing)
     return name
@@ -38,8 +37,10 @@ def execute(runtime: str, tmp_path: Path) -> Execute:
         run = RunSpec.model_validate({**SMALL, **fields})
         paths = SweepPaths(tmp_path / "results")
         data = tmp_path / "data"
-        runner = Runner(RUNTIMES.load(runtime)(), runtime, paths, data, on_events or RecordingDisplay())
-        return runner.execute(plan(run), paths.run(run.key))
+        runner = SweepRunner(
+            RUNTIMES.load(runtime)(), runtime, paths, data, on_events or RecordingDisplay()
+        )
+        return runner.run(run)
 
     return execute
 

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.execution.sweep_runner import Runner
+from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes import RUNTIMES
-from orchestrator.runtimes.launch_plan import plan
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from tests.support.runs import SMALL, RecordingDisplay
 from trainer.spec.run_spec import RunSpec
@@ -72,10 +71,10 @@ def test_same_weights_as_local_processes(
     assert (result.status, result.cause) == ("ok", None)
     run = RunSpec.model_validate({**SMALL, **fields})
     paths = SweepPaths(tmp_path / "reference").run(run.key)
-    reference = Runner(
+    reference = SweepRunner(
         LocalRuntime(), "local", SweepPaths(tmp_path / "reference"), tmp_path, RecordingDisplay()
     )
-    assert reference.execute(plan(run), paths).status == "ok"
+    assert reference.run(run).status == "ok"
     here = np.load(tmp_path / "results" / run.key / "weights.npy")
     assert np.array_equal(here, np.load(paths.weights))
     assert result.replicas_equal
@@ -95,10 +94,11 @@ def test_several_ranks_in_a_node(execute: Execute, tmp_path: Path, transport: st
         assert said == ranks
 
 
-def test_what_is_planned_can_be_read_without_starting_it(runtime: str, tmp_path: Path) -> None:
+def test_making_a_plan_starts_and_writes_nothing(runtime: str, tmp_path: Path) -> None:
     run = RunSpec.model_validate({**SMALL, "strategy": "all_reduce", "transport": "gloo", "nodes": 2})
     paths = SweepPaths(tmp_path).run(run.key)
-    described = RUNTIMES.load(runtime)().describe(plan(run), paths, tmp_path / "data")
-    assert (described["runtime"], described["topology"], described["nodes"]) == (runtime, "ddp", 2)
-    assert all(process["argv"] for process in described["processes"])
+    plan = RUNTIMES.load(runtime)().plan(run, paths, tmp_path / "data")
+    assert (plan.spec, plan.paths, plan.data_dir) == (run, paths, tmp_path / "data")
+    assert plan.processes
+    assert all(process.argv for process in plan.processes)
     assert list(tmp_path.iterdir()) == []

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.execution.sweep_runner import Runner
+from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
-from orchestrator.runtimes.launch_plan import plan
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from tests.support.runs import SMALL, RecordingDisplay
 from trainer.spec.run_spec import RunSpec
@@ -24,7 +23,7 @@ def execute(tmp_path: Path) -> Callable[..., RunResult]:
     def execute(on_events: RecordingDisplay | None = None, **fields: Any) -> RunResult:
         run = RunSpec.model_validate({**SMALL, **fields})
         paths = SweepPaths(tmp_path / "results")
-        runner = Runner(LocalRuntime(), "local", paths, tmp_path, on_events or RecordingDisplay())
-        return runner.execute(plan(run), paths.run(run.key))
+        runner = SweepRunner(LocalRuntime(), "local", paths, tmp_path, on_events or RecordingDisplay())
+        return runner.run(run)
 
     return execute

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.execution.sweep_runner import Runner
+from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
-from orchestrator.runtimes.launch_plan import plan
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from tests.support.processes import node_processes
 from tests.support.runs import SMALL, RecordingDisplay
@@ -148,9 +147,7 @@ def test_a_dataset_that_does_not_fit_into_memory_is_named(execute: Execute) -> N
 def test_results_may_lie_in_a_directory_of_any_name(tmp_path: Path, transport: str) -> None:
     paths = SweepPaths(tmp_path / "a#b? %20ö [c]")
     run = RunSpec.model_validate({**SMALL, "strategy": "all_reduce", "transport": transport, "nodes": 2})
-    result = Runner(LocalRuntime(), "local", paths, tmp_path, RecordingDisplay()).execute(
-        plan(run), paths.run(run.key)
-    )
+    result = SweepRunner(LocalRuntime(), "local", paths, tmp_path, RecordingDisplay()).run(run)
     assert (result.status, result.cause) == ("ok", None)
     assert [path.name for path in tmp_path.iterdir()] == ["a#b? %20ö [c]"]
 

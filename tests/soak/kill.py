@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from orchestrator.execution.sweep_runner import Runner
+from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.identity import identity
-from orchestrator.runtimes.launch_plan import plan
 from orchestrator.sweeps.yaml import read_yaml
 from tests.support.containers import leftovers
 from tests.support.processes import node_processes
@@ -110,10 +109,10 @@ def one(
 def run_sweep(run: RunSpec, runtime: str, directory: Path, display: RecordingDisplay) -> RunResult:
     paths = SweepPaths(directory)
     nodes = RUNTIMES.load(runtime)()
-    if missing := nodes.unavailable() or nodes.lacks(plan(run)):
+    if missing := nodes.unavailable_reason() or nodes.unsupported_reason(run):
         sys.exit(missing)
     data = Path(os.environ.get("SHARDYARD_DATA", Path(__file__).resolve().parents[2] / "data"))
-    return Runner(nodes, runtime, paths, data, display).execute(plan(run), paths.run(run.key))
+    return SweepRunner(nodes, runtime, paths, data, display).run(run)
 
 
 def judge(result: RunResult, alone: RunResult, runtime: str, place: Path) -> list[str]:

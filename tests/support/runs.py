@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from orchestrator.execution.sweep_runner import Runner
+from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, read_result
 from orchestrator.runtimes import RUNTIMES
-from orchestrator.runtimes.launch_plan import plan
 from trainer.core.events import Event
 from trainer.spec.run_spec import RunSpec
 
@@ -77,8 +76,8 @@ def execute(run: RunSpec, directory: Path, runtime: str = "local", display: Any 
     """Execute one run; its results lie in `directory / run.key`."""
     paths = SweepPaths(directory)
     nodes = RUNTIMES.load(runtime)()
-    runner = Runner(nodes, runtime, paths, directory / "data", display or RecordingDisplay())
-    return runner.execute(plan(run), paths.run(run.key))
+    runner = SweepRunner(nodes, runtime, paths, directory / "data", display or RecordingDisplay())
+    return runner.run(run)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from orchestrator.runtimes.docker import runtime as module
 from orchestrator.runtimes.docker.compose import LIVE, cluster
 from orchestrator.runtimes.docker.engine import Engine
 from orchestrator.runtimes.docker.runtime import DockerRun
-from orchestrator.runtimes.launch_plan import plan
 from tests.unit.cluster_support import FIELDS, assigned
 from trainer.cluster.run_record import RunRecord
 from trainer.spec.run_spec import RunSpec
@@ -94,7 +93,7 @@ class Place:
         client: Any = SimpleNamespace(api=self.api, ping=self.ping)
         engine = Engine(client, "unix:///x.sock", "26.1", "2.26", 4)
         run = RunSpec.model_validate({**FIELDS[topology], "nodes": 3, **fields})
-        self.cluster = cluster(plan(run), self.paths, directory, "owner", cores=4)
+        self.cluster = cluster(run, self.paths, directory, "owner", cores=4)
         self.run = DockerRun(engine, self.cluster, self.paths)
         self.up: Any = self.run._up
 

@@ -11,7 +11,6 @@ import pytest
 from orchestrator.execution.assemble import assemble, certify
 from orchestrator.results.records import RunResult, RuntimeInfo
 from orchestrator.runtimes import RUNTIMES
-from orchestrator.runtimes.launch_plan import plan
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from tests.unit.conftest import event, rank_fields
 from trainer.core.cgroup import NodeUsage
@@ -75,7 +74,7 @@ def row(
         {"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "epochs": 1, **fields}
     )
     return assemble(
-        plan(run),
+        run,
         events,
         {},
         runtime=runtime,

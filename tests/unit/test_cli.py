@@ -61,7 +61,7 @@ def test_an_unknown_runtime_lists_the_known_ones() -> None:
 
 
 def engines(monkeypatch: pytest.MonkeyPatch, reason: str | None) -> None:
-    monkeypatch.setattr(DockerRuntime, "unavailable", lambda self: reason)
+    monkeypatch.setattr(DockerRuntime, "unavailable_reason", lambda self: reason)
 
 
 def test_nodes_are_containers_where_an_engine_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_else_nodes_are_local_processes_and_the_reason_is_shown(monkeypatch: pyt
 
 def test_every_reason_is_named_where_no_runtime_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     engines(monkeypatch, "no engine answers")
-    monkeypatch.setattr(LocalRuntime, "unavailable", lambda self: "needs Linux")
+    monkeypatch.setattr(LocalRuntime, "unavailable_reason", lambda self: "needs Linux")
     with pytest.raises(InputError) as raised:
         run_sweep.choose(None)
     assert str(raised.value).splitlines()[1:] == ["docker: no engine answers", "local: needs Linux"]
@@ -116,8 +116,12 @@ def test_docker_without_an_engine_is_one_message_and_exit_code_2(
 def test_the_console_says_where_nodes_run_and_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     engines(monkeypatch, "no engine answers")
     monkeypatch.setattr(LocalRuntime, "clean", lambda self: 2)
-    monkeypatch.setattr("orchestrator.execution.sweep_runner.Runner.prepare", lambda self, loaded: None)
-    monkeypatch.setattr("orchestrator.execution.sweep_runner.Runner.results", lambda self, loaded: iter(()))
+    monkeypatch.setattr(
+        "orchestrator.execution.sweep_runner.SweepRunner.prepare", lambda self, loaded: None
+    )
+    monkeypatch.setattr(
+        "orchestrator.execution.sweep_runner.SweepRunner.results", lambda self, loaded: iter(())
+    )
     monkeypatch.setattr(run_sweep, "report_on", lambda paths, console: None)
     file = io.StringIO()
     loaded = load_sweep(PROJECT / "sweeps" / "quickstart.yml")

@@ -9,7 +9,6 @@ import pytest
 
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.docker.compose import COMPOSE, LIVE, Cluster, cluster
-from orchestrator.runtimes.launch_plan import plan
 from trainer.spec.run_spec import RunSpec
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -24,7 +23,7 @@ def made(
     directory: Path = Path("/results/s/run"), topology: str = "ddp", cores: int = 64, **fields: Any
 ) -> Cluster:
     run = RunSpec.model_validate({**RUNS[topology], "nodes": 4, **fields})
-    return cluster(plan(run), RunPaths(directory), Path("/data"), "1234 17.00 pid:[4]", cores)
+    return cluster(run, RunPaths(directory), Path("/data"), "1234 17.00 pid:[4]", cores)
 
 
 # The project: its name is the label by which everything is found again
@@ -109,9 +108,7 @@ def test_relative_paths_are_not_relative_to_the_compose_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run = cluster(
-        plan(RunSpec.model_validate(RUNS["ddp"])), RunPaths(Path("out/run")), Path("data"), "", cores=1
-    )
+    run = cluster(RunSpec.model_validate(RUNS["ddp"]), RunPaths(Path("out/run")), Path("data"), "", cores=1)
     found = {name: run.environment[f"SHARDYARD_{name}"] for name in ("SPEC", "RESULTS", "DATA")}
     assert found == {
         "SPEC": f"{tmp_path}/out/run/spec.json",

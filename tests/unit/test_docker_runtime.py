@@ -16,7 +16,6 @@ from orchestrator.runtimes.docker import runtime as module
 from orchestrator.runtimes.docker.compose import LIVE
 from orchestrator.runtimes.docker.engine import Engine, EngineError
 from orchestrator.runtimes.docker.runtime import DockerRuntime
-from orchestrator.runtimes.launch_plan import LaunchPlan, plan
 from tests.unit.conftest import event
 from tests.unit.docker_support import Place, container, ended
 from trainer.spec.run_spec import RunSpec
@@ -79,8 +78,8 @@ def test_a_run_that_never_came_up_has_no_events(place: Place) -> None:
 # The runtime
 
 
-def launch(**fields: Any) -> LaunchPlan:
-    return plan(RunSpec.model_validate({"strategy": "ddp", "nodes": 2, **fields}))
+def spec(**fields: Any) -> RunSpec:
+    return RunSpec.model_validate({"strategy": "ddp", "nodes": 2, **fields})
 
 
 @pytest.fixture
@@ -100,14 +99,12 @@ def absent(message: str) -> Callable[[], Engine]:
 
 
 def test_runtime(runtime: DockerRuntime, tmp_path: Path) -> None:
-    assert runtime.unavailable() is None
+    assert runtime.unavailable_reason() is None
     assert runtime.node_kind() == "containers of Docker 26.1.5"
     assert runtime.environment().items() >= {"docker": "26.1.5", "compose": "2.26.1"}.items()
-    described = runtime.describe(launch(), RunPaths(tmp_path), tmp_path)
-    (started,) = described["processes"]
-    assert started["argv"][:3] == ["docker", "--host", "unix:///x.sock"]
-    assert started["environment"]["SHARDYARD_RUN"] == LIVE
-    assert json.dumps(described)
+    (compose,) = runtime.plan(spec(), RunPaths(tmp_path), tmp_path).processes
+    assert compose.argv[:3] == ["docker", "--host", "unix:///x.sock"]
+    assert compose.environment["SHARDYARD_RUN"] == LIVE
 
 
 @pytest.mark.parametrize(
@@ -117,22 +114,22 @@ def test_a_node_cannot_have_more_than_the_engine(
     runtime: DockerRuntime, monkeypatch: pytest.MonkeyPatch, cpus: float, lacking: str | None
 ) -> None:
     monkeypatch.setattr(module, "image_id", lambda engine: "sha256:1")
-    assert runtime.lacks(launch(cpus=cpus)) == lacking
+    assert runtime.unsupported_reason(spec(cpus=cpus)) == lacking
 
 
 def test_without_its_image_nothing_runs(runtime: DockerRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "image_trouble", lambda engine: "image x is not there: make image")
-    assert runtime.lacks(launch()) == "image x is not there: make image; or use --runtime local"
+    assert runtime.unsupported_reason(spec()) == "image x is not there: make image; or use --runtime local"
 
 
 def test_without_an_engine(runtime: DockerRuntime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert runtime.unavailable() is None
+    assert runtime.unavailable_reason() is None
     monkeypatch.setattr(module, "reach", absent("no engine answers"))
-    assert runtime.unavailable() == "no engine answers"
+    assert runtime.unavailable_reason() == "no engine answers"
     assert runtime.clean() == 0
-    with pytest.raises(
-        InputError, match="no engine answers\nthen the same command goes on where it stopped"
-    ):
-        runtime.start(launch(), RunPaths(tmp_path), tmp_path)
+    plan = runtime.plan(spec(), RunPaths(tmp_path), tmp_path)
+    monkeypatch.setattr(module, "answers", lambda engine: False)
+    with pytest.raises(InputError, match="no engine answers"):
+        runtime.start(plan)
     with pytest.raises(InputError, match="no engine answers"):
         DockerRuntime().node_kind()

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from orchestrator.execution.outcome import loss, verdict
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.launch_plan import plan
 from orchestrator.runtimes.local.processes import processes
 from tests.unit import loopback_cluster
 from tests.unit.cluster_support import assigned, index_of
@@ -62,7 +61,7 @@ def test_restarts_are_not_in_the_key() -> None:
 
 def test_local_nodes_are_torchrun_agents(tmp_path: Path) -> None:
     live = tmp_path / "run" / "live"
-    made = plan(spec(processes_per_node=2, restarts=4, timeout_s=30))
+    made = spec(processes_per_node=2, restarts=4, timeout_s=30)
     started = processes(made, RunPaths(live.parent), tmp_path, live)
     assert [(each.name, each.log) for each in started] == [("node 0", "node-0"), ("node 1", "node-1")]
     for node, each in enumerate(started):
@@ -73,7 +72,7 @@ def test_local_nodes_are_torchrun_agents(tmp_path: Path) -> None:
         assert f"--rdzv-endpoint={live.resolve()}/rendezvous" in each.argv
         assert each.environment["SHARDYARD_NODE"] == str(node)
         assert "RANK" not in each.environment  # torchrun's to give
-    assert len(processes(plan(spec(processes_per_node=2)), RunPaths(live.parent), tmp_path, live)) == 4
+    assert len(processes(spec(processes_per_node=2), RunPaths(live.parent), tmp_path, live)) == 4
 
 
 def test_containers_start_torchrun_agents() -> None:

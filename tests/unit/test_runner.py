@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.errors import InputError
 from orchestrator.execution import sweep_runner as module
-from orchestrator.execution.sweep_runner import Runner
+from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
@@ -29,19 +29,19 @@ class Nothing(Runtime):
 
     info: ClassVar = LocalRuntime.info
 
-    def unavailable(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         return None
 
     def node_kind(self) -> str:
         return "nothing"
 
-    def lacks(self, plan: LaunchPlan) -> str | None:
+    def unsupported_reason(self, spec: RunSpec) -> str | None:
         return None
 
-    def describe(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> dict[str, Any]:
-        return {}
+    def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
+        return LaunchPlan(spec, paths, data_dir, processes=[])
 
-    def start(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> RunHandle:
+    def start(self, plan: LaunchPlan) -> RunHandle:
         return NothingRuns()
 
     def clean(self) -> int:
@@ -80,18 +80,20 @@ def test_the_environment_is_asked_for_once_in_a_sweep(
     file = tmp_path / "s.yml"
     file.write_text("name: s\nblocks: [{base: {strategy: fault_injection}, axes: {nodes: [1, 2, 3]}}]")
     sweep = load_sweep(file)
-    runner = Runner(Nothing(), "nothing", SweepPaths(tmp_path / "out"), tmp_path, Silent())
+    runner = SweepRunner(Nothing(), "nothing", SweepPaths(tmp_path / "out"), tmp_path, Silent())
     runner.prepare(sweep)
     results = list(runner.results(sweep))
     assert len(asked) == 1
     assert [result.environment for result in results] == [{"number": 0}] * 3
     assert {result.runtime_info for result in results} == {Nothing.info}
     # Another sweep may be another checkout.
-    list(Runner(Nothing(), "nothing", SweepPaths(tmp_path / "more"), tmp_path, Silent()).results(sweep))
+    list(
+        SweepRunner(Nothing(), "nothing", SweepPaths(tmp_path / "more"), tmp_path, Silent()).results(sweep)
+    )
     assert len(asked) == 2
 
 
-def done_with_checkpoints_left(tmp_path: Path, runs: int) -> tuple[Runner, Sweep, list[Path]]:
+def done_with_checkpoints_left(tmp_path: Path, runs: int) -> tuple[SweepRunner, Sweep, list[Path]]:
     """A sweep whose runs are all done, and which was killed before it could remove their checkpoints."""
     file = tmp_path / "s.yml"
     blocks = [{"base": {"strategy": "fault_injection"}, "axes": {"nodes": [*range(1, runs + 1)]}}]
@@ -103,7 +105,7 @@ def done_with_checkpoints_left(tmp_path: Path, runs: int) -> tuple[Runner, Sweep
         left.append(its.checkpoints)
         (its.checkpoints / "local" / "epoch-00001-step-0000000").mkdir(parents=True)
         its.result.write_text(run_result(key=run.key, spec=run.model_dump(mode="json")).model_dump_json())
-    return Runner(Nothing(), "nothing", paths, tmp_path, Silent()), sweep, left
+    return SweepRunner(Nothing(), "nothing", paths, tmp_path, Silent()), sweep, left
 
 
 def test_checkpoints_that_a_killed_sweep_has_left_to_a_run_that_is_done_are_removed(tmp_path: Path) -> None:

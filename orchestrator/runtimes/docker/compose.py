@@ -9,8 +9,8 @@ from pathlib import Path
 
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.docker.image import IMAGE
-from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.shipped import COMPOSE
+from trainer.spec.run_spec import RunSpec
 
 LIVE = "live"  # where the head keeps what the ranks report, in the run's directory
 
@@ -49,13 +49,12 @@ class Cluster:
 
 
 def cluster(
-    plan: LaunchPlan, paths: RunPaths, data_dir: Path, owner: str, cores: float, image: str = IMAGE
+    spec: RunSpec, paths: RunPaths, data_dir: Path, owner: str, cores: float, image: str = IMAGE
 ) -> Cluster:
     """What docker compose is told. owner: of the label; cores: of the engine's machine; image: its id.
 
     Limits are per node; in topology single the one container has those of all nodes.
     """
-    spec = plan.spec
     directory = paths.directory.resolve()
     share = spec.nodes if spec.topology == "single" else 1
     files = [COMPOSE / f"{spec.topology}.yml"]

