@@ -27,7 +27,7 @@ TRANSPORTS = ["memory", "gloo", "rpc", "mpi"]
     [
         ("ok", "ok", None),
         ("flood", "ok", None),
-        ("crash", "failed", "node 1: InjectedFault: fault_injection crashed, as asked"),
+        ("crash", "failed", "node 1: InjectedFault: crash requested"),
         ("kill", "failed", "killed by SIGKILL|node 1 .* vanished without a word"),
         ("stall", "timeout", "stopped after 7 s; node 1 last seen training"),
     ],

@@ -78,7 +78,7 @@ def test_a_failed_run_does_not_stop_the_sweep_and_is_tried_again(tmp_path: Path)
     for _ in range(2):
         done = run_cli("sweep", file, "--out", out)
         assert done.returncode == 1
-        assert "node 0: InjectedFault: fault_injection crashed, as asked" in done.stdout
+        assert "node 0: InjectedFault: crash requested" in done.stdout
         assert "1 of 2 runs ok, 1 not" in done.stdout
     assert "fault_injection crashed" in (out / "results.csv").read_text()
 

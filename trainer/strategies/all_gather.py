@@ -1,4 +1,4 @@
-"""All-gather: every node gets every node's gradient, and averages them itself."""
+"""All-gather: every rank receives all gradients and averages them itself."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 class AllGather(Strategy):
     """Send every gradient to every rank, which averages them itself (Thakur et al. 2005).
 
-    The same mathematics as `all_reduce`. For n bytes of gradient and P nodes each node sends n(P-1) and
-    adds up P gradients, where an all-reduce sends 2n(P-1)/P (Thakur et al. 2005, "Optimization of
-    Collective Communication Operations in MPICH"): as many for two nodes, P/2 times as many for more.
+    The same mathematics as `all_reduce`. For n bytes of gradient and P ranks, each rank sends n(P−1) bytes
+    and adds P gradients; an all-reduce sends 2n(P−1)/P: the same for two ranks, 2/P of it for more.
+
+    Source: Thakur et al. 2005, "Optimization of Collective Communication Operations in MPICH".
     """
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
@@ -29,7 +30,9 @@ class AllGather(Strategy):
         session.start(replica)
         for epoch in session.epochs():
             for batch in session.synchronous_batches(epoch, self.uneven):
-                replica.backward(batch, weight=batch.share * session.size)
+                # The mean of the weighted gradients over ranks is the mean over the samples of the step.
+                weight = batch.share * session.size
+                replica.backward(batch, weight)
                 gradients = session.comm.all_gather(replica.gradient())
                 replica.set_gradient(gradients.mean(dim=0))
                 replica.step()

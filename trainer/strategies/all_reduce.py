@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from trainer.compression.base import Compression
+from trainer.compression.none import NoneCompression
 from trainer.core.strategy import Interval, Strategy, Uneven
 from trainer.spec.registries import COMPRESSIONS
 
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 class AllReduce(Strategy):
     """Average the gradients over all ranks in every step (Chen et al. 2016).
 
-    In each step the nodes' gradients become their mean over all samples of the step, so P nodes with
-    batch B do what one node does with batch P·B. All replicas hold the same weights at all times.
+    In each step all ranks apply g = 1/n · Σ ∇loss over the n samples of the step, so P ranks with batch B
+    do what one rank does with batch P·B. All replicas hold the same weights at all times. With a
+    compression the ranks exchange fewer bytes, and g becomes an approximation.
 
     Source: Chen et al. 2016, "Revisiting Distributed Synchronous SGD", Sec. 2.
     """
@@ -29,7 +31,7 @@ class AllReduce(Strategy):
 
     uneven: Uneven = "join"
     compression: Annotated[Compression, COMPRESSIONS] = Field(
-        "none", validate_default=True, description="how gradients are made smaller before they are sent"
+        "none", validate_default=True, description="how gradients are compressed before they are sent"
     )
 
     @property
@@ -38,12 +40,19 @@ class AllReduce(Strategy):
 
     def train(self, session: Session) -> None:
         replica = session.replica()
-        compressor = self.compression.build(session.comm, replica.shapes, session.task.rngs)
+        compressor = None
+        if not isinstance(self.compression, NoneCompression):
+            compressor = self.compression.build(session.comm, replica.shapes, session.task.rngs)
         session.start(replica)
         for epoch in session.epochs():
             for batch in session.synchronous_batches(epoch, self.uneven):
-                replica.backward(batch, weight=batch.share * session.size)
+                # The mean of the weighted gradients over ranks is the mean over the samples of the step.
+                weight = batch.share * session.size
+                replica.backward(batch, weight)
                 gradient = replica.gradient()
-                compressor.mean(gradient)
+                if compressor is None:
+                    session.comm.all_reduce(gradient, "mean")
+                else:
+                    compressor.mean(gradient)
                 replica.set_gradient(gradient)
                 replica.step()

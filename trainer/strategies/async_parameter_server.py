@@ -1,4 +1,4 @@
-"""Parameter server, asynchronous: every gradient is a step of its own, as soon as it comes."""
+"""Asynchronous parameter server: each gradient is one step, taken when it arrives."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ if TYPE_CHECKING:
 class AsyncParameterServer(Strategy):
     """Apply each gradient on arrival; staleness can be bounded (Dean et al. 2012; Ho et al. 2013).
 
-    Rank 0 is the server. Each worker pulls the weights, computes a gradient and pushes it; the server
-    steps its optimiser with every gradient as it comes, at the run's lr. So P workers together take as
-    many steps as serial does, with gradients that are stale: `staleness` is how many updates others made
-    between pull and push, about P - 1 where all are equally fast.
+    Rank 0 is the server. A worker pulls the weights, computes a gradient and pushes it; the server takes an
+    optimiser step with each gradient on arrival, at the run's lr. P workers together take as many steps as
+    `serial`, with stale gradients. Staleness is the number of updates by others between pull and push:
+    about P − 1 where all workers are equally fast.
 
-    max_staleness (s) bounds it (stale synchronous parallel, Ho et al. 2013): no worker begins a step that
-    is more than s ahead of the slowest's, so others make at most (P - 1)(2s + 1) updates in between. With
-    s = 0 all go in lock step, but a round is still P steps, one for each gradient. Where all pull before
-    the first pushes, that is with plain SGD a step of `all_reduce` at P times the lr; who pulls later sees
-    what has come by then, so it equals nothing but for one worker, which is serial whatever s is.
+    max_staleness s bounds it (stale synchronous parallel, Ho et al. 2013): no worker starts a step more
+    than s ahead of the slowest worker, so staleness is at most (P − 1)(2s + 1). s = 0 is lock step, but
+    a round is still P steps, one per gradient. One worker equals `serial` for every s.
 
     Source: Dean et al. 2012, "Large Scale Distributed Deep Networks", Sec. 4.1 (Downpour SGD), with an
     exchange in every step.
@@ -35,14 +33,14 @@ class AsyncParameterServer(Strategy):
     min_nodes: ClassVar[int] = 2
     servers: ClassVar[int] = 1
     caveat: ClassVar[str | None] = (
-        "gradients count in the order in which they come: with several workers equal seeds do not give "
+        "gradients are applied in order of arrival: with several workers equal seeds do not give "
         "equal weights"
     )
 
     max_staleness: int | None = Field(
         None,
         ge=0,
-        description="steps that a worker may be ahead of the slowest; 0: lock step; null: any number",
+        description="steps that a worker may be ahead of the slowest; 0: lock step; null: unbounded",
     )
 
     def train(self, session: Session) -> None:

@@ -1,4 +1,4 @@
-"""DDP: torch's DistributedDataParallel, the industry's all-reduce."""
+"""DDP: torch's DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ if TYPE_CHECKING:
     from trainer.training.session import Session
 
 
-# Those that torch has as a communication hook.
+# The compressions that torch has as a communication hook.
 HOOKS: ComponentRegistry[Compression] = ComponentRegistry(
     "compression of ddp", {name: COMPRESSIONS.entries[name] for name in ("none", "fp16", "power_sgd")}
 )
-# Where a hook can work on one bucket alone: more than any gradient has.
+# More than any gradient: everything goes into one bucket.
 ONE_BUCKET_MIB = 2**20
 
 
 class Ddp(Strategy):
     """Train with torch's DistributedDataParallel (Li et al. 2020).
 
-    The same mathematics as `all_reduce`; the library cuts the gradient into buckets and sends one
-    while the next is still being computed. What is booked as communication is the part that the
-    computation does not hide: from the last bucket's hand-over to the end of the backward pass. What
-    compressing that bucket computes is in it.
+    The same mathematics as `all_reduce`. The library splits the gradient into buckets and reduces one
+    while the backward pass computes the next. Only the exposed part is booked as communication: from the
+    hand-over of the last bucket to the end of the backward pass. It includes compressing that bucket.
 
     Source: Li et al. 2020, "PyTorch Distributed".
     """
@@ -49,7 +48,7 @@ class Ddp(Strategy):
 
     uneven: Uneven = "join"
     compression: Annotated[Compression, HOOKS] = Field(
-        "none", validate_default=True, description="how gradients are made smaller before they are sent"
+        "none", validate_default=True, description="how gradients are compressed before they are sent"
     )
 
     @property
@@ -61,45 +60,47 @@ class Ddp(Strategy):
 
         from trainer.training.replica import Replica
 
-        # Gradient and bucket differ in the stride of dimensions of size 1 alone, where it means nothing.
+        # Gradient and bucket differ only in the stride of dimensions of size 1, which has no meaning.
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         ddp = DistributedDataParallel(
             session.task.build_model(session.rank, device=session.comm.device),
-            # PowerSGD's hook waits, in a thread of gloo's, for its own next exchanges. gloo has two: two
-            # buckets at once would wait there for ever.
-            broadcast_buffers=False,  # replicas average them after each epoch, as with other strategies
+            broadcast_buffers=False,  # they are averaged after each epoch, as with other strategies
+            # PowerSGD's hook blocks one of gloo's two threads until its next exchange is done. Two
+            # buckets at a time would block both for ever.
             bucket_cap_mb=ONE_BUCKET_MIB if isinstance(self.compression, PowerSgd) else None,
         )
         buckets = Buckets(session.comm, self.compression, session.task.rngs.number("compression"))
         ddp.register_comm_hook(None, lambda _, bucket: buckets.mean(bucket))
         replica = Replica(ddp, session.task, session.clock)
-        # DDP makes its buckets anew after its first pass, in another order, which is another rounding.
+        # After the first pass DDP rebuilds its buckets in another order, which changes the rounding.
         session.start(replica, warm_up=replica.backward)
         for epoch in session.epochs():
             for batch in session.synchronous_batches(epoch, self.uneven):
-                replica.backward(batch, weight=batch.share * session.size)
+                # The mean of the weighted gradients over ranks is the mean over the samples of the step.
+                weight = batch.share * session.size
+                replica.backward(batch, weight)  # DDP averages the gradients in here
                 buckets.book_exposed()
                 replica.step()
 
 
 class Buckets:
-    """torch's own reduction of a bucket, timed; what it sends is counted."""
+    """torch's reduction of DDP's buckets, timed and counted."""
 
     def __init__(self, comm: Communicator, compression: Compression, seed: int) -> None:
-        """seed: of power_sgd's first matrices, the same on all ranks."""
+        """seed: for the initial matrices of power_sgd, the same on all ranks."""
         self._comm = comm
         self._hook, self._state = _hook(compression, CountedGroup(comm), seed)
         self._handed_over = comm.clock.now()
 
     def mean(self, bucket: GradBucket) -> Future[Tensor]:
-        """Start the bucket's reduction: the communication hook."""
-        if bucket.is_last():  # they come in order; on a GPU, reading the clock waits for what is computed
+        """The communication hook: start to reduce the bucket."""
+        if bucket.is_last():  # on a GPU reading the clock synchronises, so read it once
             self._handed_over = self._comm.clock.now()
         reduced: Future[Tensor] = self._hook(self._state, bucket)
         return reduced
 
     def book_exposed(self) -> None:
-        """After a backward pass: book what was left to wait for as a meeting of all ranks."""
+        """After a backward pass: book the exposed communication, as a collective of all ranks."""
         (entered, cpu), (left, cpu_left) = self._handed_over, self._comm.clock.now()
         # CPU time too: gloo's own threads work in this process.
         self._comm.clock.transfer("compute", "communicate", left - entered, cpu_left - cpu)
@@ -107,7 +108,7 @@ class Buckets:
 
 
 class CountedGroup:
-    """The default process group as torch's hooks use it: what is handed to the library is counted."""
+    """The default process group as torch's hooks use it, with a count of the bytes."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
@@ -126,11 +127,11 @@ class CountedGroup:
 
 
 def _hook(compression: Compression, group: CountedGroup, seed: int) -> tuple[Any, Any]:
-    """torch's communication hook for a compression, and the state that it wants."""
+    """torch's communication hook for a compression, and the hook's state."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-    if group.size() == 1:  # nothing is sent, so nothing is compressed
+    if group.size() == 1:  # nothing is sent
         return allreduce_hook, group
     match compression:
         case Fp16():
@@ -139,9 +140,9 @@ def _hook(compression: Compression, group: CountedGroup, seed: int) -> tuple[Any
             return powerSGD_hook, PowerSGDState(
                 group,
                 matrix_approximation_rank=rank,
-                start_powerSGD_iter=2,  # the earliest: DDP makes its buckets anew after the first step
+                start_powerSGD_iter=2,  # the earliest: DDP rebuilds its buckets after the first step
                 min_compression_rate=1,
-                orthogonalization_epsilon=1e-8,  # without, a gradient of zeros becomes nan
+                orthogonalization_epsilon=1e-8,  # without it a gradient of zeros becomes nan
                 random_seed=seed % 2**32,
             )
         case _:

@@ -15,14 +15,15 @@ from trainer.training.bare_session import BareSession
 
 
 class InjectedFault(Exception):
-    """The failure that was asked for."""
+    """The requested failure."""
 
 
 class FaultInjection(Strategy):
-    """Loads no data, no model and no torch, and connects to nobody.
+    """Fail on purpose, without training, to test that failures are reported.
 
-    ok: works for `work_s` and ends. crash: rank `rank` raises. kill: it is gone without a word, as
-    after the kernel's out-of-memory killer. stall: it never ends. flood: it prints `lines` log lines.
+    Loads no data, model or torch, and connects to no other rank. ok: sleeps for `work_s` and ends. crash:
+    rank `rank` raises an exception. kill: it dies by SIGKILL, as after an out-of-memory kill. stall: it
+    never ends. flood: it prints `lines` log lines.
     """
 
     transports: ClassVar[tuple[str, ...]] = ("memory", "gloo", "mpi", "rpc")
@@ -30,20 +31,20 @@ class FaultInjection(Strategy):
     trains: ClassVar[bool] = False
 
     fault: Literal["ok", "crash", "kill", "stall", "flood"] = "ok"
-    rank: int = Field(0, ge=0, description="which rank misbehaves; the others behave")
-    work_s: float = Field(0.0, ge=0, description="seconds each rank pretends to work first")
+    rank: int = Field(0, ge=0, description="the rank with the fault")
+    work_s: float = Field(0.0, ge=0, description="seconds that each rank sleeps first")
     lines: int = Field(10_000, ge=1, le=10_000_000, description="log lines of a flood")
 
     def train(self, session: BareSession) -> None:
         session.start()
         time.sleep(self.work_s)
         if session.rank == self.rank:
-            self._misbehave()
+            self._inject()
 
-    def _misbehave(self) -> None:
+    def _inject(self) -> None:
         match self.fault:
             case "crash":
-                raise InjectedFault("fault_injection crashed, as asked")
+                raise InjectedFault("crash requested")
             case "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stall":

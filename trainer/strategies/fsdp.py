@@ -1,4 +1,4 @@
-"""FSDP: torch's fully sharded data parallelism. A rank keeps its part of weights, gradients and moments."""
+"""FSDP: torch's fully sharded data parallelism."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ if TYPE_CHECKING:
 class Fsdp(Strategy):
     """Shard weights, gradients and optimizer state with torch's FSDP2 (Zhao et al. 2023).
 
-    The same mathematics as `all_reduce`. Every rank keeps P-th parts: its rows of each tensor, their
-    gradient and what the optimiser remembers of them. A block's weights come together in an all-gather
-    when it is their turn, forward and again backward; a reduce-scatter takes the mean of the gradient
-    apart. For n bytes of weights that is 3n(P-1)/P in a step, half as much again as an all-reduce.
-    reshard: without it a block's weights stay from its forward to its backward pass, as in stage 2: no
-    second all-gather, 2n(P-1)/P. A tensor has the same number of rows on all ranks but for the last; what
-    that lacks is filled up with zeros, which are sent and held too.
+    The same mathematics as `all_reduce`. Each rank holds 1/P of the rows of each tensor, with their
+    gradient and optimiser state. Each block's weights are all-gathered before its forward and again before
+    its backward pass; a reduce-scatter averages the gradient. For n bytes of weights a rank sends 3n(P−1)/P
+    bytes a step, half as much again as an all-reduce. Without `reshard` weights stay gathered from forward
+    to backward pass, as in ZeRO stage 2: 2n(P−1)/P. Rows are padded with zeros to a multiple of P; the
+    padding is sent and held too.
 
-    Over gloo torch waits for every collective before it computes on, so all of it is in sight. On GPUs it
-    would not, and would have to be timed otherwise: `nccl` is left out.
+    Over gloo torch waits for each collective, so all communication is exposed and timed. On GPUs it
+    overlaps and would need another way to time it: `nccl` is not supported.
 
     Source: Zhao et al. 2023, "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel".
     `fully_shard` is ZeRO stage 3 (Rajbhandari et al. 2020, "ZeRO", Sec. 5.3).
@@ -35,7 +34,8 @@ class Fsdp(Strategy):
     full_gradients: ClassVar[bool] = False
 
     reshard: bool = Field(
-        True, description="let go of a block's weights between forward and backward pass, and gather twice"
+        True,
+        description="free a block's weights after the forward pass and gather them again",
     )
     uneven: Uneven = "join"
 
@@ -48,5 +48,7 @@ class Fsdp(Strategy):
         session.start(replica)
         for epoch in session.epochs():
             for batch in session.synchronous_batches(epoch, self.uneven):
-                replica.backward(batch, weight=batch.share * session.size)
+                # The mean of the weighted gradients over ranks is the mean over the samples of the step.
+                weight = batch.share * session.size
+                replica.backward(batch, weight)  # gathers weights, reduce-scatters gradients
                 replica.step()

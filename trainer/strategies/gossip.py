@@ -1,4 +1,4 @@
-"""Gossip: no node ever hears all others, and all come to the same weights nevertheless."""
+"""Gossip: nodes average with their neighbours only, and converge to common weights."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ Graph = Literal["ring", "exponential", "complete"]
 class Gossip(Strategy):
     """Average the weights with graph neighbours only, in every step (Lian et al. 2017).
 
-    In each step a node's weights become the mean of its own and its neighbours', and it steps along the
-    gradient that it took before. Nodes stand in a circle; a graph says at which distances a node's
-    neighbours are, so every node sends and hears equally many, and the mixing matrix is doubly
-    stochastic. ring: 1 on either side. exponential: 1, 2, 4, … (Assran et al. 2019). complete: all.
-    At the end the nodes' weights are averaged, which is the paper's output.
+    In Alg. 1 (D-PSGD) node i computes its gradient g_i at its own weights x_i, then
 
-    order: mix_then_step is the paper's; with step_then_mix, where a node mixes what the step has made of
-    its weights, the complete graph is `local_sgd` with one local step. How far replicas are apart is the
-    consensus distance after each epoch; what is evaluated there is their average.
+        x_i ← Σ_j W_ij x_j − lr · g_i        with W_ij = 1/(d + 1) for itself and its d neighbours
+
+    Nodes form a ring, and a graph is a set of distances on it, so W is doubly stochastic. ring: 1 in both
+    directions. exponential: 1, 2, 4, … (Assran et al. 2019). complete: all. The final weights are the mean
+    over all nodes, which is the paper's output.
+
+    order: mix_then_step is the paper's. step_then_mix averages the weights after the step; with the
+    complete graph it is `local_sgd` with H = 1. After each epoch the average of the replicas is evaluated,
+    and the consensus distance reports how far the replicas are apart.
 
     Source: Lian et al. 2017 (D-PSGD), Alg. 1.
     """
@@ -57,11 +59,13 @@ class Gossip(Strategy):
                     replica.step()
                 if self.order == "step_then_mix":
                     mix(replica, session.comm, distances)
-        replica.set_weights(session.mean_weights(replica))
+        mean = replica.weights()
+        session.comm.all_reduce(mean, "mean")
+        replica.set_weights(mean)
 
 
 def neighbours(graph: Graph, size: int) -> list[int]:
-    """How far behind a node in the circle those stand whom it hears, each once, 1 … size - 1."""
+    """The distances on the ring at which a node receives weights: each once, 1 … size - 1."""
     if graph == "complete":
         return list(range(1, size))
     if graph == "exponential":
@@ -70,7 +74,7 @@ def neighbours(graph: Graph, size: int) -> list[int]:
 
 
 def mix(replica: Replica, comm: Communicator, distances: list[int]) -> None:
-    """Replace the weights by the mean of the node's own and those that it hears."""
+    """Replace the weights by the mean of the node's own and its neighbours'."""
     own = replica.weights()
     total: Tensor = own.clone()
     for distance in distances:

@@ -1,4 +1,4 @@
-"""Hogwild: processes that update one model in shared memory, without a lock."""
+"""Hogwild: processes that update one model in shared memory, without locks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Hogwild(Strategy):
     """Update one model in shared memory from several processes without locks (Recht et al. 2011).
 
-    Every rank reads and writes the same weights in shared memory at any time, without a lock. Each rank
+    Every rank reads and writes the same weights in shared memory at any time, without locks. Each rank
     keeps its own gradient and optimiser state. The operating system decides the order of the updates, so
     equal seeds do not give equal weights.
 

@@ -1,4 +1,4 @@
-"""Local SGD: train apart for some steps, average the weights, go on from there."""
+"""Local SGD: train locally for some steps, then average the weights."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 class LocalSGD(Strategy):
     """Average the weights every H local steps (Stich 2019; FedAvg: McMahan et al. 2017).
 
-    Every node takes `local_steps` (H) steps on its own samples, then the nodes' weights become their
-    average. With `weighting: size` it is FederatedAveraging of all clients (McMahan et al. 2017, Alg. 1).
-    H=1 with plain SGD is `all_reduce`; without averages before the end (H null) it is `one_shot`. What is
-    evaluated after an epoch is the average of the replicas.
+    In Alg. 1 each node takes H = `local_steps` steps on its own samples, then w_i ← 1/P · Σ w_j. With
+    `weighting: size` this is FederatedAveraging of all clients (McMahan et al. 2017, Alg. 1). H = 1 with
+    plain SGD is `all_reduce`; H = null averages only at the end, as `one_shot`. Evaluation after an epoch
+    uses the average of the replicas.
 
-    optimizer_state: at an average every node may keep its own momentum (as in most code), take the
-    average of all (Yu et al. 2019), or start without.
+    optimizer_state: at an average each node keeps its momentum (as in most code), takes the average of
+    all (Yu et al. 2019), or resets it.
 
     Source: Stich 2019, "Local SGD Converges Fast and Communicates Little", Alg. 1.
     """
@@ -41,7 +41,7 @@ class LocalSGD(Strategy):
     def train(self, session: Session) -> None:
         replica = session.replica(weights_seed=session.rank)
         session.start(replica, self.init)
-        # Since the last average; a run that goes on from a checkpoint has taken some already.
+        # Steps since the last average. A resumed run has taken some of them before the checkpoint.
         steps = session.steps_taken % self.local_steps if self.local_steps else session.steps_taken
         for epoch in session.epochs(evaluate="average", weighting=self.weighting):
             for batch in session.synchronous_batches(epoch, self.uneven):
@@ -57,7 +57,9 @@ class LocalSGD(Strategy):
 
     def _average(self, session: Session, replica: Replica, epoch: int) -> None:
         weight = session.averaging_weight(self.weighting, epoch)
-        replica.set_weights(session.mean_weights(replica, weight))
+        weights = replica.weights().mul_(weight)
+        session.comm.all_reduce(weights, "mean")
+        replica.set_weights(weights)
         if self.optimizer_state == "reset":
             replica.reset_optimizer()
         elif self.optimizer_state == "average":

@@ -1,4 +1,4 @@
-"""One-shot averaging: train apart, meet once."""
+"""One-shot averaging: train independently, average once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 class OneShot(Strategy):
     """Train every node alone and average the weights once, at the end (Zinkevich et al. 2010).
 
-    Every node trains alone on its own part; at the end the weights are averaged once. The theory is for
-    convex losses. A neural network's loss is not: the average of independently initialised models is
-    usually no better than chance, and from common initial weights it holds up while the nodes stay in
-    one basin. `local_accuracy` in the result is that of the node's own model before averaging.
+    In Alg. 3 each node trains on its own samples, and the final weights are w = 1/P · Σ w_i. The theory is
+    for convex losses. Neural networks are not convex: averaging independently initialised models usually
+    gives chance accuracy, and from common initial weights it works while the nodes stay in one basin.
+    `local_accuracy` in the result is the accuracy of the node's own model before averaging.
+
+    weighting: size weights each node by its number of samples.
 
     Source: Zinkevich et al. 2010, "Parallelized Stochastic Gradient Descent", Alg. 3.
     """
@@ -36,5 +38,7 @@ class OneShot(Strategy):
                 replica.backward(batch)
                 replica.step()
         weight = session.averaging_weight(self.weighting, *range(1, session.spec.epochs + 1))
-        replica.set_weights(session.mean_weights(replica, weight))
-        session.evaluate_final_weights()  # the last epoch evaluated each node's own
+        weights = replica.weights().mul_(weight)
+        session.comm.all_reduce(weights, "mean")
+        replica.set_weights(weights)
+        session.evaluate_final_weights()

@@ -1,4 +1,4 @@
-"""Parameter server: one node keeps the model, the others compute gradients for it. Synchronous."""
+"""Synchronous parameter server: rank 0 holds the model, workers compute gradients."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 class ParameterServer(Strategy):
     """Send gradients to a server that holds the model, in synchronous steps (Li et al. 2014).
 
-    Rank 0 is the server. In each step the workers send it their gradients; it adds them up, each weighted
-    by its share of the step's samples, steps its optimiser and sends the weights back. P workers do what
-    P nodes of `all_reduce` do, and it takes one node more. For n bytes of gradient and P workers nP bytes
-    go into the server and nP out of it.
+    In each step rank 0, the server, receives the workers' gradients, adds them weighted by their share of
+    the step's samples, takes an optimiser step and broadcasts the weights. P workers do what P ranks of
+    `all_reduce` do, with one more rank. For n bytes of gradient the server receives nP bytes and sends nP.
 
     Source: Li et al. 2014, "Scaling Distributed Machine Learning with the Parameter Server", Alg. 1;
     synchronous steps as in Chen et al. 2016.
@@ -43,18 +42,21 @@ class ParameterServer(Strategy):
     def _serve(self, session: Session, replica: Replica, epoch: int) -> None:
         import torch
 
-        nothing = torch.zeros(replica.parameter_count, device=session.comm.device)  # a gradient of its own
+        zeros = torch.zeros(
+            replica.parameter_count, device=session.comm.device
+        )  # the server's own gradient
         for _ in session.server_steps(session.synchronous_steps(epoch, self.uneven)):
-            gradients = cast("Tensor", session.comm.gather(nothing, root=0))  # None on the workers alone
+            gradients = cast("Tensor", session.comm.gather(zeros, root=0))  # None only on workers
             with session.clock.phase("compute"):
                 replica.set_gradient(gradients.sum(dim=0))
             replica.step()
             session.comm.broadcast(replica.flat_parameters(), root=0)
 
     def _work(self, session: Session, replica: Replica, epoch: int) -> None:
-        weights = replica.flat_parameters()
+        parameters = replica.flat_parameters()
         for batch in session.synchronous_batches(epoch, self.uneven):
+            # The sum of the weighted gradients is the mean over the samples of the step.
             replica.backward(batch, weight=batch.share)
             session.comm.gather(replica.gradient(), root=0)
-            session.comm.broadcast(weights, root=0)
-            replica.set_flat_parameters(weights)
+            session.comm.broadcast(parameters, root=0)
+            replica.set_flat_parameters(parameters)

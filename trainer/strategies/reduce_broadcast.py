@@ -1,4 +1,4 @@
-"""Reduce and broadcast: one node averages for all, the naive twin of all-reduce."""
+"""Reduce and broadcast: rank 0 averages the gradients; the naive form of all-reduce."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 class ReduceBroadcast(Strategy):
     """Average the gradients on rank 0 and broadcast the mean (Chan et al. 2007).
 
-    The same mathematics as `all_reduce`: all nodes send their gradients to rank 0, which sends the mean
-    back. For n bytes of gradient and P nodes, n(P-1) bytes go into rank 0 and n(P-1) out of it, while an
-    all-reduce spreads its 2n(P-1)/P evenly over all links (Chan et al. 2007, "Collective Communication").
+    The same mathematics as `all_reduce`. For n bytes of gradient and P ranks, rank 0 receives n(P−1) bytes
+    and sends n(P−1); an all-reduce spreads 2n(P−1)/P evenly over all links.
+
+    Source: Chan et al. 2007, "Collective Communication".
     """
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
@@ -29,10 +30,12 @@ class ReduceBroadcast(Strategy):
         session.start(replica)
         for epoch in session.epochs():
             for batch in session.synchronous_batches(epoch, self.uneven):
-                replica.backward(batch, weight=batch.share * session.size)
+                # The mean of the weighted gradients over ranks is the mean over the samples of the step.
+                weight = batch.share * session.size
+                replica.backward(batch, weight)
                 gradient = replica.gradient()
                 gradients = session.comm.gather(gradient, root=0)
-                if gradients is not None:
+                if gradients is not None:  # on rank 0
                     gradient = gradients.mean(dim=0)
                 session.comm.broadcast(gradient, root=0)
                 replica.set_gradient(gradient)

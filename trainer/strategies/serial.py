@@ -1,4 +1,4 @@
-"""Serial: one node, the reference that every speedup is measured against."""
+"""Serial: plain mini-batch training on one node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ZeRO-1: as DDP, but every tensor's optimiser state is on one rank alone."""
+"""ZeRO-1: DDP with the optimiser state sharded over the ranks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 class Zero1(Strategy):
     """Shard the optimizer state over the ranks, ZeRO stage 1 (Rajbhandari et al. 2020).
 
-    The same mathematics as `all_reduce`. Every tensor has a rank that owns it; DDP gives all ranks the mean
-    gradient, each steps what it owns, with an optimiser that remembers nothing else, and broadcasts it.
-    For n bytes of weights a rank sends 2n(P-1)/P for the mean and n(P-1)/P on average for the broadcasts.
-    The paper sends two thirds of that, since a rank needs the mean gradient of its own part alone. Owners
-    are found by size, largest tensor first, and no tensor is cut: the largest decides how even it can be.
+    The same mathematics as `all_reduce`. Each tensor has an owner. DDP gives all ranks the mean gradient;
+    the owner updates the tensor, with the only copy of its optimiser state, and broadcasts it. For n bytes
+    of weights a rank sends 2n(P−1)/P for the mean and n(P−1)/P on average for the broadcasts. The paper
+    sends two thirds of that, since it reduces only the owner's part of the gradient. Owners are assigned
+    by size, largest tensor first, and tensors are not split, so the largest tensor limits the balance.
 
-    In sight is what `ddp` has in sight, and all of the broadcasts.
+    The exposed communication of `ddp` and all broadcasts are timed.
 
     Source: Rajbhandari et al. 2020, "ZeRO", Sec. 5.1, by torch's ZeroRedundancyOptimizer with
     DistributedDataParallel, as torch documents it.
@@ -39,9 +39,10 @@ class Zero1(Strategy):
         from trainer.parallel.sharding import OwnersReplica
 
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")  # see ddp.py
-        # The gradient lies in the buckets, or it would be held twice.
         ddp = DistributedDataParallel(
-            session.task.build_model(session.rank), broadcast_buffers=False, gradient_as_bucket_view=True
+            session.task.build_model(session.rank),
+            broadcast_buffers=False,  # they are averaged after each epoch, as with other strategies
+            gradient_as_bucket_view=True,  # one copy of the gradient in memory, not two
         )
         buckets = Buckets(session.comm, NoneCompression(), seed=0)
         ddp.register_comm_hook(None, lambda _, bucket: buckets.mean(bucket))
@@ -49,6 +50,8 @@ class Zero1(Strategy):
         session.start(replica)
         for epoch in session.epochs():
             for batch in session.synchronous_batches(epoch, self.uneven):
-                replica.backward(batch, weight=batch.share * session.size)
+                # The mean of the weighted gradients over ranks is the mean over the samples of the step.
+                weight = batch.share * session.size
+                replica.backward(batch, weight)  # DDP averages the gradients in here
                 buckets.book_exposed()
                 replica.step()

@@ -125,7 +125,7 @@ class Session:
         sizes = np.sum([self._loader.sizes(epoch) for epoch in epochs], axis=0)
         return float(sizes[self._replica_number] / sizes.mean())
 
-    def mean_weights(self, replica: Replica, weight: float = 1.0) -> Tensor:
+    def _mean_weights(self, replica: Replica, weight: float) -> Tensor:
         """The weighted mean of all ranks' weights, flat: float32, shape (weights,)."""
         weights = replica.weights().mul_(weight)
         self.comm.all_reduce(weights, "mean")
@@ -176,7 +176,7 @@ class Session:
                 consensus: dict[str, float] = {}
                 if evaluate == "average":
                     own = replica.weights()
-                    mean = self.mean_weights(replica, self.averaging_weight(weighting, epoch))
+                    mean = self._mean_weights(replica, self.averaging_weight(weighting, epoch))
                     consensus["consensus_distance"] = self._rms((own - mean).norm())
                     replica.set_weights(mean)
                 elif evaluate == "server":
