@@ -1,1 +1,1 @@
-"""Gradient compressions, one file each."""
+"""Gradient compressions: the mean gradient from fewer bytes than an all-reduce sends, one file each."""

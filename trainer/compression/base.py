@@ -1,4 +1,4 @@
-"""What a compression is: how the mean gradient is found with fewer bytes than an all-reduce sends."""
+"""The interface of a gradient compression, and error feedback."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ if TYPE_CHECKING:
 
 
 class Compression(Component):
-    """How a gradient is made smaller before it is sent.
+    """How ranks average their gradients with fewer bytes.
 
-    Formulas of bytes are of one step, one rank: n floats of 4 bytes, P ranks. Without compression an
-    all-reduce sends 8n(P-1)/P.
+    Docstrings give the bytes that each rank sends per step, for n float32 entries and P ranks. An
+    all-reduce without compression sends 8n(P-1)/P.
     """
 
-    not_checkpointed: ClassVar[str | None] = (
-        "what a rank has not sent yet"  # that it remembers from step to step
-    )
+    # State that a checkpoint does not contain, for error messages; None if there is none.
+    not_checkpointed: ClassVar[str | None] = "the error feedback residual of each rank"
 
     @abstractmethod
     def build(self, comm: Communicator, shapes: Sequence[Size], rngs: RngFactory) -> Compressor:
-        """One rank's part in it. shapes: of the parameters, in the order of the flat gradient."""
+        """The compressor of one rank. shapes: of the parameters, in the order of the flat gradient."""
 
 
 class Compressor(ABC):
-    """One rank's part in finding the mean gradient, and what it remembers from step to step."""
+    """Averages gradients on one rank, and keeps the state that this needs between steps."""
 
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
 
     def mean(self, gradient: Tensor) -> None:
-        """Replace `gradient`, float32 of shape (n,), by about its mean over ranks: on all the same bits.
+        """Replace `gradient`, float32 of shape (n,), by approximately its mean over all ranks.
 
-        One rank alone sends nothing, so nothing is compressed. What compressing computes is booked as
-        computing.
+        The result has the same bits on every rank. A single rank compresses nothing. The clock counts
+        compression as phase `compute`.
         """
         if self.comm.size > 1:
             with self.comm.clock.phase("compute"):
@@ -52,30 +51,36 @@ class Compressor(ABC):
 
 
 class ErrorFeedback(Compressor):
-    """Every rank sends one message to all, and adds what it left out to its next gradient.
+    """All-gather of compressed gradients with error feedback.
 
-    Stich et al. 2018 ("Sparsified SGD with Memory", Alg. 1), Karimireddy et al. 2019 ("Error Feedback
-    Fixes SignSGD", Alg. 2): whatever the message leaves out is sent later and not lost. The papers
-    remember steps, lr times gradient; here the lr is constant and the optimiser's, so gradients are
-    remembered, which is the same for plain SGD.
+        p ← e + g              the gradient g plus the residual e of earlier steps
+        m = encode(p)          the message to all ranks
+        e ← p − decode(m)      what the message left out
+        g ← mean over ranks of decode(m)
 
-    All ranks add up the same messages in rank order, and so hold the same bits.
+    So the compression delays parts of the gradient but loses none. The papers keep steps, lr · g; here
+    the learning rate belongs to the optimizer, so gradients are kept, which is the same for plain SGD at a
+    constant learning rate. All ranks add the same messages in rank order, and so get the same bits.
+
+    Source: Stich et al. 2018, "Sparsified SGD with Memory", Alg. 1; Karimireddy et al. 2019, "Error
+    Feedback Fixes SignSGD and other Gradient Compression Schemes", Alg. 2.
     """
 
     def __init__(self, comm: Communicator, parameters: int) -> None:
         import torch
 
         super().__init__(comm)
-        self.residual = torch.zeros(parameters, device=comm.device)  # what this rank has not sent yet
+        self.residual = torch.zeros(parameters, device=comm.device)  # e
 
     def _mean(self, gradient: Tensor) -> None:
         self.residual += gradient
         message = self.encode(self.residual)
-        self.residual -= self._total([message])
-        gradient.copy_(self._total(self.comm.all_gather(message)).div_(self.comm.size))
+        self.residual -= self._decoded_sum([message])
+        messages = self.comm.all_gather(message)
+        gradient.copy_(self._decoded_sum(messages).div_(self.comm.size))
 
-    def _total(self, messages: Sequence[Tensor] | Tensor) -> Tensor:
-        """The sum of what the messages say: float32 of shape (n,)."""
+    def _decoded_sum(self, messages: Sequence[Tensor] | Tensor) -> Tensor:
+        """The sum of the decoded messages: float32 of shape (n,)."""
         total = self.residual.new_zeros(self.residual.shape)
         for message in messages:
             self.add(message, total)
@@ -83,9 +88,11 @@ class ErrorFeedback(Compressor):
 
     @abstractmethod
     def encode(self, gradient: Tensor) -> Tensor:
-        """The message about a gradient of shape (n,). As long on all ranks; it travels as float32, and
-        what is no float32 as the bits of some, with which nobody computes."""
+        """The message for a gradient of shape (n,), float32, of the same length on all ranks.
+
+        Data of other types travels as the bits of float32 values.
+        """
 
     @abstractmethod
     def add(self, message: Tensor, total: Tensor) -> None:
-        """Add to `total`, shape (n,), the gradient that a message stands for."""
+        """Decode a message and add the result to `total`, shape (n,), in place."""

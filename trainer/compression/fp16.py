@@ -1,4 +1,4 @@
-"""fp16: gradients travel in half precision."""
+"""fp16: gradients in half precision."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 class Fp16(Compression):
     """Send half-precision values: 4n(P−1)/P bytes (Micikevicius et al. 2018).
 
-    IEEE binary16 on the link, sums in float32.
+    IEEE binary16 on the link, sums in float32. A reduce-scatter (as an all-to-all) gives each rank the P
+    slices that it averages; an all-gather returns the means. MPI cannot sum float16, and an all-gather of
+    whole gradients would send more than the all-reduce from five ranks on. In ddp torch's own hook is used,
+    which sums in float16.
 
-    After Micikevicius et al. 2018 ("Mixed Precision Training"), of which it takes the number format
-    alone: no scaling. Numbers beyond 65504 become infinite, which ends the run, and those below 3e-8
-    zero; the rounding, once on the way there and once on the way back, is not fed back.
+    There is no loss scaling and no error feedback. Values beyond 65504 become infinite, which ends the run;
+    values below 3e-8 become 0.
 
-    MPI cannot add halves, and gathering all of everybody's would send more than the all-reduce from
-    five ranks on. So it is an all-reduce by hand: every rank gets a P-th of everybody's gradient, adds it
-    up, and sends the mean to all. In ddp torch's hook does it, which adds in halves.
+    Sends 8c(P-1) bytes with c = ceil(n / 2P): half of the all-reduce, for any P.
 
-    Sends 8c(P-1) bytes with c = ceil(n / 2P): half of the all-reduce, whatever P.
+    Source: Micikevicius et al. 2018, "Mixed Precision Training", for the number format.
     """
 
     not_checkpointed: ClassVar[str | None] = None
@@ -37,16 +37,16 @@ class Fp16(Compression):
 
 
 class Fp16Compressor(Compressor):
-    """A reduce-scatter and an all-gather of halves, two to a float32."""
+    """A reduce-scatter and an all-gather of float16 pairs, each pair as the bits of a float32."""
 
     def _mean(self, gradient: Tensor) -> None:
         import torch
 
         size, n = self.comm.size, gradient.numel()
-        pairs = -(-n // (2 * size))  # of halves in a P-th
+        pairs = -(-n // (2 * size))  # float16 pairs in the share of a rank
         halves = gradient.new_zeros(size, 2 * pairs, dtype=torch.float16)
         halves.view(-1)[:n] = gradient
-        mine = self.comm.all_to_all(halves.view(torch.float32)).view(torch.float16)
-        mean = mine.float().mean(dim=0).half()
-        everyones = self.comm.all_gather(mean.view(torch.float32)).view(torch.float16)
-        gradient.copy_(everyones.view(-1)[:n])
+        own_share = self.comm.all_to_all(halves.view(torch.float32)).view(torch.float16)
+        mean = own_share.float().mean(dim=0).half()
+        shares = self.comm.all_gather(mean.view(torch.float32)).view(torch.float16)
+        gradient.copy_(shares.view(-1)[:n])

@@ -1,4 +1,4 @@
-"""No compression: the all-reduce."""
+"""No compression: a plain all-reduce."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PowerSGD: matrices of low rank in the gradient's place."""
+"""PowerSGD: low-rank approximations of the gradient."""
 
 from __future__ import annotations
 
@@ -19,14 +19,23 @@ if TYPE_CHECKING:
 class PowerSgd(Compression):
     """Send low-rank factors of each weight matrix, of (rows + columns)·rank entries (Vogels et al. 2019).
 
-    One step of power iteration per training step (Vogels et al. 2019, "PowerSGD", Alg. 1 and 2).
+    One step of power iteration per training step, with error feedback and warm start: for each gradient
+    matrix M with its residual added,
 
-    With error feedback and warm start. A parameter tensor of shape (a, …) is a matrix of a rows and b
-    columns. Where rank·(a + b) is not less than a·b, as in all vectors, it is sent as it is. In ddp torch's
-    hook does it, which sends all tensors as they are in the first two steps.
+        P ← mean over ranks of M Q
+        P ← orthogonalise(P)
+        Q ← mean over ranks of Mᵀ P
+        gradient ← P Qᵀ
 
-    Sends 8(v + rank·Σ(a + b))(P-1)/P bytes, v numbers as they are and Σ over the other matrices: less
-    than the all-reduce at any P, and the only one here whose messages are added up on the way.
+    A parameter tensor of shape (a, …) is a matrix of a rows and b columns. Tensors with rank·(a + b) ≥ a·b,
+    such as all vectors, are sent uncompressed. In ddp torch's own hook is used, which sends all tensors
+    uncompressed in the first two steps.
+
+    Sends 8(v + rank·Σ(a + b))(P-1)/P bytes, with v uncompressed entries and Σ over the other matrices: less
+    than the all-reduce for any P. It is the only compression here whose messages can be summed on the way.
+
+    Source: Vogels et al. 2019, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+    Optimization", Alg. 1 and 2.
     """
 
     rank: int = Field(2, ge=1, le=1024, description="of the matrices that stand for the gradient")
@@ -36,15 +45,15 @@ class PowerSgd(Compression):
 
 
 class PowerSgdCompressor(Compressor):
-    """Works on the compressed matrices one after the other, and sends all at once."""
+    """Approximates each gradient matrix M by P Qᵀ; one all-reduce sends all P, another all Q."""
 
     def __init__(self, comm: Communicator, shapes: Sequence[Size], rank: int, seed: int) -> None:
-        """seed: the same on all ranks, which start from the same random matrices."""
+        """seed: Of the initial Q, the same on all ranks."""
         import torch
 
         super().__init__(comm)
         self._lengths = [shape.numel() for shape in shapes]
-        # (rows, columns) of each tensor that is worth compressing, None of the others
+        # (rows, columns) of each compressed tensor; None for tensors sent uncompressed.
         self._matrices = [_matrix(shape, rank) for shape in shapes]
         generator = torch.Generator().manual_seed(seed)
         self._q = [
@@ -59,28 +68,28 @@ class PowerSgdCompressor(Compressor):
 
         gradient += self.residual
         self.residual.copy_(gradient)
-        as_they_are, compressed, left_out = [], [], []
+        uncompressed, compressed, errors = [], [], []
         tensors = zip(gradient.split(self._lengths), self.residual.split(self._lengths), strict=True)
         for (tensor, residual), matrix in zip(tensors, self._matrices, strict=True):
             if matrix is None:
-                as_they_are.append(tensor)
+                uncompressed.append(tensor)
                 residual.zero_()
             else:
                 compressed.append(tensor.view(matrix))
-                left_out.append(residual.view(matrix))
+                errors.append(residual.view(matrix))
 
         p = [matrix @ q for matrix, q in zip(compressed, self._q, strict=True)]
-        self._mean_of([*as_they_are, *p])
-        p = [torch.linalg.qr(each).Q for each in p]  # orthonormal columns, also where the gradient is 0
+        self._mean_of([*uncompressed, *p])
+        p = [torch.linalg.qr(each).Q for each in p]  # orthonormal columns, even for a gradient of 0
         self._q = [matrix.T @ each for matrix, each in zip(compressed, p, strict=True)]
-        for matrix, each, q in zip(left_out, p, self._q, strict=True):
+        for matrix, each, q in zip(errors, p, self._q, strict=True):
             matrix -= each @ q.T
         self._mean_of(self._q)
         for matrix, each, q in zip(compressed, p, self._q, strict=True):
             torch.mm(each, q.T, out=matrix)
 
     def _mean_of(self, tensors: Sequence[Tensor]) -> None:
-        """Replace the tensors by their means over ranks, in one message."""
+        """Replace the tensors by their means over ranks in one all-reduce."""
         import torch
 
         if tensors:
@@ -91,7 +100,7 @@ class PowerSgdCompressor(Compressor):
 
 
 def _matrix(shape: Size, rank: int) -> tuple[int, int] | None:
-    """Rows and columns of a tensor as a matrix; None if `rank` does not make it smaller."""
+    """Rows and columns of a tensor as a matrix; None if P and Q would not be smaller than it."""
     rows = shape[0] if len(shape) > 1 else 1
     columns = shape.numel() // rows
     return (rows, columns) if rank * (rows + columns) < rows * columns else None

@@ -1,4 +1,4 @@
-"""Sign: one bit per entry of the gradient."""
+"""Sign: one bit per gradient entry."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 class Sign(Compression):
     """Send one bit per entry: about n/8·(P−1) bytes (Karimireddy et al. 2019).
 
-    The signs, and for each parameter tensor the mean magnitude, with error feedback.
+    EF-signSGD: of a tensor v with d entries it sends ‖v‖₁/d · sign(v), with error feedback. sign(0) is +1.
 
-    EF-signSGD after Karimireddy et al. 2019 ("Error Feedback Fixes SignSGD", Sec. 3): of d numbers v it
-    sends |v|₁/d · sign(v), tensor by tensor. The sign of 0 is +1: there are but two.
+    Sends 4(L + ceil(n / 32))(P-1) bytes with L parameter tensors, since every rank needs all signs: for
+    small L less than the all-reduce up to 63 ranks.
 
-    Sends 4(L + ceil(n / 32))(P-1) bytes with L parameter tensors: every rank needs everybody's signs.
-    That is less than the all-reduce up to 63 ranks, if L is small.
+    Source: Karimireddy et al. 2019, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
+    Sec. 3.
     """
 
     def build(self, comm: Communicator, shapes: Sequence[Size], rngs: RngFactory) -> Compressor:
@@ -31,14 +31,14 @@ class Sign(Compression):
 
 
 class SignCompressor(ErrorFeedback):
-    """A message is a scale per tensor and then, as bits of float32, the signs of all."""
+    """A message holds one scale per tensor, then the packed signs of all entries as the bits of float32."""
 
     def __init__(self, comm: Communicator, shapes: Sequence[Size]) -> None:
         import torch
 
         self._lengths = [shape.numel() for shape in shapes]
         super().__init__(comm, sum(self._lengths))
-        self._bits = torch.arange(8, device=comm.device, dtype=torch.uint8)  # of a byte
+        self._bits = torch.arange(8, device=comm.device, dtype=torch.uint8)  # bit positions in a byte
 
     def encode(self, gradient: Tensor) -> Tensor:
         import torch

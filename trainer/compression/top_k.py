@@ -1,4 +1,4 @@
-"""Top-k: only the largest entries of the gradient are sent."""
+"""Top-k: only the largest gradient entries."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 class TopK(Compression):
     """Send the k = ratio·n largest entries: 8k(P−1) bytes (Stich et al. 2018).
 
-    With error feedback.
-
-    What Lin et al. 2018 ("Deep Gradient Compression") add to it is left out: momentum correction,
-    clipping, warm-up; and the k entries are those of the whole gradient, not of each layer.
+    The k entries of largest magnitude and their indices, with error feedback. k counts over the whole
+    gradient, not per layer. The additions of Lin et al. 2018 ("Deep Gradient Compression") are left out:
+    momentum correction, clipping and warm-up.
 
     Sends 8k(P-1) bytes with k = max(1, round(ratio·n)): each entry is a float32 and an int32, and every
-    rank needs everybody's. That is less than the all-reduce only while ratio < 1/P.
+    rank needs the entries of all. That is less than the all-reduce only while ratio < 1/P.
+
+    Source: Stich et al. 2018, "Sparsified SGD with Memory".
     """
 
     ratio: float = Field(0.01, gt=0, le=1, description="share of the gradient's entries that is sent")
@@ -35,7 +36,7 @@ class TopK(Compression):
 
 
 class TopKCompressor(ErrorFeedback):
-    """A message is k values and then, as bits of float32, their k places."""
+    """A message holds k values, then their k indices (int32) as the bits of float32."""
 
     def __init__(self, comm: Communicator, parameters: int, ratio: float) -> None:
         super().__init__(comm, parameters)
@@ -44,11 +45,11 @@ class TopKCompressor(ErrorFeedback):
     def encode(self, gradient: Tensor) -> Tensor:
         import torch
 
-        places = gradient.abs().topk(self._k, sorted=False).indices
-        return torch.cat([gradient[places], places.int().view(torch.float32)])
+        indices = gradient.abs().topk(self._k, sorted=False).indices
+        return torch.cat([gradient[indices], indices.int().view(torch.float32)])
 
     def add(self, message: Tensor, total: Tensor) -> None:
         import torch
 
-        values, places = message.split(self._k)
-        total.index_add_(0, places.view(torch.int32), values)
+        values, indices = message.split(self._k)
+        total.index_add_(0, indices.view(torch.int32), values)

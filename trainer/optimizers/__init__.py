@@ -1,1 +1,1 @@
-"""Optimizers, one file each."""
+"""Optimizers: how a gradient becomes a step, one file each."""

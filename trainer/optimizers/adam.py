@@ -1,4 +1,4 @@
-"""Adam: torch's."""
+"""Adam, by torch."""
 
 from __future__ import annotations
 

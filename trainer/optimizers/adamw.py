@@ -1,4 +1,4 @@
-"""AdamW: torch's."""
+"""AdamW, by torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Momentum: torch's SGD with it."""
+"""SGD with momentum, by torch."""
 
 from __future__ import annotations
 

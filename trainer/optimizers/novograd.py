@@ -1,4 +1,4 @@
-"""NovoGrad: momentum along gradients that are normalised layer by layer."""
+"""NovoGrad: momentum on gradients that are normalised layer by layer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from trainer.optimizers.base import TextbookRule
+from trainer.optimizers.textbook import TextbookOptimizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,15 +14,19 @@ if TYPE_CHECKING:
 EPSILON = 1e-8
 
 
-class NovoGrad(TextbookRule):
+class NovoGrad(TextbookOptimizer):
     """NovoGrad: gradients normalised layer by layer (Ginsburg et al. 2019).
 
-    As Adam with weight decay, but that v is one number per layer, the running mean of its gradient's
-    squared norm, and that m sums up gradients which are normalised by it already. v begins with the first
-    gradient, so no bias has to be corrected. A layer is a tensor: weights and biases count as two.
+        v ← ‖g‖² in the first step, then β2 v + (1 − β2) ‖g‖²
+        m ← β1 m + g / (√v + ε) + d θ
+        θ ← θ − η m
 
-    A step is about lr/(1 − β1) long in each layer however small the gradient is, so `lr` wants to be
-    smaller than with plain SGD.
+    As Adam with weight decay, except that v is one number per layer and that m sums normalised gradients.
+    v starts as the first squared norm, so there is no bias to correct. A layer is a tensor: weights and
+    biases count as two.
+
+    A step is about η / (1 − β1) long in each layer, however small the gradient, so `lr` should be smaller
+    than with plain SGD.
 
     Source: Ginsburg et al. 2019, "Stochastic Gradient Methods with Layer-wise Adaptive Moments for Training
     of Deep Networks", Alg. 1.
@@ -30,17 +34,17 @@ class NovoGrad(TextbookRule):
 
     layerwise: ClassVar[bool] = True
 
-    beta1: float = Field(0.95, ge=0, lt=1, description="β1: the share of m that stays")
-    beta2: float = Field(0.98, ge=0, lt=1, description="β2: the share of v that stays")
-    weight_decay: float = Field(0.001, ge=0, le=1, description="d: how much of the weights m takes up")
+    beta1: float = Field(0.95, ge=0, lt=1, description="β1: decay rate of m")
+    beta2: float = Field(0.98, ge=0, lt=1, description="β2: decay rate of v")
+    weight_decay: float = Field(0.001, ge=0, le=1, description="d: share of the weights added to m")
 
     def initial_state(self, theta: Tensor) -> dict[str, Any]:
         from torch import zeros_like
 
         return {"exp_avg": zeros_like(theta), "exp_avg_sq": theta.new_zeros(())}
 
-    def update(self, theta: Tensor, g: Tensor, lr: float, memory: dict[str, Any]) -> None:
-        m, v, t = memory["exp_avg"], memory["exp_avg_sq"], memory["step"]
+    def update(self, theta: Tensor, g: Tensor, lr: float, state: dict[str, Any]) -> None:
+        m, v, t = state["exp_avg"], state["exp_avg_sq"], state["step"]
         squared_norm = (g * g).sum()
         beta2 = self.beta2 if t > 1 else 0.0  # v ← ‖g‖² in the first step
         v *= beta2

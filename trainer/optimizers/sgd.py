@@ -1,4 +1,4 @@
-"""SGD: torch's, plain."""
+"""Plain SGD, by torch."""
 
 from __future__ import annotations
 

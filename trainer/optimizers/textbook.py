@@ -1,33 +1,40 @@
-"""torch's optimiser around a rule that is written by hand: so every strategy can use it as any other."""
+"""The base of optimizers whose update rule is written out beside its formula."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch import Tensor
+from trainer.optimizers.base import Optimizer
 
 if TYPE_CHECKING:
-    from trainer.optimizers.base import TextbookRule
+    from torch import Tensor
+    from torch.optim import Optimizer as TorchOptimizer
 
 
-class TextbookOptimizer(torch.optim.Optimizer):
-    """Takes the rule's step with each tensor that has a gradient."""
+class TextbookOptimizer(Optimizer):
+    """An optimizer whose update rule is written in this project instead of taken from a library."""
 
-    def __init__(self, parameters: Iterable[Tensor], lr: float, rule: TextbookRule) -> None:
-        super().__init__(parameters, {"lr": lr})
-        self._rule = rule
+    library_equivalent: ClassVar[str | None] = None  # the registered optimizer that takes the same steps
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step along the gradients that the parameters have."""
-        for group in self.param_groups:
-            for theta in group["params"]:
-                if theta.grad is None:
-                    continue
-                memory = self.state[theta]
-                if not memory:
-                    memory.update(self._rule.initial_state(theta), step=0)
-                memory["step"] += 1
-                self._rule.update(theta, theta.grad, group["lr"], memory)
+    def build(self, parameters: Iterable[Tensor], lr: float) -> TorchOptimizer:
+        from trainer.optimizers.torch_wrapper import UpdateRuleOptimizer
+
+        return UpdateRuleOptimizer(parameters, lr, self.initial_state, self.update)
+
+    def initial_state(self, theta: Tensor) -> dict[str, Any]:
+        """The state of a weight tensor before its first step. Empty for rules without memory."""
+        return {}
+
+    @abstractmethod
+    def update(self, theta: Tensor, g: Tensor, lr: float, state: dict[str, Any]) -> None:
+        """Update a weight tensor in place by one step.
+
+        Args:
+            theta: The weights θ.
+            g: Their gradient, of the same shape.
+            lr: The learning rate η.
+            state: `initial_state` as left by earlier steps, to be updated in place, and `step`, the number
+                t of this step from 1.
+        """

@@ -1,4 +1,4 @@
-"""Momentum by hand: the textbook's step beside torch's."""
+"""Textbook momentum: the update rule of heavy-ball momentum written out."""
 
 from __future__ import annotations
 
@@ -6,31 +6,35 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from trainer.optimizers.base import TextbookRule
+from trainer.optimizers.textbook import TextbookOptimizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class TextbookMomentum(TextbookRule):
+class TextbookMomentum(TextbookOptimizer):
     """`momentum` written out beside its formula (Polyak 1964).
 
-    As in torch's SGD, the learning rate stays outside of the velocity.
+        u ← μ u + g
+        θ ← θ − η u
 
-    The step is along a sum of all gradients so far, older ones counting less: μ is how much of it stays.
+    The velocity u is a decaying sum of all gradients so far. As in torch's SGD, the learning rate η
+    multiplies the velocity and not the gradient, so that a change of η takes effect at once.
+
+    Source: Polyak 1964, "Some methods of speeding up the convergence of iteration methods".
     """
 
     library_equivalent: ClassVar[str | None] = "momentum"
 
-    momentum: float = Field(0.9, gt=0, lt=1, description="μ: the share of the velocity that stays")
+    momentum: float = Field(0.9, gt=0, lt=1, description="μ: decay rate of the velocity")
 
     def initial_state(self, theta: Tensor) -> dict[str, Any]:
         from torch import zeros_like
 
         return {"momentum_buffer": zeros_like(theta)}
 
-    def update(self, theta: Tensor, g: Tensor, lr: float, memory: dict[str, Any]) -> None:
-        u = memory["momentum_buffer"]
+    def update(self, theta: Tensor, g: Tensor, lr: float, state: dict[str, Any]) -> None:
+        u = state["momentum_buffer"]
         u *= self.momentum
         u += g  # u ← μ u + g
         theta -= lr * u  # θ ← θ − η u

@@ -1,22 +1,24 @@
-"""SGD by hand: the textbook's step beside torch's."""
+"""Textbook SGD: the update rule of plain SGD written out."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainer.optimizers.base import TextbookRule
+from trainer.optimizers.textbook import TextbookOptimizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class TextbookSgd(TextbookRule):
+class TextbookSgd(TextbookOptimizer):
     """`sgd` written out beside its formula, θ ← θ − η g (Robbins & Monro 1951).
 
-    With the whole training set as the batch the same step is gradient descent.
+    With the whole training set as the batch this is gradient descent.
+
+    Source: Robbins & Monro 1951, "A Stochastic Approximation Method".
     """
 
     library_equivalent: ClassVar[str | None] = "sgd"
 
-    def update(self, theta: Tensor, g: Tensor, lr: float, memory: dict[str, Any]) -> None:
+    def update(self, theta: Tensor, g: Tensor, lr: float, state: dict[str, Any]) -> None:
         theta -= lr * g  # θ ← θ − η g

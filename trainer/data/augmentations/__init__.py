@@ -1,1 +1,1 @@
-"""Augmentations, one file each: random changes of training images."""
+"""Augmentations: random changes of training images, one file each."""

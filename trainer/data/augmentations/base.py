@@ -1,4 +1,4 @@
-"""What an augmentation is: training images changed at random, batch by batch."""
+"""The interface of an augmentation."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from trainer.data.base import PixelScale
 if TYPE_CHECKING:
     from torch import Tensor
 
-    # A batch of training images as they are then trained on: same shape and memory format, the argument is
-    # left as it is. What is drawn comes from the generator alone.
+    # Returns the augmented batch: same shape and memory format. Does not change its argument. All
+    # randomness comes from the generator.
     Augment = Callable[[Tensor, np.random.Generator], Tensor]
 else:
     Augment = Callable
 
 
 class Augmentation(Component):
-    """How the images of a training batch are changed at random; the test split never is."""
+    """How images of training batches change at random. Test images never change."""
 
     def validation_error(self, shape: tuple[int, int, int]) -> str | None:
-        """Why images of this shape (channels, height, width) cannot be changed so, or None."""
+        """Why it cannot augment images of this shape (channels, height, width), or None."""
         return None
 
     @abstractmethod
     def build(self, scale: PixelScale, device: str) -> Augment | None:
-        """What changes a batch on `device`; None where nothing does. Called before the clock starts."""
+        """The function that augments a batch on `device`; None if nothing changes.
+
+        Called before the clock starts.
+        """

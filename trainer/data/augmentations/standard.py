@@ -1,4 +1,4 @@
-"""What labs do to CIFAR-10: flip, rotation, shear and scale, colour jitter, then normalise."""
+"""The usual augmentation of CIFAR-10: flip, rotation, shear, scale and colour jitter."""
 
 from __future__ import annotations
 
@@ -11,55 +11,68 @@ from trainer.data.base import PixelScale
 class StandardAugmentation(Augmentation):
     """Random flip, rotation, shear, scale and colour jitter by torchvision, on whole batches.
 
-    As RandomHorizontalFlip, RandomAffine and ColorJitter, in memory.
+    As torchvision's RandomHorizontalFlip, RandomAffine and ColorJitter, in this order, each parameter
+    uniform in its range: a flip; rotation, shear and scale about the centre in one bilinear interpolation,
+    black outside the image; brightness, contrast, saturation, hue. Jitter applies to pixels between the
+    darkest (0) and the brightest (1) of the training split, clips there, and normalises again. A parameter
+    of 0 is off; with all at 0 images stay the same bit for bit.
 
-    In this order, each drawn uniformly: a flip; rotation, shear and scale about the centre in one bilinear
-    interpolation, black outside the image; brightness, contrast, saturation, hue. Colours are jittered
-    between the darkest and the brightest pixel of the training split and cut off there; then images are
-    normalised as they were. What is 0 does nothing: with all at 0 images come back bit for bit.
-
-    Computed by `torchvision.transforms.v2.functional`, on tensors. v2's own random transforms draw one set
-    of parameters for a whole batch, and from torch's global generator, which ranks that are threads share;
-    here they are drawn from the run's streams. Flips are each image's own. The functions take one angle or
-    factor a call, so a batch is cut into `draws` groups, and the images of a group have all else in common.
-    What may happen to an image is the same for any number of groups; how much the images of one batch
-    differ is not. As many `draws` as images make everything each image's own; for 128 images of CIFAR-10
-    that takes three times the time of 16. (One grid_sample with an angle per image would be as fast as 8
-    groups, but it would be our own code, and jitter is half of the time.)
+    The work is done by `torchvision.transforms.v2.functional` on tensors. The random transforms of v2 draw
+    one set of parameters per batch, from torch's global generator, which ranks that are threads share.
+    Here the run's own random streams draw them. Each image has its own flip. The functions take one angle
+    or factor per call, so a batch is split into `draws` groups whose images share the other parameters. The
+    distribution of each image is the same for any number of groups; the diversity within a batch grows with
+    it. With as many `draws` as images every image has its own parameters: for 128 images of CIFAR-10 that
+    takes three times as long as 16. (One grid_sample with an angle per image would be as fast as 8 groups,
+    but it would be our own code, and jitter takes half of the time.)
     """
 
-    flip: float = Field(0.5, ge=0, le=1, description="probability of swapping an image's left and right")
-    degrees: float = Field(10.0, ge=0, le=180, description="rotation by up to so many degrees either way")
-    shear: float = Field(10.0, ge=0, le=80, description="shear along rows, degrees either way")
-    scale: float = Field(0.2, ge=0, le=0.9, description="size times 1 - scale … 1 + scale")
-    brightness: float = Field(0.2, ge=0, le=1, description="times 1 - brightness … 1 + brightness")
-    contrast: float = Field(0.2, ge=0, le=1, description="times 1 - contrast … 1 + contrast")
-    saturation: float = Field(0.2, ge=0, le=1, description="times 1 - saturation … 1 + saturation")
-    hue: float = Field(0.0, ge=0, le=0.5, description="turned by up to this share of the colour circle")
-    draws: int = Field(16, ge=1, le=65536, description="groups of a batch that draw all but flips apart")
+    flip: float = Field(0.5, ge=0, le=1, description="probability of a horizontal flip")
+    degrees: float = Field(10.0, ge=0, le=180, description="largest rotation in degrees, either way")
+    shear: float = Field(10.0, ge=0, le=80, description="largest shear along rows in degrees, either way")
+    scale: float = Field(0.2, ge=0, le=0.9, description="scale factor: 1 - scale to 1 + scale")
+    brightness: float = Field(
+        0.2, ge=0, le=1, description="brightness factor: 1 - brightness to 1 + brightness"
+    )
+    contrast: float = Field(0.2, ge=0, le=1, description="contrast factor: 1 - contrast to 1 + contrast")
+    saturation: float = Field(
+        0.2, ge=0, le=1, description="saturation factor: 1 - saturation to 1 + saturation"
+    )
+    hue: float = Field(0.0, ge=0, le=0.5, description="largest shift of hue, in turns of the colour circle")
+    draws: int = Field(
+        16,
+        ge=1,
+        le=65536,
+        description="groups of a batch with their own parameters; flips are per image",
+    )
 
     @property
-    def bends(self) -> bool:
-        return any((self.degrees, self.shear, self.scale))
+    def _affine(self) -> tuple[float, ...]:
+        return self.degrees, self.shear, self.scale
 
     @property
-    def jitters(self) -> bool:
-        return any((self.brightness, self.contrast, self.saturation, self.hue))
+    def _jitter(self) -> tuple[float, ...]:
+        return self.brightness, self.contrast, self.saturation, self.hue
 
     def validation_error(self, shape: tuple[int, int, int]) -> str | None:
         channels = shape[0]
         if channels == 1 and (self.saturation or self.hue):
-            return "images of one channel have no colour; allowed: saturation 0 and hue 0"
-        if channels not in (1, 3) and self.jitters:
             return (
-                f"colours are jittered of 1 or 3 channels, not of {channels}; "
+                f"saturation {self.saturation:g} and hue {self.hue:g} need images of 3 channels, not of 1; "
+                "allowed: saturation 0 and hue 0"
+            )
+        if channels not in (1, 3) and any(self._jitter):
+            return (
+                f"colour jitter needs images of 1 or 3 channels, not of {channels}; "
                 "allowed: brightness, contrast, saturation and hue 0"
             )
         return None
 
     def build(self, scale: PixelScale, device: str) -> Augment | None:
-        if not (self.flip or self.bends or self.jitters):
+        if not (self.flip or any(self._affine) or any(self._jitter)):
             return None
         from trainer.data.augmentations.augmenter import Augmenter
 
-        return Augmenter(self, scale, device)
+        return Augmenter(
+            scale, device, flip=self.flip, affine=self._affine, jitter=self._jitter, draws=self.draws
+        )

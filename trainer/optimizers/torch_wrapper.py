@@ -1,0 +1,43 @@
+"""A torch optimizer around an update rule, so that every strategy can use the rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+State = dict[str, Any]
+
+
+class UpdateRuleOptimizer(torch.optim.Optimizer):
+    """Applies an update rule to each tensor that has a gradient."""
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        lr: float,
+        initial_state: Callable[[Tensor], State],
+        update: Callable[[Tensor, Tensor, float, State], None],
+    ) -> None:
+        """
+        Args:
+            initial_state: See TextbookOptimizer.initial_state.
+            update: See TextbookOptimizer.update.
+        """
+        super().__init__(parameters, {"lr": lr})
+        self._initial_state, self._update = initial_state, update
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Take one step along the gradients of the parameters."""
+        for group in self.param_groups:
+            for theta in group["params"]:
+                if theta.grad is None:
+                    continue
+                state = self.state[theta]
+                if not state:
+                    state.update(self._initial_state(theta), step=0)
+                state["step"] += 1
+                self._update(theta, theta.grad, group["lr"], state)
