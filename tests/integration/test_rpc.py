@@ -200,4 +200,5 @@ def test_a_silent_peer_is_named_when_time_is_up(ranks: Met) -> None:
     ranks.ranks.timeout_s = 5.0
     first, _, last = ranks.run(one_is_silent)
     for error in (first, last):
-        assert str(error) == "waiting for node 1 failed: nothing came within 5 s"
+        assert "node 1" in str(error)
+        assert "5 s" in str(error)

@@ -358,6 +358,6 @@ def test_receiving_in_vain_is_a_communication_error() -> None:
     assert [type(error) for error in raised] == [CommunicationError]
 
 
-def test_ranks_wait_as_long_as_the_run_may_last() -> None:
+def test_ranks_wait_for_the_timeout_of_the_run() -> None:
     context = NodeContext(0, 1, "memory", Path(), timeout_s=7200)
-    assert MemoryCommunicator.connect(context, Clock())._room.timeout_s == 7200
+    assert MemoryCommunicator.connect(context, Clock())._group.timeout_s == 7200

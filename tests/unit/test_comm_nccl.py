@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.comm.base import CommunicationError
-from trainer.comm.nccl import NcclCommunicator, settled
+from trainer.comm.nccl import NcclCommunicator, synchronized
 from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
 
@@ -32,7 +32,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return told
 
 
-def test_a_rank_takes_its_own_gpu_before_it_meets_the_others(cuda: list[Any]) -> None:
+def test_rank_selects_its_gpu_before_it_connects(cuda: list[Any]) -> None:
     comm = NcclCommunicator.connect(context(1), Clock())
     device, (group, how) = cuda
     assert device == ("device", 1)
@@ -42,7 +42,7 @@ def test_a_rank_takes_its_own_gpu_before_it_meets_the_others(cuda: list[Any]) ->
     assert NcclCommunicator.device == "cuda"  # a rank's own is no other's
 
 
-def test_time_is_read_when_the_gpu_has_done_its_work(cuda: list[Any]) -> None:
+def test_clock_waits_for_queued_kernels(cuda: list[Any]) -> None:
     clock = Clock(wall=lambda: cuda.append("read") or 0.0)  # type: ignore[func-returns-value]
     NcclCommunicator.connect(context(0), clock)
     cuda.clear()
@@ -52,22 +52,22 @@ def test_time_is_read_when_the_gpu_has_done_its_work(cuda: list[Any]) -> None:
     assert cuda == ["settle", "read"] * 2 + ["kernels"] + ["settle", "read"]
 
 
-def test_settled_asks_for_the_stream_each_time() -> None:
+def test_clock_synchronizes_the_current_stream() -> None:
     asked: list[str] = []
 
     def stream() -> SimpleNamespace:
         asked.append("stream")  # each thread has one of its own: DDP's hook runs in another
         return SimpleNamespace(synchronize=lambda: None)
 
-    wall = settled(lambda: 3.5, stream)
+    wall = synchronized(lambda: 3.5, stream)
     assert [wall(), wall()] == [3.5, 3.5]
     assert len(asked) == 2
 
 
 @pytest.mark.parametrize("found", [0, 2])
-def test_a_rank_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch, found: int) -> None:
+def test_rank_without_a_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch, found: int) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: found)
     with pytest.raises(CommunicationError) as caught:
         NcclCommunicator.connect(context(2), Clock())
-    assert "transport nccl needs a GPU for every rank" in str(caught.value)
-    assert f"rank 5 would use GPU 2, torch {torch.__version__} finds {found}" in str(caught.value)
+    named = ("nccl", "rank 5", "GPU 2", f"torch {torch.__version__}", f"finds {found}")
+    assert all(fact in str(caught.value) for fact in named)

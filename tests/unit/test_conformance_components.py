@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import subprocess
@@ -43,8 +42,6 @@ SUFFIXES = {
     "runtime": "Runtime",
 }
 SHARED_FILES = {"fashion_mnist": "mnist"}
-PACKAGES = ("trainer", "orchestrator")
-SOURCES = sorted(path for package in PACKAGES for path in (PROJECT / package).rglob("*.py"))
 
 
 def build(kind: str, name: str, **parameters: Any) -> Component:
@@ -236,48 +233,3 @@ def test_a_machine_without_torch_and_mpi_can_check_a_sweep(code: str) -> None:
     loaded = modules_after(code)
     assert loaded & {"pydantic"}
     assert not loaded & {"torch", "mpi4py", "torchvision", "sklearn", "matplotlib", "docker"}
-
-
-# All that the orchestrator knows of the trainer.
-FOR_THE_ORCHESTRATOR = (
-    "trainer.spec.",
-    "trainer.data.base.",
-    "trainer.data.certificate.",
-    "trainer.core.cgroup.",
-    "trainer.core.events.",
-    "trainer.core.record.",
-    "trainer.core.registry.",
-    "trainer.core.result.",
-    "trainer.elastic.attempts.",
-    "trainer.elastic.command.",
-    "trainer.training.partition.",
-    "trainer.training.profile.",
-    "trainer.models.split_points.",
-)
-
-
-def imports(tree: ast.AST) -> Iterator[str]:
-    """Every module that is imported anywhere in a file, also inside functions."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative imports hide where things come from"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PROJECT)))
-def test_source_file(path: Any) -> None:
-    text = path.read_text()
-    tree = ast.parse(text)
-    assert ast.get_docstring(tree), "say what the file is for"
-    ours, found = path.relative_to(PROJECT).parts[0], list(imports(tree))
-    if ours == "trainer":
-        assert [name for name in found if name.split(".")[0] == "orchestrator"] == []
-    else:
-        of_trainer = [name for name in found if name.split(".")[0] == "trainer"]
-        assert [name for name in of_trainer if not name.startswith(FOR_THE_ORCHESTRATOR)] == []
-
-
-def test_no_utils() -> None:
-    assert [path for path in SOURCES if path.stem in ("utils", "util", "helpers", "misc")] == []

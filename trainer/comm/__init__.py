@@ -1,1 +1,1 @@
-"""Transports: one Communicator each, over which strategies exchange tensors."""
+"""Communication between ranks: one file per transport, traffic counts, straggler attribution."""

@@ -1,4 +1,4 @@
-"""Where the ranks of one attempt meet, at its start and at its end."""
+"""The key-value store and the exit barrier of one attempt of a restartable run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ POLL_S = 0.02
 
 
 def prefix(attempt: int) -> str:
-    """Of the keys of one attempt in torchrun's store."""
+    """The prefix of an attempt's keys in torchrun's store."""
     return f"attempt {attempt}"
 
 
 def attempt_store(context: NodeContext) -> Any:
-    """Where the ranks of this attempt, and of no other, leave word for each other: torch's Store.
+    """A torch Store of the ranks of this attempt.
 
-    What a lost attempt has left there would be addresses at which nobody answers any more.
+    Attempts do not share keys: a failed attempt leaves addresses at which no process listens.
     """
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
@@ -31,13 +31,13 @@ def attempt_store(context: NodeContext) -> Any:
 
 
 def exit_barrier(context: NodeContext) -> None:
-    """Return when every rank of this attempt has given its result.
+    """Block until every rank of this attempt has written its result.
 
-    After that it does not matter any more who is lost, and to whom. A rank that left before could not be
-    started again with the others: for its agent it has ended well, and the agent meets nobody any more.
+    As the exit barrier of torchelastic: a rank that ended earlier could not take part in a restart, since
+    its agent would already have succeeded and left the rendezvous.
     """
     store = attempt_store(context)
     ended = store.add("ended", 1)
-    while ended < context.size:  # or until the agent ends this process, for another attempt
+    while ended < context.size:  # the agent ends this process to restart the ranks
         time.sleep(POLL_S)
         ended = store.add("ended", 0)

@@ -1,4 +1,4 @@
-"""Transport `gloo`, and what all of torch.distributed's process groups have in common."""
+"""Transport `gloo`, and the base of transports over a torch.distributed process group."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ if TYPE_CHECKING:
 
 
 class TorchDistCommunicator(Communicator):
-    """The default process group of torch.distributed, with a fixed size and explicit ranks."""
+    """Collectives of torch.distributed."""
 
     topology: ClassVar[str] = "ddp"
-    group: ClassVar[str]  # as torch.distributed calls it
+    group: ClassVar[str]  # the name of the backend in torch.distributed
 
     def __init__(
         self, rank: int, size: int, clock: Clock, dist: Any, group: Any = None, ranks: Sequence[int] = ()
     ) -> None:
-        """group: torch's process group, if not the default one. ranks: its members' in the default one."""
+        """
+        Args:
+            group: torch's process group; None for the default one.
+            ranks: The global rank of each rank in the group.
+        """
         super().__init__(rank, size, clock)
         self._dist, self._group = dist, group
         self._ranks = ranks or range(size)
@@ -35,17 +39,17 @@ class TorchDistCommunicator(Communicator):
 
         from trainer.comm.attempt_store import attempt_store
 
-        place, store = context.rendezvous, None
-        with communication_errors(f"meeting of {context.size} ranks at {place}"):
+        rendezvous, store = context.rendezvous, None
+        with communication_errors(f"rendezvous of {context.size} ranks at {rendezvous}"):
             if context.attempt is not None:
                 store = attempt_store(context)
-            elif place[:1] == "/":
-                # A path and not a file:// URL, which `#` and `?` in a directory's name would cut short.
-                store = dist.FileStore(place, context.size)  # type: ignore[attr-defined]
+            elif rendezvous[:1] == "/":
+                # Not a file:// URL, which would end at a `#` or `?` in the path.
+                store = dist.FileStore(rendezvous, context.size)  # type: ignore[attr-defined]
             dist.init_process_group(
                 cls.group,
                 store=store,
-                init_method=None if store else place,
+                init_method=None if store else rendezvous,
                 rank=context.rank,
                 world_size=context.size,
                 timeout=timedelta(seconds=context.timeout_s),
@@ -55,11 +59,11 @@ class TorchDistCommunicator(Communicator):
 
     @classmethod
     def _options(cls, context: NodeContext) -> dict[str, Any]:
-        """What else the group has to be told."""
+        """Further arguments of `init_process_group`."""
         return {}
 
     def close(self) -> None:
-        # All ranks leave together: one that destroys its group early resets its peers' connections.
+        # A rank that destroys its group early would reset its peers' connections.
         self._barrier()
         self._dist.destroy_process_group()
 
@@ -103,28 +107,28 @@ class TorchDistCommunicator(Communicator):
 
     def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
         received = buffer.new_empty(buffer.shape)
-        both = [
+        operations = [
             self._dist.P2POp(self._dist.isend, buffer, self._ranks[to], group=self._group),
             self._dist.P2POp(self._dist.irecv, received, self._ranks[source], group=self._group),
         ]
         with communication_errors("shift"):
-            for request in self._dist.batch_isend_irecv(both):
+            for request in self._dist.batch_isend_irecv(operations):
                 request.wait()
         return received
 
     def _split(self, groups: list[list[int]], number: int) -> TorchDistCommunicator:
-        made = [self._dist.new_group([self._ranks[rank] for rank in group]) for group in groups]
+        process_groups = [self._dist.new_group([self._ranks[rank] for rank in group]) for group in groups]
         ranks = groups[number]
-        part = type(self)(
+        subgroup = type(self)(
             ranks.index(self.rank),
             len(ranks),
             self.clock,
             self._dist,
-            made[number],
+            process_groups[number],
             [self._ranks[rank] for rank in ranks],
         )
-        part.device = self.device
-        return part
+        subgroup.device = self.device
+        return subgroup
 
     def _barrier(self) -> None:
         with communication_errors("barrier"):

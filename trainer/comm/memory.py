@@ -1,4 +1,4 @@
-"""Transport `memory`: the ranks are threads of one process. For tests, and for very many nodes."""
+"""Transport `memory`: ranks are threads of one process. For tests, and for many nodes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from trainer.core.context import NodeContext
 
 
-PEER_FAILED = "another rank of this process has failed, or has not come in time"
-POLL_S = 0.1  # a mailbox cannot be woken by `abort`
+PEER_FAILED = "another rank of this process failed or timed out"
+POLL_S = 0.1  # `abort` cannot wake a rank that waits for its mailbox
 
 
 @dataclass
@@ -30,27 +30,27 @@ class ThreadGroup:
     timeout_s: float = 600.0
     slots: list[Tensor | None] = field(init=False)
     barrier: threading.Barrier = field(init=False)
-    mail: dict[tuple[int, int], Queue[Tensor]] = field(init=False)
+    mailboxes: dict[tuple[int, int], Queue[Tensor]] = field(init=False)
     subgroups: dict[tuple[int, ...], ThreadGroup] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.slots = [None] * self.size
         self.barrier = threading.Barrier(self.size)
         ranks = range(self.size)
-        self.mail = {(source, to): Queue() for source in ranks for to in ranks}
+        self.mailboxes = {(source, to): Queue() for source in ranks for to in ranks}
 
     def subgroup(self, ranks: Sequence[int]) -> ThreadGroup:
-        """Where these ranks alone meet."""
-        room = self.subgroups.setdefault(tuple(ranks), ThreadGroup(len(ranks), self.timeout_s))  # atomic
+        """The group of these ranks alone; the same object for all of them."""
+        group = self.subgroups.setdefault(tuple(ranks), ThreadGroup(len(ranks), self.timeout_s))  # atomic
         if self.barrier.broken:
-            room.abort()
-        return room
+            group.abort()
+        return group
 
     def abort(self) -> None:
-        """Let whoever waits here, or comes later, fail."""
+        """Make every present and later exchange of this group fail, subgroups included."""
         self.barrier.abort()
-        for room in [*self.subgroups.values()]:
-            room.abort()
+        for group in [*self.subgroups.values()]:
+            group.abort()
 
 
 class MemoryCommunicator(Communicator):
@@ -61,9 +61,9 @@ class MemoryCommunicator(Communicator):
 
     topology: ClassVar[str] = "single"
 
-    def __init__(self, rank: int, size: int, clock: Clock, room: ThreadGroup) -> None:
+    def __init__(self, rank: int, size: int, clock: Clock, group: ThreadGroup) -> None:
         super().__init__(rank, size, clock)
-        self._room = room
+        self._group = group
 
     @classmethod
     def connect(cls, context: NodeContext, clock: Clock) -> MemoryCommunicator:
@@ -73,53 +73,53 @@ class MemoryCommunicator(Communicator):
         return cls(context.rank, context.size, clock, ThreadGroup(1, context.timeout_s))
 
     def abort(self) -> None:
-        self._room.abort()
+        self._group.abort()
 
-    def _meet(self) -> None:
+    def _wait(self) -> None:
         try:
-            self._room.barrier.wait(self._room.timeout_s)
+            self._group.barrier.wait(self._group.timeout_s)
         except threading.BrokenBarrierError:
             raise CommunicationError(PEER_FAILED) from None
 
-    def _everyones(self, buffer: Tensor) -> Tensor:
+    def _gathered(self, buffer: Tensor) -> Tensor:
         import torch
 
-        self._room.slots[self.rank] = buffer
-        self._meet()
-        gathered = torch.stack([slot for slot in self._room.slots if slot is not None])
-        self._meet()  # nobody may change its buffer before all have copied
+        self._group.slots[self.rank] = buffer
+        self._wait()
+        gathered = torch.stack([slot for slot in self._group.slots if slot is not None])
+        self._wait()  # no rank may change its buffer before all have copied it
         return gathered
 
     def _all_reduce(self, buffer: Tensor) -> None:
-        buffer.copy_(self._everyones(buffer).sum(dim=0))
+        buffer.copy_(self._gathered(buffer).sum(dim=0))
 
     def _all_gather(self, buffer: Tensor) -> Tensor:
-        return self._everyones(buffer)
+        return self._gathered(buffer)
 
     def _all_to_all(self, buffer: Tensor) -> Tensor:
-        return self._everyones(buffer)[:, self.rank].clone()
+        return self._gathered(buffer)[:, self.rank].clone()
 
     def _broadcast(self, buffer: Tensor, root: int) -> None:
-        buffer.copy_(self._everyones(buffer)[root])
+        buffer.copy_(self._gathered(buffer)[root])
 
     def _send(self, buffer: Tensor, to: int) -> None:
-        self._room.mail[self.rank, to].put(buffer.clone())
+        self._group.mailboxes[self.rank, to].put(buffer.clone())
 
     def _recv(self, buffer: Tensor, source: int) -> None:
-        box = self._room.mail[source, self.rank]
-        deadline = time.monotonic() + self._room.timeout_s
-        while not self._room.barrier.broken and time.monotonic() < deadline:
+        mailbox = self._group.mailboxes[source, self.rank]
+        deadline = time.monotonic() + self._group.timeout_s
+        while not self._group.barrier.broken and time.monotonic() < deadline:
             try:
-                buffer.copy_(box.get(timeout=POLL_S))
+                buffer.copy_(mailbox.get(timeout=POLL_S))
             except Empty:
                 continue
             return
         raise CommunicationError(PEER_FAILED)
 
     def _barrier(self) -> None:
-        self._meet()
+        self._wait()
 
     def _split(self, groups: list[list[int]], number: int) -> MemoryCommunicator:
-        group = groups[number]
-        room = self._room.subgroup(group)
-        return MemoryCommunicator(group.index(self.rank), len(group), self.clock, room)
+        ranks = groups[number]
+        shared = self._group.subgroup(ranks)
+        return MemoryCommunicator(ranks.index(self.rank), len(ranks), self.clock, shared)

@@ -1,4 +1,4 @@
-"""Transport `mpi`: mpi4py's buffer calls on flat tensors; nothing is ever pickled."""
+"""Transport `mpi`: mpi4py's buffer calls on flat tensors, without pickling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from trainer.core.context import NodeContext
 
 
-# Waiting with naps: for so long at full speed, since most waits are short, then so long a nap at a time.
+# Waits of oversubscribed ranks: poll at full speed for SPIN_S, since most waits are short, then sleep
+# NAP_S between polls.
 SPIN_S = 0.0003
 NAP_S = 0.00005
 
@@ -28,11 +29,12 @@ class MpiCommunicator(Communicator):
     def __init__(
         self, rank: int, size: int, clock: Clock, mpi: Any, naps: bool = False, world: Any = None
     ) -> None:
-        """world: MPI's communicator, if not COMM_WORLD.
-
-        naps: wait with short sleeps. Open MPI waits by asking without end, and so uses up the quota of
-        a node that has less than a core for each of its ranks: what it then needs to compute with. Four
-        nodes of 0.4 cpus trained four times slower that way than over gloo, which sleeps.
+        """
+        Args:
+            naps: Sleep while waiting. Open MPI polls without pause, which uses up the CPU quota of a node
+                with less than a core per rank: four nodes of 0.4 cpus trained four times slower than over
+                gloo, which sleeps.
+            world: MPI's communicator; None for COMM_WORLD.
         """
         import torch
 
@@ -59,27 +61,27 @@ class MpiCommunicator(Communicator):
         self._mpi.Finalize()
 
     def abort(self) -> None:
-        # Ranks inside a collective would wait for this one for ever.
+        # Ranks inside a collective would otherwise wait forever.
         self._world.Abort(1)
 
     def _all_reduce(self, buffer: Tensor) -> None:
-        self._gather()
+        self._wait_for_all()
         self._world.Allreduce(self._mpi.IN_PLACE, self._memory(buffer), op=self._mpi.SUM)
 
     def _all_gather(self, buffer: Tensor) -> Tensor:
         gathered = buffer.new_empty(self.size, buffer.numel())
-        self._gather()
+        self._wait_for_all()
         self._world.Allgather(self._memory(buffer), self._memory(gathered))
         return gathered
 
     def _all_to_all(self, buffer: Tensor) -> Tensor:
         received = buffer.new_empty(buffer.shape)
-        self._gather()
+        self._wait_for_all()
         self._world.Alltoall(self._memory(buffer), self._memory(received))
         return received
 
     def _broadcast(self, buffer: Tensor, root: int) -> None:
-        self._gather()
+        self._wait_for_all()
         self._world.Bcast(self._memory(buffer), root=root)
 
     def _send(self, buffer: Tensor, to: int) -> None:
@@ -94,9 +96,9 @@ class MpiCommunicator(Communicator):
 
     def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
         received = buffer.new_empty(buffer.shape)
-        coming = self._world.Irecv(self._memory(received), source=source)
+        receive = self._world.Irecv(self._memory(received), source=source)
         self._finish(self._world.Isend(self._memory(buffer), dest=to))
-        self._finish(coming)
+        self._finish(receive)
         return received
 
     def _barrier(self) -> None:
@@ -108,16 +110,19 @@ class MpiCommunicator(Communicator):
         return MpiCommunicator(rank, size, self.clock, self._mpi, self._naps, world)
 
     def _memory(self, buffer: Tensor) -> tuple[Any, Any]:
-        """The buffer as mpi4py takes it with the least ado; it has to stay alive while MPI works on it.
+        """The buffer's memory and type for mpi4py. The buffer must stay alive while MPI uses it.
 
-        By way of numpy() a small all-reduce took a tenth longer, and a fifth where ranks share cores.
+        Passing `buffer.numpy()` makes a small all-reduce a tenth slower, and a fifth where ranks share
+        cores.
         """
         if buffer.dtype is not self._float32 or not buffer.is_contiguous():
-            raise ValueError(f"a buffer has to be contiguous float32, this one is {buffer.dtype}")
+            raise ValueError(
+                f"buffer is {buffer.dtype}, strides {buffer.stride()}; must be contiguous float32"
+            )
         return self._mpi.buffer.fromaddress(buffer.data_ptr(), buffer.nbytes), self._mpi.FLOAT
 
-    def _gather(self) -> None:
-        """Where waiting must not cost the core, sleep until all are there: a collective spins."""
+    def _wait_for_all(self) -> None:
+        """Before a collective, which spins, sleep until all ranks have entered (if `naps`)."""
         if self._naps:
             self._finish(self._world.Ibarrier())
 
@@ -125,7 +130,7 @@ class MpiCommunicator(Communicator):
         if not self._naps:
             request.Wait()
             return
-        patience = time.perf_counter() + SPIN_S
+        spin_until = time.perf_counter() + SPIN_S
         while not request.Test():
-            if time.perf_counter() > patience:
+            if time.perf_counter() > spin_until:
                 time.sleep(NAP_S)

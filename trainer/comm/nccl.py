@@ -1,4 +1,4 @@
-"""Transport `nccl`: torch.distributed's process group between GPUs."""
+"""Transport `nccl`: torch.distributed between GPUs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class NcclCommunicator(TorchDistCommunicator):
         found = torch.cuda.device_count()  # 0 too where torch is a CPU build
         if context.local_rank >= found:
             raise CommunicationError(
-                f"transport nccl needs a GPU for every rank of a machine: rank {context.rank} "
-                f"would use GPU {context.local_rank}, torch {torch.__version__} finds {found}"
+                f"nccl needs one GPU per rank: rank {context.rank} would use GPU {context.local_rank}, "
+                f"torch {torch.__version__} finds {found} GPUs"
             )
         torch.cuda.set_device(context.local_rank)
-        clock.wall = settled(clock.wall, torch.cuda.current_stream)
+        clock.wall = synchronized(clock.wall, torch.cuda.current_stream)
         comm = super().connect(context, clock)
         comm.device = f"{cls.device}:{context.local_rank}"
         return comm
@@ -39,16 +39,16 @@ class NcclCommunicator(TorchDistCommunicator):
     def _options(cls, context: NodeContext) -> dict[str, Any]:
         import torch
 
-        # Named, the ranks meet at once and not in the first collective, which is timed.
+        # Connects the ranks now and not in the first collective, which is timed.
         return {"device_id": torch.device(cls.device, context.local_rank)}
 
 
-def settled(wall: Callable[[], float], stream: Callable[[], Any]) -> Callable[[], float]:
-    """`wall`, read only after the GPU has done what it was given.
+def synchronized(wall: Callable[[], float], stream: Callable[[], Any]) -> Callable[[], float]:
+    """`wall`, read after the GPU has finished its queued kernels.
 
-    Kernels run behind the host's back: without this, a phase would end when its kernels are queued and
-    the next one would be charged for them. Of the stream that computes and not of the whole device: a
-    bucket of DDP's that travels meanwhile is not to be waited for.
+    Kernels run asynchronously: without this, a phase would end when its kernels are queued, and the next
+    phase would include their time. Synchronizes the compute stream, not the device, so that it does not
+    wait for DDP's buckets that other streams all-reduce.
     """
 
     def read() -> float:

@@ -1,7 +1,8 @@
 """Transport `rpc`: torch's remote procedure calls over TensorPipe.
 
-It is there for strategies that split a model, which call each other's functions. So that they compare
-with others, the collectives are made of such calls here: a rank puts tensors into its peers' mailboxes.
+It exists for strategies that partition the model and call each other's functions. The collectives are
+built from such calls too, so that all strategies can be compared on it: a rank puts tensors into its peers'
+mailboxes.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ if TYPE_CHECKING:
 
     from trainer.core.context import NodeContext
 
-WORKER_THREADS = 4  # that answer requests; of ours none waits in one but rpc_split's, for the part before
-HEARTBEAT_S = 0.5  # how often a rank that waits for another asks whether it is still there
-ROLL_CALL_S = 3.0  # in which one that is asked nothing else says that it is there
+WORKER_THREADS = 4  # answer requests; only rpc_split's requests block, on the previous stage
+HEARTBEAT_S = 0.5  # between pings of a rank that this rank waits for
+PING_TIMEOUT_S = 3.0  # for an idle rank to answer a ping
 
-# What the peers have put here, by rank. A module's, because a process has one RPC agent, whose requests
-# name functions and not objects.
+# Tensors received, by sender. Global, because a process has one RPC agent, and its requests name functions
+# and not objects.
 _mailbox: dict[int, SimpleQueue[Tensor]] = {}
 
 
 class RpcCommunicator(Communicator):
     """torch RPC over TCP, with collectives made of remote calls.
 
-    Every pair exchanges directly. All-gather, all-to-all and broadcast send as the Traffic of `base`
-    says. So does all-reduce: each rank sums one P-th of the buffer, in rank order, and sends its sum to
-    all. So no number is computed twice, and all ranks hold the same bits. What is not optimal are
-    latencies: a piece counts as sent when the peer has answered, and P(P-1) pieces are under way at once.
+    Every pair of ranks exchanges directly, and every collective sends the bytes that Traffic counts. In an
+    all-reduce each rank sums one slice of the buffer, in rank order, and sends the sum to all, so all ranks
+    get the same bits. Latency is not optimal: a tensor counts as sent when the peer has answered, and
+    P(P-1) tensors are in flight at once.
     """
 
     topology: ClassVar[str] = "rpc"
@@ -54,7 +55,7 @@ class RpcCommunicator(Communicator):
         timeout_s: float,
         ranks: Sequence[int] = (),
     ) -> None:
-        """ranks: of its members among all of the run's, if those are not all."""
+        """ranks: The global rank of each rank here; empty for all ranks of the run."""
         super().__init__(rank, size, clock)
         self._ranks = ranks or range(size)
         self._rpc = rpc
@@ -66,16 +67,16 @@ class RpcCommunicator(Communicator):
         from torch.distributed import rpc
         from torch.distributed.rpc import constants
 
-        # torch gives it no parameter, and would wait 25 days for a rank that is gone during start-up.
+        # torch has no parameter for this, and would wait 25 days for a rank that fails during start-up.
         constants.DEFAULT_PROCESS_GROUP_TIMEOUT = timedelta(seconds=context.timeout_s)
-        # A peer that is ready earlier may write at once.
+        # A peer that connects earlier may send at once.
         _mailbox.update((rank, SimpleQueue()) for rank in range(context.size))
-        store = _roll_call(context)
+        store = _rendezvous(context)
         with (
             communication_errors(f"meeting of {context.size} ranks at {context.rendezvous}"),
             warnings.catch_warnings(),
         ):
-            # Of what torch itself does in there, in every node's log.
+            # A warning about torch's own code, in every node's log.
             warnings.filterwarnings("ignore", "You are using a Backend", UserWarning)
             rpc.init_rpc(
                 worker_name(context.rank),
@@ -85,8 +86,8 @@ class RpcCommunicator(Communicator):
                     init_method=_address_of(store, context),
                     num_worker_threads=WORKER_THREADS,
                     rpc_timeout=context.timeout_s,
-                    # Left to itself, TensorPipe takes shared memory between processes of one machine:
-                    # bytes that cross no link do not compare with those of other transports.
+                    # By default TensorPipe uses shared memory between processes of one machine, which
+                    # could not be compared with other transports.
                     _transports=["uv"],
                     _channels=["basic"],
                 ),
@@ -94,19 +95,19 @@ class RpcCommunicator(Communicator):
         return cls(context.rank, context.size, clock, rpc, store, context.timeout_s)
 
     def close(self) -> None:
-        # All ranks leave together, and each stays until it has answered the last request.
+        # Each rank stays until it has answered the last request.
         if self.size > 1:
             self._barrier()
-        with communication_errors("parting"):
+        with communication_errors("shutdown"):
             self._rpc.shutdown(graceful=True, timeout=self._timeout_s)
-            # The shutdown counts calls in the store, which lives in rank 0's process: that goes last.
+            # The shutdown counts calls in the store, which rank 0's process serves: it ends last.
             if self.rank == 0:
                 gone = [f"left/{rank}" for rank in range(1, self.size)]
                 self._store.wait(gone, timedelta(seconds=self._timeout_s))
             else:
                 self._store.set(f"left/{self.rank}", "")
 
-    # `abort` has nothing to do: a rank that has failed ends, and its peers, who knock, find it gone.
+    # No `abort`: a failed rank ends, and the heartbeats of its peers fail.
 
     def _all_reduce(self, buffer: Tensor) -> None:
         import torch
@@ -142,148 +143,155 @@ class RpcCommunicator(Communicator):
         self._exchange([torch.empty(0)] * self.size)
 
     def _split(self, groups: list[list[int]], number: int) -> RpcCommunicator:
-        # The mailboxes are the same: two ranks do what they do with each other in one order, over whatever
+        # Subgroups share the mailboxes: two ranks exchange in the same order on both sides, over whichever
         # communicator.
         group = groups[number]
         rank, ranks = group.index(self.rank), [self._ranks[each] for each in group]
         return RpcCommunicator(rank, len(group), self.clock, self._rpc, self._store, self._timeout_s, ranks)
 
-    def _exchange(self, pieces: Sequence[Tensor]) -> list[Tensor]:
-        """Give every rank its piece, in rank order; returns what each rank has given this one."""
-        self._put({rank: pieces[rank] for rank in self._others()})
-        return [pieces[rank] if rank == self.rank else self._take(rank) for rank in range(self.size)]
+    def _exchange(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Send tensors[i] to rank i. Returns the tensor from each rank, in rank order."""
+        self._put({rank: tensors[rank] for rank in self._others()})
+        return [tensors[rank] if rank == self.rank else self._take(rank) for rank in range(self.size)]
 
     def _others(self) -> list[int]:
-        """The other ranks, from the next one on: not everybody writes to rank 0 first."""
+        """The other ranks, starting with the next one, so that not all ranks send to rank 0 first."""
         return [(self.rank + distance) % self.size for distance in range(1, self.size)]
 
-    def _put(self, pieces: Mapping[int, Tensor]) -> None:
-        """Put each piece into the mailbox of the rank that it is for. Returns when all are there.
+    def _put(self, tensors: Mapping[int, Tensor]) -> None:
+        """Put each tensor into the mailbox of its rank. Returns when all have arrived.
 
-        No earlier, or the next piece could overtake: a peer answers requests with several threads.
+        An earlier return would let the next tensor overtake: a peer answers requests with several threads.
         """
         answers = {}
-        for to, piece in pieces.items():
+        for to, tensor in tensors.items():
             peer, mine = self._ranks[to], self._ranks[self.rank]
             with rpc_errors(peer, "sending to"):
                 answers[peer] = self._rpc.rpc_async(
-                    worker_name(peer), _deliver, args=(mine, _alone(piece)), timeout=self._timeout_s
+                    worker_name(peer),
+                    _deliver,
+                    args=(mine, _in_own_storage(tensor)),
+                    timeout=self._timeout_s,
                 )
         for peer, answer in answers.items():
             with rpc_errors(peer, "sending to"):
                 answer.wait()
 
     def _take(self, source: int) -> Tensor:
-        """What rank `source` has put, or puts next, into this rank's mailbox."""
+        """The next tensor from rank `source` in this rank's mailbox."""
         source = self._ranks[source]
         deadline = time.monotonic() + self._timeout_s
-        knock = Heartbeat(source, self._timeout_s)
+        heartbeat = Heartbeat(source, self._timeout_s)
         while (left_s := deadline - time.monotonic()) > 0:
             try:
                 return _mailbox[source].get(timeout=min(HEARTBEAT_S, left_s))
             except Empty:
-                knock.again()
+                heartbeat.check()
         raise CommunicationError(
-            f"waiting for node {source} failed: nothing came within {self._timeout_s:g} s"
+            f"waiting for node {source} failed: no message within {self._timeout_s:g} s"
         )
 
 
 def worker_name(rank: int) -> str:
-    """What torch RPC calls a rank."""
+    """The name of a rank in torch RPC."""
     return f"node-{rank}"
 
 
 @contextmanager
 def rpc_errors(rank: int, doing: str) -> Iterator[None]:
-    """Turn the failure of a request to `rank` into a CommunicationError: "waiting for node 1 failed"."""
+    """Re-raise the failure of a request to `rank` as a CommunicationError: "sending to node 1 failed"."""
     with communication_errors(f"{doing} node {rank}"):
         yield
 
 
 class Heartbeat:
-    """Asks a rank that one waits for whether it is there: a mailbox does not notice that it is gone."""
+    """Pings a rank that this rank waits for: a mailbox cannot tell that the sender has ended."""
 
     def __init__(self, rank: int, timeout_s: float) -> None:
         self._rank, self._timeout_s = rank, timeout_s
         self._answer: Any = None
 
-    def again(self) -> None:
-        """Ask, unless the last answer is still to come: one that computes may answer late, that is no
-        failure. Raises CommunicationError if the rank has not answered within `timeout_s`, or is gone."""
+    def check(self) -> None:
+        """Ping, unless an answer is outstanding: a rank that computes may answer late.
+
+        Raises CommunicationError if the rank did not answer within `timeout_s`, or has ended.
+        """
         from torch.distributed import rpc
 
         with rpc_errors(self._rank, "waiting for"):
             if self._answer is None or self._answer.done():
                 if self._answer is not None:
                     self._answer.wait()
-                self._answer = rpc.rpc_async(worker_name(self._rank), _answer, timeout=self._timeout_s)
+                self._answer = rpc.rpc_async(worker_name(self._rank), _pong, timeout=self._timeout_s)
 
 
 def check_alive(ranks: Iterable[int]) -> None:
-    """Raises CommunicationError unless each of the ranks says within ROLL_CALL_S that it is there."""
+    """Ping the ranks. Raises CommunicationError unless each answers within PING_TIMEOUT_S."""
     from torch.distributed import rpc
 
-    calls = [(rank, rpc.rpc_async(worker_name(rank), _answer, timeout=ROLL_CALL_S)) for rank in ranks]
+    calls = [(rank, rpc.rpc_async(worker_name(rank), _pong, timeout=PING_TIMEOUT_S)) for rank in ranks]
     for rank, call in calls:
         with rpc_errors(rank, "calling"):
             call.wait()
 
 
-def _deliver(source: int, piece: Tensor) -> None:
-    """Runs in the process of the rank that the piece is for."""
-    _mailbox[source].put(piece)
+def _deliver(source: int, tensor: Tensor) -> None:
+    """Runs in the receiving process."""
+    _mailbox[source].put(tensor)
 
 
-def _answer() -> None:
-    """Runs in the process of a rank that another one waits for."""
+def _pong() -> None:
+    """Runs in the process that is pinged."""
 
 
-def _alone(piece: Tensor) -> Tensor:
-    """The piece in a storage of its own: TensorPipe may send the whole storage that a view is part of."""
-    return piece if piece.untyped_storage().nbytes() == piece.nbytes else piece.clone()
+def _in_own_storage(tensor: Tensor) -> Tensor:
+    """The tensor, copied if it is a view: TensorPipe may send the whole storage of a view."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
-def _roll_call(context: NodeContext) -> Store:
-    """The store over which the ranks find each other, once all of them are there.
+def _rendezvous(context: NodeContext) -> Store:
+    """A store that all ranks have joined.
 
-    rendezvous: the path of a file, or tcp://host:port where rank 0 listens. Raises CommunicationError,
-    which names the ranks that have not come.
+    It is at `context.rendezvous`: the path of a file, or tcp://host:port where rank 0 listens. Raises
+    CommunicationError with the ranks that did not join in time.
     """
     from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
 
-    place, patience = context.rendezvous, timedelta(seconds=context.timeout_s)
+    rendezvous, timeout = context.rendezvous, timedelta(seconds=context.timeout_s)
     size, rank = context.size, context.rank
-    everyone = [f"here/{each}" for each in range(size)]
-    url = urlsplit(place)
+    joined = [f"here/{each}" for each in range(size)]
+    url = urlsplit(rendezvous)
     store: Store
-    with communication_errors(f"meeting at {place}"):
-        if place.startswith("/"):
-            store = FileStore(place, size)
+    with communication_errors(f"rendezvous at {rendezvous}"):
+        if rendezvous.startswith("/"):
+            store = FileStore(rendezvous, size)
         elif url.scheme == "tcp" and url.hostname and url.port:
-            store = TCPStore(url.hostname, url.port, size, rank == 0, patience, wait_for_workers=False)
+            store = TCPStore(url.hostname, url.port, size, rank == 0, timeout, wait_for_workers=False)
         else:
-            raise CommunicationError(f"ranks cannot meet at {place!r}: neither /path nor tcp://host:port")
-        store.set_timeout(patience)
-        store.set(everyone[rank], "")
+            raise CommunicationError(f"rendezvous {rendezvous!r}: must be /path or tcp://host:port")
+        store.set_timeout(timeout)
+        store.set(joined[rank], "")
         try:
-            store.wait(everyone, patience)
+            store.wait(joined, timeout)
         except RuntimeError:
-            absent = ", ".join(str(each) for each in range(size) if not store.check([everyone[each]]))
-            if not absent:
+            missing = ", ".join(str(each) for each in range(size) if not store.check([joined[each]]))
+            if not missing:
                 raise
-            late = f"node {absent} has not come to {place} within {context.timeout_s:g} s"
+            late = f"node {missing} did not join {rendezvous} within {context.timeout_s:g} s"
             raise CommunicationError(late) from None
     return store
 
 
 def _address_of(store: Store, context: NodeContext) -> str:
-    """A URL under which init_rpc finds `store`. It takes no store, and a file:// URL of torch's ends
-    at a `#` or `?` in a directory's name."""
+    """A URL at which init_rpc finds `store`.
+
+    init_rpc takes only URLs, and torch's file:// URLs end at a `#` or `?` in the path.
+    """
     from torch.distributed.rendezvous import register_rendezvous_handler
 
-    def hand_over(*_: Any, **__: Any) -> Iterator[tuple[Store, int, int]]:
+    def existing_store(*_: Any, **__: Any) -> Iterator[tuple[Store, int, int]]:
         yield store, context.rank, context.size
 
     scheme = f"shardyard-{id(store):x}"
-    register_rendezvous_handler(scheme, hand_over)
+    register_rendezvous_handler(scheme, existing_store)
     return f"{scheme}://"

@@ -114,7 +114,7 @@ class Server:
             if now - self._knocked > HEARTBEAT_S:
                 self._knocked = now
                 for rank in self._progress.owing:
-                    self._knocks[rank].again()
+                    self._knocks[rank].check()
             with self._comm.clock.phase("wait"):
                 try:
                     return _requests.get(timeout=min(HEARTBEAT_S, deadline - now))

@@ -85,7 +85,7 @@ class Part(Replica):
                     steps = self._steps.get(timeout=HEARTBEAT_S)
                     break
                 except Empty:
-                    knock.again()
+                    knock.check()
             self._serving.clear()
         # Of the waiting, what others have done in this process meanwhile.
         self._clock.transfer("wait", "compute", *self._computed)

@@ -1,0 +1,214 @@
+"""Imports go one way: which package may import which, and no circles, type-only imports included."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from tests.unit.conftest import PROJECT
+
+# Package (or module) -> the packages it may import beside itself.
+TRAINER: dict[str, str] = {
+    "core": "",
+    "comm": "core",
+    "data": "core comm",
+    "models": "core comm data",
+    "optimizers": "core comm data models",
+    "compression": "core comm data models optimizers",
+    "spec": "core comm data models optimizers compression",
+    "training": "core comm data models optimizers compression spec",
+    "parallel": "core comm data models optimizers compression spec training",
+    "strategies": "core comm data models optimizers compression spec training parallel",
+    "launch": "core comm data models optimizers compression spec training parallel strategies",
+    "elastic": "core comm data models optimizers compression spec training parallel strategies launch",
+    "cluster": "core comm data models spec training launch elastic",
+    "__main__": "core comm data models spec training launch elastic",
+}
+ORCHESTRATOR: dict[str, str] = {
+    "errors": "",
+    "shipped": "errors",
+    "sweeps": "errors shipped",
+    "results": "errors shipped sweeps",
+    "runtimes": "errors shipped sweeps results",
+    "execution": "errors shipped sweeps results runtimes",
+    "report": "errors shipped sweeps results runtimes",
+    "commands": "errors shipped sweeps results runtimes execution report",
+    "cli": "errors shipped sweeps results runtimes execution report commands",
+    "__main__": "cli",
+}
+REPORT: dict[str, str] = {
+    "formats": "",
+    "statistics": "formats",
+    "model": "formats statistics",
+    "metrics": "formats statistics model",
+    "findings": "formats statistics model metrics",
+    "figures": "formats statistics model metrics findings",
+    "render": "formats statistics model metrics findings figures",
+    "__init__": "formats statistics model metrics findings figures render",
+}
+LAYERS = {"trainer": TRAINER, "orchestrator": ORCHESTRATOR, "orchestrator.report": REPORT}
+
+# What the orchestrator may import from the trainer. All of it runs without torch.
+SHARED_MODULES = (
+    "core.cgroup",
+    "core.events",
+    "core.record",
+    "core.registry",
+    "core.result",
+    "data.base",
+    "data.certificate",
+    "elastic.attempts",
+    "elastic.command",
+    "models.split_points",
+    "spec.checks",
+    "spec.registries",
+    "spec.run_spec",
+    "training.partition",
+    "training.profile",
+)
+
+# Imports against the tables that remain: (importing module, imported module). Empty this list.
+KNOWN_VIOLATIONS: set[tuple[str, str]] = {
+    ("orchestrator.report.metrics.published", "orchestrator.report.render.columns"),
+    ("orchestrator.report.model.baselines", "orchestrator.report.metrics.model_partition"),
+    ("orchestrator.report.model.rows", "orchestrator.report.model.baselines"),
+    ("orchestrator.report.model.split_points", "orchestrator.report.metrics.model_partition"),
+    ("orchestrator.sweeps.schema", "orchestrator.results.store"),
+    ("trainer.spec.checkpoint_checks", "trainer.spec.run_spec"),
+    ("trainer.spec.checks", "trainer.spec.run_spec"),
+}
+
+
+def module_name(path: Path) -> str:
+    name = ".".join(path.relative_to(PROJECT).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+PATHS = {
+    module_name(path): path
+    for package in ("trainer", "orchestrator")
+    for path in sorted((PROJECT / package).rglob("*.py"))
+}
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """The project's modules that a file imports anywhere: in functions and for types too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [(alias.name, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            names = [(f"{node.module}.{alias.name}", str(node.module)) for alias in node.names]
+        else:
+            continue
+        for full, module in names:
+            target = full if full in PATHS else module
+            if target in PATHS:
+                yield target
+            else:
+                assert target.split(".")[0] not in LAYERS, f"{path}: {target} does not exist"
+
+
+GRAPH = {name: {*imported_modules(path)} - {name} for name, path in PATHS.items()}
+
+
+def layer(package: str, module: str) -> str | None:
+    """The part of `package` to which a module belongs; None if it is outside of it."""
+    if module == package:
+        return "__init__"
+    return module.removeprefix(f"{package}.").split(".")[0] if module.startswith(f"{package}.") else None
+
+
+def violations(package: str, allowed: dict[str, str]) -> set[tuple[str, str]]:
+    found = set()
+    for module, targets in GRAPH.items():
+        for target in targets:
+            source, imported = layer(package, module), layer(package, target)
+            if source is None or imported in (None, "__init__", source) or source not in allowed:
+                continue
+            if imported not in allowed[source].split():
+                found.add((module, target))
+    return found
+
+
+def circles(graph: dict[str, set[str]]) -> Iterator[set[str]]:
+    """One circle after another; of each, its last import is dropped to find the next."""
+    graph = {name: {*targets} for name, targets in graph.items()}
+    while True:
+        try:
+            [*TopologicalSorter(graph).static_order()]
+        except CycleError as error:
+            circle = error.args[1]
+            yield {*circle}
+            graph[circle[1]].discard(circle[0])
+        else:
+            return
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_tables_list_every_package_in_order(package: str) -> None:
+    """Each row may import only earlier rows, so the table itself has no circle."""
+    table = LAYERS[package]
+    layers = {layer(package, module) for module in PATHS} - {None, "__init__"}
+    assert layers <= table.keys()
+    earlier: list[str] = []
+    for name, allowed in table.items():
+        assert {*allowed.split()} <= {*earlier}, name
+        earlier.append(name)
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_packages_import_only_earlier_ones(package: str) -> None:
+    assert sorted(violations(package, LAYERS[package]) - KNOWN_VIOLATIONS) == []
+
+
+def test_trainer_does_not_import_the_orchestrator() -> None:
+    found = [
+        (module, target)
+        for module, targets in GRAPH.items()
+        for target in targets
+        if module.startswith("trainer.") and target.startswith("orchestrator")
+    ]
+    assert found == []
+
+
+def test_orchestrator_imports_only_shared_modules_of_the_trainer() -> None:
+    found = {
+        target.removeprefix("trainer.")
+        for module, targets in GRAPH.items()
+        for target in targets
+        if module.startswith("orchestrator") and target.startswith("trainer")
+    }
+    assert found == {*SHARED_MODULES}
+
+
+def test_no_module_is_in_an_import_circle() -> None:
+    graph = {
+        module: {target for target in targets if (module, target) not in KNOWN_VIOLATIONS}
+        for module, targets in GRAPH.items()
+    }
+    assert [*circles(graph)] == []
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        ({"a": {"b"}, "b": {"c"}, "c": set()}, []),
+        ({"a": {"b"}, "b": {"a"}, "c": {"a"}}, [{"a", "b"}]),
+    ],
+)
+def test_circles_are_found(graph: dict[str, set[str]], expected: list[set[str]]) -> None:
+    assert [*circles(graph)] == expected
+
+
+@pytest.mark.parametrize("module", PATHS)
+def test_module_has_a_docstring(module: str) -> None:
+    assert ast.get_docstring(ast.parse(PATHS[module].read_text()))
+
+
+def test_no_module_for_leftovers() -> None:
+    assert [path for path in PATHS.values() if path.stem in ("utils", "util", "helpers", "misc")] == []
