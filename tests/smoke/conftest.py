@@ -1,12 +1,14 @@
-"""Smoke tests start real containers: they need an engine and an image of this code."""
+"""Smoke tests start real containers, so they need an engine and an image of these sources."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,15 +17,16 @@ from tests.support.containers import containers_missing, leftovers
 from trainer.core.events import Event, EventReader
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="session")
 def containers() -> None:
+    """Skip all smoke tests where no container can be started."""
     if missing := containers_missing():
         pytest.skip(missing)
 
 
 @dataclass
 class Stack:
-    """A bare `docker compose up` of one topology, with nothing set but where its results go."""
+    """A bare `docker compose up` of one topology, with a results directory of its own."""
 
     topology: str
     project: str
@@ -60,15 +63,33 @@ class Stack:
             timeout=240,
         )
 
+    def down(self) -> None:
+        """Remove the stack, and check that nothing of it is left."""
+        self.run("down", "--timeout", "1")
+        assert leftovers(f"com.docker.compose.project={self.project}") == []
+
+    def inspect(self) -> list[dict[str, Any]]:
+        """All containers, as the engine describes them."""
+        found = self.run("ps", "-a", "--quiet").stdout.split()
+        shown = subprocess.run(["docker", "inspect", *found], capture_output=True, text=True, check=True)
+        containers: list[dict[str, Any]] = json.loads(shown.stdout)
+        return containers
+
+    def inspect_network(self) -> dict[str, Any]:
+        command = ["docker", "network", "inspect", f"{self.project}_run"]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True)
+        network: dict[str, Any] = json.loads(shown.stdout)[0]
+        return network
+
     def events(self) -> list[Event]:
-        """Of the one run that lies in the results directory."""
+        """The events of the only run in the results directory."""
         (run,) = self.results.iterdir()
         return EventReader(run).new()
 
 
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
-    """`stack("ddp")`; whatever becomes of it is taken down, and nothing may be left."""
+    """`stack("ddp")`: a stack that is removed after the test."""
     made: list[Stack] = []
 
     def make(topology: str, **settings: str) -> Stack:
@@ -79,5 +100,4 @@ def stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
 
     yield make
     for each in made:
-        each.run("down", "--timeout", "1")
-        assert leftovers(f"com.docker.compose.project={each.project}") == []
+        each.down()

@@ -1,12 +1,18 @@
-"""`docker compose up`: two nodes in every topology, as a person starts them who has set nothing."""
+"""`docker compose up` without settings, with two nodes in every topology.
+
+Each topology is started twice, first with new containers and then with the stopped ones. All tests of a
+topology look at these two starts.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,136 +20,98 @@ import pytest
 
 from orchestrator.execution.assemble import certify
 from orchestrator.results.records import ranks_of
-from tests.support.containers import spec_of_up
-from tests.support.datasets import real_mnist_dir
+from orchestrator.runtimes.docker.compose import COMPOSE
+from tests.smoke.conftest import Stack
 from tests.support.processes import wait_until
 from trainer.core.events import Event
 
-Make = Callable[..., Any]
-SIZES = {"ddp": 2, "mpi": 2, "single": 2, "rpc": 3}  # of the world, at --scale node=2
+Make = Callable[..., Stack]
+WORLD_SIZES = {"ddp": 2, "mpi": 2, "single": 2, "rpc": 3}  # at --scale node=2
+OWNER = (4321, 8765)  # UID and GID of the spec file
 
 
-def falling(events: list[Event], rank: int) -> list[float]:
-    return [event.fields["test_loss"] for event in events if event.kind == "epoch" and event.rank == rank]
+@dataclass
+class Started:
+    """A stack after its two starts. first, again: their output. The rest was read after the first."""
+
+    topology: str
+    first: subprocess.CompletedProcess[str]
+    again: subprocess.CompletedProcess[str]
+    spec: dict[str, Any]
+    events: list[Event]
+    containers: list[dict[str, Any]]
+    network: dict[str, Any]
+    results: Path
 
 
-@pytest.mark.parametrize("topology", ["ddp", "mpi", "single"])
-def test_it_trains(stack: Make, topology: str) -> None:
-    """Real training on digits: the loss falls, the replicas agree, the certificate is in order."""
-    up = (cluster := stack(topology)).up(2)
-    assert up.returncode == 0, up.stdout
-    assert re.search(r"coordinator-1 +\| ok: 2 nodes, world size 2, ", up.stdout), up.stdout
-    assert re.search(
-        r"(?m)\| (rank \d \| )?epoch 1/20 done in [\d.]+ s, loss [\d.]+ acc [\d.]+%$", up.stdout
-    )
+@pytest.fixture(scope="module", params=WORLD_SIZES)
+def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    topology: str = request.param
+    directory = tmp_path_factory.mktemp(topology)
+    (results := directory / "results").mkdir()
+    spec = directory / "spec.json"
+    shutil.copy(COMPOSE / "specs" / f"{topology}.json", spec)
+    fields = json.loads(spec.read_text())
+    if os.getuid() == 0:
+        os.chown(spec, *OWNER)
+    stack = Stack(topology, f"smoke-{topology}-{os.getpid()}", results, {"SHARDYARD_SPEC": str(spec)})
+    try:
+        first = stack.up(2)
+        assert first.returncode == 0, first.stdout
+        events, containers, network = stack.events(), stack.inspect(), stack.inspect_network()
+        spec.write_text(json.dumps({**fields, "epochs": 1}))
+        again = stack.up(2)
+        yield Started(topology, first, again, fields, events, containers, network, results)
+    finally:
+        stack.down()
 
-    events = cluster.events()
-    ranks = ranks_of(events)
-    assert [rank.rank for rank in ranks] == [0, 1]
-    assert len({rank.weights_digest for rank in ranks}) == 1
-    for rank in (0, 1):
-        fell = falling(events, rank)
-        assert len(fell) == 20
-        assert fell[-1] < fell[0] / 2
+
+def test_training(started: Started) -> None:
+    """The loss falls, the accuracy is that of a trained model, and the certificate is verified."""
+    epochs = started.spec["epochs"]
+    ranks = ranks_of(started.events)
+    assert [rank.rank for rank in ranks] == list(range(WORLD_SIZES[started.topology]))
+    losses = [
+        event.fields["test_loss"]
+        for event in started.events
+        if event.kind == "epoch" and event.rank == ranks[0].rank
+    ]
+    assert len(losses) == epochs
+    assert losses[-1] < losses[0] / 2
     assert (ranks[0].accuracy or 0) > 0.9
-    certificate = certify(events)
+    if started.topology == "rpc":
+        assert [(rank.blocks or [])[0] for rank in ranks[1:]] == ["conv1", "flatten"]
+    else:
+        assert len({rank.weights_digest for rank in ranks}) == 1
+    certificate = certify(started.events)
     assert certificate is not None
     assert certificate.verified
-    assert [(split.coverage, split.overlap) for split in certificate.splits] == [(1.0, 0.0)] * 20
+    assert [(split.coverage, split.overlap) for split in certificate.splits] == [(1.0, 0.0)] * epochs
 
 
-def test_a_split_model_learns_mnist(stack: Make) -> None:
-    """The bare run of the rpc file, but for the download: a master and two parts, 60,000 images."""
-    up = (cluster := stack("rpc", SHARDYARD_DATA=str(real_mnist_dir()), SHARDYARD_FETCH="skip")).up(2)
-    assert up.returncode == 0, up.stdout
-    assert re.search(
-        r"coordinator-1 +\| ok: 3 nodes, world size 3, rpc_split over rpc, mnist", up.stdout
-    ), up.stdout
-    events = cluster.events()
-    master, *parts = ranks_of(events)
-    assert (master.accuracy or 0) >= 0.96
-    assert [(part.blocks or [])[0] for part in parts] == ["conv1", "flatten"]
-    certificate = certify(events)
-    assert certificate is not None
-    assert certificate.verified
-    assert [split.coverage for split in certificate.splits] == [1.0] * 2
-
-
-@pytest.mark.parametrize(
-    ("told", "source", "read_only"),
-    [
-        ({}, "docker/no-checkpoints", True),
-        ({"SHARDYARD_CHECKPOINTS": ""}, "docker/no-checkpoints", True),
-        ({"SHARDYARD_CHECKPOINTS": "/my/checkpoints"}, "/my/checkpoints", False),
-    ],
-    ids=["nothing", "empty", "named"],
-)
-def test_checkpoints_may_be_written_where_a_place_is_named_and_nowhere_else(
-    stack: Make, told: dict[str, str], source: str, read_only: bool
-) -> None:
-    services = json.loads(stack("ddp", **told).run("config", "--format", "json").stdout)["services"]
-    for name in ("node", "coordinator", "data"):
-        (volume,) = [each for each in services[name]["volumes"] if each["target"] == "/checkpoints"]
-        assert (volume["type"], volume.get("read_only", False)) == ("bind", read_only)
-        assert volume["source"].endswith(source)
-
-
-@pytest.mark.parametrize("topology", SIZES)
-def test_it_ends_in_good_order_and_can_be_called_again(stack: Make, tmp_path: Path, topology: str) -> None:
-    """Cold, then warm on the stopped containers: exit code 0, and the summary is what is said last."""
-    spec = spec_of_up(topology, tmp_path, epochs=1)
-    cluster = stack(topology, SHARDYARD_SPEC=str(spec))
-    for _ in ("cold", "warm"):
-        up = cluster.up(2)
+def test_output(started: Started) -> None:
+    """Both starts end with exit code 0, and the summary is the last output of the containers."""
+    size = WORLD_SIZES[started.topology]
+    for up in (started.first, started.again):
         assert up.returncode == 0, up.stdout
-        assert re.search(rf"ok: .*world size {SIZES[topology]}\b", up.stdout), up.stdout
-        said = [line for line in up.stdout.splitlines() if "|" in line]
-        assert re.search(r"coordinator-1 +\|   kept in ", said[-1]), said[-5:]
+        lines = [line for line in up.stdout.splitlines() if "|" in line]
+        assert re.search(rf"coordinator-1 +\| ok: .*world size {size}\b", up.stdout), up.stdout
+        assert re.search(r"coordinator-1 +\|   results: ", lines[-1]), lines[-5:]
         assert "Connection refused" not in up.stdout
-        assert len(re.findall(r"\| (?:rank \d \| )?up, process", up.stdout)) == SIZES[topology]
-    assert len(list(cluster.results.iterdir())) == 2
+    assert len(list(started.results.iterdir())) == 2
 
 
-@pytest.mark.parametrize("topology", SIZES)
-def test_a_node_that_is_killed_ends_the_stack(stack: Make, tmp_path: Path, topology: str) -> None:
-    """Exit code not 0, the summary names the node, and nobody waits for the dead."""
-    strategy: dict[str, Any] = {"name": "fault_injection", "fault": "stall", "rank": 0}
-    transport = {"ddp": "gloo", "mpi": "mpi", "rpc": "rpc", "single": "memory"}[topology]
-    spec = tmp_path / "spec.json"
-    spec.write_text(json.dumps({"strategy": strategy, "transport": transport}))
-    cluster = stack(topology, SHARDYARD_SPEC=str(spec))
-    up = cluster.start(2)
-    wait_until(lambda: list(cluster.results.glob("*/rank-0.jsonl")), timeout_s=90)
-    holder = "master" if topology == "rpc" else "node"  # of rank 0, which stalls; others may have ended
-    subprocess.run(["docker", "kill", f"{cluster.project}-{holder}-1"], check=True, capture_output=True)
-    output, _ = up.communicate(timeout=60)
-    assert up.returncode != 0
-    assert re.search(r"coordinator-1 +\| FAILED: ", output), output
-    assert re.search(r"coordinator-1 +\|   (node-1|master): .*killed", output), output
-
-
-def test_results_belong_to_the_user_who_owns_the_run(stack: Make, tmp_path: Path) -> None:
+def test_results_belong_to_the_owner_of_the_spec(started: Started) -> None:
     if os.getuid() != 0:
-        pytest.skip("only root can make a file another user's")
-    spec = tmp_path / "spec.json"
-    spec.write_text(json.dumps({"strategy": "fault_injection", "transport": "gloo"}))
-    os.chown(spec, 4321, 8765)
-    cluster = stack("ddp", SHARDYARD_SPEC=str(spec))
-    assert cluster.up(2).returncode == 0
-    found = [cluster.results, *cluster.results.rglob("*")]
-    assert len(found) > 5
-    assert {(path.stat().st_uid, path.stat().st_gid) for path in found} == {(4321, 8765)}
+        pytest.skip("only root can change the owner of a file")
+    files = [started.results, *started.results.rglob("*")]
+    assert len(files) > 5
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in files} == {OWNER}
 
 
-@pytest.mark.parametrize("topology", SIZES)
-def test_containers_have_nothing_to_give_away(stack: Make, tmp_path: Path, topology: str) -> None:
-    """As the engine sees them: no root, no capabilities, no ports, nothing to write to, no way out."""
-    spec = spec_of_up(topology, tmp_path, epochs=1)
-    cluster = stack(topology, SHARDYARD_SPEC=str(spec), SHARDYARD_CPUS="0.5", SHARDYARD_MEMORY_MB="900")
-    assert cluster.up(2).returncode == 0
-    listed = cluster.run("ps", "-a", "--quiet").stdout.split()
-    told = subprocess.run(["docker", "inspect", *listed], capture_output=True, text=True, check=True)
-    for container in json.loads(told.stdout):
+def test_isolation(started: Started) -> None:
+    """As the engine sees the containers: capabilities, users, limits, mounts and network."""
+    for container in started.containers:
         host = container["HostConfig"]
         service = container["Config"]["Labels"]["com.docker.compose.service"]
         assert host["CapDrop"] == ["ALL"]
@@ -154,14 +122,43 @@ def test_containers_have_nothing_to_give_away(stack: Make, tmp_path: Path, topol
         if service in ("node", "launcher", "master"):
             assert container["Config"]["User"] == "10001:10001"
             assert not host["CapAdd"]
-            assert (host["NanoCpus"], host["Memory"]) == (5 * 10**8, 900 * 2**20)
+            assert (host["NanoCpus"], host["Memory"]) == (10**9, 2048 * 2**20)
             assert (host["PidsLimit"], host["ShmSize"]) == (512, 256 * 2**20)
             writable = {mount["Destination"]: mount["RW"] for mount in container["Mounts"]}
             assert writable == {"/data": False, "/checkpoints": False}
-    network = subprocess.run(
-        ["docker", "network", "inspect", f"{cluster.project}_run"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(network.stdout)[0]["Internal"]
+    assert started.network["Internal"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "source", "read_only"),
+    [
+        ({}, "docker/no-checkpoints", True),
+        ({"SHARDYARD_CHECKPOINTS": ""}, "docker/no-checkpoints", True),
+        ({"SHARDYARD_CHECKPOINTS": "/my/checkpoints"}, "/my/checkpoints", False),
+    ],
+    ids=["unset", "empty", "set"],
+)
+def test_checkpoints_are_writable_only_where_a_directory_is_set(
+    stack: Make, settings: dict[str, str], source: str, read_only: bool
+) -> None:
+    services = json.loads(stack("ddp", **settings).run("config", "--format", "json").stdout)["services"]
+    for name in ("node", "coordinator", "data"):
+        (volume,) = [each for each in services[name]["volumes"] if each["target"] == "/checkpoints"]
+        assert (volume["type"], volume.get("read_only", False)) == ("bind", read_only)
+        assert volume["source"].endswith(source)
+
+
+@pytest.mark.parametrize(("topology", "transport"), [("ddp", "gloo"), ("mpi", "mpi")])
+def test_killed_node_ends_the_stack(stack: Make, tmp_path: Path, topology: str, transport: str) -> None:
+    """The exit code is not 0, and the summary names the node."""
+    strategy: dict[str, Any] = {"name": "fault_injection", "fault": "stall", "rank": 0}
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps({"strategy": strategy, "transport": transport}))
+    cluster = stack(topology, SHARDYARD_SPEC=str(spec))
+    up = cluster.start(2)
+    wait_until(lambda: list(cluster.results.glob("*/rank-0.jsonl")), timeout_s=90)
+    subprocess.run(["docker", "kill", f"{cluster.project}-node-1"], check=True, capture_output=True)
+    output, _ = up.communicate(timeout=60)
+    assert up.returncode != 0
+    assert re.search(r"coordinator-1 +\| FAILED: ", output), output
+    assert re.search(r"coordinator-1 +\|   node-1: .*killed", output), output

@@ -36,7 +36,7 @@ class Cluster:
 
     @property
     def up(self) -> tuple[str, ...]:
-        """Start everything that the head needs, which is everything but the verdict of a bare `up`."""
+        """Start the coordinator and all that it depends on; the service `exit-code` is for a bare `up`."""
         return (*self.compose, "up", "-d", "--no-build", "--scale", f"node={self.scale}", "coordinator")
 
     def hold(self, container: str) -> tuple[str, ...]:
