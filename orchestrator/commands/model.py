@@ -71,11 +71,11 @@ def numbers_of_parts(text: str | None, run: RunSpec) -> list[int]:
 def measured(run: RunSpec) -> list[BlockProfile]:
     """The blocks of the run's model, timed here and now. Raises InputError where there is no torch."""
     try:
-        from trainer.training.profile import profile_of
+        from trainer.training.profile import profile_model
     except ModuleNotFoundError as error:
         reason = f"blocks cannot be measured without {error.name}; `make venv` brings it"
         raise InputError(reason) from error
-    return profile_of(run)
+    return profile_model(run)
 
 
 def proposal(blocks: Sequence[BlockProfile], parts: int) -> Cutting:

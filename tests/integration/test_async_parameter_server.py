@@ -1,4 +1,4 @@
-"""Strategy async_parameter_server across real processes: staleness, its bound, and nodes that are lost."""
+"""Strategy async_parameter_server across real processes: staleness, its bound, and lost nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.processes import node_processes
 from tests.support.runs import DuringTraining
 
 Execute = Callable[..., RunResult]
-# Some seconds of steps.
+# Runs for some seconds.
 LONG = {
     "dataset": {"name": "synthetic", "samples": 4000, "test_samples": 64, "noise": 1.0},
     "batch_size": 2,
@@ -27,12 +27,12 @@ LONG = {
 STOPS, STOP_S = 15, 0.1
 
 
-def bounded(by: int | None) -> dict[str, Any]:
-    return {"name": "async_parameter_server", "max_staleness": by}
+def bounded(max_staleness: int | None) -> dict[str, Any]:
+    return {"name": "async_parameter_server", "max_staleness": max_staleness}
 
 
-def stop_now_and_then(pid: int) -> None:
-    """Only a stop between pull and push makes a gradient stale, and half of them fall elsewhere."""
+def stop_repeatedly(pid: int) -> None:
+    """SIGSTOP a process several times. Only a stop between pull and push makes its gradient stale."""
     for _ in range(STOPS):
         os.kill(pid, signal.SIGSTOP)
         time.sleep(STOP_S)
@@ -41,7 +41,7 @@ def stop_now_and_then(pid: int) -> None:
 
 
 @pytest.mark.parametrize("bound", [None, 0, 2])
-def test_it_learns_and_says_how_stale_gradients_were(execute: Execute, bound: int | None) -> None:
+def test_training_learns_and_reports_staleness(execute: Execute, bound: int | None) -> None:
     result = execute(strategy=bounded(bound), nodes=4, epochs=8)
     assert (result.status, result.cause) == ("ok", None)
     assert result.accuracy is not None
@@ -49,34 +49,36 @@ def test_it_learns_and_says_how_stale_gradients_were(execute: Execute, bound: in
     assert result.replicas_equal
     server, *workers = result.ranks
     assert (server.samples, server.staleness_mean, server.staleness_max) == (0, None, None)
-    assert server.steps == sum(worker.steps for worker in workers) == 3 * 8 * 3  # 80 samples in 32s
+    assert (
+        server.steps == sum(worker.steps for worker in workers) == 3 * 8 * 3
+    )  # 80 samples in batches of 32
     assert result.staleness is not None
     assert result.staleness_max is not None
     assert 0 < result.staleness <= result.staleness_max
     if bound is not None:
         assert result.staleness_max <= 2 * (2 * bound + 1)
-    # Per step a worker sends a gradient, and is sent the weights.
+    # In each step a worker sends a gradient and receives the weights.
     n = 4 * server.parameters
     assert [worker.bytes_sent for worker in workers] == [n * worker.steps for worker in workers]
     assert server.bytes_sent == n * server.steps
     assert [point.loss for point in result.epochs if point.rank == 0] == [None] * 8
 
 
-def test_one_worker_is_never_stale(execute: Execute) -> None:
+def test_the_gradients_of_a_single_worker_are_never_stale(execute: Execute) -> None:
     _, worker = execute(strategy=bounded(None), nodes=2).ranks
     assert (worker.staleness_mean, worker.staleness_max) == (0.0, 0)
 
 
 @pytest.mark.parametrize("bound", [None, 1])
-def test_a_worker_that_stands_still_holds_the_others_back_under_the_bound(
+def test_max_staleness_limits_the_staleness_of_a_stopped_worker(
     execute: Execute, bound: int | None
 ) -> None:
-    result = execute(DuringTraining(stop_now_and_then, rank=2), strategy=bounded(bound), nodes=3, **LONG)
+    result = execute(DuringTraining(stop_repeatedly, rank=2), strategy=bounded(bound), nodes=3, **LONG)
     assert (result.status, result.cause) == ("ok", None)
     _, other, stopped = result.ranks
     assert stopped.staleness_max is not None
     if bound is None:
-        assert stopped.staleness_max > 8  # what the other did meanwhile; it alternates otherwise
+        assert stopped.staleness_max > 8  # updates of the other worker while this one was stopped
     else:
         assert stopped.staleness_max <= 2 * bound + 1
         assert other.seconds["wait"] > 0.5 * STOPS * STOP_S
@@ -88,7 +90,7 @@ def test_a_worker_that_stands_still_holds_the_others_back_under_the_bound(
 
 @pytest.mark.parametrize("bound", [None, 0])
 @pytest.mark.parametrize("doomed", [0, 2])
-def test_kill_9_of_the_server_or_a_worker(
+def test_sigkill_of_the_server_or_a_worker(
     execute: Execute, tmp_path: Path, doomed: int, bound: int | None
 ) -> None:
     training = DuringTraining(lambda pid: os.kill(pid, signal.SIGKILL), doomed)

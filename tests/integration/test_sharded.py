@@ -1,4 +1,4 @@
-"""Strategies of which a rank holds a part: the same weights as all-reduce, less to hold, other bytes."""
+"""zero1 and fsdp: the weights of all_reduce, less memory, and their traffic."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Execute = Callable[..., RunResult]
 STAGE_2 = {"name": "fsdp", "reshard": False}
 
 
-def held(result: RunResult, what: str) -> list[int]:
-    """Bytes on each rank."""
+def state_bytes(result: RunResult, what: str) -> list[int]:
+    """Bytes of weights, gradient or optimizer on each rank."""
     return [rank.state_bytes[what] for rank in result.ranks if rank.state_bytes]
 
 
 @pytest.fixture
 def trained(execute: Execute, tmp_path: Path) -> Callable[..., tuple[RunResult, np.ndarray]]:
-    """A run and its final weights. Of 241 samples parts differ, and a last batch may be of one sample."""
+    """Run a strategy; return its result and final weights. With 241 samples a last batch has one sample."""
 
     def trained(strategy: Any, **fields: Any) -> tuple[RunResult, np.ndarray]:
-        # The whole test split takes one rank two forward passes and the other one.
+        # Evaluation takes one rank two forward passes and the other rank one.
         data = {"name": "synthetic", "samples": 241, "test_samples": 2001}
         common = {"dataset": data, "batch_size": 16, "lr": 0.02, "transport": "gloo"}
         result = execute(strategy=strategy, save_weights=True, **common, **fields)
@@ -36,46 +36,48 @@ def trained(execute: Execute, tmp_path: Path) -> Callable[..., tuple[RunResult, 
     return trained
 
 
-def test_two_ranks_hold_half_each(trained: Callable[..., tuple[RunResult, np.ndarray]]) -> None:
+def test_two_ranks_hold_half_of_the_state_each(
+    trained: Callable[..., tuple[RunResult, np.ndarray]],
+) -> None:
     run = {"nodes": 2, "optimizer": "momentum"}
     plain, expected = trained("all_reduce", **run)
-    whole = held(plain, "weights")[0]
-    assert held(plain, "optimizer") == [whole, whole]
+    whole = state_bytes(plain, "weights")[0]
+    assert state_bytes(plain, "optimizer") == [whole, whole]
     for strategy, sent in (("zero1", 3), ("fsdp", 3), (STAGE_2, 2)):
         result, weights = trained(strategy, **run)
         np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-6)
         assert result.replicas_equal
         assert result.accuracy == plain.accuracy
-        # In a step and in sum over both ranks; an all-reduce is 2. Its rows are even: nothing is filled up.
+        # Per step, sum of both ranks; an all-reduce is 2. The rows divide evenly, so there is no padding.
         steps = result.ranks[0].steps
         assert sum(rank.bytes_sent for rank in result.ranks) == sent * whole * steps
-        assert sum(held(result, "optimizer")) == whole
-        if strategy == "zero1":  # the weights of the first layer are one tensor, and have one owner
+        assert sum(state_bytes(result, "optimizer")) == whole
+        if strategy == "zero1":  # the weights of the first layer are one tensor with one owner
             layer = 4 * 28 * 28 * 16
-            assert held(result, "weights") == held(result, "gradient") == [whole, whole]
-            assert held(result, "optimizer") == [layer, whole - layer]
+            assert state_bytes(result, "weights") == state_bytes(result, "gradient") == [whole, whole]
+            assert state_bytes(result, "optimizer") == [layer, whole - layer]
         else:
             for what in ("weights", "gradient", "optimizer"):
-                assert held(result, what) == [whole / 2, whole / 2]
+                assert state_bytes(result, what) == [whole / 2, whole / 2]
 
 
-def test_three_ranks_hold_about_a_third_each(
+def test_three_ranks_hold_about_a_third_of_the_state_each(
     trained: Callable[..., tuple[RunResult, np.ndarray]],
 ) -> None:
     run = {"nodes": 3, "optimizer": "adam", "model": {"name": "lenet"}}
     plain, expected = trained("all_reduce", **run)
     zero1, weights = trained("zero1", **run)
-    # Adam divides small gradients by their size, rounding errors too; a step is 0.02.
+    # Adam scales small gradients up, with their rounding errors; a step is 0.02.
     np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-5)
-    assert sum(held(zero1, "optimizer")) == held(plain, "optimizer")[0]
-    steps, whole = zero1.ranks[0].steps, held(plain, "weights")[0]
+    assert sum(state_bytes(zero1, "optimizer")) == state_bytes(plain, "optimizer")[0]
+    steps, whole = zero1.ranks[0].steps, state_bytes(plain, "weights")[0]
     assert sum(rank.bytes_sent for rank in zero1.ranks) == pytest.approx(3 * 2 * whole * steps)
 
     fsdp, weights = trained("fsdp", **run)
     np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-5)
     assert fsdp.replicas_equal
     for what in ("weights", "gradient", "optimizer"):
-        whole = held(plain, what)[0]
+        whole = state_bytes(plain, what)[0]
         # Ten output rows over three ranks are 4, 4 and 2.
-        assert all(0.3 * whole < part < 0.35 * whole for part in held(fsdp, what)), what
-        assert sum(held(fsdp, what)) >= whole
+        assert all(0.3 * whole < part < 0.35 * whole for part in state_bytes(fsdp, what)), what
+        assert sum(state_bytes(fsdp, what)) >= whole

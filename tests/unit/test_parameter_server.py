@@ -1,7 +1,8 @@
-"""The server's end of an asynchronous parameter server, alone in a process: what it answers, and when."""
+"""The server of async_parameter_server in one process: which requests it answers, and when."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,50 +13,50 @@ from trainer.comm.base import CommunicationError
 from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.core.clock import Clock
 from trainer.parallel import parameter_server as module
-from trainer.parallel.parameter_server import Progress, Server
+from trainer.parallel.parameter_server import BoundedStaleness, Server
 
-# Who may go on
+# Bounded staleness
 
 
-def test_without_a_bound_everybody_goes_on() -> None:
-    progress = Progress({1: 1000, 2: 1000}, None)
+def test_without_a_bound_a_worker_may_be_any_number_of_steps_ahead() -> None:
+    progress = BoundedStaleness({1: 1000, 2: 1000}, None)
     for _ in range(999):
-        progress.step(1)
-    assert progress.may_go_on(1)
+        progress.complete_step(1)
+    assert progress.may_start_step(1)
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
-def test_nobody_is_further_ahead_than_the_bound(bound: int) -> None:
-    progress = Progress({1: 100, 2: 100, 3: 100}, bound)
+def test_no_worker_starts_a_step_further_ahead_than_the_bound(bound: int) -> None:
+    progress = BoundedStaleness({1: 100, 2: 100, 3: 100}, bound)
     for _ in range(bound):
-        progress.step(1)
-        assert progress.may_go_on(1)
-    progress.step(1)  # begun when it was not too far ahead
-    assert not progress.may_go_on(1)
-    assert progress.may_go_on(2)
-    progress.step(2)
-    assert not progress.may_go_on(1)  # 3 is the slowest
-    progress.step(3)
-    assert progress.may_go_on(1)
+        progress.complete_step(1)
+        assert progress.may_start_step(1)
+    progress.complete_step(1)
+    assert not progress.may_start_step(1)
+    assert progress.may_start_step(2)
+    progress.complete_step(2)
+    assert not progress.may_start_step(1)  # worker 3 is the slowest
+    progress.complete_step(3)
+    assert progress.may_start_step(1)
 
 
-def test_who_has_no_samples_left_holds_nobody_back() -> None:
-    progress = Progress({1: 10, 2: 1, 3: 0}, 0)
-    progress.step(1)
-    assert not progress.may_go_on(1)
-    progress.step(2)
-    assert progress.owing == [1]
+def test_workers_that_have_finished_the_epoch_do_not_delay_others() -> None:
+    progress = BoundedStaleness({1: 10, 2: 1, 3: 0}, 0)
+    progress.complete_step(1)
+    assert not progress.may_start_step(1)
+    progress.complete_step(2)
+    assert progress.unfinished == [1]
     for _ in range(9):
-        assert progress.may_go_on(1)
-        progress.step(1)
-    assert progress.owing == []
+        assert progress.may_start_step(1)
+        progress.complete_step(1)
+    assert progress.unfinished == []
 
 
-# What is answered
+# Requests
 
 
-class Weights:
-    """A replica that is nothing but parameters."""
+class Parameters:
+    """A replica with parameters only."""
 
     def __init__(self) -> None:
         self.flat = torch.zeros(5)
@@ -64,21 +65,21 @@ class Weights:
         return self.flat.clone()
 
 
-class Desk:
-    """A server of two workers, whose requests are put before it by hand. A gradient is added."""
+class ServerOfTwo:
+    """A server of two workers, with requests made by the test. A step adds the gradient."""
 
     def __init__(self, bound: int | None, timeout_s: float = 5.0) -> None:
-        self.replica: Any = Weights()
+        self.replica: Any = Parameters()
         self.comm = MemoryCommunicator(0, 3, Clock(), ThreadGroup(3))
         self.comm.clock.start()
         self.server = Server(self.replica, self.comm, timeout_s)
-        self.server.begin(Progress({1: 100, 2: 100}, bound))
+        self.server.start_epoch(BoundedStaleness({1: 100, 2: 100}, bound))
 
     def pull(self, rank: int) -> Future[Any]:
-        return module._ask(rank, None)
+        return module._request(rank, None)
 
     def push(self, rank: int) -> Future[Any]:
-        return module._ask(rank, torch.ones(5))
+        return module._request(rank, torch.ones(5))
 
     def step(self) -> None:
         with self.server.next_push() as gradient:
@@ -86,65 +87,64 @@ class Desk:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Any:
+def empty_queue() -> Iterator[None]:
     yield
     while not module._requests.empty():
         module._requests.get()
 
 
-def test_staleness_is_what_others_did_between_pull_and_push() -> None:
-    desk = Desk(None)
-    slow = desk.pull(2)
-    told = []
+def test_staleness_counts_updates_of_other_workers_between_pull_and_push() -> None:
+    endpoint = ServerOfTwo(None)
+    slow = endpoint.pull(2)
+    staleness = []
     for number in range(4):
-        pulled, pushed = desk.pull(1), desk.push(1)
-        desk.step()
+        pulled, pushed = endpoint.pull(1), endpoint.push(1)
+        endpoint.step()
         assert torch.equal(pulled.value()[0], torch.full((5,), float(number)))
-        told.append(pushed.value()[0])
-    assert torch.equal(slow.value()[0], torch.zeros(5))  # as they were then
-    late = desk.push(2)
-    desk.step()
-    assert told == [0, 0, 0, 0]  # of one's own updates none is foreign
+        staleness.append(pushed.value()[0])
+    assert torch.equal(slow.value()[0], torch.zeros(5))  # the weights at the time of the pull
+    late = endpoint.push(2)
+    endpoint.step()
+    assert staleness == [0, 0, 0, 0]
     assert late.value()[0] == 4
-    assert desk.comm.traffic.bytes_sent == 5 * 5 * 4  # five pulls of five numbers
+    assert endpoint.comm.traffic.bytes_sent == 5 * 5 * 4  # five pulls of five float32 values
 
 
-def test_a_pull_of_one_too_far_ahead_waits_for_the_slowest() -> None:
-    desk = Desk(0)
-    desk.pull(1), desk.pull(2), desk.push(1)
-    held = desk.pull(1)
-    desk.push(2)
-    desk.step()
-    assert not held.done()
-    desk.step()
-    weights, held_s = held.value()
+def test_a_pull_beyond_the_bound_waits_for_the_slowest_worker() -> None:
+    endpoint = ServerOfTwo(0)
+    endpoint.pull(1), endpoint.pull(2), endpoint.push(1)
+    waiting = endpoint.pull(1)
+    endpoint.push(2)
+    endpoint.step()
+    assert not waiting.done()
+    endpoint.step()
+    weights, in_server_s = waiting.value()
     assert torch.equal(weights, torch.full((5,), 2.0))
-    assert 0 <= held_s < 5
+    assert 0 <= in_server_s < 5
 
 
-def test_a_push_is_answered_when_its_step_is_taken() -> None:
-    desk = Desk(None)
-    desk.pull(1)
-    push = desk.push(1)
-    with desk.server.next_push():
+def test_a_push_is_answered_after_its_step() -> None:
+    endpoint = ServerOfTwo(None)
+    endpoint.pull(1)
+    push = endpoint.push(1)
+    with endpoint.server.next_push():
         assert not push.done()
     assert push.done()
 
 
-def test_who_owes_a_gradient_is_named_when_time_is_up() -> None:
-    with pytest.raises(CommunicationError) as caught:
-        Desk(None, timeout_s=0.2).step()
-    assert str(caught.value) == "waiting for node 1, 2 failed: nothing came within 0.2 s"
+def test_a_timeout_names_the_missing_workers() -> None:
+    with pytest.raises(CommunicationError, match=r"node 1, 2\b.*\b0\.2 s"):
+        ServerOfTwo(None, timeout_s=0.2).step()
 
 
-def test_a_dead_worker_is_noticed_while_others_keep_asking(monkeypatch: pytest.MonkeyPatch) -> None:
-    def again(knock: Any) -> None:
-        if knock._rank == 2:
-            raise CommunicationError("waiting for node 2 failed: gone")
+def test_a_dead_worker_is_noticed_while_others_send_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(heartbeat: Any) -> None:
+        if heartbeat._rank == 2:
+            raise CommunicationError("node 2 is gone")
 
-    monkeypatch.setattr(module.Heartbeat, "again", again)
+    monkeypatch.setattr(module.Heartbeat, "check", check)
     monkeypatch.setattr(module, "HEARTBEAT_S", 0.0)
-    desk = Desk(None)
-    desk.push(1)
-    with pytest.raises(CommunicationError, match="node 2 failed: gone"):
-        desk.step()
+    endpoint = ServerOfTwo(None)
+    endpoint.push(1)
+    with pytest.raises(CommunicationError, match="node 2 is gone"):
+        endpoint.step()

@@ -1,4 +1,4 @@
-"""Strategies that cut the model train as serial does: the same loss in each step, the same weights."""
+"""Pipelines and hybrids train as serial or all_reduce: the same loss in each step, the same weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.unit.training import SMALL, Training, train
-from trainer.parallel.pipeline_stage import Stage
+from trainer.parallel.pipeline_stage import PipelineStage
 from trainer.spec.run_spec import RunSpec
 from trainer.training.replica import Replica
 
@@ -26,18 +26,18 @@ Losses = list[float]
 
 
 def with_losses(strategy: Any, ranks: int, **fields: Any) -> tuple[Training, Losses]:
-    """A training, and the loss of every step."""
-    seen: Losses = []
+    """Train, and return the loss of every step, too."""
+    losses: Losses = []
     step = Replica.step
 
-    def noting(self: Replica) -> None:
+    def recording_step(self: Replica) -> None:
         step(self)
         if self.loss is not None:
-            seen.append(self.loss.item())
+            losses.append(self.loss.item())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Replica, "step", noting)
-        return train(strategy, ranks, **fields), seen
+        patch.setattr(Replica, "step", recording_step)
+        return train(strategy, ranks, **fields), losses
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,8 @@ def serial() -> tuple[Training, Losses]:
     return with_losses("serial", 1, **STEPS)
 
 
-def same(training: Training, expected: Training) -> None:
-    # Sums in another order, 55 steps with momentum on. What adds up wrongly is off by 1e-3 and more.
+def assert_same_training(training: Training, expected: Training) -> None:
+    # 55 momentum steps with sums in another order. A wrong sum is off by 1e-3 or more.
     np.testing.assert_allclose(training.weights, expected.weights, rtol=1e-3, atol=2e-5)
     assert training.same_weights
     for mine, other in zip(training.of("epoch"), expected.of("epoch"), strict=True):
@@ -63,7 +63,7 @@ def same(training: Training, expected: Training) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_a_pipeline_is_serial_step_by_step(
+def test_pipeline_equals_serial_in_every_step(
     serial: tuple[Training, Losses], schedule: str, split_points: list[str], micro_batches: int
 ) -> None:
     expected, losses = serial
@@ -76,38 +76,40 @@ def test_a_pipeline_is_serial_step_by_step(
     found, losses_found = with_losses(pipeline, len(split_points) + 1, **STEPS)
     assert len(losses) == 55
     np.testing.assert_allclose(losses_found, losses, rtol=1e-4, atol=1e-5)
-    same(found, expected)
+    assert_same_training(found, expected)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-def test_with_every_optimizer(optimizer: str) -> None:
+def test_pipeline_equals_serial_with_every_optimizer(optimizer: str) -> None:
     fields = {**STEPS, "optimizer": optimizer, "lr": 0.01, "epochs": 2}
-    same(train({"name": "pipeline", "micro_batches": 2}, 3, **fields), train("serial", 1, **fields))
+    assert_same_training(
+        train({"name": "pipeline", "micro_batches": 2}, 3, **fields), train("serial", 1, **fields)
+    )
 
 
-def test_one_stage_and_one_micro_batch_is_serial_with_dropout_too() -> None:
+def test_one_stage_and_one_micro_batch_equal_serial_bitwise_with_dropout() -> None:
     fields = {**STEPS, "model": "lenet", "epochs": 2}
     serial = train("serial", 1, **fields)
     alone = train({"name": "pipeline", "micro_batches": 1}, 1, **fields)
     np.testing.assert_array_equal(alone.weights, serial.weights)
 
 
-def test_parts_with_statistics_are_put_together_as_the_whole_model_is() -> None:
-    """First the parameters of all parts, then the statistics of all: the same bits, the same digest."""
+def test_weights_of_stages_with_running_statistics_are_joined_in_model_order() -> None:
+    """All parameters come before all statistics, so the digest equals serial's."""
     dataset = {**SMALL["dataset"], "height": 12, "width": 12}
     fields = {**STEPS, "model": {"name": "wide_resnet", "widen": 1}, "dataset": dataset, "epochs": 1}
     pipeline = {"name": "pipeline", "micro_batches": 1, "split_points": ["block2", "norm"]}
-    serial, parts = train("serial", 1, **fields), train(pipeline, 3, **fields)
-    assert parts.results[0].weights_digest == serial.results[0].weights_digest
+    serial, staged = train("serial", 1, **fields), train(pipeline, 3, **fields)
+    assert staged.results[0].weights_digest == serial.results[0].weights_digest
 
 
-def test_a_stage_gives_account_of_what_it_holds_and_sends() -> None:
-    """Of lenet, cut before flatten: 30×2×2 numbers per sample cross the cut, and come back as gradients."""
+def test_a_stage_reports_its_blocks_state_and_traffic() -> None:
+    """lenet split at flatten sends 30×2×2 activations per sample forward, and their gradients back."""
     gpipe = train({"name": "pipeline", "split_points": ["flatten"], "schedule": "gpipe"}, 2, **STEPS)
     first, last = gpipe.results
-    crossing = 5 * 120 * 120 * 4  # epochs, samples, numbers, bytes
-    assert (first.bytes_to, last.bytes_to) == ([0, crossing], [crossing, 0])
-    assert (first.bytes_sent, last.bytes_sent) == (crossing, crossing)
+    payload = 5 * 120 * 120 * 4  # epochs, samples, activations, bytes
+    assert (first.bytes_to, last.bytes_to) == ([0, payload], [payload, 0])
+    assert (first.bytes_sent, last.bytes_sent) == (payload, payload)
     assert first.blocks == ["conv1", "pool1", "relu1", "conv2", "pool2", "relu2", "dropout", "pool3"]
     assert last.blocks == ["flatten", "fc1", "relu3", "fc2", "log_softmax"]
     assert (first.parameters, last.parameters) == (7790, 7870)
@@ -119,20 +121,20 @@ def test_a_stage_gives_account_of_what_it_holds_and_sends() -> None:
     assert (first.samples, last.samples) == (600, 0)
     assert (first.weights_digest is None, last.weights_digest is None) == (False, True)
     assert [len(gpipe.of("partition", rank)) for rank in range(2)] == [5, 0]
-    # The loss is the last stage's; what was evaluated is the whole.
+    # Only the last stage knows the loss. All stages know the accuracy of the whole model.
     losses = [[event.fields["loss"] is None for event in gpipe.of("epoch", rank)] for rank in range(2)]
     assert losses == [[True] * 5, [False] * 5]
     assert first.accuracy == last.accuracy
 
 
-def test_1f1b_keeps_fewer_activations_where_there_are_more_micro_batches_than_stages() -> None:
-    def kept(schedule: str) -> list[int]:
+def test_1f1b_stores_fewer_activations_than_gpipe() -> None:
+    def activation_bytes(schedule: str) -> list[int]:
         pipeline = {"name": "pipeline", "split_points": ["conv2"], "schedule": schedule, "micro_batches": 8}
         training = train(pipeline, 2, **{**STEPS, "batch_size": 24, "epochs": 1})
         return [result.activation_bytes or 0 for result in training.results]
 
-    (gpipe_first, gpipe_last), (first, last) = kept("gpipe"), kept("1f1b")
-    images = 24 * 28 * 28 * 4  # one memory, of which micro-batches are views
+    (gpipe_first, gpipe_last), (first, last) = activation_bytes("gpipe"), activation_bytes("1f1b")
+    images = 24 * 28 * 28 * 4  # micro-batches are views of one storage
     assert first - images == pytest.approx((gpipe_first - images) * 2 / 8)
     assert last == pytest.approx(gpipe_last / 8, rel=0.01)
 
@@ -142,9 +144,7 @@ def test_1f1b_keeps_fewer_activations_where_there_are_more_micro_batches_than_st
 
 @pytest.mark.parametrize("uneven", ["join", "drop", "pad"])
 @pytest.mark.parametrize(("shape", "split_points"), [([2, 2], ["flatten"]), ([3, 1], []), ([2, 3], None)])
-def test_pipelines_side_by_side_are_all_reduce(
-    shape: list[int], split_points: list[str], uneven: str
-) -> None:
+def test_hybrid_equals_all_reduce(shape: list[int], split_points: list[str], uneven: str) -> None:
     odd = {"dataset": {"name": "synthetic", "samples": 121, "test_samples": 40, "noise": 1.0}}
     fields = {**STEPS, **odd, "epochs": 2}
     expected = train({"name": "all_reduce", "uneven": uneven}, shape[0], **fields)
@@ -156,7 +156,7 @@ def test_pipelines_side_by_side_are_all_reduce(
         "uneven": uneven,
     }
     found = train(hybrid, shape[0] * shape[1], **fields)
-    same(found, expected)
+    assert_same_training(found, expected)
     samples = [result.samples for result in found.results]
     assert samples[:: shape[1]] == [result.samples for result in expected.results]
     assert sum(samples) == sum(samples[:: shape[1]])
@@ -164,27 +164,26 @@ def test_pipelines_side_by_side_are_all_reduce(
     assert all(digests[:: shape[1]])
 
 
-def test_one_pipeline_is_pipeline() -> None:
+def test_hybrid_of_one_replica_equals_pipeline() -> None:
     pipeline = train({"name": "pipeline", "split_points": ["flatten"]}, 2, **STEPS)
     hybrid = train({"name": "hybrid", "shape": [1, 2], "split_points": ["flatten"]}, 2, **STEPS)
     np.testing.assert_array_equal(hybrid.weights, pipeline.weights)
     assert [each.bytes_to for each in hybrid.results] == [each.bytes_to for each in pipeline.results]
 
 
-def test_a_copy_without_samples_left_counts_nothing() -> None:
-    """Its loss of weight 0 is no loss of its own: the one before stays."""
-    stage = Stage.__new__(Stage)
-    stage._last, stage._weight, stage._sendings = True, 0.0, []
+def test_a_batch_with_weight_0_does_not_change_the_loss() -> None:
+    stage = PipelineStage.__new__(PipelineStage)
+    stage._is_last, stage._loss_weight, stage._sends = True, 0.0, []
     stage.loss = before = object()  # type: ignore[assignment]
-    stage.end()
+    stage.finish_batch()
     assert stage.loss is before
 
 
-# The same global batch
+# batch_per: run
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_with_the_batch_of_the_run_shared_out_all_reduce_takes_serials_steps(ranks: int) -> None:
+def test_a_batch_per_run_gives_all_reduce_the_steps_of_serial(ranks: int) -> None:
     run: dict[str, Any] = {**STEPS, "batch_size": 12, "batch_per": "run"}
     serial = train("serial", 1, **run)
     shared = train("all_reduce", ranks, **run)
@@ -192,7 +191,7 @@ def test_with_the_batch_of_the_run_shared_out_all_reduce_takes_serials_steps(ran
     assert sum(result.samples for result in shared.results) == serial.results[0].samples
 
 
-# Bad input
+# Validation
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a block costs: counted exactly, timed where it is spent."""
+"""Profiles of blocks: exact counts, and times measured per block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.functional import nll_loss
 from trainer.models.shapes import input_shapes
 from trainer.spec.registries import MODELS
 from trainer.spec.run_spec import RunSpec
-from trainer.training.profile import BlockProfile, profile, profile_of
+from trainer.training.profile import BlockProfile, profile_blocks, profile_model
 
 BATCH = 4
 
@@ -28,19 +28,19 @@ def pictures(*shape: int) -> Tensor:
 LABELS = torch.arange(BATCH) % 3
 
 
-def of_chain(*blocks: nn.Module, images: Tensor) -> list[BlockProfile]:
+def profile_chain(*blocks: nn.Module, images: Tensor) -> list[BlockProfile]:
     named = [(f"b{at}", block) for at, block in enumerate(blocks)]
-    return profile(named, images, LABELS, warm_up=0, runs=1)
+    return profile_blocks(named, images, LABELS, warm_up=0, runs=1)
 
 
-# Counted
+# Counts
 
 
 @pytest.mark.parametrize("name", ["lenet", "mlp", "vgg_small", {"name": "wide_resnet", "widen": 1}])
-def test_every_model_is_counted_block_by_block(name: object) -> None:
+def test_counts_of_every_block_of_every_model(name: object) -> None:
     spec = run(name)
     model = MODELS.parse(name)
-    blocks = profile_of(spec)
+    blocks = profile_model(spec)
     assert [block.name for block in blocks] == model.names
     with torch.device("meta"):
         built = [block for _, block in model.blocks((1, 28, 28), 10, torch.Generator("cpu"))]
@@ -53,23 +53,23 @@ def test_every_model_is_counted_block_by_block(name: object) -> None:
         assert block.forward_s > 0
 
 
-def test_numbers_of_an_mlp_by_hand() -> None:
-    flatten, fc1, relu1, output, log_softmax = profile_of(run({"name": "mlp", "hidden": [50]}))
+def test_counts_of_an_mlp() -> None:
+    flatten, fc1, relu1, output, log_softmax = profile_model(run({"name": "mlp", "hidden": [50]}))
     assert (flatten.flops, flatten.saved_bytes, flatten.output_bytes) == (0, 0, 4 * 784)
     assert (fc1.parameters, fc1.flops) == (784 * 50 + 50, 2 * 784 * 50)
     assert fc1.saved_bytes == 4 * 784  # its input, for the gradient of its weights
     assert (relu1.flops, relu1.saved_bytes) == (0, 4 * 50)  # its output
-    assert output.saved_bytes == 0  # needs the same numbers, which are kept already
+    assert output.saved_bytes == 0  # relu1 has saved this tensor already
     assert log_softmax.saved_bytes == 4 * 10
 
 
 def test_flops_of_a_convolution() -> None:
-    (block,) = of_chain(nn.Sequential(nn.Conv2d(2, 3, 5), nn.Flatten()), images=pictures(2, 9, 8))
-    assert block.flops == 2 * (2 * 5 * 5) * 3 * 5 * 4  # for each number that comes out
+    (block,) = profile_chain(nn.Sequential(nn.Conv2d(2, 3, 5), nn.Flatten()), images=pictures(2, 9, 8))
+    assert block.flops == 2 * (2 * 5 * 5) * 3 * 5 * 4  # for each output element
 
 
 @pytest.mark.parametrize("name", ["lenet", "vgg_small", {"name": "wide_resnet", "widen": 1}])
-def test_kept_bytes_add_up_to_those_of_the_whole_model(name: object) -> None:
+def test_saved_bytes_add_up_to_those_of_the_whole_model(name: object) -> None:
     spec = run(name)
     model = nn.Sequential(*(b for _, b in spec.model.blocks((1, 28, 28), 10, torch.Generator()))).train()
     own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
@@ -82,22 +82,22 @@ def test_kept_bytes_add_up_to_those_of_the_whole_model(name: object) -> None:
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         model(pictures(1, 28, 28))
     expected = sum(storage.nbytes() for at, storage in kept.items() if at not in own)
-    assert sum(block.saved_bytes for block in profile_of(spec)) * BATCH == expected
+    assert sum(block.saved_bytes for block in profile_model(spec)) * BATCH == expected
 
 
-def test_weights_stay_and_keep_no_gradient() -> None:
+def test_weights_do_not_change_and_keep_no_gradient() -> None:
     fc = nn.Linear(6, 3)
     before = fc.weight.detach().clone()
-    of_chain(nn.Flatten(), fc, nn.LogSoftmax(1), images=pictures(1, 2, 3))
+    profile_chain(nn.Flatten(), fc, nn.LogSoftmax(1), images=pictures(1, 2, 3))
     assert torch.equal(fc.weight, before)
     assert fc.weight.grad is None
 
 
-# Timed
+# Times
 
 
-class Watchdog:
-    """A clock that goes when it is told to."""
+class FakeClock:
+    """A clock that advances only when a test sets it."""
 
     now = 0.0
 
@@ -105,61 +105,65 @@ class Watchdog:
         return self.now
 
 
-class Takes(nn.Module):
-    """Takes so many seconds forward and backward, another number in each pass."""
+class TimedIdentity(nn.Module):
+    """The identity with given forward and backward seconds for each pass."""
 
-    def __init__(self, watchdog: Watchdog, forward_s: list[float], backward_s: list[float]) -> None:
+    def __init__(self, clock: FakeClock, forward_s: list[float], backward_s: list[float]) -> None:
         super().__init__()
-        self.watchdog, self.times = watchdog, list(zip(forward_s, backward_s, strict=True))
+        self.clock, self.times = clock, list(zip(forward_s, backward_s, strict=True))
 
     def forward(self, x: Tensor) -> Tensor:
         forward_s, backward_s = self.times.pop(0)
-        self.watchdog.now += forward_s
+        self.clock.now += forward_s
         y = x * 1
 
         def later(gradient: Tensor) -> None:
-            self.watchdog.now += backward_s
+            self.clock.now += backward_s
 
         if y.requires_grad:
             y.register_hook(later)
         return y
 
 
-def test_times_are_medians_after_warming_up_where_they_are_spent() -> None:
-    watchdog = Watchdog()
+def test_times_are_medians_after_warm_up() -> None:
+    clock = FakeClock()
     # The first pass counts bytes, the second warms up.
-    early = Takes(watchdog, [900, 500, 1, 3, 80], [900, 500, 10, 30, 20])
-    late = Takes(watchdog, [900, 500, 7, 5, 6], [900, 500, 70, 50, 60])
+    early = TimedIdentity(clock, [900, 500, 1, 3, 80], [900, 500, 10, 30, 20])
+    late = TimedIdentity(clock, [900, 500, 7, 5, 6], [900, 500, 70, 50, 60])
     blocks = [("fc", nn.Linear(6, 3)), ("early", early), ("late", late), ("out", nn.LogSoftmax(1))]
-    fc, one, two, out = profile(blocks, torch.randn(BATCH, 6), LABELS, warm_up=1, runs=3, clock=watchdog)
+    fc, one, two, out = profile_blocks(
+        blocks, torch.randn(BATCH, 6), LABELS, warm_up=1, runs=3, clock=clock
+    )
     assert (one.forward_s, one.backward_s, one.seconds) == (3, 20, 23)
     assert (two.forward_s, two.backward_s, two.seconds) == (6, 60, 66)
     assert fc.seconds == out.seconds == 0
 
 
-@pytest.mark.parametrize("wanted", [False, True])
-def test_before_all_parameters_there_is_no_backward_pass_unless_the_input_wants_one(wanted: bool) -> None:
-    watchdog = Watchdog()
-    first = Takes(watchdog, [1, 1], [1, 1])
-    images = torch.randn(BATCH, 6).requires_grad_(wanted)
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_no_backward_pass_before_the_first_parameters_unless_the_input_requires_a_gradient(
+    requires_grad: bool,
+) -> None:
+    clock = FakeClock()
+    first = TimedIdentity(clock, [1, 1], [1, 1])
+    images = torch.randn(BATCH, 6).requires_grad_(requires_grad)
     blocks = [("first", first), ("fc", nn.Linear(6, 3)), ("out", nn.LogSoftmax(1))]
-    block, *_ = profile(blocks, images, LABELS, warm_up=0, runs=1, clock=watchdog)
-    assert (block.forward_s, block.backward_s) == (1, float(wanted))
+    block, *_ = profile_blocks(blocks, images, LABELS, warm_up=0, runs=1, clock=clock)
+    assert (block.forward_s, block.backward_s) == (1, float(requires_grad))
 
 
-def test_the_loss_is_the_models() -> None:
-    """Gradients that pass from block to block are those of the chain in one piece."""
+def test_gradients_equal_those_of_the_whole_model() -> None:
+    """Detaching the blocks from each other changes no gradient."""
     seen = []
 
-    class Notes(nn.Linear):
+    class Recording(nn.Linear):
         def zero_grad(self, set_to_none: bool = True) -> None:
             assert self.weight.grad is not None
             seen.append(self.weight.grad.clone())
             super().zero_grad(set_to_none)
 
-    first, second = Notes(6, 5), Notes(5, 3)
+    first, second = Recording(6, 5), Recording(5, 3)
     images = torch.randn(BATCH, 6)
-    of_chain(first, nn.ReLU(), second, nn.LogSoftmax(1), images=images)
+    profile_chain(first, nn.ReLU(), second, nn.LogSoftmax(1), images=images)
     nll_loss(nn.Sequential(first, nn.ReLU(), second, nn.LogSoftmax(1))(images), LABELS).backward()
     for found, layer in zip(seen, (second, first), strict=True):
         assert layer.weight.grad is not None

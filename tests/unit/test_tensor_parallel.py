@@ -1,4 +1,4 @@
-"""Tensor parallelism is serial: shares of layers, put together, give the same losses and weights."""
+"""Tensor parallelism equals serial: the same loss in each step, the same weights after gathering."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ from trainer.data.datasets.synthetic import Synthetic
 from trainer.models.base import ParallelPair
 from trainer.models.layers.dropout import ChannelDropout
 from trainer.models.lenet import LeNet
-from trainer.parallel.tensor_layers import SharedDropout, Shares, Slicer
+from trainer.parallel.tensor_layers import ModelSharder, ShardedDropout, Sharding
 from trainer.spec.registries import MODELS
 from trainer.spec.run_spec import RunSpec
+from trainer.strategies.tensor_parallel import column_parallel, row_parallel
 from trainer.training.task import Task
 
 NAME = "tensor_parallel"
 MOMENTUM: dict[str, Any] = {"batch_size": 11, "epochs": 5, "optimizer": "momentum", "lr": 0.02}  # 55 steps
 ADAM: dict[str, Any] = {**MOMENTUM, "optimizer": "adam", "lr": 0.002}
 TINY = {"dataset": {"name": "synthetic", "samples": 60, "test_samples": 20, "height": 12, "width": 9}}
-# Small, with widths that the ranks of these tests do not divide; and every model as it is.
+# Small, with widths that the ranks of these tests do not divide.
 NARROW = [
     {"name": "vgg_small", "width": 5, "hidden": 10},
     {"name": "vgg_small", "width": 6, "hidden": 10, "norm": "batch"},
@@ -44,13 +45,17 @@ NARROW = [
 
 
 def second_of_two() -> MemoryCommunicator:
-    """For what asks no more than where it is."""
+    """A communicator for code that reads only its rank and size."""
     return MemoryCommunicator(1, 2, running_clock(), ThreadGroup(2))
+
+
+def sharder(pairs: list[ParallelPair]) -> ModelSharder:
+    return ModelSharder(pairs, second_of_two(), column_parallel, row_parallel)
 
 
 @pytest.fixture
 def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Trainings in double precision: sums in another order differ by 1e-15, what is wrong by more."""
+    """Train in float64: sums in another order differ by 1e-15, wrong sums by more."""
     load = Synthetic.load
 
     def as_double(self: Synthetic, directory: Path) -> Data:
@@ -66,15 +71,15 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-def both(ranks: int, **fields: Any) -> tuple[Training, Training, Losses]:
-    """Serial training, the same on so many ranks, and by how much the loss of each step differs."""
-    (serial, losses), (shared, found) = (
+def serial_and_parallel(ranks: int, **fields: Any) -> tuple[Training, Training, Losses]:
+    """Train serially and tensor-parallel. Also returns the difference of the losses in each step."""
+    (serial, losses), (parallel, found) = (
         with_losses("serial", 1, **fields),
         with_losses(NAME, ranks, **fields),
     )
     assert len(losses) == serial.results[0].steps
-    # Every rank knows the loss, of every step, and none can be a step ahead.
-    return serial, shared, [a - b for a, b in zip(np.repeat(losses, ranks), found, strict=True)]
+    # Every rank knows the loss of every step, and none is a step ahead.
+    return serial, parallel, [a - b for a, b in zip(np.repeat(losses, ranks), found, strict=True)]
 
 
 @pytest.mark.usefixtures("double")
@@ -82,23 +87,25 @@ def both(ranks: int, **fields: Any) -> tuple[Training, Training, Losses]:
 @pytest.mark.parametrize(
     ("model", "ranks"),
     [
-        ("lenet", 2),  # with dropout, of whole activations
+        ("lenet", 2),  # with dropout of replicated activations
         ("lenet", 3),  # 10 channels, 4 + 3 + 3
         ("lenet", 4),
-        ("mnist_cnn", 3),  # and dropout of whole channels
+        ("mnist_cnn", 3),  # and channel dropout
         ({"name": "mlp", "hidden": [5]}, 4),  # 2 + 1 + 1 + 1
-        ({"name": "mlp", "hidden": [9, 7]}, 3),  # the third layer is left over
+        ({"name": "mlp", "hidden": [9, 7]}, 3),  # the third layer is replicated
         ({"name": "mlp", "hidden": [9, 8, 7]}, 2),
         ({"name": "mlp", "hidden": [9, 8, 7, 6]}, 4),
     ],
     ids=str,
 )
-def test_it_is_serial_step_by_step(model: Any, ranks: int, fields: dict[str, Any]) -> None:
-    serial, shared, off = both(ranks, model=model, **fields)
+def test_tensor_parallel_equals_serial_in_every_step(
+    model: Any, ranks: int, fields: dict[str, Any]
+) -> None:
+    serial, parallel, off = serial_and_parallel(ranks, model=model, **fields)
     assert len(off) == 55 * ranks
     np.testing.assert_allclose(off, 0, atol=1e-12)
-    np.testing.assert_allclose(shared.weights, serial.weights, rtol=0, atol=1e-12)
-    for mine, other in zip(shared.of("epoch"), serial.of("epoch"), strict=True):
+    np.testing.assert_allclose(parallel.weights, serial.weights, rtol=0, atol=1e-12)
+    for mine, other in zip(parallel.of("epoch"), serial.of("epoch"), strict=True):
         assert mine.fields["accuracy"] == other.fields["accuracy"]
         assert mine.fields["test_loss"] == pytest.approx(other.fields["test_loss"], rel=1e-12)
 
@@ -107,24 +114,24 @@ def test_it_is_serial_step_by_step(model: Any, ranks: int, fields: dict[str, Any
 @pytest.mark.parametrize(
     ("model", "ranks"), [(model, ranks) for model in NARROW for ranks in (2, 3)], ids=str
 )
-def test_so_is_every_other_model(model: Any, ranks: int) -> None:
-    """With dropout between a pair's layers, normalisation inside and outside, and residual blocks."""
-    serial, shared, off = both(ranks, model=model, **{**MOMENTUM, **TINY, "epochs": 1})
+def test_tensor_parallel_equals_serial_with_norms_and_residual_blocks(model: Any, ranks: int) -> None:
+    """Also with dropout between the two layers of a pair."""
+    serial, parallel, off = serial_and_parallel(ranks, model=model, **{**MOMENTUM, **TINY, "epochs": 1})
     np.testing.assert_allclose(off, 0, atol=1e-12)
-    np.testing.assert_allclose(shared.weights, serial.weights, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(parallel.weights, serial.weights, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_in_single_precision_it_is_serial_but_for_the_order_of_sums(ranks: int) -> None:
-    """Where that turns a ReLU or the choice of a max-pool, losses part by 1e-3 in 55 steps, not more."""
-    serial, shared, off = both(ranks, model="lenet", **MOMENTUM)
+def test_in_single_precision_only_rounding_differs_from_serial(ranks: int) -> None:
+    """Where rounding flips a ReLU or a max-pool, losses differ by up to 5e-3 within 55 steps."""
+    serial, parallel, off = serial_and_parallel(ranks, model="lenet", **MOMENTUM)
     np.testing.assert_allclose(off[: 30 * ranks], 0, atol=2e-5)
     np.testing.assert_allclose(off, 0, atol=5e-3)
-    np.testing.assert_allclose(shared.weights, serial.weights, rtol=0, atol=5e-3)
+    np.testing.assert_allclose(parallel.weights, serial.weights, rtol=0, atol=5e-3)
 
 
-def test_on_one_node_it_is_serial_to_the_bit() -> None:
-    """Also with a model that has nothing to share out."""
+def test_one_rank_equals_serial_bitwise() -> None:
+    """Also with a model without pairs."""
     for model in ("lenet", {"name": "mlp", "hidden": []}):
         fields = {**MOMENTUM, "model": model, "epochs": 2}
         serial, alone = train("serial", 1, **fields), train(NAME, 1, **fields)
@@ -132,19 +139,19 @@ def test_on_one_node_it_is_serial_to_the_bit() -> None:
         assert alone.results[0].bytes_sent == 0
 
 
-def test_every_rank_ends_with_the_same_whole() -> None:
-    """Also what each has kept by itself: the digest is of its own."""
+def test_every_rank_ends_with_the_same_weights() -> None:
+    """The digest of each rank is of its own replicated layers, too."""
     training = train(NAME, 3, model={"name": "mlp", "hidden": [9, 7]}, **ADAM)
     assert len({result.weights_digest for result in training.results}) == 1
     assert training.results[0].weights_digest is not None
 
 
-# What it costs
+# Traffic and memory
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(
-    ("model", "numbers"),
+    ("model", "values"),
     [
         ("lenet", 30 * 8 * 8 + 120 + 10),  # conv1 takes images; fc1 takes 120
         ({"name": "mlp", "hidden": [9]}, 10),
@@ -152,17 +159,17 @@ def test_every_rank_ends_with_the_same_whole() -> None:
     ],
     ids=str,
 )
-def test_bytes_are_those_of_the_formula(model: Any, numbers: int, ranks: int) -> None:
-    """A step's are 4B·(in + out)·2(P − 1)/P for each pair; over all steps, B sums up to the samples."""
+def test_bytes_sent_equal_the_formula(model: Any, values: int, ranks: int) -> None:
+    """4B·(in + out)·2(P − 1)/P per step and pair; over all steps, B adds up to the samples."""
     training = train(NAME, ranks, model=model, **MOMENTUM)
     samples = 5 * 120
     for result in training.results:
-        assert result.bytes_sent == pytest.approx(4 * samples * numbers * 2 * (ranks - 1) / ranks)
+        assert result.bytes_sent == pytest.approx(4 * samples * values * 2 * (ranks - 1) / ranks)
         assert result.seconds["compute"] > 0
         assert result.seconds["communicate"] > 0
 
 
-def test_a_rank_holds_its_share_and_gives_account_of_it() -> None:
+def test_a_rank_reports_its_shard() -> None:
     training = train(NAME, 4, model="lenet", **MOMENTUM)
     for channels, result in zip((3, 3, 2, 2), training.results, strict=True):
         conv1, conv2 = channels * (25 + 1), 30 * channels * 25 + 30
@@ -177,21 +184,21 @@ def test_a_rank_holds_its_share_and_gives_account_of_it() -> None:
     assert len({result.accuracy for result in training.results}) == 1
 
 
-def test_never_are_two_blocks_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_one_full_block_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     task = Task(RunSpec.model_validate({"strategy": NAME, "nodes": 2}), Path())
     split = Split(np.zeros((4, 1, 28, 28), np.float32), np.zeros(4, np.int64))
     task.data = Data(split, split, 10, UNSCALED)
     built: list[weakref.ref[nn.Parameter]] = []
     blocks = LeNet.blocks
 
-    def watched(*arguments: Any) -> Iterator[tuple[str, nn.Module]]:
+    def checked_blocks(*arguments: Any) -> Iterator[tuple[str, nn.Module]]:
         for name, block in blocks(*arguments):
             assert all(weight() is None for weight in built), f"when {name} is built"
             built.extend(weakref.ref(weight) for weight in block.parameters() if weight.dim() > 1)
             yield name, block
 
-    monkeypatch.setattr(LeNet, "blocks", watched)
-    model = task.build_model(0, take=Slicer(task.spec.model.tensor_parallel_pairs, second_of_two()))
+    monkeypatch.setattr(LeNet, "blocks", checked_blocks)
+    model = task.build_model(0, take=sharder(task.spec.model.tensor_parallel_pairs))
     assert len(built) == 4
     assert [tuple(weight.shape[:2]) for weight in model.parameters() if weight.dim() > 1] == [
         *((5, 1), (30, 5)),
@@ -199,12 +206,11 @@ def test_never_are_two_blocks_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-# What a model says
+# Pairs
 
 
 @pytest.mark.parametrize("name", MODELS.entries)
-def test_pairs_are_layers_of_the_model(name: str) -> None:
-    """What else lies between them, the trainings above would tell."""
+def test_pairs_of_every_model_are_layers_in_forward_order(name: str) -> None:
     model = MODELS.parse(name)
     chain = nn.Sequential()
     with torch.device("meta"):
@@ -218,15 +224,15 @@ def test_pairs_are_layers_of_the_model(name: str) -> None:
     assert len(set(paths)) == len(paths)
     assert paths == [path for path in layers if path in paths]
     for pair in model.tensor_parallel_pairs:
-        given, taken = len(layers[pair.column].weight), layers[pair.row].weight.shape[1]
-        assert given % pair.units == taken % given == 0
+        outputs, inputs = len(layers[pair.column].weight), layers[pair.row].weight.shape[1]
+        assert outputs % pair.units == inputs % outputs == 0
 
 
-def test_what_has_weights_of_its_own_may_not_stand_between_a_pair() -> None:
-    slicer = Slicer([ParallelPair("first", "second", 4)], second_of_two())
-    slicer("first", nn.Linear(3, 4))
-    with pytest.raises(TypeError, match="a Linear stands between"):
-        slicer("between", nn.Linear(4, 4))
+def test_a_layer_with_weights_inside_a_pair_is_refused() -> None:
+    shard = sharder([ParallelPair("first", "second", 4)])
+    shard("first", nn.Linear(3, 4))
+    with pytest.raises(TypeError, match="Linear"):
+        shard("between", nn.Linear(4, 4))
 
 
 @pytest.mark.parametrize(
@@ -250,12 +256,12 @@ def test_more_ranks_than_shards_are_refused(model: Any, nodes: int, facts: list[
     assert RunSpec.model_validate({**fields, "nodes": 1}).world_size == 1
 
 
-def test_dropout_of_channels_between_a_pair_is_the_whole_models() -> None:
-    """No model has it there yet: each rank's share of what is dropped, channel by channel."""
+def test_sharded_channel_dropout_draws_the_mask_of_the_whole_model() -> None:
+    """No registered model has channel dropout inside a pair yet."""
     whole = ChannelDropout(0.5, torch.Generator().manual_seed(3))
     expected = whole(torch.ones(6, 10, 4, 5))
     for rank in range(3):
-        shares = Shares((4, 3, 3), rank)
+        sharding = Sharding((4, 3, 3), rank)
         drawing = ChannelDropout(0.5, torch.Generator().manual_seed(3))
-        mine = SharedDropout(drawing, shares)(torch.ones(6, shares.sizes[rank], 4, 5))
-        assert torch.equal(mine, shares.of(expected, dim=1))
+        mine = ShardedDropout(drawing, sharding)(torch.ones(6, sharding.sizes[rank], 4, 5))
+        assert torch.equal(mine, sharding.shard(expected, dim=1))

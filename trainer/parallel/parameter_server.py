@@ -1,7 +1,7 @@
-"""Both ends of an asynchronous parameter server: who asks for weights and gives gradients, and who answers.
+"""Asynchronous parameter server over torch RPC: the server, its workers, and bounded staleness.
 
-Requests are torch RPC's. They end up in a queue that the server's own thread empties, so it does one thing
-at a time: no lock is needed, no thread that answers requests ever waits, and its clock tells what it does.
+Requests enter a queue that the server's main thread processes one at a time. No lock is needed, no RPC
+thread ever waits, and the server's clock shows what the server does.
 """
 
 from __future__ import annotations
@@ -26,146 +26,166 @@ SERVER = 0  # its rank
 
 @dataclass(frozen=True)
 class Request:
-    """A worker's gradient, flat, or its wish for weights. arrived: in seconds of `time.monotonic`."""
+    """A push or pull of a worker.
+
+    Attributes:
+        rank: of the worker.
+        gradient: of a push, flat; None for a pull.
+        arrived: seconds of `time.monotonic`.
+        response: completes with (weights or staleness, seconds that the request spent in the server).
+    """
 
     rank: int
     gradient: Tensor | None
     arrived: float
-    answer: Future[Any]
+    response: Future[Any]
 
 
-# What has come to this process, if it is the server. A module's, because a process has one RPC agent, whose
-# requests name functions and not objects.
+# Requests to this process. Module state, because torch RPC requests name functions, not objects.
 _requests: SimpleQueue[Request] = SimpleQueue()
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
-def _ask(rank: int, gradient: Tensor | None) -> Future[Any]:
-    """Runs in the server's process. The answer is (what was asked for, seconds from here to there)."""
-    answer: Future[Any] = Future()
-    _requests.put(Request(rank, gradient, time.monotonic(), answer))
-    return answer
+def _request(rank: int, gradient: Tensor | None) -> Future[Any]:
+    """Enqueue a request. Runs in an RPC thread of the server's process."""
+    response: Future[Any] = Future()
+    _requests.put(Request(rank, gradient, time.monotonic(), response))
+    return response
 
 
-class Progress:
-    """How far the workers are in an epoch, and who may go on.
+class BoundedStaleness:
+    """Progress of the workers in an epoch, and which of them may start another step.
 
     Stale synchronous parallel (Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous
-    Parallel Parameter Server", Sec. 2). One that has come to the end of its samples holds nobody back.
+    Parallel Parameter Server", Sec. 2). Workers that have finished the epoch do not delay the others.
     """
 
     def __init__(self, steps: Mapping[int, int], max_staleness: int | None) -> None:
-        """steps: that each worker will take, by rank."""
-        self._left = dict(steps)
-        self._taken = dict.fromkeys(steps, 0)
+        """steps: of the epoch, by worker rank. max_staleness: in steps; None: unbounded."""
+        self._remaining = dict(steps)
+        self._completed = dict.fromkeys(steps, 0)
         self._max_staleness = max_staleness
 
     @property
-    def owing(self) -> list[int]:
-        """The workers that have steps to take."""
-        return [rank for rank, left in self._left.items() if left]
+    def unfinished(self) -> list[int]:
+        """Ranks of the workers with steps left in the epoch."""
+        return [rank for rank, remaining in self._remaining.items() if remaining]
 
-    def step(self, rank: int) -> None:
-        """Worker `rank` has taken a step."""
-        self._left[rank] -= 1
-        self._taken[rank] += 1
+    def complete_step(self, rank: int) -> None:
+        """Record that the gradient of a worker has been applied."""
+        self._remaining[rank] -= 1
+        self._completed[rank] += 1
 
-    def may_go_on(self, rank: int) -> bool:
-        """Whether worker `rank` is at most `max_staleness` steps ahead of the slowest."""
-        ahead = self._taken[rank] - min((self._taken[other] for other in self.owing), default=0)
+    def may_start_step(self, rank: int) -> bool:
+        """Whether a worker is at most `max_staleness` steps ahead of the slowest unfinished one."""
+        ahead = self._completed[rank] - min(
+            (self._completed[other] for other in self.unfinished), default=0
+        )
         return self._max_staleness is None or ahead <= self._max_staleness
 
 
 class Server:
-    """The server's end."""
+    """The parameter server: it answers pulls and applies pushed gradients in the order of arrival."""
 
     def __init__(self, replica: Replica, comm: Communicator, timeout_s: float) -> None:
+        """timeout_s: without any request until the server gives up."""
         self._replica, self._comm, self._timeout_s = replica, comm, timeout_s
-        self._knocks = {rank: Heartbeat(rank, timeout_s) for rank in range(comm.size) if rank != SERVER}
-        self._knocked = time.monotonic()
+        self._heartbeats = {rank: Heartbeat(rank, timeout_s) for rank in range(comm.size) if rank != SERVER}
+        self._last_heartbeat = time.monotonic()
         self._updates = 0
         self._updates_at_pull: dict[int, int] = {}
-        self._pulls: list[Request] = []  # that wait for an answer
+        self._pending_pulls: list[Request] = []
 
-    def begin(self, progress: Progress) -> None:
-        """From now on let workers go on as `progress` says."""
+    def start_epoch(self, progress: BoundedStaleness) -> None:
+        """Schedule the workers of the next epoch by `progress`."""
         self._progress = progress
 
     @contextmanager
     def next_push(self) -> Iterator[Tensor]:
-        """The next gradient, shape (parameters,); in the block its step is taken.
+        """Yield the next pushed gradient, shape (parameters,); the block applies it.
 
-        Answers pulls until one comes. Raises CommunicationError, which names the workers that are gone.
+        Pulls that arrive earlier are answered first. Raises CommunicationError, which names the workers
+        that are missing.
         """
-        while (push := self._next()).gradient is None:
-            self._pulls.append(push)
+        while (push := self._next_request()).gradient is None:
+            self._pending_pulls.append(push)
             self._answer_pulls()
         yield push.gradient
         staleness = self._updates - self._updates_at_pull[push.rank]
         self._updates += 1
-        self._progress.step(push.rank)
-        self._answer(push, staleness)
+        self._progress.complete_step(push.rank)
+        self._respond(push, staleness)
         self._answer_pulls()
 
-    def _next(self) -> Request:
+    def _next_request(self) -> Request:
         deadline = time.monotonic() + self._timeout_s
         while (now := time.monotonic()) < deadline:
-            # Also while requests keep coming: they are of those that are still there.
-            if now - self._knocked > HEARTBEAT_S:
-                self._knocked = now
-                for rank in self._progress.owing:
-                    self._knocks[rank].check()
+            # Also while requests keep arriving: they come from the workers that are alive.
+            if now - self._last_heartbeat > HEARTBEAT_S:
+                self._last_heartbeat = now
+                for rank in self._progress.unfinished:
+                    self._heartbeats[rank].check()
             with self._comm.clock.phase("wait"):
                 try:
                     return _requests.get(timeout=min(HEARTBEAT_S, deadline - now))
                 except Empty:
                     continue
-        late = ", ".join(map(str, self._progress.owing))
+        missing = ", ".join(map(str, self._progress.unfinished))
         raise CommunicationError(
-            f"waiting for node {late} failed: nothing came within {self._timeout_s:g} s"
+            f"waiting for node {missing} failed: no request within {self._timeout_s:g} s"
         )
 
     def _answer_pulls(self) -> None:
-        waiting = self._pulls
-        self._pulls = []
-        for pull in waiting:
-            if self._progress.may_go_on(pull.rank):
+        pulls, self._pending_pulls = self._pending_pulls, []
+        for pull in pulls:
+            if self._progress.may_start_step(pull.rank):
                 self._updates_at_pull[pull.rank] = self._updates
                 weights = self._replica.flat_parameters()
                 self._comm.traffic.bytes_sent += weights.nbytes
-                self._answer(pull, weights)
+                self._respond(pull, weights)
             else:
-                self._pulls.append(pull)
+                self._pending_pulls.append(pull)
 
-    def _answer(self, request: Request, what: Tensor | int) -> None:
+    def _respond(self, request: Request, value: Tensor | int) -> None:
         with self._comm.clock.phase("communicate"):
-            request.answer.set_result((what, time.monotonic() - request.arrived))
+            request.response.set_result((value, time.monotonic() - request.arrived))
 
 
-class Client:
-    """A worker's end. What the server took its time for is waiting, the rest of a request communication."""
+class Worker:
+    """A worker's connection to the server.
+
+    A request's time in the server is booked as waiting, the rest of it as communication.
+    """
 
     def __init__(self, comm: Communicator, timeout_s: float) -> None:
+        """timeout_s: of each request."""
         self._comm, self._timeout_s = comm, timeout_s
 
     def pull(self) -> Tensor:
-        """The server's parameters, flat, once this worker may go on. Raises CommunicationError."""
-        weights: Tensor = self._ask("pulling weights from", None)
+        """Return the server's parameters, flat, once this worker may start a step.
+
+        Raises CommunicationError.
+        """
+        weights: Tensor = self._request("pulling weights from", None)
         return weights
 
     def push(self, gradient: Tensor) -> int:
-        """Give the server a gradient, shape (parameters,). Raises CommunicationError.
+        """Send a gradient, shape (parameters,), and wait until the server has applied it.
 
-        Returns when it has taken its step: how many updates others made since the last pull.
+        Returns:
+            Its staleness: the updates by other workers since the last pull.
+
+        Raises:
+            CommunicationError: the server is gone or late.
         """
         self._comm.traffic.bytes_sent += gradient.nbytes
-        staleness: int = self._ask("pushing a gradient to", gradient)
+        staleness: int = self._request("pushing a gradient to", gradient)
         return staleness
 
-    def _ask(self, doing: str, gradient: Tensor | None) -> Any:
+    def _request(self, doing: str, gradient: Tensor | None) -> Any:
         with self._comm.clock.phase("communicate"), rpc_errors(SERVER, doing):
-            what, held_s = rpc.rpc_async(
-                worker_name(SERVER), _ask, args=(self._comm.rank, gradient), timeout=self._timeout_s
+            value, in_server_s = rpc.rpc_async(
+                worker_name(SERVER), _request, args=(self._comm.rank, gradient), timeout=self._timeout_s
             ).wait()
-        self._comm.clock.transfer("communicate", "wait", held_s)
-        return what
+        self._comm.clock.transfer("communicate", "wait", in_server_s)
+        return value

@@ -1,4 +1,4 @@
-"""A stage: one rank's part of a model that is cut into a chain of parts, and the way from part to part."""
+"""Pipeline stage: the blocks of the model that one rank holds, and its exchange with its neighbours."""
 
 from __future__ import annotations
 
@@ -13,165 +13,197 @@ from trainer.comm.base import Communicator, SendRequest
 from trainer.core.clock import Clock
 from trainer.models.shapes import input_shapes
 from trainer.models.split_points import balanced_split_points, stage_blocks
-from trainer.parallel.schedules import Pass
 from trainer.training.loader import Batch
-from trainer.training.profile import profile
+from trainer.training.profile import profile_blocks
 from trainer.training.replica import Replica, channels_last, joined
 from trainer.training.task import Task
 
 
-def cut(
-    task: Task, comm: Communicator, parts: int, split_points: Sequence[str] | None, micro_batches: int
+def choose_split_points(
+    task: Task, comm: Communicator, stages: int, split_points: Sequence[str] | None, micro_batches: int
 ) -> list[str]:
-    """The cuts between `parts` parts; None: balanced by the time that blocks take for a micro-batch.
+    """Return the given split points, or those that balance the measured time of the stages.
 
-    Every rank calls it, before the clock runs. Rank 0 measures, so that all cut alike.
+    Every rank calls it before the clock starts. Rank 0 measures the blocks on one micro-batch and
+    broadcasts the times, so all ranks choose the same split points.
     """
     names = task.spec.model.names
-    if split_points is not None or parts == 1:
+    if split_points is not None or stages == 1:
         return list(split_points or ())
     seconds = torch.zeros(len(names), device=comm.device)
     if comm.rank == 0:
         train, samples = task.data.train, task.spec.batch_per_replica // micro_batches
         images, labels = torch.from_numpy(train.images[:samples]), torch.from_numpy(train.labels[:samples])
-        measured = profile(task.build_model(0).named_children(), images, labels)
-        seconds.copy_(torch.tensor([block.seconds for block in measured]))
+        profiles = profile_blocks(task.build_model(0).named_children(), images, labels)
+        seconds.copy_(torch.tensor([block.seconds for block in profiles]))
     comm.broadcast(seconds, root=0)
-    return balanced_split_points(names, seconds.tolist(), parts)
+    return balanced_split_points(names, seconds.tolist(), stages)
 
 
-class Stage(Replica):
-    """A part of the model, its optimiser, and the activations and gradients that come and go.
+class PipelineStage(Replica):
+    """One stage of a pipeline, with its optimiser and the micro-batches in flight.
 
-    The loss of a step is the mean over the whole batch: a micro-batch's is the sum over its samples,
-    divided by all of them, so that the gradients of micro-batches of any size add up to the batch's.
+    The loss of a step is the mean over the batch. The loss of a micro-batch is the sum over its samples,
+    divided by the size of the batch, so the gradients of micro-batches of any size add up to the batch's.
+
+    Attributes:
+        stage_index: 0-based position in the pipeline.
+        num_stages: number of stages.
     """
 
     def __init__(
         self, task: Task, clock: Clock, comm: Communicator, split_points: Sequence[str], replica: int
     ) -> None:
-        """comm: of those that hold one copy of the model, in the order of their parts. replica: the copy's
-        number, by which its dropout draws."""
+        """Build the blocks of this rank's stage.
+
+        Args:
+            task: model, data and optimiser of the run.
+            clock: of this rank.
+            comm: communicator of the ranks of one pipeline, in the order of their stages.
+            split_points: first block of every stage but the first.
+            replica: index of this copy of the model; it seeds the dropout generator.
+        """
         names = task.spec.model.names
-        self.number, self.stages = comm.rank, comm.size
-        self._blocks = stage_blocks(names, split_points)[self.number]
+        self.stage_index, self.num_stages = comm.rank, comm.size
+        self._blocks = stage_blocks(names, split_points)[self.stage_index]
         super().__init__(task.build_model(replica, device=comm.device, only=self._blocks), task, clock)
         self._comm = comm
-        self._first, self._last = self.number == 0, self.number == self.stages - 1
+        self._is_first, self._is_last = self.stage_index == 0, self.stage_index == self.num_stages - 1
         classes = task.data.classes
         shapes = [*input_shapes(task.spec.model, task.data.train.images.shape[1:], classes), (classes,)]
-        self._enters = shapes[names.index(self._blocks[0])]
-        self._leaves = shapes[names.index(self._blocks[-1]) + 1]
-        self._sizes = _sizes(task, split_points)
-        if not self._last:
+        self._input_shape = shapes[names.index(self._blocks[0])]
+        self._output_shape = shapes[names.index(self._blocks[-1]) + 1]
+        self._state_sizes = _state_sizes(task, split_points)
+        if not self._is_last:
             self.loss = None
-        self._on_the_way: dict[int, tuple[Tensor, Tensor]] = {}  # by micro-batch: what came in and went out
-        self._sendings: list[SendRequest] = []
+        self._in_flight: dict[int, tuple[Tensor, Tensor]] = {}  # micro-batch: its input and output
+        self._sends: list[SendRequest] = []
 
     @property
     def blocks(self) -> list[str]:
         return self._blocks
 
-    def begin(self, batch: Batch, micro_batches: int, weight: float = 1.0) -> int:
-        """Take up a batch; returns in how many micro-batches, none of them empty. weight: of its loss."""
+    def split_batch(self, batch: Batch, micro_batches: int, loss_weight: float = 1.0) -> int:
+        """Start a step: clear the gradient and split the batch into micro-batches.
+
+        Returns:
+            The number of micro-batches. It is below `micro_batches` if the batch has fewer samples.
+        """
         self._optimizer.zero_grad()
-        self._count(bool(weight))
-        number = min(micro_batches, len(batch.labels))
-        self._images, self._labels_of = batch.images.tensor_split(number), batch.labels.tensor_split(number)
-        self._samples, self._weight = len(batch.labels), weight
-        if self._last:
+        self._count(bool(loss_weight))
+        count = min(micro_batches, len(batch.labels))
+        self._images, self._micro_labels = (
+            batch.images.tensor_split(count),
+            batch.labels.tensor_split(count),
+        )
+        self._batch_size, self._loss_weight = len(batch.labels), loss_weight
+        if self._is_last:
             self._losses: list[Tensor] = []
             self._outputs: list[Tensor] = []
-        return number
+        return count
 
-    def go(self, this: Pass) -> None:
-        """Let one micro-batch through this stage."""
-        if this.forward:
-            self._forward(this.micro_batch)
-        else:
-            self._backward(this.micro_batch)
+    def receive_activations(self, micro_batch: int) -> Tensor:
+        """Return the input of this stage: activations of the previous stage; images on the first one."""
+        if self._is_first:
+            return self._images[micro_batch]
+        return self._receive_input(len(self._micro_labels[micro_batch])).requires_grad_()
 
-    def _forward(self, number: int) -> None:
-        labels = self._labels_of[number]
-        x = self._images[number] if self._first else self._receive(len(labels)).requires_grad_()
+    def forward_micro_batch(self, micro_batch: int, x: Tensor) -> Tensor | None:
+        """Return the output of this stage; None on the last one, which computes the loss instead."""
+        labels = self._micro_labels[micro_batch]
         with self._clock.phase("compute"):
             output = self.model(x)
-            if self._last:
+            if self._is_last:
                 self._outputs.append(output.detach())
-                output = nll_loss(output, labels, reduction="sum") / self._samples
+                output = nll_loss(output, labels, reduction="sum") / self._batch_size
                 self._losses.append(output.detach())
-        self._on_the_way[number] = x, output
-        if not self._last:
-            self._send(output, self.number + 1)
+        self._in_flight[micro_batch] = x, output
+        return None if self._is_last else output.detach()
 
-    def _backward(self, number: int) -> None:
-        x, output = self._on_the_way.pop(number)
-        gradient = None
-        if not self._last:
-            gradient = torch.empty(output.shape, device=self._comm.device)
-            self._comm.recv(gradient.view(-1), self.number + 1)
+    def send_activations(self, output: Tensor | None) -> None:
+        """Start sending the output to the next stage. The last stage sends nothing."""
+        if output is not None:
+            self._send(output, self.stage_index + 1)
+
+    def receive_gradient(self, micro_batch: int) -> Tensor | None:
+        """Return the gradient of this stage's output from the next stage; None on the last one."""
+        if self._is_last:
+            return None
+        _, output = self._in_flight[micro_batch]
+        gradient = torch.empty(output.shape, device=self._comm.device)
+        self._comm.recv(gradient.view(-1), self.stage_index + 1)
+        return gradient
+
+    def backward_micro_batch(self, micro_batch: int, gradient: Tensor | None) -> Tensor | None:
+        """Add to the parameters' gradient. Returns the gradient of the input; None on the first stage.
+
+        gradient: of the stage's output; None on the last stage, which starts from its loss.
+        """
+        x, output = self._in_flight.pop(micro_batch)
         with self._clock.phase("compute"):
-            if output.requires_grad:  # images need no gradient, and a first stage may have no weights
-                if gradient is None and self._weight != 1.0:
-                    output = output * self._weight
+            if output.requires_grad:  # images need no gradient, and the first stage may have no parameters
+                if gradient is None and self._loss_weight != 1.0:
+                    output = output * self._loss_weight
                 output.backward(gradient)
-        if not self._first:
-            self._send(cast("Tensor", x.grad), self.number - 1)
+        return None if self._is_first else cast("Tensor", x.grad)
 
-    def _receive(self, samples: int) -> Tensor:
-        """The activations of so many samples, from the stage before."""
-        buffer = torch.empty(samples, *self._enters, device=self._comm.device)
-        self._comm.recv(buffer.view(-1), self.number - 1)
+    def send_gradient(self, gradient: Tensor | None) -> None:
+        """Start sending the gradient of the input to the previous stage. The first stage sends nothing."""
+        if gradient is not None:
+            self._send(gradient, self.stage_index - 1)
+
+    def finish_batch(self) -> None:
+        """Flush the pipeline: wait for all sends, and compute the loss of the batch on the last stage."""
+        self._wait_for_sends()
+        if self._is_last and self._loss_weight:  # with weight 0 the batch holds no sample of this replica
+            with self._clock.phase("compute"):
+                self.loss = torch.stack(self._losses).sum()
+                self._output, self._labels = torch.cat(self._outputs), torch.cat(self._micro_labels)
+
+    def _receive_input(self, samples: int) -> Tensor:
+        buffer = torch.empty(samples, *self._input_shape, device=self._comm.device)
+        self._comm.recv(buffer.view(-1), self.stage_index - 1)
         return channels_last(buffer)
 
     def _send(self, tensor: Tensor, to: int) -> None:
-        self._sendings.append(self._comm.isend(tensor.detach().reshape(-1), to))
+        self._sends.append(self._comm.isend(tensor.detach().reshape(-1), to))
 
-    def _sent(self) -> None:
-        """Wait until all that was sent has left."""
-        for sending in self._sendings:
-            sending.wait()
-        self._sendings.clear()
-
-    def end(self) -> None:
-        """After the last pass of a batch: nothing is on the way any more."""
-        self._sent()
-        if self._last and self._weight:  # a batch without weight is no sample of this copy's
-            with self._clock.phase("compute"):
-                self.loss = torch.stack(self._losses).sum()
-                self._output, self._labels = torch.cat(self._outputs), torch.cat(self._labels_of)
+    def _wait_for_sends(self) -> None:
+        for request in self._sends:
+            request.wait()
+        self._sends.clear()
 
     def predict(self, images: Tensor) -> Tensor | None:
-        """As of the whole model; every stage calls it, and the last one knows."""
-        output: Tensor = self.model(images if self._first else self._receive(len(images)))
-        if self._last:
+        """Log-probabilities of the whole model, on the last stage only. Every stage calls it."""
+        output: Tensor = self.model(images if self._is_first else self._receive_input(len(images)))
+        if self._is_last:
             return output
-        self._send(output, self.number + 1)
-        self._sent()
+        self._send(output, self.stage_index + 1)
+        self._wait_for_sends()
         return None
 
     def full_weights(self) -> Tensor | None:
-        """As of the whole model, on the first stage; every stage calls it."""
-        if not self._first:
+        """Weights of the whole model, on the first stage only. Every stage calls it."""
+        if not self._is_first:
             self._comm.send(self.weights(), to=0)
             return None
-        halves = [self.halves()]
-        for stage, (parameters, statistics) in enumerate(self._sizes[1:], start=1):
+        stages = [self.halves()]
+        for stage, (parameters, statistics) in enumerate(self._state_sizes[1:], start=1):
             state = torch.empty(parameters + statistics, device=self._comm.device)
             self._comm.recv(state, source=stage)
-            halves.append((state[:parameters], state[parameters:]))
-        return joined(halves)
+            stages.append((state[:parameters], state[parameters:]))
+        return joined(stages)
 
 
-def _sizes(task: Task, split_points: Sequence[str]) -> list[tuple[int, int]]:
-    """Of every part: numbers in its parameters, and in its statistics. No part is built in memory."""
+def _state_sizes(task: Task, split_points: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the number of parameters and of floating-point buffer elements of every stage."""
     shape, classes = task.data.train.images.shape[1:], task.data.classes
     with torch.device("meta"):
         blocks = dict(task.spec.model.blocks(shape, classes, torch.Generator("cpu")))
     return [
         (
-            sum(p.numel() for name in part for p in blocks[name].parameters()),
-            sum(b.numel() for name in part for b in blocks[name].buffers() if b.is_floating_point()),
+            sum(p.numel() for name in names for p in blocks[name].parameters()),
+            sum(b.numel() for name in names for b in blocks[name].buffers() if b.is_floating_point()),
         )
-        for part in stage_blocks(task.spec.model.names, split_points)
+        for names in stage_blocks(task.spec.model.names, split_points)
     ]

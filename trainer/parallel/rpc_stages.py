@@ -1,10 +1,11 @@
-"""Both ends of a model that is split over remote calls: who holds a part of it, and who drives them all.
+"""Model partitioning over RPC: the stages that hold the model, and the master that drives them.
 
-Requests are torch RPC's, and its distributed autograd goes the same way back. So a part computes in threads
-of torch's while its own thread waits; that one settles the accounts once an epoch, and nothing else does.
+Requests use torch RPC; gradients return through its distributed autograd. A stage therefore computes in
+torch's RPC threads while its main thread waits. Only the main thread writes to the clock, at the end of an
+epoch.
 
-Every request has the run's `timeout_s`. What torch sends by itself, for backward passes and the optimiser,
-has the agent's, which is the same.
+Every request has the run's `timeout_s`. Requests that torch sends itself, for backward passes and the
+optimiser, use the RPC agent's timeout, which has the same value.
 """
 
 from __future__ import annotations
@@ -37,161 +38,167 @@ if TYPE_CHECKING:
 
 MASTER = 0  # its rank
 
-# What this process holds, by its rank. A module's, because a process has one RPC agent, whose requests
-# name functions and not objects.
-_parts: dict[int, Part] = {}
+# The stages of this process by rank. Module state, because torch RPC requests name functions, not objects.
+_stages: dict[int, RpcStage] = {}
 
 
-class Part(Replica):
-    """A part of the model, its optimiser, and what they take their time for.
+class RpcStage(Replica):
+    """One stage of the model, its optimiser, and its time and traffic.
 
-    Its time goes from one event to the next, each noted where it happens: something has come, something is
-    computed. A backward pass is computed from the gradient of the output to the last gradient that the
-    engine has of this part. Messages are noted as a Communicator's are, so waiting for them is told from
-    moving them after training.
+    Events divide the stage's time: each interval between two of them is compute, communication or waiting.
+    The backward pass takes from the arrival of the output's gradient to the last gradient that autograd
+    computes here. Sends and receives are recorded as a Communicator records them, so that waiting is
+    separated from transfers after training.
     """
 
     def __init__(
         self, task: Task, comm: Communicator, split_points: Sequence[str], timeout_s: float
     ) -> None:
+        """Build this rank's stage: rank 1 holds the first one. timeout_s: of the wait for each epoch."""
         names = task.spec.model.names
         self._blocks = stage_blocks(names, split_points)[comm.rank - 1]
         super().__init__(task.build_model(0, device=comm.device, only=self._blocks), task, comm.clock)
         self.loss = None
         self._comm, self._timeout_s = comm, timeout_s
-        self._before, self._after = comm.rank - 1, (comm.rank + 1) % comm.size
+        self._previous_rank, self._next_rank = comm.rank - 1, (comm.rank + 1) % comm.size
         shapes = input_shapes(task.spec.model, task.data.train.images.shape[1:], task.data.classes)
-        self._enters = shapes[names.index(self._blocks[0])]
-        self._serving = threading.Event()
-        self._steps: SimpleQueue[int] = SimpleQueue()
-        self._noted = comm.clock.now()
-        self._received, self._computed = [0.0, 0.0], [0.0, 0.0]  # wall and CPU seconds, not booked yet
+        self._input_shape = shapes[names.index(self._blocks[0])]
+        self._in_epoch = threading.Event()
+        self._epoch_steps: SimpleQueue[int] = SimpleQueue()
+        self._last_event = comm.clock.now()
+        # Wall and CPU seconds of the epoch that are not on the clock yet.
+        self._communicate_s, self._compute_s = [0.0, 0.0], [0.0, 0.0]
         for parameter in self._parameters:
-            parameter.register_hook(lambda _: self._note(self._computed))
-        _parts[comm.rank] = self
+            parameter.register_hook(lambda _: self._add_interval(self._compute_s))
+        _stages[comm.rank] = self
 
     @property
     def blocks(self) -> list[str]:
         return self._blocks
 
-    def serve(self) -> int:
-        """Let the master train for an epoch. Returns how many steps it took. Raises CommunicationError."""
-        knock = Heartbeat(MASTER, self._timeout_s)
+    def run_epoch(self) -> int:
+        """Execute the master's requests until it ends the epoch. Raises CommunicationError.
+
+        Returns:
+            The number of steps of the epoch.
+        """
+        heartbeat = Heartbeat(MASTER, self._timeout_s)
         with self._clock.phase("wait"):
-            self._noted = self._clock.now()
-            self._serving.set()
+            self._last_event = self._clock.now()
+            self._in_epoch.set()
             while True:
                 try:
-                    steps = self._steps.get(timeout=HEARTBEAT_S)
+                    steps = self._epoch_steps.get(timeout=HEARTBEAT_S)
                     break
                 except Empty:
-                    knock.check()
-            self._serving.clear()
-        # Of the waiting, what others have done in this process meanwhile.
-        self._clock.transfer("wait", "compute", *self._computed)
-        self._clock.transfer("wait", "communicate", *self._received)
-        self._computed, self._received = [0.0, 0.0], [0.0, 0.0]
+                    heartbeat.check()
+            self._in_epoch.clear()
+        # Meanwhile the RPC threads have computed and communicated.
+        self._clock.transfer("wait", "compute", *self._compute_s)
+        self._clock.transfer("wait", "communicate", *self._communicate_s)
+        self._compute_s, self._communicate_s = [0.0, 0.0], [0.0, 0.0]
         return steps
 
     def predict(self, images: Tensor) -> None:
-        """Take activations from the part before, and send on what this one makes of them."""
-        buffer = torch.empty(len(images), *self._enters)
-        self._comm.recv(buffer.view(-1), self._before)
-        self._comm.send(self.model(channels_last(buffer)).reshape(-1), self._after)
+        """Receive activations from the previous stage and send this stage's output to the next rank."""
+        buffer = torch.empty(len(images), *self._input_shape)
+        self._comm.recv(buffer.view(-1), self._previous_rank)
+        self._comm.send(self.model(channels_last(buffer)).reshape(-1), self._next_rank)
 
     def full_weights(self) -> None:
-        """The master has them."""
+        """The master returns the weights of the whole model."""
 
-    # What the master asks for, in threads of torch's. It asks for one thing after the other.
+    # Requests of the master, executed one after the other in torch's RPC threads.
 
-    def over(self, steps: int) -> None:
-        """The epoch is over: it had so many steps."""
-        self._steps.put(steps)
+    def end_epoch(self, steps: int) -> None:
+        """End the epoch, which had `steps` steps."""
+        self._epoch_steps.put(steps)
 
-    def forward(self, made_before: Tensor | RRef[Tensor]) -> Tensor:
-        """One batch through this part: images, or what the part before has made of them."""
-        if not self._serving.wait(self._timeout_s):  # its own thread is about to
-            raise TimeoutError(f"it has not begun the epoch within {self._timeout_s:g} s")
-        x: Tensor
-        x = made_before if isinstance(made_before, Tensor) else made_before.to_here(self._timeout_s)
-        self._receipt(self._before)
-        if self.activation_bytes is None:  # all steps keep as much
+    def forward(self, x: Tensor | RRef[Tensor]) -> Tensor:
+        """Forward pass of a batch. x: images, or a reference to the output of the previous stage."""
+        if not self._in_epoch.wait(self._timeout_s):  # the main thread may still be on its way to it
+            raise TimeoutError(f"the stage did not start the epoch within {self._timeout_s:g} s")
+        x = x if isinstance(x, Tensor) else x.to_here(self._timeout_s)
+        self._record_receive(self._previous_rank)
+        if self.activation_bytes is None:  # equal in all steps
             with Activations() as activations:
                 y: Tensor = self.model(x)
             self.activation_bytes = activations.most_bytes
         else:
             y = self.model(x)
-        self._note(self._computed)
-        self._post(self._after, y.nbytes)
+        self._add_interval(self._compute_s)
+        self._record_send(self._next_rank, y.nbytes)
         if y.requires_grad:
-            y.register_hook(lambda _: self._receipt(self._after))
+            y.register_hook(lambda _: self._record_receive(self._next_rank))
         if x.requires_grad:
             payload = x.nbytes
-            x.register_hook(lambda _: self._pass_back(payload))
+            x.register_hook(lambda _: self._send_gradient(payload))
         return y
 
     def step(self) -> None:
-        """As the optimiser's; torch has put this step's gradients where it looks for them."""
-        self._noted = self._clock.now()  # what was before is waiting
+        """Step the optimiser. torch has stored the gradients of this step in the parameters."""
+        self._last_event = self._clock.now()  # the interval before was waiting
         self._optimizer.step()
-        self._note(self._computed)
+        self._add_interval(self._compute_s)
 
-    def _pass_back(self, payload: int) -> None:
-        self._note(self._computed)
-        self._post(self._before, payload)
+    def _send_gradient(self, payload: int) -> None:
+        """Record that the gradient of the input is computed, which distributed autograd sends back now."""
+        self._add_interval(self._compute_s)
+        self._record_send(self._previous_rank, payload)
 
-    def _receipt(self, source: int) -> None:
-        entered = self._noted[0]
-        self._note(self._received)
-        self._comm.traffic.receives.append((entered, self._noted[0], source))
+    def _record_receive(self, source: int) -> None:
+        entered = self._last_event[0]
+        self._add_interval(self._communicate_s)
+        self._comm.traffic.receives.append((entered, self._last_event[0], source))
 
-    def _post(self, to: int, payload: int) -> None:
-        self._comm.traffic.record_send(self._noted[0], to, payload)
+    def _record_send(self, to: int, payload: int) -> None:
+        self._comm.traffic.record_send(self._last_event[0], to, payload)
 
-    def _note(self, book: list[float]) -> None:
-        """Wall and CPU seconds since the last note; the main thread has used none of them."""
-        (wall, cpu), now = self._noted, self._clock.now()
-        book[0] += now[0] - wall
-        book[1] += now[1] - cpu
-        self._noted = now
+    def _add_interval(self, seconds: list[float]) -> None:
+        """Add wall and CPU time since the last event. The main thread waits and uses no CPU time."""
+        (wall, cpu), now = self._last_event, self._clock.now()
+        seconds[0] += now[0] - wall
+        seconds[1] += now[1] - cpu
+        self._last_event = now
 
 
-class Master(Replica):
-    """The whole model, as who drives the parts sees it: none of its blocks are here."""
+class RpcMaster(Replica):
+    """The master's view of the model. It holds no blocks and drives the stages by remote calls."""
 
     def __init__(self, task: Task, comm: Communicator, timeout_s: float) -> None:
+        """timeout_s: of each request to a stage."""
         super().__init__(task.build_model(0, only=()), task, comm.clock)
         self._comm, self._timeout_s = comm, timeout_s
-        self._holders = range(1, comm.size)
+        self._stage_ranks = range(1, comm.size)
         self._classes = task.data.classes
 
     @property
     def blocks(self) -> list[str]:
         return []
 
-    def optimizer(self) -> DistributedOptimizer:
-        """The optimisers of all parts, as one. The parts must be there."""
-        with warnings.catch_warnings():  # of TorchScript, which torch itself uses in there
+    def distributed_optimizer(self) -> DistributedOptimizer:
+        """Return one optimiser over the parameters of all stages, which must be ready for requests."""
+        with warnings.catch_warnings():  # torch's own use of TorchScript
             warnings.simplefilter("ignore", DeprecationWarning)
             from torch.distributed.optim import DistributedOptimizer
-        parameters = [each for rank in self._holders for each in self._of(rank, _parameters)]
+        parameters = [each for rank in self._stage_ranks for each in self._call(rank, _parameters)]
         log = logging.getLogger(DistributedOptimizer.__module__)
-        before, log.disabled = log.disabled, True  # it warns of optimisers that TorchScript does not know
+        before, log.disabled = log.disabled, True  # it warns of optimisers without a TorchScript version
         try:
-            return DistributedOptimizer(_optimizer, parameters)
+            return DistributedOptimizer(_local_optimizer, parameters)
         finally:
             log.disabled = before
 
     def forward(self, batch: Batch) -> Tensor:
-        """The mean loss over the batch, whose way back leads through all parts.
+        """Return the mean loss over the batch; its autograd graph spans all stages.
 
-        A part gets a reference to what the one before has made, and fetches it there.
+        Each stage gets a reference to the output of the previous one and fetches it from there.
         """
-        traffic, last = self._comm.traffic, self._holders[-1]
+        traffic, last = self._comm.traffic, self._stage_ranks[-1]
         with self._clock.phase("communicate") as span:
-            traffic.record_send(span.entered, self._holders[0], batch.images.nbytes)
+            traffic.record_send(span.entered, self._stage_ranks[0], batch.images.nbytes)
             x: Tensor | RRef[Tensor] = batch.images
-            for rank in self._holders[:-1]:
+            for rank in self._stage_ranks[:-1]:
                 x = rpc.remote(worker_name(rank), _forward, args=(rank, x), timeout=self._timeout_s)
             output: Tensor = rpc.rpc_async(
                 worker_name(last), _forward, args=(last, x), timeout=self._timeout_s
@@ -200,64 +207,64 @@ class Master(Replica):
         with self._clock.phase("compute") as span:
             loss = nll_loss(output, batch.labels)
             self.loss, self._output, self._labels = loss.detach(), output.detach(), batch.labels
-        traffic.record_send(span.left, last, output.nbytes)  # its gradient's
+        traffic.record_send(span.left, last, output.nbytes)  # the gradient of the output
         return loss
 
     @contextmanager
-    def in_reach(self) -> Iterator[None]:
-        """Turn what goes wrong in the block into a CommunicationError, which names a node that is gone."""
+    def failures_as_communication_errors(self) -> Iterator[None]:
+        """Raise errors of the block as CommunicationError, which names a node that is gone."""
         try:
             yield
         except (RuntimeError, TimeoutError) as error:
-            check_alive(self._holders)
-            lines = str(error).strip().splitlines()  # of a part's: where, what, and its stack
+            check_alive(self._stage_ranks)
+            lines = str(error).strip().splitlines()  # an error of a stage: where, what, and its stack
             reason = " ".join(lines[: 2 if "On WorkerInfo" in lines[0] else 1])
-            raise CommunicationError(f"training over remote calls failed: {reason}") from error
+            raise CommunicationError(f"training over RPC failed: {reason}") from error
 
-    def over(self, steps: int) -> None:
-        """Tell the parts that the epoch, which had so many steps, is over."""
+    def end_epoch(self, steps: int) -> None:
+        """End the epoch, which had `steps` steps, on all stages."""
         with self._clock.phase("communicate"):
-            for rank in self._holders:
-                self._of(rank, _over, steps)
+            for rank in self._stage_ranks:
+                self._call(rank, _end_epoch, steps)
 
     def predict(self, images: Tensor) -> Tensor:
-        """As of the whole model; every part calls its own."""
-        self._comm.send(images.reshape(-1), self._holders[0])
+        """Log-probabilities of the whole model. Every stage calls its own `predict`."""
+        self._comm.send(images.reshape(-1), self._stage_ranks[0])
         output = torch.empty(len(images), self._classes)
-        self._comm.recv(output.view(-1), self._holders[-1])
+        self._comm.recv(output.view(-1), self._stage_ranks[-1])
         return output
 
     def full_weights(self) -> Tensor:
-        """As of the whole model, from all parts."""
-        return joined([self._of(rank, _halves) for rank in self._holders])
+        """Weights of the whole model, fetched from all stages."""
+        return joined([self._call(rank, _weights) for rank in self._stage_ranks])
 
-    def _of(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
-        with rpc_errors(rank, "asking"):
+    def _call(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
+        with rpc_errors(rank, "calling"):
             return rpc.rpc_async(
                 worker_name(rank), function, args=(rank, *args), timeout=self._timeout_s
             ).wait()
 
 
-# These run in the process of a part. torch pickles a function by its name.
+# These functions run in the process of a stage. torch RPC pickles a function by its name.
 
 
 def _forward(rank: int, x: Tensor | RRef[Tensor]) -> Tensor:
-    return _parts[rank].forward(x)
+    return _stages[rank].forward(x)
 
 
-def _over(rank: int, steps: int) -> None:
-    _parts[rank].over(steps)
+def _end_epoch(rank: int, steps: int) -> None:
+    _stages[rank].end_epoch(steps)
 
 
 def _parameters(rank: int) -> list[RRef[Tensor]]:
-    return [RRef(parameter) for parameter in _parts[rank].model.parameters()]
+    return [RRef(parameter) for parameter in _stages[rank].model.parameters()]
 
 
-def _halves(rank: int) -> tuple[Tensor, Tensor]:
-    return _parts[rank].halves()
+def _weights(rank: int) -> tuple[Tensor, Tensor]:
+    return _stages[rank].halves()
 
 
-def _optimizer(parameters: list[Tensor]) -> Part:
-    """What DistributedOptimizer lets step here: the part, which has an optimiser over its parameters."""
-    (part,) = _parts.values()
-    return part
+def _local_optimizer(parameters: list[Tensor]) -> RpcStage:
+    """Called by DistributedOptimizer: the stage steps its own optimiser over these parameters."""
+    (stage,) = _stages.values()
+    return stage

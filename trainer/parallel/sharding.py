@@ -1,4 +1,4 @@
-"""Replicas of which a rank keeps a part: torch does it; here it is timed, and what it sends is counted."""
+"""Sharded data parallelism: ZeRO and FSDP replicas by torch, with time and traffic recorded."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from trainer.training.task import Task
 
 
 class ShardedReplica(Replica):
-    """Every rank keeps its rows of every tensor; `fully_shard` brings a block together to use it."""
+    """FSDP: each rank keeps its rows of every tensor; `fully_shard` all-gathers a block before its use."""
 
     def __init__(self, model: nn.Sequential, task: Task, comm: Communicator, *, reshard: bool) -> None:
-        """reshard: whether a rank lets go of the others' rows between forward and backward pass."""
+        """reshard: free the other ranks' rows between the forward and the backward pass."""
         for module in model.modules():
             for parameter in module.parameters(recurse=False):
                 if parameter.dim() == 4:  # "FSDP does not support non-contiguous parameters yet"
                     parameter.data = parameter.data.contiguous()
-                    module.register_forward_hook(_channels_last)
+                    module.register_forward_hook(_to_channels_last)
         mesh = init_device_mesh("cpu", (comm.size,))
         blocks = [block for block in model if next(block.parameters(), None) is not None]
         for block in blocks:
@@ -41,21 +41,22 @@ class ShardedReplica(Replica):
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """As `Replica.evaluating`. All ranks enter it; in the first forward pass the model comes together.
+        """Put the model in evaluation mode. All ranks enter; the first forward pass gathers the weights.
 
-        It stays so for the others, of which the ranks may have a different number.
+        The weights stay gathered, because ranks may have different numbers of forward passes.
         """
         self._root.set_reshard_after_forward(False)
         with super().evaluating():
             yield
-        # And not `reshard`: it remembers these forward passes too, and would gather more in the next step.
+        # `reshard()` is not enough: FSDP also records these forward passes and would prefetch more blocks
+        # in the next step.
         self._root.reset_iter_state()
         self._root.set_reshard_after_forward(self._reshard)
 
     def weights(self) -> Tensor:
-        """As `Replica.weights`, brought together: all ranks call it."""
-        whole = [each.full_tensor() if isinstance(each, DTensor) else each for each in self._state]
-        return torch.cat([each.detach().reshape(-1) for each in whole])
+        """The full weights, see `Replica.weights`. All ranks call it."""
+        full = [each.full_tensor() if isinstance(each, DTensor) else each for each in self._state]
+        return torch.cat([each.detach().reshape(-1) for each in full])
 
     def _state_tensors(self) -> dict[str, list[Tensor]]:
         held = super()._state_tensors()
@@ -65,50 +66,50 @@ class ShardedReplica(Replica):
         }
 
 
-class OwnersReplica(Replica):
-    """A whole model in DDP, whose tensors have one owner each: it alone steps them, then all get them."""
+class ShardedOptimizerReplica(Replica):
+    """ZeRO-1: a full model in DDP; each tensor's owner rank updates it and broadcasts the result."""
 
     def __init__(self, model: nn.Module, task: Task, comm: Communicator) -> None:
         super().__init__(model, task, comm.clock)
-        build: Any = task.spec.optimizer.build  # called as the class would be
+        build: Any = task.spec.optimizer.build  # torch calls it like an optimiser class
         self._optimizer = self._zero = ZeroRedundancyOptimizer(
             self._parameters, optimizer_class=build, lr=task.spec.lr
         )
         own = [p for group in self._zero.optim.param_groups for p in group["params"]]
-        self._broadcasts = Broadcasts(comm, sum(p.nbytes for p in own))
-        self._zero.optim.register_step_post_hook(self._broadcasts.begin)
+        self._broadcast_span = BroadcastSpan(comm, sum(p.nbytes for p in own))
+        self._zero.optim.register_step_post_hook(self._broadcast_span.start)
 
     def step(self) -> None:
-        """Move the weights that are this rank's, give them to all and get the others'."""
+        """Update this rank's own tensors, broadcast them and receive those of the other ranks."""
         super().step()
-        self._broadcasts.end()
+        self._broadcast_span.finish()
 
     def _state_tensors(self) -> dict[str, list[Tensor]]:
         return {**super()._state_tensors(), "optimizer": state_of(self._zero.optim)}
 
 
-class Broadcasts:
-    """What follows the step of a rank's own weights: every owner hands round its own, all at once."""
+class BroadcastSpan:
+    """Time and traffic of the broadcasts that follow the local optimiser step."""
 
-    def __init__(self, comm: Communicator, own: int) -> None:
-        """own: bytes of the weights that are this rank's."""
-        self._comm, self._sent = comm, own * (comm.size - 1)
-        self._begun = comm.clock.now()
+    def __init__(self, comm: Communicator, own_bytes: int) -> None:
+        """own_bytes: of the tensors that this rank owns."""
+        self._comm, self._sent = comm, own_bytes * (comm.size - 1)
+        self._started = comm.clock.now()
 
-    def begin(self, *_: object) -> None:
-        """The rank's own step is done: the optimiser's hook."""
-        self._begun = self._comm.clock.now()
+    def start(self, *_: object) -> None:
+        """Optimiser hook: the local step has finished."""
+        self._started = self._comm.clock.now()
 
-    def end(self) -> None:
-        """Book the time since then as a meeting of all ranks."""
-        (entered, cpu), (left, cpu_left) = self._begun, self._comm.clock.now()
+    def finish(self) -> None:
+        """Book the time since `start` as a collective of all ranks."""
+        (entered, cpu), (left, cpu_left) = self._started, self._comm.clock.now()
         self._comm.clock.transfer("compute", "communicate", left - entered, cpu_left - cpu)
         self._comm.traffic.bytes_sent += self._sent
         self._comm.traffic.collectives.append((entered, left))
 
 
 class Collective:
-    """What `fully_shard` calls in place of torch's own collective; it returns when that is done."""
+    """Replaces a collective of `fully_shard`. It is synchronous."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
@@ -117,7 +118,7 @@ class Collective:
         return torch.empty(*size, dtype=dtype, device=device)
 
     @contextmanager
-    def _meeting(self, doing: str, shard: Tensor) -> Iterator[None]:
+    def _recorded(self, doing: str, shard: Tensor) -> Iterator[None]:
         comm = self._comm
         with comm.clock.phase("communicate") as span, communication_errors(doing):
             yield
@@ -127,24 +128,24 @@ class Collective:
 
 
 class AllGather(Collective):
-    """Brings a block's weights together."""
+    """All-gathers the weights of a block."""
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool) -> None:
-        with self._meeting("all-gather of weights", input_tensor):
+        with self._recorded("all-gather of weights", input_tensor):
             dist.all_gather_single(output_tensor, input_tensor, group=group)
 
 
 class ReduceScatter(Collective):
-    """Gives every rank its rows of a block's mean gradient."""
+    """Reduce-scatters the gradient of a block: each rank gets its rows of the mean."""
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any) -> None:
-        with self._meeting("reduce-scatter of gradients", output_tensor):
+        with self._recorded("reduce-scatter of gradients", output_tensor):
             dist.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group)
 
 
-def _channels_last(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
-    """A forward hook: a convolution's output lies in memory as where its weights are channels_last.
+def _to_channels_last(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+    """Forward hook: convert a convolution's output to channels_last, as with channels_last weights.
 
-    It does so by itself but for a batch of one sample. Dropout draws in the order of memory.
+    torch does so itself except for a batch of one sample. Dropout draws in memory order.
     """
     return output.contiguous(memory_format=torch.channels_last)

@@ -1,8 +1,11 @@
-"""Layers of which each rank holds a share, and what ranks tell each other inside them."""
+"""Sharded layers for tensor parallelism, and the two functions by which their ranks communicate.
+
+The forward functions of column- and row-parallel layers are in trainer/strategies/tensor_parallel.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,141 +19,155 @@ from trainer.models.base import ParallelPair
 from trainer.models.layers.dropout import Dropout
 
 Layer = nn.Linear | nn.Conv2d
-PER_CHANNEL = ("weight", "bias", "running_mean", "running_var")  # of a normalisation
+LayerForward = Callable[[Tensor, Layer, Communicator], Tensor]
+NORM_STATE = ("weight", "bias", "running_mean", "running_var")  # one element per channel
 
 
 @dataclass(frozen=True)
-class Shares:
-    """How channels or features are shared out: the first sizes[0] of them are rank 0's, and so on."""
+class Sharding:
+    """How a dimension is divided over the ranks: rank 0 has the first sizes[0] elements, and so on."""
 
     sizes: tuple[int, ...]
     rank: int
 
     @classmethod
-    def even(cls, units: int, each: int, comm: Communicator) -> Shares:
-        """So many units of `each` channels; where ranks do not divide them, the first have one more."""
-        least, more = divmod(units, comm.size)
-        return cls(tuple((least + (rank < more)) * each for rank in range(comm.size)), comm.rank)
+    def of_units(cls, units: int, unit_size: int, comm: Communicator) -> Sharding:
+        """Divide `units` units of `unit_size` elements each. The first ranks get the remainder."""
+        quotient, remainder = divmod(units, comm.size)
+        sizes = ((quotient + (rank < remainder)) * unit_size for rank in range(comm.size))
+        return cls(tuple(sizes), comm.rank)
 
-    def times(self, numbers: int) -> Shares:
-        """Of channels that have become so many numbers each: nn.Flatten keeps a channel's together."""
-        return Shares(tuple(size * numbers for size in self.sizes), self.rank)
+    def repeated(self, times: int) -> Sharding:
+        """The sharding after each element has become `times` elements, as nn.Flatten does with channels."""
+        return Sharding(tuple(size * times for size in self.sizes), self.rank)
 
-    def of(self, tensor: Tensor, dim: int) -> Tensor:
-        """This rank's share of a whole tensor, a view of it."""
+    def shard(self, tensor: Tensor, dim: int) -> Tensor:
+        """Return this rank's shard of a full tensor along `dim`, as a view."""
         start = sum(self.sizes[: self.rank])
         return tensor.narrow(dim, start, self.sizes[self.rank])
 
 
-class Slicer:
-    """Takes this rank's share of blocks, one after the other in the order in which data passes them."""
+class ModelSharder:
+    """Replaces the blocks of a model by this rank's shards, block by block in forward order.
 
-    def __init__(self, pairs: Sequence[ParallelPair], comm: Communicator) -> None:
-        # Of what is not whole: shares of which dimension.
-        self.slices: dict[Tensor, tuple[Shares, int]] = {}
-        self._firsts = {pair.column: pair for pair in pairs}
-        self._seconds = {pair.row for pair in pairs}
-        self._comm = comm
-        # Of the channels that pass between a first layer and its second.
-        self._passing: Shares | None = None
-
-    def __call__(self, name: str, block: nn.Module) -> nn.Module:
-        """What this rank holds of a block, whose weights must be contiguous."""
-        chain = nn.Sequential()
-        chain.add_module(name, block)
-        for path, layer in [*chain.named_modules()][1:]:  # the first is the chain
-            if path in self._firsts:
-                chain.set_submodule(path, self._column(cast("Layer", layer), self._firsts[path].units))
-            elif path in self._seconds:
-                chain.set_submodule(path, self._row(cast("Layer", layer)))
-            elif self._passing is not None:
-                chain.set_submodule(path, self._between(layer, self._passing))
-        return chain.get_submodule(name)
-
-    def _column(self, layer: Layer, width: int) -> nn.Module:
-        self._passing = Shares.even(width, len(layer.weight) // width, self._comm)
-        self._keep(layer, ("weight", "bias"), self._passing)
-        return Column(layer, self._comm)
-
-    def _row(self, layer: Layer) -> nn.Module:
-        shares = cast("Shares", self._passing)
-        shares = shares.times(layer.weight.shape[1] // sum(shares.sizes))
-        self._keep(layer, ("weight",), shares, dim=1)
-        self._passing = None
-        return Row(layer, self._comm)
-
-    def _between(self, layer: nn.Module, shares: Shares) -> nn.Module:
-        if isinstance(layer, Dropout):
-            return SharedDropout(layer, shares)
-        if isinstance(layer, nn.BatchNorm2d | nn.GroupNorm):
-            if isinstance(layer, nn.GroupNorm):
-                layer.num_groups = layer.num_groups * shares.sizes[shares.rank] // layer.num_channels
-                layer.num_channels = shares.sizes[shares.rank]
-            self._keep(layer, PER_CHANNEL, shares)
-        elif [*layer.parameters(recurse=False)]:
-            raise TypeError(f"a {type(layer).__name__} stands between two layers that are a pair")
-        return layer
-
-    def _keep(self, layer: nn.Module, names: Sequence[str], shares: Shares, dim: int = 0) -> None:
-        """Let the layer have this rank's share of its tensors of these names, and forget the rest."""
-        for name in names:
-            whole: Tensor | None = getattr(layer, name, None)
-            if whole is not None:
-                mine = shares.of(whole.detach(), dim).clone()
-                mine = nn.Parameter(mine) if isinstance(whole, nn.Parameter) else mine
-                setattr(layer, name, mine)
-                self.slices[mine] = shares, dim
-
-
-class Column(nn.Module):
-    """A layer that gives out this rank's share of its features or channels, from an input that all have."""
-
-    def __init__(self, layer: Layer, comm: Communicator) -> None:
-        super().__init__()
-        self.layer, self._comm = layer, comm
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.layer(_Copy.apply(x, self._comm))  # type: ignore[no-untyped-call]
-        return y
-
-
-class Row(nn.Module):
-    """A layer that takes this rank's share of its inputs; its output is the same on all ranks.
-
-    The bias is added after the sum, by every rank: it is replicated.
+    Attributes:
+        shardings: of each sharded tensor, its sharding and the dimension.
     """
 
-    def __init__(self, layer: Layer, comm: Communicator) -> None:
+    def __init__(
+        self, pairs: Sequence[ParallelPair], comm: Communicator, column: LayerForward, row: LayerForward
+    ) -> None:
+        """column, row: forward functions of column- and row-parallel layers."""
+        self.shardings: dict[Tensor, tuple[Sharding, int]] = {}
+        self._column_layers = {pair.column: pair for pair in pairs}
+        self._row_layers = {pair.row for pair in pairs}
+        self._comm, self._column, self._row = comm, column, row
+        # Of the channels between a column-parallel layer and its row-parallel one.
+        self._channels: Sharding | None = None
+
+    def __call__(self, name: str, block: nn.Module) -> nn.Module:
+        """Return this rank's shard of a block. The block's weights must be contiguous."""
+        chain = nn.Sequential()
+        chain.add_module(name, block)
+        for path, layer in [*chain.named_modules()][1:]:  # without the chain itself
+            if path in self._column_layers:
+                pair = self._column_layers[path]
+                chain.set_submodule(path, self._shard_columns(cast("Layer", layer), pair.units))
+            elif path in self._row_layers:
+                chain.set_submodule(path, self._shard_rows(cast("Layer", layer)))
+            elif self._channels is not None:
+                chain.set_submodule(path, self._shard_between(layer, self._channels))
+        return chain.get_submodule(name)
+
+    def _shard_columns(self, layer: Layer, units: int) -> nn.Module:
+        """A = [A_1 … A_P] by columns: torch stores A transposed, so these are rows of `layer.weight`."""
+        self._channels = Sharding.of_units(units, len(layer.weight) // units, self._comm)
+        self._shard_state(layer, ("weight", "bias"), self._channels)
+        return ParallelLayer(layer, self._comm, self._column)
+
+    def _shard_rows(self, layer: Layer) -> nn.Module:
+        """B by rows, sharded as the outputs of the column-parallel layer are. Its bias is replicated."""
+        channels = cast("Sharding", self._channels)
+        inputs = channels.repeated(layer.weight.shape[1] // sum(channels.sizes))
+        self._shard_state(layer, ("weight",), inputs, dim=1)
+        self._channels = None
+        return ParallelLayer(layer, self._comm, self._row)
+
+    def _shard_between(self, layer: nn.Module, channels: Sharding) -> nn.Module:
+        if isinstance(layer, Dropout):
+            return ShardedDropout(layer, channels)
+        if isinstance(layer, nn.BatchNorm2d | nn.GroupNorm):
+            if isinstance(layer, nn.GroupNorm):
+                layer.num_groups = layer.num_groups * channels.sizes[channels.rank] // layer.num_channels
+                layer.num_channels = channels.sizes[channels.rank]
+            self._shard_state(layer, NORM_STATE, channels)
+        elif [*layer.parameters(recurse=False)]:
+            raise TypeError(f"cannot shard a {type(layer).__name__} between two tensor-parallel layers")
+        return layer
+
+    def _shard_state(
+        self, layer: nn.Module, names: Sequence[str], sharding: Sharding, dim: int = 0
+    ) -> None:
+        """Replace the layer's tensors of these names by this rank's shards."""
+        for name in names:
+            full: Tensor | None = getattr(layer, name, None)
+            if full is not None:
+                shard = sharding.shard(full.detach(), dim).clone()
+                shard = nn.Parameter(shard) if isinstance(full, nn.Parameter) else shard
+                setattr(layer, name, shard)
+                self.shardings[shard] = sharding, dim
+
+
+class ParallelLayer(nn.Module):
+    """A shard of a Linear or Conv2d with the forward function of a column- or row-parallel layer."""
+
+    def __init__(self, layer: Layer, comm: Communicator, forward: LayerForward) -> None:
         super().__init__()
-        self.layer, self._comm = layer, comm
+        self.layer, self._comm, self._forward = layer, comm, forward
 
     def forward(self, x: Tensor) -> Tensor:
-        layer = self.layer
-        if isinstance(layer, nn.Conv2d):
-            part = conv2d(x, layer.weight, None, layer.stride, layer.padding, layer.dilation)
-        else:
-            part = linear(x, layer.weight)
-        y: Tensor = _Sum.apply(part, self._comm)  # type: ignore[no-untyped-call]
-        return y if layer.bias is None else y + layer.bias.view(-1, *[1] * (y.dim() - 2))
+        return self._forward(x, self.layer, self._comm)
 
 
-class SharedDropout(Dropout):
-    """Draws for all channels, as the whole model does, and uses its share: what is dropped is serial's."""
+class ShardedDropout(Dropout):
+    """Dropout of a shard of the channels: it draws the mask of all channels, as serial training does."""
 
-    def __init__(self, whole: Dropout, shares: Shares) -> None:
-        super().__init__(whole.probability, whole.generator)
-        self._whole, self._shares = whole, shares
+    def __init__(self, full: Dropout, channels: Sharding) -> None:
+        super().__init__(full.probability, full.generator)
+        self._full, self._channels = full, channels
 
     def mask(self, x: Tensor) -> Tensor:
-        shares = self._shares.times(x.shape[1] // self._shares.sizes[self._shares.rank])
-        # In the order in which the whole activations would lie in memory: channels last.
-        whole = x.new_empty(len(x), *x.shape[2:], sum(shares.sizes)).movedim(-1, 1)
-        return shares.of(self._whole.mask(whole), dim=1)
+        features = self._channels.repeated(x.shape[1] // self._channels.sizes[self._channels.rank])
+        # Draw in the memory order of the full activations: channels last.
+        full = x.new_empty(len(x), *x.shape[2:], sum(features.sizes)).movedim(-1, 1)
+        return features.shard(self._full.mask(full), dim=1)
 
 
-class _Copy(torch.autograd.Function):
-    """Shoeybi et al.'s f: the input is the same on all ranks; its gradient is the sum of theirs."""
+def copy_to_ranks(x: Tensor, comm: Communicator) -> Tensor:
+    """f of Shoeybi et al.: the identity forward, an all-reduce of the gradient backward."""
+    y: Tensor = _CopyToRanks.apply(x, comm)  # type: ignore[no-untyped-call]
+    return y
 
+
+def reduce_from_ranks(x: Tensor, comm: Communicator) -> Tensor:
+    """g of Shoeybi et al.: an all-reduce forward, the identity backward."""
+    y: Tensor = _ReduceFromRanks.apply(x, comm)  # type: ignore[no-untyped-call]
+    return y
+
+
+def multiply(x: Tensor, layer: Layer) -> Tensor:
+    """Apply the weight of a layer without its bias."""
+    if isinstance(layer, nn.Conv2d):
+        return conv2d(x, layer.weight, None, layer.stride, layer.padding, layer.dilation)
+    return linear(x, layer.weight)
+
+
+def add_bias(x: Tensor, layer: Layer) -> Tensor:
+    """Add the bias of a layer, if it has one, to its features or channels (dimension 1)."""
+    return x if layer.bias is None else x + layer.bias.view(-1, *[1] * (x.dim() - 2))
+
+
+class _CopyToRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, comm: Communicator) -> Tensor:
         ctx.comm = comm
@@ -159,15 +176,13 @@ class _Copy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _summed(gradient, ctx.comm), None
+        return _all_reduce(gradient, ctx.comm), None
 
 
-class _Sum(torch.autograd.Function):
-    """Shoeybi et al.'s g: the output is the sum of all ranks'; each has its whole gradient already."""
-
+class _ReduceFromRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, comm: Communicator) -> Tensor:
-        return _summed(x, comm)
+        return _all_reduce(x, comm)
 
     @staticmethod
     @once_differentiable
@@ -175,8 +190,8 @@ class _Sum(torch.autograd.Function):
         return gradient, None
 
 
-def _summed(x: Tensor, comm: Communicator) -> Tensor:
-    """The sum over ranks, with channels last in memory: flat it has to be in one order on all of them."""
+def _all_reduce(x: Tensor, comm: Communicator) -> Tensor:
+    """Return the sum over ranks, in channels_last order, which is the same on all ranks."""
     total = x.movedim(1, -1).clone(memory_format=torch.contiguous_format)
     comm.all_reduce(total.view(-1), "sum")
     return total.movedim(-1, 1)

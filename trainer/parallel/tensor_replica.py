@@ -1,4 +1,4 @@
-"""A slice: one rank's share of the weights of a model whose layers are shared out."""
+"""Tensor-parallel replica: one rank's shards of the sharded layers, and a copy of the other layers."""
 
 from __future__ import annotations
 
@@ -9,47 +9,52 @@ from torch import Tensor
 
 from trainer.comm.base import Communicator
 from trainer.core.clock import Clock
-from trainer.parallel.tensor_layers import Slicer
+from trainer.parallel.tensor_layers import LayerForward, ModelSharder
 from trainer.training.replica import Replica
 from trainer.training.task import Task
 
 
-class Slice(Replica):
-    """A share of each pair of layers, the rest of the model whole, and the optimiser for both.
+class TensorParallelReplica(Replica):
+    """A rank's shard of the model and the optimiser of its parameters.
 
-    What is whole stays the same on all ranks without a message: it starts from the same weights, and its
-    gradient comes from activations and gradients that all-reduce has left with the same bits on all ranks,
-    through the same kernels. It is not taken for granted: `full_weights`, whose digests are compared, has
-    each rank's own.
+    Replicated layers stay equal on all ranks without communication: they start from equal weights, and
+    their gradients result from activations and gradients that the all-reduce has made bitwise equal. This
+    is checked, not assumed: `full_weights` takes replicated layers from each rank, and the digests of the
+    ranks are compared.
     """
 
-    def __init__(self, task: Task, clock: Clock, comm: Communicator) -> None:
-        slicer = Slicer(task.spec.model.tensor_parallel_pairs if comm.size > 1 else [], comm)
-        # Dropout of whole activations draws the same on all ranks: they are all the first copy.
-        super().__init__(task.build_model(0, device=comm.device, take=slicer), task, clock)
-        self._slices, self._comm = slicer.slices, comm
+    def __init__(
+        self, task: Task, clock: Clock, comm: Communicator, column: LayerForward, row: LayerForward
+    ) -> None:
+        """column, row: forward functions of column- and row-parallel layers."""
+        pairs = task.spec.model.tensor_parallel_pairs if comm.size > 1 else []
+        sharder = ModelSharder(pairs, comm, column, row)
+        # Replica 0 on all ranks: dropout of replicated activations must draw the same masks.
+        super().__init__(task.build_model(0, device=comm.device, take=sharder), task, clock)
+        self._shardings, self._comm = sharder.shardings, comm
 
     def predict(self, images: Tensor) -> Tensor | None:
-        """As of the whole model; every rank calls it, and the first one tells."""
+        """Log-probabilities of the whole model, on rank 0 only. Every rank calls it."""
         output = super().predict(images)
         return output if self._comm.rank == 0 else None
 
     def full_weights(self) -> Tensor:
-        """All ranks' shares, and what is whole as this rank has it, in the order of the whole model.
+        """Weights of the whole model: gathered shards, and this rank's replicated layers.
 
         Every rank calls it.
         """
-        return torch.cat([self._whole(tensor).reshape(-1) for tensor in self._state])
+        return torch.cat([self._gather(tensor).reshape(-1) for tensor in self._state])
 
-    def _whole(self, tensor: Tensor) -> Tensor:
+    def _gather(self, tensor: Tensor) -> Tensor:
+        """Return the full tensor of a shard; a replicated tensor as it is."""
         mine = tensor.detach()
-        if tensor not in self._slices:
+        if tensor not in self._shardings:
             return mine
-        shares, dim = self._slices[tensor]
-        pieces = []
-        for rank, size in enumerate(shares.sizes):
+        sharding, dim = self._shardings[tensor]
+        shards = []
+        for rank, size in enumerate(sharding.sizes):
             shape = [*mine.shape[:dim], size, *mine.shape[dim + 1 :]]
-            piece = mine.reshape(-1).clone() if rank == self._comm.rank else mine.new_empty(prod(shape))
-            self._comm.broadcast(piece, root=rank)
-            pieces.append(piece.view(shape))
-        return torch.cat(pieces, dim)
+            shard = mine.reshape(-1).clone() if rank == self._comm.rank else mine.new_empty(prod(shape))
+            self._comm.broadcast(shard, root=rank)
+            shards.append(shard.view(shape))
+        return torch.cat(shards, dim)

@@ -52,12 +52,12 @@ class AsyncParameterServer(Strategy):
             self._work(session, replica)
 
     def _serve(self, session: Session, replica: Replica) -> None:
-        from trainer.parallel.parameter_server import Progress, Server
+        from trainer.parallel.parameter_server import BoundedStaleness, Server
 
         server = Server(replica, session.comm, session.timeout_s)
         for epoch in session.epochs(evaluate="server"):
             steps = session.steps(epoch)
-            server.begin(Progress(dict(enumerate(steps, start=1)), self.max_staleness))
+            server.start_epoch(BoundedStaleness(dict(enumerate(steps, start=1)), self.max_staleness))
             for _ in session.server_steps(sum(steps)):
                 with server.next_push() as gradient:
                     with session.clock.phase("compute"):
@@ -65,9 +65,9 @@ class AsyncParameterServer(Strategy):
                     replica.step()
 
     def _work(self, session: Session, replica: Replica) -> None:
-        from trainer.parallel.parameter_server import Client
+        from trainer.parallel.parameter_server import Worker
 
-        server, staleness = Client(session.comm, session.timeout_s), []
+        server, staleness = Worker(session.comm, session.timeout_s), []
         for epoch in session.epochs(evaluate="server"):
             for batch in session.batches(epoch):
                 replica.set_flat_parameters(server.pull())

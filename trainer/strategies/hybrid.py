@@ -1,4 +1,4 @@
-"""Hybrid: several pipelines side by side, each on its part of the samples."""
+"""Hybrid parallelism: several replicas of a pipeline, each on its own part of the samples."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import Field
 
 from trainer.core.strategy import MicroBatches, SplitPoints, Strategy, Uneven
-from trainer.parallel.schedules import Schedule, bubble, passes, pipeline_validation_error
+from trainer.parallel.schedules import Schedule, bubble, pipeline_validation_error
+from trainer.strategies.pipeline import forward_backward
 
 if TYPE_CHECKING:
     from trainer.models.base import Model
@@ -19,9 +20,9 @@ Grid = Annotated[list[Annotated[int, Field(ge=1, le=1024)]], Field(min_length=2,
 class Hybrid(Strategy):
     """Combine data and pipeline parallelism on a grid of nodes (Narayanan et al. 2021).
 
-    shape [D, S]: D copies of the model, each a pipeline of S stages; rank d·S + s is stage s of copy d. In
-    each step the D ranks of a stage replace their gradients by the mean over all samples of the step, as
-    `all_reduce` does with the whole model's: [D, 1] is `all_reduce`, [1, S] is `pipeline`.
+    shape [D, S]: D replicas of the model, each a pipeline of S stages. Rank d·S + s holds stage s of
+    replica d. In each step the D ranks of a stage all-reduce their gradients to the mean over the samples
+    of the step. [D, 1] equals `all_reduce`, [1, S] equals `pipeline`.
 
     Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using
     Megatron-LM", Sec. 2.
@@ -33,8 +34,7 @@ class Hybrid(Strategy):
 
     shape: Grid | None = Field(
         None,
-        description="copies of the model, and stages of each; null: two stages, and as many copies as "
-        "there are nodes for",
+        description="[replicas, stages of each]; null: two stages, and as many replicas as the nodes allow",
     )
     schedule: Schedule = Field("1f1b", description="order of forward and backward passes in a stage")
     micro_batches: MicroBatches = 4
@@ -42,9 +42,9 @@ class Hybrid(Strategy):
     uneven: Uneven = "join"
 
     def grid(self, ranks: int) -> tuple[int, int]:
-        """Copies of the model, and stages of each."""
-        copies, stages = self.shape or (max(1, ranks // 2), 2)
-        return copies, stages
+        """Return the number of replicas and the number of stages of each."""
+        replicas, stages = self.shape or (max(1, ranks // 2), 2)
+        return replicas, stages
 
     def replicas(self, ranks: int) -> int:
         return self.grid(ranks)[0]
@@ -63,32 +63,35 @@ class Hybrid(Strategy):
         return self.micro_batches
 
     def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:
-        copies, stages = self.grid(ranks)
-        if copies * stages != ranks:
+        replicas, stages = self.grid(ranks)
+        if replicas * stages != ranks:
             grids = [[ranks // each, each] for each in range(1, ranks + 1) if ranks % each == 0]
             allowed = ", ".join(str(grid) for grid in grids if grid[1] <= len(model.names))
-            return f"shape [{copies}, {stages}] takes {copies * stages} ranks; allowed: {allowed}"
+            return f"shape [{replicas}, {stages}] needs {replicas * stages} ranks; allowed: {allowed}"
         return pipeline_validation_error(model, self.split_points, stages, self.micro_batches, batch_size)
 
     def bubble(self, ranks: int) -> float | None:
         return bubble(self.grid(ranks)[1], self.micro_batches)
 
     def train(self, session: Session) -> None:
-        from trainer.parallel.pipeline_stage import Stage, cut
+        from trainer.parallel.pipeline_stage import PipelineStage, choose_split_points
 
-        copies, stages = self.grid(session.size)
-        split_points = cut(session.task, session.comm, stages, self.split_points, self.micro_batches)
-        chain = session.comm.split(colour=session.rank // stages)
-        session.peers = peers = session.comm.split(colour=session.rank % stages)
-        stage = Stage(session.task, session.clock, chain, split_points, replica=peers.rank)
+        task = session.task
+        replicas, stages = self.grid(session.size)
+        split_points = choose_split_points(
+            task, session.comm, stages, self.split_points, self.micro_batches
+        )
+        pipeline_group = session.comm.split(colour=session.rank // stages)
+        session.peers = data_group = session.comm.split(colour=session.rank % stages)
+        stage = PipelineStage(task, session.clock, pipeline_group, split_points, replica=data_group.rank)
         session.start(stage)
         for epoch in session.epochs():
             for batch in session.synchronous_batches(epoch, self.uneven):
-                pieces = stage.begin(batch, self.micro_batches, weight=batch.share * copies)
-                for each in passes(self.schedule, stage.number, stages, pieces):
-                    stage.go(each)
-                stage.end()
+                # With this weight, the mean over D replicas is the mean over the samples of the step.
+                loss_weight = batch.share * replicas
+                micro_batches = stage.split_batch(batch, self.micro_batches, loss_weight)
+                forward_backward(stage, self.schedule, micro_batches)
                 gradient = stage.gradient()
-                peers.all_reduce(gradient, "mean")
+                data_group.all_reduce(gradient, "mean")
                 stage.set_gradient(gradient)
                 stage.step()

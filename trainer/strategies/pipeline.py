@@ -1,4 +1,4 @@
-"""Pipeline: the model is a chain of stages, one on each node, and a batch goes through in pieces."""
+"""Pipeline parallelism: the model is a chain of stages, one per node, and micro-batches flow through it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from trainer.parallel.schedules import Schedule, bubble, passes, pipeline_valida
 
 if TYPE_CHECKING:
     from trainer.models.base import Model
+    from trainer.parallel.pipeline_stage import PipelineStage
     from trainer.training.session import Session
 
 
@@ -19,9 +20,9 @@ class Pipeline(Strategy):
 
     The pipeline is flushed at the end of every step, so the mathematics is that of `serial`.
 
-    Activations go from stage to stage, gradients come back, and both are sent while the stage computes on.
-    A stage keeps the activations of the micro-batches that are between their forward and backward pass.
-    Batch statistics, where a model has them, are a micro-batch's, and dropout draws for one at a time.
+    Stages send activations forward and gradients backward, while they compute the next micro-batch. A stage
+    stores the activations of the micro-batches between their forward and backward pass. BatchNorm
+    statistics are those of a micro-batch, and dropout draws a mask per micro-batch.
 
     Source: Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream".
     """
@@ -48,15 +49,28 @@ class Pipeline(Strategy):
         return bubble(ranks, self.micro_batches)
 
     def train(self, session: Session) -> None:
-        from trainer.parallel.pipeline_stage import Stage, cut
+        from trainer.parallel.pipeline_stage import PipelineStage, choose_split_points
 
-        split_points = cut(session.task, session.comm, session.size, self.split_points, self.micro_batches)
-        stage = Stage(session.task, session.clock, session.comm, split_points, replica=0)
+        task, comm = session.task, session.comm
+        split_points = choose_split_points(task, comm, comm.size, self.split_points, self.micro_batches)
+        stage = PipelineStage(task, session.clock, comm, split_points, replica=0)
         session.start(stage)
         for epoch in session.epochs():
             for batch in session.batches(epoch):
-                pieces = stage.begin(batch, self.micro_batches)
-                for each in passes(self.schedule, stage.number, stage.stages, pieces):
-                    stage.go(each)
-                stage.end()
+                micro_batches = stage.split_batch(batch, self.micro_batches)
+                forward_backward(stage, self.schedule, micro_batches)
                 stage.step()
+
+
+def forward_backward(stage: PipelineStage, schedule: Schedule, micro_batches: int) -> None:
+    """Run the forward and backward passes of one step on this stage, and flush the pipeline."""
+    for each in passes(schedule, stage.stage_index, stage.num_stages, micro_batches):
+        if each.forward:
+            x = stage.receive_activations(each.micro_batch)  # images on the first stage
+            y = stage.forward_micro_batch(each.micro_batch, x)  # the last stage computes the loss
+            stage.send_activations(y)
+        else:
+            dy = stage.receive_gradient(each.micro_batch)  # the last stage starts from its loss
+            dx = stage.backward_micro_batch(each.micro_batch, dy)
+            stage.send_gradient(dx)
+    stage.finish_batch()

@@ -1,4 +1,4 @@
-"""Pipeline by torch: the same stages and schedules, driven by torch.distributed.pipelining."""
+"""Pipeline parallelism by torch: the stages of `pipeline`, driven by torch.distributed.pipelining."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 class PipelineTorch(Strategy):
     """Run the schedules of `pipeline` with torch.distributed.pipelining.
 
-    The library wants micro-batches of one size: a batch that `micro_batches` does not divide goes through
-    in the largest number of pieces below it that does, and in GPipe's order if those are fewer than stages.
-    It used to hang over gloo, where it waited for one of several sends alone (pytorch#132644); in the
-    version that is pinned here it does not. What it sends is counted where it hands it over. It does not
-    say when it waits: waiting for other stages is booked as communication.
+    torch needs micro-batches of equal size. If `micro_batches` does not divide a batch, the batch is split
+    into the largest smaller number that does; with fewer micro-batches than stages, the schedule is GPipe.
+
+    Bytes are counted where torch creates its sends. torch does not show when it waits, so waiting for other
+    stages is booked as communication. Older versions deadlock over gloo (pytorch#132644), the pinned one
+    does not.
 
     Source: torch's ScheduleGPipe and Schedule1F1B (Huang et al. 2019; Narayanan et al. 2019). The
     mathematics is that of `pipeline` and `serial`.
@@ -49,10 +50,10 @@ class PipelineTorch(Strategy):
         ):
             return reason
         if self.schedule == "1f1b" and self.micro_batches < ranks:
-            more = f"{ranks} to {batch_size} micro-batches, or " if ranks <= batch_size else ""
+            counts = f"{ranks} to {batch_size} micro-batches, or " if ranks <= batch_size else ""
             return (
-                f"torch's 1f1b takes as many micro-batches as stages or more, not {self.micro_batches}; "
-                f"allowed: {more}schedule gpipe"
+                f"torch's 1f1b needs at least as many micro-batches as stages ({ranks}), not "
+                f"{self.micro_batches}; allowed: {counts}schedule gpipe"
             )
         return None
 
@@ -60,15 +61,14 @@ class PipelineTorch(Strategy):
         return bubble(ranks, self.micro_batches)
 
     def train(self, session: Session) -> None:
-        from trainer.parallel.pipeline_stage import cut
+        from trainer.parallel.pipeline_stage import choose_split_points
         from trainer.parallel.torch_pipeline_stage import TorchPipelineStage
 
-        split_points = cut(session.task, session.comm, session.size, self.split_points, self.micro_batches)
-        stage = TorchPipelineStage(
-            session.task, session.comm, split_points, self.schedule, self.micro_batches
-        )
+        task, comm = session.task, session.comm
+        split_points = choose_split_points(task, comm, comm.size, self.split_points, self.micro_batches)
+        stage = TorchPipelineStage(task, comm, split_points, self.schedule, self.micro_batches)
         session.start(stage)
         for epoch in session.epochs():
             for batch in session.batches(epoch):
-                stage.pass_through(batch)
+                stage.forward_backward(batch)
                 stage.step()

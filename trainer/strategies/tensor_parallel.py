@@ -1,4 +1,4 @@
-"""Tensor parallelism: every layer's weights are shared out, and all nodes work on the same samples."""
+"""Tensor parallelism: each rank holds a shard of the layers, and all ranks train on the same samples."""
 
 from __future__ import annotations
 
@@ -7,26 +7,33 @@ from typing import TYPE_CHECKING, ClassVar
 from trainer.core.strategy import Strategy
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.comm.base import Communicator
     from trainer.models.base import Model
+    from trainer.parallel.tensor_layers import Layer
     from trainer.training.session import Session
 
 
 class TensorParallel(Strategy):
     """Split pairs of layers over the ranks, column- then row-parallel (Shoeybi et al. 2019).
 
-    The mathematics is that of `serial`, dropout included.
+    The mathematics is that of `serial`, dropout included. A pair of layers on P ranks is
 
-    Of a pair's first layer a rank has some of the outputs (columns of a Linear, output channels of a
-    Conv2d), of its second the inputs that take them up; nothing is exchanged in between. The sum over ranks
-    is the second's output (their g), and on the way back the gradient of the first's input (their f).
+        Y = XA + a    X: (B, in), A: (in, hidden)     column-parallel: A = [A_1 … A_P] by columns
+        Z = YB + b    Y: (B, hidden), B: (hidden, out)    row-parallel: B by rows, Z = Σ_i Y_i B_i + b
 
-    What is in no pair is replicated: normalisations outside of pairs, and layers that are left over. Those
-    are stems and classifiers, small on one side; shared out, they would save few weights, and cost an
-    all-gather of their output and an all-reduce of the gradient of their input.
+    Every rank has X and Z. Rank i holds A_i: (in, hidden/P), its part of the bias a, and
+    B_i: (hidden/P, out); it computes Y_i = X A_i + a_i and Y_i B_i. The bias b is replicated. Elementwise
+    functions, normalisation and dropout between the layers apply to Y_i, so the only exchange is the sum
+    over ranks: of Y_i B_i in the forward pass (g in the paper) and of the gradient of X in the backward
+    pass (f). For a Conv2d, columns are output channels and rows are input channels.
 
-    A pair costs each rank, in a step with B samples on P ranks, 4B·(in + out)·2(P − 1)/P bytes: in and out
-    are the numbers per sample that come to the first layer and leave the second. Images have no gradient:
-    for a first layer that they come to, in is 0.
+    Layers in no pair are replicated. They are stems and classifiers with one small dimension: sharding them
+    would save little memory and cost an all-gather of the output and an all-reduce of the input's gradient.
+
+    Traffic of a pair per rank and step: 4B·(in + out)·2(P − 1)/P bytes, where in and out are the sizes of a
+    sample's X and Z. Images need no gradient, so in is 0 for the first layer of the model.
 
     Source: Shoeybi et al. 2019, "Megatron-LM", Sec. 3.
     """
@@ -41,17 +48,36 @@ class TensorParallel(Strategy):
             return None
         if not model.tensor_parallel_pairs:
             return "it has no pair of layers to shard"
-        first, second, units = min(model.tensor_parallel_pairs, key=lambda pair: pair.units)
+        column, row, units = min(model.tensor_parallel_pairs, key=lambda pair: pair.units)
         if ranks <= units:
             return None
-        return f"{first} and {second} can be sharded over 1 to {units} ranks"
+        return f"{column} and {row} can be sharded over 1 to {units} ranks"
 
     def train(self, session: Session) -> None:
-        from trainer.parallel.tensor_replica import Slice
+        from trainer.parallel.tensor_replica import TensorParallelReplica
 
-        replica = Slice(session.task, session.clock, session.comm)
+        replica = TensorParallelReplica(
+            session.task, session.clock, session.comm, column_parallel, row_parallel
+        )
         session.start(replica)
         for epoch in session.epochs():
             for batch in session.batches(epoch):
                 replica.backward(batch)
                 replica.step()
+
+
+def column_parallel(x: Tensor, layer: Layer, comm: Communicator) -> Tensor:
+    """Return Y_i = X A_i + a_i, this rank's features or channels. X is equal on all ranks."""
+    from trainer.parallel.tensor_layers import copy_to_ranks
+
+    x = copy_to_ranks(x, comm)  # f: identity forward, all-reduce of the gradient backward
+    y: Tensor = layer(x)
+    return y
+
+
+def row_parallel(y: Tensor, layer: Layer, comm: Communicator) -> Tensor:
+    """Return Z = Σ_i Y_i B_i + b, equal on all ranks. y: this rank's Y_i."""
+    from trainer.parallel.tensor_layers import add_bias, multiply, reduce_from_ranks
+
+    z = reduce_from_ranks(multiply(y, layer), comm)  # g: all-reduce forward, identity backward
+    return add_bias(z, layer)  # after the sum, or it would be added P times

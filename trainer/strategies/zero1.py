@@ -36,7 +36,7 @@ class Zero1(Strategy):
     def train(self, session: Session) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
-        from trainer.parallel.sharding import OwnersReplica
+        from trainer.parallel.sharding import ShardedOptimizerReplica
 
         warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")  # see ddp.py
         ddp = DistributedDataParallel(
@@ -46,7 +46,7 @@ class Zero1(Strategy):
         )
         buckets = Buckets(session.comm, NoneCompression(), seed=0)
         ddp.register_comm_hook(None, lambda _, bucket: buckets.mean(bucket))
-        replica = OwnersReplica(ddp, session.task, session.comm)
+        replica = ShardedOptimizerReplica(ddp, session.task, session.comm)
         session.start(replica)
         for epoch in session.epochs():
             for batch in session.synchronous_batches(epoch, self.uneven):

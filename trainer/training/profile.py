@@ -1,4 +1,4 @@
-"""What each block of a model costs: parameters, FLOPs, bytes, time. Where to cut follows from it."""
+"""Profile of a model's blocks: parameters, FLOPs, bytes and time. Split points are chosen from it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,23 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class BlockProfile:
-    """One block's costs. flops and bytes are per sample, seconds per batch.
+    """Costs of one block.
 
-    flops: of the forward pass, in convolutions and matrix products alone, a multiply-add counts as two.
-    output_bytes: what would cross a cut behind the block, and its gradient comes back. saved_bytes: what
-    the backward pass has to be kept for, without parameters and buffers; what several blocks keep counts
-    for the first.
+    Attributes:
+        name: of the block.
+        parameters: number of parameter elements.
+        output_shape: of one sample.
+        flops: of the forward pass per sample, convolutions and matrix products only. A multiply-add is two.
+        output_bytes: per sample. A split after this block sends as much forward, and as much gradient back.
+        saved_bytes: saved for the backward pass per sample, without parameters and buffers. A tensor that
+            several blocks save counts for the first of them.
+        forward_s: seconds of the forward pass of a batch.
+        backward_s: seconds of the backward pass of a batch.
     """
 
     name: str
     parameters: int
-    output_shape: tuple[int, ...]  # of one sample
+    output_shape: tuple[int, ...]
     flops: float
     output_bytes: float
     saved_bytes: float
@@ -42,11 +48,11 @@ class BlockProfile:
 
     @property
     def seconds(self) -> float:
-        """Forward and backward."""
+        """Forward and backward pass of a batch."""
         return self.forward_s + self.backward_s
 
 
-def profile(
+def profile_blocks(
     blocks: Iterable[Block],
     images: Tensor,
     labels: Tensor,
@@ -55,20 +61,26 @@ def profile(
     runs: int = 5,
     clock: Clock = time.perf_counter,
 ) -> list[BlockProfile]:
-    """Measure each block on one batch, in training, with as many threads as torch has now.
+    """Profile each block on one batch in training mode, on the CPU, with torch's current thread count.
 
-    images: (batch, channels, height, width). labels: (batch,) int64; the loss counts for the last block.
-    Times are medians over `runs` passes through the chain, after `warm_up` more. A block has a backward
-    pass if it has parameters or comes after one that has. The blocks' weights stay as they are and keep
-    no gradients, but statistics follow the images and dropout's stream moves on: give it blocks of its
-    own. On the CPU.
+    A block has a backward pass if it or a block before it has parameters. Weights do not change and keep no
+    gradients. Running statistics and dropout generators do change: pass blocks that are used for nothing
+    else.
+
+    Args:
+        blocks: names and modules in forward order.
+        images: shape (batch, channels, height, width).
+        labels: int64, shape (batch,). The time of the loss counts for the last block.
+        warm_up: passes before the measurement.
+        runs: measured passes; times are medians over them.
+        clock: returns seconds.
     """
     chain = list(blocks)
     for _, block in chain:
         block.train()
     batch = len(images)
-    flops, outputs, saved = _counted(chain, images)
-    times = [_timed(chain, images, labels, clock) for _ in range(warm_up + runs)][warm_up:]
+    flops, outputs, saved = _count(chain, images)
+    times = [_time_pass(chain, images, labels, clock) for _ in range(warm_up + runs)][warm_up:]
     forward, backward = (
         [median(each) for each in zip(*passes, strict=True)] for passes in zip(*times, strict=True)
     )
@@ -87,61 +99,61 @@ def profile(
     ]
 
 
-def _counted(chain: Sequence[Block], images: Tensor) -> tuple[list[int], list[Tensor], list[int]]:
-    """Of each block: FLOPs, output, bytes that it keeps for the backward pass; all of the whole batch."""
-    own = {
+def _count(chain: Sequence[Block], images: Tensor) -> tuple[list[int], list[Tensor], list[int]]:
+    """Return FLOPs, output and bytes saved for the backward pass of each block, for the whole batch."""
+    model_storages = {
         tensor.untyped_storage().data_ptr()
         for _, block in chain
         for tensor in (*block.parameters(), *block.buffers())
     }
-    kept: dict[int, torch.UntypedStorage] = {}  # held, so that no two ever have the same address
+    saved_storages: dict[int, torch.UntypedStorage] = {}  # keeps them alive, so that no address is reused
     flops, outputs, saved = [], [], []
 
-    def keep(tensor: Tensor) -> Tensor:
+    def record(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept.setdefault(storage.data_ptr(), storage)
+        if storage.data_ptr() not in model_storages:
+            saved_storages.setdefault(storage.data_ptr(), storage)
         return tensor
 
     x = images
     for _, block in chain:
-        before = len(kept)
-        with FlopCounterMode(display=False) as counter, saved_tensors_hooks(keep, lambda tensor: tensor):
+        before = len(saved_storages)
+        with FlopCounterMode(display=False) as counter, saved_tensors_hooks(record, lambda tensor: tensor):
             x = block(x)
         flops.append(counter.get_total_flops())
         outputs.append(x)
-        saved.append(sum(storage.nbytes() for storage in [*kept.values()][before:]))
+        saved.append(sum(storage.nbytes() for storage in [*saved_storages.values()][before:]))
     return flops, outputs, saved
 
 
-def _timed(
+def _time_pass(
     chain: Sequence[Block], images: Tensor, labels: Tensor, clock: Clock
 ) -> tuple[list[float], list[float]]:
-    """Seconds of each block's forward and backward pass, in one pass through the chain."""
+    """Return the seconds of each block's forward and backward pass, in one pass through the chain."""
     forward, ends, x = [], [], images
     for at, (_, block) in enumerate(chain):
-        # Cut off from the block before, so that the backward pass stops here and can be timed.
+        # Detached from the previous block, so that the backward pass stops here and can be timed.
         x = x.detach().requires_grad_(x.requires_grad)
-        began = clock()
+        start = clock()
         y = block(x)
         if at == len(chain) - 1:
             y = nll_loss(y, labels)
-        forward.append(clock() - began)
+        forward.append(clock() - start)
         ends.append((x, y))
         x = y
     backward, gradient = [], None
     for (x, y), (_, block) in zip(reversed(ends), reversed(chain), strict=True):
-        began = clock()
+        start = clock()
         if y.requires_grad:
             y.backward(gradient)
-        backward.append(clock() - began)
+        backward.append(clock() - start)
         gradient = x.grad
         block.zero_grad(set_to_none=True)
     return forward, backward[::-1]
 
 
-def profile_of(spec: RunSpec) -> list[BlockProfile]:
-    """The run's model on one batch of noise in the shape of its dataset, on one thread; no data is read."""
+def profile_model(spec: RunSpec) -> list[BlockProfile]:
+    """Profile the run's model on one thread, with a batch of noise in the shape of its dataset."""
     from pathlib import Path
 
     from trainer.training.task import Task
@@ -154,6 +166,6 @@ def profile_of(spec: RunSpec) -> list[BlockProfile]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return profile(model.named_children(), images, labels)
+        return profile_blocks(model.named_children(), images, labels)
     finally:
         torch.set_num_threads(threads)
