@@ -153,13 +153,13 @@ def _figure(drawn: Sequence[Drawn]) -> str:
     # Imported here: matplotlib takes longest of all to load, and the tables do without.
     from matplotlib import rc_context
 
-    from orchestrator.report.figures.maps import Map, label_maps
+    from orchestrator.report.figures.maps import LabelMap, label_maps
     from orchestrator.report.figures.style import RC
     from orchestrator.report.figures.svg import to_svg
     from orchestrator.report.model.labels import ClusterShape
 
     maps = [
-        Map(item.label, ClusterShape.of(item.run), item.partition_summary)
+        LabelMap(item.label, ClusterShape.of(item.run), item.partition_summary)
         for item in drawn
         if item.partition_summary
     ]

@@ -1,4 +1,4 @@
-"""The report: what the runs of a sweep say when they are set against each other. Reads files only."""
+"""The report: a comparison of the runs of a sweep. It reads result files only."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from orchestrator.results.store import SweepPaths, write_atomic
 def write_report(paths: SweepPaths) -> None:
     """Write results.csv, epochs.csv, report.md, report.html and plots/*.svg beside the sweep's results.
 
-    Runs that have no result yet are listed as pending. Can be called again at any time; figures of an
-    earlier report that this one does not have are removed. Raises InputError for files that are unfit.
+    Runs without a result are listed as pending. Figures of an earlier report that this one does not have
+    are removed. Raises InputError for invalid files.
     """
-    # Imported here: matplotlib takes longest of all to load, and most commands draw nothing.
+    # Imported here, since matplotlib is slow to load and most commands draw nothing.
     from orchestrator.report.figures import draw
     from orchestrator.report.findings import find
     from orchestrator.report.model.comparison import read_comparison
     from orchestrator.report.render import html, markdown
-    from orchestrator.report.render.epochs_csv import epochs_csv
-    from orchestrator.report.render.results_csv import results_csv
+    from orchestrator.report.render.csv_tables import epochs_csv, results_csv
 
     comparison = read_comparison(paths)
     findings, plots = find(comparison), draw(comparison)

@@ -1,6 +1,6 @@
-"""How a report writes numbers: one way for each quantity, so that two of them compare at a glance.
+"""Number formats: one per quantity, so that values compare at a glance.
 
-A number and its unit are joined by a no-break space. A value that is absent is an en dash.
+A no-break space joins a number and its unit. An en dash stands for an absent value.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ def seconds(value: float | None) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """A speedup, or another number that needs no unit behind it."""
+    """A speedup, or another number without a unit."""
     return ABSENT if value is None else significant(value)
 
 
 def whole(value: float) -> str:
-    """A number of things, where a mean may not be one: `1,875`."""
+    """A count, rounded to a whole number: `1,875`."""
     return f"{value:,.0f}"
 
 
 def percent(value: float | None) -> str:
-    """A share or an accuracy, given as 0 … 1."""
+    """A share or an accuracy between 0 and 1."""
     return ABSENT if value is None else f"{value:.1%}"
 
 
 def bits(value: float | None) -> str:
-    """A Jensen–Shannon divergence, whose unit stands beside it."""
+    """A Jensen–Shannon divergence in bits, without the unit."""
     return ABSENT if value is None else f"{value:.3f}"
 
 
 def distance(value: float | None) -> str:
-    """An earth mover's distance, 0 … 2, which has no unit."""
+    """An earth mover's distance, 0 … 2, without a unit."""
     return ABSENT if value is None else f"{value:.2f}"
 
 
 def points(value: float | None) -> str:
-    """A difference of two shares, given as −1 … 1, in signed percentage points."""
+    """A difference of two shares, −1 … 1, in signed percentage points."""
     if value is None:
         return ABSENT
     shown = round(value * 100, 1)
@@ -67,7 +67,7 @@ def points(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """An amount of data, given in bytes, with decimal prefixes as links are rated."""
+    """An amount of data in bytes, with decimal prefixes, as links are rated."""
     if value is None:
         return ABSENT
     power = 0
@@ -77,7 +77,7 @@ def size(value: float | None) -> str:
 
 
 def memory(value: float | None) -> str:
-    """An amount of memory, given in MiB."""
+    """An amount of memory in MiB."""
     return ABSENT if value is None else f"{significant(value)}{JOIN}MiB"
 
 

@@ -1,14 +1,19 @@
-"""What tests of the report share: results, records and comparisons without a training."""
+"""Shared by the tests of the report: results, records and comparisons, made without training."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+from orchestrator.report import formats, write_report
+from orchestrator.report.findings import find
+from orchestrator.report.findings.base import Finding
 from orchestrator.report.model.comparison import Comparison, compare
 from orchestrator.report.model.rows import Row
-from orchestrator.report.render.results_csv import results_csv
+from orchestrator.report.render.columns import Column, filled
+from orchestrator.report.render.csv_tables import results_csv
 from orchestrator.results.records import (
     Certificate,
     CertifiedPart,
@@ -17,11 +22,13 @@ from orchestrator.results.records import (
     RunResult,
     Status,
 )
-from orchestrator.results.store import SweepRecord
+from orchestrator.results.store import SweepPaths, SweepRecord, write_atomic
 from orchestrator.runtimes import RUNTIMES
 from trainer.data.certificate import CoverageRecord
 from trainer.models.lenet import LeNet
 from trainer.spec.run_spec import RunSpec
+
+T = TypeVar("T")
 
 NODE_KINDS = {"local": "local processes", "docker": "containers of Docker 26.1.5"}
 ONE_SHOT_ALONE = {"name": "one_shot", "init": "independent"}
@@ -52,8 +59,10 @@ def a_run(
     staleness: Sequence[tuple[float, int]] = (),
     **fields: Any,
 ) -> RunResult:
-    """A result as a runner would write it. Ranks are alike but for `own`, `digests` and `staleness`, of
-    those who train: mean and largest."""
+    """A result as a runner writes it, with equal ranks.
+
+    own: accuracies of local models. digests: of the ranks' weights. staleness: mean and maximum per worker.
+    """
     spec = RunSpec.model_validate(
         {
             "strategy": strategy,
@@ -155,7 +164,7 @@ def in_parts(
     seconds: Sequence[dict[str, float]] = (),
     activations: Sequence[int] = (),
 ) -> RunResult:
-    """The run with ranks that differ: each holds so many parameters, a momentum of each, and the rest."""
+    """The run with ranks that hold these parameters, one momentum for each, and the given blocks."""
 
     def of_rank(rank: RankResult) -> RankResult:
         at = rank.rank
@@ -176,15 +185,19 @@ def in_parts(
 
 
 def a_pipeline(
-    cut: str = "flatten", *, named: bool = True, step_s: float = 0.05, **fields: Any
+    split_point: str = "flatten", *, requested: bool = True, step_s: float = 0.05, **fields: Any
 ) -> RunResult:
-    """A pipeline of two stages on lenet: the first works 3 s and waits 1 s, the second the other way round.
+    """A pipeline of two stages of lenet: stage 0 is busy for 3 s and waits for 1 s, stage 1 the reverse.
 
-    named: whether the cut was asked for. 90 steps.
+    requested: whether the split point was given. 90 steps.
     """
     names = LeNet().names
-    at = names.index(cut)
-    strategy = {"name": "pipeline", **({"split_points": [cut]} if named else {}), **fields.pop("more", {})}
+    at = names.index(split_point)
+    strategy = {
+        "name": "pipeline",
+        **({"split_points": [split_point]} if requested else {}),
+        **fields.pop("more", {}),
+    }
     run = a_run(strategy, nodes=2, train_s=90 * step_s, **fields)
     return in_parts(
         run,
@@ -221,12 +234,47 @@ def row_of(comparison: Comparison, strategy: str, seed: int = 0) -> Row:
 def repeated(
     strategy: str | dict[str, Any], values: Sequence[float], what: str = "train_s", **fields: Any
 ) -> list[RunResult]:
-    """One run per value of the quantity `what`, each with a seed of its own."""
+    """One run per value of the quantity `what`, each with its own seed."""
     return [a_run(strategy, seed=seed, **{what: value}, **fields) for seed, value in enumerate(values)]
 
 
 def csv_lines(comparison: Comparison) -> list[dict[str, str]]:
     return list(csv.DictReader(results_csv(comparison).splitlines()))
+
+
+def findings_of(comparison: Comparison, kind: str) -> list[Finding]:
+    """The findings of a kind."""
+    return [finding for finding in find(comparison) if finding.kind == kind]
+
+
+def finding_of(comparison: Comparison, kind: str) -> Finding:
+    """The only finding of a kind."""
+    (finding,) = findings_of(comparison, kind)
+    return finding
+
+
+def cells(columns: Sequence[Column[T]], items: Sequence[T]) -> list[dict[str, str]]:
+    """For each item, the text and detail of every column shown, by key of the column, with plain spaces."""
+    return [
+        {
+            column.key: " | ".join(filter(None, [cell.text, cell.detail])).replace(formats.JOIN, " ")
+            for column in filled(columns, items)
+            for cell in [column.cell(item)]
+        }
+        for item in items
+    ]
+
+
+def write_sweep(
+    directory: Path, *results: RunResult, pending: Sequence[str] = (), **fields: Any
+) -> SweepPaths:
+    """The files that a runner leaves, and the report on them."""
+    paths = SweepPaths(directory)
+    write_atomic(paths.record, a_record(results, pending, **fields).model_dump_json())
+    for result in results:
+        write_atomic(paths.run(result.key).result, result.model_dump_json())
+    write_report(paths)
+    return paths
 
 
 SERIAL = a_run(train_s=8.0, accuracy=0.9)

@@ -1,4 +1,4 @@
-"""The report's arithmetic: against the serial run, over seeds, and in results.csv."""
+"""Rows and groups: comparison with the serial run, spreads over seeds, and results.csv."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.report.findings import find
-from orchestrator.report.model.groups import Spread
 from orchestrator.report.model.labels import component_label
 from orchestrator.report.model.rows import NO_SERIAL, NO_TRAINING, NOT_OK
-from orchestrator.report.render.results_csv import COLUMNS
+from orchestrator.report.render.csv_tables import RESULT_COLUMNS
+from orchestrator.report.statistics.spread import Spread
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import (
     FAST,
@@ -19,18 +18,19 @@ from tests.unit.report_support import (
     a_comparison,
     a_run,
     csv_lines,
+    finding_of,
     row_of,
 )
 
 # Against the serial run
 
 
-def test_speedups_are_quotients_of_the_serial_run_of_the_same_seed() -> None:
+def test_speedups_are_relative_to_the_serial_run_of_the_same_seed() -> None:
     other_seed = a_run(seed=1, train_s=80.0)
     row = row_of(a_comparison(SERIAL, other_seed, FAST), "all_reduce")
     assert row.speedup == pytest.approx(8 / 5)
     assert row.efficiency == pytest.approx(8 / 5 / 2)
-    assert row.work_speedup == pytest.approx(8 / 4)
+    assert row.cpu_time_speedup == pytest.approx(8 / 4)
     assert row.accuracy_difference == pytest.approx(-0.05)
     assert row.baseline
     assert row.baseline.keys == (SERIAL.key,)
@@ -43,12 +43,11 @@ def test_without_a_serial_run_of_the_seed_the_mean_of_other_seeds_counts() -> No
     assert row.speedup == pytest.approx(8 / 5)
     assert row.baseline
     assert not row.baseline.same_seed
-    cautions = {finding.topic: finding for finding in find(comparison)}
-    assert cautions["Other seeds"].rows == (row,)
+    assert finding_of(comparison, "other_seeds").rows == (row,)
 
 
-def test_a_run_is_measured_against_serial_with_as_many_checkpoints() -> None:
-    """They take their time, and a mean of serial with and without would be of neither."""
+def test_the_baseline_has_the_same_checkpoint_interval() -> None:
+    """Checkpoints cost time, so a mean of serial runs with and without them would describe neither."""
     plain, kept = a_run(train_s=8.0), a_run(train_s=12.0, checkpoint_epochs=1)
     fast = [a_run("ddp", nodes=2, train_s=4.0), a_run("ddp", nodes=2, train_s=4.0, checkpoint_epochs=1)]
     rows = {row.key: row for row in a_comparison(plain, kept, *fast).rows}
@@ -59,9 +58,9 @@ def test_a_run_is_measured_against_serial_with_as_many_checkpoints() -> None:
     assert row.speedup is None
 
 
-def test_serial_measures_one_against_itself() -> None:
+def test_serial_has_speedup_one() -> None:
     row = row_of(a_comparison(SERIAL), "serial")
-    assert (row.speedup, row.work_speedup, row.accuracy_difference) == (1.0, 1.0, 0.0)
+    assert (row.speedup, row.cpu_time_speedup, row.accuracy_difference) == (1.0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -80,20 +79,20 @@ def test_serial_measures_one_against_itself() -> None:
         {"optimizer": {"name": "momentum", "momentum": 0.5}},
     ],
 )
-def test_other_work_is_no_baseline(other: dict[str, Any]) -> None:
+def test_another_workload_is_no_baseline(other: dict[str, Any]) -> None:
     row = row_of(a_comparison(a_run(**other), FAST), "all_reduce")
-    assert (row.speedup, row.efficiency, row.work_speedup, row.accuracy_difference) == (None,) * 4
+    assert (row.speedup, row.efficiency, row.cpu_time_speedup, row.accuracy_difference) == (None,) * 4
     assert row.no_speedup == NO_SERIAL
 
 
-def test_a_core_is_no_baseline_for_a_gpu() -> None:
+def test_a_cpu_run_is_no_baseline_for_a_gpu_run() -> None:
     on_gpu = a_run("all_reduce", nodes=4, transport="nccl", cores=2)
     comparison = a_comparison(SERIAL, FAST, on_gpu)
     row = next(row for row in comparison.rows if row.transport == "nccl")
     assert row.no_speedup == NO_SERIAL
-    assert row.work.label.endswith(", 2 epochs, on GPUs")
+    assert row.workload.label.endswith(", 2 epochs, on GPUs")
     assert not row.shares_cores
-    assert row_of(a_comparison(SERIAL, FAST), "all_reduce").work.label.endswith(", 2 epochs")
+    assert row_of(a_comparison(SERIAL, FAST), "all_reduce").workload.label.endswith(", 2 epochs")
 
 
 def test_a_failed_serial_run_is_no_baseline_and_a_failed_run_has_no_numbers() -> None:
@@ -105,13 +104,13 @@ def test_a_failed_serial_run_is_no_baseline_and_a_failed_run_has_no_numbers() ->
     assert (row.train_s, row.accuracy, row.coverage, row.seconds) == (None, None, None, {})
 
 
-def test_a_placebo_trains_nothing_and_is_not_measured_against_serial() -> None:
+def test_fault_injection_trains_nothing_and_has_no_speedup() -> None:
     comparison = a_comparison(SERIAL, a_run("fault_injection", accuracy=None))
     assert row_of(comparison, "fault_injection").no_speedup == NO_TRAINING
-    assert len(comparison.works) == 1
+    assert len(comparison.workloads) == 1
 
 
-def test_a_row_says_what_the_nodes_held_and_what_averaging_gained() -> None:
+def test_a_row_has_the_partition_and_the_gain_of_averaging() -> None:
     run = a_run("one_shot", nodes=3, accuracy=0.8, own=[0.5, 0.6, 0.7], coverage=0.7, overlap=0.2)
     row = row_of(a_comparison(run), "one_shot")
     assert row.local_accuracy == pytest.approx(0.6)
@@ -155,14 +154,14 @@ def test_efficiency_is_speedup_by_ranks() -> None:
     assert (row.speedup, row.efficiency) == (4.0, 0.5)
 
 
-def test_the_limits_of_nodes_are_in_the_name_of_the_work_unless_they_are_the_default() -> None:
-    (work,) = a_comparison(SERIAL, FAST).works
-    assert work.label == "digits, lenet, sgd lr 0.05, batch 32 per rank, 2 epochs"
+def test_the_workload_label_names_node_limits_that_are_not_the_default() -> None:
+    (workload,) = a_comparison(SERIAL, FAST).workloads
+    assert workload.label == "digits, lenet, sgd lr 0.05, batch 32 per rank, 2 epochs"
     limits = {"cpus": 0.4, "memory_mb": 512}
-    (work,) = a_comparison(a_run(**limits), a_run("all_reduce", nodes=2, **limits)).works
-    assert work.label.endswith("2 epochs, cpus 0.4 and 512 MiB memory per node")
-    (work,) = a_comparison(a_run(cpus=2, pids=64, shm_mb=32)).works
-    assert work.label.endswith("2 threads per rank, cpus 2, 64 pids and 32 MiB /dev/shm per node")
+    (workload,) = a_comparison(a_run(**limits), a_run("all_reduce", nodes=2, **limits)).workloads
+    assert workload.label.endswith("2 epochs, cpus 0.4 and 512 MiB memory per node")
+    (workload,) = a_comparison(a_run(cpus=2, pids=64, shm_mb=32)).workloads
+    assert workload.label.endswith("2 threads per rank, cpus 2, 64 pids and 32 MiB /dev/shm per node")
 
 
 def test_cores_are_shared_by_quotas_where_they_are_enforced() -> None:
@@ -179,7 +178,7 @@ def test_cores_are_shared_by_quotas_where_they_are_enforced() -> None:
 # Groups over seeds
 
 
-def test_a_group_is_all_that_differs_only_by_seed() -> None:
+def test_a_group_has_the_runs_that_differ_only_in_seed() -> None:
     runs = [
         a_run("all_reduce", nodes=2, seed=seed, train_s=train_s)
         for seed, train_s in enumerate([4.0, 6.0, 5.0])
@@ -202,8 +201,10 @@ def test_a_group_is_all_that_differs_only_by_seed() -> None:
 def test_runs_with_other_nodes_are_another_group(other: dict[str, Any]) -> None:
     comparison = a_comparison(a_run("ddp", nodes=2), a_run("ddp", nodes=2, **other))
     assert [len(group.rows) for group in comparison.groups] == [1, 1]
-    work, line = ({getattr(group, name) for group in comparison.groups} for name in ("work", "line"))
-    assert len(work) * len(line) == 2  # a figure would draw them as one otherwise
+    workloads, lines = (
+        {getattr(group, name) for group in comparison.groups} for name in ("workload", "line")
+    )
+    assert len(workloads) * len(lines) == 2  # a figure would draw them as one otherwise
 
 
 def test_a_group_without_a_quantity_has_no_spread() -> None:
@@ -225,7 +226,7 @@ def test_staleness_is_that_of_all_gradients() -> None:
     assert row.staleness == pytest.approx((30 * 0.5 + 60 * 1.5) / 90)
 
 
-def test_results_from_before_there_was_staleness_can_be_read() -> None:
+def test_results_without_staleness_can_be_read() -> None:
     written = FAST.model_dump(mode="json")
     for rank in written["ranks"]:
         del rank["staleness_mean"], rank["staleness_max"]
@@ -256,16 +257,16 @@ def test_csv_has_a_line_per_run_in_the_order_of_the_sweep() -> None:
 
 def test_csv_columns_carry_their_units() -> None:
     expected = "train_s work_cpu_s bytes_sent_per_node peak_memory_mib communicate_s js_divergence_max_bits"
-    assert set(expected.split()) <= set(COLUMNS)
+    assert set(expected.split()) <= set(RESULT_COLUMNS)
 
 
-def test_csv_tells_ranks_from_nodes() -> None:
+def test_csv_counts_ranks_and_nodes() -> None:
     one, several = csv_lines(a_comparison(FAST, a_run("ddp", nodes=2, processes_per_node=3, cores=1.5)))
     assert (one["nodes"], one["processes_per_node"], one["ranks"], one["cores"]) == ("2", "1", "2", "8")
     assert one["bytes_sent_per_node"] == one["bytes_sent_per_rank"] == "1000000.0"
     assert (several["nodes"], several["processes_per_node"], several["ranks"]) == ("2", "3", "6")
     assert several["cores"] == "1.5"
-    assert several["bytes_sent_per_node"] == ""  # what leaves a node of several ranks was not counted
+    assert several["bytes_sent_per_node"] == ""  # not counted: ranks of one node also send to each other
     assert several["bytes_sent_per_rank"] == "1000000.0"
     assert (one["cpus"], one["memory_mb"], one["pids"], one["shm_mb"]) == ("1.0", "2048", "512", "256")
 
@@ -276,7 +277,7 @@ def test_csv_has_the_staleness() -> None:
     assert (fast["staleness_mean"], fast["staleness_max"]) == ("", "")
 
 
-def test_csv_says_why_there_is_no_speedup() -> None:
+def test_csv_has_the_reason_for_a_missing_speedup() -> None:
     (line,) = csv_lines(a_comparison(FAST))
     assert line["speedup"] == ""
-    assert line["no_speedup_because"] == NO_SERIAL
+    assert line["no_speedup_reason"] == NO_SERIAL

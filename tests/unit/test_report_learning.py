@@ -1,4 +1,4 @@
-"""Learning rates, target accuracies and single epochs in the report."""
+"""Learning rates, target accuracies and epochs.csv."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from orchestrator.report import formats
 from orchestrator.report.figures import draw
 from orchestrator.report.findings import find
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import OTHER_EPOCHS
-from orchestrator.report.render import html, markdown
-from orchestrator.report.render.columns import GROUPS, RUNS, filled
-from orchestrator.report.render.epochs_csv import epochs_csv
+from orchestrator.report.render.columns import GROUPS, NOT_REACHED, RUNS
+from orchestrator.report.render.csv_tables import epochs_csv
 from orchestrator.results.records import Certificate, EpochPoint, RunResult
-from tests.unit.report_support import a_comparison, a_run, csv_lines, row_of
+from tests.unit.report_support import a_comparison, a_run, cells, csv_lines, finding_of, findings_of, row_of
 
 EPOCH_S = 2.0
 
@@ -29,7 +29,7 @@ def learned(
     lr: float = 0.05,
     **fields: Any,
 ) -> RunResult:
-    """A run of `epochs: 4` with these test accuracies, one for each; rank r is r/10 s late."""
+    """A run of `epochs: 4` with these test accuracies, one per epoch; rank r finishes r/10 s later."""
     patience = fields.get("patience", 1)
     run = a_run(
         strategy,
@@ -64,20 +64,10 @@ def learned(
     return run.model_copy(update={"epochs": points, "certificate": certificate})
 
 
-def groups(comparison: Comparison) -> dict[str, dict[str, str]]:
-    """Text of every cell that the table of cells shows, by strategy and title."""
-    columns = filled(GROUPS, comparison.groups)
-    return {
-        f"{group.strategy_label} {group.shape.nodes}": {
-            column.title: " ".join(filter(None, [column.cell(group).text, column.cell(group).detail]))
-            for column in columns
-        }
-        for group in comparison.groups
-    }
-
-
-def texts(comparison: Comparison, topic: str) -> str:
-    return " ".join(finding.text for finding in find(comparison) if finding.topic == topic)
+def by_strategy(comparison: Comparison) -> dict[str, dict[str, str]]:
+    """The cells of the table of results, by strategy and number of nodes."""
+    names = [f"{group.strategy_label} {group.shape.nodes}" for group in comparison.groups]
+    return dict(zip(names, cells(GROUPS, comparison.groups), strict=True))
 
 
 # Time to the target
@@ -92,7 +82,7 @@ def texts(comparison: Comparison, topic: str) -> str:
         ([0.91, 0.92, 0.93], 3, EPOCH_S),
     ],
 )
-def test_the_first_epoch_of_those_in_a_row_counts(
+def test_the_first_of_the_consecutive_epochs_counts(
     accuracies: list[float], patience: int, seconds: float
 ) -> None:
     (line,) = csv_lines(a_comparison(learned("serial", accuracies, patience=patience)))
@@ -103,7 +93,7 @@ def test_the_first_epoch_of_those_in_a_row_counts(
     assert float(line["time_to_target_s"]) == pytest.approx(seconds + 0.2)  # of the slowest rank
 
 
-def test_a_target_that_was_not_reached_is_told_and_not_left_blank() -> None:
+def test_a_target_that_was_not_reached_is_shown() -> None:
     never = a_comparison(learned("serial", [0.5, 0.6, 0.7, 0.8]))
     (line,) = csv_lines(never)
     assert (line["time_to_target_s"], line["target_reached"], line["target_accuracy"]) == (
@@ -111,56 +101,50 @@ def test_a_target_that_was_not_reached_is_told_and_not_left_blank() -> None:
         "false",
         "0.9",
     )
-    assert groups(never)["serial 1"]["Time to target accuracy"] == "not reached"
-    (column,) = [column for column in filled(RUNS, never.rows) if "target" in column.title]
-    assert column.cell(never.rows[0]).text == "not reached"
-    plots = draw(never)
-    assert "not reached in 4 epochs" in next(p.svg for p in plots if p.name == "time_to_target")
-    page, text = html.render(never, find(never), plots), markdown.render(never, find(never), plots)
-    assert "not reached" in page
-    assert "not reached" in text
+    assert by_strategy(never)["serial 1"]["time_to_target"] == NOT_REACHED
+    assert cells(RUNS, never.rows)[0]["time_to_target"] == NOT_REACHED
+    assert "time_to_target" in [plot.name for plot in draw(never)]
 
 
-def test_without_a_target_nothing_is_said_of_one() -> None:
+def test_without_a_target_nothing_mentions_one() -> None:
     plain = a_comparison(learned("serial", [0.5, 0.95, 0.6, 0.7], target=None))
-    assert not any("target" in title for title in groups(plain)["serial 1"])
-    assert not any("target" in column.title for column in filled(RUNS, plain.rows))
-    assert texts(plain, "Target accuracy") == ""
+    assert "time_to_target" not in by_strategy(plain)["serial 1"]
+    assert "time_to_target" not in cells(RUNS, plain.rows)[0]
+    assert [finding.kind for finding in find(plain) if finding.kind.startswith("target")] == []
     assert "time_to_target" not in [plot.name for plot in draw(plain)]
     (line,) = csv_lines(plain)
     assert (line["time_to_target_s"], line["target_reached"], line["target_accuracy"]) == ("", "", "")
 
 
-def test_seeds_that_reached_it_are_counted() -> None:
+def test_seeds_that_reached_the_target_are_counted() -> None:
     comparison = a_comparison(
         learned("serial", [0.5, 0.95], seed=0), learned("serial", [0.5, 0.6, 0.7, 0.8], seed=1)
     )
-    assert groups(comparison)["serial 1"]["Time to target accuracy"] == "4.00\u00a0s by 1 of 2\u00a0seeds"
-    assert texts(comparison, "Target accuracy") == (
-        "Only some seeds reached 90.0% test accuracy: serial (1 of 2)."
-    )
-    assert "1 of 2 seeds" in next(p.svg for p in draw(comparison) if p.name == "time_to_target")
+    assert by_strategy(comparison)["serial 1"]["time_to_target"] == "4.00 s | 1 of 2 seeds"
+    assert finding_of(comparison, "target_some_seeds").data["seeds"] == {"serial": (1, 2)}
+    assert findings_of(comparison, "target_first") == []
 
 
-def test_who_was_first_and_who_never_was() -> None:
+def test_first_second_and_never_at_the_target() -> None:
     comparison = a_comparison(
         learned("serial", [0.6, 0.7, 0.95]),
         learned("all_reduce", [0.5, 0.95], nodes=2, transport="gloo"),
         learned("ddp", [0.5, 0.95], nodes=3),
         learned("gossip", [0.5, 0.6, 0.7, 0.8], nodes=2, transport="gloo"),
     )
-    told = texts(comparison, "Target accuracy")
-    assert told.replace("\u00a0", " ") == (
-        "all_reduce over gloo on 2 nodes was the first at 90.0% test accuracy: 4.10 s of training, in "
-        "epoch 2. Next came ddp over gloo on 3 nodes: 4.20 s, in epoch 2, a difference not repeated often "
-        "enough to tell from chance. Serial took 6.00 s, in epoch 3. 90.0% test accuracy was not reached "
-        "in 4 epochs: gossip over gloo on 2 nodes (at best 80.0%)."
-    )
-    assert {row.strategy for f in find(comparison) if f.topic == "Target accuracy" for row in f.rows} >= {
-        "gossip",
-        "serial",
-        "all_reduce",
+    first = finding_of(comparison, "target_first")
+    assert {name.replace(formats.JOIN, " "): s for name, s in first.data["time_to_target_s"].items()} == {
+        "all_reduce over gloo on 2 nodes": pytest.approx(4.1),
+        "ddp over gloo on 3 nodes": pytest.approx(4.2),
+        "serial": 6.0,
     }
+    assert first.data["first"].startswith("all_reduce")
+    assert first.data["second"].startswith("ddp")
+    assert first.data["verdict"] == "single_seed"
+    assert {row.strategy for row in first.rows} == {"all_reduce", "ddp", "serial"}
+    never = finding_of(comparison, "target_never")
+    assert list(never.data["best_accuracy"].values()) == [0.8]
+    assert [row.strategy for row in never.rows] == ["gossip"]
 
 
 def test_times_of_different_numbers_of_epochs_are_no_speedup() -> None:
@@ -170,15 +154,14 @@ def test_times_of_different_numbers_of_epochs_are_no_speedup() -> None:
         learned("ddp", [0.5, 0.6, 0.95], nodes=2),
     )
     other, same = row_of(comparison, "all_reduce"), row_of(comparison, "ddp")
-    assert (other.speedup, other.work_speedup, other.efficiency) == (None, None, None)
+    assert (other.speedup, other.cpu_time_speedup, other.efficiency) == (None, None, None)
     assert other.no_speedup == OTHER_EPOCHS
     assert other.accuracy_difference == pytest.approx(0.0)
     assert same.speedup == 1.0
     assert same.no_speedup is None
-    assert OTHER_EPOCHS in html.render(comparison, [], [])
-    assert texts(comparison, "Time") == ""  # of different work
-    cells = groups(comparison)
-    assert [cells[name]["Epochs"] for name in ("serial 1", "all_reduce 2")] == ["3", "2"]
+    assert findings_of(comparison, "fastest") == []
+    shown = by_strategy(comparison)
+    assert [shown[name]["epochs"] for name in ("serial 1", "all_reduce 2")] == ["3", "2"]
 
 
 def test_a_speedup_is_of_all_seeds_or_of_none() -> None:
@@ -189,18 +172,18 @@ def test_a_speedup_is_of_all_seeds_or_of_none() -> None:
         learned("all_reduce", [0.5, 0.6, 0.95], nodes=2, transport="gloo", seed=1),
     )
     assert [row.no_speedup for row in comparison.rows] == [None, None, OTHER_EPOCHS, OTHER_EPOCHS]
-    cells = groups(comparison)
-    assert (cells["serial 1"]["Speedup"], cells["all_reduce 2"]["Speedup"]) == ("1.00", "–")
-    assert cells["all_reduce 2"]["Epochs"] == "2.5 2–3"
+    shown = by_strategy(comparison)
+    assert (shown["serial 1"]["speedup"], shown["all_reduce 2"]["speedup"]) == ("1.00", formats.ABSENT)
+    assert shown["all_reduce 2"]["epochs"] == "2.5 | 2–3"
 
 
-def test_runs_with_and_without_a_target_are_different_work() -> None:
+def test_a_target_is_part_of_the_workload() -> None:
     comparison = a_comparison(
         learned("serial", [0.6, 0.7, 0.95]),
         learned("serial", [0.6, 0.7, 0.95, 0.96], target=None),
         learned("serial", [0.6, 0.95, 0.95], patience=2),
     )
-    labels = [work.label for work in comparison.works]
+    labels = [workload.label for workload in comparison.workloads]
     assert [label.partition("4 epochs")[2] for label in labels] == [
         " or until 90.0% accuracy",
         "",
@@ -211,7 +194,7 @@ def test_runs_with_and_without_a_target_are_different_work() -> None:
 # Learning rates
 
 
-def test_strategies_are_told_apart_by_their_rates_where_these_differ() -> None:
+def test_labels_name_the_lr_schedule_where_it_differs() -> None:
     fields: dict[str, Any] = {"nodes": 2, "transport": "gloo"}
     linear = a_run("all_reduce", lr_scaling="linear", **fields)
     plain, warm = a_run("all_reduce", **fields), a_run("all_reduce", warm_up_epochs=2, **fields)
@@ -229,29 +212,30 @@ def test_strategies_are_told_apart_by_their_rates_where_these_differ() -> None:
     assert csv_lines(a_comparison(plain, linear))[1]["strategy"] == "all_reduce"
 
 
-def test_all_rates_have_one_serial_run() -> None:
+def test_all_lr_schedules_share_the_serial_run() -> None:
     comparison = a_comparison(
         a_run("serial"),
         a_run("all_reduce", nodes=2, transport="gloo"),
         a_run("all_reduce", nodes=2, transport="gloo", lr_scaling="linear", accuracy=0.8),
     )
-    assert len(comparison.works) == 1
+    assert len(comparison.workloads) == 1
     assert all(row.speedup for row in comparison.rows)
-    told = texts(comparison, "Parameters")
-    assert "with lr_scaling=none and 80.0% with lr_scaling=linear" in told
+    data = finding_of(comparison, "variant").data
+    assert data["parameters"] == ({"lr_scaling": "none"}, {"lr_scaling": "linear"})
+    assert data["accuracy"][1] == 0.8
 
 
-def test_rates_that_were_used_have_a_column_where_they_are_not_the_runs_lr() -> None:
+def test_learning_rates_have_a_column_if_they_are_not_the_spec_s() -> None:
     growing = a_comparison(learned("serial", [0.5, 0.6]), learned("serial", [0.5, 0.6], target=None))
-    assert groups(growing)["serial 1"]["Learning rate"] == "0.1 from 0.05"
+    assert by_strategy(growing)["serial 1"]["learning_rate"] == "0.1 | from 0.05"
     assert csv_lines(growing)[0]["lr_first_epoch"] == "0.05"
     assert csv_lines(growing)[0]["lr_last_epoch"] == "0.1"
     plain = a_run("serial")
     points = [point.model_copy(update={"lr": 0.05}) for point in plain.epochs]
     constant = a_comparison(plain.model_copy(update={"epochs": points}))
-    assert "Learning rate" not in groups(constant)["serial 1"]
+    assert "learning_rate" not in by_strategy(constant)["serial 1"]
     older = a_comparison(plain)  # has none recorded
-    assert "Learning rate" not in groups(older)["serial 1"]
+    assert "learning_rate" not in by_strategy(older)["serial 1"]
     assert csv_lines(older)[0]["lr_last_epoch"] == ""
 
 
@@ -265,7 +249,7 @@ def test_a_line_for_each_run_and_epoch() -> None:
         a_run("gossip", nodes=2, status="failed", cause="odd", epochs=4, transport="gloo"),
     )
     lines = list(csv.DictReader(epochs_csv(comparison).splitlines()))
-    measured = ["train_s", "lr", "loss", "accuracy", "test_loss", "images_per_s"]
+    measured = ["train_s", "lr", "loss", "accuracy", "test_loss", "samples_per_s"]
     assert list(lines[0]) == ["key", "strategy", "nodes", "seed", "epoch", *measured]
     assert [(line["strategy"], line["epoch"]) for line in lines] == [
         ("serial", "1"),
@@ -278,10 +262,10 @@ def test_a_line_for_each_run_and_epoch() -> None:
     assert (second["key"], second["nodes"], second["seed"]) == (comparison.rows[1].key, "3", "0")
     assert [float(second[name]) for name in ("train_s", "lr", "accuracy")] == pytest.approx([4.2, 0.1, 0.6])
     assert float(second["loss"]) == 2.0  # mean of the two workers', the server has none
-    assert float(second["images_per_s"]) == pytest.approx(2 * 50 / 2.0)  # in this epoch, not so far
-    assert float(lines[2]["images_per_s"]) == pytest.approx(2 * 50 / 2.2)
+    assert float(second["samples_per_s"]) == pytest.approx(2 * 50 / 2.0)  # in this epoch, not so far
+    assert float(lines[2]["samples_per_s"]) == pytest.approx(2 * 50 / 2.2)
 
 
-def test_the_whole_runs_images_per_s_are_in_the_table() -> None:
+def test_the_table_has_samples_per_s() -> None:
     comparison = a_comparison(a_run("all_reduce", nodes=2, transport="gloo", train_s=5.0))
-    assert groups(comparison)["all_reduce 2"]["Samples per s"] == "40.0"
+    assert by_strategy(comparison)["all_reduce 2"]["samples_per_s"] == "40.0"

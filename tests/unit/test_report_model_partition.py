@@ -1,4 +1,4 @@
-"""The report on models that several nodes hold: what they keep, send and wait for, and where to cut."""
+"""Model partitioning in the report: memory, traffic, bubbles, load balance and split points."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ import pytest
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from orchestrator.report.figures.bubbles import bubbles
-from orchestrator.report.figures.maps import Map
-from orchestrator.report.figures.memory import memory_per_rank
+from orchestrator.report.figures.maps import LabelMap
+from orchestrator.report.figures.model_partition import bubbles, memory_per_rank, split_points_figure
 from orchestrator.report.figures.sizes import exchange_by_size
-from orchestrator.report.figures.split_points import step_by_cut
 from orchestrator.report.figures.style import RC, Style
 from orchestrator.report.figures.svg import to_svg
-from orchestrator.report.metrics import model_partition as cut
-from orchestrator.report.metrics.data_partition import holders, representatives, survey_of
+from orchestrator.report.metrics import model_partition as partition
+from orchestrator.report.metrics.data_partition import partition_summary_of, replica_ranks, representatives
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.labels import component_label
-from orchestrator.report.model.split_points import halves, one_of_each
-from orchestrator.report.render.columns import DIVIDED, filled
+from orchestrator.report.model.split_points import one_per_split, two_stage_splits
+from orchestrator.report.render.columns import MODEL_PARTITION
 from orchestrator.report.render.legend import legend
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import (
@@ -29,20 +27,25 @@ from tests.unit.report_support import (
     a_comparison,
     a_pipeline,
     a_run,
+    cells,
     csv_lines,
+    finding_of,
+    findings_of,
     in_parts,
+    repeated,
     row_of,
+    write_sweep,
 )
-from tests.unit.test_report_pages import Page, write_sweep
+from tests.unit.test_report_pages import Page
 
 WHOLE = in_parts(a_run(), [1000], activations=[7000])
 HYBRID = {"name": "hybrid", "shape": [2, 2]}
 SPLIT_POINTS = ["relu1", "conv2", "flatten", "fc2"]
 
 
-def scene_of(comparison: Comparison) -> WorkloadView:
-    (work,) = comparison.works
-    return comparison.scene(work)
+def view_of(comparison: Comparison) -> WorkloadView:
+    (workload,) = comparison.workloads
+    return comparison.view(workload)
 
 
 def a_hybrid(**fields: Any) -> RunResult:
@@ -50,78 +53,90 @@ def a_hybrid(**fields: Any) -> RunResult:
     return in_parts(a_run(HYBRID, nodes=4, **fields), [600, 400] * 2, blocks=parts)
 
 
-# What a rank holds, sends and waits for
+# Metrics
 
 
-def test_a_row_says_what_the_cut_costs() -> None:
+def test_metrics_of_a_pipeline() -> None:
     row = row_of(a_comparison(WHOLE, a_pipeline()), "pipeline")
-    assert cut.step_s(row) == pytest.approx(0.05)
-    assert cut.bubble(row) == pytest.approx(2 / 4)  # of training, not of evaluation
-    assert cut.bubble_formula(row) == pytest.approx(1 / 5)
-    assert cut.split_points(row) == ["flatten"]
-    assert cut.cut_bytes_per_step(row) == pytest.approx(27_000 / 90)
-    assert cut.balance(row) == pytest.approx(2 / 3)
-    assert cut.work_s(row) == pytest.approx([3 / 90, 1 / 90])
-    assert (cut.parameters(row), cut.parameters_share(row)) == (600, pytest.approx(0.6))
-    assert (cut.state_bytes(row), cut.held_share(row)) == (7200, pytest.approx(0.6))
-    assert (cut.activation_bytes(row), cut.memory_bytes(row)) == (5000, 12_200)
+    assert partition.step_s(row) == pytest.approx(0.05)
+    assert partition.bubble(row) == pytest.approx(2 / 4)  # of training, not of evaluation
+    assert partition.bubble_formula(row) == pytest.approx(1 / 5)
+    assert row.split_points == ["flatten"]
+    assert partition.split_point_bytes_per_step(row) == pytest.approx(27_000 / 90)
+    assert partition.load_balance(row) == pytest.approx(2 / 3)
+    assert partition.busy_s(row) == pytest.approx([3 / 90, 1 / 90])
+    assert (partition.parameters(row), partition.parameters_share(row)) == (600, pytest.approx(0.6))
+    assert (row.state_bytes, partition.state_share(row)) == (7200, pytest.approx(0.6))
+    assert (partition.activation_bytes(row), partition.memory_bytes(row)) == (5000, 12_200)
 
 
 def test_the_fullest_rank_need_not_be_the_first() -> None:
     run = in_parts(a_run("pipeline", nodes=2), [400, 600], activations=[5000, 2000])
     row = row_of(a_comparison(run), "pipeline")
-    assert cut.memory_by_kind(row) == {
+    assert partition.memory_by_kind(row) == {
         "weights": 1600,
         "gradient": 1600,
         "optimizer": 1600,
         "activations": 5000,
     }
-    assert cut.state_bytes(row) == 7200
+    assert row.state_bytes == 7200
 
 
-def test_a_bubble_is_only_told_of_stages() -> None:
+def test_only_stages_have_a_bubble() -> None:
     comparison = a_comparison(SERIAL, a_run("all_reduce", nodes=2), a_hybrid())
-    assert cut.bubble(row_of(comparison, "all_reduce")) is None
-    assert cut.bubble_formula(row_of(comparison, "hybrid")) == pytest.approx(1 / 5)  # two stages, not four
+    assert partition.bubble(row_of(comparison, "all_reduce")) is None
+    assert partition.bubble_formula(row_of(comparison, "hybrid")) == pytest.approx(
+        1 / 5
+    )  # two stages, not four
 
 
-def test_who_drives_the_parts_is_no_stage() -> None:
-    """A master waits nearly all the time; of two parts one waits while the other computes."""
+def test_the_master_is_no_stage() -> None:
+    """The master waits nearly all the time; of two stages one waits while the other computes."""
     run = in_parts(a_run("rpc_split", nodes=3), [0, 1, 1], blocks=[[], ["conv1"], ["fc1"]])
     row = row_of(a_comparison(run), "rpc_split")
-    assert cut.bubble_formula(row) == pytest.approx(1 / 2)
-    assert len(cut.work_s(row)) == 2
-    assert cut.split_points(row) == ["fc1"]
+    assert partition.bubble_formula(row) == pytest.approx(1 / 2)
+    assert len(partition.busy_s(row)) == 2
+    assert row.split_points == ["fc1"]
 
 
-def test_a_library_that_does_not_say_when_it_waits_has_no_measured_bubble() -> None:
+def test_a_strategy_without_straggler_attribution_has_no_measured_bubble() -> None:
     row = row_of(a_comparison(in_parts(a_run("pipeline_torch", nodes=2), [1, 1])), "pipeline_torch")
-    assert cut.bubble(row) is None
-    assert cut.bubble_formula(row) == pytest.approx(1 / 5)  # as in pipeline, so that work speedups compare
+    assert partition.bubble(row) is None
+    assert partition.bubble_formula(row) == pytest.approx(
+        1 / 5
+    )  # as in pipeline, so that work speedups compare
 
 
-def test_the_busiest_of_several_cuts_counts() -> None:
+def test_the_busiest_split_point_counts() -> None:
     blocks = [["conv1"], ["conv2"], ["fc1"]]
     sent = [[0, 10, 0], [20, 0, 300], [0, 400, 0]]
     run = in_parts(a_run("pipeline", nodes=3), [1, 1, 1], blocks=blocks, bytes_to=sent)
-    assert cut.cut_bytes_per_step(row_of(a_comparison(run), "pipeline")) == pytest.approx(700 / 90)
+    assert partition.split_point_bytes_per_step(row_of(a_comparison(run), "pipeline")) == pytest.approx(
+        700 / 90
+    )
 
 
-def test_results_from_before_all_that_was_recorded_have_none_of_it() -> None:
+def test_results_without_these_records_have_no_metrics() -> None:
     row = row_of(a_comparison(SERIAL, a_run("pipeline", nodes=2)), "pipeline")
-    assert cut.split_points(row) == []
-    assert cut.memory_by_kind(row) == {}
-    assert (cut.state_bytes(row), cut.activation_bytes(row), cut.cut_bytes_per_step(row)) == (None,) * 3
+    assert row.split_points == []
+    assert partition.memory_by_kind(row) == {}
+    assert (
+        row.state_bytes,
+        partition.activation_bytes(row),
+        partition.split_point_bytes_per_step(row),
+    ) == (None,) * 3
     failed = row_of(a_comparison(a_run("pipeline", nodes=2, status="failed", cause="gone")), "pipeline")
-    assert (cut.step_s(failed), cut.bubble(failed), cut.balance(failed)) == (None,) * 3
+    assert (partition.step_s(failed), partition.bubble(failed), partition.load_balance(failed)) == (
+        None,
+    ) * 3
 
 
 @pytest.mark.parametrize("name", ["pipeline", "pipeline_torch"])
-def test_work_speedup_has_the_bubble_in_it(name: str) -> None:
+def test_cpu_time_speedup_includes_the_bubble(name: str) -> None:
     """Even where communication is free, stages wait for each other."""
     serial, run = a_run(work_cpu_s=8.0), a_run(name, nodes=2, work_cpu_s=4.0)
     row = row_of(a_comparison(serial, run), name)
-    assert row.work_speedup == pytest.approx(2 * (1 - 1 / 5))
+    assert row.cpu_time_speedup == pytest.approx(2 * (1 - 1 / 5))
 
 
 def test_stages_of_different_length_wait_for_the_longest() -> None:
@@ -130,11 +145,11 @@ def test_stages_of_different_length_wait_for_the_longest() -> None:
     work = [6.0, 2.0, 3.0, 3.0]
     ranks = [rank.model_copy(update={"work_cpu_s": s}) for rank, s in zip(copies.ranks, work, strict=True)]
     row = row_of(a_comparison(serial, copies.model_copy(update={"ranks": ranks})), "hybrid")
-    assert row.work_speedup == pytest.approx(8 / ((6 + 2 + 3 * 6) / 4))
+    assert row.cpu_time_speedup == pytest.approx(8 / ((6 + 2 + 3 * 6) / 4))
 
 
 def a_split() -> RunResult:
-    """A master, and two parts that work 3 s and 1 s of 5."""
+    """A master, and two stages that are busy for 3 s and 1 s of 5."""
     seconds = [{"wait": 5.0}, {"compute": 3.0, "wait": 2.0}, {"compute": 1.0, "wait": 4.0}]
     sent = [[0, 99_000, 0], [0, 0, 9_000], [99_000, 9_000, 0]]
     run = a_run("rpc_split", nodes=3, work_cpu_s=2.0)
@@ -142,41 +157,41 @@ def a_split() -> RunResult:
     return in_parts(run, [0, 600, 400], blocks=parts, bytes_to=sent, seconds=seconds)
 
 
-def test_parts_that_are_called_one_after_the_other_save_no_time() -> None:
-    """The master holds none of the model: it is at no cut, and does not count among idle stages."""
+def test_stages_that_run_one_after_the_other_save_no_time() -> None:
+    """The master holds no block: it has no split point and is no waiting stage."""
     row = row_of(a_comparison(a_run(work_cpu_s=6.0), a_split()), "rpc_split")
-    assert row.work_speedup == pytest.approx(1.0)
-    assert (cut.bubble(row), cut.bubble_formula(row)) == (pytest.approx(6 / 10), 1 / 2)
-    assert cut.split_points(row) == ["flatten"]
-    assert cut.cut_bytes_per_step(row) == pytest.approx(18_000 / 90)
-    assert cut.work_s(row) == pytest.approx([3 / 90, 1 / 90])
+    assert row.cpu_time_speedup == pytest.approx(1.0)
+    assert (partition.bubble(row), partition.bubble_formula(row)) == (pytest.approx(6 / 10), 1 / 2)
+    assert row.split_points == ["flatten"]
+    assert partition.split_point_bytes_per_step(row) == pytest.approx(18_000 / 90)
+    assert partition.busy_s(row) == pytest.approx([3 / 90, 1 / 90])
 
 
-def test_a_bubble_is_not_told_where_waiting_is_booked_as_communication() -> None:
+def test_no_bubble_is_measured_if_waiting_counts_as_communication() -> None:
     run = in_parts(a_run("pipeline_torch", nodes=2), [1, 1], blocks=[["conv1"], ["fc1"]])
     row = row_of(a_comparison(run), "pipeline_torch")
-    assert (cut.bubble(row), cut.bubble_formula(row)) == (None, 1 / 5)
+    assert (partition.bubble(row), partition.bubble_formula(row)) == (None, 1 / 5)
 
 
-def test_only_copies_of_the_model_can_differ() -> None:
+def test_only_replicas_can_differ() -> None:
     apart = a_run(HYBRID, nodes=4, digests=["a", None, "b", None])  # type: ignore[list-item]
     rows = a_comparison(a_run("pipeline", nodes=2), apart)
     assert row_of(rows, "pipeline").replicas_equal is None
     assert row_of(rows, "hybrid").replicas_equal is False
 
 
-def test_a_batch_of_the_run_is_other_work_than_one_of_each_rank() -> None:
+def test_batch_per_is_part_of_the_workload() -> None:
     shared = {"batch_size": 64, "batch_per": "run"}
     runs = [a_run(**shared), a_run("pipeline", nodes=2, **shared)]
     runs += [a_run("all_reduce", nodes=nodes, **shared) for nodes in (2, 4)]
-    (work,) = a_comparison(*runs).works
-    assert ", batch 64 in all, " in work.label
+    (workload,) = a_comparison(*runs).workloads
+    assert ", batch 64 in all, " in workload.label
     other = a_run(batch_size=64)
-    assert len(a_comparison(*runs, other).works) == 2
-    assert ", batch 64 per rank, " in a_comparison(other).works[0].label
+    assert len(a_comparison(*runs, other).workloads) == 2
+    assert ", batch 64 per rank, " in a_comparison(other).workloads[0].label
 
 
-def test_the_size_of_a_model_is_that_of_all_its_parts() -> None:
+def test_the_size_of_a_model_is_the_sum_of_its_partitions() -> None:
     models = ["lenet", {"name": "mlp", "hidden": [64]}]
     big = {"lenet": 1, "mlp": 10}
 
@@ -203,66 +218,53 @@ def test_the_size_of_a_model_is_that_of_all_its_parts() -> None:
 # Tables
 
 
-def titles(comparison: Comparison) -> dict[str, list[str]]:
-    groups = comparison.groups
-    return {
-        column.title: [column.cell(group).text for group in groups] for column in filled(DIVIDED, groups)
-    }
-
-
-def test_the_table_has_what_matters_where_a_model_is_cut() -> None:
+def test_the_table_has_memory_traffic_and_bubbles() -> None:
     comparison = a_comparison(WHOLE, a_pipeline())
-    told = titles(comparison)
-    assert told["Bubble"] == ["–", "50.0%"]
-    assert told["Bubble by formula"] == ["–", "20.0%"]
-    assert told["Parameters, of serial's"] == ["1,000", "600"]
-    assert told["Balance of work"] == ["100.0%", "66.7%"]
-    (cell,) = [
-        column.cell(comparison.groups[1])
-        for column in DIVIDED
-        if column.title == "Weights, gradient, optimizer, of serial's"
-    ]
-    assert cell.detail == "60.0%"
+    serial, pipeline = cells(MODEL_PARTITION, comparison.groups)
+    assert (serial["bubble"], pipeline["bubble"]) == ("–", "50.0%")
+    assert (serial["bubble_formula"], pipeline["bubble_formula"]) == ("–", "20.0%")
+    assert (serial["parameters"], pipeline["parameters"]) == ("1,000", "600 | 60.0%")
+    assert (serial["load_balance"], pipeline["load_balance"]) == ("100.0%", "66.7%")
+    assert pipeline["state"] == "7.20 kB | 60.0%"
     line = csv_lines(comparison)[1]
-    assert float(line["bubble"]) == pytest.approx(0.5)
-    assert float(line["cut_bytes_per_step_max"]) == pytest.approx(300)
-    assert (line["split_points"], line["held_bytes_per_rank_max"]) == ("flatten", "7200")
+    assert float(line["bubble_share"]) == pytest.approx(0.5)
+    assert float(line["split_point_bytes_per_step_max"]) == pytest.approx(300)
+    assert (line["split_points"], line["state_bytes_per_rank_max"]) == ("flatten", "7200")
     assert (line["replicas_equal"], line["batch_per"]) == ("", "rank")
 
 
-def test_the_pages_have_the_table_only_where_something_is_divided(tmp_path: Path) -> None:
-    pages = []
-    for name, other in [("cut", a_pipeline()), ("whole", in_parts(a_run("ddp", nodes=2), [1000] * 2))]:
-        paths = write_sweep(tmp_path / name, WHOLE, other)
-        page = Page(paths.html.read_text())
-        assert ("divided" in page.ids) == ("#divided" in page.links) == (name == "cut")
-        pages.append(paths.markdown.read_text())
-    assert "The model over the nodes" in pages[0]
-    assert "The model over the nodes" not in pages[1]
+@pytest.mark.parametrize(
+    ("other", "shown"), [(a_pipeline(), True), (in_parts(a_run("ddp", nodes=2), [1000] * 2), False)]
+)
+def test_the_page_has_the_table_only_if_the_model_is_partitioned(
+    other: RunResult, shown: bool, tmp_path: Path
+) -> None:
+    page = Page(write_sweep(tmp_path, WHOLE, other).html.read_text())
+    assert ("model-partitioning" in page.ids) is ("#model-partitioning" in page.links) is shown
 
 
 def test_ranks_with_less_of_the_optimizer_divide_the_model_too() -> None:
     whole = in_parts(a_run("ddp", nodes=2), [1000] * 2)
-    assert not cut.divides(a_comparison(WHOLE, whole).groups)
+    assert not partition.is_partitioned(a_comparison(WHOLE, whole).groups)
     shards = in_parts(a_run("all_reduce", nodes=2), [500] * 2)
-    assert cut.divides(a_comparison(WHOLE, shards).groups)
+    assert partition.is_partitioned(a_comparison(WHOLE, shards).groups)
 
 
-# Splits
+# Data partitions
 
 
-def test_ranks_that_hold_one_copy_share_a_row_of_the_map() -> None:
+def test_the_ranks_of_a_replica_share_a_row_of_the_map() -> None:
     comparison = a_comparison(a_hybrid())
     (row,) = representatives(comparison.groups)
-    assert holders(row) == ("0–1", "2–3")
-    seen = survey_of(row)
+    assert replica_ranks(row) == ("0–1", "2–3")
+    seen = partition_summary_of(row)
     assert seen
-    assert list(Map("p", row.shape, seen, holders(row)).row_names) == ["0–1", "2–3"]
-    assert holders(row_of(a_comparison(a_split()), "rpc_split")) == ("0–2",)
-    assert list(Map("p", row.shape, seen).row_names) == ["2", "3"]  # after two servers
+    assert list(LabelMap("p", row.shape, seen, replica_ranks(row)).row_names) == ["0–1", "2–3"]
+    assert replica_ranks(row_of(a_comparison(a_split()), "rpc_split")) == ("0–2",)
+    assert list(LabelMap("p", row.shape, seen).row_names) == ["2", "3"]  # after two servers
 
 
-def test_a_split_among_copies_is_that_among_as_many_ranks() -> None:
+def test_a_partition_among_replicas_is_that_among_as_many_ranks() -> None:
     whole = [a_run("all_reduce", nodes=nodes) for nodes in (2, 4)]
     rows = representatives(a_comparison(a_hybrid(), *whole).groups)
     assert [(row.strategy, row.shape.ranks) for row in rows] == [("all_reduce", 2), ("all_reduce", 4)]
@@ -270,41 +272,44 @@ def test_a_split_among_copies_is_that_among_as_many_ranks() -> None:
     assert [(row.strategy, row.shape.ranks) for row in rows] == [("hybrid", 4), ("all_reduce", 4)]
 
 
-# Cuts
+# Split points
 
 
-def test_of_cuts_that_are_all_alike_one_stands_for_the_others() -> None:
+def test_one_group_represents_all_split_points() -> None:
     tried = [a_pipeline(name) for name in SPLIT_POINTS]
     gpipe = a_pipeline("fc1", more={"schedule": "gpipe"})
-    default = a_pipeline("conv2", named=False)
+    default = a_pipeline("conv2", requested=False)
     groups = a_comparison(SERIAL, *tried, gpipe, default).groups
-    shown = [group.strategy_label for group in one_of_each(groups)]
+    shown = [group.strategy_label for group in one_per_split(groups)]
     assert shown == ["serial", "pipeline schedule=gpipe split_points=[fc1]", "pipeline"]
-    named = one_of_each(groups[:3])
+    named = one_per_split(groups[:3])
     assert [group.strategy_label for group in named] == ["serial", "pipeline split_points=[relu1]"]
-    scene = scene_of(a_comparison(SERIAL, *tried, default))
-    assert [group.strategy_label for group in scene.rivals] == ["pipeline"]
+    view = view_of(a_comparison(SERIAL, *tried, default))
+    assert [group.strategy_label for group in view.candidates] == ["pipeline"]
     (entry,) = [entry for entry in legend(groups) if entry.name == "pipeline"]
-    assert [label for label, _ in entry.looks] == ["pipeline schedule=gpipe split_points=[fc1]", "pipeline"]
+    assert [label for label, _ in entry.series] == [
+        "pipeline schedule=gpipe split_points=[fc1]",
+        "pipeline",
+    ]
 
 
-def test_a_default_that_was_another_cut_with_another_seed_is_none() -> None:
-    """It follows from times, which are measured anew."""
-    tried = [a_pipeline(cut) for cut in SPLIT_POINTS]
-    defaults = [a_pipeline(at, named=False, seed=seed) for seed, at in enumerate(("conv2", "fc1"))]
-    found = halves(a_comparison(*tried, *defaults).groups)
+def test_a_default_that_differs_between_seeds_is_none() -> None:
+    """The default follows from times, which each run measures."""
+    tried = [a_pipeline(name) for name in SPLIT_POINTS]
+    defaults = [a_pipeline(at, requested=False, seed=seed) for seed, at in enumerate(("conv2", "fc1"))]
+    found = two_stage_splits(a_comparison(*tried, *defaults).groups)
     assert found
     assert found.default is None
-    assert list(found.by_cut) == SPLIT_POINTS
+    assert list(found.by_block) == SPLIT_POINTS
 
 
-def test_cuts_stand_in_the_order_of_the_blocks_and_the_default_among_them() -> None:
+def test_split_points_are_in_the_order_of_blocks() -> None:
     tried = [a_pipeline(name) for name in reversed(SPLIT_POINTS)]
-    found = halves(a_comparison(*tried, a_pipeline("fc1", named=False)).groups)
+    found = two_stage_splits(a_comparison(*tried, a_pipeline("fc1", requested=False)).groups)
     assert found
-    assert list(found.by_cut) == ["relu1", "conv2", "flatten", "fc1", "fc2"]
+    assert list(found.by_block) == ["relu1", "conv2", "flatten", "fc1", "fc2"]
     assert (found.default, found.name) == ("fc1", "pipeline over gloo")
-    assert halves(a_comparison(SERIAL, a_run("pipeline", nodes=4)).groups) is None
+    assert two_stage_splits(a_comparison(SERIAL, a_run("pipeline", nodes=4)).groups) is None
 
 
 def test_labels_write_lists_as_yaml_does() -> None:
@@ -324,39 +329,102 @@ def drawn(figure: Figure | None) -> Figure:
 
 
 def test_memory_is_stacked_for_the_fullest_rank_serial_first() -> None:
-    scene = scene_of(a_comparison(WHOLE, in_parts(a_run("ddp", nodes=2), [1000] * 2), a_pipeline()))
-    axes = drawn(memory_per_rank(scene)).axes[0]
+    view = view_of(a_comparison(WHOLE, in_parts(a_run("ddp", nodes=2), [1000] * 2), a_pipeline()))
+    axes = drawn(memory_per_rank(view)).axes[0]
     names = [label.get_text() for label in axes.get_yticklabels()]
     assert names == ["serial", "pipeline split_points=[flatten]\n·\xa0gloo", "ddp · gloo"]
     widths = [bar.get_width() for bar in axes.patches]  # type: ignore[attr-defined]
     assert widths[:8] == [4000, 4000, 4000, 7000, 2400, 2400, 2400, 5000]
     assert (
-        memory_per_rank(scene_of(a_comparison(SERIAL, a_pipeline().model_copy(update={"ranks": []}))))
+        memory_per_rank(view_of(a_comparison(SERIAL, a_pipeline().model_copy(update={"ranks": []}))))
         is None
     )
-    assert memory_per_rank(scene_of(a_comparison(WHOLE))) is None
+    assert memory_per_rank(view_of(a_comparison(WHOLE))) is None
 
 
-def test_the_bubble_stands_beside_its_formula() -> None:
+def test_the_figure_has_bubbles_and_the_formula() -> None:
     more = a_pipeline(more={"micro_batches": 8})
     comparison = a_comparison(SERIAL, a_pipeline(), more)
-    axes = drawn(bubbles(scene_of(comparison), Style(comparison.groups))).axes[0]
+    axes = drawn(bubbles(view_of(comparison), Style(comparison.groups))).axes[0]
     marks = [float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() == "|"]  # type: ignore[index]
     dots = [float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() == "s"]  # type: ignore[index]
     assert marks == pytest.approx([1 / 9, 1 / 5])
     assert dots == pytest.approx([0.5, 0.5])
     alone = a_comparison(SERIAL, a_pipeline())
-    assert bubbles(scene_of(alone), Style(alone.groups)) is None
+    assert bubbles(view_of(alone), Style(alone.groups)) is None
 
 
-def test_the_cut_figure_has_time_work_and_bytes_by_block() -> None:
+def test_the_figure_of_split_points_has_time_busy_time_and_traffic() -> None:
     runs = [a_pipeline(name, step_s=0.01 * at) for at, name in enumerate(SPLIT_POINTS, 1)]
     comparison = a_comparison(*runs)
-    time, work, sent = drawn(step_by_cut(scene_of(comparison), Style(comparison.groups))).axes
+    time, work, sent = drawn(split_points_figure(view_of(comparison), Style(comparison.groups))).axes
     assert [label.get_text() for label in sent.get_xticklabels()] == SPLIT_POINTS
     assert time.lines[0].get_ydata() == pytest.approx([0.01, 0.02, 0.03, 0.04])
     heights = [bar.get_height() for bar in work.patches]  # type: ignore[attr-defined]
     assert heights[:2] == pytest.approx([3 / 90, 1 / 90])
     assert [text.get_text() for text in work.texts] == ["67%"] * 4
     few = a_comparison(*runs[:2])
-    assert step_by_cut(scene_of(few), Style(few.groups)) is None
+    assert split_points_figure(view_of(few), Style(few.groups)) is None
+
+
+# Findings
+
+
+def all_reduce_in_memory() -> RunResult:
+    return in_parts(a_run("all_reduce", nodes=2, train_s=1.8), [1000] * 2, activations=[3000] * 2)
+
+
+PIPELINE = "pipeline split_points=[flatten] over gloo"
+
+
+def test_the_least_memory_is_reported_with_its_time_per_step() -> None:
+    data = finding_of(a_comparison(WHOLE, all_reduce_in_memory(), a_pipeline()), "least_memory").data
+    assert (data["strategy"], data["bytes"]) == (PIPELINE, 12_200)
+    assert (data["compared_with"], data["compared_bytes"]) == ("serial", 19_000)
+    assert data["step_s"] == {
+        PIPELINE: pytest.approx(0.05),
+        "all_reduce over mpi": pytest.approx(0.02),
+        "serial": pytest.approx(8 / 90),
+    }
+    assert findings_of(a_comparison(WHOLE, all_reduce_in_memory()), "least_memory") == []
+
+
+def test_ranks_that_were_threads_have_no_times() -> None:
+    comparison = a_comparison(WHOLE, a_pipeline(transport="memory"))
+    assert "step_s" not in finding_of(comparison, "least_memory").data
+    assert findings_of(comparison, "bubble") == []
+
+
+def test_bubbles_are_reported_beside_the_formula() -> None:
+    more = a_pipeline(more={"micro_batches": 8})
+    data = finding_of(a_comparison(WHOLE, a_pipeline(), more), "bubble").data
+    eight = "pipeline micro_batches=8 split_points=[flatten] over gloo"
+    assert data["bubble"] == {eight: pytest.approx(0.5), PIPELINE: pytest.approx(0.5)}
+    assert data["formula"] == {eight: pytest.approx(1 / 9), PIPELINE: pytest.approx(1 / 5)}
+    assert not data["shared_cores"]
+    assert finding_of(a_comparison(WHOLE, a_pipeline(cores=1)), "bubble").data["shared_cores"]
+    assert findings_of(a_comparison(WHOLE, *repeated("all_reduce", [5.0], nodes=2)), "bubble") == []
+
+
+def test_the_fastest_split_point_is_reported_with_the_default() -> None:
+    steps = {"relu1": 0.03, "conv2": 0.02, "fc2": 0.05}
+    runs = [a_pipeline(name, step_s=step_s) for name, step_s in steps.items()]
+    default = a_pipeline("flatten", requested=False, step_s=0.04)
+    data = finding_of(a_comparison(*runs, default), "split_point").data
+    assert (data["best"], data["worst"], data["default"]) == ("conv2", "fc2", "flatten")
+    assert data["step_s"] == {name: pytest.approx(s) for name, s in {**steps, "flatten": 0.04}.items()}
+    assert findings_of(a_comparison(*runs[:2]), "split_point") == []
+
+
+def test_split_points_and_schedules_are_no_variants_of_accuracy() -> None:
+    runs = [a_pipeline(), a_pipeline(more={"micro_batches": 8}), a_run("gossip", nodes=2)]
+    variant = a_run({"name": "gossip", "graph": "complete"}, nodes=2)
+    assert finding_of(a_comparison(SERIAL, *runs, variant), "variant").data["strategy"] == "gossip"
+    assert findings_of(a_comparison(SERIAL, *runs), "variant") == []
+
+
+def test_fewer_steps_are_those_of_the_strategies_that_lose() -> None:
+    serial = a_run(accuracy=0.95, steps=180)
+    losing = a_run("one_shot", nodes=2, accuracy=0.8, steps=90)
+    equal = a_run("pipeline", nodes=2, accuracy=0.95, steps=180)
+    assert finding_of(a_comparison(serial, losing, equal), "fewer_steps").data["steps"] == (90, 90)

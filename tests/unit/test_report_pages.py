@@ -1,4 +1,4 @@
-"""The report's pages: they hold for every sweep, need nothing else, and escape what they show."""
+"""The report's pages: they exist for every sweep, are self-contained, and escape what they show."""
 
 from __future__ import annotations
 
@@ -6,40 +6,43 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from matplotlib import rc_context
+from matplotlib.figure import Figure
 
 from orchestrator.errors import InputError
 from orchestrator.report import formats, write_report
-from orchestrator.report.figures.maps import Map, label_maps
-from orchestrator.report.metrics.data_partition import survey_of
+from orchestrator.report.figures import draw
+from orchestrator.report.figures.lines import QUANTITIES, lines_over_nodes
+from orchestrator.report.figures.maps import LabelMap, label_maps
+from orchestrator.report.figures.style import RC, Style
+from orchestrator.report.metrics.data_partition import partition_summary_of
 from orchestrator.report.model.comparison import read_comparison
+from orchestrator.report.render.columns import GROUPS
+from orchestrator.report.render.summary import one_line
 from orchestrator.results.records import (
     RunResult,
 )
 from orchestrator.results.store import SweepPaths, write_atomic
-from tests.unit.report_support import FAST, SERIAL, a_pipeline, a_record, a_run, repeated
-
-
-def write_sweep(
-    directory: Path, *results: RunResult, pending: Sequence[str] = (), **fields: Any
-) -> SweepPaths:
-    """The files that a runner leaves, and the report on them."""
-    paths = SweepPaths(directory)
-    write_atomic(paths.record, a_record(results, pending, **fields).model_dump_json())
-    for result in results:
-        write_atomic(paths.run(result.key).result, result.model_dump_json())
-    write_report(paths)
-    return paths
+from tests.unit.report_support import (
+    FAST,
+    SERIAL,
+    a_comparison,
+    a_pipeline,
+    a_record,
+    a_run,
+    cells,
+    repeated,
+    write_sweep,
+)
 
 
 class Page(HTMLParser):
-    """What a browser would load, where links go, and the text that a reader sees."""
+    """Tags, ids, links and text of a page, and everything a browser would load."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -98,15 +101,12 @@ def test_every_sweep_has_a_report(name: str, tmp_path: Path) -> None:
     for key in read_comparison(paths).record.keys:
         assert key in page.ids
         assert key in paths.csv.read_text()
-    alone = ("serial", "fault_injection")
-    trained = any(result.status == "ok" and not result.key.startswith(alone) for result in results)
-    assert ("There is nothing to compare" in page.text) == (not trained)
-    assert "not done yet" in paths.markdown.read_text()
+    assert "`ddp-gloo-n4-s0-0`" in paths.markdown.read_text()
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> SweepPaths:
-    """A sweep with something of everything, and strings from files that would like to be markup."""
+    """A sweep with ok, failed and pending runs, and with markup in every string that comes from a file."""
     evil = "<script>alert(1)</script> | `tick` [link](http://example.com)"
     runs = [
         *repeated("serial", [8, 8.1]),
@@ -126,49 +126,58 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> SweepPaths:
     )
 
 
-def test_pages_show_ranks_per_node(tmp_path: Path) -> None:
-    paths = write_sweep(tmp_path, *SWEEPS["ranks in nodes"])
-    page = Page(paths.html.read_text()).text
-    assert "2 × 4" in page
-    assert "| ddp · gloo (random_partition) | 2 × 4 |" in paths.markdown.read_text()
-    time = (paths.plots / "time.svg").read_text().replace(formats.JOIN, " ")
-    assert "ddp · gloo · 4 ranks per node" in time
-    assert ">ranks<" in time
-    write_sweep(tmp_path, SERIAL, FAST)
-    time = (paths.plots / "time.svg").read_text()
-    assert ">nodes<" in time
-    assert "per node" not in time
+def test_pages_show_ranks_per_node() -> None:
+    (line,) = cells(GROUPS, a_comparison(a_run("ddp", nodes=2, processes_per_node=4)).groups)
+    assert (line["strategy"], line["nodes"]) == ("ddp · gloo | random_partition", "2 × 4")
 
 
-def test_a_figure_shades_only_where_all_share_cores(tmp_path: Path) -> None:
-    paths = write_sweep(tmp_path, *SWEEPS["quotas"])
-    assert "nodes share 2 cores" in (paths.plots / "time.svg").read_text()
-    # Eight ranks in two nodes fit, four nodes do not: no number of ranks parts the ones from the others.
+@pytest.mark.parametrize(("name", "axis"), [("ranks in nodes", "ranks"), ("one node count", "nodes")])
+def test_figures_count_ranks_if_nodes_have_several(name: str, axis: str) -> None:
+    figure = time_figure(*SWEEPS[name])
+    assert figure.axes[0].get_xlabel() == axis
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert any(f"4{formats.JOIN}ranks per node" in text for text in names) is (axis == "ranks")
+
+
+def time_figure(*results: RunResult) -> Figure:
+    """Wall time over the number of nodes."""
+    comparison = a_comparison(*results)
+    (workload,) = comparison.workloads
+    with rc_context(RC):  # type: ignore[arg-type]
+        figure = lines_over_nodes(
+            comparison.view(workload).line_groups, Style(comparison.groups), QUANTITIES[0]
+        )
+    assert figure is not None
+    return figure
+
+
+def test_a_figure_shades_only_where_all_share_cores() -> None:
+    assert len(time_figure(*SWEEPS["quotas"]).axes[0].texts) == 1
+    # Eight ranks in two nodes fit, four nodes do not: no number of ranks separates them.
     docker = {"runtime": "docker", "cores": 2, "threads": 1}
     mixed = [a_run("ddp", nodes=4, **docker), a_run("ddp", nodes=2, processes_per_node=4, **docker)]
-    write_sweep(tmp_path, a_run(**docker), *mixed)
-    assert "nodes share" not in (paths.plots / "time.svg").read_text()
+    assert len(time_figure(a_run(**docker), *mixed).axes[0].texts) == 0
 
 
-def test_what_a_server_does_is_shown(tmp_path: Path) -> None:
+def test_staleness_and_servers_are_shown() -> None:
     runs = [
         a_run("async_parameter_server", nodes=nodes, staleness=[(1.5, 7)] * (nodes - 1)) for nodes in (3, 4)
     ]
-    paths = write_sweep(tmp_path, *runs, a_run("all_reduce", nodes=2))
-    assert "1.50 (at most 7)" in paths.markdown.read_text().replace(formats.JOIN, " ")
-    assert "Staleness of gradients" in (paths.plots / "staleness.svg").read_text()
-    (row, *_) = read_comparison(paths).rows
-    seen = survey_of(row)
-    assert seen
-    figure = label_maps([Map(row.partitioner_label, row.shape, seen)])
-    # 0 is the server, which holds no samples
+    comparison = a_comparison(*runs, a_run("all_reduce", nodes=2))
+    assert [line["staleness"] for line in cells(GROUPS, comparison.groups)] == ["1.50 | max 7"] * 2 + ["–"]
+    assert "staleness" in [plot.name for plot in draw(comparison)]
+    row = comparison.rows[0]
+    summary = partition_summary_of(row)
+    assert summary
+    figure = label_maps([LabelMap(row.partitioner_label, row.shape, summary)])
+    # 0 is the server, which has no samples
     assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["1", "2"]
 
 
-def test_no_figure_of_staleness_where_nothing_is_stale(tmp_path: Path) -> None:
-    paths = write_sweep(tmp_path, SERIAL, FAST)
-    assert not (paths.plots / "staleness.svg").exists()
-    assert "Staleness" not in paths.markdown.read_text()
+def test_synchronous_strategies_have_no_staleness() -> None:
+    comparison = a_comparison(SERIAL, FAST)
+    assert "staleness" not in [plot.name for plot in draw(comparison)]
+    assert "staleness" not in cells(GROUPS, comparison.groups)[0]
 
 
 def test_the_page_escapes_what_comes_from_files(report: SweepPaths) -> None:
@@ -178,7 +187,7 @@ def test_the_page_escapes_what_comes_from_files(report: SweepPaths) -> None:
     assert page.text.count("<script>alert(1)</script>") >= 8
 
 
-def test_the_page_needs_nothing_else(report: SweepPaths) -> None:
+def test_the_page_is_self_contained(report: SweepPaths) -> None:
     text = report.html.read_text()
     page = Page(text)
     assert {"script", "link", "img", "iframe", "object", "base"}.isdisjoint(page.tags)
@@ -187,24 +196,27 @@ def test_the_page_needs_nothing_else(report: SweepPaths) -> None:
     assert page.tags.count("svg") == len(list(report.plots.glob("*.svg"))) == 8
 
 
-def test_links_lead_somewhere_and_ids_are_unique(report: SweepPaths) -> None:
+def test_links_have_targets_and_ids_are_unique(report: SweepPaths) -> None:
     page = Page(report.html.read_text())
     assert len(page.ids) == len(set(page.ids))
     assert {unquote(link[1:]) for link in page.links} <= set(page.ids)
     assert {row.key for row in read_comparison(report).rows} <= set(page.ids)
 
 
-def test_the_page_shows_failed_and_pending_runs_flags_and_specs(report: SweepPaths) -> None:
+def test_the_page_shows_causes_flags_and_specs(report: SweepPaths) -> None:
     text = Page(report.html.read_text()).text
-    assert "failed: node 1: <script>" in text
-    assert "not done yet" in text
-    assert "flag <script>" in text
-    assert '"batch_size": 32' in text
-    assert "10 runs" not in text.split("Findings")[0]
-    assert "8 runs: 6 ok, 1 failed, 1 not done yet" in text.replace(formats.JOIN, " ")
+    for row in read_comparison(report).rows:
+        assert row.cause is None or row.cause in text
+        assert all(flag in text for flag in row.result.flags)
+        assert f'"seed": {row.seed}' in text
 
 
-def test_markdown_takes_nothing_from_files_for_markup(report: SweepPaths) -> None:
+def test_the_summary_counts_runs_by_status(report: SweepPaths) -> None:
+    summary = one_line(read_comparison(report))
+    assert re.findall(r"\d+(?=.runs|.ok|.failed|.pending)", summary) == ["8", "6", "1", "1"]
+
+
+def test_markdown_escapes_what_comes_from_files(report: SweepPaths) -> None:
     text = report.markdown.read_text()
     assert "<script" not in re.sub(r"`[^`]*`", "", text)
     assert "[link](" not in text.replace("\\[link](", "")
@@ -214,7 +226,7 @@ def test_markdown_takes_nothing_from_files_for_markup(report: SweepPaths) -> Non
         assert (report.directory / link).exists()
 
 
-def test_figures_stand_alone_and_stale_ones_go(tmp_path: Path) -> None:
+def test_figures_are_reproducible_and_stale_ones_are_removed(tmp_path: Path) -> None:
     paths = SweepPaths(tmp_path)
     write_atomic(paths.plots / "old.svg", "<svg/>")
     write_sweep(tmp_path, SERIAL, FAST)
@@ -223,7 +235,7 @@ def test_figures_stand_alone_and_stale_ones_go(tmp_path: Path) -> None:
     assert set(first) >= {
         "time.svg",
         "speedup.svg",
-        "work_speedup.svg",
+        "cpu_time_speedup.svg",
         "accuracy.svg",
         "phases.svg",
         "labels.svg",
@@ -233,12 +245,12 @@ def test_figures_stand_alone_and_stale_ones_go(tmp_path: Path) -> None:
     assert first == {file.name: file.read_text() for file in paths.plots.glob("*.svg")}
 
 
-def test_a_result_of_another_version_is_named(tmp_path: Path) -> None:
+def test_a_result_of_another_version_is_an_error(tmp_path: Path) -> None:
     paths = SweepPaths(tmp_path)
     write_atomic(paths.record, a_record([SERIAL]).model_dump_json())
     strange = {**SERIAL.model_dump(), "spec": {"strategy": "telepathy"}}
     write_atomic(paths.run(SERIAL.key).result, json.dumps(strange))
-    with pytest.raises(InputError, match=rf"{SERIAL.key}/result\.json: not a run of this version"):
+    with pytest.raises(InputError, match=re.escape(f"{SERIAL.key}/result.json")):
         write_report(paths)
 
 
@@ -264,7 +276,7 @@ def test_a_result_of_another_version_is_named(tmp_path: Path) -> None:
         (formats.listed(["a", "b", "c"]), "a, b and c"),
     ],
 )
-def test_numbers_are_written_one_way(written: str, expected: str) -> None:
+def test_number_formats(written: str, expected: str) -> None:
     assert written.replace(formats.JOIN, " ") == expected
 
 

@@ -1,20 +1,21 @@
-"""Published figures beside ours, and what a difference is due to."""
+"""Published results beside our measurements, and ablations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.report import formats
+import pytest
+
 from orchestrator.report.figures import draw
 from orchestrator.report.findings import find
-from orchestrator.report.metrics import published
+from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison, compare
 from orchestrator.report.render import html, markdown
-from orchestrator.report.render.columns import filled
+from orchestrator.report.render.columns import PUBLISHED
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
-from tests.unit.report_support import ONE_SHOT_ALONE, a_record, a_run
+from tests.unit.report_support import ONE_SHOT_ALONE, a_record, a_run, cells, finding_of, findings_of
 
 LAB = {
     "title": "About <averaging>",
@@ -68,103 +69,126 @@ def a_lab(
     return compare(record, [(result.key, result) for result in results])
 
 
-def plain(text: str) -> str:
-    return text.replace(formats.JOIN, " ")
+def table(comparison: Comparison) -> list[dict[str, str]]:
+    return cells(PUBLISHED, published_lines(comparison))
 
 
-def table(comparison: Comparison) -> list[list[str]]:
-    lines = published.lines(comparison)
-    columns = filled(published.COLUMNS, lines)
-    return [[plain(column.cell(line).text) for column in columns] for line in lines]
+def test_published_and_measured_numbers_are_side_by_side() -> None:
+    one, two, four = table(a_lab())
+    assert one == {
+        "block": "theirs",
+        "runs": "1 node",
+        "time_published": "80.0 s",
+        "time_measured": "8.00 s",
+        "speedup_published": "–",
+        "speedup_measured": "–",
+        "cpu_time_speedup": "–",
+        "accuracy_published": "91.0%",
+        "accuracy_measured": "90.0%",
+        "accuracy_difference": "−1.0 points",
+        "change_published": "–",
+        "change_measured": "–",
+        "steps_published": "469",
+        "steps_measured": "100",
+    }
+    assert (two["change_published"], two["change_measured"]) == ("−56.0 points", "−60.0 points")
+    speedups = ("speedup_published", "speedup_measured", "cpu_time_speedup")
+    assert [two[key] for key in speedups] == ["1.60", "2.00", "2.00"]
+    assert [four[key] for key in speedups] == ["4.00", "2.00", "4.00"]
 
 
-def test_every_published_figure_stands_beside_ours() -> None:
-    whole = "91.0% 90.0% −1.0 points – – 469 100"
-    assert [" ".join(line) for line in table(a_lab())] == [
-        f"theirs 1 node 80.0 s 8.00 s – – – {whole}",
-        "theirs 2 nodes 50.0 s 4.00 s 1.60 2.00 2.00 35.0% 30.0% −5.0 points −56.0 points −60.0 points – –",
-        "theirs 4 nodes 20.0 s 4.00 s 4.00 2.00 4.00 10.0% 10.0% ±0.0 points – – – –",
-    ]
-
-
-def test_a_form_that_came_to_nothing_is_said_not_to_have_run() -> None:
+def test_a_block_without_ok_runs_is_not_run() -> None:
     lost = [THEIRS[0], THEIRS[1].model_copy(update={"status": "failed", "cause": "gone"})]
-    assert [line[3] for line in table(a_lab(lost))] == ["8.00 s", "not run", "not run"]
+    assert [line["time_measured"] for line in table(a_lab(lost))] == ["8.00 s", "not run", "not run"]
 
 
-def test_what_is_due_to_what_is_computed_from_the_rungs() -> None:
-    (why,) = [finding for finding in find(a_lab()) if finding.topic == "Why"]
-    assert plain(why.text) == (
-        "At 2 nodes theirs came to 30.0%, alone to 90.0%: +60.0 points. Of these are due +40.0 points to 2 "
-        "different beginnings (strategy.init independent → broadcast) and +20.0 points to averaging "
-        "(strategy one_shot → serial, transport mpi → memory, nodes 2 → 1). "
-        "Not repeated: each may be chance."
-    )
-    assert {row.key for row in why.rows} == {THEIRS[1].key, MENDED.key, ALONE.key}
+def test_an_ablation_has_the_difference_of_each_step() -> None:
+    finding = finding_of(a_lab(), "ablation")
+    assert finding.data == {
+        "nodes": 2,
+        "measure": "accuracy",
+        "first": 0.3,
+        "last": 0.9,
+        "steps": [
+            {
+                "difference": pytest.approx(0.4),
+                "fixes": "2 different beginnings",
+                "changes": ["strategy.init independent → broadcast"],
+                "verdict": "single_seed",
+            },
+            {
+                "difference": pytest.approx(0.2),
+                "fixes": "averaging",
+                "changes": ["strategy one_shot → serial", "transport mpi → memory", "nodes 2 → 1"],
+                "verdict": "single_seed",
+            },
+        ],
+        "repeated": False,
+    }
+    assert {row.key for row in finding.rows} == {THEIRS[1].key, MENDED.key, ALONE.key}
 
 
-def test_a_ladder_with_a_rung_missing_explains_nothing() -> None:
-    assert not [finding for finding in find(a_lab(mended=())) if finding.topic == "Why"]
+def test_an_ablation_without_all_its_steps_is_no_finding() -> None:
+    assert findings_of(a_lab(mended=()), "ablation") == []
 
 
-def test_one_node_tells_the_machine_and_speedups_tell_the_rest() -> None:
-    (times,) = [finding for finding in find(a_lab()) if finding.topic == "Published"]
-    assert plain(times.text) == (
-        "theirs: one node took 8.00 s where 80.0 s were published, 10.0 times as fast: another machine, "
-        "and another loop. The speedup of 4 nodes was 4.00 as published and 2.00 here, where they shared "
-        "2 cores; by CPU time it was 4.00."
-    )
+def test_published_times_are_compared_by_one_node_and_by_speedup() -> None:
+    assert finding_of(a_lab(), "published_time").data == {
+        "block": "theirs",
+        "train_s": 8.0,
+        "published_s": 80.0,
+        "speedup_of": {"nodes": 4},
+        "speedup": 2.0,
+        "published_speedup": 4.0,
+        "cpu_time_speedup": 4.0,
+    }
 
 
-def test_runs_that_were_changed_are_not_held_against_published_times() -> None:
+def test_overridden_runs_are_not_compared_with_published_times() -> None:
     comparison = a_lab(overrides=["--quick"])
-    assert not [finding for finding in find(comparison) if finding.topic == "Published"]
-    told = dict(published.differences(comparison))
-    assert told["Changed"] == "by --quick: these are not the runs that figures were published of"
-    assert not any("−1.0 points" in line for line in table(comparison))
+    assert findings_of(comparison, "published_time") == []
+    assert "--quick" in dict(differences(comparison))["Overridden"]
+    assert not any("accuracy_difference" in line for line in table(comparison))
 
 
-def test_both_pages_have_the_section_and_escape_what_the_file_says() -> None:
+def test_both_pages_have_the_facts_of_the_lab_escaped() -> None:
     comparison = a_lab()
     findings, plots = find(comparison), draw(comparison)
     page, text = html.render(comparison, findings, plots), markdown.render(comparison, findings, plots)
     assert '<section id="published">' in page
-    assert "About &lt;averaging&gt;. Source: a lab sheet." in page
-    for written in (page, text):
-        assert "an old laptop" in written
-        assert "they counted evaluation" in written
-        assert "Published and measured" in written
+    assert "About &lt;averaging&gt;" in page
+    for fact in ("an old laptop", "they counted evaluation"):
+        assert fact in page
+        assert fact in text
 
 
-def test_a_sweep_without_published_figures_has_no_such_section() -> None:
+def test_a_sweep_without_published_results_has_no_such_section() -> None:
     comparison = compare(a_record([ALONE]), [(ALONE.key, ALONE)])
     assert 'id="published"' not in html.render(comparison, find(comparison), draw(comparison))
-    assert published.differences(comparison) == []
+    assert differences(comparison) == []
 
 
-def test_fewer_nodes_do_not_change_the_others() -> None:
+def test_fewer_nodes_do_not_override_the_others() -> None:
     comparison = a_lab(overrides=["--nodes 1,2"])
-    assert [finding for finding in find(comparison) if finding.topic == "Published"]
-    assert "Changed" not in dict(published.differences(comparison))
+    assert len(findings_of(comparison, "published_time")) == 1
+    assert "Overridden" not in dict(differences(comparison))
 
 
-def test_runs_that_ended_at_a_target_explain_no_accuracy() -> None:
+def test_runs_that_ended_at_a_target_have_no_ablation_of_accuracy() -> None:
     ended = MENDED.epochs[-1].model_copy(update={"target_reached": True})
     reached = one_shot(2, 0.7, strategy="all_reduce", target_accuracy=0.5)
     reached = reached.model_copy(update={"epochs": [*reached.epochs[:-1], ended]})
-    assert not [finding for finding in find(a_lab(mended=[reached])) if finding.topic == "Why"]
+    assert findings_of(a_lab(mended=[reached]), "ablation") == []
 
 
-def test_a_lab_without_figures_still_names_its_source() -> None:
+def test_a_lab_without_published_results_still_names_its_source() -> None:
     record = a_record([ALONE], lab=Lab.model_validate({**LAB, "ablations": []}))
     comparison = compare(record, [(ALONE.key, ALONE)])
-    page = html.render(comparison, find(comparison), draw(comparison))
-    assert "The published experiment</h2>" in page
-    assert "Source: a lab sheet." in page
-    assert "- Source: a lab sheet" in markdown.render(comparison, find(comparison), draw(comparison))
+    assert "a lab sheet" in html.render(comparison, find(comparison), draw(comparison))
+    assert "a lab sheet" in markdown.render(comparison, find(comparison), draw(comparison))
 
 
-def test_a_rung_says_which_runs_of_its_block_it_means() -> None:
+def test_an_ablation_step_selects_runs_of_its_block() -> None:
     slow = [
         a_run(name, nodes=2, cpus=1.0, bottleneck_cpus=0.5, train_s=9.0) for name in ("all_reduce", "ddp")
     ]
@@ -179,41 +203,41 @@ def test_a_rung_says_which_runs_of_its_block_it_means() -> None:
         BlockRecord(name="alike", keys=[run.key for run in alike]),
     ]
     record = a_record([*slow, *alike], lab=Lab.model_validate(lab), blocks=blocks)
-    (why,) = [
-        finding
-        for finding in find(compare(record, [(run.key, run) for run in [*slow, *alike]]))
-        if finding.topic == "Why"
-    ]
-    assert plain(why.text).startswith(
-        "At 2 nodes slow (ddp) came to 9.00 s, alike (ddp) to 4.00 s: −5.00 s. Of these are due −5.00 s to "
-        "half a core (bottleneck_cpus 0.5 → null)."
-    )
+    comparison = compare(record, [(run.key, run) for run in [*slow, *alike]])
+    data = finding_of(comparison, "ablation").data
+    assert (data["first"], data["last"]) == (9.0, 4.0)
+    (step,) = data["steps"]
+    assert (step["fixes"], step["changes"]) == ("half a core", ["bottleneck_cpus 0.5 → null"])
 
 
-def test_a_rung_that_changes_nothing_explains_nothing() -> None:
-    """As when an option makes two steps the same run."""
+def test_a_step_that_changes_nothing_is_no_ablation() -> None:
+    """An option may make two steps the same run."""
     same = BlockRecord(name="mended", keys=[THEIRS[1].key])
     record = a_lab().record
     blocks = [block if block.name != "mended" else same for block in record.blocks]
     comparison = compare(
         record.model_copy(update={"blocks": blocks}), [(run.key, run) for run in (ALONE, *THEIRS)]
     )
-    assert not [finding for finding in find(comparison) if finding.topic == "Why"]
+    assert findings_of(comparison, "ablation") == []
 
 
-def test_runs_of_two_places_are_not_set_side_by_side() -> None:
+def test_runs_of_two_locations_are_not_compared() -> None:
     elsewhere = one_shot(2, 0.3, train_s=4.0, runtime="docker")
     comparison = a_lab([THEIRS[0], elsewhere])
-    assert [line.measured_speedup for line in published.lines(comparison)] == [None, None, None]
-    assert not [finding for finding in find(comparison) if finding.topic == "Why"]
+    assert [line.measured_speedup for line in published_lines(comparison)] == [None, None, None]
+    assert findings_of(comparison, "ablation") == []
 
 
-def test_a_cell_of_two_places_is_none() -> None:
+def test_a_configuration_in_two_locations_is_not_matched() -> None:
     seeds = [one_shot(2, 0.3, seed=0), one_shot(2, 0.7, seed=1, runtime="docker")]
-    assert [line[3] for line in table(a_lab([THEIRS[0], *seeds]))] == ["8.00 s", "not run", "not run"]
+    assert [line["time_measured"] for line in table(a_lab([THEIRS[0], *seeds]))] == [
+        "8.00 s",
+        "not run",
+        "not run",
+    ]
 
 
-def test_a_time_to_the_target_is_of_all_seeds_or_of_none() -> None:
+def test_a_time_to_target_needs_all_seeds() -> None:
     def until(accuracy: float, seed: int, reached: bool, **fields: Any) -> RunResult:
         run = a_run(seed=seed, target_accuracy=0.5, accuracy=accuracy, **fields)
         last = run.epochs[-1].model_copy(update={"target_reached": reached})
@@ -229,5 +253,5 @@ def test_a_time_to_the_target_is_of_all_seeds_or_of_none() -> None:
     ]
     record = a_record([*slow, *lucky], lab=Lab.model_validate(lab), blocks=blocks)
     comparison = compare(record, [(run.key, run) for run in [*slow, *lucky]])
-    (why,) = [finding for finding in find(comparison) if finding.topic == "Why"]
-    assert plain(why.text) == "At 2 nodes there is no time_to_target_s of lucky to compare."
+    data = finding_of(comparison, "ablation_incomplete").data
+    assert (data["measure"], data["lacking"]) == ("time_to_target_s", ["lucky"])

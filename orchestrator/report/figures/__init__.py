@@ -9,88 +9,156 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from orchestrator.report.figures.bars import time_by_phase
-from orchestrator.report.figures.bubbles import bubbles
-from orchestrator.report.figures.captions import CAPTIONS
-from orchestrator.report.figures.curves import accuracy_over_time
+from orchestrator.report.figures.curves import accuracy_over_time, loss_curves
 from orchestrator.report.figures.glance import partitioners_by_strategy, strategies_at_a_glance
 from orchestrator.report.figures.lines import QUANTITIES, lines_over_nodes
-from orchestrator.report.figures.maps import Map, label_maps
-from orchestrator.report.figures.memory import memory_per_rank
+from orchestrator.report.figures.maps import LabelMap, label_maps
+from orchestrator.report.figures.model_partition import bubbles, memory_per_rank, split_points_figure
 from orchestrator.report.figures.sizes import exchange_by_size
-from orchestrator.report.figures.split_points import step_by_cut
 from orchestrator.report.figures.stragglers import straggler_attribution
 from orchestrator.report.figures.style import RC, WIDTH_IN, Style
 from orchestrator.report.figures.svg import to_svg
 from orchestrator.report.figures.target import time_to_target
-from orchestrator.report.figures.textbook_optimizers import loss_curves
-from orchestrator.report.metrics.data_partition import holders, representatives, survey_of
-from orchestrator.report.metrics.textbook_optimizers import OptimizerPair, twins_of
+from orchestrator.report.metrics.data_partition import partition_summary_of, replica_ranks, representatives
+from orchestrator.report.metrics.textbook_optimizers import OptimizerPair, optimizer_pairs
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.labels import Workload
+
+# What a reader must know to read each figure.
+CAPTIONS = {
+    "strategies": (
+        "Sorted by accuracy. Means over seeds; the pale bar is the range over seeds. Grey line: serial. "
+        "Colours are the same in all figures; the list of strategies below names the file of each."
+    ),
+    "exchange": (
+        "All models of the sweep that are otherwise trained alike. Seconds of communication and waiting "
+        "per step of the rank that took most steps, mean over ranks."
+    ),
+    "textbook_optimizers": (
+        "Test loss after each epoch. Line: the library's optimizer. Crosses: the textbook implementation, "
+        "from the same initial weights and samples. A colour is a seed."
+    ),
+    "partitioners": (
+        "Means over seeds. Darker cells lose more against the first line, strategy by strategy."
+    ),
+    "time_to_target": (
+        "Wall time to the end of the epoch in which the target accuracy was reached, without evaluation: "
+        "mean over the seeds that reached it; the pale bar is their range. If several consecutive epochs "
+        "were required, the first of them counts."
+    ),
+    "time": "Grey line: serial. Shaded: nodes share cores, so more nodes cannot be faster.",
+    "speedup": "Relative to the serial run of the same workload and seed. Shaded: nodes share cores.",
+    "cpu_time_speedup": (
+        "By the CPU time of the busiest rank: the speedup if every rank had a core of its own and "
+        "communication were free. Pipeline stages still wait for each other."
+    ),
+    "accuracy": "Of the final weights, on the whole test split.",
+    "staleness": (
+        "Updates by other workers between a worker's pull of the weights and its push of a gradient, mean "
+        "over all gradients. The number of nodes includes the server."
+    ),
+    "accuracy_over_time": (
+        "One point for each epoch that all seeds trained. Evaluation is not included in the time."
+    ),
+    "phases": (
+        "Every second of training belongs to one phase. Evaluation is not included. A serial bar more than "
+        "three times as long as all others is left out."
+    ),
+    "stragglers": (
+        "Share of its wall time that each rank (row) waited for each other rank (column), mean over seeds: "
+        "in a collective for the last rank to enter, in a receive for the sender. The runs with most "
+        "waiting, at most six; colours compare between them."
+    ),
+    "memory": (
+        "Of the rank that keeps most, mean over seeds: weights, gradient and optimizer state from step to "
+        "step, activations from the forward to the backward pass. Samples, the interpreter and torch are "
+        "not included."
+    ),
+    "bubbles": (
+        "Share of wall time that pipeline stages wait, mean over ranks; the pale bar is the range over "
+        "seeds. The formula assumes stages of equal length and free communication. Stages that share cores "
+        "wait longer."
+    ),
+    "split_points": (
+        "The model in two stages, split before each of these blocks, all else equal; mean over seeds; the "
+        "band is the range over seeds. Percent: load balance, mean / maximum busy time. With several "
+        "pipelines, the one with most split points."
+    ),
+    "labels": (
+        "The samples that nodes trained on, in the run of the lowest seed for each partitioner and number "
+        "of nodes. Colours compare within a row; an empty cell is no sample. JS divergence (bits) and EMD, "
+        "the earth mover's distance (0 to 2), are between the labels of a node and of the whole set: mean "
+        "and maximum over nodes."
+    ),
+}
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure. name: of its file, without .svg. svg: one element of XML. wide: it wants the whole page."""
+    """A figure. name: its file name without .svg. svg: an <svg> element. wide: needs the page's width."""
 
     name: str
     title: str
     caption: str
-    work: Workload
+    workload: Workload
     svg: str
     wide: bool
 
 
 def draw(comparison: Comparison) -> list[Plot]:
-    """All figures for which there is data, work by work."""
+    """All figures for which there is data, workload by workload."""
     style = Style(comparison.groups)
     plots = []
-    works = comparison.works
-    with rc_context(RC):  # type: ignore[arg-type]  # its stub wants every key as a literal
+    workloads = comparison.workloads
+    with rc_context(RC):  # type: ignore[arg-type]  # its stub expects literal keys
         if figure := exchange_by_size(comparison, style):
             title, svg = "Exchange per step against model size", to_svg(figure, "exchange")
-            plots.append(Plot("exchange", title, CAPTIONS["exchange"], works[0], svg, wide=False))
-        textbook = {twins.textbook.work: twins for twins in twins_of(comparison)}
-        for number, work in enumerate(works, 1):
+            plots.append(Plot("exchange", title, CAPTIONS["exchange"], workloads[0], svg, wide=False))
+        pairs = {pair.textbook.workload: pair for pair in optimizer_pairs(comparison)}
+        for number, workload in enumerate(workloads, 1):
             for name, title, figure in [
-                *_by_hand(textbook.get(work)),
-                *_figures(comparison.scene(work), style),
+                *_textbook(pairs.get(workload)),
+                *_figures(comparison.view(workload), style),
             ]:
-                file = f"{name}-{number}" if len(works) > 1 else name
+                file = f"{name}-{number}" if len(workloads) > 1 else name
                 wide = figure.get_figwidth() > WIDTH_IN
-                plots.append(Plot(file, title, CAPTIONS[name], work, to_svg(figure, file), wide))
+                plots.append(Plot(file, title, CAPTIONS[name], workload, to_svg(figure, file), wide))
     return plots
 
 
-def _by_hand(twins: OptimizerPair | None) -> Iterator[tuple[str, str, Figure]]:
-    if twins:
-        yield "by_hand", "Loss curves by hand and by the library", loss_curves(twins)
+def _textbook(pair: OptimizerPair | None) -> Iterator[tuple[str, str, Figure]]:
+    if pair:
+        yield "textbook_optimizers", "Loss curves of textbook and library optimizers", loss_curves(pair)
 
 
-def _figures(scene: WorkloadView, style: Style) -> Iterator[tuple[str, str, Figure]]:
-    """Name, title and figure, one after the other."""
-    if figure := strategies_at_a_glance(scene, style):
+def _figures(view: WorkloadView, style: Style) -> Iterator[tuple[str, str, Figure]]:
+    """Name, title and figure of each."""
+    if figure := strategies_at_a_glance(view, style):
         yield "strategies", "Strategies at a glance", figure
-    if figure := partitioners_by_strategy(scene):
+    if figure := partitioners_by_strategy(view):
         yield "partitioners", "Accuracy by partitioner and strategy", figure
-    if figure := time_to_target(scene.in_lines, style):
-        yield "time_to_target", "Time to the target accuracy", figure
-    for quantity in QUANTITIES if any(not group.serial for group in scene.groups) else ():
-        if figure := lines_over_nodes(scene.in_lines, style, quantity):
+    if figure := time_to_target(view.line_groups, style):
+        yield "time_to_target", "Time to target accuracy", figure
+    for quantity in QUANTITIES if any(not group.serial for group in view.groups) else ():
+        if figure := lines_over_nodes(view.line_groups, style, quantity):
             yield quantity.name, quantity.title, figure
-    if figure := accuracy_over_time(scene.in_lines, style, scene.shape):
-        yield "accuracy_over_time", "Accuracy against training time", figure
-    if figure := time_by_phase(scene.in_lines, scene.shape):
-        yield "phases", "Where the time went", figure
-    if figure := straggler_attribution(scene):
-        yield "waits", "Who waits for whom", figure
-    if figure := memory_per_rank(scene):
-        yield "memory", "What the fullest rank keeps", figure
-    if figure := bubbles(scene, style):
-        yield "bubbles", "Bubble", figure
-    if figure := step_by_cut(scene, style):
-        yield "split_points", "Where to cut", figure
-    splits = [(row, survey_of(row)) for row in representatives(scene.groups)]
-    maps = [Map(row.partitioner_label, row.shape, seen, holders(row)) for row, seen in splits if seen]
+    if figure := accuracy_over_time(view.line_groups, style, view.shape):
+        yield "accuracy_over_time", "Accuracy against wall time", figure
+    if figure := time_by_phase(view.line_groups, view.shape):
+        yield "phases", "Wall time by phase", figure
+    if figure := straggler_attribution(view):
+        yield "stragglers", "Straggler attribution", figure
+    if figure := memory_per_rank(view):
+        yield "memory", "Memory of the fullest rank", figure
+    if figure := bubbles(view, style):
+        yield "bubbles", "Pipeline bubble", figure
+    if figure := split_points_figure(view, style):
+        yield "split_points", "Split points", figure
+    partitions = [(row, partition_summary_of(row)) for row in representatives(view.groups)]
+    maps = [
+        LabelMap(row.partitioner_label, row.shape, summary, replica_ranks(row))
+        for row, summary in partitions
+        if summary
+    ]
     if maps:
         yield "labels", "Samples per rank and label", label_maps(maps)

@@ -1,4 +1,4 @@
-"""Where the time went."""
+"""Stacked bars: wall time by phase."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import ClusterShape
 
 BAR_IN = 0.3
-LONGEST = 32  # characters of a name on one line
+LONGEST = 32  # characters of a name in one line
 FAR_LONGER = 3
 
 
 def time_by_phase(groups: Sequence[Group], shape: ClusterShape) -> Figure | None:
-    """Stacked bars, serial first and then the fastest first; None if no run measured its phases."""
+    """Stacked bars, serial first, then by wall time; None if no run measured its phases."""
     shown = [(group, phases(group)) for group in groups if group.serial or group.shape == shape]
     shown = [(group, seconds) for group, seconds in shown if sum(seconds.values()) > 0]
     longest = max((sum(seconds.values()) for group, seconds in shown if not group.serial), default=0.0)
-    if longest:  # where serial takes far longer, its bar would leave no room to see the others' phases
+    if longest:  # a far longer serial bar would leave no room for the others' phases
         shown = [item for item in shown if sum(item[1].values()) <= FAR_LONGER * longest]
     if not shown:
         return None
@@ -53,21 +53,21 @@ def time_by_phase(groups: Sequence[Group], shape: ClusterShape) -> Figure | None
     axes.grid(axis="x")
     axes.set_axisbelow(True)
     size = f"{shape.short} ranks" if shape.per_node else shape.label  # room for one line
-    gap = "\n" if shape.slower else "  "  # with what tells the last node apart it is too long for one
-    set_title(figure, f"Where the time went, {size}{gap}(%: communicate and wait)")
+    gap = "\n" if shape.slower else "  "  # the limit of the last node makes the title too long for one line
+    set_title(figure, f"Wall time by phase, {size}{gap}(%: communicate and wait)")
     explain_colours(figure, colours)
     return figure
 
 
 def phases(group: Group) -> dict[str, float]:
-    """Mean seconds per phase of training over nodes and seeds."""
+    """Mean seconds per phase over ranks and seeds, without evaluation."""
     rows = [row.seconds for row in group.ok_rows if row.seconds]
     names = dict.fromkeys(phase for seconds in rows for phase in seconds if phase != "evaluate")
     return {phase: fmean(seconds.get(phase, 0.0) for seconds in rows) for phase in names}
 
 
 def stacked(axes: Axes, at: int, amounts: Mapping[str, float], colours: Mapping[str, str]) -> float:
-    """Draw a bar of amounts, in the order of the colours; returns where it ends."""
+    """Draw a stacked bar in the order of the colours. Returns its length."""
     left = 0.0
     for name, colour in colours.items():
         length = amounts.get(name, 0.0)
@@ -77,7 +77,7 @@ def stacked(axes: Axes, at: int, amounts: Mapping[str, float], colours: Mapping[
 
 
 def explain_colours(figure: Figure, colours: Mapping[str, str]) -> None:
-    """A legend of patches under the figure, in one line."""
+    """Draw a legend of colours in one line under the figure."""
     figure.legend(
         [Patch(color=colour) for colour in colours.values()],
         list(colours),
@@ -90,7 +90,7 @@ def explain_colours(figure: Figure, colours: Mapping[str, str]) -> None:
 
 
 def bar_names(groups: Sequence[Group]) -> list[str]:
-    """Names for bars: with the partitioner where the rest of the name does not tell two of them apart."""
+    """Names of bars, with the partitioner if the names would otherwise be equal."""
     short = [short_name(group) for group in groups]
     return [
         f"{fold(name)}\n{group.partitioner_label}" if short.count(name) > 1 else fold(name)
@@ -99,14 +99,14 @@ def bar_names(groups: Sequence[Group]) -> list[str]:
 
 
 def fold(name: str) -> str:
-    """A name on as many lines as leave the bars room beside it."""
+    """A name, wrapped to leave room for the bars."""
     if len(name) <= LONGEST:
         return name
-    held = name.replace(" · ", f" ·{JOIN}")
-    return fill(held, LONGEST, break_long_words=False, break_on_hyphens=False)
+    joined = name.replace(" · ", f" ·{JOIN}")
+    return fill(joined, LONGEST, break_long_words=False, break_on_hyphens=False)
 
 
 def bar_in(names: Sequence[str]) -> float:
-    """The height that each of the bars of these names takes."""
+    """The height of a bar in inches, for these names."""
     lines = max(name.count("\n") for name in names) + 1
     return BAR_IN * (1 + 0.3 * (lines - 1))

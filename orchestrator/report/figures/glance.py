@@ -1,4 +1,4 @@
-"""All strategies, or all strategies with all partitioners, on one figure."""
+"""Overviews: all strategies, and all strategies with all partitioners, in one figure each."""
 
 from __future__ import annotations
 
@@ -20,49 +20,50 @@ from orchestrator.report.figures.style import (
     short_name,
 )
 from orchestrator.report.model.comparison import WorkloadView
-from orchestrator.report.model.groups import Group, Metric, Spread
+from orchestrator.report.model.groups import Group, Metric
+from orchestrator.report.statistics.spread import Spread
 
-FEWEST = 3  # strategies, below which other figures say it as well
+MIN_STRATEGIES = 3  # fewer are shown by other figures
 ROW_IN = 0.25
-FAR_APART = 30  # amounts this many times apart go on a logarithmic axis
-WORST = 0.3  # loss of accuracy at which a cell has its full colour
-LONG_NAME = 24  # characters; beyond it names leave the panels no room in a column of the page
-NARROW = 11  # characters of a heading; longer ones are set aslant
+FAR_APART = 30  # amounts that differ by this factor go on a logarithmic axis
+WORST = 0.3  # loss of accuracy at full colour
+LONG_NAME = 24  # characters; longer names need the whole page width
+NARROW = 11  # characters of a heading; longer ones are rotated
 
 
-def strategies_at_a_glance(scene: WorkloadView, style: Style) -> Figure | None:
-    """A line per strategy, the most accurate first: accuracy, training time, bytes; None for a few."""
-    shown = [group for group in scene.usual if group.accuracy]
-    if len(shown) < FEWEST:
+def strategies_at_a_glance(view: WorkloadView, style: Style) -> Figure | None:
+    """One line per strategy, by accuracy: accuracy, wall time, bytes sent; None for few strategies."""
+    shown = [group for group in view.reference_candidates if group.accuracy]
+    if len(shown) < MIN_STRATEGIES:
         return None
     shown.sort(key=_accuracy, reverse=True)
-    if scene.serial:
-        shown.insert(0, scene.serial)
+    if view.serial:
+        shown.insert(0, view.serial)
     names = [short_name(group) for group in shown]
     width = WIDTH_IN if max(map(len, names)) <= LONG_NAME else FULL_WIDTH_IN
     figure = Figure(figsize=(width, 1.0 + ROW_IN * len(shown)), layout="constrained")
     accuracy, time, sent = figure.subplots(1, 3, sharey=True, width_ratios=(1.2, 1, 1))
-    colours = [style.look(group).colour for group in shown]
+    colours = [style.series(group).colour for group in shown]
     for at, (group, colour) in enumerate(zip(shown, colours, strict=True)):
         spread = group.accuracy
         if spread:
             accuracy.plot([spread.low, spread.high], [at, at], color=colour, linewidth=3, alpha=0.35)
             accuracy.plot(spread.mean, at, marker="o", markersize=6, color=colour, markeredgecolor="white")
-    if scene.serial:
-        accuracy.axvline(_accuracy(scene.serial), color=SERIAL_COLOUR, linewidth=0.9, zorder=0)
+    if view.serial:
+        accuracy.axvline(_accuracy(view.serial), color=SERIAL_COLOUR, linewidth=0.9, zorder=0)
     accuracy.xaxis.set_major_locator(MaxNLocator(2))
     accuracy.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%"))
     _bars(time, shown, colours, lambda row: row.train_s, formats.seconds)
     _bars(sent, shown, colours, lambda row: row.bytes_sent_per_rank, formats.size)
-    for axes, title in ((accuracy, "test accuracy"), (time, "training time"), (sent, "sent per rank")):
+    for axes, title in ((accuracy, "test accuracy"), (time, "wall time"), (sent, "sent per rank")):
         axes.set_title(f"{title}, log scale" if axes.get_xscale() == "log" else title)
         axes.grid(axis="x")
         axes.set_axisbelow(True)
         axes.tick_params(axis="y", length=0)
     accuracy.set_yticks(range(len(shown)), names)
     accuracy.invert_yaxis()
-    partitioner = f", {scene.partitioners[0]}" if len(scene.partitioners) > 1 else ""
-    set_title(figure, f"Strategies at {scene.shape.label}{partitioner}")
+    partitioner = f", {view.partitioners[0]}" if len(view.partitioners) > 1 else ""
+    set_title(figure, f"Strategies at {view.shape.label}{partitioner}")
     return figure
 
 
@@ -73,7 +74,7 @@ def _bars(
     metric: Metric,
     write: Callable[[float], str],
 ) -> None:
-    """A bar per group with its mean behind it; nothing for a group that has none."""
+    """One bar per group, annotated with its mean; none for a group without the metric."""
     known = [spread.mean for group in groups if (spread := group.over(metric)) and spread.mean > 0]
     far_apart = bool(known) and max(known) > FAR_APART * min(known)
     if far_apart:
@@ -95,13 +96,13 @@ def _bars(
     axes.tick_params(axis="x", length=0)
 
 
-def partitioners_by_strategy(scene: WorkloadView) -> Figure | None:
-    """Accuracy of each strategy with each partitioner; None unless several partitioners were tried."""
-    reference, *others = scene.partitioners or [""]
-    columns = list(dict.fromkeys(short_name(group) for group in scene.rivals if group.partitioner_label))
+def partitioners_by_strategy(view: WorkloadView) -> Figure | None:
+    """Accuracy of each strategy with each partitioner; None unless several partitioners were run."""
+    reference, *others = view.partitioners or [""]
+    columns = list(dict.fromkeys(short_name(group) for group in view.candidates if group.partitioner_label))
     cells: dict[tuple[str, str], Spread] = {
         (group.partitioner_label, short_name(group)): spread
-        for group in scene.rivals
+        for group in view.candidates
         if (spread := group.accuracy)
     }
     if not others or len(columns) < 2:
@@ -118,16 +119,16 @@ def partitioners_by_strategy(scene: WorkloadView) -> Figure | None:
         text = formats.ABSENT if np.isnan(mean) else formats.percent(mean)
         axes.text(column + 0.5, at + 0.5, text, ha="center", va="center", fontsize=8.5)
     axes.set_yticks(np.arange(len(rows)) + 0.5, rows)
-    aslant = any(len(column) > NARROW for column in columns) and len(columns) > 3
+    rotated = any(len(column) > NARROW for column in columns) and len(columns) > 3
     axes.set_xticks(
-        np.arange(len(columns)) + 0.5, columns, rotation=25 * aslant, ha="left" if aslant else "center"
+        np.arange(len(columns)) + 0.5, columns, rotation=25 * rotated, ha="left" if rotated else "center"
     )
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.invert_yaxis()
     axes.axhline(1, color=FAINT, linewidth=1.0)
-    set_title(figure, f"Test accuracy by partitioner, {scene.shape.label}")
+    set_title(figure, f"Test accuracy by partitioner, {view.shape.label}")
     return figure
 
 

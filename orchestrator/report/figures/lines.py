@@ -1,6 +1,6 @@
-"""Figures over the number of nodes: a line for each strategy, transport, partitioner and ranks per node.
+"""Quantities over the number of nodes: one line per strategy, transport, partitioner and ranks per node.
 
-Where nodes hold several ranks, what is counted is ranks: the speedup to hope for goes by them.
+If nodes have several ranks, the x axis counts ranks, which determine the ideal speedup.
 """
 
 from __future__ import annotations
@@ -24,34 +24,37 @@ from orchestrator.report.figures.style import (
     set_title,
     short_name,
 )
-from orchestrator.report.model.groups import Group, Metric, Spread
+from orchestrator.report.model.groups import Group, Metric
+from orchestrator.report.statistics.spread import Spread
 from orchestrator.results.limits import counted
 
 PLOT_IN = 2.9  # height without the legend
 Point = tuple[Group, Spread]
-LOG_FROM = 16  # node counts this many times apart go on a logarithmic axis
+LOG_FROM = 16  # node counts that differ by this factor go on a logarithmic axis
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """What the y axis shows."""
+    """The quantity on the y axis."""
 
     name: str  # of the file
     title: str
     axis: str  # label, with its unit
     metric: Metric
     kind: Literal["time", "speedup", "share", "count"]
-    cores_matter: bool = False  # whether nodes that share cores spoil it
+    cores_matter: bool = False  # whether sharing cores affects it
 
 
 QUANTITIES = (
-    Quantity("time", "Training time", "training time, s", lambda row: row.train_s, "time", True),
-    Quantity("speedup", "Speedup", "serial time / time", lambda row: row.speedup, "speedup", True),
+    Quantity("time", "Wall time", "wall time, s", lambda row: row.train_s, "time", True),
     Quantity(
-        "work_speedup",
-        "Work speedup",
+        "speedup", "Speedup", "serial wall time / wall time", lambda row: row.speedup, "speedup", True
+    ),
+    Quantity(
+        "cpu_time_speedup",
+        "CPU-time speedup",
         "serial CPU time / CPU time",
-        lambda row: row.work_speedup,
+        lambda row: row.cpu_time_speedup,
         "speedup",
     ),
     Quantity("accuracy", "Test accuracy", "test accuracy", lambda row: row.accuracy, "share"),
@@ -62,7 +65,7 @@ QUANTITIES = (
 
 
 def lines_over_nodes(groups: Sequence[Group], style: Style, quantity: Quantity) -> Figure | None:
-    """Mean and range over seeds against ranks; None if no group has the quantity."""
+    """Mean and range over seeds, against ranks; None if no group has the quantity."""
     lines: dict[tuple[str, str, str, int], list[Point]] = {}
     for group in sorted(groups, key=lambda group: group.shape.ranks):
         spread = group.over(quantity.metric)
@@ -72,17 +75,17 @@ def lines_over_nodes(groups: Sequence[Group], style: Style, quantity: Quantity) 
         return None
     known = [point for line in lines.values() for point in line]
     counts = sorted({group.shape.ranks for group, _ in known})
-    # Named in the order in which the lines end, so that the eye finds a name where it finds the line.
+    # The legend lists lines in the order of their right ends.
     ordered = sorted(lines.values(), key=lambda line: -line[-1][1].mean)
     legend = Legend()
     for line in ordered:
-        legend.add(_name(line[0][0]), style.look(line[0][0]))
+        legend.add(_name(line[0][0]), style.series(line[0][0]))
     legend.explain_partitioners([group for group, _ in known], style)
     figure = Figure(figsize=(WIDTH_IN, PLOT_IN + legend.height_in), layout="constrained")
     axes = figure.add_subplot()
     shift = _Shift(len(ordered), counts)
     for index, line in enumerate(ordered):
-        _draw_line(axes, line, style.look(line[0][0]), shift, index)
+        _draw_line(axes, line, style.series(line[0][0]), shift, index)
     _scale(axes, quantity, counts, known)
     if quantity.kind == "speedup":
         _ideal(axes, counts)
@@ -102,36 +105,36 @@ def _name(group: Group) -> str:
 
 
 class _Shift:
-    """Moves lines apart sideways, by a hair: those with equal values would hide each other."""
+    """Offsets lines sideways, so that equal values do not hide each other."""
 
     def __init__(self, lines: int, counts: Sequence[int]) -> None:
         self._lines = lines
         self._step = min(0.07, 0.4 / lines)
-        self._apart = counts[-1] < LOG_FROM * counts[0]
+        self._additive = counts[-1] < LOG_FROM * counts[0]
 
     def __call__(self, ranks: int, index: int) -> float:
         by = (index - (self._lines - 1) / 2) * self._step
         if ranks == 1:
             return ranks
-        return ranks + by if self._apart else ranks * 2 ** (by / 2)
+        return ranks + by if self._additive else ranks * 2 ** (by / 2)
 
 
-def _draw_line(axes: Axes, line: Sequence[Point], look: SeriesStyle, shift: _Shift, index: int) -> None:
+def _draw_line(axes: Axes, line: Sequence[Point], series: SeriesStyle, shift: _Shift, index: int) -> None:
     at = [shift(group.shape.ranks, index) for group, _ in line]
     means = [spread.mean for _, spread in line]
     lows, highs = [spread.low for _, spread in line], [spread.high for _, spread in line]
     if line[0][0].serial:
-        axes.axhline(means[0], color=look.colour, linewidth=0.9, alpha=0.6, zorder=1)
+        axes.axhline(means[0], color=series.colour, linewidth=0.9, alpha=0.6, zorder=1)
     if len(line) > 1:
-        axes.fill_between(at, lows, highs, color=look.colour, alpha=0.12, linewidth=0)
-    axes.vlines(at, lows, highs, color=look.colour, linewidth=1, alpha=0.55)
+        axes.fill_between(at, lows, highs, color=series.colour, alpha=0.12, linewidth=0)
+    axes.vlines(at, lows, highs, color=series.colour, linewidth=1, alpha=0.55)
     axes.plot(
         at,
         means,
-        color=look.colour,
-        linestyle=look.dashes,
+        color=series.colour,
+        linestyle=series.dashes,
         linewidth=1.8,
-        marker=look.marker,
+        marker=series.marker,
         markersize=5.5,
         markeredgecolor="white",
         markeredgewidth=0.7,
@@ -140,7 +143,7 @@ def _draw_line(axes: Axes, line: Sequence[Point], look: SeriesStyle, shift: _Shi
 
 
 def _scale(axes: Axes, quantity: Quantity, counts: list[int], known: Sequence[Point]) -> None:
-    """Whole numbers below; a y axis that starts at zero where that is honest and readable."""
+    """Set the axes: whole numbers on the x axis; a y axis from zero where that is readable."""
     wide = counts[-1] >= LOG_FROM * counts[0]
     if wide:
         axes.set_xscale("log", base=2)
@@ -172,7 +175,7 @@ def _ticks(counts: Sequence[int], wide: bool) -> list[int]:
 
 
 def _ideal(axes: Axes, counts: list[int]) -> None:
-    """One rank more, one time faster. It may leave the picture, or the other lines would lie flat."""
+    """Draw linear speedup. It is cut off where it would flatten the other lines."""
     top = max(axes.get_ylim()[1], 1.5)
     if axes.get_yscale() == "linear":
         top = min(max(2 * top, 2.0), max(counts[-1] * 1.06, top))
@@ -193,13 +196,13 @@ def _ideal(axes: Axes, counts: list[int]) -> None:
 
 
 def _mark_cores(axes: Axes, known: Sequence[Point], counts: Sequence[int]) -> None:
-    """Shade the numbers from which on all had to share cores: more nodes cannot be faster there."""
-    alone = max((group.shape.ranks for group, _ in known if not group.first.shares_cores), default=0)
-    sharing = [group for group, _ in known if group.first.shares_cores and group.shape.ranks > alone]
+    """Shade the numbers of ranks from which on all runs share cores."""
+    unshared = max((group.shape.ranks for group, _ in known if not group.first.shares_cores), default=0)
+    sharing = [group for group, _ in known if group.first.shares_cores and group.shape.ranks > unshared]
     if not sharing:
         return
     first = min(group.shape.ranks for group in sharing)
-    left = alone or first - 1
+    left = unshared or first - 1
     start = (left * first) ** 0.5 if axes.get_xscale() == "log" else (left + first) / 2
     cores = max(group.first.result.cores for group in sharing)
     axes.axvspan(start, axes.get_xlim()[1], color="#F1F3F5", zorder=0, linewidth=0)

@@ -1,4 +1,4 @@
-"""Which labels lay on which node: a small map for every split, a row of maps for every number of nodes."""
+"""Label maps: samples per node and label, one map per partition, one row of maps per number of nodes."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ from orchestrator.report.figures.style import FULL_WIDTH_IN, WIDTH_IN, set_title
 from orchestrator.report.model.labels import ClusterShape
 from trainer.training.partition import PartitionSummary
 
-MOST_ACROSS = 3  # more maps side by side are too small to read
-MOST_MAPPED = 32  # ranks; of more a summary is drawn
-HEAD_IN = 0.86  # a map's title and figures above it, the labels' numbers below
+MAX_COLUMNS = 3  # more maps in a row are too small to read
+MAX_MAPPED_RANKS = 32  # ranks; more are drawn as a summary
+TITLE_IN = 0.86  # a map's title and caption above, its tick labels below
 SUMMARY_IN = 1.5
-PALE = 1.8  # how far the colours' end lies above the largest number: dark text is read on all of them
-MOST_VECTORS = 2000  # cells; more of them make a large file
+PALE = 1.8  # end of the colour scale / largest number, so that dark text stays readable
+MAX_VECTOR_CELLS = 2000  # cells; more are rasterised to keep the file small
 FONT_SIZES = (8.0, 7.0, 6.0)
 NOTE_SIZE, NOTE_LINES = 7.5, 3
 CHARACTER_EM = 0.62  # width of a digit
-MARK_COLOUR = "#08519C"  # of the summary: from the dark end of the maps' colours
+MARK_COLOUR = "#08519C"  # of the summary: the dark end of the maps' colours
 
 
 @dataclass(frozen=True)
-class Map:
-    """A split and what it is called.
+class LabelMap:
+    """A partition and its name.
 
-    holders: the ranks that train on each part, where they are several: `0–1`.
+    replica_ranks: the ranks that train on each part, if there are several: `0–1`.
     """
 
     partitioner: str
     shape: ClusterShape
     partition_summary: PartitionSummary
-    holders: tuple[str, ...] = ()
+    replica_ranks: tuple[str, ...] = ()
 
     @property
     def mapped(self) -> bool:
-        """Whether each rank has its row; of too many there is a summary."""
-        return len(self.partition_summary.labels) <= MOST_MAPPED
+        """Whether every rank has its own row; many ranks are drawn as a summary."""
+        return len(self.partition_summary.labels) <= MAX_MAPPED_RANKS
 
     @property
     def row_names(self) -> Sequence[str]:
-        """Whose each row is: servers, which train on nothing, are the ranks before the first."""
+        """The ranks of each row. Servers, which do not train, come before the first row."""
         first = self.shape.ranks - len(self.partition_summary.labels)
-        return self.holders or [str(first + at) for at in range(len(self.partition_summary.labels))]
+        return self.replica_ranks or [str(first + at) for at in range(len(self.partition_summary.labels))]
 
 
-def label_maps(maps: Sequence[Map]) -> Figure:
-    """A heat map rank × label for each split. maps: at least one; those of one size follow each other."""
+def label_maps(maps: Sequence[LabelMap]) -> Figure:
+    """Heat maps rank × label. maps: at least one, sorted by the number of ranks."""
     rows = list(_rows(maps))
     across = max(map(len, rows))
     width = WIDTH_IN if across == 1 else FULL_WIDTH_IN
-    heights = [HEAD_IN + _body_in(row) for row in rows]
+    heights = [TITLE_IN + _body_in(row) for row in rows]
     figure = Figure(figsize=(width, 0.3 + sum(heights)), layout="constrained")
     grid = figure.subplots(len(rows), across, squeeze=False, height_ratios=heights)
     for all_axes, row in zip(grid, rows, strict=True):
@@ -68,7 +68,7 @@ def label_maps(maps: Sequence[Map]) -> Figure:
         for axes in all_axes[len(row) :]:
             axes.remove()
         for axes, item in zip(all_axes, row, strict=False):
-            _head(axes, item, width / across)
+            _set_title(axes, item, width / across)
             if item.mapped:
                 _draw_map(axes, item, most, size)
             else:
@@ -86,23 +86,23 @@ def label_maps(maps: Sequence[Map]) -> Figure:
     return figure
 
 
-def _rows(maps: Sequence[Map]) -> Iterator[list[Map]]:
-    """The maps of one number of ranks side by side, on as many lines as that takes."""
+def _rows(maps: Sequence[LabelMap]) -> Iterator[list[LabelMap]]:
+    """The maps of one number of ranks side by side, in as many rows as needed."""
     for _, same_size in groupby(maps, key=lambda item: item.shape.ranks):
         row = list(same_size)
-        across = ceil(len(row) / ceil(len(row) / MOST_ACROSS))
+        across = ceil(len(row) / ceil(len(row) / MAX_COLUMNS))
         for start in range(0, len(row), across):
             yield row[start : start + across]
 
 
-def _body_in(row: Sequence[Map]) -> float:
+def _body_in(row: Sequence[LabelMap]) -> float:
     ranks = max((len(item.partition_summary.labels) for item in row if item.mapped), default=0)
     summary = 0.0 if all(item.mapped for item in row) else SUMMARY_IN
     return max(summary, min(0.2 * ranks, 3.6))
 
 
-def _font_size(item: Map, width_in: float) -> float:
-    """Of the numbers in a map's cells, in points; 0 where they have no room."""
+def _font_size(item: LabelMap, width_in: float) -> float:
+    """Font size of the numbers in a map's cells, in points; 0 if they do not fit."""
     ranks, labels = item.partition_summary.labels.shape
     digits = len(str(item.partition_summary.labels.max()))
     for size in FONT_SIZES:
@@ -112,19 +112,19 @@ def _font_size(item: Map, width_in: float) -> float:
     return 0.0
 
 
-def _unit(item: Map) -> str:
+def _unit(item: LabelMap) -> str:
     if not item.mapped:
         return "samples: range,\nmiddle half, median"
-    noun = "node" if item.shape.processes_per_node == 1 else "rank"
-    return f"{noun}s" if item.holders else noun
+    noun = item.shape.rank_noun
+    return f"{noun}s" if item.replica_ranks else noun
 
 
-def _head(axes: Axes, item: Map, width_in: float) -> None:
-    """The split's name, and below it its figures: how much, how often, how skewed."""
+def _set_title(axes: Axes, item: LabelMap, width_in: float) -> None:
+    """The partition's name, and below it its sizes, coverage and skew."""
     name = wrap(f"{item.partitioner}, {item.shape.label}", int(width_in * 13))
     axes.set_title("\n".join(name), pad=4 + NOTE_LINES * 1.25 * NOTE_SIZE)
     note = axes.annotate(
-        figures(item.partition_summary),
+        describe(item.partition_summary),
         (0, 1),
         (0, 3),
         xycoords="axes fraction",
@@ -133,35 +133,35 @@ def _head(axes: Axes, item: Map, width_in: float) -> None:
         fontsize=NOTE_SIZE,
         linespacing=1.2,
     )
-    note.set_in_layout(False)  # it is above its map, not beside it: the title keeps its place free
+    note.set_in_layout(False)  # the title's padding already reserves its space
 
 
-def figures(seen: PartitionSummary) -> str:
-    """Sizes, coverage and overlap, and divergence of the labels, on three lines."""
-    low, high = int(seen.sizes.min()), int(seen.sizes.max())
+def describe(summary: PartitionSummary) -> str:
+    """Sizes, coverage and overlap, and label divergence, in three lines."""
+    low, high = int(summary.sizes.min()), int(summary.sizes.max())
     sizes = f"{low:,}" if low == high else f"{low:,}–{high:,}"
     if high - low > 1:
-        sizes += f", mean {seen.sizes.mean():,.0f}"
-    js, emd = seen.js_divergence, seen.earth_movers_distance
-    skew = f"JS {formats.bits(fmean(js))}, at most {formats.bits(max(js))}"
+        sizes += f", mean {summary.sizes.mean():,.0f}"
+    js, emd = summary.js_divergence, summary.earth_movers_distance
+    skew = f"JS {formats.bits(fmean(js))}, max {formats.bits(max(js))}"
     if emd:
-        skew += f"; EMD {formats.distance(fmean(emd))}, at most {formats.distance(max(emd))}"
-    spread = f"{formats.percent(seen.coverage)} covered, {formats.percent(seen.overlap)} on several"
-    return f"{sizes} samples on each\n{spread}\n{skew}"
+        skew += f"; EMD {formats.distance(fmean(emd))}, max {formats.distance(max(emd))}"
+    spread = f"coverage {formats.percent(summary.coverage)}, overlap {formats.percent(summary.overlap)}"
+    return f"{sizes} samples each\n{spread}\n{skew}"
 
 
-def _draw_map(axes: Axes, item: Map, most: int, font_size: float) -> None:
-    """font_size: of the numbers, 0 for none. most: samples in the fullest cell of the row of maps."""
+def _draw_map(axes: Axes, item: LabelMap, most: int, font_size: float) -> None:
+    """Draw one map. font_size: of the numbers, 0 for none. most: the largest number in the row of maps."""
     table = item.partition_summary.labels
-    # A mesh and not an image: it stays sharp at any size, until there are too many cells. Nothing is white.
+    # A mesh stays sharp at any size, unlike an image. Empty cells are white.
     axes.pcolormesh(
         np.ma.masked_equal(table, 0),
         cmap="Blues",
         vmin=-0.06 * most,
         vmax=PALE * most if font_size else most,
         edgecolors="white",
-        linewidth=0.6 if table.size < MOST_VECTORS / 4 else 0.2,
-        rasterized=table.size > MOST_VECTORS,
+        linewidth=0.6 if table.size < MAX_VECTOR_CELLS / 4 else 0.2,
+        rasterized=table.size > MAX_VECTOR_CELLS,
     )
     axes.invert_yaxis()
     axes.spines[:].set_color("#D8DEE4")
@@ -178,10 +178,10 @@ def _draw_map(axes: Axes, item: Map, most: int, font_size: float) -> None:
             axes.text(label + 0.5, rank + 0.5, f"{samples}", ha="center", va="center", fontsize=font_size)
 
 
-def _draw_summary(axes: Axes, seen: PartitionSummary, most: int) -> None:
-    """Per label over the ranks: all of them thin, the middle half thick, the median a dot."""
-    at = np.arange(seen.labels.shape[1])
-    low, quarter, median, three_quarters, high = np.percentile(seen.labels, (0, 25, 50, 75, 100), axis=0)
+def _draw_summary(axes: Axes, summary: PartitionSummary, most: int) -> None:
+    """Per label, over ranks: the range as a thin line, the middle half as a thick one, the median a dot."""
+    at = np.arange(summary.labels.shape[1])
+    low, quarter, median, three_quarters, high = np.percentile(summary.labels, (0, 25, 50, 75, 100), axis=0)
     axes.vlines(at, low, high, color=MARK_COLOUR, linewidth=1)
     axes.vlines(at, quarter, three_quarters, color="#9ECAE1", linewidth=5 if len(at) <= 20 else 2)
     axes.plot(at, median, "o", color=MARK_COLOUR, markersize=4 if len(at) <= 20 else 1.5)

@@ -1,4 +1,4 @@
-"""What a step's exchange costs, against the size of the model: for sweeps that try several models."""
+"""Exchange per step against model size, for sweeps with several models."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from orchestrator.report.figures.style import WIDTH_IN, Legend, Style, set_title
 from orchestrator.report.metrics.communication import exchange_s_per_step
 from orchestrator.report.metrics.model_partition import model_size
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.model.groups import Group, Spread
+from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import ClusterShape, Workload
+from orchestrator.report.statistics.spread import Spread
 
 PLOT_IN = 2.9  # height without the legend
 Point = tuple[int, Spread]  # parameters of the model, seconds
 
 
-def models_of(comparison: Comparison) -> list[Workload]:
-    """The works that are the first one in all but the model; none unless there are several models."""
-    works = comparison.works
-    alike = [work for work in works if replace(work, model=works[0].model) == works[0]]
+def models_alike(comparison: Comparison) -> list[Workload]:
+    """The workloads that differ from the first one only in the model; none unless there are several."""
+    workloads = comparison.workloads
+    alike = [each for each in workloads if replace(each, model=workloads[0].model) == workloads[0]]
     return alike if len(alike) > 1 else []
 
 
 def exchange_by_size(comparison: Comparison, style: Style) -> Figure | None:
-    """A line for each strategy and transport at the shape most compared; None without several sizes."""
-    works = models_of(comparison)
-    if not works:
+    """One line per strategy and transport at the compared shape; None without several sizes."""
+    workloads = models_alike(comparison)
+    if not workloads:
         return None
-    shape = comparison.scene(works[0]).shape
+    shape = comparison.view(workloads[0]).shape
     lines: dict[tuple[str, str], tuple[Group, list[Point]]] = {}
-    for work in works:
-        scene = comparison.scene(work)
-        size = model_size(scene.groups)
-        for group in scene.in_lines:
+    for workload in workloads:
+        view = comparison.view(workload)
+        size = model_size(view.groups)
+        for group in view.line_groups:
             spread = group.over(exchange_s_per_step)
             if size and spread and spread.low > 0 and group.shape == shape:
                 _, points = lines.setdefault(group.line[:2], (group, []))
@@ -50,17 +51,17 @@ def _drawn(lines: list[tuple[Group, list[Point]]], style: Style, shape: ClusterS
     ordered = sorted(lines, key=lambda line: -line[1][-1][1].mean)
     legend = Legend()
     for group, _ in ordered:
-        legend.add(short_name(group), style.look(group))
+        legend.add(short_name(group), style.series(group))
     figure = Figure(figsize=(WIDTH_IN, PLOT_IN + legend.height_in), layout="constrained")
     axes = figure.add_subplot()
     for group, points in ordered:
-        look, points = style.look(group), sorted(points, key=lambda point: point[0])
+        series, points = style.series(group), sorted(points, key=lambda point: point[0])
         sizes = [size for size, _ in points]
         lows, highs = [s.low for _, s in points], [s.high for _, s in points]
-        axes.fill_between(sizes, lows, highs, color=look.colour, alpha=0.12, linewidth=0)
+        axes.fill_between(sizes, lows, highs, color=series.colour, alpha=0.12, linewidth=0)
         means = [spread.mean for _, spread in points]
         axes.plot(
-            sizes, means, color=look.colour, marker=look.marker, markeredgecolor="white", linewidth=1.8
+            sizes, means, color=series.colour, marker=series.marker, markeredgecolor="white", linewidth=1.8
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -70,7 +71,7 @@ def _drawn(lines: list[tuple[Group, list[Point]]], style: Style, shape: ClusterS
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.minorticks_off()
     axes.set_xlabel("parameters of the model")
-    axes.set_ylabel("communicate and wait, per step")
+    axes.set_ylabel("exchange per step")
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     set_title(figure, f"Exchange per step against model size, {shape.label}")

@@ -1,4 +1,4 @@
-"""Who waits for whom: a small map for each of the runs in which most was waited."""
+"""Straggler attribution: a map rank × rank for each of the runs with most waiting."""
 
 from __future__ import annotations
 
@@ -12,26 +12,32 @@ from matplotlib.figure import Figure
 
 from orchestrator.report.figures.style import FULL_WIDTH_IN, WIDTH_IN, set_title, short_name
 from orchestrator.report.formats import percent
-from orchestrator.report.metrics.stragglers import mean_shares, most_waited_for
+from orchestrator.report.metrics.stragglers import mean_wait_shares, straggler_of
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 
-MOST_PANELS = 6
-MOST_ACROSS = 3
-MOST_MAPPED = 32  # ranks; of more no cell can be seen
-MOST_NUMBERED = 8  # ranks; in smaller cells a number has no room
-PALE = 1.6  # how far the colours' end lies above the largest number: dark text is read on all of them
-LEAST = 0.005  # of the training time: below that nobody waited
+MAX_PANELS = 6
+MAX_COLUMNS = 3
+MAX_MAPPED_RANKS = 32  # ranks; more cells are too small to see
+MAX_NUMBERED_RANKS = 8  # ranks; smaller cells have no room for numbers
+PALE = 1.6  # end of the colour scale / largest number, so that dark text stays readable
+MIN_SHARE_SHOWN = 0.005  # of the wall time; less counts as no waiting
 
 
-def straggler_attribution(scene: WorkloadView) -> Figure | None:
-    """Heat maps rank × rank at the scene's shape; None if nobody waited, or nothing is known of it."""
-    known = [(group, shares) for group in scene.usual if (shares := mean_shares(group)) is not None]
-    shown = [item for item in known if item[1].max() >= LEAST and len(item[1]) <= MOST_MAPPED]
-    shown = sorted(shown, key=lambda item: -item[1].sum())[:MOST_PANELS]
+def straggler_attribution(view: WorkloadView) -> Figure | None:
+    """Heat maps rank × rank at the view's shape; None if no rank waited, or waiting was not recorded."""
+    known = [
+        (group, shares)
+        for group in view.reference_candidates
+        if (shares := mean_wait_shares(group)) is not None
+    ]
+    shown = [
+        item for item in known if item[1].max() >= MIN_SHARE_SHOWN and len(item[1]) <= MAX_MAPPED_RANKS
+    ]
+    shown = sorted(shown, key=lambda item: -item[1].sum())[:MAX_PANELS]
     if not shown:
         return None
-    across = ceil(len(shown) / ceil(len(shown) / MOST_ACROSS))
+    across = ceil(len(shown) / ceil(len(shown) / MAX_COLUMNS))
     down = ceil(len(shown) / across)
     width = WIDTH_IN if across == 1 else FULL_WIDTH_IN
     ranks = len(shown[0][1])
@@ -39,37 +45,37 @@ def straggler_attribution(scene: WorkloadView) -> Figure | None:
     figure = Figure(figsize=(width, 0.4 + down * (height + 0.95)), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False)
     most = max(float(shares.max()) for _, shares in shown)
-    noun = "node" if scene.shape.processes_per_node == 1 else "rank"
+    noun = view.shape.rank_noun
     for axes in grid.flat[len(shown) :]:
         axes.remove()
     for at, (group, shares) in enumerate(shown):
         axes = grid.flat[at]
         _draw(axes, shares, most)
-        _head(axes, group, shares, noun, width / across)
-        axes.set_xlabel(f"{noun} waited for")
+        _set_title(axes, group, shares, noun, width / across)
+        axes.set_xlabel(f"straggling {noun}")
         if at % across == 0:
-            axes.set_ylabel(f"{noun} that waits")
-    if ranks > MOST_NUMBERED:
+            axes.set_ylabel(f"waiting {noun}")
+    if ranks > MAX_NUMBERED_RANKS:
         panels = list(grid.flat[: len(shown)])
         bar = figure.colorbar(panels[0].collections[0], ax=panels, aspect=30, pad=0.01)
-        bar.set_label("share of training time")
-    set_title(figure, f"Who waits for whom, {scene.shape.label}")
+        bar.set_label("share of wall time")
+    set_title(figure, f"Straggler attribution, {view.shape.label}")
     return figure
 
 
-def _head(axes: Axes, group: Group, shares: np.ndarray, noun: str, width_in: float) -> None:
+def _set_title(axes: Axes, group: Group, shares: np.ndarray, noun: str, width_in: float) -> None:
     name = "\n".join(wrap(short_name(group), int(width_in * 13)))
-    most = most_waited_for(shares)
-    note = f"\n{percent(most.of_waiting)} of all waiting is for {noun} {most.rank}" if most else ""
+    most = straggler_of(shares)
+    note = f"\n{percent(most.share_of_waiting)} of all waiting: {noun} {most.rank}" if most else ""
     axes.set_title(name + note, fontsize=8.5)
 
 
 def _draw(axes: Axes, shares: np.ndarray, most: float) -> None:
-    """most: the largest share on any of the maps, which are coloured alike."""
+    """Draw one map. most: the largest share of all maps, which have one colour scale."""
     ranks = len(shares)
-    numbered = ranks <= MOST_NUMBERED
+    numbered = ranks <= MAX_NUMBERED_RANKS
     own = np.eye(ranks, dtype=bool)
-    axes.set_facecolor("#EEF0F2")  # nobody waits for itself
+    axes.set_facecolor("#EEF0F2")  # no rank waits for itself
     axes.pcolormesh(
         np.ma.masked_where(own, shares),
         cmap="YlOrBr",

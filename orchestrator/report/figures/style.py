@@ -1,6 +1,6 @@
-"""How figures look: a strategy has one colour, a transport one marker, a partitioner one line style.
+"""Style of figures: one colour per strategy, one marker per transport, one line style per partitioner.
 
-A strategy that was tried with several numbers of ranks per node has a colour for each.
+A strategy that was run with several numbers of ranks per node has a colour for each.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from orchestrator.report.model.groups import Group
-from orchestrator.report.model.split_points import one_of_each
+from orchestrator.report.model.split_points import one_per_split
 
 WIDTH_IN = 5.2
-FULL_WIDTH_IN = 2 * WIDTH_IN + 0.2  # of the page: then text is as large as in the other figures
+FULL_WIDTH_IN = 2 * WIDTH_IN + 0.2  # of the page, so that text is as large as in the other figures
 LEGEND_ROW_IN = 0.185
 LONGEST_IN_TWO = 50  # characters side by side in a legend of two columns
 INK = "#24292F"
 FAINT = "#8A919A"
 SERIAL_COLOUR = "#4A4A4A"
 
-# Each at least 3:1 on white. The order keeps those in front apart for the colour-blind, too (measured
-# as CIELAB distance after simulating deuteranopia and protanopia).
+# Contrast of at least 3:1 on white. The order keeps the first ones distinguishable for colour-blind readers
+# (measured as CIELAB distance after simulating deuteranopia and protanopia).
 STRATEGY_COLOURS = (
     "#0072B2",
     "#D55E00",
@@ -79,7 +79,7 @@ MEMORY_COLOURS = {
 RC: dict[str, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": 9.5,
-    "text.parse_math": False,  # names come from files; a dollar sign is a dollar sign
+    "text.parse_math": False,  # names come from files and may contain a dollar sign
     "text.color": INK,
     "axes.edgecolor": FAINT,
     "axes.labelcolor": INK,
@@ -96,14 +96,14 @@ RC: dict[str, Any] = {
     "ytick.labelcolor": INK,
     "legend.frameon": False,
     "legend.fontsize": 9,
-    "svg.fonttype": "none",  # text stays text: it can be selected, found and read aloud
-    "svg.hashsalt": "shardyard",  # the same data gives the same file
+    "svg.fonttype": "none",  # text can be selected, searched and read aloud
+    "svg.hashsalt": "shardyard",  # equal data gives equal files
 }
 
 
 @dataclass(frozen=True)
 class SeriesStyle:
-    """What a line is drawn with."""
+    """Colour, marker and dashes of a line."""
 
     colour: str
     marker: str
@@ -111,13 +111,13 @@ class SeriesStyle:
 
 
 class Style:
-    """Looks and names of a report's groups, the same in every figure."""
+    """The style of each of a report's groups, the same in every figure."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
         """groups: all of the report, in the order of the sweep."""
-        # Where only the cuts differ, one stands for all in most figures: it is to have one of the first.
-        inked = [group for group in [*one_of_each(groups), *groups] if not group.serial]
-        strategies = dict.fromkeys(map(_strategy, inked))
+        # Most figures show one of several split points: it gets one of the first colours.
+        coloured = [group for group in [*one_per_split(groups), *groups] if not group.serial]
+        strategies = dict.fromkeys(map(_strategy, coloured))
         partitioners = dict.fromkeys(group.partitioner_label for group in groups if group.partitioner_label)
         self._colours = {
             strategy: STRATEGY_COLOURS[index % len(STRATEGY_COLOURS)]
@@ -128,7 +128,7 @@ class Style:
             for index, label in enumerate(partitioners)
         }
 
-    def look(self, group: Group) -> SeriesStyle:
+    def series(self, group: Group) -> SeriesStyle:
         return SeriesStyle(
             colour=self._colours.get(_strategy(group), SERIAL_COLOUR),
             marker=TRANSPORT_MARKERS.get(group.transport, OTHER_MARKER),
@@ -144,25 +144,25 @@ def _strategy(group: Group) -> tuple[str, int]:
 
 
 class Legend:
-    """A legend under a figure: colour and marker by name, then what its line styles mean."""
+    """A legend under a figure: colours and markers, then line styles."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Line2D] = {}
         self._last: dict[str, Line2D] = {}
 
-    def add(self, name: str, look: SeriesStyle) -> None:
-        """A line's name; one that is known is not entered again."""
+    def add(self, name: str, series: SeriesStyle) -> None:
+        """Add a line's name, once."""
         handle = Line2D(
-            [], [], color=look.colour, linewidth=1.8, marker=look.marker, markeredgecolor="white"
+            [], [], color=series.colour, linewidth=1.8, marker=series.marker, markeredgecolor="white"
         )
         self._entries.setdefault(name, handle)
 
     def explain(self, name: str, **drawn: Any) -> None:
-        """What something else in the figure means; drawn: arguments of Line2D. Goes to the end."""
+        """Add an explanation at the end. drawn: arguments of Line2D."""
         self._last.setdefault(name, Line2D([], [], **{"color": INK, "linewidth": 1.4, **drawn}))
 
     def explain_partitioners(self, groups: Sequence[Group], style: Style) -> None:
-        """The line styles, where there is more than one."""
+        """Add the line styles of partitioners, if there are several."""
         labels = list(dict.fromkeys(group.partitioner_label for group in groups if group.partitioner_label))
         for label in labels if len(labels) > 1 else []:
             self.explain(label, linestyle=style.dashes(label))
@@ -194,10 +194,10 @@ class Legend:
 
 
 def short_name(group: Group) -> str:
-    """`all_reduce · mpi`: what colour and marker stand for."""
+    """`all_reduce · mpi`: the strategy and the transport."""
     return group.strategy_label if group.serial else f"{group.strategy_label} · {group.transport}"
 
 
 def set_title(figure: Figure, title: str) -> None:
-    """Bold, at the left edge."""
+    """Set a bold title at the left edge."""
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")

@@ -1,4 +1,4 @@
-"""From a matplotlib figure to SVG text that stands alone and can be set into a page."""
+"""Matplotlib figures as SVG text, stand-alone and for inclusion in a page."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 
 from matplotlib.figure import Figure
 
-# What matplotlib would write into a file that a program and not a person reads.
+# Metadata that matplotlib would write, such as dates.
 _NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
 
 
 def to_svg(figure: Figure, name: str) -> str:
-    """The figure as an `<svg>` element and a newline. name: makes its ids differ from other figures'."""
+    """The figure as an `<svg>` element and a newline. name: a unique prefix for its ids."""
     written = io.StringIO()
     figure.savefig(written, format="svg", metadata=_NO_METADATA, facecolor="white")
     element = written.getvalue()[written.getvalue().index("<svg") :]
@@ -22,7 +22,7 @@ def to_svg(figure: Figure, name: str) -> str:
 
 
 def inline(svg: str, label: str) -> str:
-    """The element as a page holds it: sized by the page, named for those who hear it.
+    """The element for a page: sized by the page, with a label for screen readers.
 
     label: escaped HTML.
     """

@@ -1,4 +1,4 @@
-"""When each strategy reached the target accuracy, on each number of nodes."""
+"""Time to the target accuracy of each strategy on each number of nodes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from matplotlib.figure import Figure
 from orchestrator.report import formats
 from orchestrator.report.figures.bars import bar_in, bar_names
 from orchestrator.report.figures.style import FAINT, INK, WIDTH_IN, Style, set_title
-from orchestrator.report.metrics.learning import in_how_many, time_to_target_s
-from orchestrator.report.model.groups import Group, Spread
+from orchestrator.report.metrics.learning import seeds_at_target, time_to_target_s
+from orchestrator.report.model.groups import Group
+from orchestrator.report.statistics.spread import Spread
 
-TIMES_WIDER = 1.35  # than the longest time: room for what is written beside it
+TIMES_WIDER = 1.35  # than the longest time, to leave room for annotations
 
 
 def time_to_target(groups: Sequence[Group], style: Style) -> Figure | None:
-    """A line for each group, strategy by strategy and there by ranks; None unless there is a target.
+    """One line per group, by strategy and ranks; None without a target.
 
     A dot is the mean over the seeds that reached it.
     """
@@ -31,19 +32,19 @@ def time_to_target(groups: Sequence[Group], style: Style) -> Figure | None:
     axes = figure.add_subplot()
     longest = max((spread.high for spread in times if spread), default=1.0)
     for at, (group, spread) in enumerate(zip(shown, times, strict=True)):
-        colour = style.look(group).colour
+        colour = style.series(group).colour
         if spread:
             axes.plot([spread.low, spread.high], [at, at], color=colour, linewidth=3, alpha=0.35)
             axes.plot(
                 spread.mean,
                 at,
-                marker=style.look(group).marker,
+                marker=style.series(group).marker,
                 markersize=6.5,
                 color=colour,
                 markeredgecolor="white",
             )
         axes.annotate(
-            _written(group, spread),
+            _annotation(group, spread),
             (spread.high if spread else 0, at),
             (7, 0),
             textcoords="offset points",
@@ -55,7 +56,7 @@ def time_to_target(groups: Sequence[Group], style: Style) -> Figure | None:
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(0, TIMES_WIDER * longest)
-    axes.set_xlabel("training time, s")
+    axes.set_xlabel("wall time, s")
     axes.grid(axis="x")
     axes.set_axisbelow(True)
     target = formats.percent(shown[0].first.run.target_accuracy)
@@ -64,7 +65,7 @@ def time_to_target(groups: Sequence[Group], style: Style) -> Figure | None:
 
 
 def _labels(shown: Sequence[Group]) -> list[str]:
-    """A line's name beside its first number of nodes, then the numbers alone."""
+    """The name of a strategy beside its first number of nodes, then the numbers alone."""
     firsts = {group.line: group for group in reversed(shown)}
     names = dict(zip(firsts, bar_names([*firsts.values()]), strict=True))
     labels = []
@@ -74,9 +75,9 @@ def _labels(shown: Sequence[Group]) -> list[str]:
     return labels
 
 
-def _written(group: Group, spread: Spread | None) -> str:
-    reached, seeds = in_how_many(group)
+def _annotation(group: Group, spread: Spread | None) -> str:
+    reached, seeds = seeds_at_target(group)
     if spread is None:
-        return f"not reached in {group.work.epochs} epochs"
+        return f"not reached in {group.workload.epochs} epochs"
     some = f", {reached} of {seeds} seeds" if reached < seeds else ""
     return formats.seconds(spread.mean) + some

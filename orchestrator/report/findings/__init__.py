@@ -1,93 +1,90 @@
-"""Findings: sentences computed from the rows, never typed in, each with its numbers and its runs."""
+"""Findings: statements computed from the rows, each with its numbers and its runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from orchestrator.report.findings import accuracy, published, speed, target, trust
-from orchestrator.report.findings import data_partitioning as partitioning
-from orchestrator.report.findings import model_partitioning as cutting
-from orchestrator.report.findings import stragglers as waiting
-from orchestrator.report.findings import textbook_optimizers as textbook
+from orchestrator.report.findings import (
+    accuracy,
+    cautions,
+    data_partition,
+    model_partition,
+    published,
+    speed,
+    stragglers,
+    target,
+    textbook_optimizers,
+)
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 
-# Topic and rule, in the order in which they are told.
-ABOUT_WHAT_WAS_PUBLISHED: tuple[tuple[str, Callable[[Comparison], Iterator[Finding]]], ...] = (
-    ("Why", published.causes),
-    ("Published", published.times),
-    ("By hand", textbook.same_curve),
+# The rules, in the order in which a report shows their findings.
+PUBLISHED_RULES: tuple[Callable[[Comparison], Iterator[Finding]], ...] = (
+    published.ablations,
+    published.times,
+    textbook_optimizers.loss_curves,
 )
-ABOUT_A_WORK: tuple[tuple[str, Callable[[WorkloadView], Iterator[Finding]]], ...] = (
-    ("Target accuracy", target.first_at_target),
-    ("Target accuracy", target.not_with_every_seed),
-    ("Target accuracy", target.never_at_target),
-    ("Time", speed.fastest),
-    ("Time", speed.fewer_nodes_faster),
-    ("Time", speed.slower_than_serial),
-    ("Transport", speed.transports),
-    ("Exchange", speed.all_reduce_and_ddp),
-    ("Exchange", speed.collectives),
-    ("Waiting", waiting.straggler_attribution),
-    ("Memory", cutting.least_memory),
-    ("Bubble", cutting.idle_stages),
-    ("Cut", cutting.best_cut),
-    ("Accuracy", accuracy.best_and_worst),
-    ("Accuracy", accuracy.fewer_steps),
-    ("Averaging", accuracy.averaging),
-    ("Parameters", accuracy.variants),
-    ("Partitioning", partitioning.recovery),
-    ("Partitioning", partitioning.partitioners),
-    ("Shared cores", trust.shared_cores),
-    ("Not repeated", trust.not_repeated),
-    ("No serial run", trust.no_serial),
-    ("Other seeds", trust.other_seeds),
+WORKLOAD_RULES: tuple[Callable[[WorkloadView], Iterator[Finding]], ...] = (
+    target.target_first,
+    target.target_some_seeds,
+    target.target_never,
+    speed.fastest,
+    speed.fewer_nodes_faster,
+    speed.slower_than_serial,
+    speed.transports,
+    speed.all_reduce_and_ddp,
+    speed.mean_gradient,
+    stragglers.straggler,
+    model_partition.least_memory,
+    model_partition.bubble_fractions,
+    model_partition.split_point,
+    accuracy.best_accuracy,
+    accuracy.fewer_steps,
+    accuracy.averaging,
+    accuracy.variants,
+    data_partition.partitioner_loss,
+    data_partition.partitioner_effect,
+    cautions.shared_cores,
+    cautions.not_repeated,
+    cautions.no_serial,
+    cautions.other_seeds,
 )
-ABOUT_ALL: tuple[tuple[str, Callable[[Comparison], Iterator[Finding]]], ...] = (
-    ("Not ok", trust.failures),
-    ("Not done", trust.pending),
-    ("Not verified", trust.unverified),
-    ("Out of memory", trust.out_of_memory),
-    ("Caveat", trust.caveats),
-    ("Not alike", trust.unlike_conditions),
+SWEEP_RULES: tuple[Callable[[Comparison], Iterator[Finding]], ...] = (
+    cautions.failed,
+    cautions.pending,
+    cautions.unverified,
+    cautions.out_of_memory,
+    cautions.thread_ranks,
+    cautions.no_common_clock,
+    cautions.strategy_caveats,
+    cautions.conditions_differ,
 )
 
 
 def find(comparison: Comparison) -> list[Finding]:
-    """What the numbers say, work by work, and then what to beware of."""
+    """All findings: on published results, on each workload, and then on the sweep as a whole."""
     found: list[Finding] = []
-    for scene in map(comparison.scene, comparison.works):
-        work = scene.work if scene.one_of_several else None
-        found += [
-            replace(finding, topic=topic, work=work)
-            for topic, rule in ABOUT_A_WORK
-            for finding in rule(scene)
-        ]
-        found += [
-            replace(finding, topic="Slow node", work=work)
-            for finding in waiting.slow_node(scene, comparison)
-        ]
-    first, last = (_all_of(rules, comparison) for rules in (ABOUT_WHAT_WAS_PUBLISHED, ABOUT_ALL))
-    return first + _once(found, len(comparison.works)) + last
+    for view in map(comparison.view, comparison.workloads):
+        workload = view.workload if view.one_of_many else None
+        findings = [finding for rule in WORKLOAD_RULES for finding in rule(view)]
+        findings += stragglers.slow_node(view, comparison)
+        found += [replace(finding, workload=workload) for finding in findings]
+    first = [finding for rule in PUBLISHED_RULES for finding in rule(comparison)]
+    last = [finding for rule in SWEEP_RULES for finding in rule(comparison)]
+    return first + _merged(found, len(comparison.workloads)) + last
 
 
-def _once(found: list[Finding], works: int) -> list[Finding]:
-    """What is said word for word of every work is said once, of all."""
-    alike: dict[tuple[str, str], list[Finding]] = {}
+def _merged(found: list[Finding], workloads: int) -> list[Finding]:
+    """The findings; those with the same text for every workload become one."""
+    same_text: dict[tuple[str, str], list[Finding]] = {}
     for finding in found:
-        alike.setdefault((finding.topic, finding.text), []).append(finding)
-    told = []
-    for same in alike.values():
-        if works > 1 and len(same) == works:
+        same_text.setdefault((finding.kind, finding.text), []).append(finding)
+    merged = []
+    for same in same_text.values():
+        if workloads > 1 and len(same) == workloads:
             rows = tuple(row for finding in same for row in finding.rows)
-            told.append(replace(same[0], work=None, rows=rows))
+            merged.append(replace(same[0], workload=None, rows=rows))
         else:
-            told += same
-    return told
-
-
-def _all_of(
-    rules: tuple[tuple[str, Callable[[Comparison], Iterator[Finding]]], ...], comparison: Comparison
-) -> list[Finding]:
-    return [replace(finding, topic=topic) for topic, rule in rules for finding in rule(comparison)]
+            merged += same
+    return merged

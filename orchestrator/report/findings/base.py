@@ -1,51 +1,97 @@
-"""What a finding is, and how it speaks of differences."""
+"""Finding: a statement that follows from the numbers. All kinds of findings are listed here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from orchestrator.report.model.groups import Group, Spread
+from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import Workload
 from orchestrator.report.model.rows import Row
+from orchestrator.report.statistics.spread import Verdict
+
+
+@dataclass(frozen=True)
+class Kind:
+    """topic: the heading under which a report shows it. caution: it limits what may be concluded."""
+
+    topic: str
+    caution: bool = False
+
+
+KINDS = {
+    "ablation": Kind("Ablation"),
+    "ablation_incomplete": Kind("Ablation"),
+    "published_time": Kind("Published"),
+    "textbook_curve_equal": Kind("Textbook optimizer"),
+    "textbook_curve_differs": Kind("Textbook optimizer", caution=True),
+    "target_first": Kind("Target accuracy"),
+    "target_some_seeds": Kind("Target accuracy"),
+    "target_never": Kind("Target accuracy"),
+    "fastest": Kind("Wall time"),
+    "fewer_nodes_faster": Kind("Wall time"),
+    "slower_than_serial": Kind("Wall time"),
+    "transports": Kind("Transport"),
+    "all_reduce_and_ddp": Kind("Exchange"),
+    "mean_gradient": Kind("Exchange"),
+    "straggler": Kind("Stragglers"),
+    "least_memory": Kind("Memory"),
+    "bubble": Kind("Bubble"),
+    "split_point": Kind("Split point"),
+    "best_accuracy": Kind("Accuracy"),
+    "fewer_steps": Kind("Accuracy"),
+    "averaging": Kind("Averaging"),
+    "variant": Kind("Parameters"),
+    "partitioner_loss": Kind("Partitioning"),
+    "partitioner_effect": Kind("Partitioning"),
+    "partitioners_harmless": Kind("Partitioning"),
+    "slow_node": Kind("Slow node"),
+    "shared_cores": Kind("Shared cores", caution=True),
+    "not_repeated": Kind("Not repeated", caution=True),
+    "no_serial": Kind("No serial run", caution=True),
+    "other_seeds": Kind("Other seeds", caution=True),
+    "failed": Kind("Failed", caution=True),
+    "pending": Kind("Pending", caution=True),
+    "not_verified": Kind("Verification", caution=True),
+    "replicas_differ": Kind("Verification", caution=True),
+    "out_of_memory": Kind("Out of memory", caution=True),
+    "thread_ranks": Kind("Ranks as threads", caution=True),
+    "no_common_clock": Kind("Stragglers", caution=True),
+    "strategy_caveat": Kind("Caveat", caution=True),
+    "conditions_differ": Kind("Conditions", caution=True),
+}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence or two that follow from numbers, with the runs that they come from.
+    """A sentence or two that follow from numbers, with these numbers and the runs they come from.
 
-    kind: a `caution` says what keeps numbers from being compared or trusted. work: what was trained,
-    where the sweep has several works. topic: what it is about, in a word or two.
+    kind: a key of KINDS. data: the numbers and names in the text, unrounded; times in seconds, amounts in
+    bytes, shares 0 … 1. workload: what was trained, if the sweep has several workloads.
     """
 
-    kind: Literal["finding", "caution"]
+    kind: str
     text: str
     rows: tuple[Row, ...] = ()
-    work: Workload | None = None
-    topic: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    workload: Workload | None = None
+
+    @property
+    def topic(self) -> str:
+        return KINDS[self.kind].topic
+
+    @property
+    def caution(self) -> bool:
+        """Whether it limits which numbers may be compared or trusted."""
+        return KINDS[self.kind].caution
 
 
-Verdict = Literal["beyond", "within", "once", "equal"]
-
-
-def verdict(left: Spread, right: Spread) -> Verdict:
-    """How much a difference of means is worth.
-
-    within: the ranges over seeds meet, it may be chance. once: one side has a single seed, so nothing
-    says how far chance reaches. beyond: every seed of the one lies above every seed of the other.
-    """
-    if left.mean == right.mean:
-        return "equal"
-    if left.overlaps(right):
-        return "within"
-    return "once" if min(left.seeds, right.seeds) < 2 else "beyond"
-
-
+# How a sentence qualifies a difference.
 REMARKS: dict[Verdict, str] = {
-    "beyond": "",
-    "within": ", a difference within the spread of seeds",
-    "once": ", a difference not repeated often enough to tell from chance",
+    "beyond_range": "",
+    "within_range": ", a difference within the range over seeds",
+    "single_seed": ", a difference that rests on a single seed",
     "equal": ", no difference",
 }
 

@@ -1,19 +1,21 @@
-"""Findings about time: who is fastest, what it gains, and what the exchange of data costs."""
+"""Findings about wall time: the fastest strategy, its speedup, and the cost of the exchange."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import combinations
 
-from orchestrator.report.findings.base import REMARKS, Finding, evidence, verdict
+from orchestrator.report.findings.base import REMARKS, Finding, evidence
 from orchestrator.report.formats import listed, percent, ratio, seconds, size
 from orchestrator.report.metrics.communication import bytes_per_step, exchange_s_per_step
-from orchestrator.report.metrics.learning import as_many_epochs
+from orchestrator.report.metrics.learning import same_epochs
 from orchestrator.report.model.comparison import WorkloadView
-from orchestrator.report.model.groups import Group, Spread
+from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
+from orchestrator.report.statistics.spread import Spread, compare_spreads
 
-MOST_NAMED = 4  # in one sentence
+MAX_NAMED = 4  # in one sentence
+MEAN_GRADIENT = ("all_reduce", "all_gather", "reduce_broadcast", "ddp")  # equal mathematics
 
 
 def _train_s(row: Row) -> float | None:
@@ -21,187 +23,226 @@ def _train_s(row: Row) -> float | None:
 
 
 def _timed(groups: list[Group]) -> list[tuple[Spread, Group]]:
-    """Groups with a training time that compares, the fastest first.
+    """The groups whose wall times compare, the fastest first.
 
-    None does where they trained for different numbers of epochs, as with a target accuracy.
+    None if they trained for different numbers of epochs, as with a target accuracy.
     """
     comparable = [group for group in groups if group.first.result.times_compare]
-    if not as_many_epochs(row for group in comparable for row in group.ok_rows):
+    if not same_epochs(row for group in comparable for row in group.ok_rows):
         return []
     timed = [(spread, group) for group in comparable if (spread := group.over(_train_s))]
     return sorted(timed, key=lambda item: item[0].mean)
 
 
-def _serial_s(scene: WorkloadView) -> Spread | None:
-    """Serial's training time, where the rivals' compare with it."""
-    together = _timed([*scene.rivals, scene.serial]) if scene.serial else []
-    return next((spread for spread, group in together if group is scene.serial), None)
+def _serial_s(view: WorkloadView) -> Spread | None:
+    """Wall time of the serial run, if it compares with the candidates'."""
+    together = _timed([*view.candidates, view.serial]) if view.serial else []
+    return next((spread for spread, group in together if group is view.serial), None)
 
 
-def _against_serial(scene: WorkloadView, group: Group) -> str:
-    speedup = group.over(lambda row: row.speedup)
-    serial = _serial_s(scene)
-    if not speedup or not serial:
-        return ""
-    efficiency = percent(speedup.mean / group.shape.ranks)
-    return (
-        f" against {seconds(serial.mean)} of serial: a speedup of {ratio(speedup.mean)}, "
-        f"efficiency {efficiency}"
-    )
-
-
-def fastest(scene: WorkloadView) -> Iterator[Finding]:
-    """The fastest strategy where strategies are compared, and whether its lead is more than chance."""
-    timed = _timed(scene.rivals)
+def fastest(view: WorkloadView) -> Iterator[Finding]:
+    """The fastest strategy at the compared shape, and whether its lead may be chance."""
+    timed = _timed(view.candidates)
     if not timed:
         return
     best_s, best = timed[0]
-    at = scene.shape.label
-    serial_s = _serial_s(scene)
+    serial_s = _serial_s(view)
+    speedup = best.over(lambda row: row.speedup)
+    data = {"strategy": view.name(best), "ranks": view.shape.ranks, "train_s": best_s.mean}
+    against = ""
+    if serial_s:
+        data["serial_train_s"] = serial_s.mean
+    if speedup and serial_s:
+        efficiency = speedup.mean / best.shape.ranks
+        data |= {"speedup": speedup.mean, "efficiency": efficiency}
+        against = (
+            f" against {seconds(serial_s.mean)} for serial: speedup {ratio(speedup.mean)}, "
+            f"efficiency {percent(efficiency)}"
+        )
+    at = view.shape.label
     if len(timed) == 1:
-        text = f"At {at} {scene.name(best)} took {seconds(best_s.mean)}{_against_serial(scene, best)}."
+        text = f"At {at}, {view.name(best)} took {seconds(best_s.mean)}{against}."
     else:
-        next_s, runner_up = timed[1]
+        second_s, second = timed[1]
+        verdict = compare_spreads(best_s, second_s)
+        data |= {"second": view.name(second), "second_train_s": second_s.mean, "verdict": verdict}
         text = (
-            f"At {at} {scene.name(best)} was the fastest: {seconds(best_s.mean)}"
-            f"{_against_serial(scene, best)}. Next came {scene.name(runner_up)} with "
-            f"{seconds(next_s.mean)}{REMARKS[verdict(best_s, next_s)]}."
+            f"At {at}, {view.name(best)} was the fastest: {seconds(best_s.mean)}{against}. "
+            f"The second was {view.name(second)} with {seconds(second_s.mean)}{REMARKS[verdict]}."
         )
     if serial_s and best_s.mean >= serial_s.mean:
         text += f" No strategy was faster than serial at {at}."
-    yield Finding("finding", text, evidence([best, *(group for _, group in timed[1:2]), scene.serial]))
+    yield Finding("fastest", text, evidence([best, *(group for _, group in timed[1:2]), view.serial]), data)
 
 
-def fewer_nodes_faster(scene: WorkloadView) -> Iterator[Finding]:
-    """Whether the shortest time was reached with fewer nodes than those compared."""
-    timed = _timed([group for group in scene.groups if not group.serial])
-    rivals = _timed(scene.rivals)
-    if not timed or not rivals or timed[0][1].shape.ranks >= scene.shape.ranks:
+def fewer_nodes_faster(view: WorkloadView) -> Iterator[Finding]:
+    """Whether the shortest wall time was reached with fewer ranks than those compared."""
+    timed = _timed([group for group in view.groups if not group.serial])
+    candidates = _timed(view.candidates)
+    if not timed or not candidates or timed[0][1].shape.ranks >= view.shape.ranks:
         return
-    (best_s, best), (here_s, here) = timed[0], rivals[0]
-    several = best.shape.per_node or scene.shape.per_node
-    more = f"More {'ranks' if several else 'nodes'} were not faster"
+    (best_s, best), (here_s, here) = timed[0], candidates[0]
+    noun = "ranks" if best.shape.per_node or view.shape.per_node else "nodes"
+    verdict = compare_spreads(best_s, here_s)
     yield Finding(
-        "finding",
-        f"{more}: the shortest time of all is that of {scene.name(best)} on "
-        f"{best.shape.label}, {seconds(best_s.mean)}; the best on {scene.shape.short} took "
-        f"{seconds(here_s.mean)}{REMARKS[verdict(best_s, here_s)]}.",
+        "fewer_nodes_faster",
+        f"More {noun} were not faster: the shortest wall time is that of {view.name(best)} on "
+        f"{best.shape.label}, {seconds(best_s.mean)}; the shortest on {view.shape.short} is "
+        f"{seconds(here_s.mean)}{REMARKS[verdict]}.",
         evidence([best, here]),
+        {
+            "strategy": view.name(best),
+            "ranks": best.shape.ranks,
+            "train_s": best_s.mean,
+            "compared_ranks": view.shape.ranks,
+            "compared_train_s": here_s.mean,
+            "verdict": verdict,
+        },
     )
 
 
-def slower_than_serial(scene: WorkloadView) -> Iterator[Finding]:
-    """The strategies that lost time, if others gained some."""
-    serial_s = _serial_s(scene)
+def slower_than_serial(view: WorkloadView) -> Iterator[Finding]:
+    """The strategies that were slower than serial."""
+    serial_s = _serial_s(view)
     if not serial_s:
         return
-    timed = _timed(scene.rivals)
+    timed = _timed(view.candidates)
     slower = [(spread, group) for spread, group in timed if spread.mean > serial_s.mean]
     if not slower:
         return
-    named = slower if len(slower) <= MOST_NAMED else [slower[0], slower[-1]]
-    told = [
-        f"{scene.name(group)} ({seconds(spread.mean)}, {_share(group)} of it communicating or waiting"
-        f"{REMARKS[verdict(spread, serial_s)]})"
+    named = slower if len(slower) <= MAX_NAMED else [slower[0], slower[-1]]
+    parts = [
+        f"{view.name(group)} ({seconds(spread.mean)}, {_exchange_share(group)} of it exchange"
+        f"{REMARKS[compare_spreads(spread, serial_s)]})"
         for spread, group in named
     ]
     which = (
-        f": {listed(told)}"
+        f": {listed(parts)}"
         if named is slower
-        else f" were {len(slower)} of {len(timed)}, {' to '.join(told)}"
+        else f": {len(slower)} of {len(timed)} strategies, from {' to '.join(parts)}"
     )
     yield Finding(
-        "finding",
-        f"Slower than serial ({seconds(serial_s.mean)}) at {scene.shape.label}{which}.",
-        evidence([*(group for _, group in slower), scene.serial]),
+        "slower_than_serial",
+        f"Slower than serial ({seconds(serial_s.mean)}) at {view.shape.label}{which}.",
+        evidence([*(group for _, group in slower), view.serial]),
+        {
+            "serial_train_s": serial_s.mean,
+            "train_s": {view.name(group): spread.mean for spread, group in slower},
+            "named": [view.name(group) for _, group in named],
+            "compared": len(timed),
+        },
     )
 
 
-def _share(group: Group) -> str:
+def _exchange_share(group: Group) -> str:
     share = group.over(lambda row: row.exchange_share)
     return percent(share.mean) if share else "an unknown share"
 
 
-def transports(scene: WorkloadView) -> Iterator[Finding]:
-    """The same algorithm on the same samples, carried by something else."""
-    cells: dict[tuple[str, str], list[Group]] = {}
-    for group in scene.rivals:
-        cells.setdefault((group.strategy_label, group.partitioner_label), []).append(group)
-    for groups in cells.values():
+def transports(view: WorkloadView) -> Iterator[Finding]:
+    """The same strategy and partitioner over several transports."""
+    same: dict[tuple[str, str], list[Group]] = {}
+    for group in view.candidates:
+        same.setdefault((group.strategy_label, group.partitioner_label), []).append(group)
+    for groups in same.values():
         timed = _timed(groups)
         if len({group.transport for _, group in timed}) < 2:
             continue
         (best_s, best), *others = timed
-        told = [
-            f"over {group.transport} {seconds(spread.mean)}{_communication(group)}, "
-            f"{ratio(spread.mean / best_s.mean)} times as long{REMARKS[verdict(best_s, spread)]}"
+        parts = [
+            f"{seconds(spread.mean)} over {group.transport}{_communication(group)}, "
+            f"{ratio(spread.mean / best_s.mean)} times as long{REMARKS[compare_spreads(best_s, spread)]}"
             for spread, group in others
         ]
         yield Finding(
-            "finding",
-            f"The same algorithm over {listed([group.transport for _, group in timed])}: "
-            f"{best.strategy_label}{scene.partitioner(best)} at {scene.shape.label} took "
-            f"{seconds(best_s.mean)} over {best.transport}{_communication(best)}; {listed(told)}.",
+            "transports",
+            f"{best.strategy_label}{view.partitioner(best)} at {view.shape.label} over "
+            f"{listed([group.transport for _, group in timed])}: {seconds(best_s.mean)} over "
+            f"{best.transport}{_communication(best)}; {listed(parts)}.",
             evidence(group for _, group in timed),
+            {
+                "strategy": best.strategy_label,
+                "train_s": {group.transport: spread.mean for spread, group in timed},
+                "communicate_s": {
+                    group.transport: spent.mean
+                    for _, group in timed
+                    if (spent := group.over(lambda row: row.communicate_s))
+                },
+            },
         )
 
 
 def _communication(group: Group) -> str:
     spent = group.over(lambda row: row.communicate_s)
-    return f" with {seconds(spent.mean)} communicating" if spent else ""
+    return f" with {seconds(spent.mean)} of communication" if spent else ""
 
 
-def all_reduce_and_ddp(scene: WorkloadView) -> Iterator[Finding]:
-    """Ours and the library's: the same mathematics, so that only the exchange differs."""
-    by_line = {group.line: group for group in scene.rivals}
+def all_reduce_and_ddp(view: WorkloadView) -> Iterator[Finding]:
+    """Our all_reduce and torch's DDP: equal mathematics, so that only the exchange differs."""
+    by_line = {group.line: group for group in view.candidates}
     for one, other in combinations(by_line.values(), 2):
-        # By their labels: with parameters, as a compression, the mathematics is another one.
+        # By label: a parameter, such as a compression, changes the mathematics.
         pair = {group.strategy_label: group for group in (one, other)}
         if set(pair) != {"all_reduce", "ddp"} or one.line[1:] != other.line[1:]:
             continue
-        plain, library = pair["all_reduce"], pair["ddp"]
-        plain_s, library_s = plain.over(_train_s), library.over(_train_s)
-        if not plain_s or not library_s:
+        ours, ddp = pair["all_reduce"], pair["ddp"]
+        ours_s, ddp_s = ours.over(_train_s), ddp.over(_train_s)
+        if not ours_s or not ddp_s:
             continue
+        verdict = compare_spreads(ours_s, ddp_s)
         yield Finding(
-            "finding",
-            f"{scene.name(plain)} spent {_share(plain)} of its training time communicating or waiting at "
-            f"{scene.shape.label}, {scene.name(library)} {_share(library)}; in all they took "
-            f"{seconds(plain_s.mean)} and {seconds(library_s.mean)}"
-            f"{REMARKS[verdict(plain_s, library_s)]}.",
-            evidence([plain, library]),
+            "all_reduce_and_ddp",
+            f"At {view.shape.label} the exchange took {_exchange_share(ours)} of the wall time of "
+            f"{view.name(ours)} ({seconds(ours_s.mean)}), and {_exchange_share(ddp)} of that of "
+            f"{view.name(ddp)} ({seconds(ddp_s.mean)}){REMARKS[verdict]}.",
+            evidence([ours, ddp]),
+            {
+                "train_s": {"all_reduce": ours_s.mean, "ddp": ddp_s.mean},
+                "exchange_share": {
+                    name: share.mean
+                    for name, group in pair.items()
+                    if (share := group.over(lambda row: row.exchange_share))
+                },
+                "verdict": verdict,
+            },
         )
 
 
-MEAN_GRADIENT = ("all_reduce", "all_gather", "reduce_broadcast", "ddp")  # equal mathematics
-
-
-def collectives(scene: WorkloadView) -> Iterator[Finding]:
-    """What it costs to take the same mean in different ways, step by step."""
-    cells: dict[tuple[str, str, int], list[tuple[Spread, Group]]] = {}
-    for group in scene.rivals:
+def mean_gradient(view: WorkloadView) -> Iterator[Finding]:
+    """The cost per step of each way to take the same mean gradient."""
+    same: dict[tuple[str, str, int], list[tuple[Spread, Group]]] = {}
+    for group in view.candidates:
         exchange = group.over(exchange_s_per_step)
-        if exchange and group.strategy_label in MEAN_GRADIENT:  # with a parameter it may be another mean
-            cells.setdefault(group.line[1:], []).append((exchange, group))
-    for ways in cells.values():
+        if exchange and group.strategy_label in MEAN_GRADIENT:  # by label: a parameter may change the mean
+            same.setdefault(group.line[1:], []).append((exchange, group))
+    for ways in same.values():
         if {group.strategy for _, group in ways} <= {"all_reduce", "ddp"}:
-            continue  # told elsewhere
+            continue  # see all_reduce_and_ddp
         (least, best), *others = sorted(ways, key=lambda item: item[0].mean)
-        told = [
+        parts = [
             f"{group.strategy_label} {seconds(exchange.mean)}{_sent(group)}"
-            f"{REMARKS[verdict(least, exchange)]}"
+            f"{REMARKS[compare_spreads(least, exchange)]}"
             for exchange, group in others
         ]
-        if told:
+        if parts:
             yield Finding(
-                "finding",
-                f"The same mean gradient over {best.transport}{scene.partitioner(best)} at "
-                f"{scene.shape.label}, communicating and waiting per step: {best.strategy_label} "
-                f"{seconds(least.mean)}{_sent(best)}; {listed(told)}.",
+                "mean_gradient",
+                f"Exchange per step for the same mean gradient over {best.transport}"
+                f"{view.partitioner(best)} at {view.shape.label}: {best.strategy_label} "
+                f"{seconds(least.mean)}{_sent(best)}; {listed(parts)}.",
                 evidence(group for _, group in ways),
+                {
+                    "transport": best.transport,
+                    "exchange_s_per_step": {group.strategy: spread.mean for spread, group in ways},
+                    "bytes_per_step": {
+                        group.strategy: sent.mean
+                        for _, group in ways
+                        if (sent := group.over(bytes_per_step))
+                    },
+                },
             )
 
 
 def _sent(group: Group) -> str:
     sent = group.over(bytes_per_step)
-    return f" for {size(sent.mean)} sent by a rank" if sent else ""
+    return f" ({size(sent.mean)} sent per rank)" if sent else ""

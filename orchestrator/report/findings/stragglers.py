@@ -1,78 +1,92 @@
-"""Findings about waiting: for whom, and what one slow node costs all the others."""
+"""Findings about stragglers: the rank that others wait for, and the cost of one slow node."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 
-from orchestrator.report.findings.base import REMARKS, Finding, evidence, verdict
+from orchestrator.report.findings.base import REMARKS, Finding, evidence
 from orchestrator.report.formats import percent, ratio, seconds
-from orchestrator.report.metrics.stragglers import Waited, mean_shares, most_waited_for
+from orchestrator.report.metrics.stragglers import Straggler, mean_wait_shares, straggler_of
 from orchestrator.report.model.comparison import Comparison, WorkloadView
-from orchestrator.report.model.groups import Group, cell_of
-from orchestrator.runtimes.launch_plan import rank_noun
+from orchestrator.report.model.groups import Group, config_of
+from orchestrator.report.statistics.spread import compare_spreads
 
-MOST_NAMED = 4
-WORTH_TELLING = 0.05  # of the training time
-ABOVE_EVEN = 1.5  # times the share of all waiting that each rank would have if all were alike
+MAX_NAMED = 4
+MIN_SHARE = 0.05  # of the wall time
+ABOVE_EVEN_SHARE = 1.5  # times the share of all waiting that each of equal ranks would have
 
 
-def straggler_attribution(scene: WorkloadView) -> Iterator[Finding]:
-    """The one rank that others waited for, wherever it was much more than its share."""
-    told = [(waited, group) for group in scene.usual if (waited := _one_rank(group))]
-    told.sort(key=lambda item: -item[0].of_time)
-    for waited, group in told[:MOST_NAMED]:
-        who = f"{rank_noun(group.shape.processes_per_node)} {waited.rank}"
-        others = "the other" if waited.ranks == 2 else "the others"
+def straggler(view: WorkloadView) -> Iterator[Finding]:
+    """The rank that the others waited for, where it is much more than its even share."""
+    found = [(slow, group) for group in view.reference_candidates if (slow := _notable(group))]
+    found.sort(key=lambda item: -item[0].share_of_time)
+    for slow, group in found[:MAX_NAMED]:
+        noun = group.shape.rank_noun
+        others = f"the other {noun}" if slow.ranks == 2 else f"the other {noun}s"
         yield Finding(
-            "finding",
-            f"{scene.name(group)} on {group.shape.label}: {who} made {others} wait "
-            f"{percent(waited.of_time)} of the training time; {percent(waited.of_waiting)} of all waiting "
-            "was for it.",
+            "straggler",
+            f"{view.name(group)} on {group.shape.label}: {others} waited for {noun} {slow.rank} during "
+            f"{percent(slow.share_of_time)} of the wall time, which is {percent(slow.share_of_waiting)} of "
+            "all waiting.",
             evidence([group]),
+            {
+                "strategy": view.name(group),
+                "rank": slow.rank,
+                "share_of_time": slow.share_of_time,
+                "share_of_waiting": slow.share_of_waiting,
+            },
         )
 
 
-def _one_rank(group: Group) -> Waited | None:
+def _notable(group: Group) -> Straggler | None:
     if not group.first.result.times_compare:
         return None
-    waited = most_waited_for(mean_shares(group))
-    if waited is None or waited.of_time < WORTH_TELLING:
+    slow = straggler_of(mean_wait_shares(group))
+    if slow is None or slow.share_of_time < MIN_SHARE:
         return None
-    return waited if waited.of_waiting >= min(ABOVE_EVEN / waited.ranks, 0.9) else None
+    return slow if slow.share_of_waiting >= min(ABOVE_EVEN_SHARE / slow.ranks, 0.9) else None
 
 
-def slow_node(scene: WorkloadView, comparison: Comparison) -> Iterator[Finding]:
-    """What a last node with fewer cores cost, where the same was run with all nodes alike."""
-    if scene.shape.bottleneck_cpus is None:
+def slow_node(view: WorkloadView, comparison: Comparison) -> Iterator[Finding]:
+    """The cost of a last node with less CPU, compared with the same run on equal nodes."""
+    if view.shape.bottleneck_cpus is None:
         return
-    alike = {_cell(group): group for group in comparison.groups if group.shape.bottleneck_cpus is None}
-    for group in scene.usual:
-        other = alike.get(_cell(group))
+    equal = {_key(group): group for group in comparison.groups if group.shape.bottleneck_cpus is None}
+    for group in view.reference_candidates:
+        other = equal.get(_key(group))
         slow_s = group.over(lambda row: row.train_s)
-        fast_s = other.over(lambda row: row.train_s) if other else None
-        if other and slow_s and fast_s and _waited_alike(group, other):
+        equal_s = other.over(lambda row: row.train_s) if other else None
+        if other and slow_s and equal_s and _same_waiting(group, other):
+            verdict = compare_spreads(slow_s, equal_s)
             yield Finding(
-                "finding",
-                f"{scene.name(group)} on {group.shape.label}: "
-                f"{seconds(slow_s.mean)}, {ratio(slow_s.mean / fast_s.mean)} times as long as with nodes "
-                f"that are alike ({seconds(fast_s.mean)}){REMARKS[verdict(slow_s, fast_s)]}.",
+                "slow_node",
+                f"{view.name(group)} on {group.shape.label}: {seconds(slow_s.mean)}, "
+                f"{ratio(slow_s.mean / equal_s.mean)} times as long as with equal nodes "
+                f"({seconds(equal_s.mean)}){REMARKS[verdict]}.",
                 evidence([group, other]),
+                {
+                    "strategy": view.name(group),
+                    "train_s": slow_s.mean,
+                    "equal_train_s": equal_s.mean,
+                    "verdict": verdict,
+                },
             )
 
 
-def _waited_alike(group: Group, other: Group) -> bool:
-    """Whether one slow node is all that differs: over Open MPI it may make all ranks wait asleep.
+def _same_waiting(group: Group, other: Group) -> bool:
+    """Whether the slow node is the only difference.
 
-    On shared cores ranks that wait awake take them from those that work: four on two cores took four times
-    as long as with a last node held to 0.25.
+    Over Open MPI, ranks poll while they wait, unless a node has less than a core per rank: then all ranks
+    sleep. On shared cores polling takes CPU from ranks that work: four polling ranks on two cores took four
+    times as long as sleeping ones with a last node limited to 0.25 cpu.
     """
     if not group.first.result.times_compare:
         return False
     return group.transport != "mpi" or group.first.run.oversubscribed == other.first.run.oversubscribed
 
 
-def _cell(group: Group) -> str:
-    """What the group computes, and where, but for how slow its last node is."""
-    fields = {name: value for name, value in cell_of(group.first).items() if name != "bottleneck_cpus"}
-    return json.dumps([fields, group.first.where], sort_keys=True)
+def _key(group: Group) -> str:
+    """The configuration and location of a group, without the limit of its last node."""
+    fields = {name: value for name, value in config_of(group.first).items() if name != "bottleneck_cpus"}
+    return json.dumps([fields, group.first.location], sort_keys=True)

@@ -1,97 +1,126 @@
-"""Findings about a target accuracy: who reached it first, and who never did."""
+"""Findings about a target accuracy: the configurations that reached it first, with some seeds, or never."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.report.findings.base import REMARKS, Finding, evidence, verdict
+from orchestrator.report.findings.base import REMARKS, Finding, evidence
 from orchestrator.report.formats import count, listed, percent, seconds
-from orchestrator.report.metrics.learning import in_how_many, last_epoch, time_to_target_s
+from orchestrator.report.metrics.learning import last_epoch, seeds_at_target, time_to_target_s
 from orchestrator.report.model.comparison import WorkloadView
-from orchestrator.report.model.groups import Group, Spread
+from orchestrator.report.model.groups import Group
+from orchestrator.report.statistics.spread import Spread, compare_spreads
 
-MOST_NAMED = 6  # in one sentence
+MAX_NAMED = 6  # in one sentence
 
 
-def first_at_target(scene: WorkloadView) -> Iterator[Finding]:
-    """Who reached the target after the shortest training, of those who do with every seed."""
-    timed = [(spread, group) for group in _tried(scene) if (spread := _to_target(group))]
+def target_first(view: WorkloadView) -> Iterator[Finding]:
+    """The shortest wall time to the target, among the configurations that reach it with every seed."""
+    timed = [(spread, group) for group in _with_target(view) if (spread := _to_target(group))]
     timed.sort(key=lambda item: item[0].mean)
     if not timed:
         return
     (best_s, best), *others = timed
     text = (
-        f"{_who(scene, best)} was the first at {_target(scene)} test accuracy: "
-        f"{seconds(best_s.mean)} of training{_epochs(best)}."
+        f"{_name(view, best)} was the first to reach {_target(view)} test accuracy: "
+        f"{seconds(best_s.mean)} of wall time{_epochs(best)}."
     )
-    told = [best]
+    data = {
+        "target_accuracy": view.workload.target_accuracy,
+        "time_to_target_s": {_name(view, group): spread.mean for spread, group in timed},
+        "first": _name(view, best),
+    }
+    named = [best]
     if others:
-        next_s, runner_up = others[0]
+        next_s, second = others[0]
+        verdict = compare_spreads(best_s, next_s)
         text += (
-            f" Next came {_who(scene, runner_up)}: {seconds(next_s.mean)}"
-            f"{_epochs(runner_up)}{REMARKS[verdict(best_s, next_s)]}."
+            f" The second was {_name(view, second)}: {seconds(next_s.mean)}"
+            f"{_epochs(second)}{REMARKS[verdict]}."
         )
-        told.append(runner_up)
+        data |= {"second": _name(view, second), "verdict": verdict}
+        named.append(second)
     serial_s = next((spread for spread, group in others[1:] if group.serial), None)
-    if scene.serial and serial_s:
-        text += f" Serial took {seconds(serial_s.mean)}{_epochs(scene.serial)}."
-        told.append(scene.serial)
-    yield Finding("finding", text, evidence(told))
+    if view.serial and serial_s:
+        text += f" Serial took {seconds(serial_s.mean)}{_epochs(view.serial)}."
+        named.append(view.serial)
+    yield Finding("target_first", text, evidence(named), data)
 
 
-def not_with_every_seed(scene: WorkloadView) -> Iterator[Finding]:
-    """Who reached the target by luck."""
-    some = [group for group in _tried(scene) if 0 < in_how_many(group)[0] < in_how_many(group)[1]]
+def target_some_seeds(view: WorkloadView) -> Iterator[Finding]:
+    """The configurations that reached the target with some seeds only."""
+    some = [
+        group for group in _with_target(view) if 0 < seeds_at_target(group)[0] < seeds_at_target(group)[1]
+    ]
     if some:
-        named = [f"{_who(scene, group)} ({' of '.join(map(str, in_how_many(group)))})" for group in some]
-        text = f"Only some seeds reached {_target(scene)} test accuracy: {_few(named)}."
-        yield Finding("finding", text, evidence(some))
+        named = [
+            f"{_name(view, group)} ({' of '.join(map(str, seeds_at_target(group)))})" for group in some
+        ]
+        yield Finding(
+            "target_some_seeds",
+            f"Only some seeds reached {_target(view)} test accuracy: {_shortened(named)}.",
+            evidence(some),
+            {"seeds": {_name(view, group): seeds_at_target(group) for group in some}},
+        )
 
 
-def never_at_target(scene: WorkloadView) -> Iterator[Finding]:
-    """Who did not reach the target in all of the epochs."""
-    never = [group for group in _tried(scene) if not in_how_many(group)[0]]
+def target_never(view: WorkloadView) -> Iterator[Finding]:
+    """The configurations that did not reach the target with any seed."""
+    never = [group for group in _with_target(view) if not seeds_at_target(group)[0]]
     if never:
-        patience = scene.work.patience
-        held = f", {patience} times in a row," if patience > 1 else ""
-        named = _few([f"{_who(scene, group)} ({_best(group)})" for group in never])
-        epochs = count(scene.work.epochs, "epoch")
-        text = f"{_target(scene)} test accuracy was not reached{held} in {epochs}: {named}."
-        yield Finding("finding", text, evidence(never))
+        patience = view.workload.patience
+        in_a_row = f" in {patience} consecutive epochs" if patience > 1 else ""
+        named = _shortened([f"{_name(view, group)} ({_best_text(group)})" for group in never])
+        epochs = count(view.workload.epochs, "epoch")
+        yield Finding(
+            "target_never",
+            f"{_target(view)} test accuracy{in_a_row} was not reached within {epochs}: {named}.",
+            evidence(never),
+            {
+                "best_accuracy": {
+                    _name(view, group): best.high if (best := _best(group)) else None for group in never
+                },
+                "epochs": view.workload.epochs,
+            },
+        )
 
 
-def _tried(scene: WorkloadView) -> list[Group]:
-    """All groups, on any number of nodes, if they had a target."""
-    return [] if scene.work.target_accuracy is None else scene.in_lines
+def _with_target(view: WorkloadView) -> list[Group]:
+    """The groups to compare, on any number of nodes, if the workload has a target."""
+    return [] if view.workload.target_accuracy is None else view.line_groups
 
 
-def _target(scene: WorkloadView) -> str:
-    return percent(scene.work.target_accuracy)
+def _target(view: WorkloadView) -> str:
+    return percent(view.workload.target_accuracy)
 
 
 def _to_target(group: Group) -> Spread | None:
-    """None unless all its seeds got there, in times that compare."""
-    reached, seeds = in_how_many(group)
+    """None unless all seeds reached the target, in times that compare."""
+    reached, seeds = seeds_at_target(group)
     return group.over(time_to_target_s) if reached == seeds and group.first.result.times_compare else None
 
 
-def _who(scene: WorkloadView, group: Group) -> str:
-    return scene.name(group) + ("" if group.serial else f" on {group.shape.label}")
+def _name(view: WorkloadView, group: Group) -> str:
+    return view.name(group) + ("" if group.serial else f" on {group.shape.label}")
 
 
 def _epochs(group: Group) -> str:
-    """In which epoch, the first of those in a row that it had to be in."""
-    trained = group.over(lambda row: (last_epoch(row) or 0) - row.run.patience + 1)
-    return f", in epoch {trained.range(lambda value: f'{value:.0f}')}" if trained else ""
+    """`, in epoch 3`: the first of the consecutive epochs at the target."""
+    first = group.over(lambda row: (last_epoch(row) or 0) - row.run.patience + 1)
+    return f", in epoch {first.range(lambda value: f'{value:.0f}')}" if first else ""
 
 
-def _best(group: Group) -> str:
-    best = Spread.of(
+def _best(group: Group) -> Spread | None:
+    return Spread.of(
         max(point.accuracy for point in row.result.epochs) for row in group.ok_rows if row.result.epochs
     )
-    return f"at best {percent(best.high)}" if best else "never evaluated"
 
 
-def _few(named: list[str]) -> str:
-    more = len(named) - MOST_NAMED
-    return listed(named if more <= 0 else [*named[:MOST_NAMED], f"{more} more"])
+def _best_text(group: Group) -> str:
+    best = _best(group)
+    return f"best: {percent(best.high)}" if best else "never evaluated"
+
+
+def _shortened(names: list[str]) -> str:
+    more = len(names) - MAX_NAMED
+    return listed(names if more <= 0 else [*names[:MAX_NAMED], f"{more} more"])

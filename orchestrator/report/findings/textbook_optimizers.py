@@ -1,4 +1,4 @@
-"""Findings about optimisers written out by hand."""
+"""Findings about textbook optimizers: whether they reproduce the loss curve of the library's."""
 
 from __future__ import annotations
 
@@ -7,31 +7,37 @@ from collections.abc import Iterator
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.formats import count, ratio
 from orchestrator.report.metrics.learning import last_epoch
-from orchestrator.report.metrics.textbook_optimizers import twins_of
+from orchestrator.report.metrics.textbook_optimizers import optimizer_pairs
 from orchestrator.report.model.comparison import Comparison
 
-TOLERANCE = 1e-3  # of the loss: float32's rounding over some thousand steps stays far below
+TOLERANCE = 1e-3  # of the loss; rounding of float32 over some thousand steps stays far below
 
 
-def same_curve(comparison: Comparison) -> Iterator[Finding]:
-    """Whether the loss curve is the library's, and what writing it out costs."""
-    for twins in twins_of(comparison):
-        if twins.apart is None:
+def loss_curves(comparison: Comparison) -> Iterator[Finding]:
+    """Whether the textbook optimizer has the library's loss curve, and how much longer it takes."""
+    for pair in optimizer_pairs(comparison):
+        difference = pair.max_difference
+        if difference is None:
             continue
-        mine, library = twins.names
-        run, cell = twins.textbook.first.run, twins.textbook
+        textbook, library = pair.names
+        run, group = pair.textbook.first.run, pair.textbook
         where = (
-            "" if cell.serial else f", {cell.strategy_label} over {cell.transport} on {cell.shape.label},"
+            ""
+            if group.serial
+            else f", {group.strategy_label} over {group.transport} on {group.shape.label},"
         )
-        epochs = max(last_epoch(one) or 0 for one, _ in twins.pairs)
-        verdict = "the same loss curve" if twins.apart <= TOLERANCE else "NOT the same loss curve"
+        epochs = max(last_epoch(one) or 0 for one, _ in pair.runs)
+        equal = difference <= TOLERANCE
         text = (
-            f"{mine} and {library} at lr {run.lr:g} and batch {run.batch_size:,}{where} have {verdict}: "
-            f"over {count(epochs, 'epoch')} and {count(len(twins.pairs), 'seed')} the losses differ by at "
-            f"most {twins.apart:.1e} of {library}'s (tolerance {TOLERANCE:g})."
+            f"{textbook} and {library} at lr {run.lr:g} and batch {run.batch_size:,}{where} have "
+            f"{'the same loss curve' if equal else 'different loss curves'}: over {count(epochs, 'epoch')} "
+            f"and {count(len(pair.runs), 'seed')} the losses differ by at most {difference:.1e} of "
+            f"{library}'s (tolerance {TOLERANCE:g})."
         )
-        slow, fast = (group.over(lambda row: row.train_s) for group in (twins.textbook, twins.library))
+        data = {"optimizers": pair.names, "max_difference": difference, "seeds": len(pair.runs)}
+        slow, fast = (each.over(lambda row: row.train_s) for each in (pair.textbook, pair.library))
         if slow and fast:
-            text += f" By hand training took {ratio(slow.mean / fast.mean)} times as long."
-        rows = evidence([twins.textbook, twins.library])
-        yield Finding("finding" if twins.apart <= TOLERANCE else "caution", text, rows)
+            data["times_as_long"] = slow.mean / fast.mean
+            text += f" {textbook} took {ratio(slow.mean / fast.mean)} times as long."
+        kind = "textbook_curve_equal" if equal else "textbook_curve_differs"
+        yield Finding(kind, text, evidence([pair.textbook, pair.library]), data)

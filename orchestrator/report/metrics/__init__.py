@@ -1,1 +1,1 @@
-"""Figures computed from a row beyond those that the run recorded."""
+"""Metrics computed from a row, beyond those that the run recorded."""

@@ -1,7 +1,7 @@
-"""What the containers of a run's nodes used, by the kernel's counters, beside what the ranks counted.
+"""Resource usage of a run's containers, from the kernel's counters, beside the payload that ranks counted.
 
-A counter is of everything in the container from its start to its end: start-up, roll call, evaluation and
-protocol headers are in it. Open MPI's launcher is no node, and is left out.
+A counter covers everything in the container from its start to its end, including start-up, coordination,
+evaluation and protocol headers. Open MPI's launcher is not a node and is left out.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from trainer.core.cgroup import NodeUsage
 
 @dataclass(frozen=True)
 class Containers:
-    """The nodes' containers of one run; None where a container's counter is missing.
+    """Usage of the node containers of one run; None if the counter of a container is missing.
 
-    sent_bytes, cpu_s: mean. throttled_s: longest. memory_peak_mb: largest, in MiB; memory_limit_mb: of
-    each. payload_bytes: mean of what the ranks in a container say to have sent to other containers; None
-    where a container has several ranks, which also send to each other.
+    sent_bytes, cpu_s: mean over containers. throttled_s, memory_peak_mb (MiB): maximum. memory_limit_mb: of
+    each container. payload_bytes: mean of the bytes that ranks counted as sent to other containers; None if
+    a container has several ranks, which also send to each other.
     """
 
     count: int
@@ -34,39 +34,39 @@ class Containers:
 
     @property
     def sent_by_payload(self) -> float | None:
-        """What went over the network for each byte of payload; None where there was none."""
+        """Bytes on the network per byte of payload; None without payload."""
         return self.sent_bytes / self.payload_bytes if self.sent_bytes and self.payload_bytes else None
 
 
 def containers(row: Row) -> Containers | None:
-    """None for a run that is not ok, that had no containers, or not from all of them an account."""
-    members = [member for member in row.result.usage if member.ranks]
-    if not row.ok or len(members) != (1 if row.result.topology == "single" else row.run.nodes):
+    """None if the run is not ok, had no containers, or some of them reported no usage."""
+    nodes = [node for node in row.result.usage if node.ranks]
+    if not row.ok or len(nodes) != (1 if row.result.topology == "single" else row.run.nodes):
         return None
-    apart = all(len(member.ranks) == 1 for member in members)
+    one_rank_each = all(len(node.ranks) == 1 for node in nodes)
     return Containers(
-        count=len(members),
-        sent_bytes=_over(fmean, [member.sent_bytes for member in members]),
-        payload_bytes=row.bytes_sent_per_rank if apart and row.run.world_size > 1 else None,
-        cpu_s=_over(fmean, [member.cpu_s for member in members]),
-        throttled_s=_over(max, [member.throttled_s for member in members]),
-        memory_peak_mb=_over(max, [member.memory_peak_mb for member in members]),
+        count=len(nodes),
+        sent_bytes=_over(fmean, [node.sent_bytes for node in nodes]),
+        payload_bytes=row.bytes_sent_per_rank if one_rank_each and row.run.world_size > 1 else None,
+        cpu_s=_over(fmean, [node.cpu_s for node in nodes]),
+        throttled_s=_over(max, [node.throttled_s for node in nodes]),
+        memory_peak_mb=_over(max, [node.memory_peak_mb for node in nodes]),
         memory_limit_mb=memory_limit_mb(row.run),
     )
 
 
 def metric(name: str) -> Callable[[Row], float | None]:
-    """A quantity of a run's containers, as groups and tables ask for it."""
+    """The named field of `Containers` as a metric of a row."""
     return lambda row: getattr(containers(row), name, None)
 
 
-def held_by_one(row: Row) -> bool:
-    """Whether all of several nodes were one container."""
+def single_container(row: Row) -> bool:
+    """Whether all nodes of a run with several shared one container."""
     return bool(row.result.usage) and row.result.topology == "single" and row.run.nodes > 1
 
 
 def ran_out_of_memory(usage: Sequence[NodeUsage]) -> bool:
-    return any(member.out_of_memory for member in usage)
+    return any(node.out_of_memory for node in usage)
 
 
 def _over(reduce: Callable[[list[float]], float], values: Sequence[float | None]) -> float | None:

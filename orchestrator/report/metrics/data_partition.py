@@ -1,4 +1,4 @@
-"""The splits that runs trained on, as their certificates have them."""
+"""The data partitions that runs trained on, from their certificates."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from orchestrator.report.model.rows import Row
 from trainer.training.partition import PartitionSummary
 
 
-def survey_of(row: Row) -> PartitionSummary | None:
-    """How the samples of epoch 1 lay over the ranks; None for a run without result or certificate."""
+def partition_summary_of(row: Row) -> PartitionSummary | None:
+    """The distribution of epoch 1's samples over the ranks; None without a result or certificate."""
     certificate = row.result.certificate if row.ok else None
     parts = certificate.first_epoch() if certificate else []
     if not parts or row.coverage is None or row.overlap is None:
@@ -29,11 +29,11 @@ def survey_of(row: Row) -> PartitionSummary | None:
 
 
 def distance(reduce: Callable[[Sequence[float]], float]) -> Callable[[Row], float | None]:
-    """The earth mover's distance of the nodes' labels, `reduce`d over them; None in results without it."""
+    """A metric: the earth mover's distance of nodes' labels, reduced over nodes; None if not recorded."""
 
     def metric(row: Row) -> float | None:
-        seen = survey_of(row)
-        return reduce(seen.earth_movers_distance) if seen and seen.earth_movers_distance else None
+        summary = partition_summary_of(row)
+        return reduce(summary.earth_movers_distance) if summary and summary.earth_movers_distance else None
 
     return metric
 
@@ -42,25 +42,25 @@ distance_mean, distance_max = distance(fmean), distance(max)
 
 
 def representatives(groups: Sequence[Group]) -> list[Row]:
-    """For each number of ranks and each partitioner its certified run of the lowest seed, without a server
-    and with the whole model on each rank if there is one.
+    """One certified run for each number of data-parallel ranks and each partitioner.
 
-    In the order of ranks, and then of the sweep; ranks that hold one copy of the model train on one part
-    and count once. A single one has everything: it is left out unless there is nothing else to see.
+    Runs with the whole model on every rank, without servers, and with the lowest seed are preferred. Rows
+    come in the order of ranks, then of the sweep. Ranks that share one replica count once. A single rank
+    trains on everything, and is left out unless nothing else was run.
     """
     chosen: dict[tuple[int, str], Row] = {}
     for group in groups:
         for row in group.ok_rows:
-            if row.partitioner_label and survey_of(row):
-                cell = (_sharers(row), row.partitioner_label)
-                if cell not in chosen or _order(row) < _order(chosen[cell]):
-                    chosen[cell] = row
-    rows = sorted(chosen.values(), key=_sharers)
-    return [row for row in rows if _sharers(row) > 1] or rows
+            if row.partitioner_label and partition_summary_of(row):
+                key = (_replicas(row), row.partitioner_label)
+                if key not in chosen or _order(row) < _order(chosen[key]):
+                    chosen[key] = row
+    rows = sorted(chosen.values(), key=_replicas)
+    return [row for row in rows if _replicas(row) > 1] or rows
 
 
-def holders(row: Row) -> tuple[str, ...]:
-    """The ranks of each copy of the model, `0–1`, where it is cut; empty where a rank has one to itself."""
+def replica_ranks(row: Row) -> tuple[str, ...]:
+    """The ranks of each replica, `0–1`, if the model is partitioned; empty if every rank has its own."""
     return tuple(_range([rank.rank for rank in copy]) for copy in row.result.copies)
 
 
@@ -71,7 +71,7 @@ def _range(ranks: list[int]) -> str:
     return f"{first}" if first == last else f"{first}–{last}"
 
 
-def _sharers(row: Row) -> int:
+def _replicas(row: Row) -> int:
     return row.run.num_replicas if row.run.strategy.partitions_model else row.shape.ranks
 
 

@@ -1,4 +1,4 @@
-"""Who waited for whom, as the ranks have noted it."""
+"""Straggler attribution: how long each rank waited for each other rank."""
 
 from __future__ import annotations
 
@@ -10,45 +10,48 @@ from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
 
 
-def shares_of(row: Row) -> np.ndarray | None:
-    """Share of its training time that each rank waited for each other, shape (ranks, ranks).
+@dataclass(frozen=True)
+class Straggler:
+    """The rank that the other ranks waited for most.
 
-    Rows are ranks that wait, columns those that they wait for. None where it is not known of all ranks.
+    share_of_time: the share of wall time that another rank waited for it, mean over the other ranks.
+    share_of_waiting: its share of all waiting of all ranks. ranks: their number.
     """
-    told = [rank.wait_s_by_rank for rank in row.result.ranks if row.ok]
-    if len(told) < 2 or any(seconds is None or len(seconds) != len(told) for seconds in told):
+
+    rank: int
+    share_of_time: float
+    share_of_waiting: float
+    ranks: int
+
+
+def wait_shares(row: Row) -> np.ndarray | None:
+    """The share of its wall time that each rank waited for each other, shape (ranks, ranks).
+
+    Row i, column j: rank i waits for rank j. None unless all ranks recorded it, and on runtimes whose nodes
+    share no clock, since the attribution compares times of different ranks.
+    """
+    if not row.result.runtime_info.one_clock:
+        return None
+    seconds = [rank.wait_s_by_rank for rank in row.result.ranks if row.ok]
+    if len(seconds) < 2 or any(by_rank is None or len(by_rank) != len(seconds) for by_rank in seconds):
         return None
     times = [rank.train_s for rank in row.result.ranks]
     if min(times) <= 0:
         return None
-    shares: np.ndarray = np.array(told, dtype=float) / np.array(times)[:, None]
+    shares: np.ndarray = np.array(seconds, dtype=float) / np.array(times)[:, None]
     return shares
 
 
-def mean_shares(group: Group) -> np.ndarray | None:
-    """The same as a mean over the seeds that know it."""
-    known = [shares for row in group.ok_rows if (shares := shares_of(row)) is not None]
+def mean_wait_shares(group: Group) -> np.ndarray | None:
+    """The mean of `wait_shares` over the seeds that recorded it."""
+    known = [shares for row in group.ok_rows if (shares := wait_shares(row)) is not None]
     return np.mean(known, axis=0) if known else None
 
 
-@dataclass(frozen=True)
-class Waited:
-    """The rank that was waited for most, of so many.
-
-    of_time: the share of training time that another rank waited for it, mean over the others. of_waiting:
-    its share of all waiting of all ranks.
-    """
-
-    rank: int
-    of_time: float
-    of_waiting: float
-    ranks: int
-
-
-def most_waited_for(shares: np.ndarray | None) -> Waited | None:
-    """None where nobody waited, or nothing is known of it."""
+def straggler_of(shares: np.ndarray | None) -> Straggler | None:
+    """The straggler of a run or group; None if no rank waited, or waiting was not recorded."""
     if shares is None or not shares.any():
         return None
     by_rank = shares.sum(axis=0)
     rank, ranks = int(by_rank.argmax()), len(shares)
-    return Waited(rank, float(by_rank[rank] / (ranks - 1)), float(by_rank[rank] / by_rank.sum()), ranks)
+    return Straggler(rank, float(by_rank[rank] / (ranks - 1)), float(by_rank[rank] / by_rank.sum()), ranks)

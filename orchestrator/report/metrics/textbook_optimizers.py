@@ -1,4 +1,4 @@
-"""Optimisers that are written out by hand beside the library's: the same runs but for that."""
+"""Pairs of runs that differ only in the optimizer: the textbook implementation and the library's."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from orchestrator.report.metrics.learning import last_epoch
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.model.groups import Group, cell_of
+from orchestrator.report.model.groups import Group, config_of
 from orchestrator.report.model.rows import Row
 from trainer.spec.registries import REGISTRIES
 
 
 @dataclass(frozen=True)
 class OptimizerPair:
-    """Two cells that are equal but for who wrote the optimiser."""
+    """Two configurations that differ only in the implementation of the optimizer."""
 
     textbook: Group
     library: Group
@@ -25,51 +25,51 @@ class OptimizerPair:
         return self.textbook.first.run.name_of("optimizer"), self.library.first.run.name_of("optimizer")
 
     @property
-    def pairs(self) -> list[tuple[Row, Row]]:
-        """The runs of both that have the same seed, and so the same initial weights and samples."""
+    def runs(self) -> list[tuple[Row, Row]]:
+        """The runs of both with the same seed, and so with the same initial weights and samples."""
         library = {row.seed: row for row in self.library.ok_rows}
         rows = [(row, library[row.seed]) for row in self.textbook.ok_rows if row.seed in library]
         return [(one, other) for one, other in rows if last_epoch(one) == last_epoch(other)]
 
     @property
-    def apart(self) -> float | None:
-        """The largest difference of the losses after any epoch, as a share of the library's."""
+    def max_difference(self) -> float | None:
+        """The largest difference of losses after any epoch, relative to the library's loss."""
         shares = [
             abs(mine - theirs) / max(abs(theirs), 1e-12)
-            for one, other in self.pairs
+            for one, other in self.runs
             for mine, theirs in zip(losses(one), losses(other), strict=True)
         ]
         return max(shares, default=None)
 
 
 def losses(row: Row) -> list[float]:
-    """On the test split after each epoch, as rank 0 has it."""
+    """Test loss of rank 0 after each epoch."""
     points = [point for point in row.result.epochs if point.rank == 0]
     return [point.test_loss for point in sorted(points, key=lambda point: point.epoch)]
 
 
-def twins_of(comparison: Comparison) -> Iterator[OptimizerPair]:
-    """Every optimiser by hand for which the library's was tried with all else equal."""
-    groups = [group for group in comparison.groups if group.ok and _repeats(group)]
-    cells = {_but_the_optimizer(group): group for group in groups}
+def optimizer_pairs(comparison: Comparison) -> Iterator[OptimizerPair]:
+    """Every textbook optimizer whose library counterpart was run with all else equal."""
+    groups = [group for group in comparison.groups if group.ok and _reproducible(group)]
+    by_key = {_key(group): group for group in groups}
     for group in groups:
         equivalent = getattr(group.first.run.optimizer, "library_equivalent", None)
-        if equivalent and (library := cells.get(_but_the_optimizer(group, called=equivalent))):
+        if equivalent and (library := by_key.get(_key(group, optimizer_name=equivalent))):
             yield OptimizerPair(group, library)
 
 
-def _repeats(group: Group) -> bool:
-    """Whether equal seeds give equal weights: not where ranks read and write when they like."""
+def _reproducible(group: Group) -> bool:
+    """Whether equal seeds give equal weights; asynchronous strategies are not reproducible."""
     strategy = group.first.run.strategy
     return group.first.trains and (group.serial or strategy.synchronous)
 
 
-def _but_the_optimizer(group: Group, called: str = "") -> str:
-    """The cell as text, with its optimiser under another name if one is given."""
+def _key(group: Group, optimizer_name: str = "") -> str:
+    """The configuration as text, with its optimizer under another name if one is given."""
     row = group.first
-    cell = {field: value for field, value in cell_of(row).items() if field != "optimizer"}
-    # Without defaults: the library's may have parameters more.
+    rest = {field: value for field, value in config_of(row).items() if field != "optimizer"}
+    # Without defaults, since the library's optimizer may have more parameters.
     optimizer = REGISTRIES["optimizer"].dump(row.run.optimizer, exclude_defaults=True)
-    if called:
-        optimizer["name"] = called
-    return json.dumps([cell, row.where, optimizer], sort_keys=True)
+    if optimizer_name:
+        optimizer["name"] = optimizer_name
+    return json.dumps([rest, row.location, optimizer], sort_keys=True)

@@ -1,1 +1,1 @@
-"""What a report compares: rows, groups of rows, baselines."""
+"""What a report compares: rows, groups of rows, serial baselines, and their labels."""

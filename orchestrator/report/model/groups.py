@@ -1,58 +1,25 @@
-"""Groups: the runs that are equal but for their seed, and how far they spread."""
+"""Groups: the runs of one configuration, which differ only in their seed."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
-from orchestrator.report.formats import JOIN
 from orchestrator.report.model.labels import ClusterShape, Workload
 from orchestrator.report.model.rows import SERIAL, Row
+from orchestrator.report.statistics.spread import Spread
 
 Metric = Callable[[Row], float | None]
 
-# Fields of a spec that do not tell two groups apart.
-_NOT_OF_THE_CELL = {"seed", "save_weights", "timeout_s"}
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A quantity over the seeds of a group."""
-
-    mean: float
-    low: float
-    high: float
-    seeds: int
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """None if there is no value."""
-        known = [value for value in values if value is not None]
-        return cls(fmean(known), min(known), max(known), len(known)) if known else None
-
-    def overlaps(self, other: Spread) -> bool:
-        """Whether the ranges from lowest to highest seed meet: then the difference may be chance."""
-        return self.low <= other.high and other.low <= self.high
-
-    def range(self, write: Callable[[float], str]) -> str:
-        """Lowest to highest seed, a shared unit once; just one value if they look the same."""
-        low, high = write(self.low), write(self.high)
-        if low == high:
-            return low
-        number, _, unit = low.partition(JOIN)
-        if unit and high.endswith(JOIN + unit):
-            low = number
-        elif low.endswith("%") and high.endswith("%"):
-            low = low.removesuffix("%")
-        return f"{low} to {high}" if low[0] in "+−±" else f"{low}–{high}"
+# Fields of a spec in which the runs of one configuration may differ.
+_NOT_IN_CONFIG = {"seed", "save_weights", "timeout_s"}
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one cell of the sweep in one place: all equal but the seed. At least one row, ok or not."""
+    """The runs of one configuration and location, differing only in seed. At least one row, ok or not."""
 
     rows: tuple[Row, ...]
 
@@ -66,7 +33,7 @@ class Group:
 
     @property
     def repeated(self) -> bool:
-        """Whether more than one seed came to an end, so that there is a spread to judge by."""
+        """Whether more than one seed finished, so that there is a range to judge by."""
         return len({row.seed for row in self.ok_rows}) > 1
 
     @property
@@ -94,8 +61,8 @@ class Group:
         return self.first.shape
 
     @property
-    def work(self) -> Workload:
-        return self.first.work
+    def workload(self) -> Workload:
+        return self.first.workload
 
     @property
     def serial(self) -> bool:
@@ -103,28 +70,30 @@ class Group:
 
     @property
     def line(self) -> tuple[str, str, str, int]:
-        """What one line of a figure shows: strategy, transport, partitioner (labels), ranks per node."""
+        """A line's identity in figures: strategy, transport and partitioner labels, ranks per node."""
         shape = self.shape
         return self.strategy_label, self.transport, self.partitioner_label, shape.processes_per_node
 
     @property
     def accuracy(self) -> Spread | None:
-        """Test accuracy of the final weights over the seeds that are ok."""
+        """Test accuracy of the final weights over the ok seeds."""
         return self.over(lambda row: row.accuracy)
 
     def over(self, metric: Metric) -> Spread | None:
-        """The metric over the seeds that are ok; None where it is absent."""
+        """The metric over the ok seeds; None if it is absent."""
         return Spread.of(metric(row) for row in self.ok_rows)
 
 
-def cell_of(row: Row) -> dict[str, Any]:
-    """The fields of its spec that a run shares with all of its group, without defaults."""
-    return {field: value for field, value in row.run.canonical().items() if field not in _NOT_OF_THE_CELL}
+def config_of(row: Row) -> dict[str, Any]:
+    """The fields of a run's spec that all runs of its group share, without defaults."""
+    return {field: value for field, value in row.run.canonical().items() if field not in _NOT_IN_CONFIG}
 
 
 def groups_of(rows: Sequence[Row]) -> list[Group]:
     """The groups, in the order of their first rows."""
-    cells: dict[str, list[Row]] = {}
+    configurations: dict[str, list[Row]] = {}
     for row in rows:
-        cells.setdefault(json.dumps([cell_of(row), row.where], sort_keys=True), []).append(row)
-    return [Group(tuple(members)) for members in cells.values()]
+        configurations.setdefault(json.dumps([config_of(row), row.location], sort_keys=True), []).append(
+            row
+        )
+    return [Group(tuple(same)) for same in configurations.values()]

@@ -1,4 +1,4 @@
-"""What runs are called: their components with parameters, and the work that they have in common."""
+"""Labels of runs: components with their parameters, the workload, and the shape of the cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMIT_LABELS = {
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained, and on what. Times and accuracies compare where it is equal."""
+    """What is trained, and on what. Times and accuracies compare only between equal workloads."""
 
     dataset: str
     model: str
@@ -31,15 +31,15 @@ class Workload:
     epochs: int
     threads: int  # per rank
     limits: tuple[float, ...]  # of a node, as in NODE_LIMITS
-    on_gpu: bool  # a GPU against a core says nothing about the ways of splitting
+    on_gpu: bool  # a GPU is not compared with CPU cores
     augmentation: str
-    bottleneck_cpus: float | None = None  # of the last node, where it had fewer than the others
-    target_accuracy: float | None = None  # 0 … 1, at which training ends
-    patience: int = 1  # epochs in a row in which that has to be reached
-    where: str = ""  # the nodes ran, named only where a directory's runs did not all run alike
+    bottleneck_cpus: float | None = None  # of the last node, if it had fewer than the others
+    target_accuracy: float | None = None  # 0 … 1, ends the training
+    patience: int = 1  # consecutive epochs in which the target must be reached
+    location: str = ""  # where the nodes ran; named only if the directory's runs differ in it
 
     @classmethod
-    def of(cls, run: RunSpec, where: str = "") -> Workload:
+    def of(cls, run: RunSpec, location: str = "") -> Workload:
         return cls(
             component_label(run, "dataset"),
             component_label(run, "model"),
@@ -55,7 +55,7 @@ class Workload:
             run.bottleneck_cpus,
             run.target_accuracy,
             run.patience,
-            where,
+            location,
         )
 
     @property
@@ -67,8 +67,12 @@ class Workload:
         return (
             f"{self.dataset}, {self.model}, {self.optimizer} lr {self.lr:g}, "
             f"batch {self.batch_size} {batch}, {epochs}{self._until}{augmentation}{threads}{self._limits}"
-            f"{self._slower}{', on GPUs' if self.on_gpu else ''}{f', {self.where}' if self.where else ''}"
+            f"{self._slower}{', on GPUs' if self.on_gpu else ''}{self._location}"
         )
+
+    @property
+    def _location(self) -> str:
+        return f", {self.location}" if self.location else ""
 
     @property
     def _slower(self) -> str:
@@ -83,18 +87,18 @@ class Workload:
 
     @property
     def _limits(self) -> str:
-        """`, 0.4 cpus and 512 MiB memory per node`: the limits that are not the default."""
-        told = [
+        """`, cpus 0.4 and 512 MiB memory per node`: the limits that are not the default."""
+        limits = [
             LIMIT_LABELS[name].format(written(value))
             for name, value in zip(NODE_LIMITS, self.limits, strict=True)
             if value != RunSpec.model_fields[name].default
         ]
-        return f", {listed(told)} per node" if told else ""
+        return f", {listed(limits)} per node" if limits else ""
 
 
 @dataclass(frozen=True)
 class ClusterShape:
-    """How many nodes a run has, how many ranks are in each, and whether the last node is slower."""
+    """The number of nodes, the ranks in each, and whether the last node is slower."""
 
     nodes: int
     processes_per_node: int = 1
@@ -123,56 +127,64 @@ class ClusterShape:
 
     @property
     def slower(self) -> str:
-        """`last at 0.25 cpu`; empty where all nodes are alike."""
+        """`last at 0.25 cpu`; empty if all nodes are equal."""
         return "" if self.bottleneck_cpus is None else f"last at {written(self.bottleneck_cpus)} cpu"
 
     @property
+    def rank_noun(self) -> str:
+        """`node` if a node is one rank, else `rank`."""
+        return "node" if self.processes_per_node == 1 else "rank"
+
+    @property
     def per_node(self) -> str:
-        """`4 ranks per node`; empty where a node is a rank."""
+        """`4 ranks per node`; empty if a node is one rank."""
         return "" if self.processes_per_node == 1 else f"{count(self.processes_per_node, 'rank')} per node"
 
 
 def component_label(run: RunSpec, field: str, but: Collection[str] = ()) -> str:
-    """A component's name and the parameters that are not the default: `one_shot init=independent`.
+    """A component's name and its parameters that are not the default: `one_shot init=independent`.
 
-    A parameter that is a component itself is written `compression=top_k(ratio=0.1)`. but: parameters that
-    are left out.
+    A parameter that is a component itself is written `compression=top_k(ratio=0.1)`.
+
+    Args:
+        but: names of parameters to leave out.
     """
     shown = REGISTRIES[field].dump(getattr(run, field), exclude_defaults=True)
-    told = {name: as_written(value) for name, value in shown.items() if name not in ("name", *but)}
-    return " ".join([shown["name"], *(f"{name}={value}" for name, value in told.items())])
+    parameters = {name: as_written(value) for name, value in shown.items() if name not in ("name", *but)}
+    return " ".join([shown["name"], *(f"{name}={value}" for name, value in parameters.items())])
 
 
 def strategy_label(run: RunSpec) -> str:
-    """The strategy's label, and how often the run takes checkpoints, which costs time."""
-    asked = ("checkpoint_epochs", "checkpoint_steps")
-    told = [f"{name}={every}" for name in asked if (every := getattr(run, name))]
-    return " ".join([component_label(run, "strategy"), *told])
+    """The strategy's label, with the checkpoint interval, since checkpoints cost time."""
+    fields = ("checkpoint_epochs", "checkpoint_steps")
+    intervals = [f"{name}={every}" for name in fields if (every := getattr(run, name))]
+    return " ".join([component_label(run, "strategy"), *intervals])
 
 
-PACE = ("lr_scaling", "warm_up_epochs")
+LR_SCHEDULE_FIELDS = ("lr_scaling", "warm_up_epochs")
 
 
-def paces_of(runs: Sequence[RunSpec]) -> list[str]:
-    """`lr_scaling=linear warm_up_epochs=2`, run by run: what makes its learning rate another than `lr`.
+def lr_schedule_labels(runs: Sequence[RunSpec]) -> list[str]:
+    """The learning-rate schedule of each run: `lr_scaling=linear warm_up_epochs=2`.
 
-    Empty where all go alike, and for runs with one batch at a time, whose rate is never another.
+    Empty if all runs have the same one. Runs with one batch at a time are ignored, their rate is `lr`.
     """
-    told = [
-        " ".join(f"{name}={getattr(run, name)}" for name in PACE if name in run.canonical()) for run in runs
+    labels = [
+        " ".join(f"{name}={getattr(run, name)}" for name in LR_SCHEDULE_FIELDS if name in run.canonical())
+        for run in runs
     ]
-    several = {label for label, run in zip(told, runs, strict=True) if run.batch_multiplier > 1}
-    return told if len(several) > 1 else [""] * len(runs)
+    several = {label for label, run in zip(labels, runs, strict=True) if run.batch_multiplier > 1}
+    return labels if len(several) > 1 else [""] * len(runs)
 
 
 def parameters(run: RunSpec, field: str) -> dict[str, str]:
-    """All parameters of a component as they are written, defaults too."""
+    """All parameters of a component as text, including defaults."""
     shown = REGISTRIES[field].dump(getattr(run, field))
     return {name: as_written(value) for name, value in shown.items() if name != "name"}
 
 
 def as_written(value: object) -> str:
-    """A value as YAML has it; a component as `top_k(ratio=0.1)`."""
+    """A value in YAML syntax; a component as `top_k(ratio=0.1)`."""
     if isinstance(value, dict):
         inside = ", ".join(f"{name}={as_written(item)}" for name, item in value.items() if name != "name")
         return f"{value['name']}({inside})" if inside else str(value["name"])

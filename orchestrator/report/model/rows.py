@@ -1,42 +1,56 @@
-"""Row: one run as the report sees it, with what it gained or lost against the serial run of its work."""
+"""Row: one run as the report sees it, with its gain or loss against the serial run of its workload."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from orchestrator.report.model.labels import ClusterShape, Workload, component_label, strategy_label
 from orchestrator.results.limits import shares_cores, speedup_limit
-from orchestrator.results.records import CertifiedPart, RunResult
+from orchestrator.results.records import CertifiedPart, RankResult, RunResult
 from trainer.spec.run_spec import RunSpec
 
-if TYPE_CHECKING:
-    from orchestrator.report.model.baselines import Baseline
-
 SERIAL = "serial"
-NO_SERIAL = "no serial run of the same work"
-OTHER_EPOCHS = "the serial run trained for another number of epochs, with this seed or another"
+NO_SERIAL = "no serial run of the same workload"
+OTHER_EPOCHS = "the serial run trained for another number of epochs, with this seed or another one"
 NOT_OK = "the run is not ok"
-UNLIKE_NODES = "the last node was slower than the others"
+UNEQUAL_NODES = "the last node was slower than the others"
 NO_TRAINING = "the strategy trains nothing"
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The serial run of the same workload: the one with the same seed, or the mean over other seeds.
+
+    train_s, work_cpu_s: seconds; None if a seed of it trained for another number of epochs, because it
+    reached its target. accuracy: 0 … 1. keys: the runs it comes from. state_bytes: weights, gradient and
+    optimizer state of the one rank.
+    """
+
+    train_s: float | None
+    work_cpu_s: float | None
+    accuracy: float | None
+    same_seed: bool
+    keys: tuple[str, ...]
+    parameters: int | None = None
+    state_bytes: float | None = None
 
 
 @dataclass(frozen=True)
 class Row:
     """One run. Times in seconds, accuracies and shares 0 … 1, memory in MiB.
 
-    where: its nodes ran. pace: how its learning rate goes. Both are named only where the directory's runs
-    are not all alike in it. What was measured is None unless the run is ok: a part of a run compares with
-    nothing.
+    location: where its nodes ran. lr_schedule: its learning-rate schedule. Both are named only if the runs
+    of the directory differ in them. Measured quantities are None unless the run is ok, since an unfinished
+    run compares with nothing.
     """
 
     key: str
     result: RunResult
     run: RunSpec
     baseline: Baseline | None
-    where: str = ""
-    pace: str = ""
+    location: str = ""
+    lr_schedule: str = ""
 
     @property
     def status(self) -> str:
@@ -52,7 +66,7 @@ class Row:
 
     @property
     def trains(self) -> bool:
-        """Whether the run trains a model at all; a fault_injection does not."""
+        """Whether the run trains a model at all; fault injection does not."""
         return self.run.strategy.trains
 
     @property
@@ -68,8 +82,8 @@ class Row:
         return self.run.transport
 
     @property
-    def work(self) -> Workload:
-        return Workload.of(self.run, self.where)
+    def workload(self) -> Workload:
+        return Workload.of(self.run, self.location)
 
     @property
     def strategy(self) -> str:
@@ -78,11 +92,11 @@ class Row:
 
     @property
     def strategy_label(self) -> str:
-        return " ".join(filter(None, [strategy_label(self.run), self.pace]))
+        return " ".join(filter(None, [strategy_label(self.run), self.lr_schedule]))
 
     @property
     def partitioner_label(self) -> str:
-        """Empty where every node trains on the whole set."""
+        """Empty if every node trains on the whole training set."""
         return component_label(self.run, "partitioner") if self.run.strategy.uses_partition else ""
 
     @property
@@ -119,12 +133,12 @@ class Row:
 
     @property
     def local_accuracy(self) -> float | None:
-        """The mean accuracy of the nodes' own models, before they met."""
+        """The mean accuracy of the nodes' local models, before they were averaged."""
         return fmean(self.local_accuracies) if self.local_accuracies else None
 
     @property
     def averaging_gain(self) -> float | None:
-        """What the final model gains in accuracy over the mean of the nodes' own models."""
+        """Accuracy of the final model minus the mean accuracy of the local models."""
         return _minus(self.accuracy, self.local_accuracy)
 
     @property
@@ -133,7 +147,7 @@ class Row:
 
     @property
     def steps(self) -> int | None:
-        """Optimiser steps of the node that took most."""
+        """Optimizer steps of the rank that took most."""
         return max((rank.steps for rank in self._measured.ranks), default=None) if self._measured else None
 
     @property
@@ -158,6 +172,22 @@ class Row:
         )
 
     @property
+    def state_bytes(self) -> int | None:
+        """Weights, gradient and optimizer state of the rank that holds most; None if not recorded."""
+        ranks = self._measured.ranks if self._measured else []
+        return max((sum(rank.state_bytes.values()) for rank in ranks if rank.state_bytes), default=None)
+
+    def stages(self, replica: int = 0) -> list[RankResult]:
+        """The ranks that hold a replica's blocks, in the blocks' order; none if the model is whole."""
+        held = self.result.copies[replica] if self.ok and self.result.copies else []
+        return [rank for rank in held if rank.blocks]
+
+    @property
+    def split_points(self) -> list[str]:
+        """The first block of every model partition but the first."""
+        return [rank.blocks[0] for rank in self.stages()[1:] if rank.blocks]
+
+    @property
     def seconds(self) -> dict[str, float]:
         """Mean seconds per phase over the ranks, evaluation apart from the rest."""
         return self._measured.seconds if self._measured else {}
@@ -168,26 +198,26 @@ class Row:
 
     @property
     def exchange_share(self) -> float | None:
-        """The share of training time that nodes communicate or wait for each other."""
+        """Communication and waiting as a share of wall time."""
         training = sum(value for phase, value in self.seconds.items() if phase != "evaluate")
         exchange = self.seconds.get("communicate", 0.0) + self.seconds.get("wait", 0.0)
         return exchange / training if training else None
 
     @property
     def replicas_equal(self) -> bool | None:
-        """None also where the model is one, in parts: then there is nothing that could differ."""
+        """Whether all replicas ended with equal weights; None if there is one partitioned replica."""
         strategy = self.run.strategy
         one = strategy.partitions_model and strategy.replicas(self.run.world_size) == 1
         return self._measured.replicas_equal if self._measured and self.trains and not one else None
 
     @property
     def coverage(self) -> float | None:
-        """The share of the training set that epoch 1 used, on any node."""
+        """The share of the training set that at least one node used in epoch 1."""
         return self._split(0, "coverage")
 
     @property
     def overlap(self) -> float | None:
-        """The share of the training set that was on two nodes or more in epoch 1."""
+        """The share of the training set that two or more nodes used in epoch 1."""
         return self._split(0, "overlap")
 
     @property
@@ -200,12 +230,12 @@ class Row:
 
     @property
     def node_samples(self) -> list[int]:
-        """Samples on each node that trains in epoch 1, by rank."""
+        """Samples of each training rank in epoch 1."""
         return [part.samples for part in self._parts]
 
     @property
     def js_mean(self) -> float | None:
-        """Mean over the nodes of their labels' divergence from the whole set's in epoch 1, in bits."""
+        """Mean over nodes of the JS divergence of their labels from the whole set's, epoch 1, in bits."""
         return fmean(part.js_divergence for part in self._parts) if self._parts else None
 
     @property
@@ -214,59 +244,61 @@ class Row:
 
     @property
     def js_whole_run(self) -> float | None:
-        """The largest divergence of a node's labels over all epochs, in bits."""
+        """The largest JS divergence of a node's labels over all epochs, in bits."""
         certificate = self._measured.certificate if self._measured else None
         return certificate.js_whole_run() if certificate else None
 
     @property
     def verified(self) -> bool | None:
-        """Whether the samples as fed were those of the split; None without a certificate."""
+        """Whether the samples trained on were those of the partition; None without a certificate."""
         certificate = self._measured.certificate if self._measured else None
         return certificate.verified if certificate else None
 
     @property
     def no_speedup(self) -> str | None:
-        """Why there is no comparison with a serial run, if there is none."""
+        """The reason for a missing speedup; None if there is one."""
         if not self.ok:
             return NOT_OK
         if not self.trains:
             return NO_TRAINING
         if self.run.bottleneck_cpus is not None:
-            return UNLIKE_NODES
+            return UNEQUAL_NODES
         if not self.baseline:
             return NO_SERIAL
         return None if self.baseline.train_s else OTHER_EPOCHS
 
     @property
     def speedup(self) -> float | None:
-        """Serial training time over this run's."""
+        """Serial wall time / wall time."""
         return quotient(self.baseline.train_s, self.train_s) if self.baseline else None
 
     @property
     def efficiency(self) -> float | None:
-        """Speedup per rank."""
+        """Speedup / ranks."""
         return None if self.speedup is None else self.speedup / self.shape.ranks
 
     @property
-    def work_speedup(self) -> float | None:
-        """Serial CPU time of work over this run's: the speedup if each node had a core of its own and
-        communication cost nothing. The honest figure where nodes share cores. Stages wait for each other
-        all the same."""
+    def cpu_time_speedup(self) -> float | None:
+        """Serial CPU time / CPU time, both without communication and waiting.
+
+        The speedup if every rank had its own core and communication were free. Pipeline stages still wait
+        for each other. Use it where nodes share cores.
+        """
         return quotient(self.baseline.work_cpu_s, self.result.path_cpu_s) if self.baseline else None
 
     @property
     def accuracy_difference(self) -> float | None:
-        """This accuracy less that of the serial run."""
+        """Accuracy minus the accuracy of the serial run."""
         return _minus(self.accuracy, self.baseline.accuracy) if self.baseline else None
 
     @property
     def shares_cores(self) -> bool:
-        """Whether the nodes wanted more cores than there were."""
+        """Whether the nodes could use more cores than the machine has."""
         return shares_cores(self.run, self.result.runtime_info, self.result.cores)
 
     @property
     def speedup_limit(self) -> float:
-        """What the cores allow at most, where they are shared."""
+        """The largest wall-clock speedup that the shared cores allow."""
         return speedup_limit(self.run, self.result.runtime_info, self.result.cores)
 
     @property
@@ -284,7 +316,7 @@ class Row:
 
 
 def quotient(dividend: float | None, divisor: float | None) -> float | None:
-    """None where there is no dividend, or nothing to divide by."""
+    """dividend / divisor; None if either is absent or zero."""
     return dividend / divisor if dividend and divisor else None
 
 

@@ -1,4 +1,4 @@
-"""Where a model was cut: the groups that differ by nothing else."""
+"""Split points: groups that differ only in the blocks before which their model is split."""
 
 from __future__ import annotations
 
@@ -6,76 +6,76 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.report.metrics.model_partition import split_points
-from orchestrator.report.model.groups import Group, cell_of
+from orchestrator.report.model.groups import Group, config_of
 from orchestrator.report.model.labels import component_label
 
 
 @dataclass(frozen=True)
-class Halves:
-    """A model in two parts that was tried with several cuts.
+class TwoStageSplits:
+    """A model in two stages that was run with several split points.
 
-    by_cut: its groups by the block with which the second stage begins, in the order of the model's blocks.
-    default: the cut that it has if none is asked for, if that was tried and is one.
-    stand_in: see `one_of_each`.
+    by_block: the groups by the first block of their second stage, in the order of the model's blocks.
+    default: the default split point, if it was run and is the same with all seeds.
+    representative: the group that `one_per_split` keeps.
     """
 
-    by_cut: dict[str, Group]
+    by_block: dict[str, Group]
     default: str | None
-    stand_in: Group
+    representative: Group
 
     @property
     def name(self) -> str:
-        """`pipeline over gloo`, whatever the cut."""
-        label = component_label(self.stand_in.first.run, "strategy", but=("split_points",))
-        return f"{label} over {self.stand_in.transport}"
+        """`pipeline over gloo`, without its split point."""
+        label = component_label(self.representative.first.run, "strategy", but=("split_points",))
+        return f"{label} over {self.representative.transport}"
 
 
-def halves(groups: Sequence[Group]) -> Halves | None:
-    """Of all ways to hold a model in two parts the one that was tried with most cuts; None without any.
+def two_stage_splits(groups: Sequence[Group]) -> TwoStageSplits | None:
+    """The two-stage configuration with the most split points; None if there is none.
 
-    groups: ok. A cut that was tried both by its name and as the default is there once, by its name.
+    A split point that was run both by name and as the default counts once, by its name.
+
+    Args:
+        groups: ok groups.
     """
     found = []
     for family in _families(groups):
-        places = {cut[0]: group for group in _default_first(family) if len(cut := _where(group)) == 1}
+        by_point = {at[0]: group for group in _default_first(family) if len(at := _actual(group)) == 1}
         blocks = family[0].first.run.model.names
-        if by_cut := {block: places[block] for block in blocks if block in places}:
-            defaults = [_where(group) for group in family if not _asked_for(group)]
-            default = next((cut[0] for cut in defaults if cut), None)
-            found.append(Halves(by_cut, default, _default_first(family)[0]))
-    return max(found, key=lambda each: len(each.by_cut), default=None)
+        if by_block := {block: by_point[block] for block in blocks if block in by_point}:
+            defaults = [_actual(group) for group in family if not _requested(group)]
+            default = next((at[0] for at in defaults if at), None)
+            found.append(TwoStageSplits(by_block, default, _default_first(family)[0]))
+    return max(found, key=lambda each: len(each.by_block), default=None)
 
 
-def one_of_each(groups: Sequence[Group]) -> list[Group]:
-    """The groups; of those that differ in the field `cuts` alone that with the default, or the first."""
+def one_per_split(groups: Sequence[Group]) -> list[Group]:
+    """The groups; of those that differ only in `split_points`, the default one, or else the first."""
     chosen = {id(_default_first(family)[0]) for family in _families(groups)}
     return [group for group in groups if id(group) in chosen]
 
 
 def _families(groups: Sequence[Group]) -> list[list[Group]]:
+    """The groups that differ only in `split_points`, together."""
     found: dict[str, list[Group]] = {}
     for group in groups:
-        cell = cell_of(group.first)
-        strategy = {name: value for name, value in cell["strategy"].items() if name != "split_points"}
-        alike = json.dumps([{**cell, "strategy": strategy}, group.first.where], sort_keys=True)
-        found.setdefault(alike, []).append(group)
+        config = config_of(group.first)
+        strategy = {name: value for name, value in config["strategy"].items() if name != "split_points"}
+        key = json.dumps([{**config, "strategy": strategy}, group.first.location], sort_keys=True)
+        found.setdefault(key, []).append(group)
     return list(found.values())
 
 
 def _default_first(family: Sequence[Group]) -> list[Group]:
-    return sorted(family, key=lambda group: bool(_asked_for(group)))
+    return sorted(family, key=lambda group: bool(_requested(group)))
 
 
-def _asked_for(group: Group) -> list[str] | None:
-    asked: list[str] | None = getattr(group.first.run.strategy, "split_points", None)
-    return asked
+def _requested(group: Group) -> list[str] | None:
+    requested: list[str] | None = getattr(group.first.run.strategy, "split_points", None)
+    return requested
 
 
-def _where(group: Group) -> list[str]:
-    """Where the model really was cut, by the blocks with which its parts but the first begin.
-
-    Empty where that was not the same with all seeds: a default follows from times that are measured.
-    """
-    found = {tuple(split_points(row)) for row in group.ok_rows}
+def _actual(group: Group) -> list[str]:
+    """The split points that were used; empty if seeds differ, since defaults follow from measured times."""
+    found = {tuple(row.split_points) for row in group.ok_rows}
     return [*found.pop()] if len(found) == 1 else []

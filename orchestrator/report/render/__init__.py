@@ -1,1 +1,1 @@
-"""The report's pages and tables: HTML, Markdown and CSV."""
+"""The report's pages and tables in HTML, Markdown and CSV."""

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from orchestrator.report import formats
 from orchestrator.report.formats import ABSENT, JOIN, count
-from orchestrator.report.metrics import model_partition as cut
+from orchestrator.report.metrics import model_partition as partition
 from orchestrator.report.metrics.communication import (
     bytes_per_step,
     communicate_s,
@@ -19,23 +19,25 @@ from orchestrator.report.metrics.communication import (
 from orchestrator.report.metrics.containers import containers, metric
 from orchestrator.report.metrics.data_partition import distance_max, distance_mean
 from orchestrator.report.metrics.learning import (
-    first_rate,
-    in_how_many,
+    first_lr,
     last_epoch,
-    last_rate,
-    rates,
+    last_lr,
+    learning_rates,
+    seeds_at_target,
     target_reached,
     time_to_target_s,
 )
-from orchestrator.report.model.groups import Group, Metric, Spread
+from orchestrator.report.metrics.published import PublishedLine
+from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.rows import SERIAL, Row
+from orchestrator.report.statistics.spread import Spread
 
 NOT_REACHED = "not reached"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a table shows in one place. detail: the range over seeds, or what else is smaller."""
+    """The content of a table cell. detail: the range over seeds, or another note in small print."""
 
     text: str
     detail: str = ""
@@ -46,28 +48,30 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Column(Generic[T]):
-    """A heading and what stands under it.
+    """A column of a table.
 
-    number: whether it is set flush right. worth: whether it tells more of these items than a heading does.
+    key: stable identifier within its table. number: whether it is right-aligned. shown_for: whether to show
+    it for these items; a column without any value is never shown.
     """
 
+    key: str
     title: str
     cell: Callable[[T], Cell]
     number: bool = True
-    worth: Callable[[Sequence[T]], bool] = bool
+    shown_for: Callable[[Sequence[T]], bool] = bool
 
 
 def filled(columns: Sequence[Column[T]], items: Sequence[T]) -> list[Column[T]]:
-    """The columns that have anything to show for these items."""
+    """The columns to show for these items."""
     return [
         column
         for column in columns
-        if any(column.cell(item).text != ABSENT for item in items) and column.worth(items)
+        if any(column.cell(item).text != ABSENT for item in items) and column.shown_for(items)
     ]
 
 
 def over_seeds(metric: Metric, write: Callable[[float], str]) -> Callable[[Group], Cell]:
-    """The mean over a group's seeds, and their range where there is one."""
+    """The mean over a group's seeds, with their range as detail."""
 
     def cell(group: Group) -> Cell:
         spread = group.over(metric)
@@ -79,8 +83,8 @@ def over_seeds(metric: Metric, write: Callable[[float], str]) -> Callable[[Group
     return cell
 
 
-def who(row: Row) -> str:
-    """`all_reduce · mpi`; serial needs no transport."""
+def run_label(row: Row) -> str:
+    """`all_reduce · mpi`; serial has no transport."""
     return row.strategy_label if row.strategy == SERIAL else f"{row.strategy_label} · {row.transport}"
 
 
@@ -91,7 +95,7 @@ def _seeds(group: Group) -> Cell:
     )
 
 
-def _node_samples(group: Group) -> Cell:
+def _rank_samples(group: Group) -> Cell:
     samples = Spread.of(number for row in group.ok_rows for number in row.node_samples)
     return Cell(samples.range(formats.whole)) if samples else Cell(ABSENT)
 
@@ -100,11 +104,11 @@ def _verified(group: Group) -> Cell:
     known = [row.verified for row in group.ok_rows if row.verified is not None]
     if not known:
         return Cell(ABSENT)
-    return Cell("yes" if all(known) else f"{known.count(False)} of {len(known)} not")
+    return Cell("yes" if all(known) else f"no: {known.count(False)} of {len(known)}")
 
 
-def _peak(group: Group) -> Cell:
-    """The largest of any seed: what is asked is how near nodes came to their limit."""
+def _memory_peak(group: Group) -> Cell:
+    """The maximum over seeds, since it shows how close a node came to its limit."""
     measured = [found for row in group.ok_rows if (found := containers(row)) and found.memory_peak_mb]
     if not measured:
         return Cell(ABSENT)
@@ -113,37 +117,39 @@ def _peak(group: Group) -> Cell:
 
 
 def _staleness(group: Group) -> Cell:
-    """The mean over seeds, and the largest of any: that is what a bound holds for."""
+    """The mean over seeds and the maximum of any seed, since a bound applies to the maximum."""
     mean, largest = group.over(lambda row: row.staleness), group.over(lambda row: row.staleness_max)
     if mean is None or largest is None:
         return Cell(ABSENT)
-    return Cell(formats.ratio(mean.mean), f"at most {largest.high:,.0f}")
+    return Cell(formats.ratio(mean.mean), f"max {largest.high:,.0f}")
 
 
-def _part(metric: Metric, write: Callable[[float], str], share: Metric) -> Callable[[Group], Cell]:
-    """A rank's part of something, and what share it is of what serial has."""
+def _with_share(metric: Metric, write: Callable[[float], str], share: Metric) -> Callable[[Group], Cell]:
+    """A quantity per rank, with its share of the serial run's as detail."""
 
     def cell(group: Group) -> Cell:
-        mine, of_serial = group.over(metric), group.over(share)
-        if mine is None:
+        value, of_serial = group.over(metric), group.over(share)
+        if value is None:
             return Cell(ABSENT)
         detail = formats.percent(of_serial.mean) if of_serial and not group.serial else ""
-        return Cell(write(mine.mean), detail)
+        return Cell(write(value.mean), detail)
 
     return cell
 
 
-def _rate(group: Group) -> Cell:
-    """The last epoch's, and where it began: of one seed, since none changes it."""
-    first, last = first_rate(group.ok_rows[0]) if group.ok else None, group.over(last_rate)
+def _learning_rate(group: Group) -> Cell:
+    """The last epoch's rate and the first one's. All seeds have the same."""
+    first, last = first_lr(group.ok_rows[0]) if group.ok else None, group.over(last_lr)
     if first is None or last is None:
         return Cell(ABSENT)
     return Cell(f"{last.mean:g}", "" if first == last.mean else f"from {first:g}")
 
 
-def _rates_differ(groups: Sequence[Group]) -> bool:
-    """Whether any run stepped with another rate than the work's heading says."""
-    return any(rate != row.run.lr for group in groups for row in group.ok_rows for rate in rates(row))
+def _learning_rates_differ(groups: Sequence[Group]) -> bool:
+    """Whether any run used another rate than the workload's `lr`."""
+    return any(
+        rate != row.run.lr for group in groups for row in group.ok_rows for rate in learning_rates(row)
+    )
 
 
 def _stopped_early(groups: Sequence[Group]) -> bool:
@@ -151,21 +157,21 @@ def _stopped_early(groups: Sequence[Group]) -> bool:
 
 
 def _time_to_target(group: Group) -> Cell:
-    """The mean over the seeds that reached it, and how many these are if not all."""
+    """The mean over the seeds that reached the target, with their number if not all did."""
     if group.first.run.target_accuracy is None or not group.ok:
         return Cell(ABSENT)
-    cell, (reached, seeds) = over_seeds(time_to_target_s, formats.seconds)(group), in_how_many(group)
+    cell, (reached, seeds) = over_seeds(time_to_target_s, formats.seconds)(group), seeds_at_target(group)
     if not reached:
         return Cell(NOT_REACHED)
-    some = f"by {reached} of {count(seeds, 'seed')}" if reached < seeds else ""
+    some = f"{reached} of {count(seeds, 'seed')}" if reached < seeds else ""
     return Cell(cell.text, ", ".join(filter(None, [cell.detail, some])))
 
 
-def _own(row: Row) -> Cell:
-    own, mean = row.local_accuracies, row.local_accuracy
+def _local_accuracy(row: Row) -> Cell:
+    local, mean = row.local_accuracies, row.local_accuracy
     if mean is None:
         return Cell(ABSENT)
-    return Cell(formats.percent(mean), Spread(mean, min(own), max(own), 1).range(formats.percent))
+    return Cell(formats.percent(mean), Spread(mean, min(local), max(local), 1).range(formats.percent))
 
 
 def _points(value: float | None) -> str:
@@ -173,73 +179,112 @@ def _points(value: float | None) -> str:
     return formats.points(value).partition(formats.JOIN)[0]
 
 
-WHO: tuple[Column[Group], ...] = (
-    Column("Strategy", lambda group: Cell(who(group.first), group.partitioner_label), number=False),
-    Column("Nodes", lambda group: Cell(group.shape.short, group.shape.slower)),
+def _yes_no(value: bool | None) -> Cell:
+    return Cell(ABSENT if value is None else "yes" if value else "no")
+
+
+IDENTITY: tuple[Column[Group], ...] = (
+    Column(
+        "strategy",
+        "Strategy",
+        lambda group: Cell(run_label(group.first), group.partitioner_label),
+        number=False,
+    ),
+    Column("nodes", "Nodes", lambda group: Cell(group.shape.short, group.shape.slower)),
 )
 
 GROUPS: tuple[Column[Group], ...] = (
-    *WHO,
-    Column("Seeds ok", _seeds),
-    Column("Learning rate", _rate, worth=_rates_differ),
-    Column("Epochs", over_seeds(last_epoch, lambda value: f"{value:.4g}"), worth=_stopped_early),
-    Column("Time to target accuracy", _time_to_target),
-    Column("Training time", over_seeds(lambda row: row.train_s, formats.seconds)),
-    Column("Speedup", over_seeds(lambda row: row.speedup, formats.ratio)),
-    Column("Efficiency", over_seeds(lambda row: row.efficiency, formats.percent)),
-    Column("Work speedup", over_seeds(lambda row: row.work_speedup, formats.ratio)),
-    Column("Accuracy", over_seeds(lambda row: row.accuracy, formats.percent)),
-    Column("To serial, points", over_seeds(lambda row: row.accuracy_difference, _points)),
-    Column("Nodes' own models", over_seeds(lambda row: row.local_accuracy, formats.percent)),
-    Column("Consensus distance", over_seeds(consensus_distance, formats.ratio)),
-    Column("Communicate and wait", over_seeds(lambda row: row.exchange_share, formats.percent)),
-    Column("Communicate", over_seeds(communicate_s, formats.seconds)),
-    Column("Wait", over_seeds(wait_s, formats.seconds)),
-    Column("Exchange per step", over_seeds(exchange_s_per_step, formats.seconds)),
-    Column("Sent per rank", over_seeds(lambda row: row.bytes_sent_per_rank, formats.size)),
-    Column("Sent per step", over_seeds(bytes_per_step, formats.size)),
-    Column("Samples per s", over_seeds(lambda row: row.samples_per_s, formats.ratio)),
-    Column("Staleness", _staleness),
+    *IDENTITY,
+    Column("seeds", "Seeds", _seeds),
+    Column("learning_rate", "Learning rate", _learning_rate, shown_for=_learning_rates_differ),
+    Column(
+        "epochs", "Epochs", over_seeds(last_epoch, lambda value: f"{value:.4g}"), shown_for=_stopped_early
+    ),
+    Column("time_to_target", "Time to target accuracy", _time_to_target),
+    Column("wall_time", "Wall time", over_seeds(lambda row: row.train_s, formats.seconds)),
+    Column("speedup", "Speedup", over_seeds(lambda row: row.speedup, formats.ratio)),
+    Column("efficiency", "Efficiency", over_seeds(lambda row: row.efficiency, formats.percent)),
+    Column(
+        "cpu_time_speedup", "CPU-time speedup", over_seeds(lambda row: row.cpu_time_speedup, formats.ratio)
+    ),
+    Column("accuracy", "Test accuracy", over_seeds(lambda row: row.accuracy, formats.percent)),
+    Column(
+        "accuracy_difference",
+        "Accuracy − serial, points",
+        over_seeds(lambda row: row.accuracy_difference, _points),
+    ),
+    Column(
+        "local_accuracy",
+        "Accuracy of local models",
+        over_seeds(lambda row: row.local_accuracy, formats.percent),
+    ),
+    Column("consensus_distance", "Consensus distance", over_seeds(consensus_distance, formats.ratio)),
+    Column(
+        "exchange_share",
+        "Exchange share of wall time",
+        over_seeds(lambda row: row.exchange_share, formats.percent),
+    ),
+    Column("communication", "Communication", over_seeds(communicate_s, formats.seconds)),
+    Column("waiting", "Waiting", over_seeds(wait_s, formats.seconds)),
+    Column("exchange_per_step", "Exchange per step", over_seeds(exchange_s_per_step, formats.seconds)),
+    Column("bytes_sent", "Sent per rank", over_seeds(lambda row: row.bytes_sent_per_rank, formats.size)),
+    Column("bytes_per_step", "Sent per rank and step", over_seeds(bytes_per_step, formats.size)),
+    Column("samples_per_s", "Samples/s", over_seeds(lambda row: row.samples_per_s, formats.ratio)),
+    Column("staleness", "Staleness", _staleness),
 )
 
 CERTIFICATES: tuple[Column[Group], ...] = (
-    *WHO,
-    Column("Samples per rank", _node_samples),
-    Column("Coverage, epoch 1", over_seeds(lambda row: row.coverage, formats.percent)),
-    Column("Overlap, epoch 1", over_seeds(lambda row: row.overlap, formats.percent)),
-    Column("Coverage, whole run", over_seeds(lambda row: row.coverage_whole_run, formats.percent)),
-    Column("Overlap, whole run", over_seeds(lambda row: row.overlap_whole_run, formats.percent)),
-    Column("JS divergence, mean, epoch 1", over_seeds(lambda row: row.js_mean, formats.bits)),
-    Column("JS divergence, largest, epoch 1", over_seeds(lambda row: row.js_max, formats.bits)),
-    Column("JS divergence, whole run", over_seeds(lambda row: row.js_whole_run, formats.bits)),
-    Column("EMD, mean, epoch 1", over_seeds(distance_mean, formats.distance)),
-    Column("EMD, largest, epoch 1", over_seeds(distance_max, formats.distance)),
-    Column("Verified", _verified, number=False),
+    *IDENTITY,
+    Column("samples", "Samples per rank", _rank_samples),
+    Column("coverage", "Coverage, epoch 1", over_seeds(lambda row: row.coverage, formats.percent)),
+    Column("overlap", "Overlap, epoch 1", over_seeds(lambda row: row.overlap, formats.percent)),
+    Column(
+        "coverage_run", "Coverage, run", over_seeds(lambda row: row.coverage_whole_run, formats.percent)
+    ),
+    Column("overlap_run", "Overlap, run", over_seeds(lambda row: row.overlap_whole_run, formats.percent)),
+    Column("js_mean", "Mean JS divergence, epoch 1", over_seeds(lambda row: row.js_mean, formats.bits)),
+    Column("js_max", "Max JS divergence, epoch 1", over_seeds(lambda row: row.js_max, formats.bits)),
+    Column("js_run", "Max JS divergence, run", over_seeds(lambda row: row.js_whole_run, formats.bits)),
+    Column("emd_mean", "Mean EMD, epoch 1", over_seeds(distance_mean, formats.distance)),
+    Column("emd_max", "Max EMD, epoch 1", over_seeds(distance_max, formats.distance)),
+    Column("verified", "Verified", _verified, number=False),
 )
 
-DIVIDED: tuple[Column[Group], ...] = (
-    *WHO,
-    Column("Time per step", over_seeds(cut.step_s, formats.seconds)),
-    Column("Bubble", over_seeds(cut.bubble, formats.percent)),
-    Column("Bubble by formula", over_seeds(cut.bubble_formula, formats.percent)),
-    Column("Over a cut per step", over_seeds(cut.cut_bytes_per_step, formats.size)),
-    Column("Parameters, of serial's", _part(cut.parameters, formats.whole, cut.parameters_share)),
+MODEL_PARTITION: tuple[Column[Group], ...] = (
+    *IDENTITY,
+    Column("step", "Time per step", over_seeds(partition.step_s, formats.seconds)),
+    Column("bubble", "Bubble", over_seeds(partition.bubble, formats.percent)),
+    Column("bubble_formula", "Bubble by formula", over_seeds(partition.bubble_formula, formats.percent)),
     Column(
-        "Weights, gradient, optimizer, of serial's", _part(cut.state_bytes, formats.size, cut.held_share)
+        "split_point_bytes",
+        "Split-point traffic per step",
+        over_seeds(partition.split_point_bytes_per_step, formats.size),
     ),
-    Column("Activations", over_seeds(cut.activation_bytes, formats.size)),
-    Column("Peak memory", over_seeds(lambda row: row.peak_memory_mb, formats.memory)),
-    Column("Balance of work", over_seeds(cut.balance, formats.percent)),
+    Column(
+        "parameters",
+        "Parameters (of serial)",
+        _with_share(partition.parameters, formats.whole, partition.parameters_share),
+    ),
+    Column(
+        "state",
+        "Weights, gradient, optimizer state (of serial)",
+        _with_share(lambda row: row.state_bytes, formats.size, partition.state_share),
+    ),
+    Column("activations", "Activations", over_seeds(partition.activation_bytes, formats.size)),
+    Column("memory_peak", "Peak memory", over_seeds(lambda row: row.peak_memory_mb, formats.memory)),
+    Column("load_balance", "Load balance", over_seeds(partition.load_balance, formats.percent)),
 )
 
 CONTAINERS: tuple[Column[Group], ...] = (
-    *WHO,
-    Column("Payload sent", over_seeds(metric("payload_bytes"), formats.size)),
-    Column("Sent on the network", over_seeds(metric("sent_bytes"), formats.size)),
-    Column("Network by payload", over_seeds(metric("sent_by_payload"), formats.ratio)),
-    Column("CPU time", over_seeds(metric("cpu_s"), formats.seconds)),
-    Column("Held back by quota", over_seeds(metric("throttled_s"), formats.seconds)),
-    Column("Peak memory, of limit", _peak),
+    *IDENTITY,
+    Column("payload", "Payload sent", over_seeds(metric("payload_bytes"), formats.size)),
+    Column("network", "Network sent", over_seeds(metric("sent_bytes"), formats.size)),
+    Column(
+        "network_per_payload", "Network / payload", over_seeds(metric("sent_by_payload"), formats.ratio)
+    ),
+    Column("cpu_time", "CPU time", over_seeds(metric("cpu_s"), formats.seconds)),
+    Column("throttled", "Throttled", over_seeds(metric("throttled_s"), formats.seconds)),
+    Column("memory_peak", "Peak memory (of limit)", _memory_peak),
 )
 
 
@@ -250,24 +295,101 @@ def _run_time_to_target(row: Row) -> Cell:
     return Cell(formats.seconds(time_to_target_s(row)) if reached else NOT_REACHED)
 
 
-# Beside the run's name, its nodes and its seed, which failed and pending runs have, too.
+# Beside the label, nodes and seed of a run, which failed and pending runs have, too.
 RUNS: tuple[Column[Row], ...] = (
-    Column("Time to target accuracy", _run_time_to_target),
-    Column("Training time", lambda row: Cell(formats.seconds(row.train_s))),
-    Column("Speedup", lambda row: Cell(formats.ratio(row.speedup))),
-    Column("Efficiency", lambda row: Cell(formats.percent(row.efficiency))),
-    Column("Work speedup", lambda row: Cell(formats.ratio(row.work_speedup))),
-    Column("Accuracy", lambda row: Cell(formats.percent(row.accuracy))),
-    Column("To serial, points", lambda row: Cell(_points(row.accuracy_difference))),
-    Column("Nodes' own models", _own),
-    Column("Samples per s", lambda row: Cell(formats.ratio(row.samples_per_s))),
-    Column("Sent per rank", lambda row: Cell(formats.size(row.bytes_sent_per_rank))),
-    Column("Peak memory", lambda row: Cell(formats.memory(row.peak_memory_mb))),
-    Column("Start-up", lambda row: Cell(formats.seconds(row.startup_s))),
-    Column("Tear-down", lambda row: Cell(formats.seconds(row.teardown_s))),
-    Column("Replicas equal", lambda row: _yes_no(row.replicas_equal), number=False),
+    Column("time_to_target", "Time to target accuracy", _run_time_to_target),
+    Column("wall_time", "Wall time", lambda row: Cell(formats.seconds(row.train_s))),
+    Column("speedup", "Speedup", lambda row: Cell(formats.ratio(row.speedup))),
+    Column("efficiency", "Efficiency", lambda row: Cell(formats.percent(row.efficiency))),
+    Column("cpu_time_speedup", "CPU-time speedup", lambda row: Cell(formats.ratio(row.cpu_time_speedup))),
+    Column("accuracy", "Test accuracy", lambda row: Cell(formats.percent(row.accuracy))),
+    Column(
+        "accuracy_difference",
+        "Accuracy − serial, points",
+        lambda row: Cell(_points(row.accuracy_difference)),
+    ),
+    Column("local_accuracy", "Accuracy of local models", _local_accuracy),
+    Column("samples_per_s", "Samples/s", lambda row: Cell(formats.ratio(row.samples_per_s))),
+    Column("bytes_sent", "Sent per rank", lambda row: Cell(formats.size(row.bytes_sent_per_rank))),
+    Column("memory_peak", "Peak memory", lambda row: Cell(formats.memory(row.peak_memory_mb))),
+    Column("startup", "Start-up", lambda row: Cell(formats.seconds(row.startup_s))),
+    Column("teardown", "Teardown", lambda row: Cell(formats.seconds(row.teardown_s))),
+    Column("replicas_equal", "Replicas equal", lambda row: _yes_no(row.replicas_equal), number=False),
 )
 
 
-def _yes_no(value: bool | None) -> Cell:
-    return Cell(ABSENT if value is None else "yes" if value else "no")
+def _published(name: str, write: Callable[[float], str]) -> Callable[[PublishedLine], Cell]:
+    """A published number."""
+
+    def cell(line: PublishedLine) -> Cell:
+        value = getattr(line.published, name)
+        return Cell(ABSENT if value is None else write(value))
+
+    return cell
+
+
+def _measured(name: str, metric: Metric, write: Callable[[float], str]) -> Callable[[PublishedLine], Cell]:
+    """Our measurement of a number that was published."""
+
+    def cell(line: PublishedLine) -> Cell:
+        if getattr(line.published, name) is None:
+            return Cell(ABSENT)
+        return over_seeds(metric, write)(line.measured) if line.measured else Cell("not run")
+
+    return cell
+
+
+def _accuracy(row: Row) -> float | None:
+    return row.accuracy
+
+
+def _accuracy_difference(line: PublishedLine) -> Cell:
+    measured = line.mean(_accuracy)
+    if line.published.accuracy is None or measured is None or line.overridden:
+        return Cell(ABSENT)
+    return Cell(formats.points(measured - line.published.accuracy))
+
+
+def _accuracy_change(line: PublishedLine) -> Cell:
+    return Cell(formats.points(None if line.published.accuracy_change is None else line.accuracy_change))
+
+
+def _steps_per_epoch(row: Row) -> float | None:
+    epochs = last_epoch(row)
+    return row.steps / epochs if row.steps and epochs else None
+
+
+PUBLISHED: tuple[Column[PublishedLine], ...] = (
+    Column("block", "Block", lambda line: Cell(line.block), number=False),
+    Column("runs", "Runs", lambda line: Cell(line.runs), number=False),
+    Column("time_published", "Time, published", _published("time_s", formats.seconds)),
+    Column(
+        "time_measured", "Time, measured", _measured("time_s", lambda row: row.train_s, formats.seconds)
+    ),
+    Column(
+        "speedup_published", "Speedup, published", lambda line: Cell(formats.ratio(line.published_speedup))
+    ),
+    Column(
+        "speedup_measured", "Speedup, measured", lambda line: Cell(formats.ratio(line.measured_speedup))
+    ),
+    Column("cpu_time_speedup", "CPU-time speedup", lambda line: Cell(formats.ratio(line.cpu_time_speedup))),
+    Column("accuracy_published", "Accuracy, published", _published("accuracy", formats.percent)),
+    Column("accuracy_measured", "Accuracy, measured", _measured("accuracy", _accuracy, formats.percent)),
+    Column("accuracy_difference", "Accuracy, measured − published", _accuracy_difference),
+    Column(
+        "change_published", "Accuracy − one node, published", _published("accuracy_change", formats.points)
+    ),
+    Column("change_measured", "Accuracy − one node, measured", _accuracy_change),
+    Column("steps_published", "Steps per epoch, published", _published("steps_per_epoch", formats.whole)),
+    Column(
+        "steps_measured",
+        "Steps per epoch, measured",
+        _measured("steps_per_epoch", _steps_per_epoch, formats.whole),
+    ),
+    Column("coverage_published", "Coverage, published", _published("coverage", formats.percent)),
+    Column(
+        "coverage_measured",
+        "Coverage, measured",
+        _measured("coverage", lambda row: row.coverage, formats.percent),
+    ),
+)

@@ -1,4 +1,4 @@
-"""report.html: the whole comparison in one file that needs nothing else, neither network nor scripts."""
+"""report.html: the whole comparison in one self-contained file, without network access or scripts."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from orchestrator.report import formats
 from orchestrator.report.figures import Plot
 from orchestrator.report.figures.svg import inline
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.metrics import published
-from orchestrator.report.metrics.containers import containers, held_by_one
-from orchestrator.report.metrics.model_partition import divides
+from orchestrator.report.metrics.containers import containers, single_container
+from orchestrator.report.metrics.model_partition import is_partitioned
+from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import Workload
-from orchestrator.report.model.places import limits_of
+from orchestrator.report.model.locations import node_limits
 from orchestrator.report.model.rows import NO_SERIAL, OTHER_EPOCHS, Row
 from orchestrator.report.render.columns import (
     CERTIFICATES,
     CONTAINERS,
-    DIVIDED,
     GROUPS,
+    MODEL_PARTITION,
+    PUBLISHED,
     RUNS,
     Cell,
     Column,
     filled,
-    who,
+    run_label,
 )
 from orchestrator.report.render.legend import legend
 from orchestrator.report.render.summary import STATES, one_line
@@ -40,7 +41,7 @@ from orchestrator.report.render.summary import STATES, one_line
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot as the page shows it. svg: markup of ours, safe as it is."""
+    """A plot on the page. svg: our own markup, not escaped."""
 
     caption: str
     svg: Markup
@@ -49,22 +50,22 @@ class Figure:
 
 @dataclass(frozen=True)
 class Part:
-    """Findings on one work, by topic. work: empty where they are about all, or the sweep has only one."""
+    """Findings on one workload, by topic. workload: empty if they concern all, or there is only one."""
 
-    work: str
+    workload: str
     topics: dict[str, list[Finding]]
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """What the page shows of one work. heading: empty where the sweep has only one."""
+    """The page's figures and tables of one workload."""
 
     heading: str
     figures: list[Figure]
     columns: list[Column[Group]]
     groups: list[Group]
-    divided_columns: list[Column[Group]]
-    divided: list[Group]
+    partitioned_columns: list[Column[Group]]
+    partitioned: list[Group]
     certificate_columns: list[Column[Group]]
     certified: list[Group]
     container_columns: list[Column[Group]]
@@ -73,7 +74,7 @@ class Chapter:
 
 @dataclass(frozen=True)
 class RunLine:
-    """A run in the table of runs: cells if it is ok, otherwise a status and a cause."""
+    """A line in the table of runs: cells if the run is ok, otherwise a status and a cause."""
 
     key: str
     name: str
@@ -89,7 +90,7 @@ class RunLine:
 
 
 def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot]) -> str:
-    """The page's text. Whatever comes from files is escaped."""
+    """The page's text. Everything that comes from files is escaped."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -100,44 +101,43 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
     notes = _footnotes(comparison)
     chapters = _chapters(comparison, plots)
     columns = filled(RUNS, comparison.rows)
-    published_lines = published.lines(comparison)
+    published = published_lines(comparison)
     return environment.get_template("template.html.j2").render(
         record=comparison.record,
         summary=one_line(comparison),
-        findings=_parts(findings, "finding"),
-        cautions=_parts(findings, "caution"),
+        findings=_parts(findings, caution=False),
+        cautions=_parts(findings, caution=True),
         evidence=_evidence,
-        published=published_lines,
-        published_columns=filled(published.COLUMNS, published_lines),
-        differences=published.differences(comparison),
+        published=published,
+        published_columns=filled(PUBLISHED, published),
+        differences=differences(comparison),
         chapters=chapters,
         legend=legend(comparison.groups),
-        divided=any(chapter.divided for chapter in chapters),
+        partitioned=any(chapter.partitioned for chapter in chapters),
         contained=any(chapter.contained for chapter in chapters),
         run_columns=columns,
         runs=_runs(comparison, columns, notes),
         notes=notes,
-        held_by_one=any(held_by_one(row) and containers(row) for row in comparison.rows),
-        made_with=_made_with(comparison),
+        single_container=any(single_container(row) and containers(row) for row in comparison.rows),
+        environments=environments(comparison),
         absent=formats.ABSENT,
     )
 
 
-def _parts(findings: Sequence[Finding], kind: str) -> list[Part]:
+def _parts(findings: Sequence[Finding], caution: bool) -> list[Part]:
     parts: dict[Workload | None, Part] = {}
     for finding in findings:
-        if finding.kind == kind:
-            work = finding.work.label if finding.work else ""
-            part = parts.setdefault(finding.work, Part(work, {}))
+        if finding.caution is caution:
+            label = finding.workload.label if finding.workload else ""
+            part = parts.setdefault(finding.workload, Part(label, {}))
             part.topics.setdefault(finding.topic, []).append(finding)
     return list(parts.values())
 
 
 def _chapters(comparison: Comparison, plots: Sequence[Plot]) -> list[Chapter]:
-    works: list[Workload] = comparison.works
     chapters = []
-    for work in works:
-        groups = [group for group in comparison.groups if group.first.trains and group.work == work]
+    for workload in comparison.workloads:
+        groups = [group for group in comparison.groups if group.first.trains and group.workload == workload]
         figures = [
             Figure(
                 plot.caption,
@@ -145,19 +145,19 @@ def _chapters(comparison: Comparison, plots: Sequence[Plot]) -> list[Chapter]:
                 plot.wide,
             )
             for plot in plots
-            if plot.work == work
+            if plot.workload == workload
         ]
         contained = [group for group in groups if any(map(containers, group.ok_rows))]
-        divided = [group for group in groups if group.ok] if divides(groups) else []
+        partitioned = [group for group in groups if group.ok] if is_partitioned(groups) else []
         certified = [group for group in groups if any(row.node_samples for row in group.ok_rows)]
         chapters.append(
             Chapter(
-                heading=work.label,
+                heading=workload.label,
                 figures=figures,
                 columns=filled(GROUPS, groups),
                 groups=groups,
-                divided_columns=filled(DIVIDED, divided),
-                divided=divided,
+                partitioned_columns=filled(MODEL_PARTITION, partitioned),
+                partitioned=partitioned,
                 certificate_columns=filled(CERTIFICATES, certified),
                 certified=certified,
                 container_columns=filled(CONTAINERS, contained),
@@ -168,16 +168,16 @@ def _chapters(comparison: Comparison, plots: Sequence[Plot]) -> list[Chapter]:
 
 
 def _evidence(finding: Finding) -> list[tuple[str, list[Row]]]:
-    """The finding's runs, those that differ only by seed under one name."""
-    cells: dict[str, list[Row]] = {}
+    """The finding's runs, grouped by configuration."""
+    rows_by_name: dict[str, list[Row]] = {}
     for row in finding.rows:
-        parts = [who(row), row.partitioner_label, row.shape.label, row.where]
-        cells.setdefault(" · ".join(filter(None, parts)), []).append(row)
-    return list(cells.items())
+        parts = [run_label(row), row.partitioner_label, row.shape.label, row.location]
+        rows_by_name.setdefault(" · ".join(filter(None, parts)), []).append(row)
+    return list(rows_by_name.items())
 
 
 def _footnotes(comparison: Comparison) -> list[str]:
-    """What was flagged in any run, each once."""
+    """All flags of runs, each once."""
     return list(dict.fromkeys(note for row in comparison.rows for note in _notes(row)))
 
 
@@ -196,8 +196,8 @@ def _runs(comparison: Comparison, columns: Sequence[Column[Row]], notes: Sequenc
         lines.append(
             RunLine(
                 key=key,
-                name=who(row),
-                detail=" · ".join(filter(None, [row.partitioner_label, row.where])),
+                name=run_label(row),
+                detail=" · ".join(filter(None, [row.partitioner_label, row.location])),
                 nodes=row.shape.short,
                 seed=str(row.seed),
                 status=STATES[row.status],
@@ -211,25 +211,25 @@ def _runs(comparison: Comparison, columns: Sequence[Column[Row]], notes: Sequenc
     return lines
 
 
-def _made_with(comparison: Comparison) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Machine, software and limits of a node, place by place; a name where there are several places."""
-    places: dict[str, list[Row]] = {}
+def environments(comparison: Comparison) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Machine, software and node limits of each location, with its name if there are several."""
+    rows_at: dict[str, list[Row]] = {}
     for row in comparison.rows:
-        places.setdefault(row.where, []).append(row)
-    if len(places) < 2:  # then sweep.json says it for all, also where nothing has a result yet
-        known = dict.fromkeys(places or [""], comparison.record.environment)
+        rows_at.setdefault(row.location, []).append(row)
+    if len(rows_at) < 2:  # then sweep.json describes all, also before the first result
+        known = dict.fromkeys(rows_at or [""], comparison.record.environment)
     else:
-        known = {where: rows[-1].result.environment for where, rows in places.items()}
-    made = []
-    for where, environment in known.items():
-        limits = limits_of(places.get(where, []))
-        held = [("limits of a node", ", ".join(limits))] if limits else []
-        made.append((where, _facts(environment) + held))
-    return [(where, facts) for where, facts in made if facts]
+        known = {location: rows[-1].result.environment for location, rows in rows_at.items()}
+    found = []
+    for location, environment in known.items():
+        limits = node_limits(rows_at.get(location, []))
+        enforced = [("node limits", ", ".join(limits))] if limits else []
+        found.append((location, _facts(environment) + enforced))
+    return [(location, facts) for location, facts in found if facts]
 
 
 def _facts(environment: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Names and values, mappings inside mappings flattened with dots."""
+    """Names and values; nested mappings are flattened with dots."""
     facts: list[tuple[str, str]] = []
     for name, value in environment.items():
         if isinstance(value, dict):

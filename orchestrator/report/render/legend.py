@@ -1,4 +1,4 @@
-"""The legend of strategies: what each does, and the file in which its algorithm is to be read."""
+"""The legend of strategies: their colours, a summary, and the file of each algorithm."""
 
 from __future__ import annotations
 
@@ -9,43 +9,44 @@ from inspect import cleandoc
 
 from orchestrator.report.figures.style import Style
 from orchestrator.report.model.groups import Group
-from orchestrator.report.model.split_points import one_of_each
+from orchestrator.report.model.split_points import one_per_split
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A strategy of the report. looks: its labels and colours, several where it was tried with several
-    parameters. does: one sentence. about: the rest that its file says of it, in paragraphs, with the paper.
-    file: in the repository.
+    """A strategy of the report.
+
+    series: its labels and colours, several if it was run with several parameters. summary: one sentence.
+    about: the paragraphs of its docstring, with the paper. file: path in the repository.
     """
 
     name: str
-    looks: list[tuple[str, str]]
-    does: str
+    series: list[tuple[str, str]]
+    summary: str
     about: list[str]
     file: str
 
 
 def legend(groups: Sequence[Group]) -> list[Entry]:
-    """An entry per strategy, in the order of the sweep; of those cut in different places, one look."""
+    """One entry per strategy, in the order of the sweep, with one series for all its split points."""
     style = Style(groups)
     entries: dict[str, Entry] = {}
-    for group in one_of_each(groups):
+    for group in one_per_split(groups):
         strategy = group.first.run.strategy
         module = sys.modules[type(strategy).__module__]
         entry = entries.setdefault(
             group.strategy,
             Entry(
                 name=group.strategy,
-                looks=[],
-                does=_first_line(module.__doc__).partition(": ")[2] or _first_line(module.__doc__),
+                series=[],
+                summary=_first_line(module.__doc__).partition(": ")[2] or _first_line(module.__doc__),
                 about=_paragraphs(type(strategy).__doc__),
                 file=module.__name__.replace(".", "/") + ".py",
             ),
         )
-        look = (group.strategy_label, style.look(group).colour)
-        if look not in entry.looks:
-            entry.looks.append(look)
+        series = (group.strategy_label, style.series(group).colour)
+        if series not in entry.series:
+            entry.series.append(series)
     return list(entries.values())
 
 

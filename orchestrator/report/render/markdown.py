@@ -1,4 +1,4 @@
-"""report.md: the report for a terminal, a pull request or a lab book."""
+"""report.md: the report for a terminal, a pull request or a lab notebook."""
 
 from __future__ import annotations
 
@@ -7,18 +7,26 @@ from typing import TypeVar
 
 from orchestrator.report.figures import Plot
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.metrics import published
 from orchestrator.report.metrics.containers import containers
-from orchestrator.report.metrics.model_partition import divides
+from orchestrator.report.metrics.model_partition import is_partitioned
+from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.render.columns import CONTAINERS, DIVIDED, GROUPS, Cell, Column, filled
+from orchestrator.report.render.columns import (
+    CONTAINERS,
+    GROUPS,
+    MODEL_PARTITION,
+    PUBLISHED,
+    Cell,
+    Column,
+    filled,
+)
 from orchestrator.report.render.legend import legend
 from orchestrator.report.render.summary import STATES, one_line
 
 T = TypeVar("T")
 
-MOST_KEYS = 12  # of a finding's runs; results.csv has them all
-# What would be taken for markup, or end a table's cell.
+MAX_KEYS = 12  # of a finding's runs; results.csv lists all
+# Characters that are markup, or that end a table cell.
 _ESCAPES = str.maketrans(
     {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "\\|", "[": "\\[", "`": "\\`", "\\": "\\\\"}
 )
@@ -31,51 +39,53 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
     if record.description:
         parts.append(_plain(record.description))
     parts.append(_plain(one_line(comparison)))
-    for title, kind in (("Findings", "finding"), ("Mind this", "caution")):
-        lines = [_finding(finding) for finding in findings if finding.kind == kind]
+    for title, caution in (("Findings", False), ("Cautions", True)):
+        lines = [_finding(finding) for finding in findings if finding.caution is caution]
         if lines:
             parts += [f"## {title}", "\n".join(lines)]
-    published_lines = published.lines(comparison)
-    if published_lines:
+    published = published_lines(comparison)
+    if published:
         parts += ["## Published and measured"]
-        parts += [_table(filled(published.COLUMNS, published_lines), published_lines)]
+        parts += [_table(filled(PUBLISHED, published), published)]
     if record.lab:
-        parts += [] if published_lines else ["## The published experiment"]
-        facts = [("Source", record.lab.source), *published.differences(comparison)]
+        parts += [] if published else ["## The published experiment"]
+        facts = [("Source", record.lab.source), *differences(comparison)]
         parts += ["\n".join(f"- {name}: {_plain(fact)}" for name, fact in facts)]
-    for work in comparison.works:
-        groups = [group for group in comparison.groups if group.first.trains and group.work == work]
-        parts += [f"## {_plain(work.label)}", _table(filled(GROUPS, groups), groups)]
-        if divides(groups) and (divided := [group for group in groups if group.ok]):
-            parts += ["The model over the nodes, of the rank that has most:"]
-            parts += [_table(filled(DIVIDED, divided), divided)]
+    for workload in comparison.workloads:
+        groups = [group for group in comparison.groups if group.first.trains and group.workload == workload]
+        parts += [f"## {_plain(workload.label)}", _table(filled(GROUPS, groups), groups)]
+        if is_partitioned(groups) and (partitioned := [group for group in groups if group.ok]):
+            parts += ["Model partitioning, of the rank that holds most:"]
+            parts += [_table(filled(MODEL_PARTITION, partitioned), partitioned)]
         if contained := [group for group in groups if any(map(containers, group.ok_rows))]:
             parts += [
-                "By the kernel's counters, per container:",
+                "Containers, counted by the kernel:",
                 _table(filled(CONTAINERS, contained), contained),
             ]
-        parts += [f"![{_plain(plot.title)}](plots/{plot.name}.svg)" for plot in plots if plot.work == work]
+        parts += [
+            f"![{_plain(plot.title)}](plots/{plot.name}.svg)" for plot in plots if plot.workload == workload
+        ]
     if entries := legend(comparison.groups):
         parts += [
             "## Strategies",
-            "\n".join(f"- {_code(e.name)}: {_plain(e.does)} {_code(e.file)}" for e in entries),
+            "\n".join(f"- {_code(e.name)}: {_plain(e.summary)} {_code(e.file)}" for e in entries),
         ]
-    undone = [
+    missing = [
         f"- {_code(row.key)} {STATES[row.status]}: {_plain(row.cause or '')}" for row in comparison.failed
     ]
-    undone += [f"- {_code(key)} {STATES['pending']}" for key in comparison.pending]
-    if undone:
-        parts += ["## Not ok", "\n".join(undone)]
+    missing += [f"- {_code(key)} {STATES['pending']}" for key in comparison.pending]
+    if missing:
+        parts += ["## Failed and pending runs", "\n".join(missing)]
     return "\n\n".join(parts) + "\n"
 
 
 def _finding(finding: Finding) -> str:
     keys = [_code(row.key) for row in finding.rows]
-    if len(keys) > MOST_KEYS:
-        keys = [*keys[:MOST_KEYS], f"and {len(keys) - MOST_KEYS} more"]
-    work = f" ({_plain(finding.work.label)})" if finding.work else ""
+    if len(keys) > MAX_KEYS:
+        keys = [*keys[:MAX_KEYS], f"and {len(keys) - MAX_KEYS} more"]
+    workload = f" ({_plain(finding.workload.label)})" if finding.workload else ""
     runs = f"  \n  <sub>{', '.join(keys)}</sub>" if keys else ""
-    return f"- **{finding.topic}**{work}: {_plain(finding.text)}{runs}"
+    return f"- **{finding.topic}**{workload}: {_plain(finding.text)}{runs}"
 
 
 def _table(columns: Sequence[Column[T]], items: Sequence[T]) -> str:
@@ -92,10 +102,10 @@ def _cell(cell: Cell) -> str:
 
 
 def _code(text: str) -> str:
-    """A run key, in which nothing is markup but the mark that would end it."""
+    """A run key as code, without the backticks that would end it."""
     return f"`{' '.join(text.split()).replace('`', '')}`"
 
 
 def _plain(text: str) -> str:
-    """Text from a file as one line that means only itself."""
+    """Text from a file as one line, with markup escaped."""
     return " ".join(text.split("\n")).translate(_ESCAPES).strip()

@@ -1,4 +1,4 @@
-"""The report's first line: how many runs, what their nodes were, and when."""
+"""The report's first line: the number of runs, their dates and their nodes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 from orchestrator.report.formats import count
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.model.places import nodes_were
+from orchestrator.report.model.locations import describe_nodes
 
-STATES = {"ok": "ok", "failed": "failed", "timeout": "out of time", "pending": "not done yet"}
+STATES = {"ok": "ok", "failed": "failed", "timeout": "timed out", "pending": "pending"}
 
 
 def one_line(comparison: Comparison) -> str:
@@ -17,17 +17,17 @@ def one_line(comparison: Comparison) -> str:
     states = [*(row.status for row in rows), *("pending" for _ in comparison.pending)]
     if not states:
         return "No runs."
-    told = [f"{states.count(state)} {name}" for state, name in STATES.items() if state in states]
-    parts = [f"{count(len(states), 'run')}: {', '.join(told)}"]
+    counts = [f"{states.count(state)} {name}" for state, name in STATES.items() if state in states]
+    parts = [f"{count(len(states), 'run')}: {', '.join(counts)}"]
     if rows:
         began = min(row.result.started_at for row in rows)
         ended = max(row.result.started_at + row.result.wall_s for row in rows)
-        parts += [_when(began, ended), f"Nodes: {nodes_were(rows)}"]
+        parts += [_when(began, ended), f"Nodes: {describe_nodes(rows)}"]
     return ". ".join(parts) + "."
 
 
 def _when(began: float, ended: float) -> str:
-    """A span of time, given in seconds since 1970, to the minute."""
+    """A span of time to the minute, given in seconds since 1970."""
     start, end = (datetime.fromtimestamp(at, UTC) for at in (began, ended))
     to = f"{end:%H:%M}" if start.date() == end.date() else f"{end:%Y-%m-%d %H:%M}"
     return f"{start:%Y-%m-%d %H:%M} to {to} UTC"

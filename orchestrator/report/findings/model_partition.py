@@ -1,0 +1,169 @@
+"""Findings about model partitioning: memory saved, pipeline bubbles, and where to split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from orchestrator.report.findings.base import REMARKS, Finding, evidence
+from orchestrator.report.formats import listed, percent, seconds, size
+from orchestrator.report.metrics.model_partition import (
+    NOTABLY_LESS,
+    bubble,
+    bubble_formula,
+    is_partitioned,
+    load_balance,
+    memory_bytes,
+    split_point_bytes_per_step,
+    step_s,
+)
+from orchestrator.report.model.comparison import WorkloadView
+from orchestrator.report.model.groups import Group
+from orchestrator.report.model.split_points import two_stage_splits
+from orchestrator.report.statistics.spread import compare_spreads
+
+MIN_SPLIT_POINTS = 3  # of which one is worth being called the fastest
+DATA_PARALLEL = "all_reduce"  # the whole model on every node, with equal mathematics
+
+
+def least_memory(view: WorkloadView) -> Iterator[Finding]:
+    """The strategy whose fullest rank keeps least, and its time per step beside all_reduce and serial."""
+    kept = [(spread, group) for group in view.reference_candidates if (spread := group.over(memory_bytes))]
+    if not kept or not is_partitioned(view.groups):
+        return
+    least, best = min(kept, key=lambda item: (item[0].mean, _step(item[1])))
+    serial = view.serial.over(memory_bytes) if view.serial else None
+    most = serial or max((spread for spread, _ in kept), key=lambda spread: spread.mean)
+    if least.mean >= NOTABLY_LESS * most.mean:
+        return
+    whose = "serial's" if serial else "the largest strategy's"
+    text = (
+        f"At {view.shape.label}, {view.name(best)} needed the least memory per node: its fullest rank kept "
+        f"{size(least.mean)} of weights, gradient, optimizer state and activations, "
+        f"{percent(least.mean / most.mean)} of {whose} {size(most.mean)}."
+    )
+    data: dict[str, Any] = {
+        "strategy": view.name(best),
+        "bytes": least.mean,
+        "compared_with": "serial" if serial else "the most of any strategy",
+        "compared_bytes": most.mean,
+    }
+    others = [
+        group
+        for group in view.reference_candidates
+        if group.strategy_label == DATA_PARALLEL and group is not best
+    ]
+    compared = [group for group in [*others[:1], view.serial] if group and _comparable(group)]
+    mine = best.over(step_s) if _comparable(best) else None
+    steps = [(theirs, group) for group in compared if mine and (theirs := group.over(step_s))]
+    if mine and steps:
+        parts = [
+            f"{seconds(theirs.mean)} in {view.name(group)}{_aside(REMARKS[compare_spreads(mine, theirs)])}"
+            for theirs, group in steps
+        ]
+        text += f" A step took {seconds(mine.mean)}, against {listed(parts)}."
+        data["step_s"] = {view.name(best): mine.mean, **{view.name(group): s.mean for s, group in steps}}
+    yield Finding("least_memory", text, evidence([best, *compared, view.serial]), data)
+
+
+def _step(group: Group) -> float:
+    spread = group.over(step_s)
+    return spread.mean if spread else float("inf")
+
+
+def _aside(remark: str) -> str:
+    """A remark in parentheses, for use inside a list."""
+    return f" ({remark.removeprefix(', ')})" if remark else ""
+
+
+def bubble_fractions(view: WorkloadView) -> Iterator[Finding]:
+    """Measured bubbles beside the formula, at its smallest and at its largest value."""
+    known = [
+        (formula, measured, group)
+        for group in view.candidates
+        if _comparable(group)
+        and (formula := group.over(bubble_formula))
+        and formula.mean > 0
+        and (measured := group.over(bubble))
+    ]
+    if not known:
+        return
+    known.sort(key=lambda item: (item[0].mean, item[1].mean))
+    shown = known[:1] if known[0][0].mean == known[-1][0].mean else [known[0], known[-1]]
+    parts = [
+        f"{percent(measured.mean)} in {view.name(group)} (formula: {percent(formula.mean)})"
+        for formula, measured, group in shown
+    ]
+    groups = [group for _, _, group in shown]
+    above = all(measured.mean > formula.mean for formula, measured, _ in shown)
+    yield Finding(
+        "bubble",
+        f"Pipeline bubble, the share of wall time that stages wait, at {view.shape.label}: "
+        f"{listed(parts)}.{_reason(groups) if above else ''}",
+        evidence(groups),
+        {
+            "bubble": {view.name(group): measured.mean for _, measured, group in shown},
+            "formula": {view.name(group): formula.mean for formula, _, group in shown},
+            "shared_cores": above and _share_cores(groups),
+        },
+    )
+
+
+def _share_cores(groups: list[Group]) -> bool:
+    return any(group.first.shares_cores for group in groups)
+
+
+def _reason(groups: list[Group]) -> str:
+    text = " The formula assumes stages of equal length and free communication"
+    if _share_cores(groups):
+        text += "; here stages shared cores, so a stage also waited for stages whose core was taken"
+    return f"{text}."
+
+
+def split_point(view: WorkloadView) -> Iterator[Finding]:
+    """The fastest, the slowest and the default of several split points of a two-stage model."""
+    splits = two_stage_splits(view.groups)
+    if not splits or len(splits.by_block) < MIN_SPLIT_POINTS:
+        return
+    timed = [
+        (spread, block, group)
+        for block, group in splits.by_block.items()
+        if _comparable(group) and (spread := group.over(step_s))
+    ]
+    if len(timed) < MIN_SPLIT_POINTS:
+        return
+    timed.sort(key=lambda item: item[0].mean)
+    (best_s, best, fastest), (worst_s, worst, slowest) = timed[0], timed[-1]
+    text = (
+        f"Of {len(timed)} split points of {splits.name} in two stages, the one before {best} was the "
+        f"fastest: {seconds(best_s.mean)} per step{_details(fastest)}. The slowest was before {worst}: "
+        f"{seconds(worst_s.mean)}{_details(slowest)}{REMARKS[compare_spreads(best_s, worst_s)]}."
+    )
+    shown = [fastest, slowest]
+    for spread, block, group in timed[1:]:
+        if block == splits.default:
+            text += (
+                f" The default is before {block}: {seconds(spread.mean)}"
+                f"{_details(group)}{REMARKS[compare_spreads(best_s, spread)]}."
+            )
+            shown.append(group)
+    if best == splits.default:
+        text += " It is the default."
+    data = {
+        "best": best,
+        "worst": worst,
+        "default": splits.default,
+        "step_s": {block: spread.mean for spread, block, _ in timed},
+    }
+    yield Finding("split_point", text, evidence(shown), data)
+
+
+def _details(group: Group) -> str:
+    balance, sent = group.over(load_balance), group.over(split_point_bytes_per_step)
+    parts = [f"load balance {percent(balance.mean)}"] if balance else []
+    parts += [f"{size(sent.mean)} of traffic"] if sent else []
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _comparable(group: Group) -> bool:
+    return group.first.result.times_compare

@@ -1,0 +1,1 @@
+"""Statistics of quantities over seeds: spreads and comparisons of spreads."""
