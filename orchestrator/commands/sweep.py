@@ -41,7 +41,7 @@ def run_sweep(
     console: Console,
 ) -> int:
     """Run what is not done yet and write the report; the exit code, 0 where all runs are ok."""
-    from orchestrator.execution.progress import display_on
+    from orchestrator.execution.progress import progress_on
     from orchestrator.execution.sweep_runner import SweepRunner
 
     if removed := choice.place.clean():
@@ -51,7 +51,7 @@ def run_sweep(
     console.print(f"nodes are {choice.place.node_kind()} ({choice.reason})")
     results = []
     try:
-        with display_on(console, total) as display:
+        with progress_on(console, total) as display:
             runner = SweepRunner(choice.place, choice.name, paths, data_dir, display)
             runner.prepare(loaded)
             for result in runner.results(loaded):

@@ -1,1 +1,1 @@
-"""Running a sweep: one run after the other, from launch plan to outcome."""
+"""Execute a sweep's runs one after the other: start, watch, and turn events into a result."""

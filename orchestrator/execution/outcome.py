@@ -1,4 +1,4 @@
-"""What became of a run, and why: from its events and exit codes to a status and a named cause. Pure."""
+"""Status and cause of a run, from its events and exit codes. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.core.events import EXIT_REPORTS, Event, signal_name
 from trainer.elastic.attempts import Attempts
 
 
-def verdict(
+def outcome(
     events: Sequence[Event],
     exits: Mapping[str, int],
     ranks: int,
@@ -20,16 +20,17 @@ def verdict(
     trouble: str | None = None,
     restarts: int = 0,
 ) -> tuple[Status, str | None]:
-    """Status and cause.
+    """Status and cause of a run.
 
-    exits: by process name; that of `rank_name` where every rank is a process of its own. timed_out_s:
-    the limit that was passed, if it was. trouble: what the runtime itself found to be wrong. A rank that
-    ends itself leaves a last word. One that leaves none was killed, and it is the cause: what the others
-    complain about afterwards is its absence.
+    A rank that ends by itself writes an exit report. A rank without one was killed, and it is the cause:
+    errors that other ranks report afterwards are consequences.
 
-    restarts: how often torchrun may start the ranks again. Then the processes are its agents, one per node;
-    the attempt that counts has succeeded when every rank has given its result and one has said `done`,
-    which none says before.
+    Args:
+        exits: exit codes by process name, which is `rank_name` where every rank is a process of its own.
+        timed_out_s: the time limit, if the run exceeded it.
+        trouble: an error that the runtime itself found.
+        restarts: how often torchrun may restart the ranks. The processes are then its agents, one per node,
+            and an attempt has succeeded once every rank has a result and one has reported `done`.
     """
     if restarts:
         return _of_attempts(events, exits, ranks, timed_out_s, processes_per_node, trouble)
@@ -51,7 +52,7 @@ def verdict(
     if done == everyone and results == everyone:
         return "ok", None
     if timed_out_s is not None:
-        return "timeout", f"stopped after {timed_out_s:g} s; {_whereabouts(events, everyone - done, noun)}"
+        return "timeout", f"stopped after {timed_out_s:g} s; {_last_seen(events, everyone - done, noun)}"
 
     if trouble:
         return "failed", trouble
@@ -59,8 +60,8 @@ def verdict(
     killed = [event for event in events if event.kind == "died"]
     if killed:
         return "failed", f"{process(killed[0].rank)} was {killed[0].fields['cause']}"
-    if exits.get("coordinator", 0) < 0:  # the ranks' last words went to it
-        return "failed", f"the coordinator, which keeps the results, {_ending(exits['coordinator'])}"
+    if exits.get("coordinator", 0) < 0:  # exit reports are sent to it
+        return "failed", f"the coordinator, which records the results, {_ending(exits['coordinator'])}"
     failures = sorted((e for e in events if e.kind == "failed"), key=lambda e: e.time)
     own = [failure for failure in failures if not failure.fields.get("peer")]
     silent = sorted(rank for rank in started if rank not in last)
@@ -74,21 +75,21 @@ def verdict(
         return "failed", f"{name(own[0].rank)}: {own[0].fields['cause']}"
     if not silent and started.keys() == everyone and (stopped := _stopped(events)):
         return "failed", f"{process(stopped.rank)} was {stopped.fields['cause']} from outside"
-    # These exit codes are from before we stopped anything: somebody else did.
+    # These exit codes precede our own stop, so another program stopped the rank.
     for rank, event in sorted(last.items()):
         if event.kind == "terminated" and exits.get(name(rank)):
             return "failed", f"{process(rank)} was {event.fields['cause']} from outside"
     if failures and not silent:
         return "failed", f"{name(failures[0].rank)}: {failures[0].fields['cause']}"
     if silent:
-        who = " and ".join(process(rank) for rank in silent)
-        return "failed", f"{who} vanished without a word, as after SIGKILL or for want of memory"
+        names = " and ".join(process(rank) for rank in silent)
+        return "failed", f"{names} exited without a report, as after SIGKILL or when out of memory"
     absent = sorted(everyone - set(started))
     codes = ", ".join(f"{name}: exit code {code}" for name, code in exits.items() if code)
     if absent:
         numbers = ", ".join(str(rank) for rank in absent)
-        return "failed", f"{noun} {numbers} never came up ({codes or 'exit code 0'}); its log says why"
-    return "failed", f"ended without all results ({codes or 'exit code 0'}); the logs say why"
+        return "failed", f"{noun} {numbers} did not start ({codes or 'exit code 0'}); see its log"
+    return "failed", f"ended without all results ({codes or 'exit code 0'}); see the logs"
 
 
 def _of_attempts(
@@ -99,7 +100,7 @@ def _of_attempts(
     processes_per_node: int,
     trouble: str | None,
 ) -> tuple[Status, str | None]:
-    """Of a run whose ranks torchrun starts again: the last attempt's, if none has succeeded."""
+    """Outcome with restarts by torchrun: that of the last attempt, unless one has succeeded."""
     attempts = Attempts(ranks, events)
     last = attempts.events_of(attempts.effective)
     damaged = any(event.kind == "damaged" for event in last)
@@ -111,19 +112,19 @@ def _of_attempts(
     if agents and not (timed_out_s or trouble or damaged or died):
         name, code = min(agents.items())
         status: Status = "failed"
-        cause: str | None = f"{name} as a whole {_ending(code)}"
+        cause: str | None = f"all of {name} {_ending(code)}"
     else:
-        told = {f"torchrun of {n}" if n.startswith("node ") else n: code for n, code in exits.items()}
-        status, cause = verdict(last, told, ranks, timed_out_s, processes_per_node, trouble)
+        agents = {f"torchrun of {n}" if n.startswith("node ") else n: code for n, code in exits.items()}
+        status, cause = outcome(last, agents, ranks, timed_out_s, processes_per_node, trouble)
     used = attempts.effective
     return status, f"{cause}, after {used} restart{'s' if used > 1 else ''}" if used else cause
 
 
-def loss(attempts: Attempts, attempt: int, processes_per_node: int = 1) -> str:
-    """What ended an attempt: "node 1 was killed by SIGKILL, last seen in epoch 1, step 37"."""
+def cause_of_loss(attempts: Attempts, attempt: int, processes_per_node: int = 1) -> str:
+    """What ended an attempt, e.g. "node 1 was killed by SIGKILL, last seen in epoch 1, step 37"."""
     events = attempts.events_of(attempt)
     died = {event.rank: event.fields["cause"] for event in events if event.kind == "died"}
-    died = died or dict.fromkeys(attempts.without_exit_report(attempt), "gone without a word")
+    died = died or dict.fromkeys(attempts.without_exit_report(attempt), "lost without an exit report")
     if died:
         places = _places(events, set(died))
         names = [(rank_name(rank, processes_per_node), rank) for rank in sorted(died)]
@@ -136,42 +137,42 @@ def loss(attempts: Attempts, attempt: int, processes_per_node: int = 1) -> str:
     failures.sort(key=lambda event: (bool(event.fields.get("peer")), event.time))
     if failures:
         return f"{rank_name(failures[0].rank, processes_per_node)}: {failures[0].fields['cause']}"
-    return "a rank was lost before it came up"
+    return "a rank was lost before it started"
 
 
 def _stopped(events: Sequence[Event]) -> Event | None:
-    """The rank that was stopped before all complaints, which are of nothing but others: of its absence.
+    """The rank that was stopped before the first error, where all errors are about other ranks.
 
-    Who is stopped later was so because the run had failed already.
+    Ranks stopped later were stopped because the run had failed.
     """
     failures = [event for event in events if event.kind == "failed"]
     if not failures or any(not failure.fields.get("peer") for failure in failures):
         return None
-    complained = min(failure.time for failure in failures)
-    stopped = [event for event in events if event.kind == "terminated" and event.time < complained]
+    first_error = min(failure.time for failure in failures)
+    stopped = [event for event in events if event.kind == "terminated" and event.time < first_error]
     return min(stopped, key=lambda event: event.time, default=None)
 
 
 def _ending(code: int) -> str:
-    """What an exit code says of a process that left no last word; negative: a signal."""
+    """How a process without an exit report ended; a negative code is a signal."""
     if code > 0:
-        return f"ended with exit code {code}; its log says why"
+        return f"exited with code {code}; see its log"
     return f"was killed by {signal_name(-code)}"
 
 
-def _whereabouts(events: Sequence[Event], ranks: set[int], noun: str) -> str:
-    """Where the ranks that did not end were last seen: "nodes 0, 1 last seen in epoch 2 of 3"."""
+def _last_seen(events: Sequence[Event], ranks: set[int], noun: str) -> str:
+    """Where the ranks that did not finish were last seen, e.g. "nodes 0, 1 last seen in epoch 2 of 3"."""
     places = sorted(_places(events, ranks).items(), key=lambda item: item[1])
-    said = []
+    groups = []
     for place, group in groupby(places, key=lambda item: item[1]):
         names = [str(rank) for rank, _ in group]
-        said.append(f"{noun}{'s' if len(names) > 1 else ''} {', '.join(names)} last seen {place}")
-    return "; ".join(said)
+        groups.append(f"{noun}{'s' if len(names) > 1 else ''} {', '.join(names)} last seen {place}")
+    return "; ".join(groups)
 
 
 def _places(events: Sequence[Event], ranks: set[int]) -> dict[int, str]:
     """Where each of these ranks was last seen."""
-    seen = dict.fromkeys(sorted(ranks), "before it came up")
+    seen = dict.fromkeys(sorted(ranks), "before it started")
     for event in events:
         match event.kind:
             case "start":

@@ -1,4 +1,4 @@
-"""What a person sees while a sweep runs: a live table on a terminal, plain lines elsewhere."""
+"""Progress of a sweep: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ PLAIN_EVERY_S = 10.0
 
 
 @dataclass
-class Pace:
-    """How long the rest will take, from how long the runs so far took."""
+class TimeLeft:
+    """Estimates the remaining time from the runs so far."""
 
     total: int
     seconds: list[float] = field(default_factory=list)
 
-    def left(self, number: int) -> str:
-        """Time left when run `number` (1-based) begins."""
+    def estimate(self, number: int) -> str:
+        """Time left when run `number` (from 1) starts; empty before any run has ended."""
         if not self.seconds:
             return ""
         left = (self.total - number + 1) * sum(self.seconds) / len(self.seconds)
@@ -42,19 +42,19 @@ def clock_time(seconds: float) -> str:
     return f"{minutes}:{rest:02d}"
 
 
-def outcome(number: int, total: int, result: RunResult, skipped: bool) -> str:
-    """One line on a run that has ended."""
+def result_line(number: int, total: int, result: RunResult, skipped: bool) -> str:
+    """One line for a run that has ended."""
     head = f"[{number}/{total}] {result.key}"
     if skipped:
-        return f"{head}: done before"
+        return f"{head}: already done"
     if result.status != "ok":
         return f"{head}: {result.status.upper()} after {result.wall_s:.1f} s: {result.cause}"
     accuracy = "" if result.accuracy is None else f", acc {result.accuracy:.1%}"
     return f"{head}: ok in {result.wall_s:.1f} s, trained {result.train_s or 0:.2f} s{accuracy}"
 
 
-def where(event: Event) -> tuple[str, str, str] | None:
-    """Epoch, loss and throughput as an event tells them, or None. A server has no loss."""
+def position(event: Event) -> tuple[str, str, str] | None:
+    """Epoch, loss and throughput in an event, or None. A parameter server has no loss."""
     fields = event.fields
     if event.kind == "step":
         done = f"{fields['epoch']}/{fields['epochs']} step {fields['step']}/{fields['steps']}"
@@ -65,14 +65,14 @@ def where(event: Event) -> tuple[str, str, str] | None:
     return None
 
 
-class PlainDisplay:
-    """A line when a run begins, one every 10 s while it trains, a line when it ends."""
+class PlainProgress:
+    """One line when a run starts, one every 10 s and rank while it trains, one when it ends."""
 
     def __init__(self, console: Console, total: int) -> None:
-        self._console, self._pace = console, Pace(total)
-        self._spoke, self._per_node = 0.0, 1
+        self._console, self._time_left = console, TimeLeft(total)
+        self._printed_at, self._per_node = 0.0, 1
 
-    def __enter__(self) -> PlainDisplay:
+    def __enter__(self) -> PlainProgress:
         return self
 
     def __exit__(
@@ -80,33 +80,33 @@ class PlainDisplay:
     ) -> None: ...
 
     def begin(self, number: int, total: int, run: RunSpec) -> None:
-        self._spoke, self._per_node = time.monotonic(), run.processes_per_node
-        left = self._pace.left(number)
+        self._printed_at, self._per_node = time.monotonic(), run.processes_per_node
+        left = self._time_left.estimate(number)
         self._line(f"[{number}/{total}] {run.key}: started{', ' + left if left else ''}")
 
     def events(self, events: Sequence[Event]) -> None:
-        if time.monotonic() - self._spoke < PLAIN_EVERY_S:
+        if time.monotonic() - self._printed_at < PLAIN_EVERY_S:
             return
-        told = {event.rank: place for event in events if (place := where(event))}
-        if told:
-            self._spoke = time.monotonic()
-        for rank, (epoch, loss, throughput) in sorted(told.items()):
+        positions = {event.rank: found for event in events if (found := position(event))}
+        if positions:
+            self._printed_at = time.monotonic()
+        for rank, (epoch, loss, throughput) in sorted(positions.items()):
             name = rank_name(rank, self._per_node)
+            shown_loss = f", loss {loss}" if loss else ""
             speed = f", {throughput} samples/s" if throughput else ""
-            told_loss = f", loss {loss}" if loss else ""
-            self._line(f"  {name}: epoch {epoch}{told_loss}{speed}")
+            self._line(f"  {name}: epoch {epoch}{shown_loss}{speed}")
 
     def end(self, number: int, total: int, result: RunResult, skipped: bool) -> None:
         if not skipped:
-            self._pace.seconds.append(result.wall_s)
-        self._line(outcome(number, total, result, skipped))
+            self._time_left.seconds.append(result.wall_s)
+        self._line(result_line(number, total, result, skipped))
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
-class LiveDisplay(PlainDisplay):
-    """The same lines for ended runs; below them the running one, rank by rank."""
+class LiveProgress(PlainProgress):
+    """The same lines for ended runs; below them a table of the running one, rank by rank."""
 
     def __init__(self, console: Console, total: int) -> None:
         super().__init__(console, total)
@@ -114,7 +114,7 @@ class LiveDisplay(PlainDisplay):
         self._ranks: dict[int, tuple[str, str, str]] = {}
         self._live = Live(console=console, refresh_per_second=4, transient=True, get_renderable=self._view)
 
-    def __enter__(self) -> LiveDisplay:
+    def __enter__(self) -> LiveProgress:
         self._live.__enter__()
         return self
 
@@ -129,8 +129,8 @@ class LiveDisplay(PlainDisplay):
 
     def events(self, events: Sequence[Event]) -> None:
         for event in events:
-            if place := where(event):
-                epoch, loss, throughput = place
+            if found := position(event):
+                epoch, loss, throughput = found
                 self._ranks[event.rank] = (epoch, loss, throughput or self._ranks[event.rank][2])
 
     def _view(self) -> Group:
@@ -144,11 +144,11 @@ class LiveDisplay(PlainDisplay):
             table.add_row("…", f"and {len(self._ranks) - len(shown)} more", "", "")
         progress = Table.grid(padding=(0, 2, 0, 0))
         bar = ProgressBar(total=self._total, completed=max(0, self._number - 1), width=40)
-        progress.add_row(bar, Text(self._pace.left(self._number), style="dim"))
+        progress.add_row(bar, Text(self._time_left.estimate(self._number), style="dim"))
         heading = f"run {self._number} of {self._total}  {self._head}"
         return Group(Text(heading, style="bold", overflow="ellipsis"), progress, table)
 
 
-def display_on(console: Console, total: int) -> PlainDisplay:
-    """The display that fits where the output goes."""
-    return LiveDisplay(console, total) if console.is_terminal else PlainDisplay(console, total)
+def progress_on(console: Console, total: int) -> PlainProgress:
+    """The live table on a terminal, plain lines elsewhere."""
+    return LiveProgress(console, total) if console.is_terminal else PlainProgress(console, total)

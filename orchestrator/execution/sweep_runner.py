@@ -1,4 +1,4 @@
-"""The runner: for each run, plan, start, watch, collect, stop."""
+"""SweepRunner: for each run, plan, start, watch, stop, collect, and write the result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.errors import InputError
-from orchestrator.execution.assemble import assemble
+from orchestrator.execution.run_result import build_result
 from orchestrator.results.environment import environment
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import (
@@ -30,12 +30,12 @@ from trainer.data.base import DataError
 from trainer.spec.run_spec import RunSpec
 
 TICK_S = 0.25
-# After one process of a run has failed, the others get this long to fail and say so themselves.
+# Time that the other processes have to write their own exit reports after one has failed.
 GRACE_S = 2.0
 
 
-class Display(Protocol):
-    """Who is told what goes on while a sweep runs."""
+class Progress(Protocol):
+    """Shows what a sweep is doing."""
 
     def begin(self, number: int, total: int, run: RunSpec) -> None: ...
     def events(self, events: Sequence[Event]) -> None: ...
@@ -44,24 +44,24 @@ class Display(Protocol):
 
 @dataclass(frozen=True)
 class SweepRunner:
-    """Runs a sweep's runs one after the other, so that they do not disturb each other."""
+    """Executes a sweep's runs one at a time, so that they do not slow each other down."""
 
     runtime: Runtime
     runtime_name: str
     paths: SweepPaths
     data_dir: Path
-    display: Display
+    progress: Progress
 
     @cached_property
     def _environment(self) -> dict[str, Any]:
-        """Asked once: it does not change while a sweep runs, and git takes its time."""
+        """Read once: it is constant during a sweep, and git is slow."""
         return {**environment(), **self.runtime.environment()}
 
     def prepare(self, sweep: Sweep) -> None:
-        """Check and fetch everything that no run should fail for. Raises InputError."""
+        """Check every run and download the datasets before anything starts. Raises InputError."""
         for run in sweep.runs:
-            if lacking := self.runtime.unsupported_reason(run):
-                raise InputError(f"{run.key}: {lacking}")
+            if reason := self.runtime.unsupported_reason(run):
+                raise InputError(f"{run.key}: {reason}")
         for dataset in {run.dataset.model_dump_json(): run.dataset for run in sweep.runs}.values():
             try:
                 dataset.prepare(self.data_dir)
@@ -80,40 +80,40 @@ class SweepRunner:
         write_atomic(self.paths.record, record.model_dump_json(indent=2))
 
     def results(self, sweep: Sweep) -> Iterator[RunResult]:
-        """Carry out what is not done yet; yields one result per run, in order.
+        """Execute the runs that are not done yet; yields one result per run, in order.
 
-        Raises InputError: at once where nothing can be written, and at the end if checkpoints of a finished
+        Raises InputError: at once if results cannot be written, and at the end if checkpoints of a finished
         run cannot be removed.
         """
         total = len(sweep.runs)
-        stuck = []
+        unremoved = []
         for number, run in enumerate(sweep.runs, start=1):
             paths = self.paths.run(run.key)
             done = read_result(paths.result)
             skipped = done is not None and done.status == "ok"
             if done is None or not skipped:
-                self.display.begin(number, total, run)
+                self.progress.begin(number, total, run)
                 try:
                     done = self.run(run)
-                except OSError as error:  # a full disk, a directory that is gone: no run can succeed
+                except OSError as error:  # e.g. a full disk: no run can succeed
                     raise InputError(f"{paths.directory}: cannot be written ({error})") from error
-            # Also those of a run that is skipped: its sweep may have been killed right after the row.
-            if done.status == "ok" and (trouble := _unremovable(paths.checkpoints)):
-                stuck.append(
-                    f"{paths.checkpoints}: cannot be removed ({trouble}), and is of no use any more"
+            # Skipped runs too: their sweep may have been killed right after it wrote the result.
+            if done.status == "ok" and (reason := _remove(paths.checkpoints)):
+                unremoved.append(
+                    f"{paths.checkpoints}: cannot be removed ({reason}); no run needs it any more"
                 )
-            self.display.end(number, total, done, skipped)
+            self.progress.end(number, total, done, skipped)
             yield done
-        if stuck:
-            raise InputError("\n".join(stuck))
+        if unremoved:
+            raise InputError("\n".join(unremoved))
 
     def run(self, spec: RunSpec) -> RunResult:
-        """One run, from nothing or its last checkpoint to its row on disk.
+        """Execute one run, from the start or its last checkpoint, and write its result.
 
-        Interrupted, it leaves logs and checkpoints but no row.
+        An interrupted run leaves logs and checkpoints, but no result.
         """
         started_at, paths = time.time(), self.paths.run(spec.key)
-        _fresh(paths)
+        _remove_previous_attempt(paths)
         write_atomic(paths.spec, spec.model_dump_json(indent=2))
         plan = self.runtime.plan(spec, paths, self.data_dir)
         write_atomic(paths.plan, json.dumps({"runtime": self.runtime_name, **plan.as_dict()}, indent=2))
@@ -123,7 +123,7 @@ class SweepRunner:
             finally:
                 handle.stop()
                 handle.collect(paths)
-        result = assemble(
+        result = build_result(
             spec,
             list(read_events(paths.events)),
             state.exits,
@@ -141,16 +141,16 @@ class SweepRunner:
         )
         write_atomic(paths.result, result.model_dump_json(indent=2))
         if result.status == "ok":
-            shutil.rmtree(paths.checkpoints, ignore_errors=True)  # `results` looks whether they are gone
+            shutil.rmtree(paths.checkpoints, ignore_errors=True)  # `results` reports what remains
         return result
 
     def _watch(self, handle: RunHandle, timeout_s: float) -> tuple[RunState, float | None]:
-        """Until all processes have ended, one has failed, or time is up (then the limit is returned)."""
+        """Wait until all processes ended, one failed, or the time limit (then returned) passed."""
         deadline = time.monotonic() + timeout_s
         failing_since: float | None = None
         while True:
             state = handle.wait(TICK_S)
-            self.display.events(handle.new_events())
+            self.progress.events(handle.new_events())
             now = time.monotonic()
             if not state.running or state.trouble:
                 return state, None
@@ -162,8 +162,8 @@ class SweepRunner:
                 return state, timeout_s
 
 
-def _unremovable(directory: Path) -> str | None:
-    """Remove a directory that may be there; why it cannot be, or None."""
+def _remove(directory: Path) -> str | None:
+    """Remove a directory if it exists. Returns why it cannot be removed, or None."""
     try:
         shutil.rmtree(directory)
     except FileNotFoundError:
@@ -173,8 +173,8 @@ def _unremovable(directory: Path) -> str | None:
     return None
 
 
-def _fresh(paths: RunPaths) -> None:
-    """A directory with nothing of an earlier attempt but the checkpoints that this one may go on from."""
+def _remove_previous_attempt(paths: RunPaths) -> None:
+    """Empty the run's directory except for the checkpoints, from which this attempt resumes."""
     paths.directory.mkdir(parents=True, exist_ok=True)
     for left in paths.directory.iterdir():
         if left == paths.checkpoints:

@@ -1,4 +1,4 @@
-"""Cores and limits: what a run could use, what it was held to, and what that means for its times. Pure."""
+"""Cores and limits of a run's nodes, and what they mean for its times. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SLACK_S = 0.3  # CPU seconds beyond a quota that its periods of 100 ms explain, 
 
 
 def cores_wanted(run: RunSpec, runtime: RuntimeInfo) -> float:
-    """Cores that the nodes of a run together may use at once.
+    """Cores that the nodes of a run may use at once, in total.
 
     A quota bounds a node whatever runs in it; without one, every rank computes with all its threads.
     """
@@ -30,21 +30,21 @@ def shares_cores(run: RunSpec, runtime: RuntimeInfo, cores: float) -> bool:
 
 
 def speedup_limit(run: RunSpec, runtime: RuntimeInfo, cores: float) -> float:
-    """What a wall-clock speedup cannot pass on `cores`: all of them against what one rank has alone.
+    """What a wall-clock speedup cannot exceed on `cores`: all of them against what one rank has alone.
 
-    Only a quota (or too small a machine) gives the serial run less than a core; how much more than one
-    it can use, with several threads, nobody knows.
+    Only a quota (or too small a machine) leaves the serial run less than one core. How much more than one
+    core it can use with several threads is unknown.
     """
     alone = min(1.0, cores, run.cpus) if runtime.enforces_limits else min(1.0, cores)
     return cores / alone
 
 
 def limit_flags(run: RunSpec, runtime: RuntimeInfo, cores: float) -> Iterator[str]:
-    """What a reader must know before comparing times, in sentences."""
+    """What a reader must know before comparing times, as sentences."""
     enforced = runtime.enforces_limits
     if shares_cores(run, runtime, cores):
         limit = f"{speedup_limit(run, runtime, cores):.3g}"
-        advice = "compare work time (CPU) instead"
+        advice = "compare CPU work time instead"
         if enforced:
             each = [counted(run.cpus, "cpu")]
             fitting = floor(100 * cores / run.nodes) / 100
@@ -53,7 +53,8 @@ def limit_flags(run: RunSpec, runtime: RuntimeInfo, cores: float) -> Iterator[st
             ranks = [counted(run.processes_per_node, "rank")] if run.processes_per_node > 1 else []
             each = [*ranks, counted(run.threads, "thread")]
         demand = " × ".join([counted(run.nodes, "node"), *each]) + slower(run)
-        yield f"{demand} shared {counted(cores, 'core')}: wall-clock speedup cannot pass {limit}; {advice}"
+        limit = f"wall-clock speedup cannot exceed {limit}"
+        yield f"{demand} shared {counted(cores, 'core')}: {limit}; {advice}"
     threads = run.processes_per_node * run.threads
     if enforced and run.processes_per_node > 1 and threads > run.cpus:
         yield (
@@ -62,54 +63,54 @@ def limit_flags(run: RunSpec, runtime: RuntimeInfo, cores: float) -> Iterator[st
         )
     changed = [name for name in NODE_LIMITS if getattr(run, name) != RunSpec.model_fields[name].default]
     if changed and not enforced:
-        told = ", ".join(f"{name} {written(getattr(run, name))}" for name in changed)
+        values = ", ".join(f"{name} {written(getattr(run, name))}" for name in changed)
         were = "was" if len(changed) == 1 else "were"
-        yield f"the runtime does not enforce limits: {told} {were} not enforced"
+        yield f"the runtime does not enforce limits: {values} {were} not enforced"
 
 
 def slower(run: RunSpec) -> str:
-    """`, the last at 0.25 cpu`, or nothing where all nodes are alike."""
+    """`, the last at 0.25 cpu`; empty where all nodes are equal."""
     return "" if run.bottleneck_cpus is None else f", the last at {written(run.bottleneck_cpus)} cpu"
 
 
 def bottleneck_flags(
     run: RunSpec, runtime: RuntimeInfo, ranks: Sequence[RankResult], usage: Sequence[NodeUsage]
 ) -> Iterator[str]:
-    """Of a run with a node that was to be slower: that nodes were not alike, and whether it was slower.
+    """Flag a run with a slower last node, and whether its CPU quota was applied.
 
-    Whoever held it back says to what, and the ranks themselves how much CPU time they had.
+    The usage record states the quota; the ranks' own CPU time shows whether it was enforced.
     """
     wanted, node = run.bottleneck_cpus, f"node {run.nodes - 1}"
     if wanted is None:
         return
     others = f"{counted(run.cpus, 'cpu')} each" if runtime.enforces_limits else "no limit"
     yield (
-        f"the nodes were not alike: {node} was to be held to {written(wanted)} cpu, the others had "
-        f"{others}; no speedup is told, since a serial run has no such nodes"
+        f"nodes differ: CPU quota {written(wanted)} for {node}, {others} for the others; no speedup is "
+        "reported, because no serial run has such nodes"
     )
-    told = [member.cpus for member in usage if any(run.is_bottleneck(rank) for rank in member.ranks)]
-    if not told or told[0] is None:
-        yield f"nothing tells whether {node} was held to {written(wanted)} cpu"
-    elif abs(told[0] - wanted) > QUOTA_TOLERANCE * wanted:
-        yield f"{node} was held to {written(told[0])} cpu, and not to {written(wanted)}"
+    applied = [member.cpus for member in usage if any(run.is_bottleneck(rank) for rank in member.ranks)]
+    if not applied or applied[0] is None:
+        yield f"CPU quota {written(wanted)} for {node} is not confirmed"
+    elif abs(applied[0] - wanted) > QUOTA_TOLERANCE * wanted:
+        yield f"CPU quota for {node} was {written(applied[0])}, not {written(wanted)}"
     held = [rank for rank in ranks if run.is_bottleneck(rank.rank)]
     used_s = sum(rank.work_cpu_s or 0.0 for rank in held)
     train_s = max((rank.train_s for rank in held), default=0.0)
     if used_s > 1.1 * wanted * train_s + SLACK_S:
         yield (
-            f"{node} computed for {used_s:.3g} s of CPU time in {train_s:.3g} s of training: it was not "
-            f"held to {written(wanted)} cpu"
+            f"{node} used {used_s:.3g} s of CPU time in {train_s:.3g} s of training: CPU quota "
+            f"{written(wanted)} was not enforced"
         )
 
 
 def memory_limit_mb(run: RunSpec) -> int:
-    """Memory in MiB that each container was held to: in topology single one has that of all nodes."""
+    """Memory limit of each container in MiB; in topology single one container has that of all nodes."""
     return run.memory_mb * (run.nodes if run.topology == "single" else 1)
 
 
 def memory_flags(run: RunSpec, usage: Sequence[NodeUsage]) -> Iterator[str]:
-    """What the kernel killed in the containers of a run that came to its end all the same."""
-    rest = "came to its end all the same" if run.restarts else "ended without them"
+    """Flag processes that the kernel killed for lack of memory in a run that finished nevertheless."""
+    rest = "finished after a restart" if run.restarts else "finished without them"
     for member in sorted(usage, key=lambda node: node.name):
         if member.out_of_memory:
             yield (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from orchestrator.execution.progress import PlainDisplay
+from orchestrator.execution.progress import PlainProgress
 from orchestrator.execution.sweep_runner import Display, SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
@@ -31,7 +31,7 @@ def runs_on(runtime: str, display: Display | None = None) -> Iterator[Execute]:
         if reason := place.unavailable_reason():
             sys.exit(reason)
         paths = SweepPaths(Path(directory))
-        told = display or PlainDisplay(Console(quiet=True), total=1)
+        told = display or PlainProgress(Console(quiet=True), total=1)
         runner = SweepRunner(place, runtime, paths, Path(directory) / "data", told)
 
         def execute(run: RunSpec) -> RunResult:

@@ -28,7 +28,7 @@ TRANSPORTS = ["memory", "gloo", "rpc", "mpi"]
         ("ok", "ok", None),
         ("flood", "ok", None),
         ("crash", "failed", "node 1: InjectedFault: crash requested"),
-        ("kill", "failed", "killed by SIGKILL|node 1 .* vanished without a word"),
+        ("kill", "failed", "killed by SIGKILL|node 1 .* exited without a report"),
         ("stall", "timeout", "stopped after 7 s; node 1 last seen training"),
     ],
 )

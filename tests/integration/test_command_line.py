@@ -59,7 +59,7 @@ def test_sweep_report_and_going_on(short: Path, tmp_path: Path) -> None:
     results = {path: path.stat().st_mtime_ns for path in out.glob("*/result.json")}
     second = run_cli("sweep", short, "--out", out)
     assert second.returncode == 0
-    assert second.stdout.count("done before") == 2
+    assert second.stdout.count("already done") == 2
     assert {path: path.stat().st_mtime_ns for path in out.glob("*/result.json")} == results
 
     (out / "report.html").unlink()
@@ -113,7 +113,7 @@ def test_interrupted_it_stops_all_and_says_how_to_go_on(
     file.write_text(file.read_text().replace("work_s: 300", "work_s: 0"))
     again = run_cli("sweep", file, "--out", out)
     assert again.returncode == 0, again.stdout
-    assert again.stdout.count("done before") == 1
+    assert again.stdout.count("already done") == 1
 
 
 @pytest.mark.parametrize("transport", ["memory", "gloo", "mpi"])
@@ -127,7 +127,7 @@ def test_when_the_orchestrator_is_killed_the_nodes_end(tmp_path: Path, transport
     file.write_text(file.read_text().replace("work_s: 300", "work_s: 0"))
     again = run_cli("sweep", file, "--out", out)
     assert again.returncode == 0, again.stdout
-    assert again.stdout.count("done before") == 1
+    assert again.stdout.count("already done") == 1
 
 
 def test_what_a_killed_orchestrator_left_is_removed_by_clean(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_kill_9_of_one_node_in_training(
     # mpirun ends the others hard: on a busy machine one of them may not get its last word out either.
     named = result.cause if transport == "mpi" else result.cause.split(" and ")[0]
     assert f"node 1 (process {killed[0]})" in named
-    assert "killed by SIGKILL" in result.cause or "vanished without a word" in result.cause
+    assert "killed by SIGKILL" in result.cause or "exited without a report" in result.cause
     assert result.wall_s < 50
     assert node_processes(tmp_path) == []
 
@@ -89,7 +89,7 @@ def test_kill_9_of_one_rank_among_several_in_a_node(
     assert result.status == "failed"
     named = str(result.cause) if transport == "mpi" else str(result.cause).split(" and ")[0]
     assert f"rank 2 of node 1 (process {killed[0]})" in named
-    assert "killed by SIGKILL" in named or "vanished without a word" in str(result.cause)
+    assert "killed by SIGKILL" in named or "exited without a report" in str(result.cause)
     assert node_processes(tmp_path) == []
 
 

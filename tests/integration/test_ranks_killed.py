@@ -35,7 +35,7 @@ def heard(kind: str, ranks: int) -> When:
 @pytest.mark.parametrize(
     ("fields", "rank", "when", "seen"),
     [
-        ({"strategy": "all_reduce", "nodes": 2}, 0, anyway, "before it came up"),
+        ({"strategy": "all_reduce", "nodes": 2}, 0, anyway, "before it started"),
         ({"strategy": "ddp", "nodes": 3}, 1, heard("start", 3), "starting"),
         (
             {"strategy": "all_reduce", "nodes": 1, "processes_per_node": 2, "epochs": 300},
@@ -60,10 +60,10 @@ def test_a_run_in_which_a_rank_is_killed_comes_to_the_same_weights(
     name = f"rank {rank} of node 0" if "processes_per_node" in fields else f"node {rank}"
     (flag,) = [flag for flag in result.flags if "restart" in flag]
     # An agent tells one rank's signal alone. Of several it may be that of a peer, which failed at once.
-    known = ["killed by SIGKILL"] + ["gone without a word"] * ("processes_per_node" in fields)
+    known = ["killed by SIGKILL"] + ["lost without an exit report"] * ("processes_per_node" in fields)
     assert flag.startswith(tuple(f"{name} was {how}, last seen " for how in known))
     assert seen in flag
-    assert flag.endswith("; all ranks were started again, restart 1 of 2")
+    assert flag.endswith("; all ranks were restarted (1 of 2 restarts)")
     assert node_processes(tmp_path) == []
 
 

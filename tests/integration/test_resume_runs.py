@@ -67,7 +67,7 @@ def test_a_sweep_whose_orchestrator_was_killed_ends_with_the_weights_that_it_wou
         (r.steps, r.samples, r.bytes_sent) for r in whole.ranks
     ]
     assert [(e.epoch, e.accuracy) for e in went_on.epochs] == [(e.epoch, e.accuracy) for e in whole.epochs]
-    assert "went on from a checkpoint once" in went_on.flags[-1]
+    assert "resumed from a checkpoint once" in went_on.flags[-1]
     assert not any("checkpoint" in flag for flag in whole.flags)
     assert not list(tmp_path.glob("*/*/checkpoints"))  # of no use any more
 
@@ -101,6 +101,6 @@ def test_a_run_that_lost_a_node_goes_on(execute: Execute, tmp_path: Path, transp
     assert "node 1" in str(cut.cause)
     went_on = execute(**run)
     assert (went_on.status, went_on.cause) == ("ok", None)
-    assert "went on from a checkpoint once" in went_on.flags[-1]
+    assert "resumed from a checkpoint once" in went_on.flags[-1]
     assert [epoch.epoch for epoch in went_on.epochs] == [*range(1, 6)] * 2
     assert digests(went_on) == digests(execute(**run))

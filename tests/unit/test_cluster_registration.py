@@ -175,7 +175,7 @@ def test_events_after_the_launcher_s_exit_are_recorded(cluster: LoopbackCluster)
 def test_launcher_failure_is_not_a_node_s(cluster: LoopbackCluster, up: bool) -> None:
     async def fails(agent: FakeAgent) -> None:
         await agent.receive_assignment()
-        await agent.exit(cause="mpirun ended with exit code 213")
+        await agent.exit(cause="mpirun exited with code 213")
         await agent.wait_for_shutdown()
 
     async def node(agent: FakeAgent) -> None:
@@ -187,7 +187,7 @@ def test_launcher_failure_is_not_a_node_s(cluster: LoopbackCluster, up: bool) ->
         await agent.connection.close()
 
     assert cluster.run({"node-1": node, "node-2": node, "launcher": fails}, topology="mpi") == 1
-    assert cluster.causes == {"launcher": "mpirun ended with exit code 213"}
+    assert cluster.causes == {"launcher": "mpirun exited with code 213"}
 
 
 def test_lost_mpi_node_fails_the_run(cluster: LoopbackCluster) -> None:

@@ -129,7 +129,7 @@ def test_cores(monkeypatch: pytest.MonkeyPatch, cores: float, said: str) -> None
     monkeypatch.setattr(doctor, "cores", lambda: cores)
     found = finding("cores")
     assert found.detail.startswith(said)
-    assert f"cannot pass {max(1, cores):g} " in found.detail
+    assert f"cannot exceed {max(1, cores):g} " in found.detail
 
 
 @pytest.mark.parametrize(("gib", "verdict"), [(1.0, "note"), (16.0, "ok")])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.execution.outcome import loss, verdict
+from orchestrator.execution.outcome import cause_of_loss, outcome
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.local.processes import processes
@@ -19,7 +19,7 @@ from tests.unit import loopback_cluster
 from tests.unit.cluster_support import assigned, index_of
 from tests.unit.conftest import event, rank_fields
 from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster, Script
-from tests.unit.test_assemble import part, row, split
+from tests.unit.test_run_result import part, row, split
 from trainer.cluster.commands import commands
 from trainer.cluster.run_record import RunRecord
 from trainer.core.events import Event, EventReader, EventWriter
@@ -184,7 +184,7 @@ def good(attempt: int) -> list[Event]:
 
 
 def test_successful_attempt_after_lost_ones() -> None:
-    assert verdict([*lost(0), *lost(1), *good(2)], {"node 0": 0, "node 1": 0}, 2, None, restarts=2) == (
+    assert outcome([*lost(0), *lost(1), *good(2)], {"node 0": 0, "node 1": 0}, 2, None, restarts=2) == (
         "ok",
         None,
     )
@@ -193,29 +193,29 @@ def test_successful_attempt_after_lost_ones() -> None:
 @pytest.mark.parametrize("exits", [{}, {"node 1": 1}, {"node 0": -15}])
 def test_loss_after_the_exit_barrier_is_ignored(exits: dict[str, int]) -> None:
     events = [each for each in good(0) if (each.kind, each.rank) != ("done", 1)]
-    assert verdict([*events, killed(0, 1)], exits, 2, None, restarts=2) == ("ok", None)
-    assert verdict(events, exits, 2, None)[0] == "failed"  # without restarts
+    assert outcome([*events, killed(0, 1)], exits, 2, None, restarts=2) == ("ok", None)
+    assert outcome(events, exits, 2, None)[0] == "failed"  # without restarts
 
 
 def test_cause_is_that_of_the_last_attempt() -> None:
-    status, cause = verdict([*lost(0), *lost(1)], {"node 0": 1, "node 1": 1}, 2, None, restarts=1)
+    status, cause = outcome([*lost(0), *lost(1)], {"node 0": 1, "node 1": 1}, 2, None, restarts=1)
     assert status == "failed"
     assert cause == "node 1 (process 101) was killed by SIGKILL, after 1 restart"
 
 
 def test_lost_torchrun_agent_fails_the_run() -> None:
     events = [*up(0, 0, 1), event("terminated", 0, 3.0, cause="stopped by SIGTERM")]
-    status, cause = verdict(events, {"node 0": -9}, 2, None, restarts=1)
-    assert (status, cause) == ("failed", "node 0 as a whole was killed by SIGKILL")
+    status, cause = outcome(events, {"node 0": -9}, 2, None, restarts=1)
+    assert (status, cause) == ("failed", "all of node 0 was killed by SIGKILL")
 
 
 @pytest.mark.parametrize("exits", [{"node 0": 1, "node 1": 1}, {"node 1": 1, "coordinator": 1}])
 def test_torchrun_s_exit_code_is_the_last_resort(exits: dict[str, int]) -> None:
-    status, cause = verdict([], exits, 2, None, restarts=1)
+    status, cause = outcome([], exits, 2, None, restarts=1)
     codes = ", ".join(
         f"{'' if name == 'coordinator' else 'torchrun of '}{name}: exit code 1" for name in exits
     )
-    assert (status, cause) == ("failed", f"node 0, 1 never came up ({codes}); its log says why")
+    assert (status, cause) == ("failed", f"node 0, 1 did not start ({codes}); see its log")
 
 
 def stopped(attempt: int, rank: int, seconds: float) -> Event:
@@ -227,10 +227,10 @@ def test_rank_stopped_from_outside_is_the_cause() -> None:
     events = [*up(0, 0, 1, 2), step(1, 0), stopped(0, 2, 8.5), stopped(0, 1, 7.0)]
     events.append(event("failed", 0, 8.0, **RESET))
     exits = {"node 0": 1, "node 1": 1, "node 2": 1}
-    _, cause = verdict(events, exits, 3, None, restarts=1)
+    _, cause = outcome(events, exits, 3, None, restarts=1)
     assert cause == "node 1 (process 101) was stopped by SIGTERM from outside"
     said = "node 1 was stopped by SIGTERM from outside, last seen in epoch 1, step 37"
-    assert loss(Attempts(3, events), 0) == said
+    assert cause_of_loss(Attempts(3, events), 0) == said
 
 
 @pytest.mark.parametrize(
@@ -250,28 +250,25 @@ def test_rank_stopped_from_outside_is_the_cause() -> None:
 )
 def test_rank_stopped_after_another_failure_is_not_the_cause(events: list[Event], cause: str) -> None:
     events = [*up(0, 0, 1), *events]
-    assert loss(Attempts(2, events), 0).startswith(cause)
-    _, said = verdict(events, {"node 0": 1, "node 1": 1}, 2, None, restarts=1)
+    assert cause_of_loss(Attempts(2, events), 0).startswith(cause)
+    _, said = outcome(events, {"node 0": 1, "node 1": 1}, 2, None, restarts=1)
     assert str(said).replace(" (process 100)", "").startswith(cause)
 
 
 def test_rank_stopped_because_another_did_not_start_is_not_the_cause() -> None:
     events = [*up(0, 0, 1), stopped(0, 1, 7.0), event("failed", 0, 8.0, **RESET)]
-    _, cause = verdict(events, {"node 2": 1}, 3, None, restarts=1)
+    _, cause = outcome(events, {"node 2": 1}, 3, None, restarts=1)
     assert cause == "node 0: all-reduce failed: connection reset"
-    assert loss(Attempts(3, events), 0) == cause
+    assert cause_of_loss(Attempts(3, events), 0) == cause
 
 
 def test_timeout() -> None:
-    status, cause = verdict([*lost(0), *up(1, 0, 1)], {}, 2, 60.0, restarts=1)
+    status, cause = outcome([*lost(0), *up(1, 0, 1)], {}, 2, 60.0, restarts=1)
     assert status == "timeout"
     assert cause == "stopped after 60 s; nodes 0, 1 last seen starting, after 1 restart"
 
 
-LOST_TIME = (
-    "start-up and wall time contain all that was done before the ranks were last started again, "
-    "the training time nothing of it that was lost"
-)
+LOST_TIME = "start-up and wall time include the attempts before the last restart"
 
 
 def restarted(*events: Event) -> RunResult:
@@ -281,13 +278,11 @@ def restarted(*events: Event) -> RunResult:
 def test_row_names_lost_ranks_and_counts_nothing_twice() -> None:
     result = restarted(*lost(0), killed(1, 0), *good(2))
     assert (result.status, result.restarted) == ("ok", 2)
-    assert result.flags == [
-        "node 1 was killed by SIGKILL, last seen in epoch 1, step 37; all ranks were started again, "
-        "restart 1 of 3",
-        "node 0 was killed by SIGKILL, last seen before it came up; all ranks were started again, "
-        "restart 2 of 3",
-        LOST_TIME,
-    ]
+    first, second, lost_time = result.flags
+    assert first.startswith("node 1 was killed by SIGKILL, last seen in epoch 1, step 37; ")
+    assert second.startswith("node 0 was killed by SIGKILL, last seen before it started; ")
+    assert ["1 of 3 restarts" in first, "2 of 3 restarts" in second] == [True, True]
+    assert lost_time.startswith(LOST_TIME)
     assert [rank.rank for rank in result.ranks] == [0, 1]
     assert result.certificate is not None
     assert len(result.certificate.parts) == 2
@@ -302,13 +297,13 @@ def test_certificate_excludes_lost_attempts() -> None:
 def test_lost_rank_without_exit_report() -> None:
     words = [event("failed", 0, 8.0, **RESET)]
     flag, _ = restarted(*up(0, 0, 1), *words, *good(1)).flags
-    assert flag.startswith("node 1 was gone without a word, last seen starting; all ranks were started")
+    assert flag.startswith("node 1 was lost without an exit report, last seen starting; all ranks")
 
 
 def test_failed_rank_is_restarted_and_named() -> None:
     own = event("failed", 1, 8.0, cause="ValueError: odd", peer=False, traceback="…")
     flag, _ = restarted(*up(0, 0, 1), event("failed", 0, 7.0, **RESET), own, *good(1)).flags
-    assert flag == "node 1: ValueError: odd; all ranks were started again, restart 1 of 3"
+    assert flag == "node 1: ValueError: odd; all ranks were restarted (1 of 3 restarts)"
 
 
 def test_kill_after_the_exit_barrier_is_flagged() -> None:

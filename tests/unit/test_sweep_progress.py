@@ -1,4 +1,4 @@
-"""What a person sees while a sweep runs."""
+"""Progress of a sweep, on a terminal and elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import pytest
 from rich.console import Console
 
 from orchestrator.execution import progress as display
-from orchestrator.execution.progress import LiveDisplay, Pace, PlainDisplay, clock_time, display_on, outcome
+from orchestrator.execution.progress import (
+    LiveProgress,
+    PlainProgress,
+    TimeLeft,
+    clock_time,
+    progress_on,
+    result_line,
+)
 from tests.unit.conftest import FakeTime, event, run_result
 from trainer.core.events import Event
 from trainer.spec.run_spec import RunSpec
@@ -44,12 +51,12 @@ def test_clock_time(seconds: float, text: str) -> None:
 
 
 def test_time_left_follows_from_the_runs_so_far() -> None:
-    pace = Pace(total=4)
-    assert pace.left(1) == ""  # nobody knows
-    pace.seconds.append(60.0)
-    assert pace.left(2) == "about 3:00 left"
-    pace.seconds += [30.0, 30.0]
-    assert pace.left(4) == "about 0:40 left"
+    time_left = TimeLeft(total=4)
+    assert time_left.estimate(1) == ""  # no run has ended yet
+    time_left.seconds.append(60.0)
+    assert time_left.estimate(2) == "about 3:00 left"
+    time_left.seconds += [30.0, 30.0]
+    assert time_left.estimate(4) == "about 0:40 left"
 
 
 @pytest.mark.parametrize(
@@ -57,13 +64,13 @@ def test_time_left_follows_from_the_runs_so_far() -> None:
     [
         (run_result(), False, "[2/9] KEY: ok in 4.0 s, trained 2.00 s, acc 90.0%"),
         (run_result(ranks=[]), False, "[2/9] KEY: ok in 4.0 s, trained 0.00 s"),
-        (run_result(), True, "[2/9] KEY: done before"),
+        (run_result(), True, "[2/9] KEY: already done"),
         (run_result("failed"), False, "[2/9] KEY: FAILED after 4.0 s: node 0: it broke"),
         (run_result("timeout"), False, "[2/9] KEY: TIMEOUT after 4.0 s: node 0: it broke"),
     ],
 )
-def test_outcome(result: Any, skipped: bool, line: str) -> None:
-    assert outcome(2, 9, result, skipped) == line.replace("KEY", result.key)
+def test_result_line(result: Any, skipped: bool, line: str) -> None:
+    assert result_line(2, 9, result, skipped) == line.replace("KEY", result.key)
 
 
 # Plain lines
@@ -76,8 +83,8 @@ class Screen:
         self.time = time
         self._file = io.StringIO()
         console = Console(file=self._file, width=30)
-        shown = display_on(console, total=3)
-        assert type(shown) is PlainDisplay
+        shown = progress_on(console, total=3)
+        assert type(shown) is PlainProgress
         self.display = shown
 
     def lines(self) -> list[str]:
@@ -105,13 +112,13 @@ def test_plain_lines_of_a_sweep(screen: Screen) -> None:
         assert screen.lines() == [f"[2/3] {RUN.key}: started, about 2:00 left"]
 
 
-def test_what_was_done_before_says_nothing_of_the_pace(screen: Screen) -> None:
+def test_skipped_runs_do_not_count_for_the_time_left(screen: Screen) -> None:
     screen.display.end(1, 3, run_result(wall_s=600.0), skipped=True)
     screen.display.begin(2, 3, RUN)
     assert screen.lines()[-1] == f"[2/3] {RUN.key}: started"
 
 
-def test_training_is_told_every_ten_seconds_node_by_node(screen: Screen) -> None:
+def test_training_is_shown_every_ten_seconds_by_node(screen: Screen) -> None:
     screen.display.begin(1, 3, RUN)
     screen.lines()
     screen.time.pass_(9.9)
@@ -159,11 +166,11 @@ def test_a_cause_is_shown_as_it_is(screen: Screen, cause: str) -> None:
 
 def live(
     total: int = 3, nodes: int = 2, processes_per_node: int = 1
-) -> tuple[LiveDisplay, Callable[[], str]]:
+) -> tuple[LiveProgress, Callable[[], str]]:
     """A display on a terminal, and what it shows now."""
     console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
-    shown = display_on(console, total)
-    assert isinstance(shown, LiveDisplay)
+    shown = progress_on(console, total)
+    assert isinstance(shown, LiveProgress)
     shown.begin(2, total, RUN.model_copy(update={"nodes": nodes, "processes_per_node": processes_per_node}))
 
     def view() -> str:

@@ -1,4 +1,4 @@
-"""From a run's events to its row: certificate, flags, times. Pure."""
+"""Build the result of a run from its events: times, certificate and flags. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.execution.outcome import loss, verdict
+from orchestrator.execution.outcome import cause_of_loss, outcome
 from orchestrator.results.limits import bottleneck_flags, limit_flags, memory_flags
 from orchestrator.results.records import (
     Certificate,
@@ -25,7 +25,7 @@ from trainer.elastic.attempts import Attempts
 from trainer.spec.run_spec import RunSpec
 
 
-def assemble(
+def build_result(
     spec: RunSpec,
     events: Sequence[Event],
     exits: Mapping[str, int],
@@ -42,12 +42,16 @@ def assemble(
     cores: float,
     environment: dict[str, Any],
 ) -> RunResult:
-    """The row of a run that has been stopped and collected. Times in seconds since 1970.
+    """Build the result of a run that has been stopped and collected.
 
-    trouble: what the runtime itself found to be wrong. usage: of the nodes, where they are containers.
+    Args:
+        started_at, ended_at: seconds since 1970.
+        timed_out_s: the time limit, if the run exceeded it.
+        trouble: an error that the runtime itself found.
+        usage: of the nodes, where they are containers.
     """
     attempts = Attempts(spec.world_size, events)
-    status, cause = verdict(
+    status, cause = outcome(
         events,
         exits,
         spec.world_size,
@@ -62,7 +66,7 @@ def assemble(
     if status == "ok" and spec.strategy.trains:
         cause = _uncertified(certificate, _last_epoch(spec, events))
         if spec.save_weights and not weights_kept:
-            cause = cause or "the final weights were not kept"
+            cause = cause or "the final weights were not saved"
         status = "failed" if cause else "ok"
     first = min((e.time for e in events if e.kind == "train_start"), default=None)
     last = max((e.time for e in events if e.kind == "train_end"), default=None)
@@ -85,10 +89,10 @@ def assemble(
         flags=[
             *flags(spec, ranks, runtime_info, cores, usage),
             *unattributed,
-            *_evened(spec, certificate),
+            *_uneven_parts(spec, certificate),
             *_hung(spec, events),
             *_resumed(attempts, started_at, overall),
-            *_started_again(spec, attempts, overall),
+            *_restarted(spec, attempts, overall),
         ]
         if status == "ok"
         else [],
@@ -101,47 +105,46 @@ def assemble(
 
 
 def _last_epoch(spec: RunSpec, events: Sequence[Event]) -> int:
-    """The epoch with which training ends: the one in which all ranks reached the target accuracy, or the
-    last that was asked for."""
-    said = [e for e in events if e.kind == "epoch" and e.fields.get("target_reached")]
-    reached: set[int] = {event.fields["epoch"] for event in said}
-    together = len(reached) == 1 and {event.rank for event in said} == set(range(spec.world_size))
+    """The epoch that training ends with: where all ranks reached the target accuracy, else the last."""
+    reports = [e for e in events if e.kind == "epoch" and e.fields.get("target_reached")]
+    reached: set[int] = {event.fields["epoch"] for event in reports}
+    together = len(reached) == 1 and {event.rank for event in reports} == set(range(spec.world_size))
     return min(reached) if together and spec.target_accuracy is not None else spec.epochs
 
 
 def _uncertified(certificate: Certificate | None, epochs: int) -> str | None:
-    """Why a training cannot be believed to have used the samples that it should have, or None."""
+    """Why the certificate does not cover all epochs or samples; None if it does."""
     certified = [split.epoch for split in certificate.splits] if certificate else []
     if certified != list(range(1, epochs + 1)):
-        return f"the nodes gave account of {len(certified)} of {epochs} epochs' samples"
+        return f"the nodes certified the samples of {len(certified)} of {epochs} epochs"
     if certificate and not certificate.verified:
-        return "the nodes trained on other samples than the split says"
+        return "the nodes trained on other samples than their partitions hold"
     return None
 
 
 def _resumed(attempts: Attempts, started_at: float, overall: str) -> list[str]:
-    """That the training time is that of several attempts, and what is not in it.
+    """Flag a run that was interrupted and resumed: what its training time excludes.
 
-    overall: the measures that begin when the run is started, and not with the work in its weights.
+    overall: the measures that start with the command rather than with the training in the weights.
     """
-    told = [_who_counts(attempts.events_of(number)) for number in range(attempts.effective + 1)]
-    if not told[-1]:
+    resumed = [_resume_events(attempts.events_of(number)) for number in range(attempts.effective + 1)]
+    if not resumed[-1]:
         return []
-    last = told[-1][0].fields
+    last = resumed[-1][0].fields
     times = "once" if last["times"] == 1 else f"{last['times']} times"
     steps = f" and {last['step']} steps" if last["step"] else ""
-    # A checkpoint that is older than this start: what the run did before is in its weights.
-    before = any(event.time - event.fields["age_s"] < started_at for each in told for event in each)
+    # A checkpoint older than this command: the weights contain training from before it.
+    before = any(event.time - event.fields["age_s"] < started_at for each in resumed for event in each)
     return [
-        f"it was cut off and went on from a checkpoint {times}, the last time from that after epoch "
-        f"{last['epoch']}{steps}, {last['age_s']:.0f} s later: what was trained after it and lost is not "
-        "in the training time, nor what it took to write each checkpoint that it went on from"
-        + (f"; {overall} are those since the last command" if before else "")
+        f"interrupted and resumed from a checkpoint {times}, last from the one after epoch "
+        f"{last['epoch']}{steps}, {last['age_s']:.0f} s later: training time excludes work lost after a "
+        "checkpoint, and writing the checkpoints it resumed from"
+        + (f"; {overall} cover the last command only" if before else "")
     ]
 
 
-def _who_counts(events: Sequence[Event]) -> list[Event]:
-    """Of the ranks that go on from a checkpoint, the word of the one that counts how often the run did."""
+def _resume_events(events: Sequence[Event]) -> list[Event]:
+    """The `resumed` events of the rank that counts how often the run has resumed."""
     return [event for event in events if event.kind == "resumed" and event.fields["times"]]
 
 
@@ -159,34 +162,34 @@ def comparable_waits(ranks: list[RankResult], runtime: RuntimeInfo) -> tuple[lis
 
 def _hung(spec: RunSpec, events: Sequence[Event]) -> list[str]:
     hung = [str(event.rank) for event in events if event.kind == "done" and event.fields.get("forced")]
-    who = f"{rank_noun(spec.processes_per_node)} {', '.join(hung)}"
-    return [f"{who} hung after its result was written, and was ended"] if hung else []
+    names = f"{rank_noun(spec.processes_per_node)} {', '.join(hung)}"
+    return [f"{names} hung after its result was written, and was stopped"] if hung else []
 
 
-def _started_again(spec: RunSpec, attempts: Attempts, overall: str) -> list[str]:
-    """Who was lost, that the run went on all the same, and what that did to `overall`, as in _resumed."""
+def _restarted(spec: RunSpec, attempts: Attempts, overall: str) -> list[str]:
+    """Flag lost ranks and restarts, and what they mean for `overall`, as in `_resumed`."""
     each, allowed = spec.processes_per_node, spec.restarts
     found = [
-        f"{loss(attempts, number, each)}; all ranks were started again, restart {number + 1} of {allowed}"
+        f"{cause_of_loss(attempts, number, each)}; "
+        f"all ranks were restarted ({number + 1} of {allowed} restarts)"
         for number in range(attempts.effective)
     ]
     if found:
         found.append(
-            f"{overall} contain all that was done before the ranks were last started again, "
-            "the training time nothing of it that was lost"
+            f"{overall} include the attempts before the last restart; training time excludes work they lost"
         )
-    late = attempts.killed(attempts.effective) if allowed else []  # nobody waited for it any more
+    late = attempts.killed(attempts.effective) if allowed else []  # no rank depended on it any more
     found += [f"{rank_name(rank, each)} was killed after its result was written" for rank in late]
     return found
 
 
-def _evened(spec: RunSpec, certificate: Certificate | None) -> list[str]:
-    """What was done to parts of different size so that all nodes could take as many steps."""
+def _uneven_parts(spec: RunSpec, certificate: Certificate | None) -> list[str]:
+    """Flag samples repeated or dropped so that all nodes take equally many steps."""
     if certificate is None or not (spec.partitioner.disjoint and spec.partitioner.covers):
         return []
     more = sum(part.samples for part in certificate.first_epoch()) - spec.dataset.train_samples
     if certificate.splits[0].uneven == "pad" and more > 0:
-        return [f"uneven=pad: {more:,} samples more than there are were fed in epoch 1, some repeatedly"]
+        return [f"uneven=pad: {more:,} samples were repeated in epoch 1"]
     if certificate.splits[0].uneven == "drop" and more < 0:
         return [
             f"uneven=drop: {-more:,} of {spec.dataset.train_samples:,} samples were left out of epoch 1"
@@ -195,7 +198,7 @@ def _evened(spec: RunSpec, certificate: Certificate | None) -> list[str]:
 
 
 def certify(events: Sequence[Event]) -> Certificate | None:
-    """The certificate, with the parts as they were fed checked against the split; None without training."""
+    """The certificate: samples trained on, checked against the partition. None without training."""
     splits = [CoverageRecord(**event.fields) for event in events if event.kind == "coverage"]
     parts = [
         CertifiedPart(rank=event.rank, **event.fields) for event in events if event.kind == "partition"
@@ -215,13 +218,13 @@ def certify(events: Sequence[Event]) -> Certificate | None:
 
 
 def _normalised_over(run: RunSpec) -> str | None:
-    """Over what batch statistics were taken, where that is less than the samples of serial's step."""
+    """What BatchNorm normalises over, where that is less than the batch of a serial step."""
     if not run.model.batch_statistics:
         return None
     if run.strategy.micro_batch_count > 1:
-        return "micro-batches, not over batches"
+        return "micro-batches, not batches"
     if run.batch_per_replica < run.batch_size and not run.model.has_synchronous_layers:
-        return f"{run.batch_per_replica} samples at a time, not over the step's {run.batch_size}"
+        return f"{run.batch_per_replica} samples, not the batch of {run.batch_size}"
     return None
 
 
@@ -232,7 +235,7 @@ def flags(
     cores: float,
     usage: Sequence[NodeUsage] = (),
 ) -> list[str]:
-    """What could not be made equal, in sentences."""
+    """What could not be made equal, as sentences."""
     found = [
         *limit_flags(spec, runtime, cores),
         *bottleneck_flags(spec, runtime, ranks, usage),
@@ -240,15 +243,15 @@ def flags(
     ]
     if spec.ranks_are_threads:
         found.append(
-            "the ranks were threads of one interpreter and hindered each other: times do not compare, "
-            "and each rank's memory is that of all"
+            "ranks were threads of one interpreter and slowed each other down: times do not compare, "
+            "and each rank's memory is that of all ranks"
         )
     if over := _normalised_over(spec):
-        found.append(f"normalised over {over}: it is not the training that serial does")
+        found.append(f"BatchNorm normalises over {over}: training is not equivalent to serial")
     if spec.strategy.caveat:
         found.append(spec.strategy.caveat)
     if len({rank.weights_digest for rank in ranks if rank.weights_digest}) > 1:
-        found.append("the replicas ended with different weights; the accuracy is of rank 0's")
+        found.append("replicas ended with different weights; the accuracy is rank 0's")
     reports_samples = spec.strategy.reports_samples
     samples = {rank.samples for rank in ranks if reports_samples(rank.rank, spec.world_size)}
     if samples and max(samples) - min(samples) > spec.epochs:
