@@ -191,7 +191,7 @@ def test_a_rank_sees_its_images_as_the_partitioner_distorts_them(
         one = loader(rank, train=train, **fields)
         for epoch in (1, 2):
             own = one.parts(epoch)[rank]
-            rng = RngFactory(0).rng("distort", rank, epoch if reshuffle else 0)
+            rng = RngFactory(0).generator("distort", rank, epoch if reshuffle else 0)
             seen = one._spec.partitioner.transform_images(train.images[own], rank, 3, rng)
             assert np.array_equal(seen, train.images[own]) is (rank == 0)
             for batch, indices in getattr(one, method)(epoch):

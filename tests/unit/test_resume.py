@@ -199,7 +199,7 @@ def went_on_from(cut: Path) -> tuple[list[Any], list[str]]:
     skipped = [
         f"{rank} {event.fields['epoch']} {event.fields['step']}: {event.fields['cause']}"
         for rank in range(2)
-        for event in training.of("skipped", rank)
+        for event in training.of("checkpoint_skipped", rank)
     ]
     return places, skipped
 

@@ -17,25 +17,25 @@ NAMES = [
 
 
 def draw(seed: int, purpose: str, *place: int) -> list[int]:
-    return RngFactory(seed).rng(purpose, *place).integers(0, 2**63, 4).tolist()
+    return RngFactory(seed).generator(purpose, *place).integers(0, 2**63, 4).tolist()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_equal_names_give_equal_streams_in_any_order_of_calls(name: tuple[int, str, int]) -> None:
     seed, purpose, *place = name
     rngs = RngFactory(seed)
-    first = rngs.rng(purpose, *place)
-    rngs.rng("something else").random(100)
+    first = rngs.generator(purpose, *place)
+    rngs.generator("something else").random(100)
     first.random()
-    again = rngs.rng(purpose, *place).integers(0, 2**63, 4).tolist()
+    again = rngs.generator(purpose, *place).integers(0, 2**63, 4).tolist()
     assert again == draw(seed, purpose, *place)
-    assert rngs.number(purpose, *place) == RngFactory(seed).number(purpose, *place)
+    assert rngs.torch_seed(purpose, *place) == RngFactory(seed).torch_seed(purpose, *place)
 
 
 def test_different_names_give_different_streams() -> None:
     for one, other in combinations(NAMES, 2):
         assert draw(*one) != draw(*other)
-        assert RngFactory(one[0]).number(*one[1:]) != RngFactory(other[0]).number(*other[1:])
+        assert RngFactory(one[0]).torch_seed(*one[1:]) != RngFactory(other[0]).torch_seed(*other[1:])
 
 
 def test_a_place_is_not_the_place_it_begins_with() -> None:
@@ -45,7 +45,11 @@ def test_a_place_is_not_the_place_it_begins_with() -> None:
 
 def test_streams_do_not_resemble_each_other() -> None:
     rows = np.array(
-        [RngFactory(0).rng("order", rank, epoch).random(2000) for rank in range(6) for epoch in range(5)]
+        [
+            RngFactory(0).generator("order", rank, epoch).random(2000)
+            for rank in range(6)
+            for epoch in range(5)
+        ]
     )
     correlations = np.corrcoef(rows)[np.triu_indices(len(rows), 1)]
     assert abs(correlations).max() < 0.12  # 5 standard deviations
@@ -55,18 +59,18 @@ def test_numpys_global_generator_is_left_alone() -> None:
     np.random.seed(3)
     expected = np.random.random()
     np.random.seed(3)
-    RngFactory(0).rng("order").random()
-    RngFactory(0).number("order")
+    RngFactory(0).generator("order").random()
+    RngFactory(0).torch_seed("order")
     assert np.random.random() == expected
 
 
 def test_numbers_fit_a_library_that_wants_63_bits() -> None:
-    numbers = [RngFactory(seed).number("dropout", 1) for seed in (0, 1, 2, 2**32 - 1)]
+    numbers = [RngFactory(seed).torch_seed("dropout", 1) for seed in (0, 1, 2, 2**32 - 1)]
     assert all(isinstance(number, int) and 0 <= number < 2**63 for number in numbers)
     assert max(numbers) > 2**60
 
 
 def test_streams_are_written_down() -> None:
     # Other numbers here make every result incomparable with those of earlier versions.
-    assert RngFactory(7).rng("order", 2, 1).permutation(6).tolist() == [3, 1, 4, 2, 5, 0]
-    assert RngFactory(7).number("weights", 0) == 9085787105343426115
+    assert RngFactory(7).generator("order", 2, 1).permutation(6).tolist() == [3, 1, 4, 2, 5, 0]
+    assert RngFactory(7).torch_seed("weights", 0) == 9085787105343426115

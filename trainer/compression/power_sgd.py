@@ -41,7 +41,7 @@ class PowerSgd(Compression):
     rank: int = Field(2, ge=1, le=1024, description="of the matrices that stand for the gradient")
 
     def build(self, comm: Communicator, shapes: Sequence[Size], rngs: RngFactory) -> Compressor:
-        return PowerSgdCompressor(comm, shapes, self.rank, rngs.number("compression"))
+        return PowerSgdCompressor(comm, shapes, self.rank, rngs.torch_seed("compression"))
 
 
 class PowerSgdCompressor(Compressor):

@@ -13,7 +13,7 @@ fields of its kind:
 | epoch | an epoch was evaluated | epoch, epochs, train_s, lr, loss (none of a server), accuracy, |
 | | | test_loss, target_reached (training ends here), consensus_distance (of replicas that differ) |
 | checkpoint | one was taken | epoch (whole ones), step (of the next), bytes, seconds |
-| skipped | one could not be gone on from | epoch, step, cause |
+| checkpoint_skipped | a checkpoint cannot be resumed from | epoch, step, cause |
 | resumed | a run goes on from one | epoch, step, age_s (of the checkpoint), times (that it has been) |
 | train_end | clock stopped | |
 | result | all is known | see result.TrainResult |
@@ -222,10 +222,10 @@ def format_event(event: Event) -> str | None:
             text = (
                 f"checkpoint after {_place(fields)}, {fields['bytes']:,} bytes in {fields['seconds']:.2f} s"
             )
-        case "skipped":
-            text = f"the checkpoint after {_place(fields)} is not used: {fields['cause']}"
+        case "checkpoint_skipped":
+            text = f"checkpoint after {_place(fields)} is not used: {fields['cause']}"
         case "resumed":
-            text = f"went on from the checkpoint after {_place(fields)}"
+            text = f"resumed from the checkpoint after {_place(fields)}"
         case "failed":
             text = f"failed: {fields['cause']}\n{fields.get('traceback', '')}".rstrip()
         case "terminated" | "died":

@@ -1,4 +1,4 @@
-"""Random numbers by name: the run's seed plus what they are for, so that no component seeds itself."""
+"""Random number generators by name, derived from the run's seed. Components never seed themselves."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import numpy as np
 class RngFactory:
     """Independent random streams of one run.
 
-    Equal arguments give equal streams on every rank and every transport, in any order of calls.
+    Equal arguments give equal streams on every rank and transport, in any order of calls.
     """
 
     seed: int
 
-    def _sequence(self, purpose: str, *place: int) -> np.random.SeedSequence:
-        return np.random.SeedSequence([self.seed, crc32(purpose.encode()), len(place), *place])
+    def _sequence(self, purpose: str, *index: int) -> np.random.SeedSequence:
+        return np.random.SeedSequence([self.seed, crc32(purpose.encode()), len(index), *index])
 
-    def rng(self, purpose: str, *place: int) -> np.random.Generator:
-        """A numpy generator for `purpose` at `place` (e.g. rank and epoch, 0-based)."""
-        return np.random.default_rng(self._sequence(purpose, *place))
+    def generator(self, purpose: str, *index: int) -> np.random.Generator:
+        """A numpy generator for `purpose`; index: for example rank and epoch."""
+        return np.random.default_rng(self._sequence(purpose, *index))
 
-    def number(self, purpose: str, *place: int) -> int:
-        """A 63-bit seed for a library that wants one (torch)."""
-        return int(self._sequence(purpose, *place).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    def torch_seed(self, purpose: str, *index: int) -> int:
+        """A 63-bit seed for torch."""
+        return int(self._sequence(purpose, *index).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -69,7 +69,7 @@ class Ddp(Strategy):
             # buckets at a time would block both for ever.
             bucket_cap_mb=ONE_BUCKET_MIB if isinstance(self.compression, PowerSgd) else None,
         )
-        buckets = Buckets(session.comm, self.compression, session.task.rngs.number("compression"))
+        buckets = Buckets(session.comm, self.compression, session.task.rngs.torch_seed("compression"))
         ddp.register_comm_hook(None, lambda _, bucket: buckets.mean(bucket))
         replica = Replica(ddp, session.task, session.clock)
         # After the first pass DDP rebuilds its buckets in another order, which changes the rounding.

@@ -91,7 +91,7 @@ class Checkpointer:
         return None
 
     def _skip(self, position: Position, cause: str) -> None:
-        self._events.write("skipped", epoch=position.epochs, step=position.steps, cause=cause)
+        self._events.write("checkpoint_skipped", epoch=position.epochs, step=position.steps, cause=cause)
 
     def go_on(self, checkpoint: Checkpoint, replica: Replica) -> Position:
         """Make all as it was when the checkpoint was taken; where that was. Raises CheckpointError."""

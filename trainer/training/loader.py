@@ -79,7 +79,7 @@ class BatchLoader:
 
     def _distort(self, number: int, own: Indices) -> None:
         """Keep this rank's part alone, as the partitioner lets it see it: once, not in every epoch."""
-        rng = self._rngs.rng("distort", self._rank, number)
+        rng = self._rngs.generator("distort", self._rank, number)
         images = self._spec.partitioner.transform_images(
             self._train.images[own], self._rank, self._size, rng
         )
@@ -94,7 +94,7 @@ class BatchLoader:
         return self._order(epoch, self._rank)
 
     def _order(self, epoch: int, rank: int) -> Indices:
-        return self._rngs.rng("order", rank, epoch).permutation(self.parts(epoch)[rank])
+        return self._rngs.generator("order", rank, epoch).permutation(self.parts(epoch)[rank])
 
     def sizes(self, epoch: int) -> list[int]:
         """Samples in every node's part."""
@@ -150,7 +150,7 @@ class BatchLoader:
         places = chosen if self._own is None else torch.from_numpy(np.searchsorted(self._own, indices))
         images = self._images.index_select(0, places.to(self._device)).permute(0, 3, 1, 2)
         if self._augment:
-            images = self._augment(images, self._rngs.rng("augment", self._rank, epoch, step))
+            images = self._augment(images, self._rngs.generator("augment", self._rank, epoch, step))
         return Batch(images, self._labels.index_select(0, chosen), share, step, steps)
 
 

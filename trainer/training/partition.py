@@ -34,7 +34,7 @@ def parts_of(spec: RunSpec, rngs: RngFactory, labels: Labels, size: int, epoch: 
     """
     if not spec.strategy.uses_partition:
         return [np.arange(len(labels))] * size
-    rng = rngs.rng("partition", split_number(spec, epoch))
+    rng = rngs.generator("partition", split_number(spec, epoch))
     # A part is a set, its order is drawn apart: on one node every strategy then trains as serial does.
     return [np.sort(part) for part in spec.partitioner.split(labels, size, rng)]
 
