@@ -1,4 +1,4 @@
-# Everything a person or CI does with Shardyard. `make help` lists it.
+# All tasks of users, contributors and CI. `make help` lists them.
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -8,55 +8,58 @@ TORCH := $(shell grep -hE '^torch(vision)?==' trainer/requirements.txt requireme
 # Arguments for the commands, e.g. make sweep ARGS="sweeps/mnist.yml --data-dir ~/data"
 ARGS ?=
 
-.PHONY: help engine image venv sweep labs labs-quick report partitions model doctor test smoke check soak bench docs clean
+.PHONY: help engine image venv sweep labs labs-quick report partitions model doctor test test-all smoke check soak bench docs picture clean
 .DEFAULT_GOAL := help
 
-help: ## this list
+help: ## list the targets
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-engine: ## a Docker engine on a bare Debian or Ubuntu machine; ARGS=stop gives it back
+engine: ## install and start a Docker engine on Debian or Ubuntu; ARGS=stop stops it
 	@docker/engine $(ARGS)
 
-image: venv ## the trainer image, of which every container is started; again after a change of trainer/
+image: venv ## build the trainer image; repeat it after a change of trainer/
 	$(RUN) -m orchestrator image $(ARGS)
 
-venv: $(VENV)/ready ## the virtual environment, with pinned dependencies
+venv: $(VENV)/ready ## create the virtual environment with pinned dependencies
 
-sweep: venv ## train on 1 to 5 nodes and write the report; ARGS=... for another sweep
+sweep: venv ## run the quickstart on 1 to 5 nodes and write the report; ARGS=FILE for another sweep
 	$(RUN) -m orchestrator sweep $(ARGS)
 
-sweep-%: venv ## sweeps/NAME.yml, e.g. make sweep-partitioning ARGS="--data-dir ~/data"
+sweep-%: venv ## run sweeps/NAME.yml, e.g. make sweep-partitioning ARGS="--data-dir ~/data"
 	$(RUN) -m orchestrator sweep sweeps/$*.yml $(ARGS)
 
-labs: venv ## the published experiments that are reproduced here
+labs: venv ## list the published experiments that are reproduced here
 	$(RUN) -m orchestrator labs $(ARGS)
 
-lab-%: venv ## one of them, beside its published figures; ARGS=--quick for a few minutes
+lab-%: venv ## run one of them; ARGS=--quick for a few epochs
 	$(RUN) -m orchestrator lab $* $(ARGS)
 
-labs-quick: venv ## all of them at a few epochs, as local processes and in containers
+labs-quick: venv ## run all labs with a few epochs, as local processes and in containers
 	$(RUN) -m orchestrator lab --all --quick --runtime local --out results/labs-quick/local $(ARGS)
 	$(RUN) -m orchestrator lab --all --quick --runtime docker --out results/labs-quick/docker $(ARGS)
 
 report: venv ## write the report of a results directory again; ARGS=DIR
 	$(RUN) -m orchestrator report $(ARGS)
 
-partitions: venv ## who would get which samples, without training; ARGS="--dataset mnist --nodes 8"
+partitions: venv ## show how partitioners split a dataset, without training; ARGS="--dataset mnist --nodes 8"
 	$(RUN) -m orchestrator partitions $(ARGS)
 
-model: venv ## what a model's blocks cost here, and where to cut it; ARGS="wide_resnet --parts 2,3"
+model: venv ## measure a model's blocks and propose split points; ARGS="wide_resnet --parts 2,3"
 	$(RUN) -m orchestrator model $(ARGS)
 
-doctor: venv ## what can run on this machine, and why not what cannot
+doctor: venv ## show what can run on this machine, and what is missing for the rest
 	$(RUN) -m orchestrator doctor $(ARGS)
 
 test: $(VENV)/ready-dev ## the tests; ARGS=... for pytest
 	$(RUN) -m pytest $(ARGS)
 
-smoke: $(VENV)/ready-dev ## the tests that start containers, alone
+test-all: $(VENV)/ready-dev ## all tests, those with containers too
+	$(RUN) -m pytest $(ARGS)
+
+smoke: $(VENV)/ready-dev ## run only the tests that start containers
 	$(RUN) -m pytest tests/smoke $(ARGS)
 
-soak: $(VENV)/ready-dev ## every topology up and down again and again; ARGS="ddp --times 5" for less, ARGS=kill for kills
+soak: $(VENV)/ready-dev ## start and stop every topology repeatedly; ARGS="ddp --times 5" for less, ARGS=kill to kill ranks
 	$(RUN) -m tests.soak $(ARGS)
 
 check: $(VENV)/ready-dev ## lint, format and types
@@ -64,12 +67,15 @@ check: $(VENV)/ready-dev ## lint, format and types
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 
-bench: $(VENV)/ready-dev ## speed, and what a run costs beside training; ARGS="collectives bytes" for a part
+bench: $(VENV)/ready-dev ## measure speed and overhead; ARGS="collectives bytes" for a part
 	$(RUN) -m tests.bench $(ARGS)
 
-docs: venv ## the tables of components in README and docs, and the JSON Schemas
+docs: venv ## renew the tables of components in README and docs, and the JSON Schemas
 	$(RUN) -m orchestrator docs
 	$(RUN) -m orchestrator schema
+
+picture: venv ## draw the README's picture; ARGS=results/quickstart to use other results
+	$(RUN) -m orchestrator picture $(ARGS)
 
 clean: ## remove the virtual environment and caches; results and data stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

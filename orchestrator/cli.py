@@ -22,7 +22,7 @@ from orchestrator.commands.sweep import (
     run_sweep,
 )
 from orchestrator.errors import InputError
-from orchestrator.results.store import SweepPaths, claimed
+from orchestrator.results.store import SweepPaths, claimed, write_atomic
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.shipped import find_sweep
 from orchestrator.sweeps.load import Sweep, load_sweep
@@ -259,6 +259,22 @@ def docs(
         raise typer.Exit(1 if outdated else 0)
     for page in write_tables():
         print(page)
+
+
+@app.command(hidden=True)
+def picture(
+    results: Annotated[
+        Path | None,
+        typer.Argument(help="A results directory to draw from now on; default: docs/picture.json."),
+    ] = None,
+) -> None:
+    """Draw the README's picture with the report's figures."""
+    from orchestrator.commands.picture import PICTURE, copy_results, draw_picture
+
+    if results:
+        copy_results(results)
+    write_atomic(PICTURE, draw_picture())
+    print(PICTURE)
 
 
 def main() -> None:

@@ -177,7 +177,11 @@ def _parameters(kind: str) -> Callable[[Path], str]:
                 row = (f"`{field}`", _yaml(info.default), _allowed(info), info.description or "")
                 having.setdefault(row, []).append(name)
         for (field, *rest), names in having.items():
-            of = f"all {kind}s" if len(names) == len(found) else ", ".join(f"`{name}`" for name in names)
+            of = (
+                f"all {_plural(kind)}"
+                if len(names) == len(found)
+                else ", ".join(f"`{name}`" for name in names)
+            )
             yield field, of, *rest
 
     return lambda _: _table(("parameter", "of", "default", "allowed", "meaning"), rows())
@@ -186,7 +190,7 @@ def _parameters(kind: str) -> Callable[[Path], str]:
 def _names(directory: Path) -> str:
     """The names of every kind but strategies, which have a table of their own."""
     reference = os.path.relpath(PROJECT / "docs" / "components.md", directory)
-    headings = {kind: f"{kind}s" for kind in KINDS if kind != "strategy"}
+    headings = {kind: _plural(kind) for kind in KINDS if kind != "strategy"}
     rows = [
         (f"[{heading}]({reference}#{heading})", ", ".join(f"`{name}`" for name in listed(kind)))
         for kind, heading in headings.items()
@@ -214,7 +218,7 @@ def _run_fields(_: Path) -> str:
 def _values(name: str, info: FieldInfo) -> str:
     """What a run's field takes: a component of its kind, or a value."""
     if name in KINDS:
-        return f"[{name}s](components.md#{name}s)"
+        return f"[{_plural(name)}](components.md#{_plural(name)})"
     return _allowed(info)
 
 
@@ -230,6 +234,10 @@ def _labs(directory: Path) -> str:
         page = os.path.relpath(PROJECT / "docs" / "labs" / f"{name}.md", directory)
         rows.append((f"[{name}]({page})", title.removesuffix("."), data, str(len(sweep.runs)), epochs))
     return _table(("lab", "exercise", "data", "runs", "epochs in all"), rows)
+
+
+def _plural(kind: str) -> str:
+    return "strategies" if kind == "strategy" else f"{kind}s"
 
 
 # Every table that a page can ask for, by the name in its marker.

@@ -1,69 +1,183 @@
-"""Docs that hold: links lead somewhere, commands exist, the sweep file that is shown loads."""
+"""README and docs: links, anchors, files and commands exist, examples load, generated parts are current."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from orchestrator.cli import app
 from orchestrator.commands import labs
-from orchestrator.commands.docs import stale
+from orchestrator.commands.docs import KINDS, TABLES, listed, stale
+from orchestrator.commands.picture import PICTURE, draw_picture, same_drawing
+from orchestrator.shipped import LABS
 from orchestrator.sweeps.lab import Published
-from orchestrator.sweeps.load import Sweep, load_sweep
-from trainer.spec.registries import COMPRESSIONS, MODELS, OPTIMIZERS, PARTITIONERS, REGISTRIES
-from trainer.spec.run_spec import RunSpec
-from trainer.strategies.ddp import HOOKS
+from orchestrator.sweeps.load import load_sweep
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md")])
-# What `make sweep-NAME` and the like are the names of.
-MADE_OF = {"sweep": PROJECT / "sweeps", "lab": labs.LABS}
+# Where a path in a page may start.
+ROOTS = (PROJECT, PROJECT / "orchestrator", PROJECT / "trainer")
+FENCE = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$")
+ENDINGS = r"(?:py|md|yml|json|svg|toml|txt)"
 
 
-def commands(pattern: str) -> set[str]:
-    return {found for page in PAGES for found in re.findall(pattern, page.read_text())}
+def name_of(page: Path) -> str:
+    return str(page.relative_to(PROJECT))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-        if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+def prose(page: Path) -> str:
+    """The page without its code blocks."""
+    return FENCE.sub("", page.read_text())
 
 
-def test_make_targets_exist() -> None:
-    makefile = (PROJECT / "Makefile").read_text()
-    named = commands(r"(?m)(?:^|`)make ([a-z]+(?:-\w+)?)")
-    assert {"sweep", "test", "doctor", "lab-parallel_sgd"} <= named
-    for target in named:
-        kind, _, name = target.partition("-")
-        if re.search(rf"(?m)^{target}:", makefile):
+def blocks(language: str, *pages: Path) -> Iterator[str]:
+    """The code blocks of a language; "" are those without one, which hold commands and output."""
+    for page in pages:
+        yield from (text for found, text in FENCE.findall(page.read_text()) if found == language)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"(?m)^#+ (.+)$", prose(page))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+# Links and files
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_and_anchors_resolve(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", prose(page)):
+        if "://" in target:
             continue
-        assert re.search(rf"(?m)^{kind}-%:", makefile), f"make {target}"
-        assert name == "NAME" or (MADE_OF[kind] / f"{name}.yml").exists(), f"make {target}"
+        path, _, anchor = target.partition("#")
+        there = page.parent / path if path else page
+        assert there.exists(), target
+        assert not anchor or anchor in anchors(there), target
 
 
-def test_orchestrator_commands_exist() -> None:
-    shown = subprocess.run(
-        [sys.executable, "-m", "orchestrator", "--help"],
-        cwd=PROJECT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    named = commands(r"-m orchestrator ([a-z]+)")
-    assert {"sweep", "report"} <= named
-    for command in named:
-        assert re.search(rf"\b{command}\b", shown), f"python -m orchestrator {command}"
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_named_files_exist(page: Path) -> None:
+    for name in re.findall(rf"[\w.-]+/[\w./-]*\.{ENDINGS}\b", prose(page)):
+        written_by_runs = name.startswith(("results/", "plots/"))
+        found = any((root / name).exists() for root in (*ROOTS, page.parent))
+        assert written_by_runs or "://" in name or found or f"<name>.{name[-2:]}" in name, name
 
 
-def test_versions_that_the_readme_installs_are_the_pinned_ones() -> None:
+# Commands
+
+
+def commands_shown() -> list[str]:
+    """Every command line that a page shows for make or the orchestrator, without its comment."""
+    lines: list[str] = []
+    for text in blocks("", *PAGES):
+        lines += text.replace("\\\n", " ").splitlines()
+    for page in PAGES:
+        lines += re.findall(r"`((?:make|python -m orchestrator) [^`]+)`", prose(page))
+    shown = (" ".join(line.partition(" #")[0].split()) for line in lines)
+    return sorted({line for line in shown if re.match(r"make |(\S*/)?python -m orchestrator ", line)})
+
+
+def orchestrator_commands(line: str) -> list[list[str]]:
+    """The orchestrator's arguments that a shown command comes to; for make, those that its recipe has."""
+    if line.startswith("make "):
+        ready = ["-o", ".venv/ready", "-o", ".venv/ready-dev"]
+        done = subprocess.run(
+            ["make", "--no-print-directory", "-n", *ready, *shlex.split(line)[1:]],
+            cwd=PROJECT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        recipe = done.stdout.splitlines()
+    else:
+        recipe = [line]
+    return [shlex.split(part[1]) for each in recipe if (part := re.search(r"-m orchestrator (.+)", each))]
+
+
+def parse(arguments: list[str]) -> None:
+    """Parse a command line without carrying it out; a wrong command or option raises."""
+    group = typer.main.get_command(app)
+    with group.make_context("orchestrator", list(arguments)) as context:
+        name, command, rest = group.resolve_command(context, list(arguments))  # type: ignore[attr-defined]
+        if rest:  # without arguments, prose names a command
+            command.make_context(name, rest, parent=context).close()
+
+
+@pytest.mark.parametrize("line", commands_shown())
+def test_shown_command_parses(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(PROJECT)
+    if "RESULTS_DIR" in line or "NAME" in line:
+        return
+    for arguments in orchestrator_commands(line):
+        parse(arguments)
+
+
+def test_commands_are_found_and_wrong_ones_are_refused() -> None:
+    assert {"make sweep", "make test", "make test-all", "make doctor"} <= set(commands_shown())
+    assert orchestrator_commands('make sweep ARGS="--nodes 2"') == [["sweep", "--nodes", "2"]]
+    for wrong in (["swep"], ["sweep", "--node", "2"]):
+        with pytest.raises(Exception, match=wrong[-1] if len(wrong) == 1 else "--node"):
+            parse(wrong)
+
+
+LAB_COMMANDS = [line for line in commands_shown() if re.match(r"python -m orchestrator lab (?!NAME)", line)]
+
+
+@pytest.mark.parametrize("line", LAB_COMMANDS)
+def test_shown_lab_command_has_runs(line: str, tmp_path: Path) -> None:
+    options = ["--dry-run", "--runtime", "local", "--data-dir", str(tmp_path)]
+    done = CliRunner().invoke(app, [*shlex.split(line)[3:], *options])
+    assert done.exit_code == 0, done.exception or done.output
+
+
+# Examples and figures
+
+
+def test_the_sweep_file_that_is_shown_loads(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yml"
+    file.write_text(next(blocks("yaml", PROJECT / "docs" / "sweeps.md")))
+    assert len(load_sweep(file).runs) == 1 + (3 * 2 * 2 - 2) + 2
+
+
+@pytest.mark.parametrize(("quick", "runs"), [(False, 1 + 3 + 2), (True, 1 + 2 + 1)])
+def test_the_lab_that_is_shown_loads(quick: bool, runs: int, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yml"
+    file.write_text(next(blocks("yaml", PROJECT / "docs" / "labs.md")))
+    assert len(load_sweep(file, quick=quick).runs) == runs
+
+
+@pytest.mark.parametrize("name", labs.names())
+def test_the_page_of_a_lab_has_its_blocks_and_published_figures(name: str) -> None:
+    page = (PROJECT / "docs" / "labs" / f"{name}.md").read_text()
+    rows = [{cell.strip() for cell in line.split("|")} for line in page.splitlines()]
+    for block in load_sweep(LABS / f"{name}.yml").spec.blocks:
+        assert f"`{block.name}`" in page
+        for entry in block.published:
+            assert any(set(figures(entry)) <= row for row in rows), entry
+
+
+def figures(entry: Published) -> list[str]:
+    """The published figures, formatted as on a page."""
+    formats = [
+        (entry.time_s, lambda value: f"{value:g} s"),
+        (entry.accuracy, lambda value: f"{100 * value:.4g} %"),
+        (entry.coverage, lambda value: f"{100 * value:.4g} %"),
+        (entry.accuracy_change, lambda value: f"{100 * value:+.4g} points".replace("-", "−")),
+        (entry.steps_per_epoch, str),
+    ]
+    return [write(value) for value, write in formats if value is not None]
+
+
+def test_versions_in_the_readme_are_the_pinned_ones() -> None:
     files = ("requirements.txt", "trainer/requirements.txt")
     pinned = {word for file in files for word in (PROJECT / file).read_text().split()}
     named = set(re.findall(r"\b[a-z]+==[\d.]+", (PROJECT / "README.md").read_text()))
@@ -71,139 +185,26 @@ def test_versions_that_the_readme_installs_are_the_pinned_ones() -> None:
     assert named <= pinned
 
 
-def test_files_that_commands_name_exist() -> None:
-    for name in commands(r"\b((?:sweeps|schemas|trainer|orchestrator|tests)/[\w./]+\.(?:yml|json|py))"):
-        assert (PROJECT / name).exists(), name
-
-
-def test_the_sweep_file_that_is_shown_loads(tmp_path: Path) -> None:
-    page = (PROJECT / "docs" / "sweeps.md").read_text()
-    shown = re.search(r"```yaml\n(.*?)```", page, re.S)
-    assert shown
-    file = tmp_path / "mine.yml"
-    file.write_text(shown[1])
-    assert len(load_sweep(file).runs) == 1 + (3 * 2 * 2 - 2) + 2
-
-
-def shown_in_labs(tmp_path: Path, quick: bool) -> Sweep:
-    shown = re.search(r"```yaml\n(.*?)```", (PROJECT / "docs" / "labs.md").read_text(), re.S)
-    assert shown
-    file = tmp_path / "mine.yml"
-    file.write_text(shown[1])
-    return load_sweep(file, quick=quick)
-
-
-def test_the_lab_that_is_shown_loads(tmp_path: Path) -> None:
-    assert len(shown_in_labs(tmp_path, quick=False).runs) == 1 + 3 + 2
-    assert len(shown_in_labs(tmp_path, quick=True).runs) == 1 + 2 + 1
-
-
-def test_the_table_of_labs_has_them_all_with_their_runs_and_epochs() -> None:
-    page = (PROJECT / "docs" / "labs.md").read_text()
-    rows = re.findall(
-        r"(?m)^\| \[(\w+)\]\(labs/(\w+)\.md\) \| [^|]+ \| (\w+) \| (\d+) \| (\d+)( at most)? \|$", page
-    )
-    assert [row[0] for row in rows] == [row[1] for row in rows] == labs.names()
-    for name, _, dataset, runs, epochs, at_most in rows:
-        sweep = load_sweep(labs.LABS / f"{name}.yml")
-        assert {run.name_of("dataset") for run in sweep.runs} == {dataset}
-        assert (len(sweep.runs), sum(run.epochs for run in sweep.runs)) == (int(runs), int(epochs)), name
-        assert bool(at_most) == any(run.target_accuracy is not None for run in sweep.runs)
-
-
-@pytest.mark.parametrize("name", labs.names())
-def test_the_page_of_a_lab_has_its_blocks_and_its_published_figures(name: str) -> None:
-    page = (PROJECT / "docs" / "labs" / f"{name}.md").read_text()
-    rows = [{cell.strip() for cell in line.split("|")} for line in page.splitlines()]
-    for block in load_sweep(labs.LABS / f"{name}.yml").spec.blocks:
-        assert f"`{block.name}`" in page
-        for entry in block.published:
-            assert any(set(written(entry)) <= row for row in rows), entry
-
-
-def written(entry: Published) -> list[str]:
-    """Its figures, as a page has them."""
-    figures = [
-        (entry.time_s, lambda value: f"{value:g} s"),
-        (entry.accuracy, lambda value: f"{100 * value:.4g} %"),
-        (entry.coverage, lambda value: f"{100 * value:.4g} %"),
-        (entry.accuracy_change, lambda value: f"{100 * value:+.4g} points".replace("-", "−")),
-        (entry.steps_per_epoch, str),
-    ]
-    return [write(value) for value, write in figures if value is not None]
-
-
-LAB_COMMANDS = sorted(commands(r"(?m)^python -m orchestrator (lab [^#\n]+)"))
-
-
-@pytest.mark.parametrize("command", LAB_COMMANDS)
-def test_commands_of_labs_have_runs(command: str, tmp_path: Path) -> None:
-    options = ["--dry-run", "--runtime", "local", "--data-dir", str(tmp_path)]
-    done = CliRunner().invoke(app, [*shlex.split(command), *options])
-    assert done.exit_code == 0, done.exception or done.output
-    assert "nothing was started" in done.output
-
-
-def test_the_table_of_partitioners_is_that_of_the_registry() -> None:
-    page = (PROJECT / "docs" / "partitioners.md").read_text()
-    rows = re.findall(r"(?m)^\| `(\w+)` \| [^|]+ \|([^|]+)\|", page)
-    assert {name for name, _ in rows} == set(PARTITIONERS.entries)
-    for name, cell in rows:
-        fields = PARTITIONERS.load(name).model_fields
-        defaults = {field: str(info.default).lower() for field, info in fields.items()}
-        assert defaults.pop("reshuffle") == "false"
-        assert dict(re.findall(r"`(\w+)` \(([^)]+)\)", cell)) == defaults
-
-
-def test_the_table_of_models_is_that_of_the_registry() -> None:
-    page = (PROJECT / "docs" / "models.md").read_text()
-    rows = re.findall(r"(?m)^\| `(\w+)` \| [^|]+ \|([^|]+)\| [^|]+ \|$", page)
-    assert {name for name, _ in rows} == set(MODELS.entries)
-    for name, cell in rows:
-        defaults = {field: str(info.default) for field, info in MODELS.load(name).model_fields.items()}
-        assert dict(re.findall(r"`(\w+)` \(([^)]+)\)", cell)) == defaults
-
-
-def test_the_table_of_fields_is_that_of_the_spec() -> None:
-    page = (PROJECT / "docs" / "sweeps.md").read_text()
-    table = page[page.index("| field | default |") :].partition("\n\n")[0]
-    defaults = dict(re.findall(r"(?m)^\| `(\w+)` \| ([^|]+) \|", table))
-    assert set(defaults) == set(RunSpec.model_fields)
-    for field, info in RunSpec.model_fields.items():
-        if field not in ("strategy", "transport"):
-            default = "null" if info.default is None else str(info.default).lower()  # as YAML has it
-            assert defaults[field].lower() == default
-
-
-def test_the_table_of_compressions_is_that_of_the_registry() -> None:
-    page = (PROJECT / "docs" / "sweeps.md").read_text()
-    table = page[page.index("| compression | parameter |") :].partition("\n\n")[0]
-    rows = {row.split("`")[1]: row.split("|") for row in table.splitlines()[2:]}
-    assert list(rows) == list(COMPRESSIONS.entries)
-    for name, (_, _, written, _, in_ddp, _) in rows.items():
-        fields = COMPRESSIONS.load(name).model_fields
-        assert written.strip() == ", ".join(f"`{key}: {field.default}`" for key, field in fields.items())
-        assert (in_ddp.strip() != "no") == (name in HOOKS.entries)
-
-
-def test_the_table_of_optimizers_is_that_of_the_registry() -> None:
-    page = (PROJECT / "docs" / "sweeps.md").read_text()
-    table = page[page.index("| optimizer | parameters (default) |") :].partition("\n\n")[0]
-    rows = {row.split("`")[1]: row.split("|")[2] for row in table.splitlines()[2:]}
-    assert list(rows) == list(OPTIMIZERS.entries)
-    for name, cell in rows.items():
-        fields = OPTIMIZERS.load(name).model_fields.items()
-        defaults = {field: str(info.default).lower() for field, info in fields}
-        assert dict(re.findall(r"`(\w+)` \(([^)]+)\)", cell)) == defaults
-
-
-def test_every_component_is_named_in_the_readme() -> None:
-    readme = (PROJECT / "README.md").read_text()
-    for kind, registry in {**REGISTRIES, "compression": COMPRESSIONS}.items():
-        for name in registry.entries:
-            if name != "fault_injection":
-                assert f"`{name}`" in readme, f"{kind} {name}"
+# Generated parts
 
 
 def test_generated_tables_are_current() -> None:
     assert list(stale()) == [], "run: make docs"
+
+
+def test_every_kind_of_component_has_its_table_on_a_page() -> None:
+    asked = {name for page in PAGES for name in re.findall(r"<!-- table: ([\w ]+) -->", page.read_text())}
+    assert asked <= set(TABLES)
+    for kind in KINDS:
+        assert asked & {kind, f"{kind} details", f"{kind} transports"}, kind
+
+
+def test_fault_injection_is_not_listed() -> None:
+    assert "fault_injection" in KINDS["strategy"].entries
+    assert "fault_injection" not in listed("strategy")
+
+
+def test_the_picture_is_what_the_report_draws_from_its_results() -> None:
+    drawn = draw_picture()
+    assert same_drawing(drawn, PICTURE.read_text()), "run: make picture"
+    assert not same_drawing(drawn.replace("Speedup", "Slowdown"), PICTURE.read_text())

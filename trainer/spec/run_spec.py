@@ -74,70 +74,80 @@ class RunSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    strategy: Annotated[Strategy, STRATEGIES] = Field(description="how nodes work together on one model")
+    strategy: Annotated[Strategy, STRATEGIES] = Field(description="how ranks train one model together")
     transport: Annotated[str, AfterValidator(_known_transport)] = Field(
         "",
-        description="what carries the bytes; default: the strategy's first",
+        description="what carries the bytes; default: the first transport of the strategy",
         json_schema_extra={"enum": list(TRANSPORTS.entries)},
     )
     nodes: int = Field(1, ge=1, le=1024, description="nodes that take part in the run")
     processes_per_node: int = Field(1, ge=1, le=64, description="ranks in each node")
-    dataset: Annotated[Dataset, DATASETS] = Field("digits", validate_default=True)
+    dataset: Annotated[Dataset, DATASETS] = Field(
+        "digits", validate_default=True, description="training and test samples"
+    )
     partitioner: Annotated[Partitioner, PARTITIONERS] = Field(
         "random_partition", validate_default=True, description="which samples each rank trains on"
     )
     augmentation: Annotated[Augmentation, AUGMENTATIONS] = Field(
-        "none", validate_default=True, description="how training images are changed at random"
+        "none", validate_default=True, description="random changes of training images"
     )
-    model: Annotated[Model, MODELS] = Field("lenet", validate_default=True)
-    optimizer: Annotated[Optimizer, OPTIMIZERS] = Field("sgd", validate_default=True)
+    model: Annotated[Model, MODELS] = Field("lenet", validate_default=True, description="the network")
+    optimizer: Annotated[Optimizer, OPTIMIZERS] = Field(
+        "sgd", validate_default=True, description="how gradients update the weights"
+    )
     lr: float = Field(0.05, gt=0, le=100, description="learning rate")
     lr_scaling: Literal["none", "linear", "sqrt"] = Field(
         "none",
-        description="lr times P (linear) or its root (sqrt): P is how many times batch_size all nodes "
-        "together take at once, 1 with batch_per run",
+        description="linear: lr × P; sqrt: lr × √P; P is the number of batches of batch_size that all "
+        "nodes together process at a time",
     )
     warm_up_epochs: int = Field(
-        0, ge=0, le=10_000, description="epochs in which the learning rate grows, from a P-th of it"
+        0, ge=0, le=10_000, description="epochs in which the learning rate grows from 1/P of it"
     )
-    batch_size: int = Field(32, ge=1, le=65536, description="samples per step, see batch_per")
+    batch_size: int = Field(
+        32, ge=1, le=65536, description="samples per step, of each rank or of the run (batch_per)"
+    )
     batch_per: Literal["rank", "run"] = Field(
         "rank",
-        description="batch_size is of each rank that trains (or of all that hold one model), or of the run "
-        "and shared evenly among them",
+        description="rank: batch_size counts for each training rank, or for all that hold one copy of the "
+        "model; run: for the run, divided evenly",
     )
     epochs: int = Field(3, ge=1, le=10_000, description="passes of each rank over its samples")
     target_accuracy: float | None = Field(
         None,
         gt=0,
         le=1,
-        description="test accuracy at which training ends before its last epoch; null: none",
+        description="test accuracy at which training ends early; null: none",
     )
     patience: int = Field(
-        1, ge=1, le=10_000, description="epochs in a row in which target_accuracy has to be reached"
+        1, ge=1, le=10_000, description="consecutive epochs that must reach target_accuracy"
     )
-    seed: int = Field(0, ge=0, lt=2**32, description="of all randomness in the run")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of all random numbers in the run")
     threads: int = Field(
         1,
         ge=1,
         le=256,
-        description="torch threads per rank; default: the whole cores of its share of cpus, at least 1",
+        description="torch threads per rank; default: whole cores of its share of cpus, at least 1",
     )
     cpus: float = Field(
-        1.0, gt=0, le=MOST_CPUS, description="cores that a node may use; runtime local does not enforce it"
+        1.0,
+        gt=0,
+        le=MOST_CPUS,
+        description="CPU limit of a node, in cores; runtime local does not enforce it",
     )
     bottleneck_cpus: float | None = Field(
         None,
         gt=0,
         le=MOST_CPUS,
-        description="cores that the last node may use, where it is to be slower than the others; "
-        "default: as many as they",
+        description="CPU limit of the last node, to make it slower than the others; null: as the others",
     )
     memory_mb: int = Field(
-        2048, ge=64, description="memory of a node in MiB; runtime local does not enforce it"
+        2048, ge=64, description="memory limit of a node in MiB; runtime local does not enforce it"
     )
     pids: int = Field(
-        512, ge=16, description="processes and threads in a node; runtime local does not enforce it"
+        512,
+        ge=16,
+        description="limit of processes and threads in a node; runtime local does not enforce it",
     )
     shm_mb: int = Field(
         256, ge=16, description="size of a node's /dev/shm in MiB; runtime local does not enforce it"
@@ -146,18 +156,18 @@ class RunSpec(BaseModel):
         0,
         ge=0,
         le=100,
-        description="how often torchrun may start all ranks again after one was lost; topology ddp only",
+        description="how often torchrun may restart all ranks after the loss of one; topology ddp only",
     )
     checkpoint_epochs: int | None = Field(
         None,
         ge=1,
-        description="epochs from one checkpoint to the next; a killed run goes on from the last one",
+        description="epochs between checkpoints; a killed run resumes from the last one",
     )
     checkpoint_steps: int | None = Field(
-        None, ge=1, description="the same in steps; at most one of the two"
+        None, ge=1, description="steps between checkpoints; excludes checkpoint_epochs"
     )
     save_weights: bool = Field(False, description="keep the final weights as weights.npy beside the result")
-    timeout_s: float = Field(600, gt=0, le=7 * 86400, description="the run is stopped after this")
+    timeout_s: float = Field(600, gt=0, le=7 * 86400, description="seconds after which the run is stopped")
 
     @model_validator(mode="before")
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
@@ -30,3 +31,28 @@ def inline(svg: str, label: str) -> str:
     size = re.search(r'viewBox="([^"]+)"', head)
     box = f' viewBox="{size.group(1)}"' if size else ""
     return f'<svg{box} role="img" aria-label="{label}"{close}{rest.replace("xlink:href=", "href=").strip()}'
+
+
+def grid(figures: Sequence[str], columns: int) -> str:
+    """One SVG that holds several, row by row. A row is as high as its highest figure, in points."""
+    sizes = [_size(svg) for svg in figures]
+    width = max(wide for wide, _ in sizes)
+    placed, top = [], 0.0
+    for first in range(0, len(figures), columns):
+        row = range(first, min(first + columns, len(figures)))
+        for at in row:
+            position = f'<svg x="{(at - first) * width:g}" y="{top:g}"'
+            placed.append(figures[at].replace("<svg", position, 1).strip())
+        top += max(sizes[at][1] for at in row)
+    name_spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    head = f'<svg {name_spaces} viewBox="0 0 {columns * width:g} {top:g}">'
+    background = f'<rect width="{columns * width:g}" height="{top:g}" fill="white"/>'
+    return "\n".join([head, background, *placed, "</svg>", ""])
+
+
+def _size(svg: str) -> tuple[float, float]:
+    """Width and height of an SVG, in points."""
+    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    if not size:
+        raise ValueError("an SVG without a viewBox")
+    return float(size[1]), float(size[2])
