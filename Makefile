@@ -8,7 +8,7 @@ TORCH := $(shell grep -hE '^torch(vision)?==' trainer/requirements.txt requireme
 # Arguments for the commands, e.g. make sweep ARGS="sweeps/mnist.yml --data-dir ~/data"
 ARGS ?=
 
-.PHONY: help engine image venv sweep labs labs-quick report partitions model doctor test test-all smoke check soak bench docs picture clean
+.PHONY: help engine image venv sweep labs labs-quick report partitions model doctor test test-all golden smoke check soak bench docs picture clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -55,6 +55,9 @@ test: $(VENV)/ready-dev ## the tests; ARGS=... for pytest
 
 test-all: $(VENV)/ready-dev ## all tests, those with containers too
 	$(RUN) -m pytest $(ARGS)
+
+golden: $(VENV)/ready-dev ## renew the golden report in tests/golden; read its diff
+	RENEW_GOLDEN=1 $(RUN) -m pytest -q tests/unit/test_report_golden.py
 
 smoke: $(VENV)/ready-dev ## run only the tests that start containers
 	$(RUN) -m pytest tests/smoke $(ARGS)

@@ -36,7 +36,7 @@ def best_accuracy(view: WorkloadView) -> Iterator[Finding]:
         data |= {"serial_accuracy": serial.mean, "verdict": compare_spreads(best, serial)}
     text = (
         f"At {view.shape.label}, {view.name(group)} reached "
-        f"{'the best accuracy' if len(ranked) > 1 else 'an accuracy of'} {percent(best.mean)}"
+        f"{'the best accuracy,' if len(ranked) > 1 else 'an accuracy of'} {percent(best.mean)}"
         f"{_from_serial(best, serial, group)}."
     )
     rows = [group, view.serial]
@@ -57,7 +57,7 @@ def _from_serial(spread: Spread, serial: Spread | None, group: Group) -> str:
     if not serial or not difference:
         return ""
     remark = REMARKS[compare_spreads(spread, serial)]
-    return f", {points(difference.mean)} from serial ({percent(serial.mean)}){remark}"
+    return f" ({points(difference.mean)} from serial's {percent(serial.mean)}{remark})"
 
 
 def fewer_steps(view: WorkloadView) -> Iterator[Finding]:

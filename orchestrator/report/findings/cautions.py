@@ -28,7 +28,7 @@ def shared_cores(view: WorkloadView) -> Iterator[Finding]:
     shapes = sorted({group.shape for group in sharing}, key=lambda shape: (shape.ranks, shape.nodes))
     text = (
         f"Runs on {_on(shapes)} shared {counted(cores, 'core')}: their wall-clock speedup cannot exceed "
-        f"{limit:.3g}, and does not show the speedup of as many machines."
+        f"{limit:.3g}, and does not predict that of as many machines."
     )
     data: dict[str, Any] = {"shapes": [shape.short for shape in shapes], "cores": cores, "limit": limit}
     most = shapes[-1]
@@ -72,7 +72,7 @@ def not_repeated(view: WorkloadView) -> Iterator[Finding]:
     subject = (
         "No configuration was repeated"
         if everything
-        else f"Only one seed was run of {listed(_names(view, once))}"
+        else f"Only one seed was run for {listed(_names(view, once))}"
     )
     yield Finding(
         "not_repeated",

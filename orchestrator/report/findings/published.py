@@ -40,9 +40,9 @@ def times(comparison: Comparison) -> Iterator[Finding]:
         if one is None or one.published.time_s is None or measured is None:
             continue
         text = (
-            f"{block}: one node took {seconds(measured)}; {seconds(one.published.time_s)} were published. "
-            f"Another machine and another training loop: {ratio(one.published.time_s / measured)} times as "
-            "fast."
+            f"{block}: one node took {seconds(measured)}; {seconds(one.published.time_s)} were published, "
+            f"on another machine and with another training loop. Ours is "
+            f"{ratio(one.published.time_s / measured)} times as fast."
         )
         data: dict[str, Any] = {"block": block, "train_s": measured, "published_s": one.published.time_s}
         scaled = [line for line in lines if line.measured_speedup and line.published_speedup]
@@ -107,12 +107,12 @@ def _finding(ablation: Ablation, nodes: int, groups: list[Group]) -> Finding:
         lacking = [step.block for step, spread in zip(ablation.steps, measured, strict=True) if not spread]
         return Finding(
             "ablation_incomplete",
-            f"At {count(nodes, 'node')}, {listed(lacking)} has no {ablation.measure} to compare.",
+            f"At {count(nodes, 'node')}, no {ablation.measure} to compare of {listed(lacking)}.",
             evidence(groups),
             {"nodes": nodes, "measure": ablation.measure, "lacking": lacking},
         )
     first, last = known[0], known[-1]
-    write = percent if ablation.measure == "accuracy" else seconds
+    write, verb = (percent, "reached") if ablation.measure == "accuracy" else (seconds, "took")
     parts, steps = [], []
     for number, step in enumerate(ablation.steps[1:], start=1):
         left, right = known[number - 1], known[number]
@@ -120,7 +120,7 @@ def _finding(ablation: Ablation, nodes: int, groups: list[Group]) -> Finding:
         fixes = step.fixes.replace("{nodes}", str(nodes))
         changed = changes(groups[number - 1], groups[number])
         parts.append(
-            f"{fixes} ({', '.join(changed)}) {_difference(ablation, right.mean - left.mean)}"
+            f"{_difference(ablation, right.mean - left.mean)} from {fixes} ({', '.join(changed)})"
             f"{REMARKS[verdict] if verdict != 'single_seed' else ''}"
         )
         steps.append(
@@ -128,9 +128,9 @@ def _finding(ablation: Ablation, nodes: int, groups: list[Group]) -> Finding:
         )
     repeated = all(group.repeated for group in groups)
     text = (
-        f"At {count(nodes, 'node')}, {_step_name(ablation.steps[0])} has {write(first.mean)} and "
+        f"At {count(nodes, 'node')}, {_step_name(ablation.steps[0])} {verb} {write(first.mean)} and "
         f"{_step_name(ablation.steps[-1])} {write(last.mean)}: "
-        f"{_difference(ablation, last.mean - first.mean)}. Causes: {listed(parts)}."
+        f"{_difference(ablation, last.mean - first.mean)}. Contributions: {listed(parts)}."
         f"{'' if repeated else ' Not repeated: each may be chance.'}"
     )
     data = {

@@ -27,8 +27,8 @@ def straggler(view: WorkloadView) -> Iterator[Finding]:
         yield Finding(
             "straggler",
             f"{view.name(group)} on {group.shape.label}: {others} waited for {noun} {slow.rank} during "
-            f"{percent(slow.share_of_time)} of the wall time, which is {percent(slow.share_of_waiting)} of "
-            "all waiting.",
+            f"{percent(slow.share_of_time)} of the wall time on average; {percent(slow.share_of_waiting)} "
+            f"of all waiting was for {noun} {slow.rank}.",
             evidence([group]),
             {
                 "strategy": view.name(group),

@@ -1,0 +1,273 @@
+"""The prose of the report: one comparison with every finding, table and figure, against tests/golden.
+
+`make golden` writes the files again. Read their diff: it is what a reader of a report will see.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.report import figures, formats
+from orchestrator.report.findings import find
+from orchestrator.report.findings.base import KINDS
+from orchestrator.report.model.comparison import Comparison, compare
+from orchestrator.report.render import columns, html, markdown
+from orchestrator.results.records import RunResult
+from orchestrator.sweeps.lab import BlockRecord, Lab
+from tests.unit.report_support import (
+    ONE_SHOT_ALONE,
+    a_pipeline,
+    a_record,
+    a_run,
+    in_parts,
+    repeated,
+)
+from tests.unit.test_report_data_partition import with_labels
+from tests.unit.test_report_learning import learned
+from tests.unit.test_report_locations import NEWER, a_node, contained
+from tests.unit.test_report_stragglers import FOR_THE_LAST, waiting
+from tests.unit.test_report_textbook_optimizers import trained
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+RENEW = "RENEW_GOLDEN"  # set by `make golden`
+
+
+def data_parallel() -> list[RunResult]:
+    """Strategies, transports and partitioners on three nodes that share two cores."""
+    fields: dict[str, Any] = {"nodes": 3, "cores": 2, "steps": 30}
+    mpi = {**fields, "transport": "mpi"}
+    runs = [
+        *repeated("serial", [8.0, 8.2], cores=2, steps=90),
+        *repeated("all_reduce", [5.0, 5.1], accuracy=0.88, communicate_s=1.0, **mpi),
+        *repeated("all_reduce", [9.0, 9.2], accuracy=0.88, communicate_s=4.0, **fields, transport="gloo"),
+        *repeated("ddp", [8.5, 8.6], accuracy=0.88, communicate_s=3.0, **fields),
+        *repeated("all_gather", [6.0, 6.1], accuracy=0.88, communicate_s=1.5, **mpi),
+        *repeated("all_reduce", [4.0, 4.1], accuracy=0.89, nodes=2, cores=2, transport="mpi"),
+        *repeated("one_shot", [0.70, 0.72], "accuracy", own=[0.5, 0.6, 0.7], **mpi),
+        *repeated(ONE_SHOT_ALONE, [0.20, 0.22], "accuracy", own=[0.5, 0.6, 0.7], bytes_sent=5e5, **mpi),
+        *repeated("one_shot", [0.40, 0.42], "accuracy", partitioner="contiguous", **mpi),
+        *repeated("all_reduce", [0.80, 0.82], "accuracy", partitioner="contiguous", **mpi),
+        a_run("async_parameter_server", staleness=[(0.5, 2), (1.5, 7)], **fields),
+        a_run("all_reduce", lr_scaling="linear", accuracy=0.87, **mpi),
+    ]
+    sampled = {"coverage": 0.7, "overlap": 0.2, "partitioner": "random_sampling"}
+    runs.append(a_run("one_shot", accuracy=0.71, seed=0, **sampled, **mpi))
+    runs += [
+        a_run("one_shot", accuracy=0.712, partitioner=name, **mpi) for name in ("stratified", "quantity")
+    ]
+    gossip = a_run("gossip", **mpi)
+    points = [point.model_copy(update={"consensus_distance": 0.25, "lr": 0.1}) for point in gossip.epochs]
+    labelled = with_labels(a_run("local_sgd", **mpi), [[9, 1], [1, 9], [5, 5]])
+    return [*runs, gossip.model_copy(update={"epochs": points}), labelled]
+
+
+def model_partitioned() -> list[RunResult]:
+    """Pipelines with several split points, and the same model whole; one seed without a serial run."""
+    whole = in_parts(a_run(lr=0.1), [1000], activations=[7000])
+    copies = in_parts(a_run("all_reduce", nodes=2, train_s=1.8, lr=0.1), [1000] * 2, activations=[3000] * 2)
+    steps = {"relu1": 0.03, "conv2": 0.02, "fc2": 0.05}
+    pipelines = [a_pipeline(name, step_s=step_s, lr=0.1) for name, step_s in steps.items()]
+    default = a_pipeline("flatten", requested=False, step_s=0.04, lr=0.1)
+    more = a_pipeline(more={"micro_batches": 8}, lr=0.1, seed=5)
+    return [whole, copies, *pipelines, default, more]
+
+
+def with_target() -> list[RunResult]:
+    return [
+        learned("serial", [0.6, 0.7, 0.95]),
+        learned("all_reduce", [0.5, 0.95], nodes=2, transport="gloo"),
+        learned("ddp", [0.5, 0.95], nodes=3),
+        learned("gossip", [0.5, 0.6, 0.7, 0.8], nodes=2, transport="gloo"),
+        learned("gossip", [0.5, 0.6, 0.7, 0.8], nodes=3, transport="gloo"),
+        learned("gossip", [0.5, 0.95], nodes=3, transport="gloo", seed=1),
+    ]
+
+
+def with_a_slow_node() -> list[RunResult]:
+    slow = waiting(FOR_THE_LAST, cpus=0.5, bottleneck_cpus=0.25)
+    return [a_run("all_reduce", nodes=3, train_s=5.0, cpus=0.5), slow]
+
+
+def in_containers() -> list[RunResult]:
+    killed = [a_node("node-1", [0]), a_node("node-2", [1], out_of_memory=2, throttled_s=2.5)]
+    return [
+        contained("ddp", *killed, nodes=2),
+        contained("ddp", nodes=2, seed=1, environment=NEWER),
+        contained("hogwild", a_node("node-1", [0, 1]), nodes=2),
+    ]
+
+
+def with_defects() -> list[RunResult]:
+    fields: dict[str, Any] = {"nodes": 2, "lr": 0.3}
+    run = a_run("all_reduce", seed=7, **fields)
+    return [
+        a_run("ddp", verified=False, flags=["a flag"], **fields),
+        a_run("all_reduce", digests=["one", "other"], **fields),
+        a_run("all_reduce", transport="memory", **fields),
+        run.model_copy(update={"runtime_info": dataclasses.replace(run.runtime_info, one_clock=False)}),
+        a_run("ddp", seed=1, status="failed", cause="node 1: gone", **fields),
+        a_run("ddp", seed=2, status="timeout", cause="stopped after 9 s", **fields),
+    ]
+
+
+def textbook() -> list[RunResult]:
+    return [
+        trained("adam", 0.5, 0.25, train_s=4.0),
+        trained("textbook_adam", 0.5, 0.250001, train_s=6.0),
+        trained("momentum", 0.5, 0.25),
+        trained("textbook_momentum", 0.5, 0.26),
+    ]
+
+
+def larger_model() -> list[RunResult]:
+    run = a_run("all_reduce", nodes=3, transport="mpi", communicate_s=2.0, model="mlp", cores=2)
+    return [
+        run.model_copy(update={"ranks": [r.model_copy(update={"parameters": 9000}) for r in run.ranks]})
+    ]
+
+
+def golden_comparison() -> Comparison:
+    """Every kind of finding, every column of every table, and every figure."""
+    one = a_run(train_s=8.0, accuracy=0.9, cores=2, lr=0.2)
+    theirs = [
+        a_run(ONE_SHOT_ALONE, nodes=nodes, accuracy=accuracy, train_s=train_s, cores=2, lr=0.2, steps=200)
+        for nodes, accuracy, train_s in ((1, 0.9, 8.0), (2, 0.3, 4.0), (4, 0.1, 4.0))
+    ]
+    fixed = a_run("one_shot", nodes=2, accuracy=0.7, train_s=4.0, cores=2, lr=0.2)
+    results = [
+        *data_parallel(),
+        *larger_model(),
+        *model_partitioned(),
+        *with_target(),
+        *with_a_slow_node(),
+        *textbook(),
+        one,
+        *theirs,
+        fixed,
+        *in_containers(),
+        *with_defects(),
+    ]
+    published = [
+        {"runs": {"nodes": 1}, "time_s": 80.0, "accuracy": 0.91, "steps_per_epoch": 469, "coverage": 1.0},
+        {"runs": {"nodes": 2}, "time_s": 50.0, "accuracy": 0.35, "accuracy_change": -0.56},
+        {"runs": {"nodes": 4}, "time_s": 20.0, "accuracy": 0.10},
+    ]
+    steps = [
+        {"block": "theirs"},
+        {"block": "fixed", "fixes": "{nodes} different initial weights"},
+        {"block": "one", "runs": {"nodes": 1}, "fixes": "averaging"},
+    ]
+    lab = {
+        "title": "About averaging",
+        "source": "a lab sheet",
+        "hardware": "an old laptop",
+        "differs": ["the published times include evaluation"],
+        "ablations": [
+            {"measure": "accuracy", "nodes": [2], "steps": steps},
+            {"measure": "time_to_target_s", "nodes": [2], "steps": steps},
+        ],
+    }
+    blocks = [
+        BlockRecord(name="one", keys=[one.key]),
+        BlockRecord.model_validate(
+            {"name": "theirs", "keys": [run.key for run in theirs], "published": published}
+        ),
+        BlockRecord(name="fixed", keys=[fixed.key]),
+    ]
+    record = a_record(
+        results,
+        pending=["ddp-gloo-n4-s0-0"],
+        name="golden",
+        description="Every finding, table and figure.",
+        lab=Lab.model_validate(lab),
+        blocks=blocks,
+    )
+    return compare(record, [(result.key, result) for result in results])
+
+
+class Text(HTMLParser):
+    """The text of a page by block, without findings, figures, rows of tables, specs and strategies."""
+
+    BLOCKS = frozenset({"h1", "h2", "h3", "p", "li", "dt", "dd", "th", "td", "figcaption", "summary", "a"})
+    SKIPPED = frozenset({"svg", "style", "pre", "ul", "details", "tbody", "title"})
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.lines = [""]
+        self._skipping = 0
+        findings = r'<dl class="findings">.*?</dl>'  # as in report.md
+        self.feed(re.sub(findings, "", page, flags=re.S).replace('<details class="words">', "<section>"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._skipping += tag in self.SKIPPED
+        if tag in self.BLOCKS:
+            self.lines.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._skipping = max(0, self._skipping - (tag in self.SKIPPED))
+
+    def handle_data(self, data: str) -> None:
+        if not self._skipping:
+            self.lines[-1] += data
+
+    @property
+    def text(self) -> str:
+        """Each line once: several workloads have the same headings and captions."""
+        lines = [" ".join(line.split()) for line in self.lines]
+        return "\n".join(dict.fromkeys(filter(None, lines))) + "\n"
+
+
+@pytest.fixture(scope="module")
+def comparison() -> Comparison:
+    return golden_comparison()
+
+
+@pytest.fixture(scope="module")
+def plots(comparison: Comparison) -> list[figures.Plot]:
+    """All figures, built and not rendered: their titles and captions are what is compared."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "to_svg", lambda figure, name: '<svg viewBox="0 0 1 1"></svg>\n')
+        return figures.draw(comparison)
+
+
+def test_the_golden_comparison_has_every_finding_and_figure(
+    comparison: Comparison, plots: list[figures.Plot]
+) -> None:
+    assert {finding.kind for finding in find(comparison)} == set(KINDS)
+    assert {plot.name.rpartition("-")[0] or plot.name for plot in plots} == set(figures.CAPTIONS)
+
+
+@pytest.mark.parametrize("table", ["GROUPS", "CERTIFICATES", "MODEL_PARTITION", "CONTAINERS"])
+def test_the_golden_comparison_fills_every_column(table: str, comparison: Comparison) -> None:
+    shown = columns.filled(getattr(columns, table), comparison.groups)
+    assert shown == list(getattr(columns, table))
+
+
+def test_markdown(comparison: Comparison, plots: list[figures.Plot]) -> None:
+    text = markdown.render(comparison, find(comparison), plots)
+    before, _, rest = text.partition("## Strategies\n")  # from the docstrings of strategies
+    check("report.md", before + rest[rest.index("## ") :])
+
+
+def test_html(comparison: Comparison, plots: list[figures.Plot]) -> None:
+    check("report.txt", Text(html.render(comparison, find(comparison), plots)).text)
+
+
+def check(name: str, text: str) -> None:
+    """Compare a text with its golden file, or renew the file. Hashes of run keys do not count."""
+    text = re.sub(r"-[0-9a-f]{8}\b", "", text.replace(formats.JOIN, " "))
+    path = GOLDEN / name
+    if os.environ.get(RENEW):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    golden = path.read_text(encoding="utf-8")
+    difference = difflib.unified_diff(golden.splitlines(), text.splitlines(), name, "now", lineterm="", n=0)
+    assert text == golden, "\n".join(["`make golden` renews it:", *difference])
