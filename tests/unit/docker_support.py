@@ -1,4 +1,4 @@
-"""A Docker engine that is made up: its containers are rows of a list that a test changes."""
+"""A fake Docker engine whose containers a test sets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ended(service: str, number: int = 1) -> Row:
 
 
 class Api:
-    """What the engine is asked. codes: exit codes by container."""
+    """The engine's API. codes: exit codes by container."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -76,8 +76,8 @@ class Up:
         return self.returncode
 
 
-class Place:
-    """One run under way. api, up: what the test turns."""
+class FakeRun:
+    """A started run. The test sets `api` and `up`."""
 
     def __init__(
         self, directory: Path, monkeypatch: pytest.MonkeyPatch, topology: str = "ddp", **fields: Any
@@ -87,7 +87,7 @@ class Place:
         self.removed: list[str] = []
         monkeypatch.setattr(subprocess, "Popen", Up)
         self.answer = SimpleNamespace(returncode=0, stderr="")
-        monkeypatch.setattr(subprocess, "run", self._carry_out)
+        monkeypatch.setattr(subprocess, "run", self._run_command)
         monkeypatch.setattr(module, "remove_project", lambda engine, project: self.removed.append(project))
         self.paths = RunPaths(directory)
         client: Any = SimpleNamespace(api=self.api, ping=self.ping)
@@ -97,7 +97,7 @@ class Place:
         self.run = DockerRun(engine, self.cluster, self.paths)
         self.up: Any = self.run._up
 
-    def _carry_out(self, command: list[str], **_: Any) -> Any:
+    def _run_command(self, command: list[str], **_: Any) -> Any:
         self.commands.append(command)
         return self.answer
 

@@ -1,4 +1,4 @@
-"""From a launch plan to a docker compose command. Nothing is started."""
+"""The docker compose commands of a run. Starts nothing."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def made(
 # The project: its name is the label by which everything is found again
 
 
-def test_a_run_s_project_is_the_same_each_time_and_that_of_its_directory() -> None:
+def test_project_depends_on_the_directory_alone() -> None:
     assert made().project == made(lr=0.5, topology="mpi").project
     assert made(Path("/results/a")).project != made(Path("/results/b")).project
     assert made(Path("/results/s/run")).project == made(Path("/results/s/../s/run")).project
 
 
-def test_a_project_has_a_name_that_compose_takes_and_that_is_a_host_s_too() -> None:
+def test_project_is_a_valid_name_for_compose_and_dns() -> None:
     project = made(Path("/Größe/mit Leerzeichen/[x]")).project
     assert project.startswith("shardyard-")
     assert project.isascii()
@@ -51,7 +51,7 @@ def test_a_project_has_a_name_that_compose_takes_and_that_is_a_host_s_too() -> N
     ("topology", "scale"),
     [("ddp", 4), ("mpi", 4), ("rpc", 3), ("single", 1)],  # rpc's master is the fourth
 )
-def test_how_many_containers_of_service_node_there_are(topology: str, scale: int) -> None:
+def test_scale(topology: str, scale: int) -> None:
     run = made(topology=topology)
     assert run.scale == scale
     assert run.files == (COMPOSE / f"{topology}.yml",)
@@ -61,13 +61,13 @@ def test_how_many_containers_of_service_node_there_are(topology: str, scale: int
     )
 
 
-def test_down_names_the_same_project_and_leaves_nothing() -> None:
+def test_down() -> None:
     run = made()
     assert run.down[: len(run.compose)] == run.compose
     assert {"down", "--volumes", "--remove-orphans"} <= set(run.down)
 
 
-def test_gpus_are_an_overlay() -> None:
+def test_gpu_overlay() -> None:
     run = made(transport="nccl")
     assert run.files == (COMPOSE / "ddp.yml", COMPOSE / "gpu.yml")
     assert run.compose[3:7] == ("-f", str(COMPOSE / "ddp.yml"), "-f", str(COMPOSE / "gpu.yml"))
@@ -99,14 +99,12 @@ def test_environment(tmp_path: Path) -> None:
     }
 
 
-def test_checkpoints_lie_in_the_run_s_directory_apart_from_those_of_processes(tmp_path: Path) -> None:
+def test_checkpoint_directory(tmp_path: Path) -> None:
     run = made(tmp_path, checkpoint_steps=10)
     assert run.environment["SHARDYARD_CHECKPOINTS"] == f"{tmp_path}/checkpoints/docker"
 
 
-def test_relative_paths_are_not_relative_to_the_compose_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = cluster(RunSpec.model_validate(RUNS["ddp"]), RunPaths(Path("out/run")), Path("data"), "", cores=1)
     found = {name: run.environment[f"SHARDYARD_{name}"] for name in ("SPEC", "RESULTS", "DATA")}
@@ -123,9 +121,7 @@ LIMITS = ("CPUS", "MEMORY_MB", "PIDS", "SHM_MB")
 @pytest.mark.parametrize(
     ("topology", "share"), [("ddp", 1), ("mpi", 1), ("rpc", 1), ("single", 4)], ids=lambda part: str(part)
 )
-def test_limits_are_a_node_s_and_one_container_has_those_of_all_its_nodes(
-    topology: str, share: int
-) -> None:
+def test_limits(topology: str, share: int) -> None:
     run = made(topology=topology, cpus=0.5, memory_mb=300, pids=40, shm_mb=20)
     found = [float(run.environment[f"SHARDYARD_{name}"]) for name in LIMITS]
     assert found == [share * 0.5, share * 300, share * 40, share * 20]
@@ -143,5 +139,5 @@ def test_limits_are_a_node_s_and_one_container_has_those_of_all_its_nodes(
         ("single", 0.3, 64, "1.2"),  # and not 1.2000000000000002
     ],
 )
-def test_no_quota_is_beyond_the_engine_s_cores(topology: str, cpus: float, cores: int, quota: str) -> None:
+def test_quota_is_at_most_the_engine_s_cores(topology: str, cpus: float, cores: int, quota: str) -> None:
     assert made(topology=topology, cpus=cpus, cores=cores).environment["SHARDYARD_CPUS"] == quota

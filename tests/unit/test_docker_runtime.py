@@ -1,4 +1,4 @@
-"""Runtime docker: how a run ends, and what the runtime says before it starts one."""
+"""Runtime docker: the end of a run, and checks before one starts."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from orchestrator.runtimes.docker.compose import LIVE
 from orchestrator.runtimes.docker.engine import Engine, EngineError
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 from tests.unit.conftest import event
-from tests.unit.docker_support import Place, container, ended
+from tests.unit.docker_support import FakeRun, container, ended
 from trainer.spec.run_spec import RunSpec
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    return Place(tmp_path, monkeypatch)
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
+    return FakeRun(tmp_path, monkeypatch)
 
 
 # The end
 
 
-def test_stop_brings_logs_and_removes_everything(place: Place) -> None:
-    place.assign_ranks("ddp", 10, 2)
-    place.api.rows = [container("node", 10), ended("node", 2), container("coordinator"), container("data")]
-    place.run.stop()
-    place.run.stop()
-    asked = [command[2:][command[2:].index("-p") + 2] for command in place.commands]
+def test_stop_saves_logs_and_removes_everything(fake: FakeRun) -> None:
+    fake.assign_ranks("ddp", 10, 2)
+    fake.api.rows = [container("node", 10), ended("node", 2), container("coordinator"), container("data")]
+    fake.run.stop()
+    fake.run.stop()
+    asked = [command[2:][command[2:].index("-p") + 2] for command in fake.commands]
     assert asked[:2] == ["stop", "down"]
-    assert place.removed == [place.cluster.project]
-    assert place.up.returncode == -15
-    logs = {path.name: path.read_text() for path in place.paths.directory.glob("*.log")}
+    assert fake.removed == [fake.cluster.project]
+    assert fake.up.returncode == -15
+    logs = {path.name: path.read_text() for path in fake.paths.directory.glob("*.log")}
     assert logs == {
         "compose.log": "",
         "coordinator.log": "log of coordinator-1\n",
@@ -47,32 +47,32 @@ def test_stop_brings_logs_and_removes_everything(place: Place) -> None:
     }
 
 
-def test_an_engine_that_is_gone_does_not_hide_what_the_run_has_come_to(place: Place) -> None:
-    place.api.error, place.alive = ConnectionError("no socket"), False
-    place.run.stop()
-    place.alive = True
-    with pytest.raises(ConnectionError):  # but one that answers and does not obey is no secret
-        place.run.stop()
+def test_stop_ignores_errors_of_a_dead_engine(fake: FakeRun) -> None:
+    fake.api.error, fake.alive = ConnectionError("no socket"), False
+    fake.run.stop()
+    fake.alive = True
+    with pytest.raises(ConnectionError):  # the engine responds
+        fake.run.stop()
 
 
-def test_what_the_head_has_kept_becomes_the_run_s(place: Place) -> None:
-    place.assign_ranks("ddp", 1, 2)
-    live = place.paths.directory / LIVE
+def test_collect_moves_the_coordinator_s_files(fake: FakeRun) -> None:
+    fake.assign_ranks("ddp", 1, 2)
+    live = fake.paths.directory / LIVE
     for rank in (0, 1):
         (live / f"rank-{rank}.jsonl").write_text(event("start", rank, 5.0 - rank, pid=7).to_line() + "\n")
     (live / "usage.jsonl").write_text("{}\n")
-    assert [each.rank for each in place.run.new_events()] == [1, 0]
-    place.run.collect(place.paths)
-    lines = place.paths.events.read_text().splitlines()
+    assert [each.rank for each in fake.run.new_events()] == [1, 0]
+    fake.run.collect(fake.paths)
+    lines = fake.paths.events.read_text().splitlines()
     assert [json.loads(line)["rank"] for line in lines] == [1, 0]
-    assert place.paths.usage.read_text() == "{}\n"
-    assert not place.paths.weights.exists()
+    assert fake.paths.usage.read_text() == "{}\n"
+    assert not fake.paths.weights.exists()
     assert not live.exists()
 
 
-def test_a_run_that_never_came_up_has_no_events(place: Place) -> None:
-    place.run.collect(place.paths)
-    assert place.paths.events.read_text() == ""
+def test_collect_without_events(fake: FakeRun) -> None:
+    fake.run.collect(fake.paths)
+    assert fake.paths.events.read_text() == ""
 
 
 # The runtime
@@ -110,14 +110,14 @@ def test_runtime(runtime: DockerRuntime, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cpus", "lacking"), [(4, None), (4.5, "cpus: 4.5 for a node, and the engine has 4; lower cpus")]
 )
-def test_a_node_cannot_have_more_than_the_engine(
+def test_more_cpus_than_the_engine_has(
     runtime: DockerRuntime, monkeypatch: pytest.MonkeyPatch, cpus: float, lacking: str | None
 ) -> None:
     monkeypatch.setattr(module, "image_id", lambda engine: "sha256:1")
     assert runtime.unsupported_reason(spec(cpus=cpus)) == lacking
 
 
-def test_without_its_image_nothing_runs(runtime: DockerRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_image(runtime: DockerRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "image_trouble", lambda engine: "image x is not there: make image")
     assert runtime.unsupported_reason(spec()) == "image x is not there: make image; or use --runtime local"
 
@@ -128,7 +128,7 @@ def test_without_an_engine(runtime: DockerRuntime, monkeypatch: pytest.MonkeyPat
     assert runtime.unavailable_reason() == "no engine answers"
     assert runtime.clean() == 0
     plan = runtime.plan(spec(), RunPaths(tmp_path), tmp_path)
-    monkeypatch.setattr(module, "answers", lambda engine: False)
+    monkeypatch.setattr(module, "is_responding", lambda engine: False)
     with pytest.raises(InputError, match="no engine answers"):
         runtime.start(plan)
     with pytest.raises(InputError, match="no engine answers"):

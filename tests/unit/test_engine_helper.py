@@ -1,4 +1,4 @@
-"""docker/engine leaves alone what works, and takes the right packages. Every command it calls is a stub."""
+"""docker/engine leaves working engines alone and installs the right packages. All commands are stubs."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def running(machine: Machine) -> Machine:
 
 
 @pytest.mark.parametrize("command", ["up", "stop", "status"])
-def test_what_works_is_left_alone(machine: Machine, command: str) -> None:
+def test_working_engine_is_left_alone(machine: Machine, command: str) -> None:
     code, shown = running(machine).run(command)
     assert code == 0
     assert {"up": "ready.", "stop": "left alone", "status": "compose  2.26.1"}[command] in shown
@@ -127,7 +127,7 @@ def test_status_of_a_bare_machine(machine: Machine) -> None:
     assert not machine.called(*CHANGES)
 
 
-def test_missing_base_is_pulled(machine: Machine) -> None:
+def test_missing_base_image_is_pulled(machine: Machine) -> None:
     (running(machine).state / "image").unlink()
     assert machine.run("--no-base")[0] == 0
     assert not machine.called("docker pull")
@@ -167,7 +167,7 @@ def test_plugins_that_would_change_a_running_engine_are_refused(machine: Machine
     ],
     ids=["debian 12", "debian 13", "ubuntu 24.04"],
 )
-def test_bare_machine_gets_an_engine_and_gives_it_back(tmp_path: Path, release: str, packages: str) -> None:
+def test_engine_on_a_bare_machine(tmp_path: Path, release: str, packages: str) -> None:
     machine = Machine(tmp_path, release)
     code, shown = machine.run()
     try:
@@ -198,7 +198,7 @@ def test_bare_machine_gets_an_engine_and_gives_it_back(tmp_path: Path, release: 
         (UBUNTU_24.replace("24", "20"), "Ubuntu 20.04 is too old"),
     ],
 )
-def test_other_systems_are_told_what_to_do(tmp_path: Path, release: str, complaint: str) -> None:
+def test_unsupported_system(tmp_path: Path, release: str, complaint: str) -> None:
     machine = Machine(tmp_path, release)
     code, shown = machine.run()
     assert code == 1
@@ -207,7 +207,7 @@ def test_other_systems_are_told_what_to_do(tmp_path: Path, release: str, complai
     assert not machine.called("apt-get")
 
 
-def test_an_engine_elsewhere_is_not_replaced(machine: Machine) -> None:
+def test_remote_engine_is_not_replaced(machine: Machine) -> None:
     machine.set(endpoint="ssh://other")
     del machine.environment["SHARDYARD_ENGINE_DIR"]
     code, shown = machine.run()
@@ -216,7 +216,7 @@ def test_an_engine_elsewhere_is_not_replaced(machine: Machine) -> None:
     assert not machine.called(*CHANGES)
 
 
-def test_what_it_says_fits_a_terminal(machine: Machine) -> None:
+def test_help_fits_a_terminal(machine: Machine) -> None:
     code, shown = machine.run("--help")
     assert code == 0
     assert max(map(len, shown.replace(str(machine.home), "").splitlines())) <= 80

@@ -1,4 +1,4 @@
-"""The trainer image: whether it was built from these sources, and how it is built."""
+"""The trainer image: the digest of its sources, and building it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def write(project: Path, name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_byte_of_what_the_image_is_built_from_changes_the_digest(project: Path, name: str) -> None:
+def test_digest_covers_all_sources(project: Path, name: str) -> None:
     before = source_digest(project)
     write(project, name, FILES[name] + " ")
     assert source_digest(project) != before
@@ -65,16 +65,16 @@ def test_a_byte_of_what_the_image_is_built_from_changes_the_digest(project: Path
         "README.md",
         "docker/engine",
         "compose/ddp.yml",
-        "trainer/cluster/__pycache__/head.cpython-311.pyc",
+        "trainer/cluster/__pycache__/agent.cpython-311.pyc",
     ],
 )
-def test_nothing_else_changes_the_digest(project: Path, name: str) -> None:
+def test_digest_covers_nothing_else(project: Path, name: str) -> None:
     before = source_digest(project)
     write(project, name, "anything")
     assert source_digest(project) == before
 
 
-def test_a_file_that_comes_goes_or_moves_changes_the_digest(project: Path) -> None:
+def test_digest_covers_file_names(project: Path) -> None:
     digests = [source_digest(project)]
     write(project, "trainer/new.py", "")
     digests.append(source_digest(project))
@@ -85,7 +85,7 @@ def test_a_file_that_comes_goes_or_moves_changes_the_digest(project: Path) -> No
     assert source_digest(project) == digests[0]
 
 
-def test_no_file_can_pass_for_two(project: Path) -> None:
+def test_digest_delimits_files(project: Path) -> None:
     write(project, "trainer/a.py", "one")
     write(project, "trainer/b.py", "two")
     before = source_digest(project)
@@ -94,7 +94,7 @@ def test_no_file_can_pass_for_two(project: Path) -> None:
     assert source_digest(project) != before
 
 
-def test_the_image_is_built_from_nothing_that_the_digest_does_not_cover() -> None:
+def test_dockerfile_copies_only_what_the_digest_covers() -> None:
     copied = [
         line.split()[1]
         for line in (PROJECT / "docker" / "Dockerfile").read_text().splitlines()
@@ -109,7 +109,7 @@ def test_the_image_is_built_from_nothing_that_the_digest_does_not_cover() -> Non
     assert others == {".py"}
 
 
-def test_versions_that_results_record_are_the_pinned_ones(project: Path) -> None:
+def test_pinned_packages(project: Path) -> None:
     assert pinned_packages(project) == {"torch": "2.13.0", "numpy": "2.4.6"}
     assert pinned_packages().keys() == set(PACKAGES)
 
@@ -154,7 +154,7 @@ def test_image_trouble(
 
 
 @pytest.mark.parametrize(("variable", "name"), [("mine:gpu", "mine:gpu"), ("", IMAGE), (None, IMAGE)])
-def test_the_image_is_the_one_that_compose_starts(
+def test_image_name_is_that_of_compose(
     monkeypatch: pytest.MonkeyPatch, variable: str | None, name: str
 ) -> None:
     monkeypatch.delenv("SHARDYARD_IMAGE", raising=False)
@@ -187,7 +187,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str, st
     return commands
 
 
-def test_build_labels_the_image_with_its_sources(built: list[tuple[list[str], dict[str, str]]]) -> None:
+def test_build_sets_the_digest(built: list[tuple[list[str], dict[str, str]]]) -> None:
     assert build(engine(None), None) == 7
     ((command, environment),) = built
     file = str(PROJECT / "compose" / "ddp.yml")
@@ -203,7 +203,7 @@ def test_build_with_wheels(built: list[tuple[list[str], dict[str, str]]], tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("told", "found"),
+    ("configuration", "found"),
     [
         ("global.find-links='{here}'", True),
         ("global.find-links='\\n/no/such\\n{here}'", True),
@@ -213,18 +213,18 @@ def test_build_with_wheels(built: list[tuple[list[str], dict[str, str]]], tmp_pa
         ("", False),
     ],
 )
-def test_wheels_that_pip_knows(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str, found: bool
+def test_wheels_of_pip(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, configuration: str, found: bool
 ) -> None:
-    listed = SimpleNamespace(stdout=told.format(here=tmp_path) + "\n")
+    listed = SimpleNamespace(stdout=configuration.format(here=tmp_path) + "\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: listed)
     monkeypatch.delenv("SHARDYARD_WHEELS", raising=False)
-    assert module._wheels_that_pip_knows() == (tmp_path if found else None)
+    assert module._wheels_of_pip() == (tmp_path if found else None)
     monkeypatch.setenv("SHARDYARD_WHEELS", "/own")  # which compose takes from the environment
-    assert module._wheels_that_pip_knows() is None
+    assert module._wheels_of_pip() is None
 
 
-def test_without_a_docker_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_without_a_docker_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: Any, **__: Any) -> None:
         raise FileNotFoundError(2, "No such file or directory")
 

@@ -174,7 +174,7 @@ def test_a_node_that_was_terminated_is_to_blame_for_its_peers_complaints() -> No
 
 def test_what_the_runtime_found_goes_before_what_the_nodes_complain_of() -> None:
     events = [*up(0, 1), failed(0, 3, RESET, peer=True)]
-    stuck = "node 1 is stuck: it does not answer any more"
+    stuck = "node 1 is stuck: its health check fails"
     assert outcome(events, {"node 0": 1}, 2, None, trouble=stuck) == ("failed", stuck)
     assert outcome(up(0, 1) + finished(0, 1), {}, 2, None, trouble=stuck) == ("ok", None)
     assert outcome(events, {}, 2, 60.0, trouble=stuck)[0] == "timeout"

@@ -1,4 +1,4 @@
-"""Whose a container is, and how what nobody owns any more is removed."""
+"""Labels of orchestrators, and the removal of what they left behind."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from orchestrator.runtimes.docker.engine import Engine, EngineError
 from orchestrator.runtimes.docker.reaper import (
     LABEL,
     PROJECT_LABEL,
+    remove_of_orchestrator,
     remove_orphans,
-    remove_owned,
     remove_project,
 )
 from orchestrator.runtimes.identity import identity, is_gone
@@ -43,7 +43,7 @@ def ended() -> int:
     return process.pid
 
 
-def test_an_identity_is_this_process_s_and_stays_the_same() -> None:
+def test_identity_of_this_process() -> None:
     assert identity() == identity()
     pid, since, namespace = identity().split(" ")
     assert int(pid) == os.getpid()
@@ -51,11 +51,11 @@ def test_an_identity_is_this_process_s_and_stays_the_same() -> None:
     assert namespace == identities._namespace()
 
 
-def test_who_lives_is_not_gone() -> None:
+def test_running_process_is_not_gone() -> None:
     assert not is_gone(identity())
 
 
-def test_a_step_of_the_clock_makes_nobody_look_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identity_survives_a_step_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """psutil derives when a process was created from the time of the boot, which moves with the clock."""
     label = identity()
     if not Path("/proc/self/stat").exists():
@@ -65,15 +65,15 @@ def test_a_step_of_the_clock_makes_nobody_look_gone(monkeypatch: pytest.MonkeyPa
     assert not is_gone(label)
 
 
-def test_who_has_ended_is_gone(ended: int) -> None:
+def test_ended_process_is_gone(ended: int) -> None:
     assert is_gone(labelled(pid=str(ended)))
 
 
-def test_who_has_ended_and_whose_number_is_another_s_now_is_gone() -> None:
+def test_reused_pid_is_gone() -> None:
     assert is_gone(labelled(since="1000000000.00"))
 
 
-def test_a_zombie_is_gone() -> None:
+def test_zombie_is_gone() -> None:
     process = subprocess.Popen(["true"], stdout=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.read()
@@ -85,13 +85,13 @@ def test_a_zombie_is_gone() -> None:
     process.wait()
 
 
-def test_who_lives_elsewhere_is_not_ours_to_judge(ended: int) -> None:
+def test_other_pid_namespace_is_not_gone(ended: int) -> None:
     assert not is_gone(labelled(pid=str(ended), namespace="pid:[1]"))
 
 
-@pytest.mark.parametrize("label", ["", "somebody", "somebody 12.00 pid:[4]", "12", "-1 1.00 x", "12 1.00"])
-def test_a_label_that_is_not_ours_names_nobody_who_is_gone(label: str) -> None:
-    # `docker compose up` without an orchestrator labels with nothing at all: such a cluster is left alone.
+@pytest.mark.parametrize("label", ["", "x", "x 12.00 pid:[4]", "12", "-1 1.00 x", "12 1.00"])
+def test_invalid_label_is_not_gone(label: str) -> None:
+    # A bare `docker compose up` sets an empty label; its containers must stay.
     assert not is_gone(label)
 
 
@@ -157,13 +157,13 @@ def daemon() -> Daemon:
     return made
 
 
-def test_containers_go_before_their_networks(daemon: Daemon) -> None:
+def test_containers_are_removed_before_networks(daemon: Daemon) -> None:
     assert remove_orphans(daemon.engine) == 3
     assert daemon.removed[0] == "gone-node"
     assert daemon.left == []
 
 
-def test_only_what_belongs_to_who_is_gone_is_removed(daemon: Daemon) -> None:
+def test_only_orphans_are_removed(daemon: Daemon) -> None:
     daemon.add("containers", "ours", identity())
     daemon.add("containers", "of a bare up", "")
     daemon.add("containers", "elsewhere", labelled(pid="999999999", namespace="pid:[1]"))
@@ -172,16 +172,16 @@ def test_only_what_belongs_to_who_is_gone_is_removed(daemon: Daemon) -> None:
     assert daemon.left == ["elsewhere", "of a bare up", "ours"]
 
 
-def test_one_owner_s_things(daemon: Daemon) -> None:
+def test_remove_of_orchestrator(daemon: Daemon) -> None:
     daemon.things.clear()
     for name, owner in {"a": "owner 1", "b": "owner 2"}.items():
         daemon.add("containers", name, owner)
-    assert remove_owned(daemon.engine, "owner 1") == 1
+    assert remove_of_orchestrator(daemon.engine, "owner 1") == 1
     assert daemon.left == ["b"]
     assert set(daemon.asked) == {f"{LABEL}=owner 1"}
 
 
-def test_one_project_s_things_whoever_owns_them(daemon: Daemon) -> None:
+def test_remove_project(daemon: Daemon) -> None:
     daemon.things.clear()
     daemon.add("containers", "a", "", project="shardyard-1")
     daemon.add("containers", "b", identity(), project="shardyard-2")
@@ -194,7 +194,7 @@ def test_nothing_to_remove(daemon: Daemon) -> None:
     assert remove_orphans(daemon.engine) == 0
 
 
-def test_what_vanishes_meanwhile_is_somebody_else_s_work(daemon: Daemon) -> None:
+def test_concurrent_removal(daemon: Daemon) -> None:
     (node,) = [thing for thing in daemon.things if thing.kind == "containers"]
 
     def vanish(**_: bool) -> None:
@@ -206,7 +206,7 @@ def test_what_vanishes_meanwhile_is_somebody_else_s_work(daemon: Daemon) -> None
     assert daemon.left == []
 
 
-def test_what_takes_a_second_attempt(daemon: Daemon) -> None:
+def test_removal_is_retried(daemon: Daemon) -> None:
     (node,) = [thing for thing in daemon.things if thing.kind == "containers"]
     daemon.stubborn = {"gone-node"}
     remove = node.remove
@@ -222,7 +222,7 @@ def test_what_takes_a_second_attempt(daemon: Daemon) -> None:
     assert daemon.left == []
 
 
-def test_what_cannot_be_removed_is_said(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removal_that_fails_is_an_error(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon.stubborn = {"gone-node"}
     monkeypatch.setattr(module, "REMOVE_S", 0.05)
     with pytest.raises(EngineError, match="2 containers or networks cannot be removed: docker ps -a"):
@@ -237,24 +237,22 @@ def test_what_cannot_be_removed_is_said(daemon: Daemon, monkeypatch: pytest.Monk
 def reaped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     owners: list[str] = []
     monkeypatch.setattr(module, "reach", lambda: None)
-    monkeypatch.setattr(module, "remove_owned", lambda engine, owner: owners.append(owner))
+    monkeypatch.setattr(module, "remove_of_orchestrator", lambda engine, owner: owners.append(owner))
     return owners
 
 
 @pytest.mark.parametrize(
-    ("word", "owners"), [(b"", ["owner 1"]), (b"all is", ["owner 1"]), (module.ALL_IS_WELL, [])]
+    ("message", "owners"), [(b"", ["owner 1"]), (b"ex", ["owner 1"]), (module.EXIT_MESSAGE, [])]
 )
-def test_the_reaper_removes_only_when_the_other_end_is_gone_without_a_word(
-    monkeypatch: pytest.MonkeyPatch, reaped: list[str], word: bytes, owners: list[str]
+def test_reaper_removes_unless_it_got_the_exit_message(
+    monkeypatch: pytest.MonkeyPatch, reaped: list[str], message: bytes, owners: list[str]
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(word)))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(message)))
     module.main("owner 1")
     assert reaped == owners
 
 
-def test_the_reaper_has_nothing_to_do_without_an_engine(
-    monkeypatch: pytest.MonkeyPatch, reaped: list[str]
-) -> None:
+def test_reaper_without_an_engine(monkeypatch: pytest.MonkeyPatch, reaped: list[str]) -> None:
     def reach() -> Engine:
         raise EngineError("no engine answers")
 
@@ -264,8 +262,8 @@ def test_the_reaper_has_nothing_to_do_without_an_engine(
     assert reaped == []
 
 
-def test_the_reaper_is_dismissed_in_good_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[bytes] = []
+def test_reaper_gets_the_exit_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
 
     class Process:
         def __init__(self, argv: list[str], **options: Any) -> None:
@@ -273,11 +271,11 @@ def test_the_reaper_is_dismissed_in_good_order(monkeypatch: pytest.MonkeyPatch) 
             assert options["start_new_session"] is True
             assert options["stdin"] == subprocess.PIPE
 
-        def communicate(self, word: bytes) -> None:
-            said.append(word)
+        def communicate(self, message: bytes) -> None:
+            sent.append(message)
 
     monkeypatch.setattr(subprocess, "Popen", Process)
     reaper = module.Reaper("owner 1")
-    assert said == []
+    assert sent == []
     del reaper
-    assert said == [module.ALL_IS_WELL]
+    assert sent == [module.EXIT_MESSAGE]

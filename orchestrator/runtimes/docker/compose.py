@@ -1,4 +1,4 @@
-"""From a launch plan to a docker compose command: pure. The compose files are the only wiring there is."""
+"""The docker compose commands of a run. Pure. Services are defined in the compose files alone."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from orchestrator.runtimes.docker.image import IMAGE
 from orchestrator.shipped import COMPOSE
 from trainer.spec.run_spec import RunSpec
 
-LIVE = "live"  # where the head keeps what the ranks report, in the run's directory
+LIVE = "live"  # subdirectory of a run's directory to which the coordinator writes
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """One run's containers. Its project's name is a label on all of them.
+    """The containers of one run.
 
-    bottleneck_cpus: what the last node is held to, if that is less than what compose gives to all.
+    Attributes:
+        project: name of the compose project, which compose sets as a label on all containers and networks.
+        files: the compose files.
+        scale: number of replicas of service `node`.
+        environment: of the docker compose command.
+        bottleneck_cpus: quota of the last node, if it is lower than that of the others.
     """
 
     project: str
@@ -30,7 +35,7 @@ class Cluster:
 
     @property
     def compose(self) -> tuple[str, ...]:
-        """The docker command's arguments that name this project."""
+        """Arguments of `docker` for every command on this project."""
         files = (part for file in self.files for part in ("-f", str(file)))
         return ("compose", "--progress", "quiet", *files, "-p", self.project)
 
@@ -39,8 +44,8 @@ class Cluster:
         """Start the coordinator and all that it depends on; the service `exit-code` is for a bare `up`."""
         return (*self.compose, "up", "-d", "--no-build", "--scale", f"node={self.scale}", "coordinator")
 
-    def hold(self, container: str) -> tuple[str, ...]:
-        """Hold this container to the quota of the slower node."""
+    def limit_cpus(self, container: str) -> tuple[str, ...]:
+        """Apply the bottleneck's CPU quota to a container."""
         return ("update", "--cpus", f"{self.bottleneck_cpus:g}", container)
 
     @property
@@ -49,11 +54,19 @@ class Cluster:
 
 
 def cluster(
-    spec: RunSpec, paths: RunPaths, data_dir: Path, owner: str, cores: float, image: str = IMAGE
+    spec: RunSpec, paths: RunPaths, data_dir: Path, orchestrator: str, cores: float, image: str = IMAGE
 ) -> Cluster:
-    """What docker compose is told. owner: of the label; cores: of the engine's machine; image: its id.
+    """The containers of a run.
 
-    Limits are per node; in topology single the one container has those of all nodes.
+    Limits are per node. In topology single, one container has the limits of all nodes.
+
+    Args:
+        spec: the run.
+        paths: of its results.
+        data_dir: mounted read-only.
+        orchestrator: value of the label `shardyard.orchestrator`.
+        cores: of the engine's machine.
+        image: name or ID.
     """
     directory = paths.directory.resolve()
     share = spec.nodes if spec.topology == "single" else 1
@@ -69,12 +82,12 @@ def cluster(
             "SHARDYARD_DATA": str(data_dir.resolve()),
             "SHARDYARD_RESULTS": str(directory),
             "SHARDYARD_RUN": LIVE,
-            # Empty, and not left out: what the user has exported for a bare `up` is not this run's.
+            # Set even if empty, so that a value in the user's shell does not apply.
             "SHARDYARD_CHECKPOINTS": str(checkpoints_of(paths).resolve()) if spec.checkpoints else "",
-            "SHARDYARD_ORCHESTRATOR_ID": owner,
+            "SHARDYARD_ORCHESTRATOR_ID": orchestrator,
             "SHARDYARD_IMAGE": image,
-            "SHARDYARD_FETCH": "skip",  # the orchestrator has seen to the data
-            # The engine refuses a quota beyond its cores, where it would not hold anything back.
+            "SHARDYARD_FETCH": "skip",  # the orchestrator has prepared the data
+            # The engine refuses a quota above its number of cores.
             "SHARDYARD_CPUS": f"{min(share * spec.cpus, cores):g}",
             "SHARDYARD_MEMORY_MB": str(share * spec.memory_mb),
             "SHARDYARD_PIDS": str(share * spec.pids),
@@ -85,5 +98,5 @@ def cluster(
 
 
 def checkpoints_of(paths: RunPaths) -> Path:
-    """Of a run's containers: apart from those of processes, whose times are not theirs."""
+    """Checkpoints of containers, apart from those of local processes, since their times do not compare."""
     return paths.checkpoints / "docker"

@@ -1,4 +1,4 @@
-"""The Docker engine: whether it answers, and what it can do. Asks the engine itself."""
+"""The Docker engine: whether it responds, and its version."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 MIN_ENGINE = (23, 0)  # builds with additional contexts
 MIN_COMPOSE = (2, 20)  # `include`, `attach`
 BARE = "on a bare Debian or Ubuntu machine: make engine"
-TIMEOUT_S = 60  # an engine on a busy machine takes its time to start a container
+TIMEOUT_S = 60  # starting a container takes long on a busy machine
 
 
 class EngineError(InputError):
-    """The engine cannot be used; the message says why and what mends it."""
+    """The engine cannot be used; the message says why and how to fix it."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine that answers. host: its address, for the docker command too. cores: of its machine."""
+    """An engine that responds. host: its address. cores: of its machine."""
 
     client: DockerClient
     host: str
@@ -34,7 +34,7 @@ class Engine:
     cores: int
 
     def command(self, *arguments: str) -> list[str]:
-        """A docker command line that talks to this engine whatever the current context is."""
+        """A docker command line for this engine, independent of the current context."""
         return ["docker", "--host", self.host, *arguments]
 
 
@@ -50,11 +50,11 @@ def reach() -> Engine:
         )
     try:
         client = docker.DockerClient(base_url=host, timeout=TIMEOUT_S)
-        told = client.version()
+        answer = client.version()
         cores = int(client.info()["NCPU"])
-    except Exception as error:  # the SDK passes on whatever its HTTP library raises
+    except Exception as error:  # the SDK does not wrap the exceptions of its HTTP library
         raise EngineError(f"no Docker engine answers at {host} ({_reason(error)})") from error
-    version = str(told["Version"])
+    version = str(answer["Version"])
     if _number(version) < MIN_ENGINE:
         raise EngineError(
             f"Docker engine {version} is too old, {_dotted(MIN_ENGINE)} or newer is needed; {BARE}"
@@ -62,16 +62,16 @@ def reach() -> Engine:
     return Engine(client, host, version, _compose(host), cores)
 
 
-def answers(engine: Engine) -> bool:
-    """Whether the engine is still there."""
+def is_responding(engine: Engine) -> bool:
+    """Whether the engine responds."""
     try:
         return bool(engine.client.ping())
-    except Exception:  # the SDK passes on whatever its HTTP library raises
+    except Exception:  # the SDK does not wrap the exceptions of its HTTP library
         return False
 
 
-def refusal(engine: Engine, *arguments: str) -> str | None:
-    """Carry out a docker command; why it failed, or None."""
+def command_error(engine: Engine, *arguments: str) -> str | None:
+    """Run a docker command. Returns why it failed, or None."""
     try:
         done = subprocess.run(engine.command(*arguments), capture_output=True, text=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -93,7 +93,7 @@ def _address() -> str:
 
 
 def _compose(host: str) -> str:
-    """The version of Docker Compose; its plugin may be missing beside a docker command that works."""
+    """The version of Docker Compose, whose plugin may be missing. Raises EngineError."""
     command = ["docker", "--host", host, "compose", "version", "--short"]
     needed = f"Docker Compose {_dotted(MIN_COMPOSE)} or newer is needed; {BARE}"
     try:
@@ -101,7 +101,7 @@ def _compose(host: str) -> str:
     except OSError as error:
         raise EngineError(f"there is no docker command ({error.strerror}); {needed}") from error
     except subprocess.TimeoutExpired as error:
-        raise EngineError(f"docker compose version does not answer; {needed}") from error
+        raise EngineError(f"`docker compose version` timed out; {needed}") from error
     version = done.stdout.strip()
     if done.returncode or not version:
         raise EngineError(f"there is no docker compose command; {needed}")
@@ -121,7 +121,7 @@ def _dotted(version: tuple[int, ...]) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """What is wrong, in one line, from under the layers of the HTTP library."""
+    """The cause of an exception of the SDK, in one line."""
     text = str(error)
     if "Permission denied" in text or "PermissionError" in text:
         return "permission denied: sudo usermod -aG docker $USER, then log in again"

@@ -1,4 +1,4 @@
-"""The trainer image: what it should have been built from, and building it."""
+"""The trainer image: the digest of its sources, and building it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LABEL = "shardyard.source"
 
 
 def image_name() -> str:
-    """The image that compose starts: SHARDYARD_IMAGE, as compose/common.yml has it."""
+    """The name of the image, as in compose/common.yml."""
     return os.environ.get("SHARDYARD_IMAGE") or IMAGE
 
 
@@ -31,14 +31,14 @@ def source_digest(project: Path = ROOT) -> str:
 
 
 def pinned_packages(project: Path = ROOT) -> dict[str, str]:
-    """The versions of the packages that the image was built with, where they are recorded in results."""
+    """The image's versions of the packages that results record."""
     lines = (project / "trainer" / "requirements.txt").read_text(encoding="utf-8").splitlines()
     pins = dict(line.split("==") for line in lines if "==" in line)
     return {package: pins[package] for package in PACKAGES if package in pins}
 
 
 def image_id(engine: Engine) -> str:
-    """What the image's name means now. A sweep stays with it, whoever builds another of that name."""
+    """The ID of the image. A sweep uses one image, even if another is built with the same name."""
     from docker.errors import DockerException
 
     try:
@@ -48,7 +48,7 @@ def image_id(engine: Engine) -> str:
 
 
 def image_trouble(engine: Engine) -> str | None:
-    """Why the image that the engine has cannot be used, and what mends it; or None."""
+    """Why the engine's image cannot be used and how to fix it, or None."""
     from docker.errors import DockerException, ImageNotFound
 
     name = image_name()
@@ -57,11 +57,9 @@ def image_trouble(engine: Engine) -> str | None:
     except ImageNotFound:
         return f"image {name} is not there: {command('image')}"
     except DockerException as error:
-        raise EngineError(
-            f"the Docker engine does not say whether image {name} is there: {error}"
-        ) from error
+        raise EngineError(f"the Docker engine cannot be asked for image {name}: {error}") from error
     built_from = labels.get(LABEL, "unknown")
-    if built_from == "unknown":  # by `docker compose up`, which cannot know
+    if built_from == "unknown":  # built by `docker compose up`
         return f"image {name} does not say which sources it was built from: {command('image')}"
     if built_from != source_digest():
         return f"image {name} was built from other sources than these: {command('image')}"
@@ -69,9 +67,12 @@ def image_trouble(engine: Engine) -> str | None:
 
 
 def build(engine: Engine, wheels: Path | None) -> int:
-    """Build the image, labelled with its sources; the exit code of docker. wheels: directory to prefer."""
+    """Build the image and label it with the digest of its sources. Returns docker's exit code.
+
+    wheels: a directory of wheels that take precedence over any index.
+    """
     environment = {**os.environ, "SHARDYARD_SOURCE": source_digest()}
-    if found := wheels or _wheels_that_pip_knows():
+    if found := wheels or _wheels_of_pip():
         environment["SHARDYARD_WHEELS"] = str(found.resolve())
     compose = ("compose", "-f", str(COMPOSE / "ddp.yml"), "build", "data")
     try:
@@ -80,17 +81,17 @@ def build(engine: Engine, wheels: Path | None) -> int:
         raise EngineError(f"docker cannot be run ({error.strerror})") from error
 
 
-def _wheels_that_pip_knows() -> Path | None:
-    """The first directory of wheels that this machine's pip is told to look in (find-links)."""
+def _wheels_of_pip() -> Path | None:
+    """The first directory in this machine's pip configuration (find-links)."""
     if "SHARDYARD_WHEELS" in os.environ:
         return None
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             ["python3", "-m", "pip", "config", "list"], capture_output=True, text=True, timeout=30
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    for line in told.splitlines():
+    for line in output.splitlines():
         name, _, value = line.partition("=")
         if name.endswith("find-links"):
             for place in value.strip("'\"").replace("\\n", " ").split():

@@ -1,7 +1,7 @@
-"""Removing containers and networks by label: after a run, and after an orchestrator that was killed.
+"""Removes containers, networks and volumes by label: after a run, and after an orchestrator was killed.
 
-An orchestrator that is killed with SIGKILL cannot clean up. A small process of its own does: it reads
-from a pipe, and when the other end is gone without a word, it removes what carries the label.
+An orchestrator that gets SIGKILL cannot clean up. A small process does so for it: it reads from a pipe, and
+when the pipe closes without a final message, it removes everything with the orchestrator's label.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ LABEL = "shardyard.orchestrator"
 PROJECT_LABEL = "com.docker.compose.project"
 REMOVE_S = 30.0
 PAUSE_S = 0.05
-ALL_IS_WELL = b"all is well"
+EXIT_MESSAGE = b"exit"
 
 
 class Reaper:
-    """Watches over this process until it ends, however it ends, or until nobody needs the reaper."""
+    """Handle of the process that cleans up if this one is killed. It ends with this handle."""
 
     def __init__(self, label: str) -> None:
         process = subprocess.Popen(
@@ -35,44 +35,44 @@ class Reaper:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C and the closing of a terminal are not for it
+            start_new_session=True,  # does not get the terminal's Ctrl-C and SIGHUP
         )
         finalize(self, _dismiss, process)
 
 
 def _dismiss(process: subprocess.Popen[bytes]) -> None:
-    """In good order, runs have cleaned up after themselves, and others of this process may still run."""
-    process.communicate(ALL_IS_WELL)
+    """Tell the process to exit without removing anything: runs have cleaned up after themselves."""
+    process.communicate(EXIT_MESSAGE)
 
 
 def remove_project(engine: Engine, project: str) -> int:
-    """Remove a compose project's containers, networks and volumes, and see that none is left."""
+    """Remove a compose project's containers, networks and volumes. Returns their number."""
     return _remove(engine, f"{PROJECT_LABEL}={project}", lambda labels: True)
 
 
 def remove_orphans(engine: Engine) -> int:
-    """Remove what orchestrators that are gone have started; how much it was."""
+    """Remove everything that orchestrators which no longer run have started. Returns its number."""
     return _remove(engine, LABEL, lambda labels: is_gone(labels.get(LABEL, "")))
 
 
-def remove_owned(engine: Engine, owner: str) -> int:
-    """Remove what one orchestrator has started."""
-    return _remove(engine, f"{LABEL}={owner}", lambda labels: True)
+def remove_of_orchestrator(engine: Engine, orchestrator: str) -> int:
+    """Remove everything that one orchestrator has started. Returns its number."""
+    return _remove(engine, f"{LABEL}={orchestrator}", lambda labels: True)
 
 
 def _remove(engine: Engine, label: str, wanted: Callable[[dict[str, str]], bool]) -> int:
-    """Containers first: a network cannot go before them. Raises EngineError if something stays."""
+    """Remove containers first, since networks depend on them. Raises EngineError if anything is left."""
     count = 0
     deadline = time.monotonic() + REMOVE_S
     while left := [each for each in _labelled(engine, label) if wanted(_labels(each))]:
         if time.monotonic() > deadline:
             raise EngineError(f"{len(left)} containers or networks cannot be removed: docker ps -a")
         for each in left:
-            # Somebody else may remove it at the same moment; if nobody does, it is found again.
+            # Another process may remove it at the same moment; else the next pass finds it again.
             with suppress(Exception):
                 _remove_one(each)
                 count += 1
-        time.sleep(PAUSE_S)  # what is being removed is still listed for a moment
+        time.sleep(PAUSE_S)  # the engine still lists what it is removing
     return count
 
 
@@ -94,12 +94,12 @@ def _labelled(engine: Engine, label: str) -> list[Any]:
     return [*containers, *client.networks.list(filters=filters), *client.volumes.list(filters=filters)]
 
 
-def main(owner: str) -> None:
-    """Wait for the orchestrator's end, then remove what it had started."""
-    if sys.stdin.buffer.read() == ALL_IS_WELL:
+def main(orchestrator: str) -> None:
+    """Wait until the orchestrator has ended. If it was killed, remove everything that it started."""
+    if sys.stdin.buffer.read() == EXIT_MESSAGE:
         return
     with suppress(EngineError):
-        remove_owned(reach(), owner)
+        remove_of_orchestrator(reach(), orchestrator)
 
 
 if __name__ == "__main__":

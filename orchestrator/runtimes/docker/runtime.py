@@ -1,4 +1,4 @@
-"""Runtime `docker`: a node is a container. Compose wires and starts them; the engine tells how they are."""
+"""Runtime `docker`: nodes are containers, started by compose and observed through the engine's API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths, make_world_writable, write_atomic
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.runtimes.docker.compose import LIVE, Cluster, checkpoints_of, cluster
-from orchestrator.runtimes.docker.engine import Engine, EngineError, answers, reach, refusal
+from orchestrator.runtimes.docker.engine import Engine, EngineError, command_error, is_responding, reach
 from orchestrator.runtimes.docker.image import (
     image_id,
     image_name,
@@ -35,9 +35,9 @@ from trainer.core.events import Event, EventReader
 from trainer.spec.run_spec import RunSpec
 
 POLL_S = 0.25
-POLITE_S = 3  # between SIGTERM and SIGKILL: a member gives its ranks 2 s of it
-COMPOSE_S = 60  # to stop or take down a run; an engine on a busy machine takes its time
-DEAF_S = 10.0  # an engine that does not answer for so long is dead
+TERMINATE_S = 3  # between SIGTERM and SIGKILL; an agent gives its ranks 2 s of it
+COMPOSE_S = 60  # to stop or remove a run's containers
+UNRESPONSIVE_S = 10.0  # after which the engine counts as dead
 
 
 class DockerRuntime(Runtime):
@@ -66,7 +66,7 @@ class DockerRuntime(Runtime):
 
     @property
     def engine(self) -> Engine:
-        """The engine. Raises EngineError if there is none (any more)."""
+        """The engine. Raises EngineError if none responds."""
         self._engine = self._engine or reach()
         return self._engine
 
@@ -101,12 +101,12 @@ class DockerRuntime(Runtime):
         up = self.engine.command(*run.up)
         processes = [Process("compose", up, dict(run.environment), "compose")]
         if run.bottleneck_cpus is not None:
-            update = self.engine.command(*run.hold(f"the container of node {spec.nodes - 1}"))
+            update = self.engine.command(*run.limit_cpus(f"the container of node {spec.nodes - 1}"))
             processes.append(Process("bottleneck", update, {}, "compose"))
         return LaunchPlan(spec, paths, data_dir, processes)
 
     def start(self, plan: LaunchPlan) -> RunHandle:
-        if not answers(self.engine) and (reason := self.unavailable_reason()):  # it may have died by now
+        if not is_responding(self.engine) and (reason := self.unavailable_reason()):
             raise InputError(f"{reason}\nthen run the same command to resume")
         self._reaper = self._reaper or Reaper(identity())
         check_mounts(plan.paths.directory, plan.data_dir, plan.spec)
@@ -121,23 +121,23 @@ class DockerRuntime(Runtime):
 
     def _cluster(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> Cluster:
         image = self._image or image_name()
-        return cluster(spec, paths, data_dir, owner=identity(), cores=self.cores(), image=image)
+        return cluster(spec, paths, data_dir, orchestrator=identity(), cores=self.cores(), image=image)
 
 
 def check_mounts(directory: Path, data_dir: Path, run: RunSpec) -> None:
-    """See that the containers can use what they are given. Raises InputError."""
+    """Check that containers can use the mounted directories. Raises InputError."""
     for path in (directory, data_dir):
         if ":" in str(path.resolve()):
             raise InputError(f"{path.resolve()}: Docker cannot mount a path with a colon in its name")
-    if not data_dir.exists():  # or the engine makes it, as root's
+    if not data_dir.exists():  # else the engine creates it as root
         data_dir.mkdir(parents=True)
         data_dir.chmod(0o755)
     needed = [data_dir / name for name in run.dataset.files]
     for path in [file for file in needed if file.exists()]:
         for each in (path, *path.parents[: len(path.relative_to(data_dir).parts)]):
             if not each.stat().st_mode & (stat.S_IXOTH if each.is_dir() else stat.S_IROTH):
-                mend = f"chmod -R o+rX {shlex.quote(str(data_dir))}"
-                raise InputError(f"{each}: the containers' user cannot read it; {mend}")
+                fix = f"chmod -R o+rX {shlex.quote(str(data_dir))}"
+                raise InputError(f"{each}: the containers' user cannot read it; {fix}")
 
 
 class DockerRun(RunHandle):
@@ -148,10 +148,10 @@ class DockerRun(RunHandle):
         self._live = paths.directory / LIVE
         self._reader = EventReader(self._live)
         self._answered = time.monotonic()
-        self._codes: dict[str, int] = {}  # by container id: it does not change any more
+        self._codes: dict[str, int] = {}  # by ID, of containers that have exited
         self._state = RunState({}, running=1)
         self._stopped = False
-        self._unheld = run.bottleneck_cpus is not None
+        self._quota_pending = run.bottleneck_cpus is not None
         with open(paths.log("compose"), "wb") as log:
             self._up = subprocess.Popen(
                 engine.command(*run.up),
@@ -166,45 +166,45 @@ class DockerRun(RunHandle):
         before = len(self._state.exits)
         deadline = time.monotonic() + timeout_s
         while True:
-            self._state = self._look()
+            self._state = self._inspect()
             over = not self._state.running or self._state.trouble or len(self._state.exits) > before
             if over or time.monotonic() > deadline:
                 return self._state
             time.sleep(min(POLL_S, timeout_s))
 
-    def _look(self) -> RunState:
-        """How the containers are, as the engine tells it."""
+    def _inspect(self) -> RunState:
+        """The state of the containers, from the engine."""
         starting = self._up.poll() is None
         try:
             containers = self._containers()
             exits = {self._name(each): self._code(each) for each in containers if _has_ended(each)}
-        except Exception as error:  # the SDK passes on whatever its HTTP library raises
-            if time.monotonic() - self._answered < DEAF_S and answers(self._engine):
+        except Exception as error:  # the SDK does not wrap the exceptions of its HTTP library
+            if time.monotonic() - self._answered < UNRESPONSIVE_S and is_responding(self._engine):
                 return self._state
             return RunState(
-                self._state.exits, 0, f"the Docker engine died in mid-run ({type(error).__name__})"
+                self._state.exits, 0, f"the Docker engine stopped responding ({type(error).__name__})"
             )
         self._answered = time.monotonic()
         running = sum(not _has_ended(each) for each in containers) + starting
         if self._up.returncode and not exits:
-            return RunState(exits, running, f"docker compose failed: {self._complaint()}")
+            return RunState(exits, running, f"docker compose failed: {self._compose_error()}")
         if exits.get("coordinator") and not self._agents():
             return RunState(exits, running, self._registration_error())
-        if self._unheld and (refusal := self._hold_back(containers)):
+        if self._quota_pending and (refusal := self._apply_quota(containers)):
             return RunState(exits, running, refusal)
         for each in containers:
             if "(unhealthy)" in each["Status"]:
-                return RunState(exits, running, f"{self._name(each)} is stuck: it does not answer any more")
+                return RunState(exits, running, f"{self._name(each)} is stuck: its health check fails")
         return RunState(exits, running)
 
-    def _hold_back(self, containers: Sequence[Mapping[str, Any]]) -> str | None:
-        """Once all nodes are there, give the last one its smaller quota. Its ranks do not train before."""
+    def _apply_quota(self, containers: Sequence[Mapping[str, Any]]) -> str | None:
+        """Apply the bottleneck's quota once all nodes run. Its ranks wait for it before they train."""
         nodes = [each for each in containers if _service(each) == "node"]
         if len(nodes) < self._cluster.scale:
             return None
-        refused = refusal(self._engine, *self._cluster.hold(max(nodes, key=_ordinal)["Id"]))
-        self._unheld = refused is not None
-        return f"the engine does not hold the last node back: {refused}" if refused else None
+        error = command_error(self._engine, *self._cluster.limit_cpus(max(nodes, key=_ordinal)["Id"]))
+        self._quota_pending = error is not None
+        return f"CPU quota of the last node was not applied: {error}" if error else None
 
     def _containers(self) -> list[dict[str, Any]]:
         label = {"label": f"com.docker.compose.project={self._cluster.project}"}
@@ -212,7 +212,7 @@ class DockerRun(RunHandle):
         return [each for each in found if _service(each) != "data" and each["State"] != "created"]
 
     def _code(self, container: Mapping[str, Any]) -> int:
-        """Exit code of one that has ended; negative: killed by that signal."""
+        """Exit code of a container that has exited; negative if it was killed by a signal."""
         identifier = container["Id"]
         if identifier not in self._codes:
             code = int(self._engine.client.api.inspect_container(identifier)["State"]["ExitCode"])
@@ -220,7 +220,7 @@ class DockerRun(RunHandle):
         return self._codes[identifier]
 
     def _name(self, container: Mapping[str, Any]) -> str:
-        """`node 1` as ranks are numbered, which follows compose's numbers without their gaps."""
+        """The node's name by rank: like compose's numbers, but from 0 and without gaps."""
         service = _service(container)
         if service == "master":
             return "node 0"
@@ -230,7 +230,7 @@ class DockerRun(RunHandle):
         for agent in self._agents():
             if agent["role"] == "node" and agent["ordinal"] == ordinal and agent["ranks"]:
                 return f"node {agent['ranks'][0] // max(1, len(agent['ranks']))}"
-        first = 0 if self._cluster.files[0].stem == "rpc" else 1  # its master is node 0
+        first = 0 if self._cluster.files[0].stem == "rpc" else 1  # in rpc the master is node 0
         return f"node {ordinal - first}"
 
     def _agents(self) -> list[dict[str, Any]]:
@@ -247,7 +247,7 @@ class DockerRun(RunHandle):
         except OSError:
             return "the coordinator exited before it assigned ranks; its log says why"
 
-    def _complaint(self) -> str:
+    def _compose_error(self) -> str:
         lines = self._paths.log("compose").read_text(errors="replace").strip().splitlines()
         return lines[-1][:300] if lines else f"exit code {self._up.returncode}"
 
@@ -255,38 +255,38 @@ class DockerRun(RunHandle):
         return self._reader.new()
 
     def stop(self) -> None:
-        """Ask the containers to end, bring their logs, remove them, and see that nothing is left."""
+        """Stop the containers, save their logs, and remove everything."""
         if self._stopped:
             return
         if self._up.poll() is None:
             self._up.terminate()
             with suppress(subprocess.TimeoutExpired):
-                self._up.wait(POLITE_S)
+                self._up.wait(TERMINATE_S)
             self._up.kill()
         try:
             try:
                 containers = self._containers()
                 if any(not _has_ended(each) for each in containers):
-                    stop = self._engine.command(*self._cluster.compose, "stop", "-t", str(POLITE_S))
+                    stop = self._engine.command(*self._cluster.compose, "stop", "-t", str(TERMINATE_S))
                     self._compose(stop)
                 for each in containers:
-                    self._bring_log(each)
+                    self._save_log(each)
             finally:
                 self._compose(self._engine.command(*self._cluster.down))
                 remove_project(self._engine, self._cluster.project)
             self._stopped = True
         except Exception:
-            # Whatever is wrong, it must not hide what the run has come to. What an engine that is dead
-            # keeps has our label, and goes when the next sweep starts.
-            if answers(self._engine):
+            # An engine that has died must not hide the run's result. The next sweep removes by label what
+            # the engine still has.
+            if is_responding(self._engine):
                 raise
 
     def _compose(self, command: list[str]) -> None:
         environment = {**os.environ, **self._cluster.environment}
-        with suppress(subprocess.TimeoutExpired):  # what it leaves is removed by label
+        with suppress(subprocess.TimeoutExpired):  # remove_project removes the rest
             subprocess.run(command, env=environment, capture_output=True, timeout=COMPOSE_S)
 
-    def _bring_log(self, container: Mapping[str, Any]) -> None:
+    def _save_log(self, container: Mapping[str, Any]) -> None:
         path = self._paths.log(self._name(container).replace(" ", "-"))
         with open(path, "wb") as file:
             file.writelines(self._engine.client.api.logs(container["Id"], stream=True, timestamps=False))
@@ -305,7 +305,7 @@ def _service(container: Mapping[str, Any]) -> str:
 
 
 def _ordinal(container: Mapping[str, Any]) -> int:
-    """The number that compose gave it, from 1."""
+    """The container number that compose assigned, from 1."""
     return int(container["Labels"]["com.docker.compose.container-number"])
 
 
