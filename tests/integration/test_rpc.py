@@ -25,18 +25,18 @@ SIZE = 3
 FLOATS = 10  # not a multiple of SIZE: the ranks' shares of an all-reduce differ
 
 
-class Met:
-    """Runs a function of a module as ranks that have met: `run(body)`, `body(comm)`."""
+class ConnectedRanks:
+    """Runs a module-level function `body(comm)` in connected ranks."""
 
     def __init__(self, place: str) -> None:
         self.ranks = Ranks(place)
 
     def run(self, body: Body) -> list[Any]:
         """As `Ranks.run`."""
-        return self.ranks.run(partial(_meet, body), SIZE)
+        return self.ranks.run(partial(_connect, body), SIZE)
 
 
-def _meet(body: Body, context: NodeContext) -> Any:
+def _connect(body: Body, context: NodeContext) -> Any:
     comm = connect(context)
     comm.clock.start()
     outcome = body(comm)
@@ -45,8 +45,8 @@ def _meet(body: Body, context: NodeContext) -> Any:
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> Met:
-    return Met(f"{tmp_path}/rendezvous")
+def ranks(tmp_path: Path) -> ConnectedRanks:
+    return ConnectedRanks(f"{tmp_path}/rendezvous")
 
 
 def values(rank: int) -> torch.Tensor:
@@ -87,7 +87,7 @@ def every_collective(comm: Communicator) -> dict[str, Any]:
     return told
 
 
-def test_collectives(ranks: Met) -> None:
+def test_collectives(ranks: ConnectedRanks) -> None:
     told = ranks.run(every_collective)
     everyone = torch.stack([values(rank) for rank in range(SIZE)])
     payload = FLOATS * 4
@@ -125,7 +125,7 @@ def in_order(comm: Communicator) -> list[float]:
     return told
 
 
-def test_send_and_receive_in_order_and_by_source(ranks: Met) -> None:
+def test_send_and_receive_in_order_and_by_source(ranks: ConnectedRanks) -> None:
     expected = [100.0 * source + number for number in range(50) for source in (2, 1)]
     assert ranks.run(in_order) == [expected, [], []]
 
@@ -139,7 +139,7 @@ def many_rounds(comm: Communicator) -> list[float]:
     return sums
 
 
-def test_many_rounds_do_not_mix(ranks: Met) -> None:
+def test_many_rounds_do_not_mix(ranks: ConnectedRanks) -> None:
     assert ranks.run(many_rounds) == [[6.0 * number for number in range(100)]] * SIZE
 
 
@@ -150,7 +150,7 @@ def late(comm: Communicator) -> tuple[float, float]:
     return arrived, time.monotonic()
 
 
-def test_barrier_waits_for_the_last(ranks: Met) -> None:
+def test_barrier_waits_for_the_last(ranks: ConnectedRanks) -> None:
     told = ranks.run(late)
     assert min(left for _, left in told) >= max(arrived for arrived, _ in told)
 
@@ -163,7 +163,7 @@ def over_the_link(comm: Communicator) -> float:
     return psutil.net_io_counters(pernic=True)[loopback()].bytes_sent - before
 
 
-def test_the_bytes_cross_the_link_and_not_shared_memory(ranks: Met) -> None:
+def test_the_bytes_cross_the_link_and_not_shared_memory(ranks: ConnectedRanks) -> None:
     """Others use the link too, so more is no mistake; what went around it would be missing."""
     assert min(ranks.run(over_the_link)) > 2 * 8_000_000 * (SIZE - 1)
 
@@ -180,7 +180,7 @@ def one_dies(comm: Communicator) -> Any:
     raise CommunicationError(f"{caught.value} {time.monotonic() - began:.1f}")
 
 
-def test_a_dead_peer_is_named_at_once(ranks: Met) -> None:
+def test_a_dead_peer_is_named_at_once(ranks: ConnectedRanks) -> None:
     first, dead, last = ranks.run(one_dies)
     assert dead is None
     for error in (first, last):
@@ -196,7 +196,7 @@ def one_is_silent(comm: Communicator) -> None:
     comm.recv(torch.empty(1), source=1)
 
 
-def test_a_silent_peer_is_named_when_time_is_up(ranks: Met) -> None:
+def test_a_silent_peer_is_named_when_time_is_up(ranks: ConnectedRanks) -> None:
     ranks.ranks.timeout_s = 5.0
     first, _, last = ranks.run(one_is_silent)
     for error in (first, last):

@@ -1,1 +1,1 @@
-"""The engines that strategies stand on: pipeline stages, tensor-parallel layers, sharding, RPC stages."""
+"""What strategies are built from: pipeline stages, tensor-parallel layers, sharded replicas, RPC stages."""

@@ -15,7 +15,7 @@ from trainer.models.shapes import input_shapes
 from trainer.models.split_points import balanced_split_points, stage_blocks
 from trainer.training.loader import Batch
 from trainer.training.profile import profile_blocks
-from trainer.training.replica import Replica, channels_last, joined
+from trainer.training.replica import Replica, channels_last, join_stages
 from trainer.training.task import Task
 
 
@@ -187,12 +187,12 @@ class PipelineStage(Replica):
         if not self._is_first:
             self._comm.send(self.weights(), to=0)
             return None
-        stages = [self.halves()]
+        stages = [self.parameters_and_buffers()]
         for stage, (parameters, statistics) in enumerate(self._state_sizes[1:], start=1):
             state = torch.empty(parameters + statistics, device=self._comm.device)
             self._comm.recv(state, source=stage)
             stages.append((state[:parameters], state[parameters:]))
-        return joined(stages)
+        return join_stages(stages)
 
 
 def _state_sizes(task: Task, split_points: Sequence[str]) -> list[tuple[int, int]]:

@@ -30,7 +30,7 @@ from trainer.models.shapes import input_shapes
 from trainer.models.split_points import stage_blocks
 from trainer.training.activations import Activations
 from trainer.training.loader import Batch
-from trainer.training.replica import Replica, channels_last, joined
+from trainer.training.replica import Replica, channels_last, join_stages
 from trainer.training.task import Task
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class RpcMaster(Replica):
 
     def full_weights(self) -> Tensor:
         """Weights of the whole model, fetched from all stages."""
-        return joined([self._call(rank, _weights) for rank in self._stage_ranks])
+        return join_stages([self._call(rank, _weights) for rank in self._stage_ranks])
 
     def _call(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
         with rpc_errors(rank, "calling"):
@@ -261,7 +261,7 @@ def _parameters(rank: int) -> list[RRef[Tensor]]:
 
 
 def _weights(rank: int) -> tuple[Tensor, Tensor]:
-    return _stages[rank].halves()
+    return _stages[rank].parameters_and_buffers()
 
 
 def _local_optimizer(parameters: list[Tensor]) -> RpcStage:

@@ -198,8 +198,8 @@ class Replica:
         """A copy of parameters and floating-point buffers, flat: float32, shape (state,)."""
         return _flat(self._state)
 
-    def halves(self) -> tuple[Tensor, Tensor]:
-        """What `weights` gives, in two: parameters, and floating-point buffers."""
+    def parameters_and_buffers(self) -> tuple[Tensor, Tensor]:
+        """The two parts of `weights`: parameters, and floating-point buffers."""
         return self.flat_parameters(), self.flat_buffers()
 
     def full_weights(self) -> Tensor | None:
@@ -222,9 +222,9 @@ def state_of(optimizer: Optimizer) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
-def joined(halves: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """The weights of a whole model from the `halves` of its parts, in their order."""
-    return torch.cat([*(parameters for parameters, _ in halves), *(buffers for _, buffers in halves)])
+def join_stages(stages: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The weights of the whole model from the `parameters_and_buffers` of its stages, in their order."""
+    return torch.cat([*(parameters for parameters, _ in stages), *(buffers for _, buffers in stages)])
 
 
 def _stored(tensors: list[Tensor]) -> int:
