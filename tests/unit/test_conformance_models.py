@@ -325,9 +325,11 @@ def task() -> Task:
     return task
 
 
-def test_ranks_start_from_the_weights_they_name(task: Task) -> None:
-    def vector(rank: int, seed: int = 0) -> Tensor:
-        return torch.cat([p.detach().reshape(-1) for p in task.build_model(rank, seed).parameters()])
+def test_ranks_with_equal_weights_seed_start_from_equal_weights(task: Task) -> None:
+    def vector(rank: int, weights_seed: int = 0) -> Tensor:
+        return torch.cat(
+            [p.detach().reshape(-1) for p in task.build_model(rank, weights_seed).parameters()]
+        )
 
     assert torch.equal(vector(0), vector(2))
     assert torch.equal(vector(0, weights_seed=1), vector(1, weights_seed=1))
@@ -341,7 +343,7 @@ def test_ranks_drop_different_activations(task: Task) -> None:
     assert not torch.equal(first, other)
 
 
-def test_a_model_partition_has_the_weights_of_the_whole_model(task: Task) -> None:
+def test_a_model_partition_has_the_weights_seed_the_whole_model(task: Task) -> None:
     whole = task.build_model(0)
     part = task.build_model(0, only={"conv2", "fc1"})
     assert [name for name, _ in part.named_children()] == ["conv2", "fc1"]
