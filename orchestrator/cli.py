@@ -13,13 +13,13 @@ from rich.text import Text
 from orchestrator import __version__
 from orchestrator.commands.sweep import (
     INTERRUPTED,
-    Choice,
-    choose,
+    SelectedRuntime,
     interruptible,
-    plain_console,
     print_plan,
-    report_on,
+    publish_report,
     run_sweep,
+    select_runtime,
+    text_console,
 )
 from orchestrator.errors import InputError
 from orchestrator.results.store import SweepPaths, claimed, write_atomic
@@ -36,7 +36,11 @@ app = typer.Typer(
 
 DataDir = Annotated[
     Path,
-    typer.Option("--data-dir", envvar="SHARDYARD_DATA", help="Where datasets lie, and are downloaded to."),
+    typer.Option(
+        "--data-dir",
+        envvar="SHARDYARD_DATA",
+        help="Directory of the datasets, downloaded if missing.",
+    ),
 ]
 
 
@@ -47,12 +51,13 @@ Runtime = Annotated[
         help=f"Where nodes run: {' or '.join(RUNTIMES.entries)}. Default: the first one available.",
     ),
 ]
-Nodes = Annotated[str | None, typer.Option(help="Node counts instead of the file's, e.g. 1,2,4.")]
+Nodes = Annotated[str | None, typer.Option(help="Node counts that replace the file's, e.g. 1,2,4.")]
 Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Fix a field in all runs.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set a field in all runs, e.g. epochs=5."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print runs and plans, start nothing.")]
-FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop at the first run that fails.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the runs and their commands, then exit.")]
+FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop after the first failed run.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -76,53 +81,60 @@ def sweep(
         str, typer.Argument(help="A sweep file, or the name of a shipped sweep.")
     ] = "quickstart",
     data_dir: DataDir = Path("data"),
-    out: Annotated[Path | None, typer.Option(help="Results directory; default: results/NAME.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Results directory. Default: results/NAME.")] = None,
     runtime: Runtime = None,
     nodes: Nodes = None,
     sets: Sets = None,
     dry_run: DryRun = False,
     fail_fast: FailFast = False,
 ) -> None:
-    """Run a sweep file's runs and write their comparison. Run again, it goes on where it stopped."""
+    """Run a sweep and write a report that compares its runs.
+
+    Interrupted? Run the same command to resume."""
     loaded = load_sweep(find_sweep(file), sets or (), nodes)
     directory = out or Path("results") / loaded.spec.name
-    raise typer.Exit(_begin(loaded, directory, choose(runtime), data_dir, dry_run, fail_fast))
+    raise typer.Exit(_run(loaded, directory, select_runtime(runtime), data_dir, dry_run, fail_fast))
 
 
-def _begin(
-    loaded: Sweep, directory: Path, choice: Choice, data_dir: Path, dry_run: bool, fail_fast: bool
+def _run(
+    loaded: Sweep,
+    directory: Path,
+    selected: SelectedRuntime,
+    data_dir: Path,
+    dry_run: bool,
+    fail_fast: bool,
 ) -> int:
-    """Carry a sweep out, or only say what that would be; the exit code."""
+    """Run a sweep, or print its plan. Returns the exit code."""
     paths = SweepPaths(directory)
     if dry_run:
-        print_plan(loaded, paths, choice.place, data_dir)
+        print_plan(loaded, paths, selected.runtime, data_dir)
         return 0
     with claimed(paths), interruptible():
-        return run_sweep(loaded, paths, choice, data_dir, fail_fast, plain_console())
+        return run_sweep(loaded, paths, selected, data_dir, fail_fast, text_console())
 
 
 @app.command()
 def labs(data_dir: DataDir = Path("data")) -> None:
-    """List the published experiments that are reproduced here."""
+    """List the labs: sweeps that reproduce published experiments."""
     from orchestrator.commands.labs import listing
 
-    for line in listing(data_dir, plain_console().width):
+    for line in listing(data_dir, text_console().width):
         print(line)
 
 
 @app.command()
 def lab(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME...", help="As `labs` has them.")
+        list[str] | None, typer.Argument(metavar="NAME...", help="Labs to run; `labs` lists them.")
     ] = None,
-    all_labs: Annotated[bool, typer.Option("--all", help="All of them, one after the other.")] = False,
+    all_labs: Annotated[bool, typer.Option("--all", help="Run all labs.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="A few epochs; on `digits` where the data is not there.")
+        bool, typer.Option("--quick", help="Few epochs; on `digits` if the dataset is not downloaded.")
     ] = False,
     data_dir: DataDir = Path("data"),
     out: Annotated[
         Path | None,
-        typer.Option(help="Results go to a directory NAME in it; default: results/labs[-quick]."),
+        typer.Option(help="Parent of the results directories. Default: results/labs[-quick]."),
     ] = None,
     runtime: Runtime = None,
     nodes: Nodes = None,
@@ -130,16 +142,16 @@ def lab(
     dry_run: DryRun = False,
     fail_fast: FailFast = False,
 ) -> None:
-    """Reproduce a published experiment, and set its figures beside ours."""
+    """Run a lab and compare its results with the published figures."""
     from orchestrator.commands.labs import load_lab, names_wanted
 
-    choice = choose(runtime)
+    selected = select_runtime(runtime)
     wanted = [load_lab(name, data_dir, sets or (), nodes, quick) for name in names_wanted(names, all_labs)]
     directory = out or Path("results") / ("labs-quick" if quick else "labs")
     codes = []
     for loaded in wanted:
-        place = directory / loaded.spec.name
-        codes.append(_begin(loaded, place, choice, data_dir, dry_run, fail_fast))
+        results = directory / loaded.spec.name
+        codes.append(_run(loaded, results, selected, data_dir, dry_run, fail_fast))
         if codes[-1] == INTERRUPTED or (fail_fast and codes[-1]):
             break
     raise typer.Exit(max(codes, default=0))
@@ -149,76 +161,74 @@ def lab(
 def report(
     directory: Annotated[Path, typer.Argument(help="A results directory.")] = Path("results/quickstart"),
 ) -> None:
-    """Write the report of a results directory again, from its files alone."""
-    report_on(SweepPaths(directory), plain_console())
+    """Rewrite the report of a results directory from its files."""
+    publish_report(SweepPaths(directory), text_console())
 
 
 @app.command()
 def partitions(
     dataset: Annotated[str, typer.Option(help="Name, or YAML with parameters.")] = "digits",
-    nodes: Annotated[int, typer.Option(help="Nodes, or ranks where nodes are to have several.")] = 4,
+    nodes: Annotated[int, typer.Option(help="Number of nodes (of ranks, if nodes have several).")] = 4,
     partitioner: Annotated[
         list[str] | None,
-        typer.Option(help="Name, or YAML such as '{name: ..., parameter: ...}'; repeatable. Default: all."),
+        typer.Option(help="Name, or YAML such as '{name: dirichlet, alpha: 0.1}'. Default: all."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the runs that would train on it.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the partition, as in a run.")] = 0,
     data_dir: DataDir = Path("data"),
     out: Annotated[
-        Path | None, typer.Option(help="Directory for partitions.csv, labels.csv and labels.svg.")
+        Path | None,
+        typer.Option(help="Also write partitions.csv, labels.csv and labels.svg to this directory."),
     ] = None,
 ) -> None:
-    """Show how partitioners split a dataset: what runs of this seed train on, without training."""
-    from orchestrator.commands.partition_table import LEGEND, heading, label_lines, summary_lines
-    from orchestrator.commands.partitions import draw, runs_of, write_files
+    """Show how partitioners divide a dataset over nodes, without training."""
+    from orchestrator.commands.partitions import preview, runs_of, tables, write_files
 
-    console = plain_console()
-    drawn = list(draw(runs_of(dataset, nodes, partitioner or (), seed), data_dir))
-    tables = [[heading(drawn)], [*summary_lines(drawn, console.width), "", *LEGEND]]
-    tables += [lines for item in drawn if (lines := label_lines(item, console.width))]
-    console.print("\n\n".join("\n".join(lines) for lines in tables))
-    for path in write_files(drawn, out) if out else ():
+    console = text_console()
+    previews = list(preview(runs_of(dataset, nodes, partitioner or (), seed), data_dir))
+    console.print(tables(previews, console.width))
+    for path in write_files(previews, out) if out else ():
         console.print(f"wrote {path}")
-    if any(item.partition_summary is None for item in drawn):
+    if any(item.summary is None for item in previews):
         raise typer.Exit(1)
 
 
 @app.command()
 def model(
     name: Annotated[str, typer.Argument(metavar="MODEL", help="Name, or YAML with parameters.")],
-    dataset: Annotated[str, typer.Option(help="Whose shape the images have.")] = "fashion_mnist",
+    dataset: Annotated[str, typer.Option(help="Dataset whose image shape is used.")] = "fashion_mnist",
     batch_size: Annotated[int, typer.Option(help="Samples per step.")] = 32,
-    parts: Annotated[str | None, typer.Option(help="To cut it into; default: 2,3,4.")] = None,
+    parts: Annotated[str | None, typer.Option(help="Numbers of stages. Default: 2,3,4.")] = None,
 ) -> None:
-    """Measure a model's blocks, and propose where to cut it. Takes no data."""
-    from orchestrator.commands.model_table import pages
+    """Profile a model's blocks and propose split points for pipeline stages."""
+    from orchestrator.commands.model import sections
 
-    for page in pages(name, dataset, batch_size, parts, plain_console().width):
-        print(page, flush=True)
+    for section in sections(name, dataset, batch_size, parts, text_console().width):
+        print(section, flush=True)
 
 
 @app.command()
 def doctor(data_dir: DataDir = Path("data")) -> None:
-    """Say what can run here, and why not what cannot."""
+    """Check what can run on this machine, and say how to fix what cannot."""
     from orchestrator.commands.doctor import examine
 
     findings = list(examine(data_dir))
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     colours = {"ok": "green", "note": "yellow", "missing": "red"}
     for finding in findings:
-        mark = Text(finding.verdict, style=colours[finding.verdict])
+        mark = Text(finding.status, style=colours[finding.status])
         table.add_row(mark, Text(finding.subject), Text(finding.detail))
-    plain_console().print(table, soft_wrap=False)
-    if any(finding.required and finding.verdict == "missing" for finding in findings):
+    text_console().print(table, soft_wrap=False)
+    if any(finding.required and finding.status == "missing" for finding in findings):
         raise typer.Exit(1)
 
 
 @app.command()
 def image(
     wheels: Annotated[
-        Path | None, typer.Option(help="A directory of wheels to prefer; default: pip's find-links.")
+        Path | None, typer.Option(help="Directory of wheels to install from. Default: pip's find-links.")
     ] = None,
 ) -> None:
-    """Build the trainer image, of which every container is started."""
+    """Build the image that containers run."""
     from orchestrator.runtimes.docker.engine import reach
     from orchestrator.runtimes.docker.image import build
 
@@ -229,13 +239,15 @@ def image(
 
 @app.command()
 def clean() -> None:
-    """Remove processes, containers and networks that an orchestrator which is gone has left behind."""
+    """Remove processes, containers and networks left by sweeps that were killed."""
     count = sum(RUNTIMES.load(name)().clean() for name in RUNTIMES.entries)
     print(f"removed {count} process(es), container(s) and network(s)")
 
 
 @app.command()
-def schema(directory: Annotated[Path, typer.Argument(help="Where to write.")] = Path("schemas")) -> None:
+def schema(
+    directory: Annotated[Path, typer.Argument(help="Directory to write to.")] = Path("schemas"),
+) -> None:
     """Write the JSON Schemas of runs and sweep files."""
     from orchestrator.sweeps.schema import write_schemas
 
@@ -278,7 +290,7 @@ def picture(
 
 
 def main() -> None:
-    """Run the command line; what a user can mend is one message and exit code 2, never a traceback."""
+    """Run the command line. Bad input is one message and exit code 2, never a traceback."""
     try:
         app()
     except InputError as error:

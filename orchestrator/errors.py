@@ -1,7 +1,7 @@
-"""The one kind of error that a user can mend: exit code 2 and one clear message."""
+"""InputError: the error that a user can fix, shown as a message with exit code 2."""
 
 from __future__ import annotations
 
 
 class InputError(Exception):
-    """Bad input. The message names the file, the key, the bad value and what is allowed."""
+    """Bad input. The message names the file, the key, the value and what is allowed."""

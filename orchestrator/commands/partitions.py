@@ -1,4 +1,4 @@
-"""The command `partitions`: what partitioners make of a dataset, drawn as runs do, without training."""
+"""The command `partitions`: shows how partitioners divide a dataset, without training."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from textwrap import wrap
 from typing import Any
 
 from orchestrator.errors import InputError
+from orchestrator.report import formats
 from orchestrator.report.model.labels import component_label
 from orchestrator.results.store import write_atomic
 from orchestrator.sweeps.expand import BlockFields, FieldValue, expand
@@ -20,18 +22,37 @@ from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
 from trainer.training.partition import PartitionSummary, partition_summary
 
-# A run that nothing is wrong with but what is asked for. What a partitioner cannot do is no mistake here
-# but an answer, in its row: so the run is checked with a strategy that splits nothing.
+# A partitioner that cannot divide the dataset is reported in its row instead of as an error, so the run is
+# validated with a strategy that uses no partition.
 _ANY_RUN = {"strategy": "fault_injection", "model": "mlp"}
-_SPLITTING = REGISTRIES["strategy"].parse("one_shot")
+_PARTITIONED = REGISTRIES["strategy"].parse("one_shot")
+
+
+MOST_NODES = 16  # rows of a table of labels
+_NONE = "·"  # no sample of a label, so that skew is easy to see
+_HEADING = "partitioner"
+# Group headings, each with the headings of its columns.
+_GROUPS = (
+    ("samples per node", ("min", "mean", "max")),
+    ("cover-", ("age",)),
+    ("over-", ("lap",)),
+    ("JS, bits", ("mean", "max")),
+    ("EMD, 0–2", ("mean", "max")),
+    ("labels", ("held",)),
+)
+LEGEND = (
+    "Coverage: share of the training set on any node; overlap: on several nodes. JS",
+    "divergence and earth mover's distance (EMD) compare a node's labels with those",
+    "of the whole set; labels held: number of labels on a node.",
+)
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """A run's split in epoch 1, or why there is none."""
+class PartitionPreview:
+    """A run's partition in epoch 1, or the reason why there is none."""
 
     run: RunSpec
-    partition_summary: PartitionSummary | None
+    summary: PartitionSummary | None
     reason: str = ""
 
     @property
@@ -56,14 +77,16 @@ def runs_of(dataset: str, nodes: int, partitioners: Sequence[str], seed: int) ->
     sheet.fields["partitioner"] = [
         FieldValue(parse_yaml(text, option), option, extensible=False) for text, option in named
     ] or [FieldValue(name, name) for name in REGISTRIES["partitioner"].entries]
-    runs = [run.model_copy(update={"strategy": _SPLITTING}) for run in expand(sheet)]
+    runs = [run.model_copy(update={"strategy": _PARTITIONED}) for run in expand(sheet)]
     if nodes > (samples := runs[0].dataset.train_samples):
-        raise InputError(f"--nodes {nodes}: more than the {samples} training samples of {dataset}")
+        raise InputError(
+            f"--nodes {nodes}: {dataset} has {samples} training samples; allowed: 1 to {samples}"
+        )
     return runs
 
 
-def draw(runs: Sequence[RunSpec], data_dir: Path) -> Iterator[Drawn]:
-    """Each run's split. The dataset, the same in all runs, is fetched if absent. Raises InputError."""
+def preview(runs: Sequence[RunSpec], data_dir: Path) -> Iterator[PartitionPreview]:
+    """Each run's partition. The dataset, equal in all runs, is downloaded if missing. Raises InputError."""
     dataset = runs[0].dataset
     try:
         dataset.prepare(data_dir)
@@ -72,16 +95,112 @@ def draw(runs: Sequence[RunSpec], data_dir: Path) -> Iterator[Drawn]:
         raise InputError(str(error)) from error
     for run in runs:
         try:
-            yield Drawn(run, partition_summary(run, data.train.labels, data.classes))
+            yield PartitionPreview(run, partition_summary(run, data.train.labels, data.classes))
         except (ValueError, DataError) as error:
-            yield Drawn(run, None, str(error))
+            yield PartitionPreview(run, None, str(error))
 
 
-def write_files(drawn: Sequence[Drawn], directory: Path) -> list[Path]:
-    """Write partitions.csv, labels.csv and, if anything could be split, labels.svg. Raises InputError."""
-    texts = {"partitions.csv": summary_csv(drawn), "labels.csv": labels_csv(drawn)}
-    if any(item.partition_summary for item in drawn):
-        texts["labels.svg"] = _figure(drawn)
+def tables(previews: Sequence[PartitionPreview], width: int) -> str:
+    """The command's output: a summary of all partitioners, then one table of labels for each."""
+    blocks = [[heading(previews)], [*summary_lines(previews, width), "", *LEGEND]]
+    blocks += [lines for item in previews if (lines := label_lines(item, width))]
+    return "\n\n".join("\n".join(lines) for lines in blocks)
+
+
+def heading(previews: Sequence[PartitionPreview]) -> str:
+    """`digits: 8 nodes, seed 0`."""
+    run = previews[0].run
+    epoch = ", epoch 1 where reshuffled" if any(item.run.partitioner.reshuffle for item in previews) else ""
+    return (
+        f"{component_label(run, 'dataset')}: {run.dataset.train_samples:,} training samples on "
+        f"{run.size_label}, seed {run.seed}{epoch}"
+    )
+
+
+def summary_lines(previews: Sequence[PartitionPreview], width: int) -> list[str]:
+    """A row for each partitioner, or the reason why it has no partition."""
+    rows = [_cells(item.summary) for item in previews if item.summary]
+    blocks = [_block(*group, [row[at] for row in rows]) for at, group in enumerate(_GROUPS)]
+    needed = sum(len(block[0]) for block in blocks)
+    longest = max(len(_HEADING), *(len(item.label) for item in previews))
+    gap = 2 if longest + needed + 2 * len(blocks) <= width else 1
+    room = width - needed - gap * len(blocks)
+    # A name that does not fit is put on a line of its own.
+    first = max(2, min(longest, room))
+
+    def line(block_line: int) -> str:
+        return "".join(" " * gap + block[block_line] for block in blocks)
+
+    def named(label: str, rest: str) -> list[str]:
+        return (
+            [f"{label:{first}}{rest}"] if len(label) <= first else [*wrap(label, width), " " * first + rest]
+        )
+
+    lines = [" " * first + line(0), *named(_HEADING, line(1))]
+    at = 2
+    for item in previews:
+        if item.summary:
+            lines += named(item.label, line(at))
+            at += 1
+        else:
+            reason = wrap(f"not possible: {item.reason}", max(20, width - first - gap))
+            head, *more = [" " * gap + text for text in reason]
+            lines += [*named(item.label, head), *(" " * first + text for text in more)]
+    return lines
+
+
+def _cells(seen: PartitionSummary) -> list[list[str]]:
+    js, emd, held = seen.js_divergence, seen.earth_movers_distance, seen.classes_held
+    sizes = (float(seen.sizes.min()), float(seen.sizes.mean()), float(seen.sizes.max()))
+    return [
+        [f"{size:,.0f}" for size in sizes],
+        [formats.percent(seen.coverage)],
+        [formats.percent(seen.overlap)],
+        [formats.bits(fmean(js)), formats.bits(max(js))],
+        [formats.distance(fmean(emd)), formats.distance(max(emd))],
+        [f"{held.min()}" if held.min() == held.max() else f"{held.min()}–{held.max()}"],
+    ]
+
+
+def _block(top: str, below: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns under a common heading, all lines equally long."""
+    widths = [max(map(len, column)) for column in zip(below, *rows, strict=True)]
+    lines = [
+        " ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
+        for row in (below, *rows)
+    ]
+    widest = max(len(top), len(lines[0]))
+    return [f"{line:>{widest}}" for line in (top, *lines)]
+
+
+def label_lines(item: PartitionPreview, width: int) -> list[str]:
+    """Samples per node and label, as many as fit; the last line says what is left out."""
+    if item.summary is None:
+        return []
+    counts = item.summary.labels
+    nodes, labels = counts.shape
+    first = max(len("node"), len(str(nodes - 1)))
+    cell = 1 + max(len(f"{counts.max():,}"), len(str(labels - 1)))
+    shown_labels, shown_nodes = min(labels, (width - first) // cell), min(nodes, MOST_NODES)
+    lines = [f"{'node':>{first}}" + "".join(f"{label:{cell}}" for label in range(shown_labels))]
+    for node in range(shown_nodes):
+        cells = (f"{count:,}" if count else _NONE for count in counts[node, :shown_labels])
+        lines.append(f"{node:{first}}" + "".join(f"{text:>{cell}}" for text in cells))
+    left_out = [
+        f"{noun} {shown} to {number - 1}"
+        for noun, shown, number in (("nodes", shown_nodes, nodes), ("labels", shown_labels, labels))
+        if shown < number
+    ]
+    if left_out:
+        lines.append(f"not shown: {formats.listed(left_out)}; --out DIR writes all")
+    return [*wrap(f"{item.label}: samples per node and label", width), *lines]
+
+
+def write_files(previews: Sequence[PartitionPreview], directory: Path) -> list[Path]:
+    """Write partitions.csv, labels.csv and, if any partition exists, labels.svg. Raises InputError."""
+    texts = {"partitions.csv": summary_csv(previews), "labels.csv": labels_csv(previews)}
+    if any(item.summary for item in previews):
+        texts["labels.svg"] = _figure(previews)
     try:
         for name, text in texts.items():
             write_atomic(directory / name, text)
@@ -90,24 +209,24 @@ def write_files(drawn: Sequence[Drawn], directory: Path) -> list[Path]:
     return [directory / name for name in texts]
 
 
-def summary_csv(drawn: Sequence[Drawn]) -> str:
-    """A line per partitioner; columns that results.csv has, too, are called the same there."""
+def summary_csv(previews: Sequence[PartitionPreview]) -> str:
+    """One line per partitioner. Columns shared with results.csv have the same names."""
     lines = []
-    for item in drawn:
+    for item in previews:
         line: dict[str, Any] = {
             "partitioner": item.label,
             "dataset": component_label(item.run, "dataset"),
             "nodes": item.run.nodes,
             "seed": item.run.seed,
-            "status": "ok" if item.partition_summary else "failed",
+            "status": "ok" if item.summary else "failed",
             "cause": item.reason or None,
         }
-        lines.append(line | (_figures(item.partition_summary) if item.partition_summary else {}))
+        lines.append(line | (_figures(item.summary) if item.summary else {}))
     return _csv(
         lines,
         [
             *lines[0],
-            *next((_figures(item.partition_summary) for item in drawn if item.partition_summary), {}),
+            *next((_figures(item.summary) for item in previews if item.summary), {}),
         ],
     )
 
@@ -129,13 +248,13 @@ def _figures(seen: PartitionSummary) -> dict[str, Any]:
     }
 
 
-def labels_csv(drawn: Sequence[Drawn]) -> str:
-    """A line per partitioner, node and label."""
+def labels_csv(previews: Sequence[PartitionPreview]) -> str:
+    """One line per partitioner, node and label."""
     lines = [
         {"partitioner": item.label, "node": node, "label": label, "samples": int(samples)}
-        for item in drawn
-        if item.partition_summary
-        for node, row in enumerate(item.partition_summary.labels)
+        for item in previews
+        if item.summary
+        for node, row in enumerate(item.summary.labels)
         for label, samples in enumerate(row)
     ]
     return _csv(lines, ["partitioner", "node", "label", "samples"])
@@ -149,8 +268,8 @@ def _csv(lines: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
     return text.getvalue()
 
 
-def _figure(drawn: Sequence[Drawn]) -> str:
-    # Imported here: matplotlib takes longest of all to load, and the tables do without.
+def _figure(previews: Sequence[PartitionPreview]) -> str:
+    # Imported here: matplotlib is slow to load, and the tables do not need it.
     from matplotlib import rc_context
 
     from orchestrator.report.figures.maps import LabelMap, label_maps
@@ -159,9 +278,7 @@ def _figure(drawn: Sequence[Drawn]) -> str:
     from orchestrator.report.model.labels import ClusterShape
 
     maps = [
-        LabelMap(item.label, ClusterShape.of(item.run), item.partition_summary)
-        for item in drawn
-        if item.partition_summary
+        LabelMap(item.label, ClusterShape.of(item.run), item.summary) for item in previews if item.summary
     ]
     with rc_context(RC):  # type: ignore[arg-type]  # its stub wants every key as a literal
         return to_svg(label_maps(maps), "labels")

@@ -1,4 +1,4 @@
-"""A sweep from its runs to its report: where they run, who is told, and what an interruption leaves."""
+"""The command `sweep`: select a runtime, run the sweep, report, and handle interruption."""
 
 from __future__ import annotations
 
@@ -24,51 +24,51 @@ INTERRUPTED = 130  # the exit code
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A runtime, and why it is this one."""
+class SelectedRuntime:
+    """A runtime, and why it was selected."""
 
     name: str
-    place: Runtime
+    runtime: Runtime
     reason: str
 
 
 def run_sweep(
     loaded: Sweep,
     paths: SweepPaths,
-    choice: Choice,
+    selected: SelectedRuntime,
     data_dir: Path,
     fail_fast: bool,
     console: Console,
 ) -> int:
-    """Run what is not done yet and write the report; the exit code, 0 where all runs are ok."""
+    """Run what is not done yet and write the report. Returns the exit code, 0 if all runs are ok."""
     from orchestrator.execution.progress import progress_on
     from orchestrator.execution.sweep_runner import SweepRunner
 
-    if removed := choice.place.clean():
-        console.print(f"removed {removed} thing(s) that an orchestrator had left behind")
+    if removed := selected.runtime.clean():
+        console.print(f"removed {removed} leftover(s) of a sweep that was killed")
     total = len(loaded.runs)
     console.print(f"{loaded.spec.name}: {total} runs, results in {paths.directory}/")
-    console.print(f"nodes are {choice.place.node_kind()} ({choice.reason})")
+    console.print(f"nodes are {selected.runtime.node_kind()} ({selected.reason})")
     results = []
     try:
         with progress_on(console, total) as display:
-            runner = SweepRunner(choice.place, choice.name, paths, data_dir, display)
+            runner = SweepRunner(selected.runtime, selected.name, paths, data_dir, display)
             runner.prepare(loaded)
             for result in runner.results(loaded):
                 results.append(result)
                 if fail_fast and result.status != "ok":
                     break
     except KeyboardInterrupt:
-        console.print(f"\ninterrupted after {len(results)} of {total} runs; everything is stopped")
-        console.print("the same command goes on where it stopped")
+        console.print(f"\ninterrupted after {len(results)} of {total} runs; all nodes are stopped")
+        console.print("run the same command to resume")
         if results:
-            report_on(paths, console)
+            publish_report(paths, console)
         return INTERRUPTED
     except InputError:
-        if results:  # what is done is done, whatever keeps the rest from running
-            report_on(paths, console)
+        if results:  # report the finished runs even if the rest cannot run
+            publish_report(paths, console)
         raise
-    report_on(paths, console)
+    publish_report(paths, console)
     failed = [result for result in results if result.status != "ok"]
     for result in failed:
         console.print(f"{result.status}: {result.key}: {result.cause}")
@@ -76,66 +76,68 @@ def run_sweep(
     return 1 if failed else 0
 
 
-def report_on(paths: SweepPaths, console: Console) -> None:
-    """Write the report of a results directory, and say where it is."""
+def publish_report(paths: SweepPaths, console: Console) -> None:
+    """Write the report of a results directory and print its path."""
     from orchestrator.report import write_report
 
     write_report(paths)
     console.print(f"report: {paths.html}")
 
 
-def choose(name: str | None) -> Choice:
+def select_runtime(name: str | None) -> SelectedRuntime:
     """The runtime of this name; None: the first of the registry that is available. Raises InputError."""
     if name is None:
         return _first_available()
     try:
-        place = RUNTIMES.load(name)()
+        runtime = RUNTIMES.load(name)()
     except PydanticCustomError as error:
         raise InputError(f"--runtime {name}: {error}") from error
-    if reason := place.unavailable_reason():
+    if reason := runtime.unavailable_reason():
         raise InputError(f"--runtime {name}: {reason}")
-    return Choice(name, place, f"--runtime {name}")
+    return SelectedRuntime(name, runtime, f"--runtime {name}")
 
 
-def _first_available() -> Choice:
+def _first_available() -> SelectedRuntime:
     reasons: dict[str, str] = {}
     for name in RUNTIMES.entries:
         runtime = RUNTIMES.load(name)()
         reason = runtime.unavailable_reason()
         if reason is None:
             others = " or ".join(f"--runtime {other}" for other in RUNTIMES.entries if other != name)
-            return Choice(name, runtime, "; ".join(reasons.values()) or f"default; {others} to change")
+            return SelectedRuntime(
+                name, runtime, "; ".join(reasons.values()) or f"default; alternative: {others}"
+            )
         reasons[name] = reason
     lines = [f"{name}: {reason}" for name, reason in reasons.items()]
     raise InputError("\n".join(["no runtime is available", *lines]))
 
 
-def print_plan(loaded: Sweep, paths: SweepPaths, place: Runtime, data_dir: Path) -> None:
-    """The runs and what would be started for each."""
+def print_plan(loaded: Sweep, paths: SweepPaths, runtime: Runtime, data_dir: Path) -> None:
+    """Print the runs and the exact commands that each would start."""
     from orchestrator.report.model.labels import ClusterShape
 
     for number, run in enumerate(loaded.runs, start=1):
-        plan = place.plan(run, paths.run(run.key), data_dir)
+        plan = runtime.plan(run, paths.run(run.key), data_dir)
         shape = ClusterShape.of(run).short
         print(f"[{number}/{len(loaded.runs)}] {run.key}: {shape} × {run.topology}")
         print(f"  spec: {json.dumps(run.canonical())}")
         for process in plan.processes:
             print(f"  {process.name}: {shlex.join(process.argv)}")
-    print(f"{len(loaded.runs)} runs; nothing was started")
+    print(f"{len(loaded.runs)} runs planned; nothing was started")
 
 
-def plain_console(file: TextIO | None = None) -> Console:
-    """A console that shows text as it is: `[red]` in a path is no colour and `:ok:` no picture."""
+def text_console(file: TextIO | None = None) -> Console:
+    """A console that prints text literally: no markup, no emoji, no highlighting."""
     return Console(file=file, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C, a closed terminal and `kill` all stop a sweep the same way, once."""
+    """Raise KeyboardInterrupt once on Ctrl-C, a closed terminal or SIGTERM; ignore repeats."""
 
     def interrupt(*_: Any) -> NoReturn:
         for number in signals:
-            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not break the cleaning up
+            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not interrupt clean-up
         raise KeyboardInterrupt
 
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -90,7 +90,7 @@ def test_a_failed_run_does_not_stop_the_sweep_and_is_tried_again(tmp_path: Path)
 def test_dry_run_starts_nothing(short: Path, tmp_path: Path) -> None:
     done = run_cli("sweep", short, "--out", tmp_path / "out", "--dry-run", "--nodes", "2,3")
     assert done.returncode == 0, done.stderr
-    assert "3 runs; nothing was started" in done.stdout
+    assert "3 runs planned; nothing was started" in done.stdout
     assert "all_reduce-gloo-n3" in done.stdout
     assert "-m trainer" in done.stdout
     assert not (tmp_path / "out").exists()
@@ -108,7 +108,7 @@ def test_interrupted_it_stops_all_and_says_how_to_go_on(
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 130, output
     assert "everything is stopped" in output
-    assert "the same command goes on" in output
+    assert "run the same command" in output
 
     file.write_text(file.read_text().replace("work_s: 300", "work_s: 0"))
     again = run_cli("sweep", file, "--out", out)

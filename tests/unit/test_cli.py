@@ -54,7 +54,7 @@ def test_what_a_user_can_mend_is_one_message_and_exit_code_2(
 
 def test_an_unknown_runtime_lists_the_known_ones() -> None:
     with pytest.raises(InputError, match="--runtime slurm: unknown runtime; known: docker, local"):
-        run_sweep.choose("slurm")
+        run_sweep.select_runtime("slurm")
 
 
 # Where nodes run
@@ -66,23 +66,23 @@ def engines(monkeypatch: pytest.MonkeyPatch, reason: str | None) -> None:
 
 def test_nodes_are_containers_where_an_engine_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     engines(monkeypatch, None)
-    choice = run_sweep.choose(None)
-    assert (choice.name, type(choice.place)) == ("docker", DockerRuntime)
-    assert "--runtime local" in choice.reason
+    selected = run_sweep.select_runtime(None)
+    assert (selected.name, type(selected.runtime)) == ("docker", DockerRuntime)
+    assert "--runtime local" in selected.reason
 
 
 def test_else_nodes_are_local_processes_and_the_reason_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     engines(monkeypatch, "no Docker engine answers at unix:///x")
-    choice = run_sweep.choose(None)
-    assert (choice.name, type(choice.place)) == ("local", LocalRuntime)
-    assert choice.reason == "no Docker engine answers at unix:///x"
+    selected = run_sweep.select_runtime(None)
+    assert (selected.name, type(selected.runtime)) == ("local", LocalRuntime)
+    assert selected.reason == "no Docker engine answers at unix:///x"
 
 
 def test_every_reason_is_named_where_no_runtime_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     engines(monkeypatch, "no engine answers")
     monkeypatch.setattr(LocalRuntime, "unavailable_reason", lambda self: "needs Linux")
     with pytest.raises(InputError) as raised:
-        run_sweep.choose(None)
+        run_sweep.select_runtime(None)
     assert str(raised.value).splitlines()[1:] == ["docker: no engine answers", "local: needs Linux"]
 
 
@@ -91,7 +91,10 @@ def test_a_runtime_that_is_asked_for_is_used_or_nothing_is(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     engines(monkeypatch, None)
-    assert (run_sweep.choose(name).name, run_sweep.choose(name).reason) == (name, f"--runtime {name}")
+    assert (run_sweep.select_runtime(name).name, run_sweep.select_runtime(name).reason) == (
+        name,
+        f"--runtime {name}",
+    )
 
 
 @pytest.mark.parametrize("how", ["option", "variable"])
@@ -122,12 +125,12 @@ def test_the_console_says_where_nodes_run_and_why(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         "orchestrator.execution.sweep_runner.SweepRunner.results", lambda self, loaded: iter(())
     )
-    monkeypatch.setattr(run_sweep, "report_on", lambda paths, console: None)
+    monkeypatch.setattr(run_sweep, "publish_report", lambda paths, console: None)
     file = io.StringIO()
     loaded = load_sweep(PROJECT / "sweeps" / "quickstart.yml")
-    choice, console = run_sweep.choose(None), run_sweep.plain_console(file)
-    assert run_sweep.run_sweep(loaded, SweepPaths(tmp_path), choice, tmp_path, False, console) == 0
-    assert "removed 2 thing(s)" in file.getvalue()
+    selected, console = run_sweep.select_runtime(None), run_sweep.text_console(file)
+    assert run_sweep.run_sweep(loaded, SweepPaths(tmp_path), selected, tmp_path, False, console) == 0
+    assert "removed 2 leftover(s)" in file.getvalue()
     assert "nodes are local processes (no engine answers)\n" in file.getvalue()
 
 
@@ -182,7 +185,7 @@ def test_image_without_an_engine_or_wheels_is_a_message(
 def test_where_the_report_lies_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr("orchestrator.report.write_report", lambda paths: None)
     file = io.StringIO()
-    run_sweep.report_on(SweepPaths(Path(name)), run_sweep.plain_console(file))
+    run_sweep.publish_report(SweepPaths(Path(name)), run_sweep.text_console(file))
     assert file.getvalue() == f"report: {name}/report.html\n"
 
 

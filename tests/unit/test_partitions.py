@@ -12,8 +12,15 @@ import numpy as np
 import pytest
 
 from orchestrator import cli
-from orchestrator.commands.partition_table import heading, label_lines, summary_lines
-from orchestrator.commands.partitions import Drawn, draw, runs_of, write_files
+from orchestrator.commands.partitions import (
+    PartitionPreview,
+    heading,
+    label_lines,
+    preview,
+    runs_of,
+    summary_lines,
+    write_files,
+)
 from orchestrator.errors import InputError
 from tests.unit.conftest import PROJECT
 from trainer.data.base import Indices, Labels, Partitioner
@@ -46,8 +53,10 @@ def halves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PARTITIONERS.entries, "halves", f"{__name__}:Halves")  # type: ignore[arg-type]
 
 
-def drawn_of(dataset: str = SMALL, nodes: int = 4, partitioners: Any = (), seed: int = 0) -> list[Drawn]:
-    return list(draw(runs_of(dataset, nodes, partitioners, seed), NOWHERE))
+def previews_of(
+    dataset: str = SMALL, nodes: int = 4, partitioners: Any = (), seed: int = 0
+) -> list[PartitionPreview]:
+    return list(preview(runs_of(dataset, nodes, partitioners, seed), NOWHERE))
 
 
 def show(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -64,9 +73,9 @@ def show(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]
 def test_the_counts_are_those_of_the_samples_that_a_run_feeds(
     name: str, reshuffle: str, tmp_path: Path
 ) -> None:
-    drawn = drawn_of(partitioners=[f"{{name: {name}, reshuffle: {reshuffle}}}"], seed=3)
+    drawn = previews_of(partitioners=[f"{{name: {name}, reshuffle: {reshuffle}}}"], seed=3)
     write_files(drawn, tmp_path)
-    if drawn[0].partition_summary is None:
+    if drawn[0].summary is None:
         assert drawn[0].reason
         return
     counts = np.zeros((4, 4), int)
@@ -94,8 +103,8 @@ def test_the_counts_are_those_of_the_samples_that_a_run_feeds(
 
 
 def test_all_registered_partitioners_unless_some_are_named() -> None:
-    assert [item.label for item in drawn_of()] == list(PARTITIONERS.entries)
-    named = drawn_of(partitioners=["random_sampling", "{name: random_partition, reshuffle: true}"])
+    assert [item.label for item in previews_of()] == list(PARTITIONERS.entries)
+    named = previews_of(partitioners=["random_sampling", "{name: random_partition, reshuffle: true}"])
     assert [item.label for item in named] == ["random_sampling", "random_partition reshuffle=true"]
 
 
@@ -110,26 +119,26 @@ def test_all_registered_partitioners_unless_some_are_named() -> None:
         ({"partitioners": ["{name: "]}, "--partitioner .name: "),
         ({"dataset": "moon"}, "--dataset moon: .*known: .*digits"),
         ({"nodes": 0}, "--nodes 0: "),
-        ({"nodes": 201}, "--nodes 201: .*more than the 200 training samples"),
+        ({"nodes": 201}, "--nodes 201: .*allowed: 1 to 200"),
         ({"seed": -1}, "--seed -1: "),
     ],
 )
 def test_bad_input_is_named_with_what_is_allowed(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        drawn_of(**arguments)
+        previews_of(**arguments)
 
 
 def test_a_dataset_that_cannot_be_had_is_named_with_what_mends_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")  # where a directory should be: nothing is downloaded
     with pytest.raises(InputError, match=r"train-images-idx3-ubyte\.gz is not in .*/file and cannot be"):
-        list(draw(runs_of("mnist", 2, (), 0), tmp_path / "file"))
+        list(preview(runs_of("mnist", 2, (), 0), tmp_path / "file"))
 
 
 # The tables
 
 
 def test_the_summary_by_hand() -> None:
-    (item,) = drawn_of(nodes=2, partitioners=["halves"])
+    (item,) = previews_of(nodes=2, partitioners=["halves"])
     *_, row = summary_lines([item], 80)
     # Two of four labels on each node: |1/2 - 1/4| four times, and of two bits one is known.
     assert row.split() == [
@@ -164,7 +173,7 @@ def test_one_that_cannot_split_has_a_row_with_the_reason_and_the_others_go_on(
     rows = [
         line for line in shown.splitlines() if line.startswith(("halves", *TWO)) and ":" not in line[:17]
     ]
-    assert rows[0].split()[:6] == ["halves", "cannot", "split:", "3", "parts", "are"]
+    assert rows[0].split()[:6] == ["halves", "not", "possible:", "3", "parts", "are"]
     assert [row.split()[0] for row in rows] == ["halves", *TWO]
     assert "able to make" in shown
     with open(tmp_path / "partitions.csv", newline="") as file:
@@ -176,9 +185,9 @@ def test_one_that_cannot_split_has_a_row_with_the_reason_and_the_others_go_on(
 
 
 def test_if_none_can_split_there_is_no_figure_but_reasons(tmp_path: Path) -> None:
-    drawn = drawn_of(nodes=3, partitioners=["halves"])
+    drawn = previews_of(nodes=3, partitioners=["halves"])
     assert [path.name for path in write_files(drawn, tmp_path)] == ["partitions.csv", "labels.csv"]
-    assert "cannot split: 3 parts" in "\n".join(summary_lines(drawn, 80))
+    assert "not possible: 3 parts" in "\n".join(summary_lines(drawn, 80))
 
 
 LONG = "{name: halves, margin_of_the_parts_that_is_kept_free: %s}"
@@ -208,22 +217,22 @@ def test_everything_fits_into_80_columns(
 
 
 def test_large_numbers_fit_too() -> None:
-    (item,) = drawn_of(nodes=2, partitioners=["random_partition"])
-    assert item.partition_summary
-    item.partition_summary.labels[:] *= 1_000_000
+    (item,) = previews_of(nodes=2, partitioners=["random_partition"])
+    assert item.summary
+    item.summary.labels[:] *= 1_000_000
     assert max(map(len, summary_lines([item], 80))) <= 80
     assert summary_lines([item], 80)[-2:][0] == "random_partition"  # above its row
 
 
 def test_what_is_left_out_of_the_table_of_labels_is_said() -> None:
     dataset = "{name: synthetic, samples: 1500, classes: 1000, height: 1, width: 1}"
-    (item,) = drawn_of(dataset, nodes=20, partitioners=["random_partition"])
+    (item,) = previews_of(dataset, nodes=20, partitioners=["random_partition"])
     *table, last = label_lines(item, 80)
     shown = int(table[1].split()[-1])
-    assert last == f"left out: nodes 16 to 19 and labels {shown + 1} to 999; --out DIR writes all"
+    assert last == f"not shown: nodes 16 to 19 and labels {shown + 1} to 999; --out DIR writes all"
     assert len(table) == 2 + 16
     assert len(table[1]) <= 80 < len(table[1]) + 4  # as many as there is room for
-    (item,) = drawn_of(nodes=16, partitioners=["random_partition"])
+    (item,) = previews_of(nodes=16, partitioners=["random_partition"])
     assert not any("left out" in line for line in label_lines(item, 80))
 
 
@@ -231,7 +240,7 @@ def test_what_is_left_out_of_the_table_of_labels_is_said() -> None:
 
 
 def test_files_are_written_or_the_reason_is_named(tmp_path: Path) -> None:
-    drawn = drawn_of(partitioners=TWO)
+    drawn = previews_of(partitioners=TWO)
     paths = write_files(drawn, tmp_path / "new" / "place")
     assert [path.name for path in paths] == ["partitions.csv", "labels.csv", "labels.svg"]
     svg = paths[2].read_text()
