@@ -1,25 +1,25 @@
 # shellcheck shell=bash
-# Part of docker/engine: the image that ours is built from, pulled or made here.
+# Part of docker/engine: pulls or builds the base image of the trainer image.
 
 pull_base() {
     local answer
-    say "Pulling $BASE, for a minute at most."
+    say "Pulling $BASE (up to one minute)."
     answer=$(limit 60 docker pull --quiet "$BASE" 2>&1) && return
     answer=$(tail -n 1 <<<"${answer:-no answer}")
-    say "Not possible: ${answer##*: }"
+    say "Pull failed: ${answer##*: }"
     return 1
 }
 
 make_base() {
     local suite=${BASE##*:}
     suite=${suite%-slim}
-    [[ $BASE == *:*-slim ]] || fail "$BASE cannot be pulled." "Only Debian's slim images can be made here."
-    have apt-get || fail "$BASE cannot be pulled." "On Debian and Ubuntu it can be made."
-    say "Making it from Debian's packages. This takes about a minute."
+    [[ $BASE == *:*-slim ]] || fail "$BASE cannot be pulled." "Only Debian's slim images can be built here."
+    have apt-get || fail "$BASE cannot be pulled." "It can be built on Debian and Ubuntu."
+    say "Building it from Debian's packages. This takes about a minute."
     know_system
     get_debootstrap "$suite"
     scratch=$DIR/base # not in /tmp, which is often small and in memory
-    remove_scratch    # of somebody who was killed; we hold the lock
+    remove_scratch    # left by a killed process; we hold the lock
     bootstrap "$suite" "$scratch"
     trim "$scratch"
     list_sources "$suite" >"$scratch/etc/apt/sources.list.d/debian.sources"
@@ -38,7 +38,7 @@ get_debootstrap() {
 
 remove_scratch() { [[ -z $scratch ]] || rm -rf --one-file-system "$scratch"; }
 
-# What debootstrap mounts in the directory ends with the namespace, so removing it is safe at any time.
+# debootstrap's mounts end with the namespace, so the directory can be removed at any time.
 bootstrap() {
     local proxy=''
     eval "$(apt-config shell proxy Acquire::http::Proxy)"
@@ -49,11 +49,11 @@ bootstrap() {
 
 why_not() {
     ! tail -n 5 "$PACKAGE_LOG" | grep -q 'unknown key' ||
-        say "$system does not know the keys of Debian $1. Bring the image from elsewhere:" \
+        say "$system does not have the keys of Debian $1. Copy the image from another machine:" \
             "docker save $BASE | ssh HERE docker load"
 }
 
-# As Debian's own slim images: no documentation but licences, now and for packages to come, and no caches.
+# Like Debian's own slim images: no documentation except licences, also of future packages, and no caches.
 trim() {
     local root=$1 tree
     find "$root/usr/share/doc" ! -type d ! -name copyright -delete

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Part of docker/engine: the distribution, its packages, and Docker out of them.
+# Part of docker/engine: installs Docker from the distribution's packages.
 
 readonly BY_HAND="Install Docker $MIN_ENGINE or newer, with Compose and buildx, by hand:
   https://docs.docker.com/engine/install/"
@@ -7,9 +7,9 @@ readonly PLUGINS_BY_HAND="Install Compose $MIN_COMPOSE or newer, and buildx, by 
   https://docs.docker.com/compose/install/linux/"
 readonly KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 
-# Sets the system's name, its packages, and the release to take them from if that is not its own.
+# Sets the names of the system and its packages, and the release of the packages if it is another one.
 know_system() {
-    have apt-get || fail "this machine has no apt." "$BY_HAND"
+    have apt-get || fail "this machine has no apt-get." "$BY_HAND"
     # shellcheck source=/dev/null
     system=$(. "$ETC/os-release" && echo "${ID^} ${VERSION_ID:-99}")
     # shellcheck source=/dev/null
@@ -22,7 +22,7 @@ know_system() {
             at_least 22.04 "${system#* }" || fail "$system is too old." "$BY_HAND"
             engine_packages=(docker.io) compose_package=docker-compose-v2
             ;;
-        *) fail "this helper knows Debian and Ubuntu, not $system." "$BY_HAND" ;;
+        *) fail "this script supports Debian and Ubuntu, not $system." "$BY_HAND" ;;
     esac
 }
 
@@ -34,43 +34,43 @@ install_engine() {
     fi
     know_system
     wanted=("${engine_packages[@]}" docker-buildx "$compose_package")
-    say "No engine answers. Installing one from the packages of ${release:+Debian }${release:-$system}," \
-        "in a minute or two; log: $PACKAGE_LOG"
+    say "No engine answers. Installing one from the packages of ${release:+Debian }${release:-$system}" \
+        "(takes a minute or two); log: $PACKAGE_LOG"
     refresh_packages
     install_packages "${wanted[@]/%/${release:+/$release}}" iptables ca-certificates
     installed=true
 }
 
-# The engine runs and people may depend on it, so nothing that belongs to it may change.
+# The engine is in use, so its own packages must not change.
 install_plugins() {
     local wanted=() plan buildx_package=docker-buildx
     know_system
-    if dpkg -s docker-ce-cli >/dev/null 2>&1; then # Docker's own packages: its own plugins go with them
+    if dpkg -s docker-ce-cli >/dev/null 2>&1; then # Docker's own packages need Docker's own plugins
         release='' buildx_package=docker-buildx-plugin compose_package=docker-compose-plugin
     fi
     buildx_ready || wanted+=("$buildx_package${release:+/$release}")
     compose_ready || wanted+=("$compose_package${release:+/$release}")
-    say "Engine $engine answers and stays as it is. Installing ${wanted[*]}"
+    say "Engine $engine is not changed. Installing ${wanted[*]}"
     refresh_packages
     plan=$(apt-get install --simulate --no-install-recommends "${wanted[@]}" 2>&1) ||
         fail "apt cannot: $(grep '^E:' <<<"$plan" | head -n 1)" "$PLUGINS_BY_HAND"
     ! grep -qE '^(Inst|Remv) (docker\.io|docker-ce|docker-cli|containerd(\.io)?|runc) ' <<<"$plan" ||
-        fail "that would change the engine that runs, so nothing is done." "$PLUGINS_BY_HAND"
+        fail "installing them would change the running engine, so nothing was installed." "$PLUGINS_BY_HAND"
     install_packages "${wanted[@]}"
-    plugins_ready || fail "Compose or buildx still do not answer." "$PLUGINS_BY_HAND"
+    plugins_ready || fail "Compose or buildx still do not work." "$PLUGINS_BY_HAND"
 }
 
-# Somebody else's broken source must not stop us: whether the packages install is what counts.
+# Errors of unrelated package sources do not matter if the packages can be installed.
 refresh_packages() {
     for _ in 1 2 3 4 5 6; do
         ! apt_get update || break
-        tail -n 3 "$PACKAGE_LOG" | grep -q 'Could not get lock' || break # a new machine's own first update
+        tail -n 3 "$PACKAGE_LOG" | grep -q 'Could not get lock' || break # held by a new machine's first update
         sleep 10
     done
     [[ -z $release || -n $(mirror_of "$release") ]] || add_release
 }
 
-# Pinned below everything else, so that nothing else on the machine is taken from there.
+# Has the lowest priority, so that no other package comes from this release.
 add_release() {
     local source=$ETC/apt/sources.list.d/shardyard-$release.sources
     local pin=$ETC/apt/preferences.d/shardyard-$release mirror
@@ -81,12 +81,12 @@ add_release() {
     if ! apt_get update -o Dir::Etc::sourcelist="$source" -o Dir::Etc::sourceparts=- \
         -o APT::Get::List-Cleanup=0 || [[ -z $(mirror_of "$release") ]]; then
         rm -f "$source" "$pin"
-        fail_with_log "$mirror does not give Debian $release." "$PACKAGE_LOG"
+        fail_with_log "$mirror does not provide Debian $release." "$PACKAGE_LOG"
     fi
 }
 
-# apt itself reads its sources, in either format; the origin tells Debian from those who borrow its
-# names. Prints nothing where apt has none.
+# Prints the URL of a release's mirror, or nothing. apt parses its sources itself, in either format; the origin
+# excludes derivatives that use the same release names.
 mirror_of() {
     # shellcheck disable=SC2016
     apt-get indextargets --format '$(ORIGIN) $(RELEASE) $(REPO_URI)' 'Created-By: Packages' 2>/dev/null |

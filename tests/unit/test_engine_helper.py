@@ -141,7 +141,7 @@ def test_old_compose_is_replaced_beside_the_engine(machine: Machine, old: str) -
     running(machine).set(compose=old)
     code, shown = machine.run()
     assert code == 0
-    assert "stays as it is" in shown
+    assert "is not changed" in shown
     assert RUNNING in shown
     (installed,) = (
         call for call in machine.called("apt-get") if " install " in call and "--no-remove" in call
@@ -154,7 +154,7 @@ def test_plugins_that_would_change_a_running_engine_are_refused(machine: Machine
     running(machine).set(compose="1.29.2", plan="Inst docker.io [20.10.24] (26.1.5 Debian)")
     code, shown = machine.run()
     assert code == 1
-    assert "would change the engine that runs" in shown
+    assert "would change the running engine" in shown
     assert not [call for call in machine.called("apt-get") if "--no-remove" in call]
 
 
@@ -181,19 +181,19 @@ def test_engine_on_a_bare_machine(tmp_path: Path, release: str, packages: str) -
         if source.exists():
             assert "URIs: http://mirror.example/debian\n" in source.read_text()
             assert "Pin-Priority: 100" in (machine.etc / "apt/preferences.d/shardyard-trixie").read_text()
-        assert "This helper started the engine." in machine.run("status")[1]
+        assert "This script started the engine." in machine.run("status")[1]
         assert machine.run()[0] == 0
         assert len([call for call in machine.called("dockerd") if "--data-root" in call]) == 1
     finally:
         code, shown = machine.run("stop")
     assert (code, "Stopped." in shown) == (0, True)
-    assert "No engine runs" in machine.run("stop")[1]
+    assert "No engine of this script" in machine.run("stop")[1]
 
 
 @pytest.mark.parametrize(
     ("release", "complaint"),
     [
-        ("ID=fedora\nVERSION_ID=42\n", "knows Debian and Ubuntu, not Fedora 42"),
+        ("ID=fedora\nVERSION_ID=42\n", "not Fedora 42"),
         (DEBIAN_12.replace("12", "11"), "Debian 11 is too old"),
         (UBUNTU_24.replace("24", "20"), "Ubuntu 20.04 is too old"),
     ],
@@ -212,7 +212,7 @@ def test_remote_engine_is_not_replaced(machine: Machine) -> None:
     del machine.environment["SHARDYARD_ENGINE_DIR"]
     code, shown = machine.run()
     assert code == 1
-    assert "nothing answers at ssh://other" in shown
+    assert "ssh://other" in shown
     assert not machine.called(*CHANGES)
 
 
