@@ -1,0 +1,244 @@
+"""A new component is one file and one registry line: conformance suite, docs, schema and runs accept it.
+
+Four components are added to a copy of the project, and nothing else in it is touched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+COPIED = ("trainer", "orchestrator", "tests", "docs", "schemas", "sweeps", "compose")
+COPIED_FILES = ("README.md", "CONTRIBUTING.md", "pyproject.toml")
+
+PARTITIONER = '''
+"""Round robin: samples are dealt to the nodes in turn."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from trainer.data.base import Indices, Labels, Partitioner
+
+
+class RoundRobin(Partitioner):
+    """Deal the samples of the file to the nodes in turn (Doe et al. 2026)."""
+
+    disjoint: ClassVar[bool] = True
+    covers: ClassVar[bool] = True
+    random: ClassVar[bool] = False
+
+    backwards: bool = Field(False, description="deal from the end of the file")
+
+    def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
+        self.check(labels, parts)
+        order = np.arange(len(labels))[:: -1 if self.backwards else 1]
+        return [order[part::parts] for part in range(parts)]
+'''
+
+MODEL = '''
+"""Softmax regression: one fully connected layer."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from trainer.models.base import Model
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainer.models.base import Blocks
+
+
+class SoftmaxRegression(Model):
+    """One fully connected layer, for images of any size."""
+
+    scale: float | None = Field(None, gt=0, description="factor of the initial weights; null: 1")
+
+    @property
+    def names(self) -> list[str]:
+        return ["flatten", "output", "log_softmax"]
+
+    def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
+        from torch import nn
+
+        yield "flatten", nn.Flatten()
+        output = nn.Linear(prod(shape), classes)
+        output.weight.data *= self.scale or 1.0
+        yield "output", output
+        yield "log_softmax", nn.LogSoftmax(dim=1)
+'''
+
+OPTIMIZER = '''
+"""RMSprop, by torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from trainer.optimizers.base import Optimizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer as TorchOptimizer
+
+
+class Rmsprop(Optimizer):
+    """RMSprop by torch (Tieleman & Hinton 2012)."""
+
+    alpha: float = Field(0.99, ge=0, lt=1, description="decay rate of the mean squared gradient")
+
+    def build(self, parameters: Iterable[Tensor], lr: float) -> TorchOptimizer:
+        from torch.optim import RMSprop
+
+        return RMSprop(parameters, lr=lr, alpha=self.alpha)
+'''
+
+STRATEGY = '''
+"""Mean of gradients: what all_reduce does, in its shortest form."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from trainer.core.strategy import Strategy, Uneven
+
+if TYPE_CHECKING:
+    from trainer.training.session import Session
+
+
+class MeanGradient(Strategy):
+    """Average the gradients over all ranks, without compression (Doe et al. 2026)."""
+
+    transports: ClassVar[tuple[str, ...]] = ("memory", "gloo")
+    synchronous: ClassVar[bool] = True
+
+    uneven: Uneven = "join"
+
+    def train(self, session: Session) -> None:
+        replica = session.replica()
+        session.start(replica)
+        for epoch in session.epochs():
+            for batch in session.synchronous_batches(epoch, self.uneven):
+                replica.backward(batch, weight=batch.share * session.size)
+                gradient = replica.gradient()
+                session.comm.all_reduce(gradient, "mean")
+                replica.set_gradient(gradient)
+                replica.step()
+'''
+
+# Registry, name, file and class of each new component.
+NEW = (
+    ("PARTITIONERS", "round_robin", "trainer/data/partitioners/round_robin.py", "RoundRobin", PARTITIONER),
+    ("MODELS", "softmax_regression", "trainer/models/softmax_regression.py", "SoftmaxRegression", MODEL),
+    ("OPTIMIZERS", "rmsprop", "trainer/optimizers/rmsprop.py", "Rmsprop", OPTIMIZER),
+    ("STRATEGIES", "mean_gradient", "trainer/strategies/mean_gradient.py", "MeanGradient", STRATEGY),
+)
+NAMES = [name for _, name, *_ in NEW]
+
+SWEEP = """
+name: new_components
+base:
+  dataset: {name: synthetic, samples: 120, test_samples: 32}
+  model: {name: softmax_regression, scale: 0.5}
+  optimizer: rmsprop
+  partitioner: {name: round_robin, backwards: true}
+  lr: 0.01
+  epochs: 1
+blocks:
+  - base: {strategy: serial}
+  - base: {strategy: mean_gradient, nodes: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project with the four components: one file and one registry line each."""
+    directory = tmp_path_factory.mktemp("project")
+    ignored = shutil.ignore_patterns("__pycache__", ".*")
+    for name in COPIED:
+        shutil.copytree(PROJECT / name, directory / name, ignore=ignored)
+    for name in COPIED_FILES:
+        shutil.copy(PROJECT / name, directory / name)
+    registries = directory / "trainer" / "spec" / "registries.py"
+    text = registries.read_text()
+    for registry, name, file, cls, source in NEW:
+        (directory / file).write_text(source.lstrip())
+        line = f'        "{name}": "{file.removesuffix(".py").replace("/", ".")}:{cls}",\n'
+        text, added = re.subn(
+            rf"(?ms)^({registry}: .*?)^    }},$",
+            lambda match, line=line: f"{match[1]}{line}    }},",
+            text,
+            count=1,
+        )
+        assert added == 1, registry
+    registries.write_text(text)
+    return directory
+
+
+def run(copy: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run Python on a module of the copy; it must succeed."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("SHARDYARD_")}
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, arguments)],
+        cwd=copy,
+        env={**inherited, "PYTHONPATH": str(copy)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def test_conformance_suite_tests_the_new_components(copy: Path) -> None:
+    suites = sorted((copy / "tests" / "unit").glob("test_conformance_*.py"))
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", " or ".join(NAMES), "-rA"]
+    done = run(copy, "pytest", *options, *suites)
+    for name in NAMES:
+        assert re.search(rf"PASSED .*\[.*{name}.*\]", done.stdout), name
+
+
+def test_docs_and_schemas_list_the_new_components(copy: Path) -> None:
+    before = {page: page.read_text() for page in [copy / "README.md", *(copy / "docs").rglob("*.md")]}
+    run(copy, "orchestrator", "docs")
+    run(copy, "orchestrator", "docs", "--check")
+    run(copy, "orchestrator", "schema")
+    readme, reference = (copy / "README.md").read_text(), (copy / "docs" / "components.md").read_text()
+    schema = (copy / "schemas" / "sweep.schema.json").read_text()
+    for _, name, file, *_ in NEW:
+        assert f"`{name}`" in readme
+        assert f"[`{name}`](../{file})" in reference
+        assert f'"{name}"' in schema
+        assert not any(f"`{name}`" in text for text in before.values())
+    assert "(Tieleman & Hinton 2012)" in reference
+    assert re.search(r"\| `alpha` \| `rmsprop` \| 0.99 \| ≥ 0, < 1 \| decay rate", reference)
+
+
+def test_a_sweep_runs_with_the_new_components(copy: Path, tmp_path: Path) -> None:
+    file, out = tmp_path / "new_components.yml", tmp_path / "out"
+    file.write_text(SWEEP)
+    run(copy, "orchestrator", "sweep", file, "--runtime", "local", "--dry-run")
+    run(copy, "orchestrator", "sweep", file, "--runtime", "local", "--out", out)
+    results = [json.loads(path.read_text()) for path in out.glob("*/result.json")]
+    assert sorted(result["spec"]["strategy"]["name"] for result in results) == ["mean_gradient", "serial"]
+    assert [result["status"] for result in results] == ["ok", "ok"]
+    assert all(result["spec"]["partitioner"]["name"] == "round_robin" for result in results)
