@@ -237,12 +237,11 @@ def complaint(**fields: Any) -> str:
 
 
 def test_at_most_one_interval() -> None:
-    told = complaint(checkpoint_epochs=1, checkpoint_steps=1)
-    assert told == "checkpoint_steps: give this or checkpoint_epochs, not both"
+    assert complaint(checkpoint_epochs=1, checkpoint_steps=1).startswith("checkpoint_steps: ")
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.entries)
-def test_strategies_that_cannot_go_on_say_which_can(strategy: str) -> None:
+def test_strategies_without_checkpoints_name_those_with(strategy: str) -> None:
     kind = STRATEGIES.load(strategy)
     run: dict[str, Any] = {"strategy": strategy, "nodes": max(kind.min_nodes, 2)}
     if kind.max_nodes:
@@ -252,15 +251,17 @@ def test_strategies_that_cannot_go_on_say_which_can(strategy: str) -> None:
         if interval in kind.checkpoint_intervals:
             assert spec(**asked).checkpoints
         elif kind.checkpoint_intervals:
-            assert "go through an epoch apart" in complaint(**asked)
+            told = complaint(**asked)
+            assert told.startswith(f"checkpoint_{interval}: ")
+            assert f"checkpoint_{kind.checkpoint_intervals[0]}" in told
         else:
             told = complaint(**asked)
-            assert told.startswith(f"checkpoint_{interval}: {strategy} cannot go on from a checkpoint; ")
+            assert told.startswith(f"checkpoint_{interval}: {strategy} ")
             assert {*told.partition("one of ")[2].split(", ")} == ABLE
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS.entries)
-def test_a_compression_that_remembers_is_refused(compression: str) -> None:
+def test_compression_with_error_feedback_has_no_checkpoints(compression: str) -> None:
     run = {"strategy": {"name": "all_reduce", "compression": compression}, "checkpoint_steps": 3}
     if compression in ("none", "fp16"):
         assert spec(**run).checkpoints

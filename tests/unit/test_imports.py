@@ -78,8 +78,6 @@ KNOWN_VIOLATIONS: set[tuple[str, str]] = {
     ("orchestrator.report.model.rows", "orchestrator.report.model.baselines"),
     ("orchestrator.report.model.split_points", "orchestrator.report.metrics.model_partition"),
     ("orchestrator.sweeps.schema", "orchestrator.results.store"),
-    ("trainer.spec.checkpoint_checks", "trainer.spec.run_spec"),
-    ("trainer.spec.checks", "trainer.spec.run_spec"),
 }
 
 

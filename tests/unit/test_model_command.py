@@ -136,7 +136,7 @@ def test_stage_counts() -> None:
         ),
         ({"model": "{name: "}, "model .name: "),
         ({"dataset": "moon"}, "--dataset moon: .*known: digits"),
-        ({"model": "lenet", "dataset": "cifar10"}, "lenet cannot learn from cifar10: .*28×28"),
+        ({"model": "lenet", "dataset": "cifar10"}, "lenet cannot train on cifar10: .*28×28"),
         ({"batch_size": 0}, "--batch-size 0: "),
         ({"parts": "1"}, "--parts 1: '1' .*allowed: whole numbers from 2"),
         ({"parts": "2,"}, "--parts 2,: '' "),

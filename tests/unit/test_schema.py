@@ -132,7 +132,7 @@ def test_every_field_says_what_it_is_for() -> None:
     fields = run_schema()["properties"]
     assert fields["nodes"] == {
         "default": 1,
-        "description": "nodes that take part in the run",
+        "description": "number of nodes",
         "maximum": 1024,
         "minimum": 1,
         "title": "Nodes",

@@ -193,7 +193,7 @@ def test_unknown_name_lists_the_known_ones(path: Path, field: str, registry: Reg
         ),
         (
             "{base: {strategy: ddp, nodes: 4, partitioner: {name: classes, per_node: 2}}}",
-            "blocks[0].base.partitioner: classes cannot split digits among 4 nodes: with per_node 2 only 8",
+            "blocks[0].base.partitioner: classes cannot partition digits among 4 nodes: with per_node 2",
         ),
         ("{base: {strategy: ddp}, axes: {seed: []}}", "blocks[0].axes.seed: the list is empty"),
         (
@@ -255,7 +255,7 @@ def test_several_ranks_in_a_node_where_there_must_be_one(
     text = "name: s\nblocks: [{base: {strategy: ddp}, axes: {processes_per_node: [1, 2]}}]"
     assert complaint(path, text) == (
         f"{path}: blocks[0].axes.processes_per_node[1]: 2 is not allowed over gloo, "
-        "where a node is one rank; it must be 1"
+        "where each node is one rank; allowed: 1"
     )
 
 

@@ -1,1 +1,1 @@
-"""A run's specification: its fields, the checks on them, and the registries of all components."""
+"""The specification of a run: its fields, the checks across them, and the registries of all components."""

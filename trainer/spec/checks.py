@@ -1,19 +1,20 @@
-"""Whether the fields of a RunSpec fit together: one check each, in the order in which they are made."""
+"""Checks across the fields of a run, in the order in which they apply.
+
+Each check returns an error or None. The type of the error is the name of the field to change; its message
+names the values and what is allowed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from pydantic_core import PydanticCustomError
 
-from trainer.spec.checkpoint_checks import checkpoints, restarts
-from trainer.spec.registries import OPTIMIZERS, STRATEGIES
+from trainer.core.strategy import Interval
+from trainer.spec.fields import RunFields
+from trainer.spec.registries import OPTIMIZERS, STRATEGIES, TRANSPORTS
 
-if TYPE_CHECKING:
-    from trainer.spec.run_spec import RunSpec
-
-# Types of the errors: each is the name of the field to change.
+# Types of the errors: the fields to change.
 CHECK_ERROR_TYPES = (
     "transport",
     "nodes",
@@ -35,7 +36,7 @@ CHECK_ERROR_TYPES = (
 CheckError = PydanticCustomError | None
 
 
-def transport(run: RunSpec) -> CheckError:
+def transport(run: RunFields) -> CheckError:
     if run.transport in run.strategy.transports:
         return None
     return PydanticCustomError(
@@ -49,72 +50,72 @@ def transport(run: RunSpec) -> CheckError:
     )
 
 
-def processes_per_node(run: RunSpec) -> CheckError:
+def processes_per_node(run: RunFields) -> CheckError:
     if run.topology != "rpc" or run.processes_per_node == 1:
         return None
     return PydanticCustomError(
         "processes_per_node",
-        "{processes} is not allowed over {transport}, where a node is one rank; it must be 1",
+        "{processes} is not allowed over {transport}, where each node is one rank; allowed: 1",
         {"processes": run.processes_per_node, "transport": run.transport},
     )
 
 
-def world_size(run: RunSpec) -> CheckError:
+def world_size(run: RunFields) -> CheckError:
     low, high = run.strategy.min_nodes, run.strategy.max_nodes
     if low <= run.world_size and (high is None or run.world_size <= high):
         return None
     limits = f"{low}" if low == high else f"{low} or more" if high is None else f"{low} to {high}"
     return PydanticCustomError(
-        _too_many(run, high),
+        _size_field(run, high),
         "{strategy} cannot run on {ranks}; allowed: {limits}",
         {"strategy": run.name_of("strategy"), "ranks": run.size_label, "limits": limits},
     )
 
 
-def bottleneck(run: RunSpec) -> CheckError:
+def bottleneck(run: RunFields) -> CheckError:
     slow = run.bottleneck_cpus
     if slow is None:
         return None
     reason = None
     if run.nodes < 2:
-        reason = "a run on one node has no other that could wait for it"
+        reason = "nodes is 1; allowed: 2 or more"
     elif slow >= run.cpus:
-        reason = f"it must be less than cpus, which is {run.cpus:g}"
+        reason = f"allowed: less than cpus, which is {run.cpus:g}"
     elif run.topology == "single":
-        reason = f"over {run.transport} all nodes share one quota"
+        reason = f"over {run.transport} all nodes share one CPU quota"
     elif run.on_gpu:
-        reason = f"over {run.transport} ranks compute on GPUs, which no quota of cores holds back"
+        reason = f"over {run.transport} ranks compute on GPUs, which a CPU quota does not limit"
     if reason is None:
         return None
     return PydanticCustomError(
         "bottleneck_cpus",
-        "the last node cannot be held to {slow} cpus: {reason}",
+        "a quota of {slow} cpus for the last node is not possible: {reason}",
         {"slow": f"{slow:g}", "reason": reason},
     )
 
 
-def model(run: RunSpec) -> CheckError:
+def model(run: RunFields) -> CheckError:
     reason = run.model.validation_error(run.dataset.shape)
     if reason is None:
         return None
     return PydanticCustomError(
         "model",
-        "{model} cannot learn from {dataset}: {reason}",
+        "{model} cannot train on {dataset}: {reason}",
         {"model": run.name_of("model"), "dataset": run.name_of("dataset"), "reason": reason},
     )
 
 
-def batch_size(run: RunSpec) -> CheckError:
+def batch_size(run: RunFields) -> CheckError:
     if run.batch_per != "run" or run.batch_size % run.num_replicas == 0:
         return None
     return PydanticCustomError(
         "batch_size",
-        "{batch} samples per step of the run are not a multiple of the {parts} that share them",
-        {"batch": run.batch_size, "parts": run.num_replicas},
+        "{batch} samples per step of the run are not a multiple of the {replicas} replicas that share them",
+        {"batch": run.batch_size, "replicas": run.num_replicas},
     )
 
 
-def strategy(run: RunSpec) -> CheckError:
+def strategy(run: RunFields) -> CheckError:
     reason = run.strategy.validation_error(run.model, run.world_size, run.batch_per_replica)
     if reason is None:
         return None
@@ -130,30 +131,30 @@ def strategy(run: RunSpec) -> CheckError:
     )
 
 
-def norm(run: RunSpec) -> CheckError:
+def synchronous_layers(run: RunFields) -> CheckError:
     if not run.model.has_synchronous_layers or run.world_size == 1 or run.strategy.synchronous:
         return None
-    together = [other for other in STRATEGIES.entries if STRATEGIES.load(other).synchronous]
+    allowed = [other for other in STRATEGIES.entries if STRATEGIES.load(other).synchronous]
     return PydanticCustomError(
         "model",
-        "{model} with sync_batch meets in every batch, ranks of {strategy} {do}; "
+        "{model} with sync_batch communicates in every batch, but ranks of {strategy} {reason}; "
         "allowed: {allowed}, or another norm",
         {
             "model": run.name_of("model"),
             "strategy": run.name_of("strategy"),
-            "do": "hold a model together" if run.strategy.partitions_model else "go through them apart",
-            "allowed": ", ".join(together),
+            "reason": "share one model" if run.strategy.partitions_model else "do not step together",
+            "allowed": ", ".join(allowed),
         },
     )
 
 
-def optimizer(run: RunSpec) -> CheckError:
+def optimizer(run: RunFields) -> CheckError:
     if run.strategy.full_gradients or not run.optimizer.layerwise:
         return None
     allowed = [other for other in OPTIMIZERS.entries if not OPTIMIZERS.load(other).layerwise]
     return PydanticCustomError(
         "optimizer",
-        "{optimizer} needs each layer's whole gradient, of which ranks of {strategy} have parts; "
+        "{optimizer} needs the whole gradient of each layer, but ranks of {strategy} hold shards of it; "
         "allowed: {allowed}",
         {
             "optimizer": run.name_of("optimizer"),
@@ -163,45 +164,45 @@ def optimizer(run: RunSpec) -> CheckError:
     )
 
 
-def target_accuracy(run: RunSpec) -> CheckError:
+def target_accuracy(run: RunFields) -> CheckError:
     if run.target_accuracy is None or (run.strategy.trains and run.strategy.evaluates_together):
         return None
-    why = "whose ranks evaluate a model each" if run.strategy.trains else "which trains nothing"
+    reason = "whose ranks evaluate different models" if run.strategy.trains else "which does not train"
     return PydanticCustomError(
         "target_accuracy",
-        "{target} is not allowed with {strategy}, {why}; it must be null",
-        {"target": run.target_accuracy, "strategy": run.name_of("strategy"), "why": why},
+        "{target} is not allowed with {strategy}, {reason}; allowed: null",
+        {"target": run.target_accuracy, "strategy": run.name_of("strategy"), "reason": reason},
     )
 
 
-def patience(run: RunSpec) -> CheckError:
+def patience(run: RunFields) -> CheckError:
     if run.target_accuracy is None and run.patience > 1:
         return PydanticCustomError(
             "patience",
-            "{patience} is for a target_accuracy, and there is none; it must be 1",
+            "{patience} has no effect without target_accuracy; allowed: 1",
             {"patience": run.patience},
         )
     if run.patience > run.epochs:
         return PydanticCustomError(
             "patience",
-            "{patience} epochs in a row are more than the {epochs} of the run",
+            "{patience} consecutive epochs are more than epochs; allowed: 1 to {epochs}",
             {"patience": run.patience, "epochs": run.epochs},
         )
     return None
 
 
-def samples(run: RunSpec) -> CheckError:
+def samples(run: RunFields) -> CheckError:
     count, servers = run.dataset.train_samples, run.strategy.servers
     if not run.strategy.uses_partition or run.num_replicas <= count:
         return None
     return PydanticCustomError(
-        _too_many(run, count + servers),
+        _size_field(run, count + servers),
         "{ranks} are more than the {samples} training samples of {dataset}",
-        {"ranks": _who_trains(run), "samples": count, "dataset": run.name_of("dataset")},
+        {"ranks": _training_ranks(run), "samples": count, "dataset": run.name_of("dataset")},
     )
 
 
-def partitioner(run: RunSpec) -> CheckError:
+def partitioner(run: RunFields) -> CheckError:
     reason = run.partitioner.validation_error(
         run.dataset.train_samples, run.dataset.class_count, run.num_replicas
     )
@@ -209,23 +210,23 @@ def partitioner(run: RunSpec) -> CheckError:
         return None
     return PydanticCustomError(
         "partitioner",
-        "{partitioner} cannot split {dataset} among {ranks}: {reason}",
+        "{partitioner} cannot partition {dataset} among {ranks}: {reason}",
         {
             "partitioner": run.name_of("partitioner"),
             "dataset": run.name_of("dataset"),
-            "ranks": _who_trains(run),
+            "ranks": _training_ranks(run),
             "reason": reason,
         },
     )
 
 
-def augmentation(run: RunSpec) -> CheckError:
+def augmentation(run: RunFields) -> CheckError:
     reason = run.augmentation.validation_error(run.dataset.shape)
     if reason is None:
         return None
     return PydanticCustomError(
         "augmentation",
-        "{augmentation} cannot change {dataset}: {reason}",
+        "{augmentation} cannot augment {dataset}: {reason}",
         {
             "augmentation": run.name_of("augmentation"),
             "dataset": run.name_of("dataset"),
@@ -234,7 +235,67 @@ def augmentation(run: RunSpec) -> CheckError:
     )
 
 
-CHECKS: tuple[Callable[[RunSpec], CheckError], ...] = (
+def checkpoints(run: RunFields) -> CheckError:
+    if not run.checkpoints:
+        return None
+    interval: Interval = "epochs" if run.checkpoint_steps is None else "steps"
+    field, name = f"checkpoint_{interval}", run.name_of("strategy")
+    if run.checkpoint_epochs is not None and run.checkpoint_steps is not None:
+        return PydanticCustomError(
+            field,
+            "{steps} excludes checkpoint_epochs, which is {epochs}; allowed: one of the two",
+            {"steps": run.checkpoint_steps, "epochs": run.checkpoint_epochs},
+        )
+    if run.checkpoint_epochs is not None and run.checkpoint_epochs >= run.epochs:
+        return PydanticCustomError(
+            field,
+            "{every} is not less than the {epochs} epochs of the run; allowed: null, or less",
+            {"every": run.checkpoint_epochs, "epochs": run.epochs},
+        )
+    if not run.strategy.checkpoint_intervals:
+        allowed = [other for other in STRATEGIES.entries if STRATEGIES.load(other).checkpoint_intervals]
+        return PydanticCustomError(
+            field,
+            "{strategy} cannot resume from a checkpoint; allowed: null, or one of {allowed}",
+            {"strategy": name, "allowed": ", ".join(allowed)},
+        )
+    if interval not in run.strategy.checkpoint_intervals:
+        return PydanticCustomError(
+            field,
+            "ranks of {strategy} do not step together; allowed: null, or checkpoint_epochs instead",
+            {"strategy": name},
+        )
+    if run.strategy.not_checkpointed and run.world_size > 1:
+        return PydanticCustomError(
+            field,
+            "{strategy} cannot resume with this compression: a checkpoint does not contain "
+            "{not_checkpointed}; allowed: null, or another compression",
+            {"strategy": name, "not_checkpointed": run.strategy.not_checkpointed},
+        )
+    return None
+
+
+def restarts(run: RunFields) -> CheckError:
+    if not run.restarts:
+        return None
+    if run.bottleneck_cpus is not None:
+        return PydanticCustomError(
+            "restarts",
+            "{restarts} is not allowed with bottleneck_cpus, a limit of the first attempt; allowed: 0",
+            {"restarts": run.restarts},
+        )
+    if run.topology == "ddp":
+        return None
+    allowed = [name for name in TRANSPORTS.entries if TRANSPORTS.load(name).topology == "ddp"]
+    return PydanticCustomError(
+        "restarts",
+        "{restarts} is not allowed over {transport}, whose ranks torchrun does not start; allowed: 0, or "
+        "transport {allowed}",
+        {"restarts": run.restarts, "transport": run.transport, "allowed": ", ".join(allowed)},
+    )
+
+
+CHECKS: tuple[Callable[[RunFields], CheckError], ...] = (
     transport,
     processes_per_node,
     world_size,
@@ -242,7 +303,7 @@ CHECKS: tuple[Callable[[RunSpec], CheckError], ...] = (
     model,
     batch_size,
     strategy,
-    norm,
+    synchronous_layers,
     optimizer,
     target_accuracy,
     patience,
@@ -254,10 +315,10 @@ CHECKS: tuple[Callable[[RunSpec], CheckError], ...] = (
 )
 
 
-def _who_trains(run: RunSpec) -> str:
+def _training_ranks(run: RunFields) -> str:
     return (f"{run.num_replicas} workers of " if run.strategy.servers else "") + run.size_label
 
 
-def _too_many(run: RunSpec, most: int | None) -> str:
-    """The field to blame for a number of ranks that is not allowed."""
+def _size_field(run: RunFields, most: int | None) -> str:
+    """The field to change when the number of ranks is not allowed, at most `most`."""
     return "processes_per_node" if most is not None and run.nodes <= most < run.world_size else "nodes"

@@ -1,0 +1,245 @@
+"""The fields of a run, their types and ranges, and what follows from them. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from math import floor
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from trainer.core.strategy import Strategy
+from trainer.data.augmentations.base import Augmentation
+from trainer.data.base import Dataset, Partitioner
+from trainer.models.base import Model
+from trainer.optimizers.base import Optimizer
+from trainer.spec.registries import (
+    AUGMENTATIONS,
+    DATASETS,
+    MODELS,
+    OPTIMIZERS,
+    PARTITIONERS,
+    REGISTRIES,
+    STRATEGIES,
+    TRANSPORTS,
+)
+
+# The resource limits of a node. Runtimes with containers enforce them; `local` cannot.
+NODE_LIMITS = ("cpus", "memory_mb", "pids", "shm_mb")
+
+MAX_CPUS = 256.0
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+def _known_transport(name: str) -> str:
+    TRANSPORTS.load(name)
+    return name
+
+
+def with_derived_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the fields whose default depends on other fields: transport and threads.
+
+    Where those other fields are invalid, nothing is added: their own checks report the error.
+    """
+    values = dict(values)
+    if "transport" not in values and "strategy" in values:
+        with suppress(ValidationError, PydanticCustomError):
+            values["transport"] = STRATEGIES.parse(values["strategy"]).transports[0]
+    cpus, processes = values.get("cpus", 1.0), values.get("processes_per_node", 1)
+    numbers = isinstance(cpus, int | float) and isinstance(processes, int)
+    if "threads" not in values and numbers and 0 < cpus <= MAX_CPUS and processes > 0:
+        values["threads"] = threads_per_rank(cpus, processes)
+    return values
+
+
+def threads_per_rank(cpus: float, processes: int) -> int:
+    """Threads for each of `processes` ranks of a node with `cpus` cores: whole cores, at least 1."""
+    return max(1, floor(cpus / processes))
+
+
+class RunFields(BaseModel):
+    """The fields of a run. RunSpec adds the checks across fields and the run key."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    strategy: Annotated[Strategy, STRATEGIES] = Field(description="how ranks train one model together")
+    transport: Annotated[str, AfterValidator(_known_transport)] = Field(
+        "",
+        description="how ranks communicate; default: the first transport of the strategy",
+        json_schema_extra={"enum": list(TRANSPORTS.entries)},
+    )
+    nodes: int = Field(1, ge=1, le=1024, description="number of nodes")
+    processes_per_node: int = Field(1, ge=1, le=64, description="number of ranks on each node")
+    dataset: Annotated[Dataset, DATASETS] = Field(
+        "digits", validate_default=True, description="training and test images"
+    )
+    partitioner: Annotated[Partitioner, PARTITIONERS] = Field(
+        "random_partition",
+        validate_default=True,
+        description="how training samples are partitioned among replicas",
+    )
+    augmentation: Annotated[Augmentation, AUGMENTATIONS] = Field(
+        "none", validate_default=True, description="random changes of training images"
+    )
+    model: Annotated[Model, MODELS] = Field("lenet", validate_default=True, description="the network")
+    optimizer: Annotated[Optimizer, OPTIMIZERS] = Field(
+        "sgd", validate_default=True, description="how a gradient becomes a step"
+    )
+    lr: float = Field(0.05, gt=0, le=100, description="learning rate")
+    lr_scaling: Literal["none", "linear", "sqrt"] = Field(
+        "none",
+        description="scaling of lr with the number P of replicas: none, lr × P (linear) or lr × √P (sqrt); "
+        "P is 1 with batch_per: run",
+    )
+    warm_up_epochs: int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        description="epochs of linear warm-up, from lr / P as scaled",
+    )
+    batch_size: int = Field(
+        32, ge=1, le=65536, description="samples per step, of each replica or of the run: see batch_per"
+    )
+    batch_per: Literal["rank", "run"] = Field(
+        "rank",
+        description="rank: each replica takes batch_size samples per step; run: batch_size is the global "
+        "batch, shared evenly among the replicas",
+    )
+    epochs: int = Field(3, ge=1, le=10_000, description="passes of each replica over its samples")
+    target_accuracy: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="test accuracy (0 to 1) that ends training; null: train all epochs",
+    )
+    patience: int = Field(
+        1, ge=1, le=10_000, description="consecutive epochs that must reach target_accuracy"
+    )
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of all randomness in the run")
+    threads: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="torch threads per rank; default: max(1, floor(cpus / processes_per_node))",
+    )
+    cpus: float = Field(
+        1.0, gt=0, le=MAX_CPUS, description="CPU quota of a node in cores; not enforced by runtime local"
+    )
+    bottleneck_cpus: float | None = Field(
+        None,
+        gt=0,
+        le=MAX_CPUS,
+        description="CPU quota of the last node, to make it a straggler; null: the quota of all nodes",
+    )
+    memory_mb: int = Field(
+        2048, ge=64, description="memory limit of a node in MiB; not enforced by runtime local"
+    )
+    pids: int = Field(
+        512, ge=16, description="limit of processes and threads in a node; not enforced by runtime local"
+    )
+    shm_mb: int = Field(
+        256, ge=16, description="size of a node's /dev/shm in MiB; not enforced by runtime local"
+    )
+    restarts: int = Field(
+        0,
+        ge=0,
+        le=100,
+        description="restarts of all ranks by torchrun after failures; topology ddp only",
+    )
+    checkpoint_epochs: int | None = Field(
+        None, ge=1, description="epochs between checkpoints; an interrupted run resumes from the last one"
+    )
+    checkpoint_steps: int | None = Field(
+        None, ge=1, description="steps between checkpoints; excludes checkpoint_epochs"
+    )
+    save_weights: bool = Field(False, description="save the final weights as weights.npy beside the result")
+    timeout_s: float = Field(600, gt=0, le=7 * 86400, description="seconds after which the run is stopped")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _add_derived_defaults(cls, values: Any) -> Any:
+        return with_derived_defaults(values) if isinstance(values, Mapping) else values
+
+    @property
+    def size_label(self) -> str:
+        """`3 nodes`, or `8 ranks (2 × 4)` with several ranks per node."""
+        if self.processes_per_node == 1:
+            return f"{self.nodes} node{'' if self.nodes == 1 else 's'}"
+        return f"{self.world_size} ranks ({self.nodes} × {self.processes_per_node})"
+
+    def name_of(self, field: str) -> str:
+        """The registered name of a component field, e.g. `name_of("strategy")`."""
+        return REGISTRIES[field].name_of(getattr(self, field))
+
+    @property
+    def topology(self) -> str:
+        """How the nodes are wired and their ranks launched. Follows from the transport."""
+        return TRANSPORTS.load(self.transport).topology
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks. Ranks fill one node after the other, as with torchrun and mpirun."""
+        return self.nodes * self.processes_per_node
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of model replicas, each with its own partition of the samples."""
+        return self.strategy.replicas(self.world_size)
+
+    @property
+    def batch_per_replica(self) -> int:
+        """Samples per step of each replica."""
+        return self.batch_size // self.num_replicas if self.batch_per == "run" else self.batch_size
+
+    @property
+    def batch_multiplier(self) -> int:
+        """The global batch size as a multiple of `batch_size`."""
+        return self.num_replicas if self.batch_per == "rank" else 1
+
+    @property
+    def checkpoints(self) -> bool:
+        """Whether the run writes checkpoints."""
+        return self.checkpoint_epochs is not None or self.checkpoint_steps is not None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether ranks compute on GPUs. Follows from the transport."""
+        return TRANSPORTS.load(self.transport).device != "cpu"
+
+    def is_bottleneck(self, rank: int) -> bool:
+        """Whether the rank is on the slower node, the last one."""
+        return self.bottleneck_cpus is not None and rank // self.processes_per_node == self.nodes - 1
+
+    def cpus_for(self, rank: int) -> float:
+        """The CPU quota of the rank's node, in cores."""
+        slow = self.bottleneck_cpus
+        return slow if slow is not None and self.is_bottleneck(rank) else self.cpus
+
+    def threads_for(self, rank: int) -> int:
+        """Torch threads of the rank; on the slower node at most the default of its quota."""
+        if not self.is_bottleneck(rank):
+            return self.threads
+        return min(self.threads, threads_per_rank(self.cpus_for(rank), self.processes_per_node))
+
+    def thread_environment(self, rank: int = 0) -> dict[str, str]:
+        """The environment variables that set the thread counts of numerical libraries.
+
+        Two ranks with two threads each on two cores ran 3 to 25 times slower than with one thread.
+        """
+        return dict.fromkeys(_THREAD_VARIABLES, str(self.threads_for(rank)))
+
+    @property
+    def oversubscribed(self) -> bool:
+        """Whether some rank has less than a core, so that ranks must sleep while they wait.
+
+        One answer for all ranks, because they must wait in the same way.
+        """
+        return min(self.cpus_for(0), self.cpus_for(self.world_size - 1)) < self.processes_per_node
+
+    @property
+    def ranks_are_threads(self) -> bool:
+        """Whether several ranks share one Python interpreter, and so slow each other down."""
+        return self.topology == "single" and not self.strategy.forks and self.world_size > 1
