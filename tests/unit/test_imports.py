@@ -73,10 +73,6 @@ SHARED_MODULES = (
 
 # Imports against the tables that remain: (importing module, imported module). Empty this list.
 KNOWN_VIOLATIONS: set[tuple[str, str]] = {
-    ("orchestrator.report.metrics.published", "orchestrator.report.render.columns"),
-    ("orchestrator.report.model.baselines", "orchestrator.report.metrics.model_partition"),
-    ("orchestrator.report.model.rows", "orchestrator.report.model.baselines"),
-    ("orchestrator.report.model.split_points", "orchestrator.report.metrics.model_partition"),
     ("orchestrator.sweeps.schema", "orchestrator.results.store"),
 }
 
