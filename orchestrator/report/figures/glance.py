@@ -27,6 +27,7 @@ MIN_STRATEGIES = 3  # fewer are shown by other figures
 ROW_IN = 0.25
 FAR_APART = 30  # amounts that differ by this factor go on a logarithmic axis
 WORST = 0.3  # loss of accuracy at full colour
+MAX_NARROW_COLUMNS = 7  # more strategies need the whole page width
 LONG_NAME = 24  # characters; longer names need the whole page width
 NARROW = 11  # characters of a heading; longer ones are rotated
 
@@ -110,7 +111,8 @@ def partitioners_by_strategy(view: WorkloadView) -> Figure | None:
     rows = [reference, *others]
     means = np.array([[_cell(cells, row, column) for column in columns] for row in rows])
     loss = np.clip((means[0] - means) / WORST, 0, 1)
-    figure = Figure(figsize=(WIDTH_IN, 1.3 + 0.3 * len(rows)), layout="constrained")
+    width = WIDTH_IN if len(columns) <= MAX_NARROW_COLUMNS else FULL_WIDTH_IN
+    figure = Figure(figsize=(width, 1.3 + 0.3 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     axes.pcolormesh(
         np.nan_to_num(loss), cmap="Oranges", vmin=0, vmax=1.6, edgecolors="white", linewidth=1.2

@@ -23,11 +23,13 @@ def straggler(view: WorkloadView) -> Iterator[Finding]:
     found.sort(key=lambda item: -item[0].share_of_time)
     for slow, group in found[:MAX_NAMED]:
         noun = group.shape.rank_noun
-        others = f"the other {noun}" if slow.ranks == 2 else f"the other {noun}s"
+        others, mean = (
+            (f"the other {noun}s", " on average") if slow.ranks > 2 else (f"the other {noun}", "")
+        )
         yield Finding(
             "straggler",
             f"{view.name(group)} on {group.shape.label}: {others} waited for {noun} {slow.rank} during "
-            f"{percent(slow.share_of_time)} of the wall time on average; {percent(slow.share_of_waiting)} "
+            f"{percent(slow.share_of_time)} of the wall time{mean}; {percent(slow.share_of_waiting)} "
             f"of all waiting was for {noun} {slow.rank}.",
             evidence([group]),
             {
