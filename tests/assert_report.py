@@ -1,4 +1,4 @@
-"""CI's last look: `python -m tests.assert_report DIR` reads a sweep's results as a reader would."""
+"""Check the report of the smoke sweep: `python -m tests.assert_report DIR`. CI runs it last."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main(directory: Path) -> None:
     assert "<svg" in page
     assert 'src="http' not in page
     assert (directory / "report.md").stat().st_size > 0
-    print(f"report of {len(rows)} runs is as it should be")
+    print(f"report of {len(rows)} runs passes all checks")
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def test_a_strategy_without_straggler_attribution_has_no_measured_bubble() -> No
     assert partition.bubble(row) is None
     assert partition.bubble_formula(row) == pytest.approx(
         1 / 5
-    )  # as in pipeline, so that work speedups compare
+    )  # as in pipeline, so that CPU-time speedups compare
 
 
 def test_the_busiest_split_point_counts() -> None:

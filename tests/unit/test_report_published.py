@@ -28,7 +28,7 @@ LAB = {
             "nodes": [2, 4],
             "steps": [
                 {"block": "theirs"},
-                {"block": "mended", "fixes": "{nodes} different beginnings"},
+                {"block": "fixed", "fixes": "{nodes} different initial weights"},
                 {"block": "alone", "runs": {"nodes": 1}, "fixes": "averaging"},
             ],
         }
@@ -51,19 +51,19 @@ THEIRS = [
     one_shot(2, 0.3, train_s=4.0),
     one_shot(4, 0.1, train_s=4.0, work_cpu_s=2.0),
 ]
-MENDED = one_shot(2, 0.7, strategy="one_shot", train_s=4.0)
+FIXED = one_shot(2, 0.7, strategy="one_shot", train_s=4.0)
 
 
 def a_lab(
-    theirs: Sequence[RunResult] = THEIRS, mended: Sequence[RunResult] = (MENDED,), **fields: Any
+    theirs: Sequence[RunResult] = THEIRS, fixed: Sequence[RunResult] = (FIXED,), **fields: Any
 ) -> Comparison:
-    results = [ALONE, *theirs, *mended]
+    results = [ALONE, *theirs, *fixed]
     blocks = [
         BlockRecord(name="alone", keys=[ALONE.key]),
         BlockRecord.model_validate(
             {"name": "theirs", "keys": [run.key for run in theirs], "published": FIGURES}
         ),
-        BlockRecord(name="mended", keys=[run.key for run in mended]),
+        BlockRecord(name="fixed", keys=[run.key for run in fixed]),
     ]
     record = a_record(results, lab=Lab.model_validate(LAB), blocks=blocks, **fields)
     return compare(record, [(result.key, result) for result in results])
@@ -112,7 +112,7 @@ def test_an_ablation_has_the_difference_of_each_step() -> None:
         "steps": [
             {
                 "difference": pytest.approx(0.4),
-                "fixes": "2 different beginnings",
+                "fixes": "2 different initial weights",
                 "changes": ["strategy.init independent → broadcast"],
                 "verdict": "single_seed",
             },
@@ -125,11 +125,11 @@ def test_an_ablation_has_the_difference_of_each_step() -> None:
         ],
         "repeated": False,
     }
-    assert {row.key for row in finding.rows} == {THEIRS[1].key, MENDED.key, ALONE.key}
+    assert {row.key for row in finding.rows} == {THEIRS[1].key, FIXED.key, ALONE.key}
 
 
 def test_an_ablation_without_all_its_steps_is_no_finding() -> None:
-    assert findings_of(a_lab(mended=()), "ablation") == []
+    assert findings_of(a_lab(fixed=()), "ablation") == []
 
 
 def test_published_times_are_compared_by_one_node_and_by_speedup() -> None:
@@ -175,10 +175,10 @@ def test_fewer_nodes_do_not_override_the_others() -> None:
 
 
 def test_runs_that_ended_at_a_target_have_no_ablation_of_accuracy() -> None:
-    ended = MENDED.epochs[-1].model_copy(update={"target_reached": True})
+    ended = FIXED.epochs[-1].model_copy(update={"target_reached": True})
     reached = one_shot(2, 0.7, strategy="all_reduce", target_accuracy=0.5)
     reached = reached.model_copy(update={"epochs": [*reached.epochs[:-1], ended]})
-    assert findings_of(a_lab(mended=[reached]), "ablation") == []
+    assert findings_of(a_lab(fixed=[reached]), "ablation") == []
 
 
 def test_a_lab_without_published_results_still_names_its_source() -> None:
@@ -212,9 +212,9 @@ def test_an_ablation_step_selects_runs_of_its_block() -> None:
 
 def test_a_step_that_changes_nothing_is_no_ablation() -> None:
     """An option may make two steps the same run."""
-    same = BlockRecord(name="mended", keys=[THEIRS[1].key])
+    same = BlockRecord(name="fixed", keys=[THEIRS[1].key])
     record = a_lab().record
-    blocks = [block if block.name != "mended" else same for block in record.blocks]
+    blocks = [block if block.name != "fixed" else same for block in record.blocks]
     comparison = compare(
         record.model_copy(update={"blocks": blocks}), [(run.key, run) for run in (ALONE, *THEIRS)]
     )

@@ -45,7 +45,7 @@ def best_accuracy(view: WorkloadView) -> Iterator[Finding]:
         if compare_spreads(best, worst) != "equal":
             data |= {"worst": view.name(last), "worst_accuracy": worst.mean}
             text += (
-                f" The worst was {view.name(last)} with {percent(worst.mean)}"
+                f" The worst was {view.name(last)}: {percent(worst.mean)}"
                 f"{_from_serial(worst, serial, last)}."
             )
             rows.append(last)

@@ -68,7 +68,7 @@ def fastest(view: WorkloadView) -> Iterator[Finding]:
         data |= {"second": view.name(second), "second_train_s": second_s.mean, "verdict": verdict}
         text = (
             f"At {at}, {view.name(best)} was the fastest: {seconds(best_s.mean)}{against}. "
-            f"The second was {view.name(second)} with {seconds(second_s.mean)}{REMARKS[verdict]}."
+            f"The second was {view.name(second)}: {seconds(second_s.mean)}{REMARKS[verdict]}."
         )
     if serial_s and best_s.mean >= serial_s.mean:
         text += f" No strategy was faster than serial at {at}."
@@ -158,7 +158,7 @@ def transports(view: WorkloadView) -> Iterator[Finding]:
             "transports",
             f"{best.strategy_label}{view.partitioner(best)} at {view.shape.label} over "
             f"{listed([group.transport for _, group in timed])}: {seconds(best_s.mean)} over "
-            f"{best.transport}{_communication(best)}; {listed(parts)}.",
+            f"{best.transport}{_communication(best)}; {'; '.join(parts)}.",
             evidence(group for _, group in timed),
             {
                 "strategy": best.strategy_label,
@@ -229,7 +229,7 @@ def mean_gradient(view: WorkloadView) -> Iterator[Finding]:
                 "mean_gradient",
                 f"Exchange per step for the same mean gradient over {best.transport}"
                 f"{view.partitioner(best)} at {view.shape.label}: {best.strategy_label} "
-                f"{seconds(least.mean)}{_sent(best)}; {listed(parts)}.",
+                f"{seconds(least.mean)}{_sent(best)}; {'; '.join(parts)}.",
                 evidence(group for _, group in ways),
                 {
                     "transport": best.transport,
