@@ -72,15 +72,15 @@ def run_of(model: str, dataset: str, batch_size: int) -> RunSpec:
 
     model, dataset: a name or YAML with parameters, as in a sweep file.
     """
-    sheet = BlockFields("model", skip=[])
-    sheet.override("strategy", ["serial"], "model")
+    fields = BlockFields("model", skip=[])
+    fields.override("strategy", ["serial"], "model")
     for field, text, place in (
         ("model", model, f"model {model}"),
         ("dataset", dataset, f"--dataset {dataset}"),
     ):
-        sheet.override(field, [parse_yaml(text, place)], place)
-    sheet.override("batch_size", [batch_size], f"--batch-size {batch_size}")
-    (run,) = expand(sheet)
+        fields.override(field, [parse_yaml(text, place)], place)
+    fields.override("batch_size", [batch_size], f"--batch-size {batch_size}")
+    (run,) = expand(fields)
     return run
 
 

@@ -66,18 +66,18 @@ def runs_of(dataset: str, nodes: int, partitioners: Sequence[str], seed: int) ->
 
     dataset, partitioners: a name or YAML with parameters, as in a sweep file.
     """
-    sheet = BlockFields("partitions", skip=[])
+    fields = BlockFields("partitions", skip=[])
     for field, value in _ANY_RUN.items():
-        sheet.override(field, [value], "partitions")
+        fields.override(field, [value], "partitions")
     option = f"--dataset {dataset}"
-    sheet.override("dataset", [parse_yaml(dataset, option)], option)
-    sheet.override("nodes", [nodes], f"--nodes {nodes}")
-    sheet.override("seed", [seed], f"--seed {seed}")
+    fields.override("dataset", [parse_yaml(dataset, option)], option)
+    fields.override("nodes", [nodes], f"--nodes {nodes}")
+    fields.override("seed", [seed], f"--seed {seed}")
     named = [(text, f"--partitioner {text}") for text in partitioners]
-    sheet.fields["partitioner"] = [
+    fields.fields["partitioner"] = [
         FieldValue(parse_yaml(text, option), option, extensible=False) for text, option in named
     ] or [FieldValue(name, name) for name in REGISTRIES["partitioner"].entries]
-    runs = [run.model_copy(update={"strategy": _PARTITIONED}) for run in expand(sheet)]
+    runs = [run.model_copy(update={"strategy": _PARTITIONED}) for run in expand(fields)]
     if nodes > (samples := runs[0].dataset.train_samples):
         raise InputError(
             f"--nodes {nodes}: {dataset} has {samples} training samples; allowed: 1 to {samples}"

@@ -1,1 +1,1 @@
-"""Sweep files: reading, checking and expanding them into runs."""
+"""Sweep files: read, validate and expand them into runs."""

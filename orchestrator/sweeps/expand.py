@@ -1,4 +1,4 @@
-"""From a block's fields and axes to runs. Every value knows where it was written."""
+"""Expand a block's fields and axes into runs. Every value records where it was written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 from orchestrator.errors import InputError
-from orchestrator.sweeps.validation import Location, complaints, dotted
+from orchestrator.sweeps.validation import Location, dotted, error_lines
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec, with_derived_defaults
 
@@ -20,7 +20,7 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class FieldValue:
-    """A value and its place. extensible: a path may follow, as `.hidden[0]` does `x.yml: base.model`."""
+    """A value and its place. extensible: a key path may follow the place, e.g. `.hidden[0]`."""
 
     value: Any
     place: str
@@ -29,46 +29,46 @@ class FieldValue:
 
 @dataclass
 class BlockFields:
-    """A block: for each field the values that it takes in turn. skip: entries and where they stand."""
+    """The fields of a block, each with its values in order. skip: entries with their places."""
 
     place: str
     skip: list[tuple[Values, str]]
     fields: dict[str, list[FieldValue]] = field(default_factory=dict)
 
     def write(self, name: str, values: Sequence[Any], place: str, *, axis: bool = False) -> None:
-        """Set a field, over what an earlier call has set. Raises InputError for an unknown one."""
+        """Set a field, replacing an earlier value. Raises InputError for an unknown field."""
         check_field(name, place)
-        self.fields.pop(name, None)  # and so to the end: axes vary in the order of the file
+        self.fields.pop(name, None)  # moves it to the end: axes vary in the order of the file
         places = [f"{place}.{name}[{i}]" if axis else f"{place}.{name}" for i in range(len(values))]
         self.fields[name] = [FieldValue(value, at) for value, at in zip(values, places, strict=True)]
 
     def override(self, name: str, values: Sequence[Any], option: str) -> None:
-        """Set a field from an option; a component that is replaced takes its parameters along."""
+        """Set a field from an option; replacing a component also drops its parameters."""
         for dependent in [other for other in self.fields if other.startswith(f"{name}.")]:
             del self.fields[dependent]
         self.fields[name] = [FieldValue(value, option, extensible=False) for value in values]
 
 
 def check_field(name: str, place: str) -> None:
-    """Raises InputError if no run has such a field; `strategy.init` is a component's parameter."""
+    """Raise InputError for an unknown field; `strategy.init` is a component's parameter."""
     component, dot, _ = name.partition(".")
     if component not in RunSpec.model_fields or (dot and component not in REGISTRIES):
         raise InputError(f"{place}: unknown key {name!r}; allowed: {', '.join(RunSpec.model_fields)}")
 
 
-def expand(sheet: BlockFields) -> Iterator[RunSpec]:
+def expand(block: BlockFields) -> Iterator[RunSpec]:
     """One run for every combination that no skip entry matches. Raises InputError."""
-    for entry, place in sheet.skip:
+    for entry, place in block.skip:
         _check_skip(entry, place)
-    for combination in product(*sheet.fields.values()):
-        written = dict(zip(sheet.fields, combination, strict=True))
-        values = _nested(written, sheet.place)
-        if not any(_matches(_filled(values), entry) for entry, _ in sheet.skip):
-            yield _checked(values, written, sheet.place)
+    for combination in product(*block.fields.values()):
+        written = dict(zip(block.fields, combination, strict=True))
+        values = _nested(written, block.place)
+        if not any(_matches(_filled(values), entry) for entry, _ in block.skip):
+            yield _checked(values, written, block.place)
 
 
 def matches(run: RunSpec, entry: Values) -> bool:
-    """Whether a run has one of the wanted values in every field of an entry such as skip's."""
+    """Whether a run matches every field of an entry, as in skip."""
     return _matches(run.model_dump(mode="json"), entry)
 
 
@@ -81,16 +81,16 @@ def _nested(written: Mapping[str, FieldValue], place: str) -> Values:
             continue
         info = RunSpec.model_fields[component]
         if component not in values and info.is_required():
-            raise InputError(f"{item.place}: sets a parameter, but {place} names no {component}")
+            raise InputError(f"{item.place}: sets a parameter, but {place} has no {component}")
         form = values.get(component, info.default)
         values[component] = {**(form if isinstance(form, dict) else {"name": form}), parameter: item.value}
     return values
 
 
 def _filled(values: Values) -> Values:
-    """The values with all defaults, components in their long form; what is no value stays as it is.
+    """The values with all defaults and components in their long form; invalid values stay as they are.
 
-    Not by way of RunSpec: what skip is to leave out may well be no run at all.
+    Does not validate: the combinations that skip leaves out need not be valid runs.
     """
     values = with_derived_defaults(values)
     filled: Values = {}
@@ -108,7 +108,7 @@ def _filled(values: Values) -> Values:
 
 
 def _matches(run: Values, entry: Values) -> bool:
-    """Whether a filled run has one of the wanted values in every field of a skip entry."""
+    """Whether filled values match every field of a skip entry."""
     for name, wanted in entry.items():
         component, _, parameter = name.partition(".")
         choices = wanted if isinstance(wanted, list) else [wanted]
@@ -123,7 +123,7 @@ def _matches(run: Values, entry: Values) -> bool:
 
 
 def _fits(value: Any, choice: Any) -> bool:
-    """Whether a filled value is the wanted one; a component is if it has the name, or the parameters."""
+    """Whether a filled value matches; a component matches by its name or by its parameters."""
     if isinstance(value, dict):
         wanted = choice if isinstance(choice, dict) else {"name": choice}
         return all(name in value and _fits(value[name], item) for name, item in wanted.items())
@@ -131,7 +131,7 @@ def _fits(value: Any, choice: Any) -> bool:
 
 
 def _check_skip(entry: Values, place: str) -> None:
-    """Raises InputError for a field or value that no run may have: it would never match."""
+    """Raise InputError for a field or value that no run can have: it would never match."""
     for name, wanted in entry.items():
         check_field(name, place)
         if "." in name:
@@ -141,7 +141,7 @@ def _check_skip(entry: Values, place: str) -> None:
                 RunSpec.model_validate({"strategy": "fault_injection", name: value})
             except ValidationError as error:
                 # Report only errors of the value itself, not that fault_injection cannot have it.
-                lines = complaints(error, lambda at: f"{place}.{dotted(at)}", about=name)
+                lines = error_lines(error, lambda at: f"{place}.{dotted(at)}", about=name)
                 if lines:
                     raise InputError("\n".join(lines)) from error
 
@@ -163,4 +163,4 @@ def _checked(values: Values, written: Mapping[str, FieldValue], block: str) -> R
     try:
         return RunSpec.model_validate(values)
     except ValidationError as error:
-        raise InputError("\n".join(complaints(error, place, allowed))) from error
+        raise InputError("\n".join(error_lines(error, place, allowed))) from error

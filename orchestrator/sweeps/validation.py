@@ -1,4 +1,4 @@
-"""From pydantic's errors to one line each that says where, what, and what is allowed."""
+"""Format pydantic's errors: one line each with location, value and what is allowed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from trainer.spec.checks import CHECK_ERROR_TYPES
 Location = tuple[int | str, ...]
 
 
-def complaints(
+def error_lines(
     error: ValidationError,
     place: Callable[[Location], str],
     allowed: Callable[[Location], Sequence[str]] = lambda _: (),
     about: str | None = None,
 ) -> list[str]:
-    """One line per mistake.
+    """One line per error.
 
-    place: names a location for the reader. allowed: the keys that may stand at a location. about:
-    only mistakes inside this field.
+    Args:
+        place: names a location for the reader.
+        allowed: the keys that are allowed at a location.
+        about: report only errors inside this field.
     """
     lines = []
     for details in error.errors(include_url=False):
@@ -30,11 +32,11 @@ def complaints(
             continue
         if details["type"] in CHECK_ERROR_TYPES:
             location = (*location, details["type"])
-        lines.append(f"{place(location)}: {_sentence(dict(details), allowed(location[:-1]))}")
+        lines.append(f"{place(location)}: {_message(dict(details), allowed(location[:-1]))}")
     return lines
 
 
-def _sentence(details: dict[str, Any], allowed: Sequence[str]) -> str:
+def _message(details: dict[str, Any], allowed: Sequence[str]) -> str:
     message = details["msg"]
     match details["type"]:
         case "extra_forbidden":
@@ -53,7 +55,7 @@ def _sentence(details: dict[str, Any], allowed: Sequence[str]) -> str:
 
 
 def dotted(location: Location, start: str = "") -> str:
-    """("blocks", 0, "axes") as blocks[0].axes, behind `start` if there is one."""
+    """A key path such as blocks[0].axes, appended to `start`."""
     text = start
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part

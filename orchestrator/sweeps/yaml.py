@@ -1,4 +1,4 @@
-"""YAML as people mean it: safe, no key twice, and 1e-3 is a number."""
+"""Safe YAML without duplicate keys, in which 1e-3 is a number."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from orchestrator.errors import InputError
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses duplicate keys and reads 1e-3, which YAML 1.1 takes for a string."""
+    """SafeLoader that refuses duplicate keys and reads 1e-3, a string in YAML 1.1."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[str, int] = {}
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
-                continue  # `<<: *base`, whose keys may be written over
+                continue  # `<<: *base`, whose keys may be overridden
             key = str(self.construct_object(key_node, deep=True))
             line = key_node.start_mark.line + 1
             if key in seen:
                 raise yaml.MarkedYAMLError(
-                    problem=f"key {key!r} stands here and in line {seen[key]}",
+                    problem=f"duplicate key {key!r}, also in line {seen[key]}",
                     problem_mark=key_node.start_mark,
                 )
             seen[key] = line
@@ -38,15 +38,15 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """The value that `text` describes. source: what to name in an InputError."""
+    """Parse `text`. source: the file or option to name in an InputError."""
     try:
         return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f":{mark.line + 1}" if mark else ""
-        raise InputError(f"{source}{where}: {error.problem or 'not YAML'}") from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number that there is not
-        raise InputError(f"{source}: not YAML ({error})") from error
+        raise InputError(f"{source}{where}: {error.problem or 'invalid YAML'}") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date or number
+        raise InputError(f"{source}: invalid YAML ({error})") from error
     except RecursionError as error:
         raise InputError(f"{source}: nested too deeply") from error
 

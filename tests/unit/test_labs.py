@@ -79,16 +79,16 @@ def test_options_go_over_a_quick_look(path: Path) -> None:
 @pytest.mark.parametrize(
     ("was", "wrong", "message"),
     [
-        ("{nodes: 3}, time_s", "{nodes: 4}, time_s", '[1].runs: no run of the block has {"nodes": 4}'),
+        ("{nodes: 3}, time_s", "{nodes: 4}, time_s", '[1].runs: no run of the block matches {"nodes": 4}'),
         ("{nodes: 3}, time_s", "{node: 3}, time_s", "blocks[1].published[1].runs: unknown key 'node'"),
         ("accuracy: 0.2}", "accuracy: 20}", "blocks[1].published[1].accuracy: 20 is not allowed"),
         ("accuracy: 0.2}", "acc: 0.2}", "published[1].acc: unknown key; allowed: runs, time_s, accuracy"),
         ("time_s: 30, accuracy: 0.9", "", "published[0]: "),
-        ("{block: mended", "{block: mend", "steps[1].block: 'mend' is no block's name; allowed: alone"),
+        ("{block: mended", "{block: mend", "steps[1].block: 'mend' is not the name of a block; allowed: "),
         ("{block: mended, fixes: \"{nodes} different beginnings\"}", "{block: mended}", "ablations[0]: "),
-        ("nodes: [2]\n      steps", "nodes: [4]\n      steps", "steps[0].runs: no run of the block has"),
-        ("name: as published\n    base", "base", "blocks[1]: has published figures, so it needs a name"),
-        ("{nodes: 3}, time_s", "{strategy: one_shot}, time_s", "means 3 cells of the block; name"),
+        ("nodes: [2]\n      steps", "nodes: [4]\n      steps", "steps[0].runs: no run of the block"),
+        ("name: as published\n    base", "base", "blocks[1]: has published figures and needs a name"),
+        ("{nodes: 3}, time_s", "{strategy: one_shot}, time_s", "differ in more than the seed"),
         ("time_s: 30", "time_s: .inf", "published[0].time_s: inf is not allowed"),
         ("title: About averaging", "titel: x", "lab.title: is missing"),
     ],
@@ -120,8 +120,8 @@ def test_mistakes_of_the_quick_form_are_named(path: Path, was: str, wrong: str, 
     ("was", "wrong", "message"),
     [
         ("{nodes: 3}, time_s", "{node: 3}, time_s", "published[1].runs: unknown key 'node'"),
-        ("{block: mended", "{block: mend", "'mend' is no block's name"),
-        ("name: as published\n    base", "base", "has published figures, so it needs a name"),
+        ("{block: mended", "{block: mend", "'mend' is not the name of a block"),
+        ("name: as published\n    base", "base", "has published figures and needs a name"),
     ],
 )
 def test_options_hide_no_mistake_of_the_file(path: Path, was: str, wrong: str, message: str) -> None:
@@ -144,7 +144,7 @@ def test_blocks_that_share_a_name_are_one_form_and_may_be_left_out_of_a_quick_lo
 def test_a_file_without_a_quick_form_has_none(tmp_path: Path) -> None:
     path = tmp_path / "s.yml"
     path.write_text("{name: s, blocks: [{base: {strategy: serial}}]}")
-    with pytest.raises(InputError, match="has no quick form"):
+    with pytest.raises(InputError, match="has no `quick` values"):
         load_sweep(path, quick=True)
 
 

@@ -34,18 +34,18 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", ": a sweep file is a mapping with the keys name, description, lab, base, quick, blocks"),
+        ("", ": must be a mapping with the keys name, description, lab, base, quick, blocks"),
         (
             "# only a comment\n",
-            ": a sweep file is a mapping with the keys name, description, lab, base, quick, blocks",
+            ": must be a mapping with the keys name, description, lab, base, quick, blocks",
         ),
         (
             "- name: s\n",
-            ": a sweep file is a mapping with the keys name, description, lab, base, quick, blocks",
+            ": must be a mapping with the keys name, description, lab, base, quick, blocks",
         ),
-        ("serial", ": a sweep file is a mapping with the keys name, description, lab, base, quick, blocks"),
-        ("name: s\nname: t\n", ":2: key 'name' stands here and in line 1"),
-        ("name: s\nblocks: [{base: {lr: 1, lr: 2}}]\n", ":2: key 'lr' stands here and in line 2"),
+        ("serial", ": must be a mapping with the keys name, description, lab, base, quick, blocks"),
+        ("name: s\nname: t\n", ":2: duplicate key 'name', also in line 1"),
+        ("name: s\nblocks: [{base: {lr: 1, lr: 2}}]\n", ":2: duplicate key 'lr', also in line 2"),
         ("name: s\nblocks: [{\n", ":3: "),
         ("name: s\n\tblocks: []\n", ":2: "),
     ],
@@ -195,7 +195,7 @@ def test_unknown_name_lists_the_known_ones(path: Path, field: str, registry: Reg
             "{base: {strategy: ddp, nodes: 4, partitioner: {name: classes, per_node: 2}}}",
             "blocks[0].base.partitioner: classes cannot partition digits among 4 nodes: with per_node 2",
         ),
-        ("{base: {strategy: ddp}, axes: {seed: []}}", "blocks[0].axes.seed: the list is empty"),
+        ("{base: {strategy: ddp}, axes: {seed: []}}", "blocks[0].axes.seed: is an empty list"),
         (
             "{base: {strategy: serial, processes_per_node: 4}}",
             "blocks[0].base.processes_per_node: serial cannot run on 4 ranks (1 × 4); allowed: 1",
@@ -271,9 +271,9 @@ def test_parameter_of_a_strategy_that_is_not_named(path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("lr", "is written key=value"),
-        ("=1", "is written key=value"),
-        ("", "is written key=value"),
+        ("lr", "must have the form key=value"),
+        ("=1", "must have the form key=value"),
+        ("", "must have the form key=value"),
         ("lrr=1", f"unknown key 'lrr'; allowed: {FIELDS}"),
         ("lr.x=1", f"unknown key 'lr.x'; allowed: {FIELDS}"),
         ("strategy.inti=1", "unknown key; allowed: no parameters"),
@@ -293,7 +293,7 @@ def test_set_of_what_is_not_yaml(path: Path) -> None:
 @pytest.mark.parametrize("nodes", ["", "2,", "two", "1.5", "2 3", "[1]"])
 def test_nodes_that_are_no_numbers(path: Path, nodes: str) -> None:
     text = "name: s\nblocks: [{base: {strategy: ddp}, axes: {nodes: [1]}}]"
-    assert complaint(path, text, nodes=nodes).startswith(f"--nodes {nodes}: is written as whole numbers")
+    assert complaint(path, text, nodes=nodes).startswith(f"--nodes {nodes}: must be whole numbers")
 
 
 def test_nodes_that_the_run_cannot_have(path: Path) -> None:

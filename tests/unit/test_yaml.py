@@ -48,7 +48,7 @@ def test_numbers_of_whole_value_are_whole() -> None:
 )
 def test_a_key_that_stands_twice(text: str, lines: tuple[int, int]) -> None:
     with pytest.raises(
-        InputError, match=rf"^s\.yml:{lines[0]}: key '\w' stands here and in line {lines[1]}$"
+        InputError, match=rf"^s\.yml:{lines[0]}: duplicate key '\w', also in line {lines[1]}$"
     ):
         parse_yaml(text, "s.yml")
 
@@ -74,7 +74,7 @@ def test_what_is_not_yaml_names_file_and_line(text: str, line: int) -> None:
 
 
 def test_characters_that_yaml_forbids() -> None:
-    with pytest.raises(InputError, match=r"^s\.yml: not YAML"):
+    with pytest.raises(InputError, match=r"^s\.yml: invalid YAML"):
         parse_yaml("a: \x00", "s.yml")
 
 
