@@ -19,6 +19,7 @@ from orchestrator.commands.picture import PICTURE, draw_picture, same_drawing
 from orchestrator.shipped import LABS
 from orchestrator.sweeps.lab import Published
 from orchestrator.sweeps.load import load_sweep
+from tests.unit.test_imports import ORCHESTRATOR, TRAINER
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md")])
@@ -69,6 +70,12 @@ def test_named_files_exist(page: Path) -> None:
         written_by_runs = name.startswith(("results/", "plots/"))
         found = any((root / name).exists() for root in (*ROOTS, page.parent))
         assert written_by_runs or "://" in name or found or f"<name>.{name[-2:]}" in name, name
+
+
+def test_architecture_lists_the_packages_in_the_order_of_their_imports() -> None:
+    rooms = re.findall(r"(?m)^\| `(\w+)/` \|", (PROJECT / "docs" / "architecture.md").read_text())
+    modules = {"__main__", "errors", "shipped", "cli"}
+    assert rooms == [name for name in (*TRAINER, *ORCHESTRATOR) if name not in modules]
 
 
 # Commands
