@@ -52,7 +52,7 @@ def straggler_attribution(view: WorkloadView) -> Figure | None:
         axes = grid.flat[at]
         _draw(axes, shares, most)
         _set_title(axes, group, shares, noun, width / across)
-        axes.set_xlabel(f"straggling {noun}")
+        axes.set_xlabel(f"{noun} waited for")
         if at % across == 0:
             axes.set_ylabel(f"waiting {noun}")
     if ranks > MAX_NUMBERED_RANKS:
@@ -66,7 +66,7 @@ def straggler_attribution(view: WorkloadView) -> Figure | None:
 def _set_title(axes: Axes, group: Group, shares: np.ndarray, noun: str, width_in: float) -> None:
     name = "\n".join(wrap(short_name(group), int(width_in * 13)))
     most = straggler_of(shares)
-    note = f"\n{percent(most.share_of_waiting)} of all waiting: {noun} {most.rank}" if most else ""
+    note = f"\n{noun} {most.rank}: {percent(most.share_of_waiting)} of all waiting" if most else ""
     axes.set_title(name + note, fontsize=8.5)
 
 

@@ -221,7 +221,7 @@ GROUPS: tuple[Column[Group], ...] = (
     Column("consensus_distance", "Consensus distance", over_seeds(consensus_distance, formats.ratio)),
     Column(
         "exchange_share",
-        "Exchange share of wall time",
+        "Exchange share",
         over_seeds(lambda row: row.exchange_share, formats.percent),
     ),
     Column("communication", "Communication", over_seeds(communicate_s, formats.seconds)),
