@@ -26,7 +26,7 @@ from trainer.launch.watchdog import Watchdog
 from trainer.spec.run_spec import RunSpec
 from trainer.training.task import Task
 
-HELD_WITHIN_S = 30.0  # the orchestrator asks the engine for it as soon as the containers are there
+QUOTA_S = 30.0  # to apply a CPU quota, which the orchestrator does once all containers run
 
 
 def main() -> int:
@@ -52,15 +52,15 @@ def main() -> int:
     with Watchdog([events], orchestrator) as watchdog:
         attempt = {} if context.attempt is None else {"attempt": context.attempt}
         events.write("start", pid=os.getpid(), **attempt)
-        ready = _held_back(env.get("SHARDYARD_CPU_QUOTA"), events) and _loaded(task, events)
+        ready = _quota_applied(env.get("SHARDYARD_CPU_QUOTA"), events) and _loaded(task, events)
         return 0 if ready and run_process(context, task, events, watchdog) else 1
 
 
-def _held_back(cpus: str | None, events: EventWriter) -> bool:
-    """Wait until this node is as slow as it has to be; a failure is an event."""
-    if cpus is None or wait_for_quota(float(cpus), HELD_WITHIN_S):
+def _quota_applied(cpus: str | None, events: EventWriter) -> bool:
+    """Wait until this node's CPU quota is in force; a failure is an event."""
+    if cpus is None or wait_for_quota(float(cpus), QUOTA_S):
         return True
-    cause = f"the node was to be held to {cpus} cpus, and within {HELD_WITHIN_S:.0f} s nobody did"
+    cause = f"CPU quota {cpus} was not applied within {QUOTA_S:.0f} s"
     events.write("failed", cause=cause, peer=False)
     return False
 

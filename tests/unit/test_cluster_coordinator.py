@@ -1,4 +1,4 @@
-"""The head and its members on loopback: who is assigned, what is kept, and how a run ends."""
+"""The coordinator with scripted agents on loopback: what it sends and records, and how a run ends."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_kernel_without_control_groups(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "held"),
+    ("files", "cpus"),
     [
         ({"cpu.max": "25000 100000\n"}, 0.25),
         ({"cpu.max": "max 100000\n"}, None),
@@ -182,10 +182,10 @@ def test_kernel_without_control_groups(tmp_path: Path) -> None:
         ({}, None),
     ],
 )
-def test_cpu_quota(tmp_path: Path, files: dict[str, str], held: float | None) -> None:
+def test_cpu_quota(tmp_path: Path, files: dict[str, str], cpus: float | None) -> None:
     cgroup = kernel(tmp_path / "cgroup", files)
-    assert quota(cgroup) == held
-    assert wait_for_quota(held or 1.0, 0.0, cgroup) == (held is not None)
+    assert quota(cgroup) == cpus
+    assert wait_for_quota(cpus or 1.0, 0.0, cgroup) == (cpus is not None)
     assert not wait_for_quota(0.1, 0.0, cgroup)
 
 

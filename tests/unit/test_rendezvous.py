@@ -137,9 +137,9 @@ def rank_of(pool: ThreadPoolExecutor, tmp_path: Path) -> Callable[..., NodeConte
 
     def rank_of(rank: int, attempt: int) -> NodeContext:
         where = info.bootstrap_store_info  # the store lives as long as `info`
-        told = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": where.master_addr}
-        told |= {"MASTER_PORT": where.master_port, "SHARDYARD_ATTEMPT": attempt}
-        return read_context(spec(2), {name: str(value) for name, value in told.items()})
+        environment = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": where.master_addr}
+        environment |= {"MASTER_PORT": where.master_port, "SHARDYARD_ATTEMPT": attempt}
+        return read_context(spec(2), {name: str(value) for name, value in environment.items()})
 
     return rank_of
 

@@ -85,12 +85,12 @@ def test_containers_start_torchrun_agents() -> None:
 
 
 def test_context_from_torchrun_s_environment() -> None:
-    told = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.3", "MASTER_PORT": "29500"}
-    context = read_context(spec(restarts=1), {**told, "SHARDYARD_ATTEMPT": "2"})
+    environment = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.3", "MASTER_PORT": "29500"}
+    context = read_context(spec(restarts=1), {**environment, "SHARDYARD_ATTEMPT": "2"})
     assert (context.rendezvous, context.attempt) == ("10.0.0.3:29500", 2)
     with pytest.raises(LaunchError, match="SHARDYARD_ATTEMPT is not set"):
-        read_context(spec(restarts=1), told)
-    assert read_context(spec(), told).attempt is None
+        read_context(spec(restarts=1), environment)
+    assert read_context(spec(), environment).attempt is None
 
 
 def test_memory_limit_reaches_the_torchrun_agent() -> None:
@@ -108,8 +108,8 @@ def exit_reports(
     """Reports of node 1's agent. lost: exit code and out-of-memory kills so far, by attempt."""
     writers: list[EventWriter] = []
 
-    def opened(*told: Any, **options: Any) -> EventWriter:
-        writers.append(EventWriter(*told, **options))
+    def opened(*arguments: Any, **options: Any) -> EventWriter:
+        writers.append(EventWriter(*arguments, **options))
         return writers[-1]
 
     monkeypatch.setattr(agent, "EventWriter", opened)
@@ -122,10 +122,10 @@ def exit_reports(
     for writer in writers:
         assert writer._file
         writer._file.close()
-    told = EventReader(directory).new()
-    assert {(each.kind, each.rank) for each in told} <= {("died", 1)}
-    assert all(each.fields["signal"] in ("SIGKILL", "SIGSEGV") for each in told)
-    return [(each.fields["attempt"], each.fields["cause"]) for each in told]
+    events = EventReader(directory).new()
+    assert {(each.kind, each.rank) for each in events} <= {("died", 1)}
+    assert all(each.fields["signal"] in ("SIGKILL", "SIGSEGV") for each in events)
+    return [(each.fields["attempt"], each.fields["cause"]) for each in events]
 
 
 MEMORY = "killed: its node needed more than 64 MiB of memory"
