@@ -43,12 +43,12 @@ def spec(**fields: Any) -> RunSpec:
 
 def test_restarts_need_torchrun() -> None:
     assert spec(restarts=3).restarts == 3
-    with pytest.raises(ValidationError, match=r"3 is not allowed over mpi.*must be 0.*gloo, nccl"):
+    with pytest.raises(ValidationError, match="type=restarts"):
         spec(transport="mpi", restarts=3)
 
 
 def test_restarts_exclude_a_bottleneck() -> None:
-    with pytest.raises(ValidationError, match="3 is not allowed with bottleneck_cpus"):
+    with pytest.raises(ValidationError, match="type=restarts"):
         spec(restarts=3, bottleneck_cpus=0.5)
 
 
