@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from trainer.training.activations import Activations
+from trainer.training.memory import Activations
 
 
 def test_each_memory_counts_once_and_weights_do_not() -> None:
@@ -13,9 +13,9 @@ def test_each_memory_counts_once_and_weights_do_not() -> None:
     model = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5))
     with Activations() as activations:
         output = model(torch.ones(4, 10))
-    assert activations.most_bytes == 4 * (4 * 10 + 4 * 20)
+    assert activations.peak_bytes == 4 * (4 * 10 + 4 * 20)
     output.sum().backward()
-    assert activations.most_bytes == 4 * (4 * 10 + 4 * 20)
+    assert activations.peak_bytes == 4 * (4 * 10 + 4 * 20)
 
 
 def test_what_was_let_go_makes_room() -> None:
@@ -24,11 +24,11 @@ def test_what_was_let_go_makes_room() -> None:
     with Activations() as one_by_one:
         for x in inputs:
             model(x).sum().backward()
-    assert one_by_one.most_bytes == 4 * 30
+    assert one_by_one.peak_bytes == 4 * 30
     with Activations() as at_once:
         for output in [model(x) for x in inputs]:
             output.sum().backward()
-    assert at_once.most_bytes == 4 * 60
+    assert at_once.peak_bytes == 4 * 60
 
 
 def test_the_gradient_is_the_same() -> None:

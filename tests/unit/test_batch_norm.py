@@ -236,7 +236,7 @@ def test_sync_batch_norm_trains_as_one_node_with_the_global_batch(name: str, dou
     optimizer = torch.optim.SGD(model.parameters(), lr=spec.lr)
     loaders = [BatchLoader(task.data.train, spec, task.rngs, rank, ranks) for rank in range(ranks)]
     for epoch in (1, 2):
-        for step in zip(*(loader.batches_in_step(epoch) for loader in loaders), strict=True):
+        for step in zip(*(loader.synchronous_batches(epoch) for loader in loaders), strict=True):
             present = [batch for batch, _ in step if batch.share]
             optimizer.zero_grad()
             output = model(torch.cat([batch.images for batch in present]))

@@ -37,7 +37,7 @@ def samples_in(batch: Batch) -> list[int]:
     return [int(number) for number in batch.images[:, 0, 0, 0]]
 
 
-METHODS = ["batches", "batches_in_step"]
+METHODS = ["batches", "synchronous_batches"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -106,7 +106,7 @@ def test_every_rank_takes_every_step_and_the_shares_add_up(
     dataset = {"name": "synthetic", "samples": samples}
     train = Split(split().images[:samples], split().labels[:samples])
     ranks = [
-        list(loader(rank, size, train=train, dataset=dataset, batch_size=batch_size).batches_in_step(1))
+        list(loader(rank, size, train=train, dataset=dataset, batch_size=batch_size).synchronous_batches(1))
         for rank in range(size)
     ]
     assert len({len(steps) for steps in ranks}) == 1
@@ -121,7 +121,7 @@ def test_every_rank_takes_every_step_and_the_shares_add_up(
 
 def test_a_rank_that_has_run_out_goes_along_with_share_0() -> None:
     # 103 samples in parts of 52 and 51: with batches of 51 rank 1 has none left in step 2.
-    steps = list(loader(1, 2, batch_size=51).batches_in_step(1))
+    steps = list(loader(1, 2, batch_size=51).synchronous_batches(1))
     assert [(batch.share, len(indices), len(batch.labels)) for batch, indices in steps] == [
         (0.5, 51, 51),
         (0.0, 0, 1),
@@ -130,7 +130,7 @@ def test_a_rank_that_has_run_out_goes_along_with_share_0() -> None:
 
 def test_weighted_by_share_the_mean_is_that_of_all_samples() -> None:
     # What all_reduce makes of the nodes' gradients, with a sample's number standing for its gradient.
-    ranks = [list(loader(rank, 4).batches_in_step(1)) for rank in range(4)]
+    ranks = [list(loader(rank, 4).synchronous_batches(1)) for rank in range(4)]
     for synchronous in zip(*ranks, strict=True):
         weighted = sum(batch.images[:, 0, 0, 0].mean().item() * batch.share for batch, _ in synchronous)
         together = np.concatenate([indices for _, indices in synchronous])
@@ -244,11 +244,11 @@ def uneven(rank: int) -> Uneven:
 )
 def test_what_is_fed_of_parts_of_different_size(policy: Any, steps: int, fed: tuple[int, ...]) -> None:
     for epoch in (1, 2):
-        everybody = uneven(0).fed(epoch, policy)
+        everybody = uneven(0).samples_by_part(epoch, policy)
         shares = np.zeros(steps)
         for rank in range(3):
             one = uneven(rank)
-            batches = list(one.batches_in_step(epoch, policy))
+            batches = list(one.synchronous_batches(epoch, policy))
             indices = np.concatenate([indices for _, indices in batches])
             assert len(batches) == steps
             assert len(indices) == fed[rank]

@@ -90,7 +90,7 @@ class PipelineStage(Replica):
             The number of micro-batches. It is below `micro_batches` if the batch has fewer samples.
         """
         self._optimizer.zero_grad()
-        self._count(bool(loss_weight))
+        self._track_statistics(bool(loss_weight))
         count = min(micro_batches, len(batch.labels))
         self._images, self._micro_labels = (
             batch.images.tensor_split(count),

@@ -28,8 +28,8 @@ from trainer.comm.base import CommunicationError, Communicator
 from trainer.comm.rpc import HEARTBEAT_S, Heartbeat, check_alive, rpc_errors, worker_name
 from trainer.models.shapes import input_shapes
 from trainer.models.split_points import stage_blocks
-from trainer.training.activations import Activations
 from trainer.training.loader import Batch
+from trainer.training.memory import Activations
 from trainer.training.replica import Replica, channels_last, join_stages
 from trainer.training.task import Task
 
@@ -123,7 +123,7 @@ class RpcStage(Replica):
         if self.activation_bytes is None:  # equal in all steps
             with Activations() as activations:
                 y: Tensor = self.model(x)
-            self.activation_bytes = activations.most_bytes
+            self.activation_bytes = activations.peak_bytes
         else:
             y = self.model(x)
         self._add_interval(self._compute_s)

@@ -15,7 +15,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
 from trainer.comm.base import Communicator, communication_errors
-from trainer.training.replica import Replica, state_of
+from trainer.training.replica import Replica, optimizer_tensors
 from trainer.training.task import Task
 
 
@@ -85,7 +85,7 @@ class ShardedOptimizerReplica(Replica):
         self._broadcast_span.finish()
 
     def _state_tensors(self) -> dict[str, list[Tensor]]:
-        return {**super()._state_tensors(), "optimizer": state_of(self._zero.optim)}
+        return {**super()._state_tensors(), "optimizer": optimizer_tensors(self._zero.optim)}
 
 
 class BroadcastSpan:

@@ -16,10 +16,10 @@ BATCH = 1000
 
 
 class Evaluation:
-    """The test split where the model is, and the ranks among which it is shared out.
+    """The test split on the model's device, divided among the ranks.
 
-    share, of: with several ranks, which part of it this one takes, or all that hold one copy of the model
-    together, and how many parts there are.
+    share, of: number of this rank's part of the test split, and of parts. Ranks that hold partitions of
+    one model take the same part.
     """
 
     def __init__(self, test: Split, comm: Communicator, share: int, of: int) -> None:
@@ -29,9 +29,9 @@ class Evaluation:
 
     @torch.no_grad()
     def __call__(self, replica: Replica, *, alone: bool) -> tuple[float, float]:
-        """Accuracy (0 … 1) and mean loss on the whole test split, exact: nothing padded, nothing dropped.
+        """Accuracy (0 … 1) and mean loss on the whole test split, exact: no padding, no dropped samples.
 
-        alone: on this rank only; otherwise every rank does its share, and the counts are summed.
+        alone: evaluate on this rank only; otherwise each evaluates its part, and the counts are summed.
         """
         share, of = (0, 1) if alone else (self._share, self._of)
         total = len(self._labels)
@@ -41,7 +41,7 @@ class Evaluation:
         with replica.evaluating():
             for x, y in zip(images, labels, strict=True):
                 output = replica.predict(x.contiguous(memory_format=torch.channels_last))
-                if output is not None:  # of several that hold one copy, one rank knows
+                if output is not None:  # of the ranks that hold one model, one has the output
                     counts[0] += (output.argmax(dim=1) == y).sum()
                     counts[1] += nll_loss(output, y, reduction="sum")
         if not alone and self._comm.size > 1:
@@ -51,6 +51,6 @@ class Evaluation:
 
 
 def check_loss(loss: float, where: str) -> None:
-    """Raises Diverged if the loss is no finite number."""
+    """Raises Diverged if the loss is not finite."""
     if not isfinite(loss):
         raise Diverged(f"the loss is {loss} {where}; a smaller lr may help")

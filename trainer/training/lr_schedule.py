@@ -1,4 +1,4 @@
-"""How fast a run learns, and when it has learned enough: pure, from its spec. Imports no torch."""
+"""Learning-rate schedule and target accuracy: pure functions of the spec, without torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ if TYPE_CHECKING:
 
 
 def learning_rate(run: RunSpec, epoch: int) -> float:
-    """The optimiser's in an epoch, 1-based. P: the run's batches at once; with 1 it is `lr` throughout.
+    """The learning rate of an epoch, 1-based.
 
-    Scaled with the batch: linear, lr · P, after Goyal et al. 2017 ("Accurate, Large Minibatch SGD", Sec.
-    2.1); sqrt, lr · √P, after Krizhevsky 2014 ("One weird trick for parallelizing convolutional neural
-    networks", Sec. 3.2). It warms up gradually (Goyal et al., Sec. 2.2), here from epoch to epoch as with
-    torch's LinearLR: from a P-th in the first one in equal steps to the whole in epoch warm_up_epochs + 1.
+    Let P be the number of batches that all ranks take at once. lr_scaling: linear gives lr · P (Goyal et
+    al. 2017, "Accurate, Large Minibatch SGD", Sec. 2.1), sqrt gives lr · √P (Krizhevsky 2014, "One weird
+    trick for parallelizing convolutional neural networks", Sec. 3.2). Warm-up (Goyal et al., Sec. 2.2)
+    raises the rate epoch by epoch, as torch's LinearLR: from 1/P of it in the first epoch, in equal steps,
+    to all of it in epoch warm_up_epochs + 1.
     """
     times = run.batch_multiplier
     scaled = run.lr * {"none": 1.0, "linear": times, "sqrt": sqrt(times)}[run.lr_scaling]
@@ -27,9 +28,9 @@ def learning_rate(run: RunSpec, epoch: int) -> float:
 
 @dataclass
 class Target:
-    """The test accuracy, 0 … 1, at which training ends; None: it goes on to its last epoch.
+    """The test accuracy, 0 … 1, at which training ends; None: train all epochs.
 
-    It has to be reached in `patience` epochs in a row. streak: in how many it has been, up to the last.
+    patience: consecutive epochs that must reach it. streak: consecutive epochs that have.
     """
 
     accuracy: float | None
@@ -37,7 +38,7 @@ class Target:
     streak: int = 0
 
     def reached(self, accuracy: float) -> bool:
-        """Take note of the test accuracy after an epoch; whether it has been enough for long enough."""
+        """Record the test accuracy of an epoch; whether training ends."""
         if self.accuracy is None:
             return False
         self.streak = self.streak + 1 if accuracy >= self.accuracy else 0

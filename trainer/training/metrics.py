@@ -1,7 +1,8 @@
-"""A rank's accounts of its training: what it has done so far, as certificate and result will say it."""
+"""A rank's training metrics: progress within an epoch, and what goes into certificate and result."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,71 +12,109 @@ import torch
 from trainer.core.events import EventWriter
 from trainer.data.base import Indices, Labels
 from trainer.data.certificate import CoverageTracker, PartitionRecord
-from trainer.training.peak_memory import peak_memory_mb
+from trainer.training.evaluation import check_loss
+from trainer.training.loader import Batch
+from trainer.training.memory import peak_memory_mb
+from trainer.training.replica import Replica
+
+PROGRESS_INTERVAL_S = 0.5
 
 
 class TrainingMetrics:
-    """One rank's. What it tells of an epoch is an event, and kept, so that it can be told again."""
+    """One rank's metrics. Events about an epoch are kept, so that a resumed run can write them again."""
 
     def __init__(self, labels: Labels, classes: int, parts: int, events: EventWriter) -> None:
-        """labels: of the training split, shape (samples,). parts: into which it is split."""
+        """labels: of the training split, shape (samples,). parts: number of parts of its partition."""
         self._labels, self._classes = labels, classes
         self._events = events
-        self._labels_fed = np.zeros(classes, dtype=np.int64)
-        self._certifier = CoverageTracker(len(labels), parts)
-        self._told: list[tuple[str, dict[str, Any]]] = []
+        self._label_counts = np.zeros(classes, dtype=np.int64)  # of all samples trained on so far
+        self._coverage = CoverageTracker(len(labels), parts)
+        self._reported: list[tuple[str, dict[str, Any]]] = []
         self.steps = self.samples = 0
-        self.fed: list[Indices] = []  # in this epoch
+        self.epoch_indices: list[Indices] = []  # samples trained on in this epoch, by batch
         self.peak_memory_mb: float | None = None
         self.evaluated = (0.0, 0.0)  # accuracy and loss after the last epoch
 
-    def tell(self, kind: str, **fields: Any) -> None:
-        """An event about an epoch."""
+    def report(self, kind: str, **fields: Any) -> None:
+        """Write an event about an epoch."""
         self._events.write(kind, **fields)
-        self._told.append((kind, fields))
+        self._reported.append((kind, fields))
 
     @property
     def accuracies(self) -> list[float]:
-        """After each epoch so far, 0 … 1."""
-        return [fields["accuracy"] for kind, fields in self._told if kind == "epoch"]
+        """Test accuracy after each epoch so far, 0 … 1."""
+        return [fields["accuracy"] for kind, fields in self._reported if kind == "epoch"]
 
-    def note_peak_memory(self) -> None:
-        """At the end of an epoch, before evaluation, which takes more samples at a time."""
+    def measure_peak_memory(self) -> None:
+        """Measure once, at the end of the first epoch: evaluation uses larger batches."""
         if self.peak_memory_mb is None:
             self.peak_memory_mb = peak_memory_mb()
 
-    def certify_part(self, epoch: int) -> None:
-        """Tell which samples this rank has really fed in the epoch."""
-        fed = np.concatenate(self.fed)
-        record = PartitionRecord.of(epoch, fed, self._labels, self._classes, self._labels_fed)
-        self._labels_fed += record.labels
-        self.tell("partition", **record.model_dump())
+    def report_partition(self, epoch: int) -> None:
+        """Report the samples that this rank has trained on in the epoch."""
+        indices = np.concatenate(self.epoch_indices)
+        record = PartitionRecord.of(epoch, indices, self._labels, self._classes, self._label_counts)
+        self._label_counts += record.labels
+        self.report("partition", **record.model_dump())
 
-    def certify_split(self, epoch: int, parts: list[Indices], uneven: str) -> None:
-        """Tell how the samples were to lie over the nodes."""
-        self.tell("coverage", **self._certifier.epoch(epoch, parts, uneven).model_dump())
+    def report_coverage(self, epoch: int, parts: list[Indices], uneven: str) -> None:
+        """Report how the partition covers the training set."""
+        self.report("coverage", **self._coverage.epoch(epoch, parts, uneven).model_dump())
 
     def state(self) -> dict[str, Any]:
-        """All of it, as plain values and tensors."""
+        """All metrics, as plain values and tensors."""
         return {
-            "labels_fed": torch.from_numpy(self._labels_fed),
-            "seen": torch.from_numpy(np.packbits(self._certifier.seen, axis=1)),
-            "told": self._told,
+            "label_counts": torch.from_numpy(self._label_counts),
+            "seen": torch.from_numpy(np.packbits(self._coverage.seen, axis=1)),
+            "reported": self._reported,
             "steps": self.steps,
             "samples": self.samples,
-            "fed": [torch.from_numpy(np.concatenate(self.fed))] if self.fed else [],
+            "epoch_indices": [torch.from_numpy(np.concatenate(self.epoch_indices))]
+            if self.epoch_indices
+            else [],
             "peak_memory_mb": self.peak_memory_mb,
             "evaluated": self.evaluated,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` has given in another process, and tell again what had been told."""
-        self._labels_fed = state["labels_fed"].numpy()
+        """Continue from a `state` of another process, and write its events again."""
+        self._label_counts = state["label_counts"].numpy()
         seen = np.unpackbits(state["seen"].numpy(), axis=1, count=len(self._labels))
-        self._certifier.seen = seen.astype(bool)
-        self._told = [*state["told"]]
+        self._coverage.seen = seen.astype(bool)
+        self._reported = [*state["reported"]]
         self.steps, self.samples = state["steps"], state["samples"]
-        self.fed = [indices.numpy() for indices in state["fed"]]
+        self.epoch_indices = [indices.numpy() for indices in state["epoch_indices"]]
         self.peak_memory_mb, self.evaluated = state["peak_memory_mb"], state["evaluated"]
-        for kind, fields in self._told:
+        for kind, fields in self._reported:
             self._events.write_quietly(kind, **fields)
+
+
+class StepProgress:
+    """Writes a `step` event every half second of an epoch."""
+
+    def __init__(self, epoch: int, epochs: int, replica: Replica, events: EventWriter) -> None:
+        self._epoch, self._epochs, self._replica, self._events = epoch, epochs, replica, events
+        self._written_at, self._samples = time.perf_counter(), 0
+
+    def after_step(self, batch: Batch, samples: int) -> None:
+        """Raises Diverged if the loss is not finite. Checked only when an event is due."""
+        self._samples += samples
+        now = time.perf_counter()
+        if now - self._written_at <= PROGRESS_INTERVAL_S:
+            return
+        if self._replica.loss is not None:  # else another rank has the loss
+            self._write(batch, self._replica.loss.item(), self._samples / (now - self._written_at))
+        self._written_at, self._samples = now, 0
+
+    def _write(self, batch: Batch, loss: float, samples_per_s: float) -> None:
+        check_loss(loss, f"in epoch {self._epoch}, step {batch.step}")
+        self._events.write(
+            "step",
+            epoch=self._epoch,
+            epochs=self._epochs,
+            step=batch.step,
+            steps=batch.steps,
+            loss=loss,
+            accuracy=self._replica.batch_accuracy,
+            samples_per_s=samples_per_s,
+        )

@@ -1,6 +1,6 @@
 """Which samples each rank trains on, and a summary of that partition. Imports no torch.
 
-`parts_of` is the only place where a spec becomes a partition: the loader trains on its result, and the
+`partition` is the only place where a spec becomes a partition: the loader trains on its result, and the
 command `partitions` shows it without training.
 """
 
@@ -22,20 +22,20 @@ from trainer.data.certificate import (
 from trainer.spec.run_spec import RunSpec
 
 
-def split_number(spec: RunSpec, epoch: int) -> int:
-    """Which split is in force in `epoch` (1-based): its own if parts are reshuffled, else 0 throughout."""
+def partition_number(spec: RunSpec, epoch: int) -> int:
+    """The partition used in `epoch` (1-based): one per epoch if it is reshuffled, else always 0."""
     return epoch if spec.partitioner.reshuffle else 0
 
 
-def parts_of(spec: RunSpec, rngs: RngFactory, labels: Labels, size: int, epoch: int) -> list[Indices]:
-    """The samples of each of `size` ranks in `epoch` (1-based), sorted.
+def partition(spec: RunSpec, rngs: RngFactory, labels: Labels, size: int, epoch: int) -> list[Indices]:
+    """The samples of each of `size` parts in `epoch` (1-based), sorted.
 
-    labels: of the training split, int64, shape (samples,). Raises what the partitioner does.
+    labels: of the training split, int64, shape (samples,). Raises DataError.
     """
     if not spec.strategy.uses_partition:
         return [np.arange(len(labels))] * size
-    rng = rngs.generator("partition", split_number(spec, epoch))
-    # A part is a set, its order is drawn apart: on one node every strategy then trains as serial does.
+    rng = rngs.generator("partition", partition_number(spec, epoch))
+    # The order of a part is drawn separately, so every strategy on one node trains as serial does.
     return [np.sort(part) for part in spec.partitioner.split(labels, size, rng)]
 
 
@@ -62,14 +62,14 @@ class PartitionSummary:
 
     @property
     def classes_held(self) -> Counts:
-        """On each rank, the classes that it has at least one sample of."""
+        """Number of classes with at least one sample, on each rank."""
         held: Counts = np.count_nonzero(self.labels, axis=1)
         return held
 
 
 def partition_summary(spec: RunSpec, labels: Labels, classes: int, epoch: int = 1) -> PartitionSummary:
-    """The split that a run of `spec` trains on in `epoch`. Raises what the partitioner does."""
-    parts = parts_of(spec, RngFactory(spec.seed), labels, spec.num_replicas, epoch)
+    """Summary of the partition that a run of `spec` trains on in `epoch`. Raises DataError."""
+    parts = partition(spec, RngFactory(spec.seed), labels, spec.num_replicas, epoch)
     whole, spread = label_counts(labels, classes), Coverage.of(parts, len(labels))
     counts = np.array([label_counts(labels[part], classes) for part in parts])
     return PartitionSummary(

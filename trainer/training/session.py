@@ -19,14 +19,12 @@ from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
 from trainer.core.result import TrainResult
 from trainer.core.strategy import Init, Uneven, Weighting
-from trainer.training.activations import Activations
 from trainer.training.checkpointing import BEGINNING, Checkpointer
 from trainer.training.evaluation import Evaluation, check_loss
 from trainer.training.loader import Batch, BatchLoader
 from trainer.training.lr_schedule import Target, learning_rate
-from trainer.training.metrics import TrainingMetrics
-from trainer.training.peak_memory import restart_peak_memory
-from trainer.training.progress import Progress
+from trainer.training.memory import Activations, reset_peak_memory
+from trainer.training.metrics import StepProgress, TrainingMetrics
 from trainer.training.replica import Replica
 from trainer.training.task import Task
 
@@ -97,12 +95,12 @@ class Session:
         self._replica = replica
         if self.spec.strategy.synchronous:
             replica.synchronise_norms(self.comm)
-        checkpoint = self._checkpointer.last_good()
+        checkpoint = self._checkpointer.latest_common()
         if checkpoint:
             if warm_up:
                 warm_up(next(self._loader.batches(1))[0])
-            self._resumed_at = self._checkpointer.go_on(checkpoint, replica)
-        restart_peak_memory()
+            self._resumed_at = self._checkpointer.restore(checkpoint, replica)
+        reset_peak_memory()
         self.comm.barrier()
         self._events.write("train_start", parameters=replica.parameter_count)
         self.clock.start()
@@ -170,7 +168,7 @@ class Session:
                 self._average_buffers()
             self.comm.barrier()
             train_s = self.clock.train_s
-            self._metrics.note_peak_memory()
+            self._metrics.measure_peak_memory()
             loss = None if self.is_server or replica.loss is None else replica.loss.item()
             with self.clock.phase("evaluate"):
                 consensus: dict[str, float] = {}
@@ -187,7 +185,7 @@ class Session:
                 if evaluate == "average":
                     replica.set_weights(own)
                 reached = target.reached(accuracy)  # the same on all ranks, or the strategy has no target
-                self._metrics.tell(
+                self._metrics.report(
                     "epoch",
                     epoch=epoch,
                     epochs=spec.epochs,
@@ -221,7 +219,7 @@ class Session:
 
     def synchronous_steps(self, epoch: int, uneven: Uneven) -> int:
         """Number of `synchronous_batches`."""
-        return self._loader.steps_together(epoch, uneven)
+        return self._loader.synchronous_steps(epoch, uneven)
 
     def server_steps(self, steps: int) -> Iterator[int]:
         """The steps of a parameter server, 1-based, which it takes with the workers' gradients."""
@@ -240,7 +238,7 @@ class Session:
 
     def synchronous_batches(self, epoch: int, uneven: Uneven) -> Iterator[Batch]:
         """As `batches`, with the same number of steps on every rank."""
-        batches = self._loader.batches_in_step(epoch, uneven, self._skip(epoch))
+        batches = self._loader.synchronous_batches(epoch, uneven, self._skip(epoch))
         return self._timed(epoch, batches, uneven)
 
     def _skip(self, epoch: int) -> int:
@@ -251,31 +249,32 @@ class Session:
         self, epoch: int, batches: Iterator[tuple[Batch, np.ndarray]], uneven: Uneven
     ) -> Iterator[Batch]:
         metrics, replica = self._metrics, self._replica
-        progress = Progress(epoch, self.spec.epochs, replica, self._events)
+        progress = StepProgress(epoch, self.spec.epochs, replica, self._events)
         while True:
             with self.clock.phase("data"):
                 batch, indices = next(batches, (None, None))
             if batch is None or indices is None:
                 break
-            metrics.fed.append(indices)
+            metrics.epoch_indices.append(indices)
             if metrics.steps == 0:  # every step keeps the same amount
                 with Activations() as activations:
                     yield batch
-                replica.activation_bytes = activations.most_bytes
+                replica.activation_bytes = activations.peak_bytes
             else:
                 yield batch
             metrics.steps += 1
             metrics.samples += len(indices) if self._reports_samples else 0
-            progress.after(batch, len(indices))
+            progress.after_step(batch, len(indices))
             self._checkpointer.after_step(epoch, batch, replica)
         if replica.loss is not None:
             check_loss(replica.loss.item(), f"in epoch {epoch}")
         if self._reports_samples:
             with self.clock.phase("evaluate"):
-                metrics.certify_part(epoch)
+                metrics.report_partition(epoch)
                 if self._replica_number == 0:
-                    metrics.certify_split(epoch, self._loader.fed(epoch, uneven), uneven)
-        metrics.fed = []
+                    samples = self._loader.samples_by_part(epoch, uneven)
+                    metrics.report_coverage(epoch, samples, uneven)
+        metrics.epoch_indices = []
 
     def report_staleness(self, staleness: Sequence[int]) -> None:
         """Add to the result the staleness of each gradient that this rank pushed, in updates."""

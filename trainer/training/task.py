@@ -1,4 +1,4 @@
-"""The task: the data and the model that a run is about, the same on every rank."""
+"""The task: the data and model of a run, shared by the ranks of a process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Task:
-    """Loads nothing until asked, and torch only for a model."""
+    """Loads data and torch lazily."""
 
     spec: RunSpec
     data_dir: Path
@@ -42,12 +42,13 @@ class Task:
         only: Container[str] | None = None,
         take: Callable[[str, nn.Module], nn.Module] = lambda _, block: block,
     ) -> nn.Sequential:
-        """The model with fresh weights, in the memory format that trains fastest. Reads no data.
+        """A new model, with channels_last convolutions. Reads no data.
 
-        only: names of the blocks that are wanted, with the weights that they have in the whole.
-        take: makes of a block what is wanted of it, before the next is built: never more than one is whole.
-        weights_seed: ranks that name the same number start from the same weights, on every device. Dropout
-        draws from a stream of `rank`'s own, which is another one on a GPU.
+        Args:
+            rank: selects dropout's random stream, which differs between CPU and GPU.
+            weights_seed: equal numbers give equal initial weights, on every device.
+            only: names of the blocks to build; they get the weights that they have in the full model.
+            take: transforms each block before the next is built, so at most one block is whole in memory.
         """
         import torch
         from torch import nn
