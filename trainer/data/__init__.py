@@ -1,1 +1,1 @@
-"""The samples: where they come from, who gets which, and proof of who got what."""
+"""Data: datasets, partitioners, augmentations, and the certificate of what each rank trained on."""

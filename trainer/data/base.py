@@ -93,17 +93,17 @@ class Dataset(Component):
 class Partitioner(Component):
     """Decides which samples each node trains on."""
 
-    disjoint: ClassVar[bool]  # no sample is on two nodes
-    covers: ClassVar[bool]  # every sample is on some node
-    random: ClassVar[bool] = True  # another seed is another split
-    transforms_images: ClassVar[bool] = False  # nodes see their images changed, see `distort`
+    disjoint: ClassVar[bool]  # no sample is in two partitions
+    covers: ClassVar[bool]  # every sample is in a partition
+    random: ClassVar[bool] = True  # depends on the seed
+    transforms_images: ClassVar[bool] = False  # overrides `transform_images`
 
     reshuffle: bool = Field(False, description="split again in every epoch instead of once per run")
 
     def validation_error(self, samples: int, classes: int, parts: int) -> str | None:
-        """Why so many samples of so many classes cannot be split, or None; it says what mends that.
+        """Why these numbers of samples and classes cannot be partitioned, and what to change; or None.
 
-        This is what the numbers alone tell, before any label is read.
+        Checks only the numbers: no label has been read yet.
         """
         if parts > samples:
             return f"{samples} samples cannot fill {parts} parts; use fewer nodes"
@@ -112,23 +112,36 @@ class Partitioner(Component):
         return None
 
     def check(self, labels: Labels, parts: int) -> None:
-        """Raise DataError if these labels cannot be split into so many parts, as far as `misfit` tells."""
+        """Raise DataError if `validation_error` finds that these labels cannot be partitioned."""
         if reason := self.validation_error(len(labels), len(np.unique(labels)), parts):
             raise DataError(reason)
 
     @abstractmethod
     def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
-        """Indices into the training split for each of `parts` nodes.
+        """Partition the training set among `parts` replicas.
 
-        labels: int64, shape (samples,). Depends on the arguments alone: every rank that calls it
-        with an equally seeded `rng` gets the same answer. Parts are as long as they come out: nothing
-        is repeated or left out to make them equal. Raises DataError if a part would be empty.
+        Depends only on the arguments: ranks that pass equally seeded generators get the same result.
+        Does not repeat or drop samples to make partitions equal in size.
+
+        Args:
+            labels: int64, shape (samples,).
+
+        Returns:
+            The sample indices of each partition.
+
+        Raises:
+            DataError: A partition would be empty.
         """
 
     def transform_images(self, images: Images, rank: int, parts: int, rng: np.random.Generator) -> Images:
-        """The training images of node `rank` as it sees them; the test split is never distorted.
+        """The training images of one partition as its rank sees them. Test images never change.
 
-        images: float32, shape (samples, channels, height, width), left as they are. On the first node
-        of any number nothing changes, so that one node trains as serial does. Same shape and order.
+        The first partition stays unchanged, so that a single node trains as `serial` does.
+
+        Args:
+            images: float32, shape (samples, channels, height, width). Not modified.
+
+        Returns:
+            Images of the same shape, in the same order.
         """
         return images

@@ -1,8 +1,8 @@
-"""The certificate: what share of the training set was really used, by whom, and with which labels.
+"""The certificate: which samples each rank trained on, their coverage, overlap and label distribution.
 
-Two kinds of record make it up. Every node writes a `PartitionRecord` of the samples it fed to its model in
-an epoch; the first that trains a `CoverageRecord` of all partitions. A digest ties them together: the
-epoch's digest is computed from the split, the parts' digests from the samples as they were fed.
+Every rank writes a `PartitionRecord` per epoch, computed from the samples it trained on. The first training
+rank writes a `CoverageRecord` per epoch, computed from the planned partitions. The digests of the two must
+agree: so the certificate proves that the ranks trained on the planned samples.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Counts = npt.NDArray[np.int64]
 
 
 def part_digest(indices: Indices) -> str:
-    """16 hex digits that name a set of samples, whatever its order."""
+    """16 hex digits that identify a set of samples, independent of their order."""
     return sha256(np.sort(indices).astype("<i8").tobytes()).hexdigest()[:16]
 
 
@@ -50,9 +50,9 @@ def js_divergence(p_counts: npt.ArrayLike, q_counts: npt.ArrayLike) -> float:
 def earth_movers_distance(p_counts: npt.ArrayLike, q_counts: npt.ArrayLike) -> float:
     """Distance of two label distributions, the sum over labels of |p - q|: 0 equal, 2 disjoint.
 
-    Takes counts as `js_divergence` does. Labels have no order, so all earth is moved equally far, and what
-    is left is twice the total variation; called so by Zhao et al. 2018, "Federated learning with non-IID
-    data", who tie the accuracy that is lost to it.
+    Takes counts as `js_divergence` does. All labels are equally far apart, so this is twice the total
+    variation distance. Zhao et al. 2018, "Federated Learning with Non-IID Data", relate it to the loss of
+    accuracy, under this name.
     """
     p = np.asarray(p_counts, dtype=float) / np.sum(p_counts)
     q = np.asarray(q_counts, dtype=float) / np.sum(q_counts)
@@ -60,21 +60,26 @@ def earth_movers_distance(p_counts: npt.ArrayLike, q_counts: npt.ArrayLike) -> f
 
 
 class PartitionRecord(Record):
-    """What one node fed to its model in one epoch."""
+    """What one rank trained on in one epoch."""
 
     epoch: int
     samples: int
     labels: list[int]  # samples per class
-    js_divergence: float  # of this part's labels from the whole set's, bits
-    js_divergence_so_far: float  # of all labels that the node was fed up to this epoch
-    earth_movers_distance: float | None = None  # of this part's labels from the whole set's, 0 … 2
+    js_divergence: float  # of the partition's labels from the training set's, bits
+    js_divergence_so_far: float  # the same over all epochs up to this one
+    earth_movers_distance: float | None = None  # of the partition's labels from the training set's, 0 … 2
     digest: str
 
     @classmethod
     def of(
         cls, epoch: int, fed: Indices, labels: Labels, classes: int, before: Counts | None = None
     ) -> PartitionRecord:
-        """fed: samples of this epoch. before: samples per class in earlier epochs, shape (classes,)."""
+        """
+        Args:
+            fed: Indices of the samples trained on in this epoch.
+            labels: Of the training set.
+            before: Samples per class in earlier epochs, shape (classes,).
+        """
         counts, whole = label_counts(labels[fed], classes), label_counts(labels, classes)
         return cls(
             epoch=epoch,
@@ -89,14 +94,14 @@ class PartitionRecord(Record):
 
 @dataclass(frozen=True)
 class Coverage:
-    """How the samples lie over the nodes. Shares are of the training set, 0 … 1."""
+    """Coverage and overlap of partitions, as shares of the training set, 0 … 1."""
 
-    coverage: float  # on at least one node
-    overlap: float  # on at least two nodes
+    coverage: float  # samples in at least one partition
+    overlap: float  # samples in at least two partitions
 
     @classmethod
     def of(cls, parts: Sequence[Indices], samples: int) -> Coverage:
-        """parts: indices into a set of `samples`; a sample repeated within one part counts once."""
+        """parts: indices into a set of `samples`; a repeated sample counts once per partition."""
         holders = np.zeros(samples, dtype=np.int64)
         for part in parts:
             holders[np.unique(part)] += 1
@@ -104,9 +109,9 @@ class Coverage:
 
 
 class CoverageRecord(Record):
-    """What the nodes together were to feed in one epoch, and in all epochs up to it.
+    """Coverage and overlap of the planned partitions in one epoch, and in all epochs up to it.
 
-    uneven: what was done about parts of different size: join, drop or pad; see trainer.core.strategy.
+    uneven: how partitions of different sizes are handled: join, drop or pad; see trainer.core.strategy.
     """
 
     epoch: int
@@ -119,7 +124,7 @@ class CoverageRecord(Record):
 
 
 class CoverageTracker:
-    """The first node's book of the whole split, epoch by epoch."""
+    """Computes the coverage of the planned partitions, epoch by epoch. On the first training rank."""
 
     def __init__(self, samples: int, nodes: int) -> None:
         self._samples = samples
@@ -127,7 +132,7 @@ class CoverageTracker:
 
     @property
     def seen(self) -> npt.NDArray[np.bool_]:
-        """Which samples each node was to feed so far, shape (nodes, samples)."""
+        """Whether each partition has contained each sample so far, shape (partitions, samples)."""
         return np.stack(self._seen)
 
     @seen.setter
@@ -135,7 +140,7 @@ class CoverageTracker:
         self._seen = list(seen)
 
     def epoch(self, epoch: int, parts: Sequence[Indices], uneven: str = "join") -> CoverageRecord:
-        """Enter what each node feeds in one epoch, and return its record."""
+        """Add the partitions of one epoch and return its record."""
         for seen, part in zip(self._seen, parts, strict=True):
             seen[part] = True
         now = Coverage.of(parts, self._samples)

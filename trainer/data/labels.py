@@ -1,4 +1,4 @@
-"""Samples by their label, for the partitioners that share out labels."""
+"""Groups samples by label and assigns them by counts, for partitioners that control labels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trainer.data.base import Indices, Labels
 
 
 def group_by_label(labels: Labels, rng: np.random.Generator) -> list[Indices]:
-    """The samples of each label that occurs, labels ascending, each in random order.
+    """The samples of each label that occurs, in ascending order of labels, shuffled within a label.
 
     labels: int64, shape (samples,), at least one.
     """
@@ -19,9 +19,9 @@ def group_by_label(labels: Labels, rng: np.random.Generator) -> list[Indices]:
 
 
 def assign_by_counts(samples: list[Indices], counts: Indices) -> list[Indices]:
-    """Each node's samples, when node n gets the next counts[c, n] of samples[c].
+    """The samples of each node, which gets the next counts[c, node] samples of samples[c].
 
-    counts: int64, shape (len(samples), nodes). Row c adds up to len(samples[c]): all are dealt.
+    counts: int64, shape (len(samples), nodes). Row c sums to len(samples[c]).
     """
     nodes = np.tile(np.arange(counts.shape[1]), len(samples))
     order = np.argsort(np.repeat(nodes, counts.ravel()), kind="stable")
