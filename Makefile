@@ -7,8 +7,10 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH := $(shell grep -hE '^torch(vision)?==' trainer/requirements.txt requirements.txt)
 # Arguments for the commands, e.g. make sweep ARGS="sweeps/mnist.yml --data-dir ~/data"
 ARGS ?=
+# Tests run in this many worker processes. Those that start containers share one worker.
+WORKERS ?= -n 3 --dist loadgroup
 
-.PHONY: help engine image venv sweep labs labs-quick report partitions model doctor test test-all golden smoke check soak bench docs picture clean
+.PHONY: help engine image venv sweep labs labs-quick report partitions model doctor test test-process test-all golden smoke check soak bench docs picture clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -50,17 +52,20 @@ model: venv ## measure a model's blocks and propose split points; ARGS="wide_res
 doctor: venv ## show what can run on this machine, and what is missing for the rest
 	$(RUN) -m orchestrator doctor $(ARGS)
 
-test: $(VENV)/ready-dev ## the tests; ARGS=... for pytest
-	$(RUN) -m pytest $(ARGS)
+test: $(VENV)/ready-dev ## run unit tests and one sweep over every topology; ARGS=... for pytest
+	$(RUN) -m pytest $(WORKERS) tests/unit tests/integration/test_main_path.py $(ARGS)
 
-test-all: $(VENV)/ready-dev ## all tests, those with containers too
-	$(RUN) -m pytest $(ARGS)
+test-process: $(VENV)/ready-dev ## run the tests that start local processes
+	$(RUN) -m pytest $(WORKERS) tests/integration tests/contract -m "not containers" $(ARGS)
+
+test-all: $(VENV)/ready-dev ## run all tests: unit, local processes and containers
+	$(RUN) -m pytest $(WORKERS) $(ARGS)
 
 golden: $(VENV)/ready-dev ## renew the golden report in tests/golden; read its diff
 	RENEW_GOLDEN=1 $(RUN) -m pytest -q tests/unit/test_report_golden.py
 
 smoke: $(VENV)/ready-dev ## run only the tests that start containers
-	$(RUN) -m pytest tests/smoke $(ARGS)
+	$(RUN) -m pytest tests/smoke tests/contract -m containers $(ARGS)
 
 soak: $(VENV)/ready-dev ## start and stop every topology repeatedly; ARGS="ddp --times 5" for less, ARGS=kill to kill ranks
 	$(RUN) -m tests.soak $(ARGS)

@@ -1,6 +1,6 @@
-"""What holds for all tests: in CI, a whole class of tests must not be skipped without anybody noticing.
+"""Rules for all tests: skips, shared runs, and the order in which workers take tests.
 
-Tests marked `gpu` are the one exception, by design: CI has no GPU. They run wherever there is one.
+In CI, a folder of which every test is skipped is a failure. Tests marked `gpu` are exempt: CI has no GPU.
 """
 
 from __future__ import annotations
@@ -13,18 +13,36 @@ import pytest
 
 from orchestrator.commands.doctor import gpu
 from orchestrator.results.environment import gpus
+from tests.support.runs import RunCache
+
+
+@pytest.fixture(scope="session")
+def run_cache(tmp_path_factory: pytest.TempPathFactory) -> RunCache:
+    """`run_cache.get(strategy="one_shot", nodes=2, …)`: one run per spec and session, for all workers."""
+    base = tmp_path_factory.getbasetemp()
+    return RunCache((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "runs")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs more GPUs than there are, and say it in doctor's words."""
+    """Skip tests that need more GPUs than there are, with the reason that `doctor` prints."""
     if marker := item.get_closest_marker("gpu"):
         wanted, found = (marker.args or (1,))[0], gpu()
         if found.verdict != "ok" or gpus() < wanted:
             pytest.skip(f"needs {wanted} GPU{'' if wanted == 1 else 's'}: {found.detail}")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start with the longest chain: tests that start containers run one after the other, in one worker."""
+    for item in items:
+        if "smoke" in item.path.parts:
+            item.add_marker("containers")
+        if item.get_closest_marker("containers"):
+            item.add_marker(pytest.mark.xdist_group("containers"))
+    items.sort(key=lambda item: item.get_closest_marker("containers") is None)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say, class by class, what was skipped; `pytest_sessionfinish` decides what follows from it."""
+    """List the folders that were skipped as a whole; `pytest_sessionfinish` sets the exit status."""
     for folder in _all_skipped(terminalreporter):
         terminalreporter.write_line(f"every test in {folder} was skipped", red=True)
 
@@ -37,7 +55,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _all_skipped(reporter: pytest.TerminalReporter) -> list[str]:
-    """Folders of tests/ of which no test ran, those that need a GPU apart."""
+    """Folders of tests/ of which no test ran, not counting tests marked `gpu`."""
 
     def folders(outcome: str) -> Counter[str]:
         return Counter(

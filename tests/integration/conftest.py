@@ -1,4 +1,4 @@
-"""One run through the runner, on real processes of this machine."""
+"""Execute runs on local processes: fresh ones, and ones that tests share."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from typing import Any
 
 import pytest
 
-from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
-from orchestrator.results.store import SweepPaths
-from orchestrator.runtimes.local.runtime import LocalRuntime
+from tests.support import runs
 from tests.support.runs import SMALL, RecordingDisplay
 from trainer.spec.run_spec import RunSpec
 
 
 @pytest.fixture
 def execute(tmp_path: Path) -> Callable[..., RunResult]:
-    """Carry out one run on local processes: `execute(strategy="one_shot", nodes=2, …)`."""
+    """`execute(display, strategy="one_shot", nodes=2, …)`: a run of this test's own.
 
-    def execute(on_events: RecordingDisplay | None = None, **fields: Any) -> RunResult:
+    For tests that disturb the run or look at its processes and files. Others take `run_cache`.
+    """
+
+    def execute(display: RecordingDisplay | None = None, **fields: Any) -> RunResult:
         run = RunSpec.model_validate({**SMALL, **fields})
-        paths = SweepPaths(tmp_path / "results")
-        runner = SweepRunner(LocalRuntime(), "local", paths, tmp_path, on_events or RecordingDisplay())
-        return runner.run(run)
+        return runs.execute(run, tmp_path / "results", display=display)
 
     return execute

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from orchestrator.results.records import RunResult
 from tests.support.processes import node_processes
-from tests.support.runs import DuringTraining
+from tests.support.runs import DuringTraining, RunCache
 
 Execute = Callable[..., RunResult]
 # Runs for some seconds.
-LONG = {
+SECONDS_OF_STEPS = {
     "dataset": {"name": "synthetic", "samples": 4000, "test_samples": 64, "noise": 1.0},
     "batch_size": 2,
     "lr": 0.01,
@@ -40,9 +40,9 @@ def stop_repeatedly(pid: int) -> None:
         time.sleep(STOP_S / 2)
 
 
-@pytest.mark.parametrize("bound", [None, 0, 2])
-def test_training_learns_and_reports_staleness(execute: Execute, bound: int | None) -> None:
-    result = execute(strategy=bounded(bound), nodes=4, epochs=8)
+@pytest.mark.parametrize("bound", [None, 0])
+def test_training_learns_and_reports_staleness(run_cache: RunCache, bound: int | None) -> None:
+    result = run_cache.get(strategy=bounded(bound), nodes=4, epochs=8).result
     assert (result.status, result.cause) == ("ok", None)
     assert result.accuracy is not None
     assert result.accuracy > 0.8
@@ -64,16 +64,31 @@ def test_training_learns_and_reports_staleness(execute: Execute, bound: int | No
     assert [point.loss for point in result.epochs if point.rank == 0] == [None] * 8
 
 
-def test_the_gradients_of_a_single_worker_are_never_stale(execute: Execute) -> None:
-    _, worker = execute(strategy=bounded(None), nodes=2).ranks
+# With dropout, and with statistics that no gradient carries.
+@pytest.mark.parametrize(
+    ("bound", "optimizer", "model"),
+    [(None, "adam", {"name": "lenet"}), (0, "sgd", {"name": "wide_resnet", "widen": 1})],
+    ids=["unbounded-lenet-adam", "bounded-wide_resnet-sgd"],
+)
+def test_single_worker_equals_serial_and_is_never_stale(
+    run_cache: RunCache, bound: int | None, optimizer: str, model: dict[str, Any]
+) -> None:
+    fields = {"model": model, "optimizer": optimizer, "lr": 0.01}
+    run = run_cache.get(strategy=bounded(bound), transport="rpc", nodes=2, **fields)
+    assert run.result.status == "ok", run.result.cause
+    _, worker = run.result.ranks
     assert (worker.staleness_mean, worker.staleness_max) == (0.0, 0)
+    serial = run_cache.get(strategy="serial", **fields)
+    np.testing.assert_allclose(run.weights, serial.weights, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("bound", [None, 1])
 def test_max_staleness_limits_the_staleness_of_a_stopped_worker(
     execute: Execute, bound: int | None
 ) -> None:
-    result = execute(DuringTraining(stop_repeatedly, rank=2), strategy=bounded(bound), nodes=3, **LONG)
+    result = execute(
+        DuringTraining(stop_repeatedly, rank=2), strategy=bounded(bound), nodes=3, **SECONDS_OF_STEPS
+    )
     assert (result.status, result.cause) == ("ok", None)
     _, other, stopped = result.ranks
     assert stopped.staleness_max is not None
@@ -88,15 +103,14 @@ def test_max_staleness_limits_the_staleness_of_a_stopped_worker(
         )
 
 
-@pytest.mark.parametrize("bound", [None, 0])
-@pytest.mark.parametrize("doomed", [0, 2])
+@pytest.mark.parametrize(("doomed", "bound"), [(0, None), (2, 0)], ids=["server", "worker"])
 def test_sigkill_of_the_server_or_a_worker(
     execute: Execute, tmp_path: Path, doomed: int, bound: int | None
 ) -> None:
     training = DuringTraining(lambda pid: os.kill(pid, signal.SIGKILL), doomed)
-    result = execute(training, strategy=bounded(bound), nodes=3, **{**LONG, "epochs": 1000})
+    result = execute(training, strategy=bounded(bound), nodes=3, **{**SECONDS_OF_STEPS, "epochs": 1000})
     assert result.status == "failed"
-    expected = rf"node {doomed} \(process {training.pid}\) was killed by SIGKILL"
-    assert re.fullmatch(expected, str(result.cause))
+    assert str(result.cause).startswith(f"node {doomed} (process {training.pid})")
+    assert "SIGKILL" in str(result.cause)
     assert result.started_at + result.wall_s - training.at < 10
     assert node_processes(tmp_path) == []

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from orchestrator.results.store import read_usage
-from orchestrator.runtimes.local.processes import PROJECT
 from orchestrator.runtimes.local.runtime import POLITE_S, _end
+from tests.support.command_line import PROJECT
 from trainer.core.cgroup import NodeUsage
 
 BUSY = [sys.executable, "-c", "while True: pass"]

@@ -1,15 +1,17 @@
-"""The command line as a person uses it: exit codes, going on, interruption, the orchestrator's death."""
+"""The command line: exit codes, resuming, interruption, and the orchestrator's death."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from orchestrator.cli import main
+from orchestrator.results.store import read_result
 from tests.support.command_line import run_cli, start_sweep
 from tests.support.processes import node_processes, wait_until
 from tests.support.runs import HANGING_SWEEP
@@ -34,8 +36,8 @@ def short(tmp_path: Path) -> Path:
     return file
 
 
-def stalled(file: Path, out: Path, transport: str) -> subprocess.Popen[str]:
-    """A sweep that hangs in its second run, with both nodes up."""
+def hanging(file: Path, out: Path, transport: str) -> subprocess.Popen[str]:
+    """A sweep that hangs in its second run, with both nodes started."""
     file.write_text(HANGING_SWEEP.replace("TRANSPORT", transport))
     process = start_sweep(file, out)
     # One process with both ranks, two nodes, or mpirun and two nodes.
@@ -45,30 +47,7 @@ def stalled(file: Path, out: Path, transport: str) -> subprocess.Popen[str]:
     return process
 
 
-def test_sweep_report_and_going_on(short: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    first = run_cli("sweep", short, "--out", out)
-    assert first.returncode == 0, first.stdout + first.stderr
-    assert "2 of 2 runs ok" in first.stdout
-    for name in ("results.csv", "report.md", "report.html", "sweep.json"):
-        assert (out / name).stat().st_size > 0
-    for run in out.glob("*/result.json"):
-        assert json.loads(run.read_text())["status"] == "ok"
-        assert {path.name for path in run.parent.iterdir()} >= {"spec.json", "plan.json", "events.jsonl"}
-
-    results = {path: path.stat().st_mtime_ns for path in out.glob("*/result.json")}
-    second = run_cli("sweep", short, "--out", out)
-    assert second.returncode == 0
-    assert second.stdout.count("already done") == 2
-    assert {path: path.stat().st_mtime_ns for path in out.glob("*/result.json")} == results
-
-    (out / "report.html").unlink()
-    again = run_cli("report", out)
-    assert again.returncode == 0, again.stderr
-    assert (out / "report.html").exists()
-
-
-def test_a_failed_run_does_not_stop_the_sweep_and_is_tried_again(tmp_path: Path) -> None:
+def test_failed_run_does_not_stop_the_sweep_and_is_repeated(tmp_path: Path) -> None:
     file, out = tmp_path / "crash.yml", tmp_path / "out"
     file.write_text(
         "name: crash\nblocks:\n"
@@ -78,9 +57,10 @@ def test_a_failed_run_does_not_stop_the_sweep_and_is_tried_again(tmp_path: Path)
     for _ in range(2):
         done = run_cli("sweep", file, "--out", out)
         assert done.returncode == 1
-        assert "node 0: InjectedFault: crash requested" in done.stdout
-        assert "1 of 2 runs ok, 1 not" in done.stdout
-    assert "fault_injection crashed" in (out / "results.csv").read_text()
+        results = [read_result(path) for path in out.glob("*/result.json")]
+        assert sorted(result.status for result in results if result) == ["failed", "ok"]
+        assert str(next(r.cause for r in results if r and r.cause)).startswith("node 0: InjectedFault: ")
+    assert "InjectedFault" in (out / "results.csv").read_text()
 
     fast = run_cli("sweep", file, "--out", tmp_path / "fast", "--fail-fast")
     assert fast.returncode == 1
@@ -90,69 +70,62 @@ def test_a_failed_run_does_not_stop_the_sweep_and_is_tried_again(tmp_path: Path)
 def test_dry_run_starts_nothing(short: Path, tmp_path: Path) -> None:
     done = run_cli("sweep", short, "--out", tmp_path / "out", "--dry-run", "--nodes", "2,3")
     assert done.returncode == 0, done.stderr
-    assert "3 runs planned; nothing was started" in done.stdout
-    assert "all_reduce-gloo-n3" in done.stdout
-    assert "-m trainer" in done.stdout
+    for expected in ("serial-memory-n1", "all_reduce-gloo-n2", "all_reduce-gloo-n3", "-m trainer"):
+        assert expected in done.stdout
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("transport", ["memory", "gloo", "mpi"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_stops_all_and_says_how_to_go_on(
-    tmp_path: Path, transport: str, number: signal.Signals
-) -> None:
+@pytest.mark.parametrize(
+    ("transport", "number"),
+    [("memory", signal.SIGTERM), ("gloo", signal.SIGINT), ("mpi", signal.SIGTERM)],
+)
+def test_interrupted_sweep_stops_all_nodes(tmp_path: Path, transport: str, number: signal.Signals) -> None:
     file, out = tmp_path / "long.yml", tmp_path / "out"
-    process = stalled(file, out, transport)
+    process = hanging(file, out, transport)
     process.send_signal(number)
-    wait_until(lambda: not node_processes(out), timeout_s=5)
+    wait_until(lambda: not node_processes(out), timeout_s=10)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 130, output
-    assert "everything is stopped" in output
-    assert "run the same command" in output
-
-    file.write_text(file.read_text().replace("work_s: 300", "work_s: 0"))
-    again = run_cli("sweep", file, "--out", out)
-    assert again.returncode == 0, again.stdout
-    assert again.stdout.count("already done") == 1
 
 
 @pytest.mark.parametrize("transport", ["memory", "gloo", "mpi"])
-def test_when_the_orchestrator_is_killed_the_nodes_end(tmp_path: Path, transport: str) -> None:
+def test_nodes_end_when_the_orchestrator_is_killed(tmp_path: Path, transport: str) -> None:
     file, out = tmp_path / "long.yml", tmp_path / "out"
-    process = stalled(file, out, transport)
+    process = hanging(file, out, transport)
     process.kill()
     process.communicate(timeout=30)
     wait_until(lambda: not node_processes(out), timeout_s=10)
 
     file.write_text(file.read_text().replace("work_s: 300", "work_s: 0"))
-    again = run_cli("sweep", file, "--out", out)
-    assert again.returncode == 0, again.stdout
-    assert again.stdout.count("already done") == 1
+    (before,) = [path.stat().st_mtime_ns for path in out.glob("*/result.json")]
+    assert run_cli("sweep", file, "--out", out).returncode == 0
+    after = [path.stat().st_mtime_ns for path in out.glob("*/result.json")]
+    assert len(after) == 3
+    assert before in after  # the finished run is not repeated
 
 
-def test_what_a_killed_orchestrator_left_is_removed_by_clean(tmp_path: Path) -> None:
-    """A node that was stopped cannot notice that it is alone."""
-    run_cli("clean")  # of what others have left on this machine
+def test_clean_removes_what_a_killed_orchestrator_left(tmp_path: Path) -> None:
+    """A suspended node does not notice that its orchestrator has ended."""
     file, out = tmp_path / "long.yml", tmp_path / "out"
-    process = stalled(file, out, "gloo")
+    process = hanging(file, out, "gloo")
     for node in node_processes(out):
         os.kill(node.pid, signal.SIGSTOP)
     process.kill()
     process.communicate(timeout=30)
     assert len(node_processes(out)) == 2
-    assert "removed 2 process(es)" in run_cli("clean").stdout
+    assert run_cli("clean").returncode == 0
     assert node_processes(out) == []
 
 
-def test_a_results_directory_serves_one_sweep_at_a_time(tmp_path: Path) -> None:
+def test_results_directory_takes_one_sweep_at_a_time(tmp_path: Path) -> None:
     file, out = tmp_path / "long.yml", tmp_path / "out"
-    process = stalled(file, out, "memory")
+    process = hanging(file, out, "memory")
     try:
         second = run_cli("sweep", file, "--out", out)
         assert second.returncode == 2
-        assert f"{out}: in use by another sweep" in second.stderr
+        assert str(out) in second.stderr
         other = run_cli("sweep", file, "--out", tmp_path / "other", "--set", "strategy=fault_injection")
-        assert other.returncode == 0, "another directory is not disturbed"
+        assert other.returncode == 0
         assert process.poll() is None
     finally:
         process.send_signal(signal.SIGINT)
@@ -160,39 +133,48 @@ def test_a_results_directory_serves_one_sweep_at_a_time(tmp_path: Path) -> None:
 
 
 BAD = [
-    (["sweep", "absent.yml"], "absent.yml: no such file"),
-    (["sweep", "FILE", "--set", "lr=.nan"], "--set lr=.nan: nan is not allowed"),
-    (["sweep", "FILE", "--set", "strategy=foo"], "unknown strategy; known: serial, one_shot"),
-    (["sweep", "FILE", "--set", "transport=mpi"], "serial cannot use mpi; allowed: memory, nccl"),
-    (["sweep", "FILE", "--nodes", "0"], "--nodes 0: 0 is not allowed"),
-    (["sweep", "FILE", "--nodes", "121"], "121 nodes are more than the 120 training samples of synthetic"),
-    (["sweep", "FILE", "--runtime", "moon"], "unknown runtime; known: docker, local"),
-    (["sweep", "FILE", "--out", "/proc/results"], "/proc/results: cannot be written"),
-    (["sweep", "FILE", "--set", "dataset=cifar10", "--data-dir", "CORRUPT"], "cifar-10-python.tar.gz"),
-    (["sweep", "FILE", "--frobnicate"], "No such option"),
-    (["report", "/proc"], "no sweep.json here"),
+    (["sweep", "absent.yml"], ["absent.yml"]),
+    (["sweep", "FILE", "--set", "lr=.nan"], ["--set lr=.nan", "nan"]),
+    (["sweep", "FILE", "--set", "strategy=foo"], ["strategy", "serial", "one_shot"]),
+    (["sweep", "FILE", "--set", "transport=mpi"], ["serial", "mpi", "memory, nccl"]),
+    (["sweep", "FILE", "--nodes", "0"], ["--nodes 0"]),
+    (["sweep", "FILE", "--nodes", "121"], ["121", "120", "synthetic"]),
+    (["sweep", "FILE", "--runtime", "moon"], ["--runtime moon", "docker", "local"]),
+    (["sweep", "FILE", "--out", "/proc/results"], ["/proc/results"]),
+    (["sweep", "FILE", "--set", "dataset=cifar10", "--data-dir", "CORRUPT"], ["cifar-10-python.tar.gz"]),
+    (["sweep", "FILE", "--frobnicate"], ["--frobnicate"]),
+    (["report", "/proc"], ["/proc", "sweep.json"]),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), BAD)
-def test_bad_input_is_one_message_and_exit_code_2(
-    short: Path, tmp_path: Path, arguments: list[str], message: str
+@pytest.mark.parametrize(("arguments", "facts"), BAD)
+def test_bad_input_names_what_is_wrong_with_exit_code_2(
+    short: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    facts: list[str],
 ) -> None:
     corrupt = tmp_path / "corrupt"
     corrupt.mkdir()
     (corrupt / "cifar-10-python.tar.gz").write_bytes(b"half a download")
-    places = {"FILE": str(short), "CORRUPT": str(corrupt)}
-    arguments = [places.get(argument, argument) for argument in arguments]
+    paths = {"FILE": str(short), "CORRUPT": str(corrupt)}
+    arguments = [paths.get(argument, argument) for argument in arguments]
     if arguments[0] == "sweep" and "--out" not in arguments:
         arguments += ["--out", str(tmp_path / "out")]
-    done = run_cli(*arguments)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+    monkeypatch.setenv("SHARDYARD_RUNTIME", "local")
+    monkeypatch.setattr(sys, "argv", ["orchestrator", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    for fact in facts:
+        assert fact in error
     assert not list(tmp_path.glob("out/*/result.json"))
 
 
-def test_doctor_says_what_can_run_here() -> None:
+def test_doctor_reports_every_subject() -> None:
     done = run_cli("doctor")
     assert done.returncode == 0, done.stdout
     for subject in ("torch", "Open MPI", "Docker engine", "cores", "memory", "/dev/shm", "digits", "mnist"):

@@ -1,6 +1,6 @@
-"""Ranks are killed, torchrun starts all of them again, and the run comes to the same weights.
+"""Killed ranks: torchrun restarts all ranks, and the run ends with the same weights.
 
-Here are moments that were traps once; random ones are for `make soak ARGS=kill`.
+These moments have been traps; `make soak ARGS=kill` draws random ones.
 """
 
 from __future__ import annotations
@@ -19,36 +19,43 @@ import pytest
 from orchestrator.results.records import RunResult
 from tests.support.command_line import run_cli, start_sweep
 from tests.support.processes import node_processes, wait_until
-from tests.support.rank_killer import RankKiller, anyway, kill_process
-from tests.support.runs import RecordingDisplay
+from tests.support.rank_killer import RankKiller, always, kill_process
+from tests.support.runs import RecordingDisplay, RunCache
 from trainer.core.events import Event
 
 Execute = Callable[..., RunResult]
 When = Callable[[Sequence[Event]], bool]
 
 
-def heard(kind: str, ranks: int) -> When:
-    """Moment at which so many ranks have said this."""
+def reported(kind: str, ranks: int) -> When:
+    """When so many ranks have written an event of this kind."""
     return lambda events: len({event.rank for event in events if event.kind == kind}) >= ranks
 
 
 @pytest.mark.parametrize(
     ("fields", "rank", "when", "seen"),
     [
-        ({"strategy": "all_reduce", "nodes": 2}, 0, anyway, "before it started"),
-        ({"strategy": "ddp", "nodes": 3}, 1, heard("start", 3), "starting"),
+        ({"strategy": "all_reduce", "nodes": 2}, 0, always, "before it started"),
+        ({"strategy": "ddp", "nodes": 3}, 1, reported("start", 3), "starting"),
         (
             {"strategy": "all_reduce", "nodes": 1, "processes_per_node": 2, "epochs": 300},
-            *(1, heard("epoch", 2), "epoch"),
+            *(1, reported("epoch", 2), "epoch"),
         ),
     ],
-    ids=["as-soon-as-it-is-there", "while-they-meet", "in-training"],
+    ids=["at-process-start", "at-rendezvous", "in-training"],
 )
-def test_a_run_in_which_a_rank_is_killed_comes_to_the_same_weights(
-    execute: Execute, tmp_path: Path, fields: dict[str, Any], rank: int, when: When, seen: str
+def test_restarted_run_ends_with_the_same_weights(
+    execute: Execute,
+    run_cache: RunCache,
+    tmp_path: Path,
+    fields: dict[str, Any],
+    rank: int,
+    when: When,
+    seen: str,
 ) -> None:
     run = {"epochs": 60, **fields}
-    undisturbed = execute(transport="gloo" if run["strategy"] == "ddp" else "memory", **run)
+    transport = "gloo" if run["strategy"] == "ddp" else "memory"
+    undisturbed = run_cache.get(transport=transport, **run).result
     with RankKiller(kill_process(tmp_path), rank, when=when) as killer:
         result = execute(killer, **run, transport="gloo", restarts=2)
     assert killer.killed
@@ -59,7 +66,7 @@ def test_a_run_in_which_a_rank_is_killed_comes_to_the_same_weights(
     assert result.restarted == 1
     name = f"rank {rank} of node 0" if "processes_per_node" in fields else f"node {rank}"
     (flag,) = [flag for flag in result.flags if "restart" in flag]
-    # An agent tells one rank's signal alone. Of several it may be that of a peer, which failed at once.
+    # An agent reports the signal of one rank; with several, that can be a peer which failed at once.
     known = ["killed by SIGKILL"] + ["lost without an exit report"] * ("processes_per_node" in fields)
     assert flag.startswith(tuple(f"{name} was {how}, last seen " for how in known))
     assert seen in flag
@@ -67,27 +74,25 @@ def test_a_run_in_which_a_rank_is_killed_comes_to_the_same_weights(
     assert node_processes(tmp_path) == []
 
 
-def test_a_rank_that_is_killed_after_the_last_meeting_is_not_missed(
-    execute: Execute, tmp_path: Path
-) -> None:
-    """Rank 1 stands still there, the others leave, and it is killed: its agent has nobody to meet again."""
+def test_rank_killed_after_the_last_barrier_does_not_fail_the_run(execute: Execute, tmp_path: Path) -> None:
+    """Rank 1 is suspended at the barrier, the others end, and it is killed: its agent finds no peer."""
     display = RecordingDisplay()
 
-    def said(kind: str, rank: int) -> Event:
+    def event(kind: str, rank: int) -> Event:
         return wait_until(lambda: next((e for e in display.seen if (e.kind, e.rank) == (kind, rank)), None))
 
-    def play() -> None:
-        first, late = (said("start", rank).fields["pid"] for rank in (1, 2))
+    def act() -> None:
+        first, late = (event("start", rank).fields["pid"] for rank in (1, 2))
         os.kill(late, signal.SIGSTOP)
-        said("result", 1)
-        wait_until(psutil.Process(first).net_connections)  # to the store, where the meeting is
+        event("result", 1)
+        wait_until(psutil.Process(first).net_connections)  # to the store, which holds the barrier
         time.sleep(0.5)
         os.kill(first, signal.SIGSTOP)
         os.kill(late, signal.SIGCONT)
-        said("done", 0)
+        event("done", 0)
         os.kill(first, signal.SIGKILL)
 
-    threading.Thread(target=play, daemon=True).start()
+    threading.Thread(target=act, daemon=True).start()
     fault_injection = {"name": "fault_injection", "work_s": 3.0}
     result = execute(display, strategy=fault_injection, transport="gloo", nodes=3, restarts=1)
     assert (result.status, result.cause, result.restarted) == ("ok", None, 0)
@@ -105,7 +110,7 @@ def test_restarts_are_used_up(execute: Execute, tmp_path: Path) -> None:
     assert node_processes(tmp_path) == []
 
 
-def test_agents_end_with_the_orchestrator_and_start_nobody_again(tmp_path: Path) -> None:
+def test_agents_end_with_the_orchestrator_and_restart_nothing(tmp_path: Path) -> None:
     file = tmp_path / "long.yml"
     run = "{strategy: {name: fault_injection, work_s: 300}, transport: gloo, nodes: 2, restarts: 9}"
     file.write_text(f"name: long\nblocks: [{{base: {run}}}]\n")

@@ -1,8 +1,9 @@
-"""Runs on real processes that something cuts off, and that go on when the same is asked for again."""
+"""Interrupted runs of local processes resume from their checkpoints."""
 
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,10 @@ import pytest
 
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import read_result
-from tests.integration.test_harness import kill_in_training
+from tests.integration.test_lost_nodes import SignalRank
 from tests.support.command_line import run_cli, start_sweep
 from tests.support.processes import node_processes, wait_until
-from tests.support.runs import RecordingDisplay
+from tests.support.runs import RunCache
 from trainer.core.events import read_events
 
 Execute = Callable[..., RunResult]
@@ -34,14 +35,14 @@ RUN = {
 }
 
 
-def the_row(out: Path) -> RunResult:
+def only_row(out: Path) -> RunResult:
     (path,) = out.glob("*/result.json")
     row = read_result(path)
     assert row
     return row
 
 
-def test_a_sweep_whose_orchestrator_was_killed_ends_with_the_weights_that_it_would_have_had(
+def test_sweep_whose_orchestrator_was_killed_resumes_to_the_same_weights(
     tmp_path: Path,
 ) -> None:
     file, cut = tmp_path / "one.yml", tmp_path / "cut"
@@ -55,19 +56,19 @@ def test_a_sweep_whose_orchestrator_was_killed_ends_with_the_weights_that_it_wou
     assert not list(cut.glob("*/result.json"))
 
     assert run_cli("sweep", file, "--out", cut).returncode == 0
-    went_on, whole = the_row(cut), uninterrupted(tmp_path)
-    events = list(read_events(cut / went_on.key / "events.jsonl"))
-    resumed = [event.fields for event in events if event.kind == "resumed"]
-    assert len(resumed) == 4
-    ((epoch, _),) = {(each["epoch"], each["step"]) for each in resumed}
+    resumed, whole = only_row(cut), uninterrupted(tmp_path)
+    events = list(read_events(cut / resumed.key / "events.jsonl"))
+    points = [event.fields for event in events if event.kind == "resumed"]
+    assert len(points) == 4
+    ((epoch, _),) = {(each["epoch"], each["step"]) for each in points}
     assert epoch >= 1
-    assert digests(went_on) == digests(whole)
-    assert went_on.certificate == whole.certificate
-    assert [(r.steps, r.samples, r.bytes_sent) for r in went_on.ranks] == [
+    assert digests(resumed) == digests(whole)
+    assert resumed.certificate == whole.certificate
+    assert [(r.steps, r.samples, r.bytes_sent) for r in resumed.ranks] == [
         (r.steps, r.samples, r.bytes_sent) for r in whole.ranks
     ]
-    assert [(e.epoch, e.accuracy) for e in went_on.epochs] == [(e.epoch, e.accuracy) for e in whole.epochs]
-    assert "resumed from a checkpoint once" in went_on.flags[-1]
+    assert [(e.epoch, e.accuracy) for e in resumed.epochs] == [(e.epoch, e.accuracy) for e in whole.epochs]
+    assert "resumed from a checkpoint once" in resumed.flags[-1]
     assert not any("checkpoint" in flag for flag in whole.flags)
     assert not list(tmp_path.glob("*/*/checkpoints"))  # of no use any more
 
@@ -76,7 +77,7 @@ def uninterrupted(tmp_path: Path) -> RunResult:
     file, out = tmp_path / "whole.yml", tmp_path / "whole"
     file.write_text(json.dumps({"name": "whole", "base": RUN, "blocks": [{}]}))
     assert run_cli("sweep", file, "--out", out).returncode == 0
-    return the_row(out)
+    return only_row(out)
 
 
 def digests(row: RunResult) -> list[str | None]:
@@ -84,7 +85,7 @@ def digests(row: RunResult) -> list[str | None]:
 
 
 @pytest.mark.parametrize("transport", ["gloo", "mpi", "rpc"])
-def test_a_run_that_lost_a_node_goes_on(execute: Execute, tmp_path: Path, transport: str) -> None:
+def test_run_that_lost_a_node_resumes(execute: Execute, run_cache: RunCache, transport: str) -> None:
     run: dict[str, Any] = {
         **RUN,
         "strategy": "all_reduce",
@@ -94,13 +95,13 @@ def test_a_run_that_lost_a_node_goes_on(execute: Execute, tmp_path: Path, transp
         "checkpoint_steps": None,
         "checkpoint_epochs": 1,
     }
-    display = RecordingDisplay()
-    kill_in_training(display, 1, after="checkpoint")
-    cut = execute(display, **run)
-    assert cut.status == "failed"
-    assert "node 1" in str(cut.cause)
-    went_on = execute(**run)
-    assert (went_on.status, went_on.cause) == ("ok", None)
-    assert "resumed from a checkpoint once" in went_on.flags[-1]
-    assert [epoch.epoch for epoch in went_on.epochs] == [*range(1, 6)] * 2
-    assert digests(went_on) == digests(execute(**run))
+    lost = execute(SignalRank(signal.SIGKILL, 1, after="checkpoint"), **run)
+    assert lost.status == "failed"
+    assert "node 1" in str(lost.cause)
+    resumed = execute(**run)
+    assert (resumed.status, resumed.cause) == ("ok", None)
+    assert "resumed from a checkpoint once" in resumed.flags[-1]
+    assert [epoch.epoch for epoch in resumed.epochs] == [*range(1, 6)] * 2
+    # Two ranks: on every transport the sum of two numbers is the same, bit for bit.
+    uninterrupted = run_cache.get(**{**run, "transport": "memory"}).result
+    assert digests(resumed) == digests(uninterrupted)

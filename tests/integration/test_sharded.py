@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from orchestrator.results.records import RunResult
-
-Execute = Callable[..., RunResult]
+from tests.support.runs import RunCache
 
 STAGE_2 = {"name": "fsdp", "reshard": False}
 
@@ -22,16 +20,16 @@ def state_bytes(result: RunResult, what: str) -> list[int]:
 
 
 @pytest.fixture
-def trained(execute: Execute, tmp_path: Path) -> Callable[..., tuple[RunResult, np.ndarray]]:
+def trained(run_cache: RunCache) -> Callable[..., tuple[RunResult, np.ndarray]]:
     """Run a strategy; return its result and final weights. With 241 samples a last batch has one sample."""
 
     def trained(strategy: Any, **fields: Any) -> tuple[RunResult, np.ndarray]:
         # Evaluation takes one rank two forward passes and the other rank one.
         data = {"name": "synthetic", "samples": 241, "test_samples": 2001}
         common = {"dataset": data, "batch_size": 16, "lr": 0.02, "transport": "gloo"}
-        result = execute(strategy=strategy, save_weights=True, **common, **fields)
-        assert (result.status, result.cause) == ("ok", None)
-        return result, np.load(tmp_path / "results" / result.key / "weights.npy")
+        run = run_cache.get(strategy=strategy, **common, **fields)
+        assert (run.result.status, run.result.cause) == ("ok", None)
+        return run.result, run.weights
 
     return trained
 

@@ -1,4 +1,4 @@
-"""Kills a rank of a run that torchrun starts, at a moment of one's choice: for tests and for the soak."""
+"""Kill a rank of a running run at a chosen moment, on local processes or in containers."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tests.support.runs import RecordingDisplay
 from trainer.core.events import Event
 
 POLL_S = 0.01
-Kill = Callable[[int], bool]  # kills the process of a rank, if it is there
+Kill = Callable[[int], bool]  # kills a rank's process; False if there is none yet
 
 
-def anyway(_: Sequence[Event]) -> bool:
+def always(_: Sequence[Event]) -> bool:
     """For a kill that waits for no event."""
     return True
 
 
 class RankKiller(RecordingDisplay):
-    """A display that kills a rank once, from `__enter__` on."""
+    """A display that kills a rank once, while its context is entered."""
 
     def __init__(
-        self, kill: Kill, rank: int, after_s: float = 0.0, when: Callable[[Sequence[Event]], bool] = anyway
+        self, kill: Kill, rank: int, after_s: float = 0.0, when: Callable[[Sequence[Event]], bool] = always
     ) -> None:
-        """As soon as the rank is there, after `after_s` seconds, and when events are such that `when`."""
+        """Kill when the rank has a process, `after_s` seconds have passed and `when(events)` holds."""
         super().__init__()
         self._kill, self._rank, self._after_s, self._when = kill, rank, after_s, when
         self._over = threading.Event()
@@ -56,7 +56,7 @@ class RankKiller(RecordingDisplay):
 
 
 def kill_process(directory: Path) -> Kill:
-    """Of the run on local processes whose results lie below `directory`."""
+    """Kill a rank of the run on local processes whose results lie below `directory`."""
 
     def kill(rank: int) -> bool:
         for process in psutil.process_iter():
@@ -84,7 +84,7 @@ done
 
 
 def kill_in_container(processes_per_node: int) -> Kill:
-    """Of the run that this process, as its orchestrator, has in containers."""
+    """Kill a rank of the run that this process, as its orchestrator, has in containers."""
 
     def kill(rank: int) -> bool:
         labels = (

@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {
     "model": {"name": "mlp", "hidden": [16]},
     "lr": 0.1,
     "epochs": 2,
-    "timeout_s": 60,
+    "timeout_s": 120,
 }
 
 # Two quick runs, and between them one that outlasts every test.
