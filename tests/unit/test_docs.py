@@ -16,6 +16,7 @@ from orchestrator.cli import app
 from orchestrator.commands import labs
 from orchestrator.commands.docs import KINDS, TABLES, listed, stale
 from orchestrator.commands.picture import PICTURE, draw_picture, same_drawing
+from orchestrator.report.figures.svg import grid
 from orchestrator.shipped import LABS
 from orchestrator.sweeps.lab import Published
 from orchestrator.sweeps.load import load_sweep
@@ -215,3 +216,12 @@ def test_the_picture_is_what_the_report_draws_from_its_results() -> None:
     drawn = draw_picture()
     assert same_drawing(drawn, PICTURE.read_text()), "run: make picture"
     assert not same_drawing(drawn.replace("Speedup", "Slowdown"), PICTURE.read_text())
+
+
+def test_figures_of_the_picture_lie_side_by_side() -> None:
+    svg = '<svg width="{0}pt" height="{1}pt" viewBox="0 0 {0} {1}"></svg>'
+    picture = grid([svg.format(100, 50), svg.format(90, 60), svg.format(100, 40)], columns=2)
+    assert 'viewBox="0 0 200 100"' in picture
+    placed = re.findall(r'<svg x="(\d+)" y="(\d+)" width="(\d+)" height="(\d+)"', picture)
+    assert placed == [("0", "0", "100", "50"), ("100", "0", "90", "60"), ("0", "60", "100", "40")]
+    assert "pt" not in picture

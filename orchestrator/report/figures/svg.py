@@ -41,8 +41,10 @@ def grid(figures: Sequence[str], columns: int) -> str:
     for first in range(0, len(figures), columns):
         row = range(first, min(first + columns, len(figures)))
         for at in row:
-            position = f'<svg x="{(at - first) * width:g}" y="{top:g}"'
-            placed.append(figures[at].replace("<svg", position, 1).strip())
+            wide, high = sizes[at]
+            inner = re.sub(r'\b(width|height)="[\d.]+pt"', "", figures[at], count=2)  # in points, not units
+            position = f'<svg x="{(at - first) * width:g}" y="{top:g}" width="{wide:g}" height="{high:g}"'
+            placed.append(inner.replace("<svg", position, 1).strip())
         top += max(sizes[at][1] for at in row)
     name_spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
     head = f'<svg {name_spaces} viewBox="0 0 {columns * width:g} {top:g}">'
