@@ -189,7 +189,7 @@ def stopping(method: str, doomed: int, context: NodeContext) -> Any:
         return original(self, *arguments)
 
     setattr(RpcStage, method, stop_in_third_call)
-    spec = RunSpec.model_validate({**SMALL, "strategy": "rpc_split", "nodes": context.size})
+    spec = RunSpec.model_validate({**SMALL, "strategy": split(["relu1"]), "nodes": context.size})
     try:
         return train_rank(context, Task(spec, Path()), Notes(context.rank), connect(context))
     except Exception as error:
