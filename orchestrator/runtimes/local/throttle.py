@@ -1,14 +1,14 @@
-"""The throttle: holds one node's processes on this machine to a quota of cores, as containers are.
+"""The throttle: enforces a CPU quota on one node's processes, as a container has.
 
     python -m orchestrator.runtimes.local.throttle QUOTA MEMBER VARIABLE RANKS ACCOUNT
 
-In each period of 100 ms, the kernel's own, the processes may use QUOTA × period of CPU time. When that is
-spent they are stopped (SIGSTOP) until the period is over. What is not used is lost, what is used too much
-is missing later: as in CFS bandwidth control (Turner et al. 2010), of which containers' quotas are made.
+In each period of 100 ms, as in the kernel, the processes may use QUOTA × period of CPU time. Then they are
+stopped (SIGSTOP) until the period ends. Unused time is lost and overuse is deducted later, as in CFS
+bandwidth control (Turner et al. 2010), which implements containers' quotas.
 
-It is a process of its own and no thread of the orchestrator: when that is killed, nobody is left stopped.
-It ends with the run (SIGTERM) or with the orchestrator, and continues its processes first. Should it be
-killed itself, the run is stopped, and whoever stops a run or cleans up after one continues processes, too.
+It is a separate process rather than a thread, so that no rank stays stopped if the orchestrator is killed.
+It ends with the run (SIGTERM) or with the orchestrator, and continues the processes first. If it is killed
+itself, the run is stopped; stopping a run and cleaning up continue stopped processes, too.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ TICK_S = 0.004  # between looks at what has been used
 SEARCH_S = 0.1  # between looks for processes that have not come up yet
 
 
-class Held(Protocol):
-    """A process that is held back."""
+class Throttled(Protocol):
+    """A process under the CPU quota."""
 
     def cpu_s(self) -> float:
-        """CPU seconds since it is held."""
+        """CPU seconds since it was added."""
 
     def signal(self, number: int) -> None: ...
 
 
 @dataclass
 class Process:
-    """One that psutil has found. When it has ended it uses nothing more and hears nothing."""
+    """A process found by psutil. Once it has ended, CPU time stays constant and signals are ignored."""
 
     process: psutil.Process
     _first: float | None = None
@@ -63,7 +63,7 @@ class Process:
 
 
 class Throttle:
-    """Holds the processes that it is given to a quota of cores together. Times in seconds.
+    """Limits processes to a common CPU quota in cores. Times in seconds.
 
     used_s: CPU time of all of them. stopped_s: time in which they were stopped.
     """
@@ -72,7 +72,7 @@ class Throttle:
         self._quota = quota
         self._left = quota * PERIOD_S  # that may be used in this period; negative when overdrawn
         self.period_ends = now + PERIOD_S
-        self._held: list[Held] = []
+        self._processes: list[Throttled] = []
         self._stopped_at: float | None = None
         self.used_s = self.stopped_s = 0.0
 
@@ -80,15 +80,15 @@ class Throttle:
     def stopped(self) -> bool:
         return self._stopped_at is not None
 
-    def add(self, process: Held) -> None:
+    def add(self, process: Throttled) -> None:
         process.cpu_s()
-        self._held.append(process)
+        self._processes.append(process)
         if self.stopped:
             process.signal(signal.SIGSTOP)
 
     def step(self, now: float) -> None:
         """Stop the processes when their time is spent, continue them when they have time again."""
-        used = sum(process.cpu_s() for process in self._held)
+        used = sum(process.cpu_s() for process in self._processes)
         self._left -= used - self.used_s
         self.used_s = used
         while now >= self.period_ends:
@@ -101,14 +101,14 @@ class Throttle:
             self.release(now)
 
     def release(self, now: float) -> None:
-        """Let them all go on."""
+        """Continue all processes."""
         if self._stopped_at is not None:
             self.stopped_s += now - self._stopped_at
             self._stopped_at = None
             self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
-        for process in self._held:
+        for process in self._processes:
             process.signal(number)
 
 
@@ -118,16 +118,16 @@ def find(run: str, variable: str, ranks: Collection[str]) -> Iterator[tuple[str,
     run: what SHARDYARD_RUN is in the environment of all of the run's processes.
     """
     for process in psutil.process_iter():
-        with suppress(psutil.Error):  # gone, or somebody else's
+        with suppress(psutil.Error):  # gone, or another user's
             environment = process.environ()
             rank = environment.get(variable, "")
-            # Whoever has started us may be a rank of something else: one must not stop oneself.
+            # The environment may be inherited from a rank of another run: do not stop this process.
             if environment.get("SHARDYARD_RUN") == run and rank in ranks and process.pid != os.getpid():
                 yield rank, process
 
 
 def main(quota: float, member: str, variable: str, ranks: Sequence[str], account: Path) -> None:
-    """Throttle the ranks until told to end, or until the orchestrator is gone; then give account."""
+    """Throttle the ranks until SIGTERM or until the orchestrator is gone, then write their usage."""
     orchestrator, run = int(os.environ["SHARDYARD_PARENT_PID"]), os.environ["SHARDYARD_RUN"]
     throttle = Throttle(quota, time.monotonic())
     missing = set(ranks)
