@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from orchestrator.results.store import write_atomic
 from orchestrator.sweeps.load import SweepSpec
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
@@ -72,9 +71,10 @@ def _refer(field: Schema, definition: str, *, optional: bool = False) -> None:
 
 def write_schemas(directory: Path) -> list[Path]:
     """Write run.schema.json and sweep.schema.json."""
+    directory.mkdir(parents=True, exist_ok=True)
     written = []
     for name, schema in [("run", run_schema()), ("sweep", sweep_schema())]:
         path = directory / f"{name}.schema.json"
-        write_atomic(path, json.dumps(schema, indent=2) + "\n")
+        path.write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")
         written.append(path)
     return written
