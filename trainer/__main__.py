@@ -1,15 +1,15 @@
-"""One node process: `python -m trainer`, told by its environment what to do.
+"""One node process: `python -m trainer`, configured by its environment.
 
 SHARDYARD_SPEC        file with the RunSpec, JSON
 SHARDYARD_DATA        data directory
-SHARDYARD_OUT         directory for events and weights; without it readable lines go to the console only
-SHARDYARD_CHECKPOINTS   directory of a run that takes checkpoints; what lies there is gone on from
-SHARDYARD_CONSOLE     file for this rank's console output, {node} in it is its node: launchers mix it
-SHARDYARD_PREFIX      of the readable lines, {rank} in it is the rank
-SHARDYARD_RENDEZVOUS  where torch.distributed's ranks meet
+SHARDYARD_OUT         directory for events and weights; unset: console output only
+SHARDYARD_CHECKPOINTS   directory for checkpoints; the run resumes from any checkpoint found here
+SHARDYARD_CONSOLE     file for this rank's console output; {node} stands for its node
+SHARDYARD_PREFIX      prefix of console lines; {rank} stands for the rank
+SHARDYARD_RENDEZVOUS  rendezvous of torch.distributed
 SHARDYARD_PARENT_PID  process to end with
-SHARDYARD_ATTEMPT     how often torchrun had started the ranks before
-SHARDYARD_CPU_QUOTA     cores that this container has to be held to before it may train: its node is slower
+SHARDYARD_ATTEMPT     how many times torchrun has restarted the ranks
+SHARDYARD_CPU_QUOTA     CPU quota that this container must have before it trains
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> int:
         return 2
     if console := env.get("SHARDYARD_CONSOLE"):
         node = context.rank // spec.processes_per_node
-        _keep_console(Path(console.replace("{node}", str(node))))
+        _redirect_console(Path(console.replace("{node}", str(node))))
     orchestrator = int(env["SHARDYARD_PARENT_PID"]) if "SHARDYARD_PARENT_PID" in env else None
     word = "node-" if spec.processes_per_node == 1 else "rank "
     prefix = env.get("SHARDYARD_PREFIX", word + "{rank} | ")
@@ -48,11 +48,11 @@ def main() -> int:
 
     if spec.topology == "single":
         run = run_forked if spec.strategy.forks else run_threads
-        return 0 if _loaded(task, events) and run(context, task, events, orchestrator) else 1
+        return 0 if _load_data(task, events) and run(context, task, events, orchestrator) else 1
     with Watchdog([events], orchestrator) as watchdog:
         attempt = {} if context.attempt is None else {"attempt": context.attempt}
         events.write("start", pid=os.getpid(), **attempt)
-        ready = _quota_applied(env.get("SHARDYARD_CPU_QUOTA"), events) and _loaded(task, events)
+        ready = _quota_applied(env.get("SHARDYARD_CPU_QUOTA"), events) and _load_data(task, events)
         return 0 if ready and run_process(context, task, events, watchdog) else 1
 
 
@@ -65,8 +65,8 @@ def _quota_applied(cpus: str | None, events: EventWriter) -> bool:
     return False
 
 
-def _loaded(task: Task, events: EventWriter) -> bool:
-    """Bring torch and the data into memory before any rank starts; a failure is an event."""
+def _load_data(task: Task, events: EventWriter) -> bool:
+    """Load torch and the data before any rank starts. Reports a failure as an event."""
     if not task.spec.strategy.trains:
         return True
     import torch
@@ -80,8 +80,8 @@ def _loaded(task: Task, events: EventWriter) -> bool:
     return True
 
 
-def _keep_console(path: Path) -> None:
-    """Send this process's output, C libraries' included, to a file of its own."""
+def _redirect_console(path: Path) -> None:
+    """Redirect this process's output, C libraries included, to a file."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)

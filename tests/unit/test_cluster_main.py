@@ -156,7 +156,7 @@ def prefixes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             given.append(prefix)
 
     monkeypatch.setattr(rank, "EventWriter", Writer)
-    monkeypatch.setattr(rank, "_loaded", lambda task, events: False)
+    monkeypatch.setattr(rank, "_load_data", lambda task, events: False)
     return given
 
 
@@ -193,7 +193,7 @@ def test_console_of_a_rank_is_its_node_s(
     kept: list[Path] = []
     run = {"strategy": "all_reduce", "transport": "mpi", "nodes": 3, "processes_per_node": 2}
     spec.write_text(RunSpec.model_validate(run).model_dump_json())
-    monkeypatch.setattr(rank, "_keep_console", kept.append)
+    monkeypatch.setattr(rank, "_redirect_console", kept.append)
     monkeypatch.setattr(rank, "Watchdog", lambda *_: pytest.fail("went on"))
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "6")
     for place in ("/logs/node-{node}.log", "/proc/7/fd/1"):

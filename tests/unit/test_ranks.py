@@ -43,7 +43,7 @@ class Rank:
         context = NodeContext(0, 1, "gloo", Path(), attempt=self.attempt)
         task: Any = SimpleNamespace(spec=SimpleNamespace(strategy=SimpleNamespace(trains=True)))
         self._patch.setattr("trainer.launch.ranks.train", lambda *_: train())
-        watchdog: Any = SimpleNamespace(leave_within=noted("alarm"))
+        watchdog: Any = SimpleNamespace(exit_within=noted("alarm"))
         writer = EventWriter("run", 0)
         self._patch.setattr(writer, "write", write)
         return run_rank(context, task, writer, watchdog, lambda: comm)

@@ -1,4 +1,4 @@
-"""Where the time goes: every second between start and stop belongs to exactly one phase."""
+"""The clock of a rank: every second between start and stop belongs to exactly one phase."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Phase = Literal[
     "data", "compute", "communicate", "wait", "cpu_contention", "evaluate", "checkpoint", "other"
 ]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-WORK: tuple[Phase, ...] = ("data", "compute", "other")  # in which a rank needs a core all the time
+WORK: tuple[Phase, ...] = ("data", "compute", "other")  # phases in which a rank needs a core
 
 
 class Clock:
-    """A stopwatch that is always in one phase, so the phases add up to the whole.
+    """A stopwatch that is always in one phase, so the phases add up to the total.
 
-    wall: seconds on a clock that the ranks of one machine share (Linux: CLOCK_MONOTONIC).
+    wall: seconds on a clock shared by all ranks of a machine (Linux: CLOCK_MONOTONIC).
     cpu: CPU seconds of this rank.
     """
 
@@ -33,16 +33,16 @@ class Clock:
         self._since = self._cpu_since = 0.0
 
     def start(self) -> None:
-        """Begin in phase `other`."""
+        """Start in phase `other`."""
         self._switch("other")
 
     def stop(self) -> None:
-        """Book the time since the last change of phase, and stand still."""
+        """Book the time since the last change of phase, and stop."""
         self._switch(None)
 
     @property
     def counting(self) -> bool:
-        """Whether what happens now is part of training: started, and not evaluating."""
+        """Whether the clock counts training time: started and not evaluating."""
         return self._phase is not None and self._phase != "evaluate"
 
     @property
@@ -53,22 +53,22 @@ class Clock:
 
     @property
     def booked(self) -> dict[str, float]:
-        """Seconds by phase, to the microsecond; `checkpoint` only where there were any."""
-        told = {phase: round(seconds, 6) for phase, seconds in self.seconds.items()}
-        return {phase: seconds for phase, seconds in told.items() if seconds or phase != "checkpoint"}
+        """Seconds by phase, rounded to microseconds; `checkpoint` only if it is not 0."""
+        rounded = {phase: round(seconds, 6) for phase, seconds in self.seconds.items()}
+        return {phase: seconds for phase, seconds in rounded.items() if seconds or phase != "checkpoint"}
 
     def state(self) -> dict[str, dict[str, float]]:
-        """The seconds so far, of each phase."""
+        """Wall and CPU seconds of each phase so far."""
         self._switch(self._phase)
         return {"seconds": dict(self.seconds), "cpu_seconds": dict(self.cpu_seconds)}
 
     def restore(self, state: Mapping[str, Mapping[str, float]]) -> None:
-        """Go on from what `state` has given in another process. For a clock that has not been started."""
+        """Continue from a `state` of another process. Call it before `start`."""
         self.seconds.update(state["seconds"])
         self.cpu_seconds.update(state["cpu_seconds"])
 
     def phase(self, name: Phase) -> Span:
-        """Book the block to `name`. No effect while stopped or evaluating: evaluation is one piece."""
+        """Book a `with` block to `name`. No effect while stopped or evaluating."""
         return Span(self, name)
 
     def now(self) -> tuple[float, float]:
@@ -76,17 +76,17 @@ class Clock:
         return self.wall(), self._cpu()
 
     def transfer(self, source: Phase, to: Phase, seconds: float, cpu_seconds: float = 0.0) -> None:
-        """Rebook wall and CPU seconds that turned out to belong to another phase."""
+        """Move wall and CPU seconds from one phase to another."""
         for book, amount in ((self.seconds, seconds), (self.cpu_seconds, cpu_seconds)):
             moved = min(max(amount, 0.0), book[source])
             book[source] -= moved
             book[to] += moved
 
     def book_cpu_contention(self) -> None:
-        """Rebook the time in which the rank had work but no core, because others were on it.
+        """Move the time in which the rank had work but no core to phase `cpu_contention`.
 
-        That is the wall time of the working phases that is not CPU time. It has to be done: the system
-        takes the core away at a system call, so it would pile up in whatever phase comes after one.
+        That is the wall time of the working phases minus their CPU time. The kernel preempts a process at
+        a system call, so this time would otherwise pile up in the phase that follows one.
         """
         for phase in WORK:
             self.transfer(phase, "cpu_contention", self.seconds[phase] - self.cpu_seconds[phase])
@@ -97,7 +97,7 @@ class Clock:
         return sum(self.cpu_seconds[phase] for phase in WORK)
 
     def _switch(self, to: Phase | None) -> float:
-        """Returns the wall time at which the one phase ended and the other began."""
+        """Switch the phase. Returns the wall time of the switch."""
         wall, cpu = self.wall(), self._cpu()
         if (phase := self._phase) is not None:
             self.seconds[phase] += wall - self._since
@@ -109,8 +109,8 @@ class Clock:
 class Span:
     """A block of code that the clock books to one phase.
 
-    counted: whether it was part of training; only then it has a beginning and an end, in seconds of the
-    clock. A class and not a generator, which costs three times as much: a small all-reduce takes 20 µs.
+    counted: whether it was part of training; only then `entered` and `left` are set, in wall seconds. A
+    class, because a generator costs three times as much and a small all-reduce takes 20 µs.
     """
 
     __slots__ = ("_before", "_clock", "_phase", "counted", "entered", "left")
@@ -126,5 +126,5 @@ class Span:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.counted and self._clock._phase is not None:  # stopped inside the block, the clock stays so
+        if self.counted and self._clock._phase is not None:  # unless stopped inside the block
             self.left = self._clock._switch(self._before)

@@ -1,4 +1,4 @@
-"""What one rank says of a training that has ended."""
+"""The result of one rank's training."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from trainer.core.record import Record
 
 
 class Diverged(Exception):
-    """The loss is no longer a finite number. The message says where and what may help."""
+    """The loss is not finite. The message says where and what may help."""
 
 
 class TrainResult(Record):
-    """One rank's account. Times in seconds, accuracies 0 … 1 on the whole test split.
+    """One rank's result. Times in seconds, accuracies 0 … 1 on the whole test split.
 
     seconds: wall time per phase, evaluation in its own; train_s is their sum without it.
     work_cpu_s: CPU time of everything but communicating, waiting, evaluating and checkpoints: the time this

@@ -1,4 +1,4 @@
-"""Running the ranks of one process: one, or several as threads, or several as forked processes."""
+"""Run the ranks of one process: a single rank, threads, or forked processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from multiprocessing.synchronize import Barrier
 
 TEARDOWN_S = 10.0
-# Failures that a message explains; anything else is shown with its type and, in the log, its traceback.
+# Errors whose message is explanation enough; others are shown with their type.
 EXPLAINED = (DataError, CommunicationError, Diverged, CheckpointError)
 
 
@@ -56,7 +56,7 @@ def run_rank(
         if context.attempt is not None:
             _exit_together(context, events, watchdog, comm)
             return True
-        watchdog.leave_within(context.rank, TEARDOWN_S)
+        watchdog.exit_within(context.rank, TEARDOWN_S)
         if comm:
             comm.close()
     except Exception as error:
@@ -97,7 +97,7 @@ def _exit_together(
     """
     exit_barrier(context)
     events.write("done")
-    watchdog.leave_within(context.rank, TEARDOWN_S)
+    watchdog.exit_within(context.rank, TEARDOWN_S)
     if comm:
         with suppress(CommunicationError):
             comm.close()
@@ -123,16 +123,15 @@ def rank_clock(ranks: int) -> Clock:
 
 
 def report_failure(events: EventWriter, error: Exception) -> None:
-    """The last word of a rank that an exception ends; called while it is being handled."""
+    """Write the exit report of a rank that failed. Call it while the exception is being handled."""
     cause = str(error) if isinstance(error, EXPLAINED) else f"{type(error).__name__}: {error}"
     trace = traceback.format_exc()
-    # An event has room for two texts of 0.4 of its size; of a cause the beginning counts, of a
-    # traceback the end.
+    # Both must fit into one event: keep the start of the cause and the end of the traceback.
     while len(json.dumps(cause)) > MAX_BYTES * 0.4:
         cause = cause[: len(cause) * 3 // 4]
     while len(json.dumps(trace)) > MAX_BYTES * 0.4:
         trace = trace[len(trace) // 4 :]
-    # peer: it complains of another rank, which may be gone and the true cause.
+    # peer: the error is about another rank, which may be the true cause.
     peer = isinstance(error, CommunicationError)
     events.write("failed", cause=cause, peer=peer, traceback=trace)
 
