@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from orchestrator.execution.assemble import certify
 
+from orchestrator.execution.run_result import certify
 from orchestrator.results.records import ranks_of
 from orchestrator.runtimes.docker.compose import COMPOSE
 from tests.smoke.conftest import Stack

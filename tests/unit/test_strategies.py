@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from orchestrator.execution.assemble import certify
 from torch.nn.functional import nll_loss
 
+from orchestrator.execution.run_result import certify
 from tests.unit.threads import together
 from tests.unit.training import SMALL, train
 from trainer.comm.base import Communicator
