@@ -1,4 +1,4 @@
-"""CI's very last look: no container, network or volume of a sweep, a test or a bare `up` is left."""
+"""Fails if a container, network or volume of a sweep, a test or a bare `up` is left, as CI requires."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What containers cost: until the first step and until they are gone, the image, and rebuilding it."""
+"""Cost of containers: start-up and teardown, the image's size, and rebuilding it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def missing() -> str | None:
-    """Why no container can be started, as `doctor` says it."""
+    """Why no container can be started, as `doctor` prints it, or None."""
     try:
         return image_trouble(reach())
     except EngineError as error:

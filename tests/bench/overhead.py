@@ -1,4 +1,4 @@
-"""What a run costs beside its training: until the first step, and from the last step to the row."""
+"""Overhead of a run: from its start to the first step, and from the last step to the row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs as a sweep carries them out, in a directory that is gone afterwards."""
+"""Execute runs as a sweep does, in a temporary directory."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ Execute = Callable[[RunSpec], RunResult]
 
 @contextmanager
 def runs_on(runtime: str, display: Display | None = None) -> Iterator[Execute]:
-    """What carries out one run on this runtime; ends the benchmark if the run is not ok.
+    """Yield a function that executes one run; a run that is not ok ends the benchmark.
 
-    display: who is told what goes on while it does.
+    Args:
+        runtime: Name of the runtime.
+        display: Receives the run's events.
     """
     with tempfile.TemporaryDirectory() as directory:
-        place = RUNTIMES.load(runtime)()
-        if reason := place.unavailable_reason():
+        nodes = RUNTIMES.load(runtime)()
+        if reason := nodes.unavailable_reason():
             sys.exit(reason)
         paths = SweepPaths(Path(directory))
-        told = display or PlainProgress(Console(quiet=True), total=1)
-        runner = SweepRunner(place, runtime, paths, Path(directory) / "data", told)
+        progress = display or PlainProgress(Console(quiet=True), total=1)
+        runner = SweepRunner(nodes, runtime, paths, Path(directory) / "data", progress)
 
         def execute(run: RunSpec) -> RunResult:
             result = runner.run(run)

@@ -45,7 +45,7 @@ class TwoLinks:
     _shapers: tuple[float, int] = (0.0, 0)  # when they were last read, and the bytes of all
 
     def begin(self, number: int, total: int, run: RunSpec) -> None:
-        """The runner carries out one run here, and says so to nobody."""
+        """Print nothing: the runner executes one run."""
 
     def end(self, number: int, total: int, result: RunResult, skipped: bool) -> None:
         """As `begin`."""

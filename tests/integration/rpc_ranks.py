@@ -1,4 +1,4 @@
-"""Ranks that are processes and meet over transport rpc, without a runner: to ask them what they see."""
+"""Ranks in processes, connected over transport rpc without a runner, to observe what each one sees."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ Workload = Callable[[NodeContext], Any]
 
 @dataclass
 class Ranks:
-    """Runs a function as ranks that are processes, as RPC demands."""
+    """Runs a function as ranks, each in a process of its own, as RPC requires."""
 
-    place: str
+    rendezvous: str
     timeout_s: float = 30.0
 
     def run(self, work: Workload, size: int) -> list[Any]:
-        """What `work`, which can be pickled, returns or raises on each rank; None where a rank died."""
-        # Forked from a server that has torch already: a rank starts in milliseconds.
+        """What `work`, a picklable function, returns or raises on each rank; None where a rank died."""
+        # Forked from a server that has imported torch: a rank starts in milliseconds.
         multiprocessing.set_forkserver_preload(["torch.distributed.rpc"])
         server = multiprocessing.get_context("forkserver")
-        told, processes = [], []
+        receivers, processes = [], []
         for rank in range(size):
-            hear, say = server.Pipe(duplex=False)
+            receiver, sender = server.Pipe(duplex=False)
             context = NodeContext(
-                rank, size, "rpc", Path(), rendezvous=self.place, timeout_s=self.timeout_s
+                rank, size, "rpc", Path(), rendezvous=self.rendezvous, timeout_s=self.timeout_s
             )
-            processes.append(server.Process(target=_rank, args=(context, work, say)))
+            processes.append(server.Process(target=_rank, args=(context, work, sender)))
             processes[-1].start()
-            say.close()  # this process's copy, or it would hear nothing of the rank's death
-            told.append(hear)
+            sender.close()  # this process's copy: the pipe then closes with the rank's own
+            receivers.append(receiver)
         try:
-            return [_heard(hear) for hear in told]
+            return [_outcome(receiver) for receiver in receivers]
         finally:
             for process in processes:
                 process.kill()
                 process.join(10)
 
 
-def _heard(hear: Connection) -> Any:
+def _outcome(receiver: Connection) -> Any:
     try:
-        return hear.recv() if hear.poll(60) else pytest.fail("a rank waits for ever")
+        return receiver.recv() if receiver.poll(60) else pytest.fail("a rank did not end within 60 s")
     except EOFError:
         return None
 
 
-def _rank(context: NodeContext, work: Workload, say: Connection) -> None:
+def _rank(context: NodeContext, work: Workload, sender: Connection) -> None:
     torch.set_num_threads(1)
     os.environ |= {"TP_SOCKET_IFNAME": loopback(), "GLOO_SOCKET_IFNAME": loopback()}
     try:
         outcome = work(context)
     except Exception as error:
         outcome = error
-    say.send(outcome)
+    sender.send(outcome)
     os._exit(0)

@@ -1,4 +1,4 @@
-"""A local node that is slower than the others: that it is, and that nobody is left stopped behind."""
+"""The throttle of a slow local node: it enforces the quota, and leaves no process suspended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.command_line import PROJECT
 from trainer.core.cgroup import NodeUsage
 
 BUSY = [sys.executable, "-c", "while True: pass"]
-# Stands in for an orchestrator: starts the throttle, says its process id, and waits.
+# Stands in for an orchestrator: starts the throttle, prints its process ID, and waits.
 ORCHESTRATOR = """
 import os, subprocess, sys, time
 module = "orchestrator.runtimes.local.throttle"
@@ -59,7 +59,7 @@ def throttle_of(orchestrator: subprocess.Popen[str]) -> psutil.Process:
 def until_stopped(process: psutil.Process) -> None:
     deadline = time.monotonic() + 10
     while process.status() != psutil.STATUS_STOPPED:
-        assert time.monotonic() < deadline, "it was never stopped"
+        assert time.monotonic() < deadline, "was not suspended within 10 s"
         time.sleep(0.002)
 
 
@@ -68,7 +68,7 @@ def used(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def test_a_busy_process_has_its_quota(busy: psutil.Process, orchestrator: subprocess.Popen[str]) -> None:
+def test_busy_process_keeps_to_its_quota(busy: psutil.Process, orchestrator: subprocess.Popen[str]) -> None:
     throttle = throttle_of(orchestrator)
     until_stopped(busy)
     before, at = used(busy), time.monotonic()
@@ -79,20 +79,22 @@ def test_a_busy_process_has_its_quota(busy: psutil.Process, orchestrator: subpro
     assert busy.status() != psutil.STATUS_STOPPED
 
 
-def test_its_account(busy: psutil.Process, orchestrator: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_usage_is_recorded(
+    busy: psutil.Process, orchestrator: subprocess.Popen[str], tmp_path: Path
+) -> None:
     throttle = throttle_of(orchestrator)
     until_stopped(busy)
     time.sleep(0.3)
     throttle.terminate()
     psutil.wait_procs([throttle], timeout=5)
-    (account,) = read_usage(tmp_path / "usage.jsonl")
-    assert isinstance(account, NodeUsage)
-    assert (account.name, account.ranks, account.cpus) == ("node-2", [1], 0.2)
-    assert 0 < (account.cpu_s or 0) < 1
-    assert (account.throttled_s or 0) > 0
+    (usage,) = read_usage(tmp_path / "usage.jsonl")
+    assert isinstance(usage, NodeUsage)
+    assert (usage.name, usage.ranks, usage.cpus) == ("node-2", [1], 0.2)
+    assert 0 < (usage.cpu_s or 0) < 1
+    assert (usage.throttled_s or 0) > 0
 
 
-def test_an_orchestrator_that_is_killed_leaves_nobody_stopped(
+def test_throttle_of_a_killed_orchestrator_resumes_its_process(
     busy: psutil.Process, orchestrator: subprocess.Popen[str]
 ) -> None:
     throttle = throttle_of(orchestrator)
@@ -100,15 +102,15 @@ def test_an_orchestrator_that_is_killed_leaves_nobody_stopped(
         until_stopped(busy)
     orchestrator.kill()
     gone, _ = psutil.wait_procs([throttle], timeout=5)
-    assert gone or throttle.status() == psutil.STATUS_ZOMBIE  # whoever has inherited it may not bury it
+    assert gone or throttle.status() == psutil.STATUS_ZOMBIE  # its new parent may not have reaped it
     assert busy.status() != psutil.STATUS_STOPPED
 
 
-def test_what_a_killed_throttle_has_left_stopped_is_ended_all_the_same(busy: psutil.Process) -> None:
-    """Stopping a run and cleaning up do it like this: a stopped process does not hear SIGTERM."""
+def test_suspended_process_is_terminated_without_sigkill(busy: psutil.Process) -> None:
+    """As left by a killed throttle: a suspended process handles SIGTERM only after SIGCONT."""
     busy.send_signal(signal.SIGSTOP)
     until_stopped(busy)
     started = time.monotonic()
     assert _end([busy]) == 1
-    assert time.monotonic() - started < POLITE_S  # it did not take SIGKILL
+    assert time.monotonic() - started < POLITE_S  # without SIGKILL
     assert not busy.is_running()

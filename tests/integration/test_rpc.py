@@ -28,8 +28,8 @@ FLOATS = 10  # not a multiple of SIZE: the shards of an all-reduce differ in siz
 class ConnectedRanks:
     """Runs a module-level function `body(comm)` in connected ranks."""
 
-    def __init__(self, place: str) -> None:
-        self.ranks = Ranks(place)
+    def __init__(self, rendezvous: str) -> None:
+        self.ranks = Ranks(rendezvous)
 
     def run(self, body: Body) -> list[Any]:
         """As `Ranks.run`."""

@@ -1,1 +1,1 @@
-"""Soak: bring every topology up again and again, and count what does not end well."""
+"""Soak tests: start every topology repeatedly, and count the failures."""

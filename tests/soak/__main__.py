@@ -1,8 +1,8 @@
-"""`make soak`: N times `docker compose up --scale node=4` of every topology, cold and warm.
+"""`make soak`: repeat `docker compose up --scale node=4` of every topology, cold and warm.
 
-Cold: from nothing, everything is taken down afterwards. Warm: on the stopped containers of the time
-before, as a user who calls `up` again. A time counts as good when the exit code is 0, the world size is
-right, every rank came up once, nobody complains of a refused connection, and nothing is left at the end.
+Cold rounds start without containers and remove them afterwards. Warm rounds start on the stopped containers
+of the round before, as a second `up` does. A round passes when the exit code is 0, the world size is right,
+every rank started once, no connection was refused, and nothing is left at the end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LIMIT_S = 300
 
 @dataclass(frozen=True)
 class Round:
-    """One `up`. wrong: what was not as it should be."""
+    """One `up`. wrong: its failures."""
 
     warm: bool
     seconds: float
@@ -38,7 +38,7 @@ class Round:
 
 
 def soak(topology: str, times: int, nodes: int, cpus: str, results: Path) -> list[Round]:
-    """`times` rounds, every second one warm."""
+    """Execute `times` rounds; every second one is warm."""
     project = f"soak-{topology}-{os.getpid()}"
     compose = ["docker", "compose", "-f", f"{PROJECT}/compose/{topology}.yml", "-p", project]
     environment = {
@@ -74,7 +74,7 @@ def soak(topology: str, times: int, nodes: int, cpus: str, results: Path) -> lis
 
 
 def run(command: Sequence[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """The command, with both outputs in one; one that does not end has failed."""
+    """Run a command with stdout and stderr in one stream; a command that does not end has failed."""
     try:
         return subprocess.run(
             command,
@@ -86,18 +86,18 @@ def run(command: Sequence[str], environment: dict[str, str]) -> subprocess.Compl
         )
     except subprocess.TimeoutExpired as error:
         text = (error.stdout or b"").decode(errors="replace") if isinstance(error.stdout, bytes) else ""
-        return subprocess.CompletedProcess(command, -1, f"{text}\nno end after {LIMIT_S} s")
+        return subprocess.CompletedProcess(command, -1, f"{text}\ndid not end within {LIMIT_S} s")
 
 
 def judge(done: subprocess.CompletedProcess[str], size: int) -> list[str]:
-    """What was wrong with one `up`."""
+    """The failures of one `up`."""
     wrong = []
     if done.returncode:
         wrong.append(f"exit code {done.returncode}")
     if not re.search(rf"(?m)^\S*coordinator-1\s+\| ok: .*\bworld size {size}\b", done.stdout):
         wrong.append(f"no summary of world size {size}")
     if (ups := len(re.findall(r"\| up, process", done.stdout))) != size:
-        wrong.append(f"{ups} ranks came up, not {size}")
+        wrong.append(f"{ups} ranks started, not {size}")
     if refused := done.stdout.count("Connection refused"):
         wrong.append(f"{refused} × Connection refused")
     return wrong

@@ -1,8 +1,7 @@
-"""`make soak ARGS=kill`: a run, and then the same again and again, each time with another rank killed.
+"""`make soak ARGS=kill`: a reference run, then repetitions in each of which one rank is killed.
 
-Every rank in turn, at moments that are drawn evenly from the time that the run takes when it is let alone.
-A time counts as good when the run ends well, with the weights of the run that was let alone, the row names
-who was killed, and nothing is left.
+Each rank in turn, at a moment drawn uniformly from the duration of the reference run. A round passes when
+the run is ok with the weights of the reference run, the row names the killed rank, and nothing is left.
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ from tests.support.runs import RecordingDisplay
 from trainer.spec.run_spec import RunSpec
 
 TIMES = 20
-TRIES = 5  # to draw a moment at which the run has not ended yet
+TRIES = 5  # draws of a moment before the run's end
 
 
 @dataclass(frozen=True)
 class Round:
-    """One run in which `rank` was killed, seconds after it began. wrong: what was not as it should be."""
+    """One run in which `rank` was killed `after_s` seconds after its start. wrong: its failures."""
 
     rank: int
     after_s: float
     seconds: float
-    said: list[str]
+    flags: list[str]
     wrong: list[str]
 
 
 def run_of(strategy: str, nodes: int, cpus: float, checkpoint_epochs: int | None) -> RunSpec:
-    """Some seconds of training, so that start, mesh, epochs, evaluation and end all get their share."""
+    """A run of some seconds, so that kills hit start, rendezvous, epochs, evaluation and teardown."""
     return RunSpec.model_validate(
         {
             "strategy": strategy,
@@ -62,48 +61,48 @@ def run_of(strategy: str, nodes: int, cpus: float, checkpoint_epochs: int | None
 
 
 def run_in(file: Path) -> RunSpec:
-    """The run that a file of its fields describes."""
+    """The run whose fields a YAML file holds."""
     return RunSpec.model_validate(read_yaml(file)[0])
 
 
 def soak(run: RunSpec, runtime: str, times: int, seed: int) -> list[Round]:
-    """`times` rounds."""
+    """Execute the reference run and `times` rounds."""
     rng = random.Random(seed)
     with TemporaryDirectory(prefix="shardyard-kill-") as name:
         directory = Path(name)
-        alone = run_sweep(run, runtime, directory / "alone", RecordingDisplay())
-        if alone.status != "ok":
-            sys.exit(f"without any kill: {alone.cause}")
-        print(f"let alone: {alone.wall_s:.1f} s, weights {weights(alone)}", flush=True)
+        reference = run_sweep(run, runtime, directory / "reference", RecordingDisplay())
+        if reference.status != "ok":
+            sys.exit(f"reference run: {reference.cause}")
+        print(f"reference run: {reference.wall_s:.1f} s, weights {weights(reference)}", flush=True)
         rounds = []
         for number in range(times):
             rank = number % run.world_size
-            done = one(run, runtime, directory / str(number), rank, rng, alone)
+            done = one(run, runtime, directory / str(number), rank, rng, reference)
             rounds.append(done)
             when = f"rank {rank} at {done.after_s:5.1f} s, ended at {done.seconds:5.1f} s"
             what = "; ".join(done.wrong) or "ok"
-            print(f"{number + 1:3d}/{times} {when}: {what} ({'; '.join(done.said)})", flush=True)
+            print(f"{number + 1:3d}/{times} {when}: {what} ({'; '.join(done.flags)})", flush=True)
     return rounds
 
 
 def one(
-    run: RunSpec, runtime: str, directory: Path, rank: int, rng: random.Random, alone: RunResult
+    run: RunSpec, runtime: str, directory: Path, rank: int, rng: random.Random, reference: RunResult
 ) -> Round:
-    """A run in which the rank is killed at some moment before its end."""
+    """Execute a run, and kill the rank before its end."""
     for number in range(TRIES):
-        after_s = rng.uniform(0, alone.wall_s)
-        place = directory / str(number)
-        kill = kill_process(place) if runtime == "local" else kill_in_container(run.processes_per_node)
+        after_s = rng.uniform(0, reference.wall_s)
+        results = directory / str(number)
+        kill = kill_process(results) if runtime == "local" else kill_in_container(run.processes_per_node)
         began = time.monotonic()
         with RankKiller(kill, rank, after_s) as killer:
-            result = run_sweep(run, runtime, place, killer)
+            result = run_sweep(run, runtime, results, killer)
         if killer.killed:
             break
     else:
-        return Round(rank, after_s, 0.0, [], [f"had always ended before, in {TRIES} tries"])
-    said = [flag for flag in result.flags if "killed" in flag or "restart" in flag]
-    wrong = judge(result, alone, runtime, place)
-    return Round(rank, after_s, time.monotonic() - began, said, wrong)
+        return Round(rank, after_s, 0.0, [], [f"the run ended before the kill, {TRIES} times"])
+    flags = [flag for flag in result.flags if "killed" in flag or "restart" in flag]
+    wrong = judge(result, reference, runtime, results)
+    return Round(rank, after_s, time.monotonic() - began, flags, wrong)
 
 
 def run_sweep(run: RunSpec, runtime: str, directory: Path, display: RecordingDisplay) -> RunResult:
@@ -115,16 +114,16 @@ def run_sweep(run: RunSpec, runtime: str, directory: Path, display: RecordingDis
     return SweepRunner(nodes, runtime, paths, data, display).run(run)
 
 
-def judge(result: RunResult, alone: RunResult, runtime: str, place: Path) -> list[str]:
-    """What was wrong with a run in which a rank was killed."""
+def judge(result: RunResult, reference: RunResult, runtime: str, results: Path) -> list[str]:
+    """The failures of a run in which a rank was killed."""
     wrong = []
     if result.status != "ok":
         wrong.append(f"{result.status}: {result.cause}")
-    elif weights(result) != weights(alone):
+    elif weights(result) != weights(reference):
         wrong.append(f"other weights: {weights(result)}")
     elif not any("was killed" in flag or "was gone" in flag for flag in result.flags):
-        wrong.append("the row does not say who was killed")
-    left = [str(process.pid) for process in node_processes(place)]
+        wrong.append("no flag names the killed rank")
+    left = [str(process.pid) for process in node_processes(results)]
     left += leftovers(f"shardyard.orchestrator={identity()}") if runtime == "docker" else []
     return wrong + [f"left behind: {each}" for each in left]
 
@@ -134,7 +133,7 @@ def weights(result: RunResult) -> str:
 
 
 def main(runs: list[RunSpec], runtime: str, times: int, seed: int) -> int:
-    """The exit code: 1 if one round was not good."""
+    """Returns the exit code: 1 if a round failed."""
     lines, bad = [], 0
     for run in runs:
         what = f"{run.name_of('strategy')} on {run.size_label} ({runtime})"

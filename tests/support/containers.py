@@ -1,4 +1,4 @@
-"""What tests with containers share: whether they can run here, and what is left of a project."""
+"""Whether containers can be started here, and what a project has left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.runtimes.docker.image import image_trouble
 
 @cache
 def containers_missing() -> str | None:
-    """Why no container can be started here, in doctor's words, or None."""
+    """Why no container can be started here, as `doctor` prints it, or None."""
     try:
         return image_trouble(reach())
     except EngineError as error:

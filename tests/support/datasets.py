@@ -11,7 +11,7 @@ from trainer.data.datasets.mnist import Mnist
 
 
 def real_mnist_dir() -> Path:
-    """The directory that holds them; skips the test where there is none."""
+    """The directory that holds them; skips the test if there is none."""
     beside_repository = Path(__file__).parents[3] / "shared" / "datasets"
     data_dir = Path(os.environ.get("SHARDYARD_DATA", beside_repository))
     absent = [archive.path for archive in Mnist.archives if not (data_dir / archive.path).exists()]
