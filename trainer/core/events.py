@@ -14,7 +14,7 @@ fields of its kind:
 | | | test_loss, target_reached (training ends here), consensus_distance (of replicas that differ) |
 | checkpoint | one was taken | epoch (whole ones), step (of the next), bytes, seconds |
 | checkpoint_skipped | a checkpoint cannot be resumed from | epoch, step, cause |
-| resumed | a run goes on from one | epoch, step, age_s (of the checkpoint), times (that it has been) |
+| resumed | a run resumes from a checkpoint | epoch, step, age_s (of the checkpoint), times (so far) |
 | train_end | clock stopped | |
 | result | all is known | see result.TrainResult |
 | done, failed, terminated, died | last word | cause, traceback, signal, forced |
@@ -113,7 +113,7 @@ class EventWriter:
             self._console.flush()
 
     def write_quietly(self, kind: str, **fields: Any) -> None:
-        """Put on record what an earlier attempt has told already: nobody has to read it twice."""
+        """Write an event of an earlier attempt again, without its console line."""
         self._kept(kind, fields)
 
     def _kept(self, kind: str, fields: dict[str, Any]) -> Event:
