@@ -1,31 +1,35 @@
-"""The command lab, from its name to the page that sets published figures beside ours."""
+"""The commands `labs` and `lab`, from a lab's name to its report."""
 
 from __future__ import annotations
 
+import csv
+import json
 from pathlib import Path
 
 from tests.support.command_line import run_cli
 
 
-def test_a_quick_look_at_a_lab_whose_data_is_not_there(tmp_path: Path) -> None:
+def test_quick_lab_without_its_dataset_runs_on_digits(tmp_path: Path) -> None:
+    """How the report compares published and measured figures is in tests/unit/test_report_published.py."""
     done = run_cli(
         *("lab", "rpc_split", "--quick", "--runtime", "local"),
         *("--data-dir", tmp_path / "data", "--out", tmp_path / "labs"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 of 3 runs ok" in done.stdout
-    assert not (tmp_path / "data").exists(), "a quick look downloads nothing"
-    page = (tmp_path / "labs" / "rpc_split" / "report.md").read_text()
-    table = page[page.index("## Published and measured") :]
-    (line,) = [line for line in table.splitlines() if line.startswith("| as published")]
-    published = [cell.strip() for cell in line.strip("|").split("|")]
-    assert published[:3] == ["as published", "3\N{NO-BREAK SPACE}nodes", "105\N{NO-BREAK SPACE}s"]
-    assert "not run" not in line
-    assert "by --quick, --set dataset=digits: these are not the runs" in table
-    assert "- **Why**: At 3\N{NO-BREAK SPACE}nodes as published came to" in page
+    assert not (tmp_path / "data").exists()  # nothing was downloaded
+    out = tmp_path / "labs" / "rpc_split"
+    with open(out / "results.csv", newline="") as table:
+        rows = list(csv.DictReader(table))
+    assert [row["status"] for row in rows] == ["ok"] * 3
+    assert {row["dataset"].partition(" ")[0] for row in rows} == {"digits"}
+    record = json.loads((out / "sweep.json").read_text())
+    assert "--quick" in record["overrides"]
+    page = (out / "report.md").read_text()
+    assert "105\N{NO-BREAK SPACE}s" in page  # published, of three nodes
+    assert all(row["key"] in page for row in rows)
 
 
-def test_the_list_of_labs() -> None:
+def test_labs_lists_every_lab_within_80_columns() -> None:
     done = run_cli("labs")
     assert done.returncode == 0
     assert "parallel_sgd\n    Parallel SGD over MPI" in done.stdout

@@ -31,9 +31,10 @@ class SignalRank(RecordingDisplay):
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
-        while not any(event.kind == self._after for event in self.seen):
+        pids: dict[int, int] = {}
+        while self._rank not in pids or not any(event.kind == self._after for event in self.seen):
             time.sleep(0.02)
-        pids = {event.rank: event.fields["pid"] for event in self.seen if event.kind == "start"}
+            pids = {event.rank: event.fields["pid"] for event in self.seen if event.kind == "start"}
         self.pid = pids[self._rank]
         self.at = time.time()
         os.kill(self.pid, self._number)
