@@ -15,7 +15,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 
 class FakeTime:
-    """A clock that stands still until it is told to go on."""
+    """A clock that advances only when a test advances it."""
 
     def __init__(self, now: float = 100.0) -> None:
         self.now = now

@@ -249,13 +249,13 @@ def test_strategies_without_checkpoints_name_those_with(strategy: str) -> None:
         if interval in kind.checkpoint_intervals:
             assert spec(**asked).checkpoints
         elif kind.checkpoint_intervals:
-            told = complaint(**asked)
-            assert told.startswith(f"checkpoint_{interval}: ")
-            assert f"checkpoint_{kind.checkpoint_intervals[0]}" in told
+            reported = complaint(**asked)
+            assert reported.startswith(f"checkpoint_{interval}: ")
+            assert f"checkpoint_{kind.checkpoint_intervals[0]}" in reported
         else:
-            told = complaint(**asked)
-            assert told.startswith(f"checkpoint_{interval}: {strategy} ")
-            assert {*told.partition("one of ")[2].split(", ")} == ABLE
+            reported = complaint(**asked)
+            assert reported.startswith(f"checkpoint_{interval}: {strategy} ")
+            assert {*reported.partition("one of ")[2].split(", ")} == ABLE
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS.entries)
@@ -293,7 +293,7 @@ def went_on(times: int = 1, taken: float = 3.0) -> list[Any]:
 
 
 def started_again(*first: Event, last: list[Event]) -> list[Event]:
-    """`last` after an attempt in which rank 1 failed. first: what that told beside it."""
+    """`last` after an attempt in which rank 1 failed. first: what that reported beside it."""
     lost = [event("start", 0, pid=1), event("start", 1, pid=2), *first]
     lost.append(event("failed", 1, cause="x", peer=False))
     lost.append(event("terminated", 0, cause="stopped by SIGTERM"))

@@ -22,7 +22,7 @@ SIZES = [1, 2, 3, 4]
 
 
 def values(rank: int) -> Tensor:
-    """A buffer by which a rank can be told."""
+    """A buffer by which a rank can be reported."""
     return torch.tensor([1.0, 10.0, 0.1]) * (rank + 1)
 
 
@@ -72,8 +72,8 @@ def test_all_to_all(size: int) -> None:
 
 @pytest.mark.parametrize(("size", "root"), [(1, 0), (2, 1), (4, 0), (4, 3)])
 def test_gather(size: int, root: int) -> None:
-    told = together(size, lambda comm: comm.gather(values(comm.rank), root))
-    for rank, gathered in enumerate(told):
+    reported = together(size, lambda comm: comm.gather(values(comm.rank), root))
+    for rank, gathered in enumerate(reported):
         if rank == root:
             assert torch.equal(gathered, torch.stack([values(each) for each in range(size)]))
         else:
@@ -111,11 +111,11 @@ def test_send_and_receive_in_order_and_by_source() -> None:
                 comm.send(buffer, to=0)
                 buffer.fill_(-1)  # it may be changed again at once
             return []
-        told = []
+        reported = []
         for source in (2, 1, 1, 2, 2, 1):
             comm.recv(received, source)
-            told.append(received.item())
-        return told
+            reported.append(received.item())
+        return reported
 
     assert together(3, body)[0] == [20, 10, 11, 21, 22, 12]
 
@@ -259,9 +259,9 @@ def test_ranks_of_a_colour_have_a_communicator_of_their_own() -> None:
         inner.all_reduce(torch.ones(1), "sum")
         return part.rank, part.size, buffer, ring, comm.bytes_sent - comm.traffic.bytes_sent
 
-    told = together(5, body)
-    assert [each[:2] for each in told] == [(0, 3), (0, 2), (1, 3), (1, 2), (2, 3)]
-    for rank, (_, size, buffer, ring, sent) in enumerate(told):
+    reported = together(5, body)
+    assert [each[:2] for each in reported] == [(0, 3), (0, 2), (1, 3), (1, 2), (2, 3)]
+    for rank, (_, size, buffer, ring, sent) in enumerate(reported):
         members = range(rank % 2, 5, 2)
         torch.testing.assert_close(buffer, torch.stack([values(member) for member in members]).sum(0))
         assert ring == members[members.index(rank) - 1]

@@ -22,14 +22,14 @@ def context(local_rank: int) -> NodeContext:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What two GPUs are told, one after the other."""
-    told: list[Any] = []
-    stream = SimpleNamespace(synchronize=lambda: told.append("settle"))
+    """The calls to CUDA and the process group, in order."""
+    reported: list[Any] = []
+    stream = SimpleNamespace(synchronize=lambda: reported.append("settle"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: told.append(("device", device)))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: reported.append(("device", device)))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    monkeypatch.setattr(dist, "init_process_group", lambda *group, **how: told.append((*group, how)))
-    return told
+    monkeypatch.setattr(dist, "init_process_group", lambda *group, **how: reported.append((*group, how)))
+    return reported
 
 
 def test_rank_selects_its_gpu_before_it_connects(cuda: list[Any]) -> None:

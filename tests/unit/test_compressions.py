@@ -30,8 +30,8 @@ def mean_of(
             compressor.mean(mean)
         return mean
 
-    told: Tensor = together(len(gradients), body)[0]
-    return told
+    reported: Tensor = together(len(gradients), body)[0]
+    return reported
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -55,12 +55,12 @@ def means(name: str, size: int, steps: int) -> list[tuple[list[Tensor], Compress
     """What every rank takes for the mean gradients of some steps."""
 
     def body(comm: MemoryCommunicator) -> tuple[list[Tensor], Compressor]:
-        compressor, told = build(name, comm), []
+        compressor, reported = build(name, comm), []
         for step in range(steps):
             mean = gradient(comm.rank, step)
             compressor.mean(mean)
-            told.append(mean)
-        return told, compressor
+            reported.append(mean)
+        return reported, compressor
 
     return together(size, body)
 
@@ -69,8 +69,8 @@ def means(name: str, size: int, steps: int) -> list[tuple[list[Tensor], Compress
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_all_ranks_hold_the_same_bits_and_so_does_a_second_run(name: str, size: int) -> None:
     (first, _), *others = means(name, size, steps=5)
-    for told, _ in [*others, *means(name, size, steps=5)]:
-        assert all(torch.equal(mine, its) for mine, its in zip(first, told, strict=True))
+    for reported, _ in [*others, *means(name, size, steps=5)]:
+        assert all(torch.equal(mine, its) for mine, its in zip(first, reported, strict=True))
     assert all(mean.shape == (FLOATS,) and mean.any() for mean in first)
 
 
@@ -79,13 +79,15 @@ def test_all_ranks_hold_the_same_bits_and_so_does_a_second_run(name: str, size: 
 def test_what_is_not_sent_now_is_sent_later(name: str, size: int) -> None:
     steps = 20
     outcomes = means(name, size, steps)
-    told, _ = outcomes[0]
+    reported, _ = outcomes[0]
     nothing = torch.zeros(FLOATS)
     kept = [getattr(compressor, "residual", nothing) for _, compressor in outcomes]
     wanted = sum((gradient(rank, step) for rank in range(size) for step in range(steps)), nothing) / size
     # Without error feedback, as in fp16, what is rounded off is lost.
     loss = steps * 2**-10 if name == "fp16" else 1e-4
-    torch.testing.assert_close(sum(told, nothing) + sum(kept, nothing) / size, wanted, rtol=0, atol=loss)
+    torch.testing.assert_close(
+        sum(reported, nothing) + sum(kept, nothing) / size, wanted, rtol=0, atol=loss
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -100,21 +102,21 @@ def test_bytes_are_those_of_the_formula(name: str, size: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_rank_alone_loses_nothing(name: str) -> None:
-    ((told, _),) = means(name, 1, steps=3)
-    assert all(torch.equal(mean, gradient(0, step)) for step, mean in enumerate(told))
+    ((reported, _),) = means(name, 1, steps=3)
+    assert all(torch.equal(mean, gradient(0, step)) for step, mean in enumerate(reported))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_gradient_of_zeros_stays_one(name: str) -> None:
     def body(comm: MemoryCommunicator) -> list[Tensor]:
         compressor = build(name, comm)
-        told = [torch.zeros(FLOATS) for _ in range(3)]
-        for mean in told:
+        reported = [torch.zeros(FLOATS) for _ in range(3)]
+        for mean in reported:
             compressor.mean(mean)
-        return told
+        return reported
 
-    for told in together(2, body):
-        assert not torch.stack(told).any()
+    for reported in together(2, body):
+        assert not torch.stack(reported).any()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -71,14 +71,14 @@ def assert_valid_or_explained(partitioner: Partitioner, labels: Labels, parts: i
     try:
         split = partitioner.split(labels, parts, rng())
     except DataError as error:
-        told = str(error)
+        reported = str(error)
     else:
         assert reason is None
         assert_valid(split, parts, len(labels))
         assert_as_declared(partitioner, split, len(labels))
         return
-    assert reason in (None, told)
-    assert re.search(REMEDY, told)
+    assert reason in (None, reported)
+    assert re.search(REMEDY, reported)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5, 64, 999, 1000])

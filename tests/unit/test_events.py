@@ -127,10 +127,15 @@ def test_a_field_cannot_pass_for_the_header() -> None:
 
 def test_writer_fills_in_who_and_when(writer: Writer, tmp_path: Path) -> None:
     writer(2).write("failed", cause="odd")
-    (told,) = EventReader(tmp_path).new()
-    assert (told.run, told.rank, told.kind, told.fields) == ("run", 2, "failed", {"cause": "odd"})
-    assert told.time > 1_700_000_000
-    assert told.host
+    (event,) = EventReader(tmp_path).new()
+    assert (event.run, event.rank, event.kind, event.fields) == (
+        "run",
+        2,
+        "failed",
+        {"cause": "odd"},
+    )
+    assert event.time > 1_700_000_000
+    assert event.host
 
 
 def test_writer_without_a_directory_is_for_people_only(writer: Writer, tmp_path: Path) -> None:
@@ -247,7 +252,7 @@ def test_merged_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "line"),
+    ("reported", "line"),
     [
         (event("start", 2, pid=4711), "up, process 4711"),
         (
@@ -283,8 +288,8 @@ def test_merged_file(tmp_path: Path) -> None:
         (event("died", cause="killed by SIGKILL"), "died: killed by SIGKILL"),
     ],
 )
-def test_readable(told: Event, line: str) -> None:
-    assert format_event(told) == line
+def test_readable(reported: Event, line: str) -> None:
+    assert format_event(reported) == line
 
 
 @pytest.mark.parametrize("kind", ["partition", "coverage", "train_start", "train_end", "done"])

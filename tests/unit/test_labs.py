@@ -21,7 +21,7 @@ lab:
       nodes: [2]
       steps:
         - {block: as published}
-        - {block: mended, fixes: "{nodes} different beginnings"}
+        - {block: fixed, fixes: "{nodes} different beginnings"}
         - {block: alone, runs: {nodes: 1}, fixes: averaging}
 base: {epochs: 4, dataset: mnist}
 quick: {epochs: 1, nodes: [2]}
@@ -34,7 +34,7 @@ blocks:
     published:
       - {runs: {nodes: 1}, time_s: 30, accuracy: 0.9}
       - {runs: {nodes: 3}, time_s: 10.5, accuracy: 0.2}
-  - name: mended
+  - name: fixed
     base: {strategy: one_shot}
     axes: {nodes: [2, 3]}
     quick: {epochs: 2}
@@ -48,7 +48,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def told(sweep: Sweep) -> list[tuple[str, int, int]]:
+def reported(sweep: Sweep) -> list[tuple[str, int, int]]:
     return [(run.name_of("strategy"), run.nodes, run.epochs) for run in sweep.runs]
 
 
@@ -57,7 +57,7 @@ def test_named_blocks_keep_their_runs_and_what_was_published(path: Path) -> None
     assert [(block.name, len(block.keys), len(block.published)) for block in sweep.blocks] == [
         ("alone", 1, 0),
         ("as published", 3, 2),
-        ("mended", 2, 0),
+        ("fixed", 2, 0),
     ]
     assert sweep.blocks[1].keys == [
         run.key for run in sweep.runs if matches(run, {"strategy.init": "independent"})
@@ -66,14 +66,14 @@ def test_named_blocks_keep_their_runs_and_what_was_published(path: Path) -> None
 
 def test_a_quick_look_has_its_own_values_and_says_so(path: Path) -> None:
     sweep = load_sweep(path, quick=True)
-    assert told(sweep) == [("serial", 1, 1), ("one_shot", 2, 1), ("one_shot", 2, 2)]
+    assert reported(sweep) == [("serial", 1, 1), ("one_shot", 2, 1), ("one_shot", 2, 2)]
     assert sweep.overrides == ["--quick"]
     assert sweep.blocks[1].published == load_sweep(path).blocks[1].published
 
 
 def test_options_go_over_a_quick_look(path: Path) -> None:
     sweep = load_sweep(path, ["epochs=3"], "3", quick=True)
-    assert told(sweep) == [("serial", 1, 3), ("one_shot", 3, 3), ("one_shot", 3, 3)]
+    assert reported(sweep) == [("serial", 1, 3), ("one_shot", 3, 3), ("one_shot", 3, 3)]
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_options_go_over_a_quick_look(path: Path) -> None:
         ("accuracy: 0.2}", "accuracy: 20}", "blocks[1].published[1].accuracy: 20 is not allowed"),
         ("accuracy: 0.2}", "acc: 0.2}", "published[1].acc: unknown key; allowed: runs, time_s, accuracy"),
         ("time_s: 30, accuracy: 0.9", "", "published[0]: "),
-        ("{block: mended", "{block: mend", "steps[1].block: 'mend' is not the name of a block; allowed: "),
-        ("{block: mended, fixes: \"{nodes} different beginnings\"}", "{block: mended}", "ablations[0]: "),
+        ("{block: fixed", "{block: fix", "steps[1].block: 'fix' is not the name of a block; allowed: "),
+        ("{block: fixed, fixes: \"{nodes} different beginnings\"}", "{block: fixed}", "ablations[0]: "),
         ("nodes: [2]\n      steps", "nodes: [4]\n      steps", "steps[0].runs: no run of the block"),
         ("name: as published\n    base", "base", "blocks[1]: has published figures and needs a name"),
         ("{nodes: 3}, time_s", "{strategy: one_shot}, time_s", "differ in more than the seed"),
@@ -120,7 +120,7 @@ def test_mistakes_of_the_quick_form_are_named(path: Path, was: str, wrong: str, 
     ("was", "wrong", "message"),
     [
         ("{nodes: 3}, time_s", "{node: 3}, time_s", "published[1].runs: unknown key 'node'"),
-        ("{block: mended", "{block: mend", "'mend' is not the name of a block"),
+        ("{block: fixed", "{block: fix", "'fix' is not the name of a block"),
         ("name: as published\n    base", "base", "has published figures and needs a name"),
     ],
 )
@@ -132,13 +132,13 @@ def test_options_hide_no_mistake_of_the_file(path: Path, was: str, wrong: str, m
 
 
 def test_blocks_that_share_a_name_are_one_form_and_may_be_left_out_of_a_quick_look(path: Path) -> None:
-    more = "  - {name: mended, base: {strategy: one_shot, nodes: 5, epochs: 9}, quick: null}\n"
+    more = "  - {name: fixed, base: {strategy: one_shot, nodes: 5, epochs: 9}, quick: null}\n"
     path.write_text(FILE + more)
-    (mended,) = [block for block in load_sweep(path).blocks if block.name == "mended"]
-    assert len(mended.keys) == 3
+    (fixed,) = [block for block in load_sweep(path).blocks if block.name == "fixed"]
+    assert len(fixed.keys) == 3
     quick = load_sweep(path, quick=True)
     assert 5 not in {run.nodes for run in quick.runs}
-    assert [len(block.keys) for block in quick.blocks if block.name == "mended"] == [1]
+    assert [len(block.keys) for block in quick.blocks if block.name == "fixed"] == [1]
 
 
 def test_a_file_without_a_quick_form_has_none(tmp_path: Path) -> None:

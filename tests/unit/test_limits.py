@@ -105,7 +105,7 @@ def killed(member: str, *ranks: int, times: int = 1) -> NodeUsage:
 
 
 @pytest.mark.parametrize(
-    ("fields", "member", "told"),
+    ("fields", "member", "reported"),
     [
         ({}, killed("node-3", 2), "node 2 needed more than 2,048 MiB of memory"),
         ({"processes_per_node": 2}, killed("node-2", 2, 3), "node 1 needed more than 2,048 MiB"),
@@ -118,10 +118,10 @@ def killed(member: str, *ranks: int, times: int = 1) -> NodeUsage:
     ],
 )
 def test_processes_that_the_kernel_killed_are_flagged(
-    fields: dict[str, Any], member: NodeUsage, told: str
+    fields: dict[str, Any], member: NodeUsage, reported: str
 ) -> None:
     (flag,) = memory_flags(run(**fields), [member, killed("node-9", 8, times=0)])
-    assert flag.startswith(told)
+    assert flag.startswith(reported)
     assert f"killed {member.out_of_memory} of its processes" in flag
 
 
@@ -165,7 +165,7 @@ def test_a_slower_node_wants_fewer_cores() -> None:
 
 
 @pytest.mark.parametrize(
-    ("usage", "used_s", "told"),
+    ("usage", "used_s", "reported"),
     [
         ([held(0.25, 3)], 2.5, None),
         ([held(0.2501, 3)], 2.5, None),
@@ -177,13 +177,13 @@ def test_a_slower_node_wants_fewer_cores() -> None:
     ],
 )
 def test_the_quota_of_a_slower_node_is_verified(
-    usage: list[NodeUsage], used_s: float, told: str | None
+    usage: list[NodeUsage], used_s: float, reported: str | None
 ) -> None:
     slow = run(bottleneck_cpus=0.25)
     first, *others = bottleneck_flags(slow, DOCKER, ranks(used_s), usage)
     assert "CPU quota 0.25 for node 3, 1 cpu each for the others" in first
-    assert [bool(told) and "node 3" in other and told in other for other in others] == (
-        [True] if told else []
+    assert [bool(reported) and "node 3" in other and reported in other for other in others] == (
+        [True] if reported else []
     )
 
 

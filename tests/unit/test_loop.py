@@ -142,12 +142,12 @@ def test_evaluation_counts_every_test_sample_once(size: int, test_samples: int) 
     def body(comm: Communicator) -> list[tuple[float, float]]:
         own = session(of, comm)
         mine = own.replica()
-        told = [own.evaluate(mine, alone=alone) for alone in (False, True)]
+        reported = [own.evaluate(mine, alone=alone) for alone in (False, True)]
         assert mine.model.training
-        return told
+        return reported
 
-    for told in together(size, body, Clock):
-        for seen in told:
+    for reported in together(size, body, Clock):
+        for seen in reported:
             assert seen == pytest.approx((accuracy, loss), rel=1e-5)
 
 

@@ -100,10 +100,10 @@ def test_a_failed_parting_is_a_failure(rank: Rank) -> None:
     ],
 )
 def test_a_failure_says_why_and_where(rank: Rank, error: Exception, cause: str, peer: bool) -> None:
-    told = rank.fail(error)
-    assert (told["cause"], told["peer"]) == (cause, peer)
-    assert told["traceback"].rstrip().endswith(str(error))
-    assert "in train" in told["traceback"]
+    reported = rank.fail(error)
+    assert (reported["cause"], reported["peer"]) == (cause, peer)
+    assert reported["traceback"].rstrip().endswith(str(error))
+    assert "in train" in reported["traceback"]
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_a_failure_says_why_and_where(rank: Rank, error: Exception, cause: str, 
 )
 def test_a_failure_however_long_is_told(rank: Rank, text: str) -> None:
     # If it were not, those who wait for this rank would not be released.
-    told = rank.fail(DataError(f"first words: {text * 4000}"))
-    assert len(told["cause"]) > 100
-    assert len(told["traceback"]) > 100
+    reported = rank.fail(DataError(f"first words: {text * 4000}"))
+    assert len(reported["cause"]) > 100
+    assert len(reported["traceback"]) > 100
 
 
 def test_a_long_cause_keeps_its_beginning(rank: Rank) -> None:

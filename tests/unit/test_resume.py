@@ -48,8 +48,8 @@ def cut_off(
 
 def account(training: Training) -> list[Any]:
     """What must not depend on whether a run was cut off: all but times and memory."""
-    told = [
-        [(event.kind, {**event.fields, "train_s": 0}) for event in events if event.kind in TOLD]
+    reported = [
+        [(event.kind, {**event.fields, "train_s": 0}) for event in events if event.kind in REPORTED]
         for events in training.events
     ]
     results = [
@@ -64,10 +64,10 @@ def account(training: Training) -> list[Any]:
         )
         for result in training.results
     ]
-    return [told, results]
+    return [reported, results]
 
 
-TOLD = ("partition", "coverage", "epoch")
+REPORTED = ("partition", "coverage", "epoch")
 
 
 TRAININGS: list[tuple[Any, int, dict[str, Any]]] = [

@@ -156,7 +156,7 @@ def test_certificate_holds_what_was_reported_in_order() -> None:
     [
         [split(2), part(0), part(1, digest="f" * 16)],  # other samples
         [split(2), part(0, digest=digest(1)), part(1, digest=digest(0))],  # each other's samples
-        [split(2), part(0)],  # one part is not told
+        [split(2), part(0)],  # one part is not reported
         [split(2), part(0), part(1), part(2)],  # one too many
         [split(2), part(0), part(1), split(2, 2), part(0, 2), part(1, 1)],  # right in epoch 1, not in 2
         [split(2)],

@@ -1,4 +1,4 @@
-"""Waiting for others is told from moving bytes, after the fact."""
+"""Straggler attribution: waiting is separated from communication after training."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from trainer.core.clock import Clock
 
 def met(comm: Communicator, meetings: list[tuple[float, float]], extra_s: float = 0.0) -> dict[str, float]:
     """The seconds of a rank that met the others at these times, after `attribute_stragglers`."""
-    return told(comm, meetings, extra_s)[0]
+    return reported(comm, meetings, extra_s)[0]
 
 
-def told(
+def reported(
     comm: Communicator, meetings: list[tuple[float, float]], extra_s: float = 0.0
 ) -> tuple[dict[str, float], list[float]]:
     """As `met`, and whom it has waited for."""
@@ -117,7 +117,7 @@ def test_who_was_waited_for_is_told_rank_by_rank() -> None:
         if comm.rank == 1:
             comm.traffic.receives = [(40.0, 41.0, 0)]
         meetings = [[(0.0, 6.0), (13.0, 14.0)], [(1.0, 6.0), (10.0, 14.0)], [(5.0, 6.0), (12.0, 14.0)]]
-        return told(comm, meetings[comm.rank], extra_s=20.0)
+        return reported(comm, meetings[comm.rank], extra_s=20.0)
 
     booked = together(3, body)
     expected = [[0, 0, 5], [3 + 3 + 0.5, 0, 4 + 2], [1, 2, 0]]

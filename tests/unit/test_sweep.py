@@ -29,7 +29,7 @@ def load(tmp_path: Path) -> Load:
     return load
 
 
-def told(sweep: Sweep, *fields: str) -> list[tuple[Any, ...]]:
+def reported(sweep: Sweep, *fields: str) -> list[tuple[Any, ...]]:
     """Of each run the fields; a component by its name, a parameter as `strategy.init`."""
 
     def value(run: RunSpec, field: str) -> Any:
@@ -47,7 +47,7 @@ def told(sweep: Sweep, *fields: str) -> list[tuple[Any, ...]]:
 def test_seeds_come_one_after_the_other_and_the_last_axis_varies_fastest(load: Load) -> None:
     sweep = load("[{axes: {strategy: [one_shot, all_reduce], nodes: [2, 1], seed: [0, 1]}}]")
     names = ("one_shot", "all_reduce")
-    assert told(sweep, "strategy", "nodes", "seed") == [
+    assert reported(sweep, "strategy", "nodes", "seed") == [
         (s, n, i) for i in (0, 1) for s in names for n in (2, 1)
     ]
 
@@ -57,7 +57,7 @@ def test_blocks_come_in_order_and_share_the_base(load: Load) -> None:
         "[{base: {strategy: serial}}, {base: {strategy: ddp, lr: 0.2}, axes: {nodes: [1, 2]}}]",
         base="{lr: 0.1, epochs: 7}",
     )
-    assert told(sweep, "strategy", "nodes", "lr", "epochs") == [
+    assert reported(sweep, "strategy", "nodes", "lr", "epochs") == [
         ("serial", 1, 0.1, 7),
         ("ddp", 1, 0.2, 7),
         ("ddp", 2, 0.2, 7),
@@ -68,7 +68,7 @@ def test_an_axis_goes_over_the_blocks_base_and_that_over_the_files(load: Load) -
     sweep = load(
         "[{base: {lr: 0.2}, axes: {lr: [0.3]}}, {base: {lr: 0.2}}, {}]", base="{strategy: ddp, lr: 0.1}"
     )
-    assert told(sweep, "lr") == [(0.3,), (0.2,), (0.1,)]
+    assert reported(sweep, "lr") == [(0.3,), (0.2,), (0.1,)]
 
 
 def test_a_run_that_comes_twice_is_run_once(load: Load) -> None:
@@ -76,18 +76,18 @@ def test_a_run_that_comes_twice_is_run_once(load: Load) -> None:
         "[{axes: {nodes: [1, 2, 1]}}, {base: {lr: 0.05}, axes: {nodes: [2, 3]}}, {base: {timeout_s: 9}}]",
         base="{strategy: ddp}",
     )
-    assert told(sweep, "nodes") == [(1,), (2,), (3,)]
+    assert reported(sweep, "nodes") == [(1,), (2,), (3,)]
 
 
 def test_parameters_of_components(load: Load) -> None:
     sweep = load("[{base: {strategy: one_shot}, axes: {strategy.init: [independent, broadcast]}}]")
-    assert told(sweep, "strategy.init") == [("independent",), ("broadcast",)]
+    assert reported(sweep, "strategy.init") == [("independent",), ("broadcast",)]
     sweep = load("[{base: {strategy: serial, model.dropout: 0.1}}]")  # of the default model
-    assert told(sweep, "model", "model.dropout") == [("lenet", 0.1)]
+    assert reported(sweep, "model", "model.dropout") == [("lenet", 0.1)]
     sweep = load(
         "[{axes: {model: [{name: lenet, dropout: 0.3}], model.dropout: [0.1]}}]", base="{strategy: ddp}"
     )
-    assert told(sweep, "model.dropout") == [(0.1,)]
+    assert reported(sweep, "model.dropout") == [(0.1,)]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_parameters_of_components(load: Load) -> None:
 def test_skip(load: Load, entry: str, left: list[tuple[str, int]]) -> None:
     strategies = "[{name: one_shot, init: independent}, ddp]"
     sweep = load(f"[{{axes: {{strategy: {strategies}, nodes: [1, 2]}}, skip: [{entry}]}}]")
-    assert told(sweep, "strategy", "nodes") == left
+    assert reported(sweep, "strategy", "nodes") == left
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_skip_knows_what_was_left_to_the_default(load: Load, entry: str) -> None
         f"[{{axes: {{nodes: [1, 2]}}, skip: [{entry}]}}, {{base: {{nodes: 3}}}}]",
         base="{strategy: one_shot}",
     )
-    assert told(sweep, "nodes") == [(3,)]
+    assert reported(sweep, "nodes") == [(3,)]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_skip_looks_into_a_component_inside_another(load: Load, entry: str, left
 
 def test_skip_knows_the_threads_that_a_quota_gives(load: Load) -> None:
     blocks = "[{axes: {cpus: [1, 2, 4.5], processes_per_node: [1, 2]}, skip: [{threads: [2, 4]}]}]"
-    assert told(load(blocks, base="{strategy: ddp}"), "cpus", "processes_per_node", "threads") == [
+    assert reported(load(blocks, base="{strategy: ddp}"), "cpus", "processes_per_node", "threads") == [
         (1.0, 1, 1),
         (1.0, 2, 1),
         (2.0, 2, 1),
@@ -159,7 +159,7 @@ def test_skip_value_that_no_run_may_have(load: Load, entry: str) -> None:
 
 def test_skip_entry_in_the_long_form(load: Load) -> None:
     blocks = "[{axes: {strategy: [serial, ddp]}, skip: [{strategy: {name: ddp}}]}]"
-    assert told(load(blocks), "strategy") == [("serial",)]
+    assert reported(load(blocks), "strategy") == [("serial",)]
 
 
 def test_a_sweep_without_a_run(load: Load) -> None:
@@ -173,14 +173,14 @@ def test_a_sweep_without_a_run(load: Load) -> None:
 def test_set_goes_over_everything(load: Load) -> None:
     blocks = "[{axes: {lr: [0.1, 0.2], seed: [0, 1]}}, {base: {lr: 0.3}}]"
     sweep = load(blocks, "lr=1e-3", "model={name: mlp, hidden: [4]}", base="{strategy: ddp, lr: 9}")
-    assert told(sweep, "lr", "seed") == [(1e-3, 0), (1e-3, 1)]
+    assert reported(sweep, "lr", "seed") == [(1e-3, 0), (1e-3, 1)]
     assert sweep.runs[0].model.hidden == [4]  # type: ignore[attr-defined]
     assert sweep.overrides == ["--set lr=1e-3", "--set model={name: mlp, hidden: [4]}"]
 
 
 def test_set_of_a_parameter(load: Load) -> None:
     blocks = "[{base: {strategy: {name: one_shot, init: broadcast}}, axes: {nodes: [1, 2]}}]"
-    assert told(load(blocks, "strategy.init=independent"), "strategy.init", "nodes") == [
+    assert reported(load(blocks, "strategy.init=independent"), "strategy.init", "nodes") == [
         ("independent", 1),
         ("independent", 2),
     ]
@@ -198,20 +198,20 @@ def test_set_of_a_component_drops_the_parameters_of_the_old_one(load: Load, wher
     parameter = {"base": "model.dropout: 0.1", "axes": "model.dropout: [0.1, 0.2]", "file": ""}[where]
     block = f"[{{{'axes' if where == 'axes' else 'base'}: {{{parameter}}}}}]"
     base = "{strategy: ddp, model: lenet" + (", model.dropout: 0.1}" if where == "file" else "}")
-    assert told(load(block, "model=mlp", base=base), "model") == [("mlp",)]
+    assert reported(load(block, "model=mlp", base=base), "model") == [("mlp",)]
 
 
 def test_later_set_wins(load: Load) -> None:
     sweep = load(
         "[{}]", "lr=0.1", "lr=0.2", "strategy=one_shot", "strategy.init=independent", base="{strategy: ddp}"
     )
-    assert told(sweep, "lr", "strategy.init") == [(0.2, "independent")]
+    assert reported(sweep, "lr", "strategy.init") == [(0.2, "independent")]
 
 
 def test_nodes_replaces_every_axis_of_nodes_and_nothing_else(load: Load) -> None:
     blocks = "[{base: {strategy: serial}}, {base: {strategy: ddp}, axes: {nodes: [8, 9], seed: [0, 1]}}]"
     sweep = load(blocks, nodes="1, 4")
-    assert told(sweep, "strategy", "nodes", "seed") == [
+    assert reported(sweep, "strategy", "nodes", "seed") == [
         ("serial", 1, 0),
         *[("ddp", nodes, seed) for seed in (0, 1) for nodes in (1, 4)],
     ]
@@ -220,7 +220,7 @@ def test_nodes_replaces_every_axis_of_nodes_and_nothing_else(load: Load) -> None
 
 def test_options_do_not_stay(load: Load) -> None:
     load("[{}]", "lr=0.9", "seed=3", base="{strategy: ddp}")
-    assert told(load("[{}]", base="{strategy: ddp}"), "lr", "seed") == [(0.05, 0)]
+    assert reported(load("[{}]", base="{strategy: ddp}"), "lr", "seed") == [(0.05, 0)]
 
 
 def test_source_is_the_text_of_the_file(load: Load) -> None:

@@ -163,7 +163,7 @@ def test_a_rank_of_mpirun_finds_its_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("transport", "told", "local_ranks"),
+    ("transport", "reported", "local_ranks"),
     [
         ("gloo", "LOCAL_RANK", ["0", "1", "2", "0", "1", "2"]),
         ("mpi", "OMPI_COMM_WORLD_LOCAL_RANK", ["0", "1", "2", "0", "1", "2"]),
@@ -171,11 +171,11 @@ def test_a_rank_of_mpirun_finds_its_place() -> None:
         ("gloo", "UNUSED", ["0", "0", "0", "0", "0", "0"]),
     ],
 )
-def test_a_rank_finds_its_place_in_its_node(transport: str, told: str, local_ranks: list[str]) -> None:
+def test_a_rank_finds_its_place_in_its_node(transport: str, reported: str, local_ranks: list[str]) -> None:
     spec = run(transport=transport, nodes=2, processes_per_node=3)
     rank_name, size_name = RANK_VARIABLES[spec.topology]
     for rank, local_rank in enumerate(local_ranks):
-        environment = {rank_name: str(rank), size_name: "6", told: local_rank}
+        environment = {rank_name: str(rank), size_name: "6", reported: local_rank}
         context = read_context(spec, environment)
         assert (context.rank, context.size, context.local_rank) == (rank, 6, rank % 3)
 

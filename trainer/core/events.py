@@ -8,20 +8,20 @@ fields of its kind:
 | start | the process is up | pid, attempt (from 0, where torchrun starts ranks again) |
 | train_start | clock starts, all ranks ready | parameters |
 | step | at most twice a second | epoch, epochs, step, steps, loss, accuracy (of the batch), samples_per_s |
-| part | a node finished an epoch | see certificate.PartitionRecord |
-| split | the first rank that trains, likewise | see certificate.CoverageRecord |
+| partition | a rank finished an epoch | see certificate.PartitionRecord |
+| coverage | the first training rank finished an epoch | see certificate.CoverageRecord |
 | epoch | an epoch was evaluated | epoch, epochs, train_s, lr, loss (none of a server), accuracy, |
 | | | test_loss, target_reached (training ends here), consensus_distance (of replicas that differ) |
-| checkpoint | one was taken | epoch (whole ones), step (of the next), bytes, seconds |
+| checkpoint | a checkpoint was written | epoch (completed), step (of the next epoch), bytes, seconds |
 | checkpoint_skipped | a checkpoint cannot be resumed from | epoch, step, cause |
 | resumed | a run resumes from a checkpoint | epoch, step, age_s (of the checkpoint), times (so far) |
 | train_end | clock stopped | |
-| result | all is known | see result.TrainResult |
-| done, failed, terminated, died | last word | cause, traceback, signal, forced |
-| damaged | made by the reader of a line that is no event | line |
+| result | training ended | see result.TrainResult |
+| done, failed, terminated, died | exit report | cause, traceback, signal, forced |
+| damaged | the reader found a line that is not an event | line |
 
-A rank that was started again begins with another `start`. What it then writes is its whole account: after
-`resumed` come the `part`, `split` and `epoch` events of what is in the checkpoint once more.
+A restarted rank begins with another `start`, and only its events since then count. After `resumed` it
+repeats the `partition`, `coverage` and `epoch` events of the checkpoint.
 """
 
 from __future__ import annotations

@@ -12,17 +12,21 @@ class Diverged(Exception):
 class TrainResult(Record):
     """One rank's result. Times in seconds, accuracies 0 … 1 on the whole test split.
 
-    seconds: wall time per phase, evaluation in its own; train_s is their sum without it.
-    work_cpu_s: CPU time of everything but communicating, waiting, evaluating and checkpoints: the time this
-    rank would need on a core of its own; None on a GPU. local_accuracy: of this node's model before it met
-    the others, where a strategy has such a thing. weights_digest: 16 hex digits of the final weights.
-    staleness: updates that others made between this rank's pull of the weights and its push of a gradient,
-    mean and largest over its pushes; None where nothing can become stale. state_bytes: what this rank keeps
-    from step to step, of `weights`, `gradient` and `optimizer` (state); None where there is no model.
-    activation_bytes: the most that its forward passes kept for backward passes in the first step, bytes.
-    blocks: of the model that this rank holds; None: all. bytes_to: payload that it has sent to each rank in
-    single sends, by rank; None where there are none. wait_s_by_rank: seconds of `wait` by the rank that was
-    waited for, as far as meetings tell it; None where there is nobody to wait for, or too many to list.
+    Attributes:
+        train_s: wall time of all phases but evaluation.
+        work_cpu_s: CPU time without communication, waiting, evaluation and checkpoints, which is what the
+            rank would need on a core of its own; None on a GPU.
+        seconds: wall time of each phase.
+        local_accuracy: of the rank's own model before the final average, where the strategy has one.
+        weights_digest: 16 hex digits of the final weights.
+        staleness_mean, staleness_max: updates by other ranks between the rank's pull of the weights and its
+            push of a gradient; None for strategies without stale gradients.
+        state_bytes: bytes held between steps, as `weights`, `gradient` and `optimizer`.
+        activation_bytes: largest total of activations stored for the backward pass, in the first step.
+        blocks: names of the model's blocks on this rank; None: all.
+        bytes_to: payload of point-to-point sends, by receiving rank; None without any.
+        wait_s_by_rank: seconds in phase `wait`, by the rank that was waited for; None for one rank, or for
+            too many to list.
     """
 
     steps: int

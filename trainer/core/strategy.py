@@ -1,4 +1,4 @@
-"""What a strategy is: how nodes work together on one model."""
+"""Base class of strategies: how ranks train one model together."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pydantic import Field
 
 from trainer.core.registry import Component
 
-# Fields that several strategies have, with one meaning.
+# Parameters that several strategies share.
 Uneven = Annotated[
     Literal["join", "drop", "pad"],
     Field(
-        description="when parts differ in size: join, a rank that is through stands by; drop, all stop "
-        "with the first; pad, it begins again until all are through"
+        description="when partitions differ in size: join, a rank without samples left takes part with "
+        "weight 0; drop, all stop with the first; pad, it repeats samples until all have finished"
     ),
 ]
 Init = Annotated[
     Literal["broadcast", "independent"],
-    Field(description="nodes start from rank 0's weights, or each from its own"),
+    Field(description="initial weights: rank 0's, or each rank's own"),
 ]
 Weighting = Annotated[
     Literal["equal", "size"],
-    Field(description="in an average every node counts alike, or by the number of its samples"),
+    Field(description="weights of an average: equal, or proportional to the samples of each rank"),
 ]
 OptimizerState = Annotated[
     Literal["keep", "average", "reset"],
-    Field(description="what becomes of momentum and the like when weights are averaged"),
+    Field(description="optimizer state (momentum, moments) when weights are averaged"),
 ]
 SplitPoints = Annotated[
     list[str] | None,
@@ -36,56 +36,63 @@ SplitPoints = Annotated[
         "time of their blocks, measured before training"
     ),
 ]
-# Between which checkpoints may be taken: all ranks have come equally far there.
+# Units after which checkpoints can be taken: at their ends all ranks have equal progress.
 Interval = Literal["epochs", "steps"]
 MicroBatches = Annotated[int, Field(ge=1, le=65536, description="micro-batches that a batch is split into")]
 
 
 class Strategy(Component):
-    """How nodes work together on one model. Its algorithm is `train`, run by every rank."""
+    """How ranks train one model together. Every rank runs `train`, which is the algorithm."""
 
-    transports: ClassVar[tuple[str, ...]]  # it can use; the first is the default
-    # Both count ranks, which is nodes where each node has one process.
+    # Transports that it supports; the first is the default.
+    transports: ClassVar[tuple[str, ...]]
+    # Limits of the number of ranks.
     min_nodes: ClassVar[int] = 1
     max_nodes: ClassVar[int | None] = None
-    servers: ClassVar[int] = 0  # the first ranks, which keep the model for the others and get no samples
-    partitions_model: ClassVar[bool] = (
-        False  # ranks hold parts of one model, and go through the same samples
-    )
-    uses_partition: ClassVar[bool] = True  # False: every node trains on the whole set
-    full_gradients: ClassVar[bool] = True  # False: of a layer's gradient each rank has a part
-    evaluates_together: ClassVar[bool] = True  # False: after an epoch ranks evaluate a model each
-    synchronous: ClassVar[bool] = False  # all ranks go through every batch together, and a layer may meet
-    trains: ClassVar[bool] = True  # False: no model, no data, no torch (fault_injection)
-    forks: ClassVar[bool] = False  # in topology single, ranks are forked processes instead of threads
-    # Between which checkpoints may be taken: where a replica and the loop's accounts are all its state.
+    # The first ranks are servers: they hold the model for the others and train on no samples.
+    servers: ClassVar[int] = 0
+    # Ranks hold partitions of one model and process the same samples.
+    partitions_model: ClassVar[bool] = False
+    # False: every rank trains on the whole training set.
+    uses_partition: ClassVar[bool] = True
+    # False: each rank has only a part of a layer's gradient.
+    full_gradients: ClassVar[bool] = True
+    # False: after an epoch each rank evaluates its own model.
+    evaluates_together: ClassVar[bool] = True
+    # All ranks process every batch together, so layers may communicate.
+    synchronous: ClassVar[bool] = False
+    # False: no model, no data, no torch (fault_injection).
+    trains: ClassVar[bool] = True
+    # In topology single, ranks are forked processes instead of threads.
+    forks: ClassVar[bool] = False
+    # Units after which checkpoints can be taken, if replica and metrics are the whole state.
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ()
-    attributes_stragglers: ClassVar[bool] = (
-        True  # False: waiting for other ranks is booked as communication
-    )
-    caveat: ClassVar[str | None] = None  # what a reader must know before comparing its numbers
+    # False: time spent waiting for other ranks counts as communication.
+    attributes_stragglers: ClassVar[bool] = True
+    # What a reader must know before comparing its numbers.
+    caveat: ClassVar[str | None] = None
 
     def replicas(self, ranks: int) -> int:
-        """How many copies of the model are trained, each on its part of the samples."""
+        """Number of copies of the model, each trained on its own partition of the samples."""
         return 1 if self.partitions_model else ranks - self.servers
 
     def replica_of(self, rank: int, ranks: int) -> int:
-        """Which copy, from 0, a rank has or holds a part of; a server's number lies beyond them."""
-        # Those who train count from 0 as they would without servers: a worker has the samples, their order
-        # and the dropout that the rank of its number has in other strategies.
+        """Index of the copy that a rank holds, whole or in part; servers have indices beyond the copies."""
+        # Workers are numbered as if there were no servers, so that worker i has the samples, their order
+        # and the dropout of rank i in other strategies.
         return 0 if self.partitions_model else (rank - self.servers) % ranks
 
     def reports_samples(self, rank: int, ranks: int) -> bool:
-        """Whether a rank gives account of its copy's samples: one rank of each copy does."""
+        """Whether a rank reports the samples of its copy: one rank of each copy does."""
         return rank == 0 if self.partitions_model else rank >= self.servers
 
     def sees_images(self, rank: int, ranks: int) -> bool:
-        """Whether images of its batches go through what a rank holds; else it takes only their labels."""
+        """Whether a rank needs the images of its batches; otherwise it uses only their labels."""
         return rank >= self.servers
 
     @property
     def not_checkpointed(self) -> str | None:
-        """What it remembers beside replica and accounts, so that a checkpoint would lack it; or None."""
+        """State beside replica and metrics, which a checkpoint would lack; or None."""
         return None
 
     @property
@@ -94,11 +101,11 @@ class Strategy(Component):
         return 1
 
     def validation_error(self, model: Any, ranks: int, batch_size: int) -> str | None:
-        """Why it cannot train this model on so many ranks, or None. batch_size: of each copy."""
+        """Return why it cannot train this model on so many ranks, or None. batch_size: of each copy."""
         return None
 
     def bubble(self, ranks: int) -> float | None:
-        """The share of a step, 0 … 1, that stages stand idle by the formula; None without stages."""
+        """Idle share of a step by the pipeline's formula, 0 … 1; None without stages."""
         return None
 
     def shared_state(self, task: Any) -> Any:
