@@ -1,1 +1,1 @@
-"""What each command does; cli.py declares their options."""
+"""Implementations of the commands; cli.py declares their options."""

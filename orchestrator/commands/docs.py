@@ -48,13 +48,13 @@ def pages(project: Path = PROJECT) -> list[Path]:
 
 
 def stale(project: Path = PROJECT) -> dict[Path, str]:
-    """The text that pages with outdated tables should have."""
+    """Pages with outdated tables, and their text with current ones."""
     texts = {page: page.read_text(encoding="utf-8") for page in pages(project)}
     return {page: new for page, text in texts.items() if (new := with_tables(text, page)) != text}
 
 
 def write_tables(project: Path = PROJECT) -> list[Path]:
-    """Bring the tables of all pages up to date; the pages that have changed."""
+    """Update the tables of all pages. Returns the changed pages."""
     changed = stale(project)
     for page, text in changed.items():
         write_atomic(page, text)
@@ -73,7 +73,7 @@ def with_tables(text: str, page: Path) -> str:
 
 
 def _table(header: tuple[str, ...], rows: Rows) -> str:
-    """A Markdown table, each line ended."""
+    """A Markdown table; every line ends in a newline."""
     lines = [header, tuple("---" for _ in header), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
@@ -96,7 +96,7 @@ def _link(found: type[Any], name: str, directory: Path) -> str:
 
 
 def _yaml(value: Any) -> str:
-    """A default as YAML has it."""
+    """A default in YAML syntax."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -158,7 +158,7 @@ def _with_parameters(kind: str) -> Callable[[Path], str]:
 
 
 def _transports(directory: Path) -> str:
-    """Strategies with the transports that each can use."""
+    """Strategies with the transports that each supports."""
     rows = [
         (_link(found, name, directory), _summary(found), ", ".join(found.transports))
         for name, found in listed("strategy").items()
@@ -167,7 +167,7 @@ def _transports(directory: Path) -> str:
 
 
 def _parameters(kind: str) -> Callable[[Path], str]:
-    """What each parameter of a kind's components means; one row for all that agree."""
+    """Descriptions of a kind's parameters; components with the same description share a row."""
 
     def rows() -> Iterator[tuple[str, ...]]:
         found = listed(kind)
@@ -188,7 +188,7 @@ def _parameters(kind: str) -> Callable[[Path], str]:
 
 
 def _names(directory: Path) -> str:
-    """The names of every kind but strategies, which have a table of their own."""
+    """The names of all components except strategies, which have a table of their own."""
     reference = os.path.relpath(PROJECT / "docs" / "components.md", directory)
     headings = {kind: _plural(kind) for kind in KINDS if kind != "strategy"}
     rows = [
@@ -199,7 +199,7 @@ def _names(directory: Path) -> str:
 
 
 def _run_fields(_: Path) -> str:
-    """The fields of a run, with defaults and meaning."""
+    """The fields of a run, with defaults and descriptions."""
     defaults = {"strategy": "required", "transport": "the strategy's first", "threads": "from `cpus`"}
     return _table(
         ("field", "default", "allowed", "meaning"),
@@ -216,14 +216,14 @@ def _run_fields(_: Path) -> str:
 
 
 def _values(name: str, info: FieldInfo) -> str:
-    """What a run's field takes: a component of its kind, or a value."""
+    """The values of a run's field: components of its kind, or plain values."""
     if name in KINDS:
         return f"[{_plural(name)}](components.md#{_plural(name)})"
     return _allowed(info)
 
 
 def _labs(directory: Path) -> str:
-    """The labs, with how much each trains."""
+    """The labs, with datasets and numbers of runs and epochs."""
     rows = []
     for name in labs.names():
         sweep = load_sweep(LABS / f"{name}.yml")
@@ -240,7 +240,7 @@ def _plural(kind: str) -> str:
     return "strategies" if kind == "strategy" else f"{kind}s"
 
 
-# Every table that a page can ask for, by the name in its marker.
+# All tables, by the name in the marker.
 TABLES: dict[str, Callable[[Path], str]] = {
     **{kind: _brief(kind) for kind in KINDS},
     **{f"{kind} details": _with_parameters(kind) for kind in KINDS},

@@ -63,7 +63,7 @@ def _mpi() -> Finding:
 
 
 def _engine() -> Iterator[Finding]:
-    """Ask the engine itself: a docker command on the PATH proves nothing."""
+    """Connect to the engine: a docker command on the PATH does not show that one runs."""
     try:
         engine = reach()
     except EngineError as error:
@@ -72,15 +72,15 @@ def _engine() -> Iterator[Finding]:
     yield Finding(
         "Docker engine", "ok", f"{engine.version}, Compose {engine.compose}: nodes run as containers"
     )
-    trouble = image_trouble(engine)
+    problem = image_trouble(engine)
     yield Finding(
-        "trainer image", "missing" if trouble else "ok", trouble or f"{image_name()} is up to date"
+        "trainer image", "missing" if problem else "ok", problem or f"{image_name()} is up to date"
     )
 
 
 def _cores() -> Finding:
     usable = cores()
-    limit = max(1, usable)  # below one core, the serial run has no more either
+    limit = max(1, usable)  # below one core, the serial run is limited as well
     return Finding(
         "cores",
         "ok",

@@ -112,7 +112,7 @@ def profile_blocks(run: RunSpec) -> list[BlockProfile]:
 
 
 def balanced_split(blocks: Sequence[BlockProfile], parts: int) -> ModelSplit:
-    """The split with the fastest slowest stage. Needs at least as many blocks as parts."""
+    """The split that minimises the slowest stage's time. Needs at least as many blocks as parts."""
     names, seconds = [block.name for block in blocks], [block.seconds for block in blocks]
     chosen = balanced_split_points(names, seconds, parts)
     starts = [0, *(names.index(point) for point in chosen), len(blocks)]
@@ -176,7 +176,7 @@ def _size(size: float) -> str:
 
 
 def _flops(flops: float) -> str:
-    """With a decimal prefix, as hardware is rated."""
+    """FLOPs with a decimal prefix, as in hardware ratings."""
     for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if flops >= factor:
             return f"{formats.significant(flops / factor)}{formats.JOIN}{prefix}"

@@ -62,7 +62,7 @@ class PartitionPreview:
 
 
 def runs_of(dataset: str, nodes: int, partitioners: Sequence[str], seed: int) -> list[RunSpec]:
-    """One run for each partitioner, all of them where none is named. Raises InputError.
+    """One run per partitioner; all partitioners if none is named. Raises InputError.
 
     dataset, partitioners: a name or YAML with parameters, as in a sweep file.
     """
@@ -174,7 +174,7 @@ def _block(top: str, below: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
 
 
 def label_lines(item: PartitionPreview, width: int) -> list[str]:
-    """Samples per node and label, as many as fit; the last line says what is left out."""
+    """Samples per node and label, as many as fit; the last line lists the rest."""
     if item.summary is None:
         return []
     counts = item.summary.labels

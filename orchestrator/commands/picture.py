@@ -28,7 +28,7 @@ class Results(BaseModel):
 
 
 def copy_results(directory: Path, to: Path = RESULTS) -> None:
-    """Keep a results directory's runs in one file. Raises InputError if one of them is not ok."""
+    """Copy a results directory's runs to one file. Raises InputError if a run is not ok."""
     paths = SweepPaths(directory)
     sweep = read_record(paths)
     found = {key: read_result(paths.run(key).result) for key in sweep.keys}
@@ -39,7 +39,7 @@ def copy_results(directory: Path, to: Path = RESULTS) -> None:
 
 
 def draw_picture(results: Path = RESULTS) -> str:
-    """The picture as SVG. Raises InputError for results that are unfit or lack one of the figures."""
+    """The picture as SVG. Raises InputError for invalid results, or if a figure is missing."""
     from orchestrator.report.figures import draw
     from orchestrator.report.model.comparison import compare
 

@@ -40,7 +40,7 @@ def run_sweep(
     fail_fast: bool,
     console: Console,
 ) -> int:
-    """Run what is not done yet and write the report. Returns the exit code, 0 if all runs are ok."""
+    """Execute the unfinished runs and write the report. Returns the exit code, 0 if all runs are ok."""
     from orchestrator.execution.progress import progress_on
     from orchestrator.execution.sweep_runner import SweepRunner
 

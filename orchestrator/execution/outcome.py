@@ -17,7 +17,7 @@ def outcome(
     ranks: int,
     timed_out_s: float | None,
     processes_per_node: int = 1,
-    trouble: str | None = None,
+    runtime_error: str | None = None,
     restarts: int = 0,
 ) -> tuple[Status, str | None]:
     """Status and cause of a run.
@@ -28,12 +28,12 @@ def outcome(
     Args:
         exits: exit codes by process name, which is `rank_name` where every rank is a process of its own.
         timed_out_s: the time limit, if the run exceeded it.
-        trouble: an error that the runtime itself found.
+        runtime_error: an error that the runtime itself found.
         restarts: how often torchrun may restart the ranks. The processes are then its agents, one per node,
             and an attempt has succeeded once every rank has a result and one has reported `done`.
     """
     if restarts:
-        return _of_attempts(events, exits, ranks, timed_out_s, processes_per_node, trouble)
+        return _of_attempts(events, exits, ranks, timed_out_s, processes_per_node, runtime_error)
     noun = rank_noun(processes_per_node)
     started = {event.rank: event.fields["pid"] for event in events if event.kind == "start"}
 
@@ -54,8 +54,8 @@ def outcome(
     if timed_out_s is not None:
         return "timeout", f"stopped after {timed_out_s:g} s; {_last_seen(events, everyone - done, noun)}"
 
-    if trouble:
-        return "failed", trouble
+    if runtime_error:
+        return "failed", runtime_error
 
     killed = [event for event in events if event.kind == "died"]
     if killed:
@@ -98,7 +98,7 @@ def _of_attempts(
     ranks: int,
     timed_out_s: float | None,
     processes_per_node: int,
-    trouble: str | None,
+    runtime_error: str | None,
 ) -> tuple[Status, str | None]:
     """Outcome with restarts by torchrun: that of the last attempt, unless one has succeeded."""
     attempts = Attempts(ranks, events)
@@ -109,13 +109,13 @@ def _of_attempts(
     # An agent's exit code is not that of a rank: it gave up, unless it was killed itself.
     agents = {name: code for name, code in exits.items() if code < 0 and name.startswith("node ")}
     died = any(event.kind == "died" for event in last)
-    if agents and not (timed_out_s or trouble or damaged or died):
+    if agents and not (timed_out_s or runtime_error or damaged or died):
         name, code = min(agents.items())
         status: Status = "failed"
         cause: str | None = f"all of {name} {_ending(code)}"
     else:
         agents = {f"torchrun of {n}" if n.startswith("node ") else n: code for n, code in exits.items()}
-        status, cause = outcome(last, agents, ranks, timed_out_s, processes_per_node, trouble)
+        status, cause = outcome(last, agents, ranks, timed_out_s, processes_per_node, runtime_error)
     used = attempts.effective
     return status, f"{cause}, after {used} restart{'s' if used > 1 else ''}" if used else cause
 
@@ -171,7 +171,7 @@ def _last_seen(events: Sequence[Event], ranks: set[int], noun: str) -> str:
 
 
 def _places(events: Sequence[Event], ranks: set[int]) -> dict[int, str]:
-    """Where each of these ranks was last seen."""
+    """The last known position of each of these ranks in the run."""
     seen = dict.fromkeys(sorted(ranks), "before it started")
     for event in events:
         match event.kind:

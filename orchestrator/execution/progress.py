@@ -37,7 +37,7 @@ class TimeLeft:
 
 
 def clock_time(seconds: float) -> str:
-    """75 as 1:15."""
+    """Minutes and seconds: `1:15` for 75."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}"
 
@@ -106,7 +106,7 @@ class PlainProgress:
 
 
 class LiveProgress(PlainProgress):
-    """The same lines for ended runs; below them a table of the running one, rank by rank."""
+    """The same lines for ended runs, above a table of the running one with a row per rank."""
 
     def __init__(self, console: Console, total: int) -> None:
         super().__init__(console, total)

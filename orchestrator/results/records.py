@@ -1,4 +1,4 @@
-"""RunResult: one row of the comparison, as it lies in result.json. Report and runner share it."""
+"""RunResult: one row of the comparison, stored in result.json by the runner and read by the report."""
 
 from __future__ import annotations
 
@@ -40,31 +40,31 @@ class RankResult(TrainResult):
 class EpochPoint(Record):
     """A rank's model after an epoch; train_s is training time so far, evaluation excluded.
 
-    consensus_distance: of replicas that differ, the root mean square distance of their weights from the
-    mean; then it is the mean that was evaluated.
+    consensus_distance: root mean square distance of the replicas' weights from their mean, where replicas
+    differ; the mean is evaluated then.
     """
 
     rank: int
     epoch: int
     train_s: float
-    loss: float | None  # of the last batch; a server has none
+    loss: float | None  # of the last batch; None for a parameter server
     accuracy: float  # test split, 0 … 1
     test_loss: float
     consensus_distance: float | None = None
     lr: float | None = None  # learning rate; older results lack it
-    target_reached: bool = False  # the target accuracy, for as long as was asked: training ended here
+    target_reached: bool = False  # in `patience` consecutive epochs: training ended here
 
 
 class CertifiedPart(PartitionRecord):
-    """What one rank trained on in one epoch."""
+    """The samples that one rank trained on in one epoch."""
 
     rank: int
 
 
 class Certificate(Record):
-    """Which samples the nodes really trained on.
+    """The samples that the nodes trained on, checked against the partition.
 
-    verified: the digest of every epoch's split equals that of the parts as they were fed.
+    verified: in every epoch the digest of the partition equals that of the samples trained on.
     """
 
     verified: bool
@@ -76,18 +76,18 @@ class Certificate(Record):
         return sorted((part for part in self.parts if part.epoch == 1), key=lambda part: part.rank)
 
     def js_whole_run(self) -> float | None:
-        """The largest divergence of the labels that a node was fed in the whole run, in bits."""
+        """The largest JS divergence of a node's labels over all epochs, in bits."""
         last = max((part.epoch for part in self.parts), default=0)
         return max((part.js_divergence_so_far for part in self.parts if part.epoch == last), default=None)
 
 
 class RunResult(Record):
-    """One run, whatever became of it. Times in seconds, memory in MiB, accuracies 0 … 1."""
+    """The outcome of one run. Times in seconds, memory in MiB, accuracies 0 … 1."""
 
     version: Literal[1] = 1
     key: str
     status: Status
-    cause: str | None  # why it is not ok, naming the node
+    cause: str | None  # why the run is not ok, with the name of the node
     spec: dict[str, Any]
     topology: str
     runtime: str
@@ -97,9 +97,9 @@ class RunResult(Record):
     wall_s: float  # from the start of the run to this row
     startup_s: float | None  # from the start of the run to its first training step
     teardown_s: float | None  # from the last training step to this row
-    cores: float  # that the nodes shared
-    restarted: int = 0  # how often the ranks were started again before they came to this
-    flags: list[str]  # what could not be made equal
+    cores: float  # shared by the nodes
+    restarted: int = 0  # how often the ranks were restarted
+    flags: list[str]  # what limits the comparison with other runs, as sentences
     ranks: list[RankResult]
     epochs: list[EpochPoint]
     certificate: Certificate | None
@@ -112,7 +112,7 @@ class RunResult(Record):
 
     @property
     def times_compare(self) -> bool:
-        """False where ranks were threads of one interpreter, which hinder each other."""
+        """False if the ranks were threads of one interpreter, which slow each other down."""
         return not self.run.ranks_are_threads
 
     @property
@@ -122,15 +122,15 @@ class RunResult(Record):
 
     @property
     def work_cpu_s(self) -> float | None:
-        """The largest CPU time that a rank spent on all but communicating and waiting; None on GPUs."""
+        """The largest CPU time of a rank, without communication and waiting; None on GPUs."""
         return max((r.work_cpu_s for r in self.ranks if r.work_cpu_s is not None), default=None)
 
     @property
     def path_cpu_s(self) -> float | None:
-        """CPU seconds of the work that no number of cores can do at the same time; None on GPUs.
+        """CPU seconds on the critical path, which more cores cannot shorten; None on GPUs.
 
-        Of a model in stages, M micro-batches a step: one goes through all of them, and the longest stage
-        then takes the others one by one. With stages of one length that is the bubble's formula.
+        With pipeline stages of CPU time w_s and M micro-batches per step: (Σ w_s + (M − 1) · max w_s) / M.
+        If all w_s are equal, this is the formula of the pipeline bubble. Otherwise: `work_cpu_s`.
         """
         strategy = self.run.strategy
         if strategy.bubble(self.run.world_size) is None or self.work_cpu_s is None:
@@ -141,7 +141,7 @@ class RunResult(Record):
 
     @property
     def copies(self) -> list[list[RankResult]]:
-        """The ranks that hold each copy of a model in parts, in the order of the parts; else none."""
+        """The ranks of each replica of a partitioned model, in the order of its partitions; else empty."""
         run = self.run
         strategy, size = run.strategy, run.world_size
         copies: list[list[RankResult]] = [
@@ -158,17 +158,20 @@ class RunResult(Record):
 
     @property
     def local_accuracies(self) -> list[float]:
-        """Test accuracy of each node's own model before it met the others; empty if there was none."""
+        """Test accuracy of each node's local model before averaging; empty if there was none."""
         return [rank.local_accuracy for rank in self.ranks if rank.local_accuracy is not None]
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples trained on by all nodes, per second of the slowest; of a copy in parts, counted once."""
+        """Samples per second: of all nodes, over the slowest rank's training time.
+
+        The partitions of one replica count their samples once.
+        """
         return sum(rank.samples for rank in self.ranks) / self.train_s if self.train_s else None
 
     @property
     def last_epoch(self) -> int | None:
-        """The last one that was evaluated: fewer than were asked for, where a target was reached."""
+        """The last evaluated epoch: less than the spec's `epochs` if the target accuracy was reached."""
         return max((point.epoch for point in self.epochs), default=None)
 
     @property
@@ -177,7 +180,7 @@ class RunResult(Record):
 
     @property
     def staleness(self) -> float | None:
-        """Mean over all gradients of the updates that others made between its rank's pull and push."""
+        """Mean over all gradients of the number of updates by other ranks between pull and push."""
         pushed = [(r.staleness_mean, r.steps) for r in self.ranks if r.staleness_mean is not None]
         gradients = sum(steps for _, steps in pushed)
         return sum(mean * steps for mean, steps in pushed) / gradients if gradients else None
@@ -200,7 +203,7 @@ class RunResult(Record):
 
 
 def ranks_of(events: Sequence[Event]) -> list[RankResult]:
-    """The ranks' accounts, by rank."""
+    """The ranks' results, by rank."""
     results = [RankResult(rank=e.rank, **e.fields) for e in events if e.kind == "result"]
     return sorted(results, key=lambda result: result.rank)
 

@@ -1,4 +1,4 @@
-"""Where results lie: every path is a named property, every file appears whole or not at all."""
+"""Layout of a results directory, and reading and atomic writing of its files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.core.cgroup import NodeUsage
 
 
 class SweepRecord(BaseModel):
-    """What a results directory is about: sweep.json. keys: the runs in the order of the file."""
+    """The sweep of a results directory, stored in sweep.json. keys: the runs in the order of the file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -62,12 +62,12 @@ class RunPaths:
 
     @property
     def checkpoints(self) -> Path:
-        """What a run goes on from when it was cut off, in a directory for each runtime."""
+        """Checkpoints from which an interrupted run resumes, in one directory per runtime."""
         return self.directory / "checkpoints"
 
     @property
     def usage(self) -> Path:
-        """What each container has used, a line of JSON each."""
+        """Usage of each container, one line of JSON each."""
         return self.directory / "usage.jsonl"
 
     def log(self, name: str) -> Path:
@@ -114,7 +114,7 @@ class SweepPaths:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write a file that is whole or absent, also after a crash or a power cut."""
+    """Write a file atomically, also with respect to a crash or a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with open(draft, "w", encoding="utf-8") as file:
@@ -125,13 +125,13 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def make_world_writable(directory: Path) -> None:
-    """Make a directory for containers to write to, whose user is nobody in particular."""
+    """Create a directory that containers can write to, which run under an unprivileged UID."""
     directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(0o777)
 
 
 def read_result(path: Path) -> RunResult | None:
-    """The result in the file, or None if there is none. Raises InputError for a file that is none."""
+    """The result in the file; None if there is no file. Raises InputError for an invalid file."""
     try:
         return RunResult.model_validate_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -145,7 +145,7 @@ def read_result(path: Path) -> RunResult | None:
 
 
 def read_usage(path: Path) -> list[NodeUsage]:
-    """What a run's containers have used; empty where there were none, or none that could say."""
+    """Usage of a run's containers; empty if none was recorded."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -154,7 +154,7 @@ def read_usage(path: Path) -> list[NodeUsage]:
 
 
 def read_record(paths: SweepPaths) -> SweepRecord:
-    """What the directory is about. Raises InputError if it holds no sweep."""
+    """The sweep of the directory. Raises InputError if it has none."""
     try:
         return SweepRecord.model_validate_json(paths.record.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -165,7 +165,7 @@ def read_record(paths: SweepPaths) -> SweepRecord:
 
 @contextmanager
 def claimed(paths: SweepPaths) -> Iterator[None]:
-    """Hold the results directory for one sweep. Raises InputError if it is in use or cannot be written."""
+    """Lock the results directory for one sweep. Raises InputError if it is in use or cannot be written."""
     try:
         paths.directory.mkdir(parents=True, exist_ok=True)
         lock = FileLock(paths.lock, timeout=0)

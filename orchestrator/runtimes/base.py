@@ -1,4 +1,4 @@
-"""What a runtime is: it starts a plan, and leaves nothing behind."""
+"""Interface of a runtime: it executes launch plans and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from trainer.spec.run_spec import RunSpec
 
 @dataclass(frozen=True)
 class RunState:
-    """exits: the exit code of every process that has ended, by name; negative: killed by that signal.
+    """State of a run's processes.
 
-    trouble: what the runtime itself knows to be wrong, so that waiting longer is of no use.
+    exits: exit codes of ended processes by name; negative: killed by that signal. running: number of
+    processes that still run. error: an error that the runtime itself found; waiting longer is useless.
     """
 
     exits: Mapping[str, int]
     running: int
-    trouble: str | None = None
+    error: str | None = None
 
     @property
     def failing(self) -> bool:
@@ -35,11 +36,11 @@ class RunState:
 
 
 class RunHandle(AbstractContextManager["RunHandle"]):
-    """A run that has been started. Leaving the block always stops it."""
+    """A started run. Leaving the block always stops it."""
 
     @abstractmethod
     def wait(self, timeout_s: float) -> RunState:
-        """The state after a process has ended or `timeout_s` has passed, whichever is first."""
+        """The state once a process has ended or `timeout_s` has passed."""
 
     @abstractmethod
     def new_events(self) -> list[Event]:
@@ -47,11 +48,11 @@ class RunHandle(AbstractContextManager["RunHandle"]):
 
     @abstractmethod
     def collect(self, paths: RunPaths) -> None:
-        """Bring logs, events and weights to where they stay. Called once, after `stop`."""
+        """Move logs, events and weights to their final paths. Called once, after `stop`."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End what still runs, within some seconds. Idempotent. Returns when nothing is left."""
+        """Stop all that still runs, within seconds. Idempotent. Returns when nothing is left."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -60,7 +61,7 @@ class RunHandle(AbstractContextManager["RunHandle"]):
 
 
 class Runtime(ABC):
-    """Where nodes run."""
+    """Runs nodes, as processes or containers."""
 
     info: ClassVar[RuntimeInfo]
 
@@ -70,14 +71,14 @@ class Runtime(ABC):
 
     @abstractmethod
     def node_kind(self) -> str:
-        """What the nodes are, in a few words, e.g. `local processes`."""
+        """The kind of node in a few words, e.g. `local processes`."""
 
     def cores(self) -> float:
         """Processor cores that all nodes of a run share."""
         return cores()
 
     def environment(self) -> dict[str, Any]:
-        """What a reader must know of the software on the nodes, beside that of the orchestrator."""
+        """Software on the nodes, in addition to the orchestrator's, for the `environment` of results."""
         return {}
 
     @abstractmethod
@@ -94,4 +95,4 @@ class Runtime(ABC):
 
     @abstractmethod
     def clean(self) -> int:
-        """Remove what orchestrators that are gone have left behind, by label; how much it was."""
+        """Remove leftovers of orchestrators that have ended, found by label. Returns their number."""

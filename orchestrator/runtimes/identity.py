@@ -1,4 +1,4 @@
-"""Whose a process or a container is: the label of the orchestrator that started it."""
+"""The label of a process or container: identifies the orchestrator that started it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import psutil
 
 
 def identity() -> str:
-    """This process, told from others that had or have its number: "1234 86400/9f0c… pid:[4026531836]"."""
+    """Identifies this process even if its PID is reused: "1234 86400/9f0c… pid:[4026531836]"."""
     return f"{os.getpid()} {_since(os.getpid())} {_namespace()}"
 
 
 def is_gone(label: str) -> bool:
-    """Whether the orchestrator that a label names is gone; False where that cannot be told from here."""
+    """Whether the orchestrator with this label has ended; False if this process cannot know."""
     number, _, rest = label.partition(" ")
     since, _, namespace = rest.partition(" ")
     if not number.isdigit() or namespace != _namespace():
-        return False  # not ours to judge
+        return False  # its PID means another process here
     try:
         return _since(int(number)) != since or psutil.Process(int(number)).status() == psutil.STATUS_ZOMBIE
     except (psutil.NoSuchProcess, OSError):
@@ -26,12 +26,12 @@ def is_gone(label: str) -> bool:
 
 
 def _since(pid: int) -> str:
-    """When a process has started: in ticks of this boot, which no step of the clock moves."""
+    """Start time of a process: ticks since boot, which do not depend on the system clock."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:  # no Linux
         return f"{psutil.Process(pid).create_time():.2f}"
-    # The command's name is in parentheses and may hold anything; the 22nd field is the 20th after it.
+    # The command's name is in parentheses and may contain spaces; the 22nd field is the 20th after it.
     ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     return f"{ticks}/{boot}"
 

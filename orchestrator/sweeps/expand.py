@@ -20,7 +20,10 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class FieldValue:
-    """A value and its place. extensible: a key path may follow the place, e.g. `.hidden[0]`."""
+    """A value and its location in the file.
+
+    place: the location. extensible: a key path may follow it, e.g. `.hidden[0]`.
+    """
 
     value: Any
     place: str
@@ -29,7 +32,7 @@ class FieldValue:
 
 @dataclass
 class BlockFields:
-    """The fields of a block, each with its values in order. skip: entries with their places."""
+    """The fields of a block, each with its values in order. skip: entries with their locations."""
 
     place: str
     skip: list[tuple[Values, str]]

@@ -119,29 +119,29 @@ def load_sweep(
 def _named(blocks: Sequence[Block], expanded: Sequence[list[RunSpec]]) -> list[BlockRecord]:
     """Named blocks in the order of the file; blocks that share a name are merged."""
     named: dict[str, BlockRecord] = {}
-    for block, its in zip(blocks, expanded, strict=True):
+    for block, runs in zip(blocks, expanded, strict=True):
         if block.name:
-            one = named.setdefault(block.name, BlockRecord(name=block.name, keys=[]))
-            one.keys.extend(run.key for run in its)
-            one.published.extend(block.published)
+            record = named.setdefault(block.name, BlockRecord(name=block.name, keys=[]))
+            record.keys.extend(run.key for run in runs)
+            record.published.extend(block.published)
     return [*named.values()]
 
 
 def _check_published(spec: SweepSpec, expanded: Sequence[list[RunSpec]] | None, path: Path) -> None:
-    """Raise InputError if a published figure or ablation step means no run, or several cells.
+    """Raise InputError unless each published figure and ablation step selects one configuration.
 
-    expanded: each block's runs; None: check only what does not depend on them.
+    expanded: each block's runs; None: check only the field names and block names.
     """
     known: dict[str, list[RunSpec]] = {}
     for number, block in enumerate(spec.blocks):
         at = f"{path}: blocks[{number}]"
         if block.published and not block.name:
             raise InputError(f"{at}: has published figures and needs a name")
-        its = expanded[number] if expanded else None
+        runs = expanded[number] if expanded else None
         for i, entry in enumerate(block.published):
-            _check_meant(entry.runs, its, f"{at}.published[{i}].runs")
+            _check_selection(entry.runs, runs, f"{at}.published[{i}].runs")
         if block.name:
-            known.setdefault(block.name, []).extend(its or ())
+            known.setdefault(block.name, []).extend(runs or ())
     for i, ablation in enumerate(spec.lab.ablations if spec.lab else ()):
         for j, step in enumerate(ablation.steps):
             at = f"{path}: lab.ablations[{i}].steps[{j}]"
@@ -150,21 +150,21 @@ def _check_published(spec: SweepSpec, expanded: Sequence[list[RunSpec]] | None, 
                     f"{at}.block: {step.block!r} is not the name of a block; allowed: {', '.join(known)}"
                 )
             for nodes in ablation.nodes:
-                meant = {"nodes": nodes, **step.runs}
-                _check_meant(meant, known[step.block] if expanded else None, f"{at}.runs")
+                selection = {"nodes": nodes, **step.runs}
+                _check_selection(selection, known[step.block] if expanded else None, f"{at}.runs")
 
 
-def _check_meant(entry: Values, runs: Sequence[RunSpec] | None, place: str) -> None:
+def _check_selection(entry: Values, runs: Sequence[RunSpec] | None, place: str) -> None:
     for field in entry:
         check_field(field, place)
     if runs is None:
         return
-    cells = {
+    configurations = {
         json.dumps({**run.canonical(), "seed": 0}, sort_keys=True) for run in runs if matches(run, entry)
     }
-    if not cells:
+    if not configurations:
         raise InputError(f"{place}: no run of the block matches {json.dumps(entry)}")
-    if len(cells) > 1:
+    if len(configurations) > 1:
         raise InputError(
             f"{place}: {json.dumps(entry)} matches runs that differ in more than the seed; add fields "
             "until only seeds differ"
@@ -172,7 +172,7 @@ def _check_meant(entry: Values, runs: Sequence[RunSpec] | None, place: str) -> N
 
 
 def _distinct(expanded: Iterable[RunSpec]) -> list[RunSpec]:
-    """Each run once, although several blocks may describe it."""
+    """The runs without duplicates: several blocks may describe the same run."""
     runs: dict[str, RunSpec] = {}
     for run in expanded:
         same = runs.setdefault(run.key, run)
@@ -194,7 +194,7 @@ def _keys_at(location: Location) -> Sequence[str]:
 
 
 def _fields_of_block(spec: SweepSpec, number: int, path: Path) -> BlockFields:
-    """A block's fields, with the file's base, and where each was written."""
+    """A block's fields with their locations, those of the file's base included."""
     block, at = spec.blocks[number], f"{path}: blocks[{number}]"
     block_fields = BlockFields(at, [(entry, f"{at}.skip[{i}]") for i, entry in enumerate(block.skip)])
     for field, value in spec.base.items():

@@ -21,7 +21,7 @@ def error_lines(
     """One line per error.
 
     Args:
-        place: names a location for the reader.
+        place: formats a location.
         allowed: the keys that are allowed at a location.
         about: report only errors inside this field.
     """

@@ -22,7 +22,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
 
 def test_run_is_active_while_compose_starts(fake: FakeRun) -> None:
     state = fake.run.wait(0)
-    assert (state.exits, state.running, state.trouble) == ({}, 1, None)
+    assert (state.exits, state.running, state.error) == ({}, 1, None)
     assert fake.up.argv == ["docker", "--host", "unix:///x.sock", *fake.cluster.up]
     assert fake.up.environment.items() >= fake.cluster.environment.items()
     assert fake.api.filters == {"label": f"com.docker.compose.project={fake.cluster.project}"}
@@ -41,7 +41,7 @@ def test_exits_are_named_by_rank(fake: FakeRun) -> None:
     ]
     state = fake.run.wait(5)
     assert state.exits == {"node 2": 3, "node 0": 0, "node 1": -9, "coordinator": 1}
-    assert (state.running, state.trouble) == (0, None)
+    assert (state.running, state.error) == (0, None)
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ def test_wait_returns_when_a_container_exits(fake: FakeRun, monkeypatch: pytest.
 def test_unhealthy_node_is_stuck(fake: FakeRun) -> None:
     fake.assign_ranks("ddp", 3, 4)
     fake.api.rows = [container("node", 3), container("node", 4, health="unhealthy")]
-    assert fake.run.wait(5).trouble == "node 1 is stuck: its health check fails"
+    assert fake.run.wait(5).error == "node 1 is stuck: its health check fails"
     fake.api.rows = [container("node", 3), container("node", 4, health="health: starting")]
-    assert fake.run.wait(0).trouble is None
+    assert fake.run.wait(0).error is None
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_last_line_of_compose_is_the_error(fake: FakeRun, output: str, error: st
     fake.up.returncode = 17
     fake.paths.log("compose").write_text(output)
     state = fake.run.wait(5)
-    assert state.trouble == f"docker compose failed: {error}"
+    assert state.error == f"docker compose failed: {error}"
 
 
 def test_compose_failure_after_a_node_s_exit_is_not_the_cause(fake: FakeRun) -> None:
@@ -149,7 +149,7 @@ def test_compose_failure_after_a_node_s_exit_is_not_the_cause(fake: FakeRun) -> 
     fake.api.codes = {"node-1": 2}
     fake.api.rows = [ended("node", 1)]
     state = fake.run.wait(5)
-    assert (state.exits, state.trouble) == ({"node 0": 2}, None)
+    assert (state.exits, state.error) == ({"node 0": 2}, None)
 
 
 def test_dead_engine_ends_the_run(fake: FakeRun) -> None:
@@ -157,7 +157,7 @@ def test_dead_engine_ends_the_run(fake: FakeRun) -> None:
     fake.run.wait(5)
     fake.api.error, fake.alive = ConnectionError("no socket"), False
     state = fake.run.wait(5)
-    assert state.trouble == "the Docker engine stopped responding (ConnectionError)"
+    assert state.error == "the Docker engine stopped responding (ConnectionError)"
     assert (state.exits, state.running) == ({"node 0": 0}, 0)
 
 
@@ -167,7 +167,7 @@ def test_slow_answer_of_the_engine(fake: FakeRun, monkeypatch: pytest.MonkeyPatc
     fake.api.error = TimeoutError()
     assert fake.run.wait(0) == before
     monkeypatch.setattr(module, "UNRESPONSIVE_S", -1.0)
-    assert "stopped responding (TimeoutError)" in str(fake.run.wait(0).trouble)
+    assert "stopped responding (TimeoutError)" in str(fake.run.wait(0).error)
 
 
 # Bottleneck
@@ -180,7 +180,7 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
 
 def test_quota_is_applied_once_all_nodes_run(slow: FakeRun) -> None:
     slow.api.rows = [container("node", 10), container("node", 9), container("coordinator")]
-    assert slow.run.wait(0).trouble is None
+    assert slow.run.wait(0).error is None
     slow.api.rows.append(container("node", 2, "created"))
     slow.run.wait(0)
     assert slow.commands == []
@@ -193,7 +193,7 @@ def test_quota_is_applied_once_all_nodes_run(slow: FakeRun) -> None:
 def test_refused_quota_ends_the_run(slow: FakeRun) -> None:
     slow.answer = SimpleNamespace(returncode=1, stderr="Error response from daemon: no\n")
     slow.api.rows = [container("node", number) for number in (1, 2, 3)]
-    assert "Error response from daemon: no" in str(slow.run.wait(0).trouble)
+    assert "Error response from daemon: no" in str(slow.run.wait(0).error)
 
 
 def test_no_quota_without_a_bottleneck(fake: FakeRun) -> None:

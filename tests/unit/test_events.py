@@ -83,7 +83,7 @@ def test_a_line_is_below_8_kib(character: str) -> None:
     room = MAX_BYTES - 1 - len(event("failed", cause="").to_line().encode()) - 1
     fits = event("failed", cause=character * (room // 6))
     assert len(fits.to_line().encode()) + 1 < MAX_BYTES
-    with pytest.raises(ValueError, match=r"failed has .* 8192 is too many"):
+    with pytest.raises(ValueError, match=r"failed.*8192"):
         event("failed", cause=character * (room + 1)).to_line()
 
 

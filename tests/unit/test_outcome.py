@@ -175,9 +175,9 @@ def test_a_node_that_was_terminated_is_to_blame_for_its_peers_complaints() -> No
 def test_what_the_runtime_found_goes_before_what_the_nodes_complain_of() -> None:
     events = [*up(0, 1), failed(0, 3, RESET, peer=True)]
     stuck = "node 1 is stuck: its health check fails"
-    assert outcome(events, {"node 0": 1}, 2, None, trouble=stuck) == ("failed", stuck)
-    assert outcome(up(0, 1) + finished(0, 1), {}, 2, None, trouble=stuck) == ("ok", None)
-    assert outcome(events, {}, 2, 60.0, trouble=stuck)[0] == "timeout"
+    assert outcome(events, {"node 0": 1}, 2, None, runtime_error=stuck) == ("failed", stuck)
+    assert outcome(up(0, 1) + finished(0, 1), {}, 2, None, runtime_error=stuck) == ("ok", None)
+    assert outcome(events, {}, 2, 60.0, runtime_error=stuck)[0] == "timeout"
 
 
 def test_a_head_that_was_killed_has_taken_the_others_last_words_with_it() -> None:

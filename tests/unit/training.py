@@ -42,9 +42,9 @@ class Notes(EventWriter):
         self.events: list[Event] = []
 
     def write(self, kind: str, **fields: Any) -> None:
-        self._kept(kind, fields)
+        self._append(kind, fields)
 
-    def _kept(self, kind: str, fields: dict[str, Any]) -> Event:
+    def _append(self, kind: str, fields: dict[str, Any]) -> Event:
         self.events.append(Event(time.time(), "run", self.rank, "host", kind, fields))
         return self.events[-1]
 

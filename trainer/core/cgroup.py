@@ -1,7 +1,7 @@
-"""What a container has used, by the kernel's own counters.
+"""Resource usage of a container, from the kernel's control groups.
 
-These are the counters that the engine's statistics come from. Read by the container itself, at its end,
-they are whole: the engine samples once a second, and has nothing any more when a container has ended.
+The engine's statistics come from the same counters, but it samples them once a second and drops them when a
+container ends. So each container reads its own counters when its work is done.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ TOLERANCE = 0.02  # an engine writes a quota in whole microseconds
 
 
 class Usage(Record):
-    """Of one container so far; None where the kernel does not tell.
+    """Usage of one container so far; None where the kernel does not report it.
 
-    cpu_s: CPU seconds, user and system. throttled_s: time in which its quota held it back, summed over
-    cores. memory_peak_mb: most memory it has held, page cache included, in MiB. sent_bytes,
-    received_bytes: on its network interface, protocol headers and the cluster's own messages included.
-    out_of_memory: how often the kernel killed one of its processes for passing memory_mb. cpus: the quota
-    that held it back when this was read, in cores; None also where there is none.
+    cpu_s: CPU seconds, user and system. throttled_s: seconds in which the CPU quota throttled it, summed
+    over cores. memory_peak_mb: peak memory in MiB, page cache included. sent_bytes, received_bytes: on its
+    network interface, protocol headers and the cluster's own messages included. out_of_memory: number of
+    processes that the kernel killed for exceeding memory_mb. cpus: CPU quota in cores at the time of
+    reading; None also if there is none.
     """
 
     cpu_s: float | None = None
@@ -36,7 +36,7 @@ class Usage(Record):
 
 
 class NodeUsage(Usage):
-    """Usage of one container, a line of usage.jsonl; of local processes: of the node with a CPU quota.
+    """Usage of one container, a line of usage.jsonl. With local processes: of the node with a CPU quota.
 
     name: node-1 (numbered as compose does), launcher, master.
     """
@@ -71,20 +71,20 @@ def measure(cgroup: Path = CGROUP, network: Path = NETWORK, interface: str = "et
 
 
 def quota(cgroup: Path = CGROUP) -> float | None:
-    """Cores that this container may use; None if as many as there are, or the kernel does not tell."""
+    """CPU quota of this container in cores; None if there is none, or the kernel does not report it."""
     try:
-        both = (cgroup / "cpu.max").read_text().split()
+        values = (cgroup / "cpu.max").read_text().split()
     except OSError:
-        both = [str(_number(cgroup / "cpu" / f"cpu.cfs_{name}_us")) for name in ("quota", "period")]
+        values = [str(_number(cgroup / "cpu" / f"cpu.cfs_{name}_us")) for name in ("quota", "period")]
     # "max 100000" and "-1 100000" mean: no quota.
-    known = len(both) == 2 and all(number.isdigit() for number in both)
-    return int(both[0]) / int(both[1]) if known else None
+    known = len(values) == 2 and all(number.isdigit() for number in values)
+    return int(values[0]) / int(values[1]) if known else None
 
 
 def wait_for_quota(cpus: float, timeout_s: float, cgroup: Path = CGROUP) -> bool:
-    """Wait until this container is held to so many cores; False if it is not within `timeout_s`."""
+    """Wait until this container's CPU quota is `cpus`. Returns False if it is not within `timeout_s`."""
     deadline = time.monotonic() + timeout_s
-    while (held := quota(cgroup)) is None or abs(held - cpus) > TOLERANCE * cpus:
+    while (current := quota(cgroup)) is None or abs(current - cpus) > TOLERANCE * cpus:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)

@@ -40,13 +40,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 VERSION = 1
-MAX_BYTES = 8192  # a line below the size that pipes and log drivers keep in one piece
+MAX_BYTES = 8192  # pipes and log drivers may split longer lines
 EXIT_REPORTS = ("done", "failed", "terminated", "died")
 
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that one rank reported."""
+    """One event of one rank."""
 
     time: float
     run: str
@@ -63,7 +63,7 @@ class Event:
             raise ValueError(f"event {self.kind}: {', '.join(sorted(taken))} cannot be a field's name")
         line = json.dumps(head | self.fields, allow_nan=False)
         if len(line) + 1 >= MAX_BYTES:
-            raise ValueError(f"event {self.kind} has {len(line)} bytes; {MAX_BYTES} is too many")
+            raise ValueError(f"event {self.kind} has {len(line)} bytes; allowed: fewer than {MAX_BYTES}")
         return line
 
     @classmethod
@@ -78,14 +78,14 @@ class Event:
             raise ValueError(f"event without {missing}: {line[:80]!r}") from None
         event = cls(**head, fields=fields)
         if not (isinstance(event.time, int | float) and isfinite(event.time) and type(event.rank) is int):
-            raise ValueError(f"event with a time or rank that is none: {line[:80]!r}")
+            raise ValueError(f"event with an invalid time or rank: {line[:80]!r}")
         return event
 
 
 class EventWriter:
     """Writes one rank's events: JSON lines to a file if there is one, readable lines to `console`.
 
-    prefix: of readable lines; {rank} in it is the rank.
+    prefix: starts each readable line; {rank} is replaced by the rank.
     """
 
     def __init__(
@@ -105,18 +105,18 @@ class EventWriter:
         self._file = _lines(directory / f"rank-{rank}.jsonl") if directory else None
 
     def write(self, kind: str, **fields: Any) -> None:
-        event = self._kept(kind, fields)
+        event = self._append(kind, fields)
         if line := format_event(event):
             self._console.write(
                 self._prefix.replace("{rank}", str(self.rank)) + line + "\n"
-            )  # one write: lines of ranks that share a console stay whole
+            )  # one write, so that ranks do not mix their lines on a shared console
             self._console.flush()
 
     def write_quietly(self, kind: str, **fields: Any) -> None:
         """Write an event of an earlier attempt again, without its console line."""
-        self._kept(kind, fields)
+        self._append(kind, fields)
 
-    def _kept(self, kind: str, fields: dict[str, Any]) -> Event:
+    def _append(self, kind: str, fields: dict[str, Any]) -> Event:
         event = Event(time.time(), self._run, self.rank, self._host, kind, fields)
         if self._file:
             self._file.write(event.to_line() + "\n")
@@ -129,11 +129,11 @@ class EventWriter:
 
 def _lines(path: Path) -> TextIO:
     _end_last_line(path)
-    return open(path, "a", buffering=1, encoding="utf-8")  # a line reaches the reader when it ends
+    return open(path, "a", buffering=1, encoding="utf-8")  # line-buffered: readers see each event at once
 
 
 def _end_last_line(path: Path) -> None:
-    """End a line that a process was killed in: it would swallow the next one, an attempt's `start`."""
+    """End the incomplete line of a killed process, so that the next event has a line of its own."""
     with open(path, "ab+") as file:
         if file.tell() == 0:
             return
@@ -150,7 +150,7 @@ class EventReader:
         self._offsets: dict[Path, int] = {}
 
     def new(self) -> list[Event]:
-        """The events since the last call, in order of time. A line still being written waits."""
+        """The events since the last call, in order of time. Incomplete lines are left for the next call."""
         events: list[Event] = []
         for path in sorted(self._directory.glob("rank-*.jsonl")):
             with open(path, "rb") as file:
@@ -163,7 +163,7 @@ class EventReader:
 
 
 def _read(line: str, path: Path) -> Event:
-    """The event, or one of kind `damaged` in place of a line that is none (a disk was full)."""
+    """The event; for an invalid line, e.g. after a full disk, one of kind `damaged`."""
     try:
         return Event.from_line(line)
     except ValueError:
@@ -179,7 +179,7 @@ def read_events(path: Path) -> Iterator[Event]:
 
 
 def signal_name(number: int) -> str:
-    """What events and messages call a signal."""
+    """Name of a signal in events and messages."""
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal has no name
@@ -187,16 +187,16 @@ def signal_name(number: int) -> str:
 
 
 def combined_digest(part_digests: Iterable[str]) -> str:
-    """16 hex digits that name a whole split: its parts' digests in rank order.
+    """Digest of a partition, 16 hex digits: a hash of its parts' digests in rank order.
 
-    The first rank that trains reports it of the split (`split`), every rank its part's as fed (`part`):
-    who reads both can tell whether the nodes trained on what they were given.
+    The `coverage` event has the digest of the partition. Each rank's `partition` event has the digest of
+    the samples that it trained on. If both agree, the nodes trained on the partition.
     """
     return sha256("".join(part_digests).encode()).hexdigest()[:16]
 
 
 def format_event(event: Event) -> str | None:
-    """The line a person sees for an event, or None for those that only programs need."""
+    """The console line of an event; None for kinds that are not shown."""
     fields = event.fields
     match event.kind:
         case "start":
@@ -215,7 +215,7 @@ def format_event(event: Event) -> str | None:
                 f"{', target reached' if fields.get('target_reached') else ''}"
             )
         case "result" if "accuracy" in fields and fields["accuracy"] is not None:
-            # Of a server, or one that holds a part of the model, the samples are others'.
+            # A server, or a rank with a part of the model, counts no samples of its own.
             did = f"trained {fields['samples']:,} samples" if fields["samples"] else "took part"
             text = f"{did} in {fields['train_s']:.2f} s, acc {fields['accuracy']:.1%}"
         case "checkpoint":

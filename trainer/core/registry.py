@@ -1,9 +1,9 @@
 """Components and registries: a name in a sweep file becomes a frozen, checked object.
 
 A registry is a literal dict, name -> "module:Class", and loads a class only when its name is used.
-A component's parameters are its pydantic fields; what the file says about it (its capabilities) are
-its class variables. Component files import torch inside the methods that use it, so that the
-orchestrator can check a sweep on a machine that has no torch; the conformance suite enforces it.
+A component's parameters are its pydantic fields; its capabilities are class variables. Component files
+import torch inside the methods that use it, so that the orchestrator can check a sweep on a machine without
+torch; the conformance suite enforces it.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ class ComponentRegistry(Registry[C]):
     def dump(self, component: C, *, exclude_defaults: bool = False) -> dict[str, Any]:
         """The mapping form: `{"name": ..., parameter: value, ...}`."""
         parameters = component.model_dump(mode="json", exclude_defaults=exclude_defaults)
-        if exclude_defaults:  # pydantic does not know that a name is the component of that name
+        if exclude_defaults:  # pydantic does not equate a default name with its component
             for parameter, field in type(component).model_fields.items():
                 if parameters.get(parameter) == {"name": field.default}:
                     del parameters[parameter]
         return {"name": self.name_of(component), **parameters}
 
     def parameters(self, form: Any, *path: str | int) -> list[str]:
-        """What may stand in a component's mapping form, or in that of the component inside it at `path`."""
+        """Keys allowed in a component's mapping form, or in that of the component inside it at `path`."""
         fields = self.load(form["name"] if isinstance(form, Mapping) else form).model_fields
         if not path:
             return list(fields)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from multiprocessing.synchronize import Barrier
 
 TEARDOWN_S = 10.0
-# Errors whose message is explanation enough; others are shown with their type.
+# Errors with self-explanatory messages; others are shown with their type.
 EXPLAINED = (DataError, CommunicationError, Diverged, CheckpointError)
 
 
@@ -114,10 +114,10 @@ def connect(context: NodeContext) -> Communicator:
 
 
 def rank_clock(ranks: int) -> Clock:
-    """The clock of a rank, in a process of so many ranks.
+    """The clock of a rank in a process that runs this many ranks.
 
-    A rank alone has the process's CPU time: torch's other threads work for it. Ranks that are threads of
-    one process have their thread's.
+    A single rank counts the process's CPU time, which includes torch's threads. Ranks that are threads of
+    one process count their thread's.
     """
     return Clock(cpu=time.thread_time if ranks > 1 else time.process_time)
 

@@ -9,7 +9,7 @@ from trainer.core.result import TrainResult
 
 
 class BareSession:
-    """What `Session` offers to a strategy whose `trains` is False."""
+    """Stands in for `Session` in strategies whose `trains` is False."""
 
     def __init__(self, context: NodeContext, events: EventWriter) -> None:
         self.rank = context.rank
@@ -22,7 +22,7 @@ class BareSession:
         self.clock.start()
 
     def result(self) -> TrainResult:
-        """Stop the clock; a result with times alone."""
+        """Stop the clock. Returns a result that has only times."""
         self.clock.stop()
         self._events.write("train_end")
         return TrainResult(

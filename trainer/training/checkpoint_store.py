@@ -41,7 +41,7 @@ class Position(NamedTuple):
         return float(self.epochs * 2**32 + self.steps)
 
 
-@cache  # later changes are not what this process has loaded
+@cache  # files may change after this process has loaded them
 def source_digest() -> str:
     """16 hex digits that identify the trainer's sources."""
     digest = sha256()

@@ -32,7 +32,7 @@ class Checkpoint:
 
 
 class Checkpointer:
-    """Writes and restores checkpoints as the spec asks; does nothing if it asks for none.
+    """Writes and restores checkpoints at the spec's intervals; does nothing if it has none.
 
     A checkpoint holds the rank's replica, metrics, clock and traffic. So the seconds and bytes of a resumed
     run are those of the work in its weights. The time to write a checkpoint is in the clock of the next

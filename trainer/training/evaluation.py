@@ -18,8 +18,8 @@ BATCH = 1000
 class Evaluation:
     """The test split on the model's device, divided among the ranks.
 
-    share, of: number of this rank's part of the test split, and of parts. Ranks that hold partitions of
-    one model take the same part.
+    share, of: index of this rank's part of the test split, and number of parts. Ranks that hold partitions
+    of one model take the same part.
     """
 
     def __init__(self, test: Split, comm: Communicator, share: int, of: int) -> None:

@@ -52,7 +52,7 @@ class BatchLoader:
         """
         Args:
             train: the training split.
-            rank, size: number of this part, and of parts. A server has rank >= size, and no batches.
+            rank, size: index of this part, and number of parts. A server has rank >= size, and no batches.
             augment: changes a batch's images; equal ranks get equal images.
         """
         self._train, self._device = train, device
@@ -71,7 +71,7 @@ class BatchLoader:
         self.parts(1)  # before the clock starts; raises if the partition is not possible
 
     def parts(self, epoch: int) -> list[Indices]:
-        """The samples of every part in `epoch` (1-based). Epochs must be asked for in order."""
+        """The samples of every part in `epoch` (1-based). Epochs must be requested in order."""
         number = partition_number(self._spec, epoch)
         if self._parts is None or self._parts[0] != number:
             parts = partition(self._spec, self._rngs, self._train.labels, self._size, epoch)

@@ -1,4 +1,4 @@
-"""A rank's training metrics: progress within an epoch, and what goes into certificate and result."""
+"""A rank's training metrics: progress within an epoch, and the data of certificate and result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which samples each rank trains on, and a summary of that partition. Imports no torch.
+"""The partition of the training set over ranks, and its summary. Imports no torch.
 
 `partition` is the only place where a spec becomes a partition: the loader trains on its result, and the
 command `partitions` shows it without training.
@@ -41,7 +41,7 @@ def partition(spec: RunSpec, rngs: RngFactory, labels: Labels, size: int, epoch:
 
 @dataclass(frozen=True)
 class PartitionSummary:
-    """How the samples of one epoch lie over the ranks.
+    """Distribution of one epoch's samples over the ranks.
 
     labels: samples per rank and class, int64, shape (ranks, classes). coverage, overlap: shares of the
     training set, 0 … 1. js_divergence (bits) and earth_movers_distance (0 … 2): of each rank's labels from

@@ -1,6 +1,6 @@
 """The training loop that strategies share: batches, evaluation, checkpoints, metrics.
 
-A strategy's file holds its algorithm; everything that strategies do alike is here.
+A strategy's file holds its algorithm; everything that strategies share is here.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ class Session:
         metrics.epoch_indices = []
 
     def report_staleness(self, staleness: Sequence[int]) -> None:
-        """Add to the result the staleness of each gradient that this rank pushed, in updates."""
+        """Record the staleness of each gradient that this rank pushed, in updates, for the result."""
         self._staleness = staleness
 
     def evaluate_final_weights(self) -> None:

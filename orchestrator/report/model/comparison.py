@@ -1,4 +1,4 @@
-"""Comparison: the results of a sweep, read and grouped. The pages of a report show nothing else."""
+"""Comparison: the results of a sweep, read and grouped. The input of all report pages."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Group:
 
     @property
     def repeated(self) -> bool:
-        """Whether more than one seed finished, so that there is a range to judge by."""
+        """Whether more than one seed finished, so that there is a range over seeds."""
         return len({row.seed for row in self.ok_rows}) > 1
 
     @property

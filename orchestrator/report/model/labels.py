@@ -20,14 +20,14 @@ LIMIT_LABELS = {
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained, and on what. Times and accuracies compare only between equal workloads."""
+    """Dataset, model and training conditions. Times and accuracies compare only between equal workloads."""
 
     dataset: str
     model: str
     optimizer: str
     lr: float
     batch_size: int  # samples per step, see batch_per
-    batch_per: str  # rank: of each rank; run: of all of them together
+    batch_per: str  # rank: per rank; run: over all ranks
     epochs: int
     threads: int  # per rank
     limits: tuple[float, ...]  # of a node, as in NODE_LIMITS
@@ -167,7 +167,7 @@ LR_SCHEDULE_FIELDS = ("lr_scaling", "warm_up_epochs")
 def lr_schedule_labels(runs: Sequence[RunSpec]) -> list[str]:
     """The learning-rate schedule of each run: `lr_scaling=linear warm_up_epochs=2`.
 
-    Empty if all runs have the same one. Runs with one batch at a time are ignored, their rate is `lr`.
+    Empty if all runs have the same one. Runs with one batch per step are ignored, since their rate is `lr`.
     """
     labels = [
         " ".join(f"{name}={getattr(run, name)}" for name in LR_SCHEDULE_FIELDS if name in run.canonical())

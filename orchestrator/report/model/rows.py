@@ -1,4 +1,4 @@
-"""Row: one run as the report sees it, with its gain or loss against the serial run of its workload."""
+"""Row: one run in the report, compared with the serial run of its workload."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def two_stage_splits(groups: Sequence[Group]) -> TwoStageSplits | None:
 
 
 def one_per_split(groups: Sequence[Group]) -> list[Group]:
-    """The groups; of those that differ only in `split_points`, the default one, or else the first."""
+    """The groups, with one for each set that differs only in `split_points`: the default, or the first."""
     chosen = {id(_default_first(family)[0]) for family in _families(groups)}
     return [group for group in groups if id(group) in chosen]
 

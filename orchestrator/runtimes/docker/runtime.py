@@ -167,7 +167,7 @@ class DockerRun(RunHandle):
         deadline = time.monotonic() + timeout_s
         while True:
             self._state = self._inspect()
-            over = not self._state.running or self._state.trouble or len(self._state.exits) > before
+            over = not self._state.running or self._state.error or len(self._state.exits) > before
             if over or time.monotonic() > deadline:
                 return self._state
             time.sleep(min(POLL_S, timeout_s))

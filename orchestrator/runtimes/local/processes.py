@@ -20,45 +20,46 @@ THROTTLE = "throttle"  # its name among the processes of a run
 
 def processes(spec: RunSpec, paths: RunPaths, data_dir: Path, live: Path) -> list[Process]:
     """The processes of a run on this machine. live: directory that the ranks write to while they run."""
-    node = [sys.executable, "-m", "trainer"]
+    command = [sys.executable, "-m", "trainer"]
     environment = spec.thread_environment() | {
         "SHARDYARD_SPEC": str(paths.spec.resolve()),
         "SHARDYARD_DATA": str(data_dir.resolve()),
         "SHARDYARD_OUT": str(live.resolve()),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")])),
     }
-    if spec.checkpoints:  # apart from those of containers, whose times are not these processes'
+    if spec.checkpoints:  # separate from containers' checkpoints, whose times do not compare
         environment["SHARDYARD_CHECKPOINTS"] = str((paths.checkpoints / "local").resolve())
     match spec.topology:
         case "single":
-            return [Process("nodes", node, environment, "node-0")]
+            return [Process("nodes", command, environment, "node-0")]
         case "ddp" if spec.restarts:
             return _agents(spec, environment, live.resolve())
         case "ddp" | "rpc":
-            meet = {
-                # A file and not a port: there is no port to lose to another process.
+            rendezvous = {
+                # A file, because another process could take a port.
                 "SHARDYARD_RENDEZVOUS": f"{live.resolve()}/rendezvous",
                 **_interfaces(),
                 "WORLD_SIZE": str(spec.world_size),
             }
             started = []
             for rank in range(spec.world_size):
-                at, local_rank = divmod(rank, spec.processes_per_node)
-                own_threads = spec.thread_environment(rank)
-                place = {"RANK": str(rank), "LOCAL_RANK": str(local_rank), **_gpus_of(spec, at)}
+                node, local_rank = divmod(rank, spec.processes_per_node)
+                threads = spec.thread_environment(rank)
+                numbers = {"RANK": str(rank), "LOCAL_RANK": str(local_rank), **_gpus_of(spec, node)}
                 name = rank_name(rank, spec.processes_per_node)
-                started.append(Process(name, node, environment | own_threads | meet | place, f"node-{at}"))
+                variables = environment | threads | rendezvous | numbers
+                started.append(Process(name, command, variables, f"node-{node}"))
             return started
         case "mpi":
             logs = {"SHARDYARD_CONSOLE": f"{paths.directory.resolve()}/node-{{node}}.log"}
             root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-            # Killed, mpirun leaves its session directory behind: let that be in ours.
+            # A killed mpirun leaves its session directory behind: create it in the directory of the run.
             session = {"TMPDIR": str(live.resolve())}
-            # Seconds from its SIGTERM to its SIGKILL: ranks on a busy machine need more than its one.
+            # Seconds between its SIGTERM and SIGKILL: the default of 1 is too short on a busy machine.
             session["PRTE_MCA_odls_base_sigkill_timeout"] = "5"
-            argv = [str(mpirun() or "mpirun"), "-n", str(spec.world_size), *MPIRUN_OPTIONS, *node]
+            argv = [str(mpirun() or "mpirun"), "-n", str(spec.world_size), *MPIRUN_OPTIONS, *command]
             return [Process("mpirun", argv, environment | logs | root | session, "launcher")]
-    raise ValueError(f"the local runtime knows no topology {spec.topology!r}")
+    raise ValueError(f"topology {spec.topology!r} is not supported by the local runtime")
 
 
 def _agents(spec: RunSpec, environment: dict[str, str], live: Path) -> list[Process]:
@@ -66,38 +67,39 @@ def _agents(spec: RunSpec, environment: dict[str, str], live: Path) -> list[Proc
     started = []
     for node in range(spec.nodes):
         argv = torchrun(spec, f"{live}/rendezvous", f"{live}/torchrun")
-        place = {**environment, **_interfaces(), **_gpus_of(spec, node), "SHARDYARD_NODE": str(node)}
-        started.append(Process(f"node {node}", [*argv], place, f"node-{node}"))
+        variables = {**environment, **_interfaces(), **_gpus_of(spec, node), "SHARDYARD_NODE": str(node)}
+        started.append(Process(f"node {node}", [*argv], variables, f"node-{node}"))
     return started
 
 
 def _interfaces() -> dict[str, str]:
-    """For gloo, and for TensorPipe, that is torch RPC."""
+    """The loopback interface for gloo, and for TensorPipe (torch RPC)."""
     return dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), loopback())
 
 
 def _gpus_of(spec: RunSpec, node: int) -> dict[str, str]:
-    """A node sees its own GPUs, as a container does."""
+    """Restrict a node to its own GPUs, as a container is."""
     if not spec.on_gpu:
         return {}
     first = node * spec.processes_per_node
-    own = range(first, first + spec.processes_per_node)
-    return {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in own)}
+    gpus = range(first, first + spec.processes_per_node)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in gpus)}
 
 
 def throttle(spec: RunSpec, paths: RunPaths, live: Path) -> Process | None:
-    """What holds the last node back, where it is to be slower than the others."""
+    """The throttle of the last node; None if all nodes are equal."""
     ranks = [str(rank) for rank in range(spec.world_size) if spec.is_bottleneck(rank)]
     if not ranks:
         return None
     variable = "OMPI_COMM_WORLD_RANK" if spec.topology == "mpi" else "RANK"
-    # Members are counted as compose counts them, from 1.
-    told = [f"{spec.bottleneck_cpus:g}", f"node-{spec.nodes}", variable, ",".join(ranks)]
     argv = [
         sys.executable,
         "-m",
         "orchestrator.runtimes.local.throttle",
-        *told,
+        f"{spec.bottleneck_cpus:g}",
+        f"node-{spec.nodes}",  # numbered from 1, as by compose
+        variable,
+        ",".join(ranks),
         str(live.resolve() / paths.usage.name),
     ]
     path = os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")]))
@@ -105,9 +107,9 @@ def throttle(spec: RunSpec, paths: RunPaths, live: Path) -> Process | None:
 
 
 MPIRUN_OPTIONS = (
-    # Nodes may outnumber cores; a rank that waits then has to let go of the core.
+    # Nodes may outnumber cores: a waiting rank must yield its core.
     *("--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"),
-    # The link is the one that gloo uses, TCP over loopback, so that transports compare.
+    # TCP over loopback, as gloo uses, so that transports compare.
     *("--mca", "pml", "ob1", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "127.0.0.1/8"),
 )
 

@@ -25,11 +25,11 @@ from trainer.core.events import Event, EventReader
 from trainer.elastic.attempts import AttemptTracker
 from trainer.spec.run_spec import RunSpec
 
-# In the environment of everything we start: our identity, its number apart, with which ranks end.
+# Set for all processes of a run: the orchestrator's PID, which ranks watch, and the rest of its identity.
 LABEL, SINCE = "SHARDYARD_PARENT_PID", "SHARDYARD_SINCE"
 POLITE_S = 1.5  # between SIGTERM and SIGKILL
 POLL_S = 0.02
-PART_S = 5.0  # torchrun's agents have this long to part when all ranks have given their results
+AGENT_EXIT_S = 5.0  # time for torchrun's agents to exit once all ranks have a result
 STOP_TIMES = 3
 
 
@@ -80,16 +80,16 @@ def _live(paths: RunPaths) -> Path:
 
 
 class LocalRun(RunHandle):
-    """The processes of one run, and all that they started."""
+    """The processes of one run, and their descendants."""
 
     def __init__(
         self, started: list[Process], paths: RunPaths, live: Path, attempts: AttemptTracker | None = None
     ) -> None:
-        """attempts: of ranks that torchrun starts again."""
+        """attempts: follows the attempts of a run that torchrun may restart."""
         self._live, self._attempts = live, attempts
         self._finished_at: float | None = None
         self._reader = EventReader(live)
-        # Beside the process id, a label of this run alone: one orchestrator may be asked for two runs.
+        # The run is part of the label, because one orchestrator may execute several.
         pid, _, since = identity().partition(" ")
         self._label = {LABEL: pid, SINCE: since, "SHARDYARD_RUN": str(live.resolve())}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -102,7 +102,7 @@ class LocalRun(RunHandle):
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,
-                        start_new_session=True,  # Ctrl-C in the terminal is the orchestrator's to handle
+                        start_new_session=True,  # only the orchestrator handles Ctrl-C
                     )
         except BaseException:
             self.stop()
@@ -113,13 +113,13 @@ class LocalRun(RunHandle):
         deadline = time.monotonic() + timeout_s
         while len(exits := self._exits()) == before and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        # The throttle ends when it is told to; the others by themselves.
+        # The throttle runs until `stop`, so the run does not wait for it.
         running = [name for name in self._processes if name not in exits and name != THROTTLE]
-        trouble = "the throttle that held the last node back has ended" if THROTTLE in exits else None
-        # An agent whose rank is killed now waits for others to meet again, who have ended.
-        if self._finished_at and time.monotonic() - self._finished_at > PART_S:
+        error = "the throttle of the last node has ended before the run" if THROTTLE in exits else None
+        # An agent whose rank is killed now would wait for a rendezvous with agents that have exited.
+        if self._finished_at and time.monotonic() - self._finished_at > AGENT_EXIT_S:
             running = []
-        return RunState(exits, len(running), trouble if running else None)
+        return RunState(exits, len(running), error if running else None)
 
     def _exits(self) -> dict[str, int]:
         codes = {name: process.poll() for name, process in self._processes.items()}
@@ -135,21 +135,21 @@ class LocalRun(RunHandle):
         return events
 
     def stop(self) -> None:
-        # Again, for an agent may have started a rank while it was being ended.
+        # Repeat it: an agent may start a rank while it is being stopped.
         for _ in range(STOP_TIMES):
             if not _end([process for process, _ in _labelled(self._label)]):
                 break
         for process in self._processes.values():
-            # It has ended, and this buries it; one that the kernel itself holds back must not hold us.
+            # Reap it; do not wait for a process in uninterruptible sleep.
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=POLITE_S)
 
     def collect(self, paths: RunPaths) -> None:
         events = EventReader(self._live).new()
         write_atomic(paths.events, "".join(event.to_line() + "\n" for event in events))
-        for kept in (paths.weights, paths.usage):
+        for path in (paths.weights, paths.usage):
             with suppress(FileNotFoundError):
-                (self._live / kept.name).replace(kept)
+                (self._live / path.name).replace(path)
         shutil.rmtree(self._live)
 
 
@@ -160,27 +160,27 @@ def _label(environment: Mapping[str, str]) -> str:
 def _labelled(
     wanted: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[psutil.Process, Mapping[str, str]]]:
-    """Processes that carry our label, and their environment; `wanted` narrows it to one run."""
+    """Processes with the label, and their environments. wanted: variables that they must have, too."""
     for process in psutil.process_iter():
         try:
             environment = process.environ()
         except psutil.Error:
-            continue  # gone, or somebody else's
-        wants = (wanted or {}).items()
-        if environment.get(LABEL, "").isdigit() and all(environment.get(k) == v for k, v in wants):
+            continue  # ended, or another user's
+        required = (wanted or {}).items()
+        if environment.get(LABEL, "").isdigit() and all(environment.get(k) == v for k, v in required):
             yield process, environment
 
 
-def _end(doomed: list[psutil.Process]) -> int:
-    """Ask, wait, insist. Returns how many there were."""
+def _end(processes: list[psutil.Process]) -> int:
+    """Send SIGTERM, then SIGKILL to those still alive. Returns the number of processes."""
     for step in (signal.SIGTERM, signal.SIGKILL):
-        for process in doomed:
+        for process in processes:
             try:
-                process.send_signal(signal.SIGCONT)  # a stopped process cannot hear SIGTERM
+                process.send_signal(signal.SIGCONT)  # a stopped process does not handle SIGTERM
                 process.send_signal(step)
             except psutil.NoSuchProcess:
                 continue
-        _, alive = psutil.wait_procs(doomed, timeout=POLITE_S)
+        _, alive = psutil.wait_procs(processes, timeout=POLITE_S)
         if not alive:
             break
-    return len(doomed)
+    return len(processes)

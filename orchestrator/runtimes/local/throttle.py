@@ -1,6 +1,6 @@
-"""The throttle: enforces a CPU quota on one node's processes, as a container has.
+"""The throttle: enforces a CPU quota on one node's processes, as containers do.
 
-    python -m orchestrator.runtimes.local.throttle QUOTA MEMBER VARIABLE RANKS ACCOUNT
+    python -m orchestrator.runtimes.local.throttle QUOTA NODE VARIABLE RANKS USAGE_FILE
 
 In each period of 100 ms, as in the kernel, the processes may use QUOTA × period of CPU time. Then they are
 stopped (SIGSTOP) until the period ends. Unused time is lost and overuse is deducted later, as in CFS
@@ -28,8 +28,8 @@ import psutil
 from trainer.core.cgroup import NodeUsage
 
 PERIOD_S = 0.1
-TICK_S = 0.004  # between looks at what has been used
-SEARCH_S = 0.1  # between looks for processes that have not come up yet
+TICK_S = 0.004  # between measurements of CPU time
+SEARCH_S = 0.1  # between searches for processes that have not started yet
 
 
 class Throttled(Protocol):
@@ -70,7 +70,7 @@ class Throttle:
 
     def __init__(self, quota: float, now: float) -> None:
         self._quota = quota
-        self._left = quota * PERIOD_S  # that may be used in this period; negative when overdrawn
+        self._left = quota * PERIOD_S  # CPU seconds left in this period; negative after overuse
         self.period_ends = now + PERIOD_S
         self._processes: list[Throttled] = []
         self._stopped_at: float | None = None
@@ -113,12 +113,12 @@ class Throttle:
 
 
 def find(run: str, variable: str, ranks: Collection[str]) -> Iterator[tuple[str, psutil.Process]]:
-    """These ranks with their processes, as far as they have come up.
+    """The processes of these ranks, as far as they have started.
 
-    run: what SHARDYARD_RUN is in the environment of all of the run's processes.
+    run: value of SHARDYARD_RUN in the environment of the run's processes.
     """
     for process in psutil.process_iter():
-        with suppress(psutil.Error):  # gone, or another user's
+        with suppress(psutil.Error):  # ended, or another user's
             environment = process.environ()
             rank = environment.get(variable, "")
             # The environment may be inherited from a rank of another run: do not stop this process.
@@ -126,8 +126,8 @@ def find(run: str, variable: str, ranks: Collection[str]) -> Iterator[tuple[str,
                 yield rank, process
 
 
-def main(quota: float, member: str, variable: str, ranks: Sequence[str], account: Path) -> None:
-    """Throttle the ranks until SIGTERM or until the orchestrator is gone, then write their usage."""
+def main(quota: float, node: str, variable: str, ranks: Sequence[str], usage_file: Path) -> None:
+    """Throttle the ranks until SIGTERM or until the orchestrator has ended, then write their usage."""
     orchestrator, run = int(os.environ["SHARDYARD_PARENT_PID"]), os.environ["SHARDYARD_RUN"]
     throttle = Throttle(quota, time.monotonic())
     missing = set(ranks)
@@ -147,13 +147,13 @@ def main(quota: float, member: str, variable: str, ranks: Sequence[str], account
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         throttle.release(time.monotonic())
         usage = NodeUsage(
-            name=member,
+            name=node,
             ranks=[int(rank) for rank in ranks],
             cpus=quota,
             cpu_s=throttle.used_s,
             throttled_s=throttle.stopped_s,
         )
-        account.write_text(usage.model_dump_json() + "\n")
+        usage_file.write_text(usage.model_dump_json() + "\n")
 
 
 if __name__ == "__main__":
