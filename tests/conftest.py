@@ -31,6 +31,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"needs {wanted} GPU{'' if wanted == 1 else 's'}: {found.detail}")
 
 
+# Before xdist reads the groups, which it does in the same hook.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with the longest chain: tests that start containers run one after the other, in one worker."""
     for item in items:
