@@ -8,7 +8,7 @@ TORCH := $(shell grep -hE '^torch(vision)?==' trainer/requirements.txt requireme
 # Arguments for the commands, e.g. make sweep ARGS="sweeps/mnist.yml --data-dir ~/data"
 ARGS ?=
 # Tests run in this many worker processes. Those that start containers share one worker.
-WORKERS ?= -n 3 --dist loadgroup
+WORKERS ?= -n 3
 
 .PHONY: help engine image venv sweep labs labs-quick report partitions model doctor test test-process test-all golden smoke check soak bench docs picture clean
 .DEFAULT_GOAL := help
@@ -58,8 +58,12 @@ test: $(VENV)/ready-dev ## run unit tests and one sweep over every topology; ARG
 test-process: $(VENV)/ready-dev ## run the tests that start local processes
 	$(RUN) -m pytest $(WORKERS) tests/integration tests/contract -m "not containers" $(ARGS)
 
+# Tests that start containers look at all containers of the engine, so they run one after the other.
 test-all: $(VENV)/ready-dev ## run all tests: unit, local processes and containers
-	$(RUN) -m pytest $(WORKERS) $(ARGS)
+	@status=0; \
+	$(RUN) -m pytest $(WORKERS) -m "not containers" $(ARGS) || status=1; \
+	$(RUN) -m pytest -m containers $(ARGS) || status=1; \
+	exit $$status
 
 golden: $(VENV)/ready-dev ## renew the golden report in tests/golden; read its diff
 	RENEW_GOLDEN=1 $(RUN) -m pytest -q tests/unit/test_report_golden.py

@@ -1,4 +1,4 @@
-"""Rules for all tests: skips, shared runs, and the order in which workers take tests.
+"""Rules for all tests: skips, shared runs and markers.
 
 In CI, a folder of which every test is skipped is a failure. Tests marked `gpu` are exempt: CI has no GPU.
 """
@@ -31,16 +31,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"needs {wanted} GPU{'' if wanted == 1 else 's'}: {found.detail}")
 
 
-# Before xdist reads the groups, which it does in the same hook.
+# Before `-m` selects by markers, which it does in the same hook.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start with the longest chain: tests that start containers run one after the other, in one worker."""
+    """Mark the tests in tests/smoke, which all start containers."""
     for item in items:
         if "smoke" in item.path.parts:
             item.add_marker("containers")
-        if item.get_closest_marker("containers"):
-            item.add_marker(pytest.mark.xdist_group("containers"))
-    items.sort(key=lambda item: item.get_closest_marker("containers") is None)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
