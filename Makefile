@@ -7,7 +7,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH := $(shell grep -hE '^torch(vision)?==' trainer/requirements.txt requirements.txt)
 # Arguments for the commands, e.g. make sweep ARGS="sweeps/mnist.yml --data-dir ~/data"
 ARGS ?=
-# Tests run in this many worker processes. Those that start containers share one worker.
+# Worker processes of the tests that start no containers.
 WORKERS ?= -n 3
 
 .PHONY: help engine image venv sweep labs labs-quick report partitions model doctor test test-process test-all golden smoke check soak bench docs picture clean
