@@ -27,7 +27,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests that need more GPUs than there are, with the reason that `doctor` prints."""
     if marker := item.get_closest_marker("gpu"):
         wanted, found = (marker.args or (1,))[0], gpu()
-        if found.verdict != "ok" or gpus() < wanted:
+        if found.status != "ok" or gpus() < wanted:
             pytest.skip(f"needs {wanted} GPU{'' if wanted == 1 else 's'}: {found.detail}")
 
 
