@@ -49,7 +49,7 @@ def test_sweep_whose_orchestrator_was_killed_resumes_to_the_same_weights(
     file.write_text(json.dumps({"name": "one", "base": RUN, "blocks": [{}]}))
     sweep = start_sweep(file, cut)
     # In the second epoch, so that an epoch has been evaluated and another is in the middle.
-    wait_until(lambda: list(cut.glob("*/checkpoints/local/epoch-00001-step-*/rank-3.pt")))
+    wait_until(lambda: list(cut.glob("*/checkpoints/local/epoch-00001-step-*/rank-3.pt")), timeout_s=120)
     sweep.kill()
     sweep.communicate()
     wait_until(lambda: not node_processes(cut))
