@@ -77,8 +77,8 @@ def test_the_split_and_the_parts_as_fed_name_each_other() -> None:
     split = parts([4, 2, 0], [1, 3])
     record = CoverageTracker(5, 2).epoch(1, split)
     labels = np.array([0, 1, 0, 1, 0])
-    fed = [PartitionRecord.of(1, order, labels, 2) for order in parts([0, 2, 4], [3, 1])]
-    assert record.digest == combined_digest(part.digest for part in fed)
+    records = [PartitionRecord.of(1, order, labels, 2) for order in parts([0, 2, 4], [3, 1])]
+    assert record.digest == combined_digest(part.digest for part in records)
     exchanged = [PartitionRecord.of(1, order, labels, 2) for order in parts([0, 2, 1], [3, 4])]
     assert record.digest != combined_digest(part.digest for part in exchanged)
 

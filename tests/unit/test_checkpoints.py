@@ -351,8 +351,8 @@ def test_a_run_resumed_by_another_command_excludes_the_first_one() -> None:
 
 
 def test_usage_of_containers_covers_the_last_command_only() -> None:
-    nobody = dict.fromkeys(("cpu_s", "throttled_s", "memory_peak_mb", "sent_bytes", "received_bytes"), None)
-    usage = [NodeUsage(name=f"node-{n}", ranks=[n], out_of_memory=0, **nobody) for n in range(2)]
+    absent = dict.fromkeys(("cpu_s", "throttled_s", "memory_peak_mb", "sent_bytes", "received_bytes"), None)
+    usage = [NodeUsage(name=f"node-{n}", ranks=[n], out_of_memory=0, **absent) for n in range(2)]
     resumed, _, contained = row(started_again(last=went_on()), usage=usage, restarts=1).flags[-3:]
     overall = "start-up time, wall time and what the nodes used"
     assert resumed.endswith(f"; {overall} cover the last command only")

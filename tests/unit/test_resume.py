@@ -179,7 +179,7 @@ def spec(run: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# Which checkpoint is gone on from
+# Which checkpoint a run resumes from
 
 
 RUN: dict[str, Any] = {"epochs": 3, "batch_size": 10, "checkpoint_steps": 4}

@@ -205,7 +205,7 @@ def rpc_errors(rank: int, doing: str) -> Iterator[None]:
 
 
 class Heartbeat:
-    """Pings a rank that this rank waits for: a mailbox cannot tell that the sender has ended."""
+    """Pings a rank that this rank waits for: a mailbox does not show that the sender has ended."""
 
     def __init__(self, rank: int, timeout_s: float) -> None:
         self._rank, self._timeout_s = rank, timeout_s
