@@ -1,4 +1,4 @@
-"""What autograd keeps is counted, byte by byte."""
+"""Activation memory: the bytes that autograd saves for the backward pass."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import nn
 from trainer.training.memory import Activations
 
 
-def test_each_memory_counts_once_and_weights_do_not() -> None:
-    # Kept are: the input (of the first layer), the ReLU's output (by the ReLU and by the second layer).
+def test_each_storage_counts_once_and_weights_do_not_count() -> None:
+    # Saved: the first layer's input, and the ReLU's output (once by the ReLU, once by the second layer).
     model = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5))
     with Activations() as activations:
         output = model(torch.ones(4, 10))
@@ -18,7 +18,7 @@ def test_each_memory_counts_once_and_weights_do_not() -> None:
     assert activations.peak_bytes == 4 * (4 * 10 + 4 * 20)
 
 
-def test_what_was_let_go_makes_room() -> None:
+def test_peak_excludes_released_activations() -> None:
     model = nn.Linear(10, 10)
     inputs = [torch.ones(n, 10) for n in (1, 2, 3)]
     with Activations() as one_by_one:
@@ -31,7 +31,7 @@ def test_what_was_let_go_makes_room() -> None:
     assert at_once.peak_bytes == 4 * 60
 
 
-def test_the_gradient_is_the_same() -> None:
+def test_counting_does_not_change_gradients() -> None:
     gradients = []
     for count in (False, True):
         weight = torch.full((3, 3), 0.5, requires_grad=True)

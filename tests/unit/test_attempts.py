@@ -1,4 +1,4 @@
-"""Which events count of a run whose ranks were restarted."""
+"""The events that count when the ranks of a run are restarted."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def jittered(pixels: Tensor, seed: int = 0, **fields: Any) -> Tensor:
 
 
 def pixels(number: int = 12, low: float = 0.3, high: float = 0.6) -> Tensor:
-    """Pixels that a jitter of 0.2 does not clip."""
+    """Pixel values that a jitter of 0.2 does not clip."""
     return torch.rand(number, 3, 9, 8, generator=torch.Generator().manual_seed(1)) * (high - low) + low
 
 
@@ -100,19 +100,19 @@ def assert_uniform(values: np.ndarray, most: float, slack: float) -> None:
 
 
 def test_rotation_is_uniform_about_the_centre() -> None:
-    places = blob_centres(degrees=40)
-    assert np.hypot(*places.T) == pytest.approx(6, abs=0.05)
-    assert_uniform(np.array([degrees(atan2(up, right)) for right, up in places]), 40, slack=0.5)
+    centres = blob_centres(degrees=40)
+    assert np.hypot(*centres.T) == pytest.approx(6, abs=0.05)
+    assert_uniform(np.array([degrees(atan2(up, right)) for right, up in centres]), 40, slack=0.5)
 
 
 def test_scale_is_uniform_about_the_centre() -> None:
-    places = blob_centres(scale=0.3)
-    assert places[:, 1] == pytest.approx(0, abs=0.02)
-    assert_uniform(np.array([hypot(*place) / 6 - 1 for place in places]), 0.3, slack=0.01)
+    centres = blob_centres(scale=0.3)
+    assert centres[:, 1] == pytest.approx(0, abs=0.02)
+    assert_uniform(np.array([hypot(*centre) / 6 - 1 for centre in centres]), 0.3, slack=0.01)
 
 
 def test_shear_is_uniform_along_rows() -> None:
-    """The middle row stays in place; a column leans by up to the angle, either way."""
+    """The middle row does not move; a column leans by up to the angle in either direction."""
     assert blob_centres(shear=30) == pytest.approx(np.tile([6, 0], (400, 1)), abs=0.05)
     column = torch.zeros(32, 32)
     column[:, 15:17] = 1.0
@@ -159,7 +159,7 @@ def test_hue_shift_keeps_value_and_chroma() -> None:
     changed = jittered(x, draws=50, hue=0.3)
     torch.testing.assert_close(changed.amax(dim=1), x.amax(dim=1), rtol=0, atol=1e-5)
     torch.testing.assert_close(changed.amin(dim=1), x.amin(dim=1), rtol=0, atol=1e-5)
-    assert (changed - x).abs().flatten(1).amax(dim=1).min() > 0.001  # of every image
+    assert (changed - x).abs().flatten(1).amax(dim=1).min() > 0.001  # in every image
 
 
 def test_jittered_images_are_normalised() -> None:
@@ -211,9 +211,9 @@ def test_model_parallel_ranks_augment_as_serial(strategy: Any, monkeypatch: pyte
     built: list[object] = []
     build = StandardAugmentation.build
 
-    def counted(law: StandardAugmentation, scale: PixelScale, device: str) -> Any:
-        built.append(law)
-        return build(law, scale, device)
+    def counted(augmentation: StandardAugmentation, scale: PixelScale, device: str) -> Any:
+        built.append(augmentation)
+        return build(augmentation, scale, device)
 
     monkeypatch.setattr(StandardAugmentation, "build", counted)
     assert_close(train(strategy, 3, model={"name": "mlp", "hidden": [8]}, **STEPS), serial)
@@ -233,7 +233,7 @@ def test_test_split_is_not_augmented(monkeypatch: pytest.MonkeyPatch) -> None:
     train("serial", 1, **STEPS)
     dataset = DATASETS.parse(SMALL["dataset"])
     test = dataset.load(None).test.images  # type: ignore[arg-type]
-    np.testing.assert_array_equal(np.concatenate(seen), np.concatenate([test] * 2))  # of two epochs
+    np.testing.assert_array_equal(np.concatenate(seen), np.concatenate([test] * 2))  # two epochs
 
 
 # Validation

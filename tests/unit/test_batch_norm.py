@@ -39,7 +39,7 @@ def statistics(weights: np.ndarray, parameters: int) -> np.ndarray:
 
 
 def layer(kind: type[nn.BatchNorm2d], mean: float = 1.0) -> nn.BatchNorm2d:
-    """mean: added to the running mean, less 1."""
+    """Return a layer whose running mean is shifted by `mean` - 1."""
     norm = kind(CHANNELS)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -151,7 +151,7 @@ def test_sync_batch_norm_all_reduces_4c_plus_1_floats() -> None:
     assert together(2, body) == [4 * (4 * CHANNELS + 1)] * 2
 
 
-# Trainings
+# Training
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The certificate's figures, against values worked out by hand and by scipy."""
+"""The certificate's figures, compared with hand-computed values and with scipy."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def parts(*indices: list[int] | range) -> list[np.ndarray]:
     ("split", "samples", "coverage", "overlap"),
     [
         (parts(range(5), range(5, 10)), 10, 1.0, 0.0),  # a partition
-        (parts(range(10)), 10, 1.0, 0.0),  # one node with all of it
+        (parts(range(10)), 10, 1.0, 0.0),  # one node holds everything
         (parts(range(5), range(5)), 10, 0.5, 0.5),  # the lab's two nodes with one seed: the same half
-        (parts(range(50), range(25, 75)), 100, 0.75, 0.25),  # two random halves, as expected of them
-        (parts([0, 1], [1, 2], [1, 3]), 8, 0.5, 0.125),  # held thrice is one overlapping sample
-        (parts([0, 0, 0], [1]), 4, 0.5, 0.0),  # a repetition inside a node is no overlap
+        (parts(range(50), range(25, 75)), 100, 0.75, 0.25),  # the expectation for two random halves
+        (parts([0, 1], [1, 2], [1, 3]), 8, 0.5, 0.125),  # a sample on three nodes counts once
+        (parts([0, 0, 0], [1]), 4, 0.5, 0.0),  # a repetition within a node is no overlap
         (parts([3], [3], [3]), 4, 0.25, 0.25),
     ],
 )
@@ -42,12 +42,12 @@ def test_spread(split: list[np.ndarray], samples: int, coverage: float, overlap:
     assert Coverage.of(split, samples) == Coverage(coverage, overlap)
 
 
-def test_certifier_knows_the_epoch_and_all_epochs_so_far() -> None:
+def test_coverage_of_an_epoch_and_of_all_epochs_so_far() -> None:
     certifier = CoverageTracker(samples=10, nodes=2)
     first = certifier.epoch(1, parts([0, 1, 2], [3, 4, 5]))
     assert (first.epoch, first.coverage, first.overlap) == (1, 0.6, 0.0)
     assert (first.coverage_so_far, first.overlap_so_far) == (0.6, 0.0)
-    # Node 0 gets two of its own again and one that was node 1's; node 1 two new ones.
+    # Node 0 gets two of its own samples again and one of node 1's; node 1 gets two new ones.
     second = certifier.epoch(2, parts([0, 1, 3], [8, 9]))
     assert (second.epoch, second.coverage, second.overlap) == (2, 0.5, 0.0)
     assert (second.coverage_so_far, second.overlap_so_far) == (0.8, 0.1)
@@ -57,7 +57,7 @@ def test_certifier_knows_the_epoch_and_all_epochs_so_far() -> None:
     assert third.overlap_so_far == pytest.approx(0.3)
 
 
-def test_certifier_wants_a_part_of_every_node() -> None:
+def test_coverage_needs_a_part_for_every_node() -> None:
     with pytest.raises(ValueError, match="shorter"):
         CoverageTracker(10, 3).epoch(1, parts([0], [1]))
 
@@ -65,7 +65,7 @@ def test_certifier_wants_a_part_of_every_node() -> None:
 # Digests
 
 
-def test_a_part_is_named_by_its_samples_not_their_order() -> None:
+def test_part_digest_ignores_the_order_of_samples() -> None:
     name = part_digest(np.array([3, 1, 2]))
     assert name == part_digest(np.array([1, 2, 3], dtype=np.int32))
     assert len(name) == 16
@@ -73,7 +73,7 @@ def test_a_part_is_named_by_its_samples_not_their_order() -> None:
     assert len({name, *(part_digest(np.array(other)) for other in others)}) == 1 + len(others)
 
 
-def test_the_split_and_the_parts_as_fed_name_each_other() -> None:
+def test_coverage_digest_combines_the_digests_of_the_parts() -> None:
     split = parts([4, 2, 0], [1, 3])
     record = CoverageTracker(5, 2).epoch(1, split)
     labels = np.array([0, 1, 0, 1, 0])
@@ -96,7 +96,7 @@ def test_part_record() -> None:
     assert label_counts(labels, 4).tolist() == [4, 2, 2, 0]
 
 
-def test_over_epochs_labels_add_up() -> None:
+def test_labels_accumulate_over_epochs() -> None:
     labels = np.array([0, 0, 1, 1])
     first = PartitionRecord.of(1, np.array([0, 1]), labels, classes=2)
     second = PartitionRecord.of(2, np.array([2, 3]), labels, classes=2, before=np.array(first.labels))
@@ -114,17 +114,17 @@ def test_over_epochs_labels_add_up() -> None:
         ([0, 0, 1], [1, 0, 0], 1.0),
     ],
 )
-def test_js_divergence_by_hand(p: list[int], q: list[int], bits: float) -> None:
+def test_js_divergence_hand_computed(p: list[int], q: list[int], bits: float) -> None:
     assert js_divergence(p, q) == pytest.approx(bits, abs=1e-6)
     assert js_divergence(q, p) == pytest.approx(bits, abs=1e-6)
 
 
-def test_js_divergence_is_scipys() -> None:
+def test_js_divergence_equals_scipy() -> None:
     rng = np.random.default_rng(0)
     for classes in (2, 10, 100):
         for _ in range(20):
             p, q = rng.integers(0, 50, (2, classes))
-            p[0], q[-1] = 1, 1  # each has a sample
+            p[0], q[-1] = 1, 1  # at least one sample each
             value = js_divergence(p, q)
             assert value == pytest.approx(jensenshannon(p, q, base=2) ** 2, abs=1e-12)
             assert 0 <= value <= 1
@@ -143,18 +143,18 @@ def test_js_divergence_of_nearly_equal_counts_is_not_negative() -> None:
         ([1, 2, 3], [10, 20, 30], 0.0),
         ([5, 0], [0, 7], 2.0),
         ([1, 0], [1, 1], 1.0),
-        ([60] + [0] * 9, [6] * 10, 1.8),  # one of ten classes, as Zhao et al. 2018 have it: 0.9 + 9 * 0.1
+        ([60] + [0] * 9, [6] * 10, 1.8),  # one of ten classes (Zhao et al. 2018): 0.9 + 9 * 0.1
         ([30, 30] + [0] * 8, [6] * 10, 1.6),  # two of ten
         ([3, 1, 0], [1, 1, 2], 1.0),  # |3/4 - 1/4| + |1/4 - 1/4| + |0 - 1/2|
     ],
 )
-def test_earth_movers_distance_by_hand(p: list[int], q: list[int], distance: float) -> None:
+def test_earth_movers_distance_hand_computed(p: list[int], q: list[int], distance: float) -> None:
     assert earth_movers_distance(p, q) == pytest.approx(distance, abs=1e-12)
     assert earth_movers_distance(q, p) == pytest.approx(distance, abs=1e-12)
 
 
-def test_records_become_fields() -> None:
+def test_largest_record_fits_an_event() -> None:
     record = CoverageTracker(2, 1).epoch(1, parts([0, 1]))
     assert CoverageRecord(**record.model_dump()) == record
     part = PartitionRecord.of(1, np.arange(100), np.zeros(100, int), classes=1000)
-    assert len(str(part.model_dump())) < MAX_BYTES  # a thousand classes, as ImageNet has
+    assert len(str(part.model_dump())) < MAX_BYTES  # 1000 classes, as in ImageNet

@@ -1,4 +1,4 @@
-"""The store of checkpoints, which specs may ask for them, and the row of a run that went on from one."""
+"""The checkpoint store, which specs may set intervals, and the result of a resumed run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_state_round_trip(store: CheckpointStore, tmp_path: Path) -> None:
     assert abs(taken - file.stat().st_mtime) < 5
 
 
-def test_a_crash_before_the_rename_leaves_what_there_was(
+def test_crash_before_the_rename_keeps_earlier_checkpoints(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.write(AT, state(1))
@@ -65,11 +65,11 @@ def test_a_crash_before_the_rename_leaves_what_there_was(
                 store.write(position, state(2))
     assert store.positions() == [AT]
     assert torch.equal(store.read(AT)[0]["weights"], state(1)["weights"])
-    store.write(Position(3, 0), state(3))  # over what the crash has left
+    store.write(Position(3, 0), state(3))  # overwrites the temporary file of the crash
     assert store.positions() == [Position(3, 0), AT]
 
 
-def test_a_file_is_on_the_disk_before_it_has_its_name(
+def test_file_is_synced_before_it_is_renamed(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
@@ -81,7 +81,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o777], ids=oct)
-def test_directories_are_open_to_whom_the_one_that_they_are_in_is_open(tmp_path: Path, mode: int) -> None:
+def test_directories_inherit_the_mode_of_their_parent(tmp_path: Path, mode: int) -> None:
     """Local checkpoints stay private; `make_world_writable` opens the mounted directory to containers."""
     tmp_path.chmod(mode)
     store = CheckpointStore(tmp_path / "checkpoints", "run-key", 0, 2)
@@ -91,28 +91,28 @@ def test_directories_are_open_to_whom_the_one_that_they_are_in_is_open(tmp_path:
     assert [path.stat().st_mode & 0o777 for path in made] == [mode, mode]
 
 
-@pytest.mark.parametrize("planted", ["epoch-00002-step-0000013/rank-0.tmp", "resumed"])
-def test_symbolic_links_are_not_followed(store: CheckpointStore, tmp_path: Path, planted: str) -> None:
-    precious = tmp_path / "precious"
-    precious.write_text("another's")
-    link = tmp_path / "checkpoints" / planted
+@pytest.mark.parametrize("target", ["epoch-00002-step-0000013/rank-0.tmp", "resumed"])
+def test_symbolic_links_are_not_followed(store: CheckpointStore, tmp_path: Path, target: str) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("another's")
+    link = tmp_path / "checkpoints" / target
     link.parent.mkdir(parents=True)
-    link.symlink_to(precious)
+    link.symlink_to(victim)
     with pytest.raises(CheckpointError, match="Too many levels of symbolic links"):
-        store.record_resumption() if planted == "resumed" else store.write(AT, state())
-    assert precious.read_text() == "another's"
+        store.record_resumption() if target == "resumed" else store.write(AT, state())
+    assert victim.read_text() == "another's"
 
 
-@pytest.mark.parametrize("cut", [0, 1, 50, 700])
-def test_a_file_that_ends_early_is_damaged(store: CheckpointStore, tmp_path: Path, cut: int) -> None:
+@pytest.mark.parametrize("length", [0, 1, 50, 700])
+def test_truncated_file_is_damaged(store: CheckpointStore, tmp_path: Path, length: int) -> None:
     store.write(AT, state())
     (file,) = tmp_path.glob("checkpoints/*/*")
-    file.write_bytes(file.read_bytes()[:cut])
+    file.write_bytes(file.read_bytes()[:length])
     with pytest.raises(CheckpointError, match="damaged"):
         store.read(AT)
 
 
-def test_every_flipped_bit_is_found(store: CheckpointStore, tmp_path: Path) -> None:
+def test_flipped_bits_are_detected(store: CheckpointStore, tmp_path: Path) -> None:
     store.write(AT, state())
     (file,) = tmp_path.glob("checkpoints/*/*")
     whole = file.read_bytes()
@@ -127,7 +127,7 @@ def test_every_flipped_bit_is_found(store: CheckpointStore, tmp_path: Path) -> N
     [(("another-key", 0, 2), "run is run-key"), (("run-key", 0, 3), "ranks is 2, not 3")],
     ids=["another run", "another world size"],
 )
-def test_a_checkpoint_of_another_run_is_refused(
+def test_checkpoint_of_another_run_is_rejected(
     store: CheckpointStore, tmp_path: Path, other: tuple[str, int, int], what: str
 ) -> None:
     store.write(AT, state())
@@ -135,7 +135,7 @@ def test_a_checkpoint_of_another_run_is_refused(
         CheckpointStore(tmp_path / "checkpoints", *other).read(AT)
 
 
-def test_a_misplaced_file_is_refused(store: CheckpointStore, tmp_path: Path) -> None:
+def test_misplaced_file_is_rejected(store: CheckpointStore, tmp_path: Path) -> None:
     store.write(AT, state())
     (file,) = tmp_path.glob("checkpoints/*/*")
     file.rename(file.with_name("rank-1.pt"))
@@ -147,14 +147,16 @@ def test_a_misplaced_file_is_refused(store: CheckpointStore, tmp_path: Path) -> 
         CheckpointStore(tmp_path / "checkpoints", "run-key", 0, 2).read(Position(3, 0))
 
 
-def test_another_torch_version_is_refused(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_torch_version_is_rejected(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.write(AT, state())
     monkeypatch.setattr(torch, "__version__", "9.9")
     with pytest.raises(CheckpointError, match=r"written with torch .*9\.9"):
         store.read(AT)
 
 
-def test_other_trainer_sources_are_refused(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_trainer_sources_are_rejected(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store.write(AT, state())
     monkeypatch.setattr(module, "source_digest", lambda: "0123456789abcdef")
     with pytest.raises(CheckpointError, match=r"sources \w{16}; these are 0123"):
@@ -174,13 +176,13 @@ def test_source_digest_changes_with_any_source(tmp_path: Path, monkeypatch: pyte
     assert digest() == names[-1]
 
 
-def test_a_missing_checkpoint_is_an_error(store: CheckpointStore) -> None:
+def test_missing_checkpoint_is_an_error(store: CheckpointStore) -> None:
     assert store.positions() == []
     with pytest.raises(CheckpointError, match="cannot be read: No such file"):
         store.read(AT)
 
 
-def test_an_unreadable_directory_is_an_error(tmp_path: Path) -> None:
+def test_unreadable_directory_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match=f"{tmp_path}/file: .*Not a directory"):
         CheckpointStore(tmp_path / "file", "run-key", 0, 2).positions()
@@ -193,12 +195,12 @@ def test_prune_keeps_the_last_two(store: CheckpointStore, tmp_path: Path) -> Non
     other.write(Position(1, 0), state())
     store.prune(Position(1, 3))
     assert store.positions() == [Position(1, 3), Position(1, 2)]
-    assert other.positions() == [Position(1, 0)]  # another rank's are its own business
+    assert other.positions() == [Position(1, 0)]  # another rank's checkpoints stay
     left = sorted(path.name[-1] for path in (tmp_path / "checkpoints").iterdir())
     assert left == ["0", "2", "3"]
 
 
-def test_a_full_disk_is_named(
+def test_full_disk_error_names_the_directory(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def full(_: int) -> None:
@@ -209,33 +211,33 @@ def test_a_full_disk_is_named(
         store.write(AT, state())
 
 
-def test_a_later_position_has_a_larger_number() -> None:
-    places = [Position(0, 1), Position(0, 9), Position(1, 0), Position(1, 5), Position(9_999, 2**31)]
-    assert sorted(places, key=lambda place: place.number) == sorted(places) == places
-    assert len({place.number for place in places}) == len(places)
+def test_position_numbers_increase() -> None:
+    positions = [Position(0, 1), Position(0, 9), Position(1, 0), Position(1, 5), Position(9_999, 2**31)]
+    assert sorted(positions, key=lambda each: each.number) == sorted(positions) == positions
+    assert len({each.number for each in positions}) == len(positions)
 
 
-def test_nothing_is_run_that_a_file_brings(store: CheckpointStore) -> None:
+def test_loading_executes_no_pickled_code(store: CheckpointStore) -> None:
     store.write(AT, {"loss": module.CheckpointError("an object of any class")})
     with pytest.raises(Exception, match="Weights only load failed"):
         store.read(AT)
 
 
-# Which runs may ask for them
+# Which runs may set an interval
 
 
 def spec(**fields: Any) -> RunSpec:
     return RunSpec.model_validate({"strategy": "all_reduce", "nodes": 2, **fields})
 
 
-def complaint(**fields: Any) -> str:
+def error_message(**fields: Any) -> str:
     with pytest.raises(ValidationError) as raised:
         spec(**fields)
     return str(raised.value.errors()[0]["type"]) + ": " + raised.value.errors()[0]["msg"]
 
 
 def test_at_most_one_interval() -> None:
-    assert complaint(checkpoint_epochs=1, checkpoint_steps=1).startswith("checkpoint_steps: ")
+    assert error_message(checkpoint_epochs=1, checkpoint_steps=1).startswith("checkpoint_steps: ")
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.entries)
@@ -245,15 +247,15 @@ def test_strategies_without_checkpoints_name_those_with(strategy: str) -> None:
     if kind.max_nodes:
         run["nodes"] = min(run["nodes"], kind.max_nodes)
     for interval in ("epochs", "steps"):
-        asked = {**run, f"checkpoint_{interval}": 2}
+        fields_of_run = {**run, f"checkpoint_{interval}": 2}
         if interval in kind.checkpoint_intervals:
-            assert spec(**asked).checkpoints
+            assert spec(**fields_of_run).checkpoints
         elif kind.checkpoint_intervals:
-            reported = complaint(**asked)
+            reported = error_message(**fields_of_run)
             assert reported.startswith(f"checkpoint_{interval}: ")
             assert f"checkpoint_{kind.checkpoint_intervals[0]}" in reported
         else:
-            reported = complaint(**asked)
+            reported = error_message(**fields_of_run)
             assert reported.startswith(f"checkpoint_{interval}: {strategy} ")
             assert {*reported.partition("one of ")[2].split(", ")} == ABLE
 
@@ -264,10 +266,11 @@ def test_compression_with_error_feedback_has_no_checkpoints(compression: str) ->
     if compression in ("none", "fp16"):
         assert spec(**run).checkpoints
     else:
-        assert complaint(**run).startswith("checkpoint_steps: all_reduce ")
+        assert error_message(**run).startswith("checkpoint_steps: all_reduce ")
 
 
-def test_they_are_part_of_what_a_run_is_since_they_cost_time() -> None:
+def test_run_key_includes_the_interval() -> None:
+    """Checkpoints cost time."""
     keys = {
         spec().key,
         spec(checkpoint_epochs=2).key,
@@ -277,23 +280,23 @@ def test_they_are_part_of_what_a_run_is_since_they_cost_time() -> None:
     assert len(keys) == 4
 
 
-# What becomes of a run that went on
+# Results of resumed and restarted runs
 
 
-def went_on(times: int = 1, taken: float = 3.0) -> list[Any]:
-    """Of two ranks, which begin with a checkpoint of theirs and end well. They were started at second 10.
+def resumed_run(times: int = 1, taken: float = 3.0) -> list[Any]:
+    """Events of two ranks that start at second 10, resume from a checkpoint and succeed.
 
-    taken: when the checkpoint was.
+    taken: time of the checkpoint, in seconds.
     """
-    places = [
+    resumed = [
         event("resumed", rank, 64.4, epoch=1, step=7, age_s=64.4 - taken, times=None if rank else times)
         for rank in range(2)
     ]
-    return [*trained({}, {}), *places]
+    return [*trained({}, {}), *resumed]
 
 
-def started_again(*first: Event, last: list[Event]) -> list[Event]:
-    """`last` after an attempt in which rank 1 failed. first: what that reported beside it."""
+def restarted(*first: Event, last: list[Event]) -> list[Event]:
+    """An attempt in which rank 1 fails, then `last`. first: further events of the failed attempt."""
     lost = [event("start", 0, pid=1), event("start", 1, pid=2), *first]
     lost.append(event("failed", 1, cause="x", peer=False))
     lost.append(event("terminated", 0, cause="stopped by SIGTERM"))
@@ -311,7 +314,7 @@ CONTAINED = "start-up and wall time include the attempts before the last restart
 
 
 def test_only_the_last_attempt_counts() -> None:
-    result, alone = row(started_again(last=went_on()), restarts=1), row(trained({}, {}))
+    result, alone = row(restarted(last=resumed_run()), restarts=1), row(trained({}, {}))
     assert (result.status, result.cause) == ("ok", None)
     assert (result.epochs, result.ranks, result.certificate) == (
         alone.epochs,
@@ -321,29 +324,29 @@ def test_only_the_last_attempt_counts() -> None:
     assert result.flags[-2] == "node 1: x; all ranks were restarted (1 of 1 restarts)"
 
 
-@pytest.mark.parametrize(("times", "said"), [(1, "once"), (3, "3 times")])
-def test_a_resumed_run_is_flagged(times: int, said: str) -> None:
-    (flag,) = set(row(went_on(times)).flags) - set(row(trained({}, {})).flags)
-    assert flag.startswith(f"{RESUMED} {said}, last from the one after epoch 1 and 7 steps, 61 s later")
+@pytest.mark.parametrize(("times", "count"), [(1, "once"), (3, "3 times")])
+def test_resumed_run_is_flagged(times: int, count: str) -> None:
+    (flag,) = set(row(resumed_run(times)).flags) - set(row(trained({}, {})).flags)
+    assert flag.startswith(f"{RESUMED} {count}, last from the one after epoch 1 and 7 steps, 61 s later")
     assert flag.endswith(SINCE)
 
 
 def test_lost_attempts_without_checkpoints_are_flagged() -> None:
-    result = row(started_again(last=trained({}, {})), restarts=1)
+    result = row(restarted(last=trained({}, {})), restarts=1)
     assert result.flags[-1].startswith(CONTAINED)
 
 
-def test_a_run_resumed_within_one_command_has_complete_start_up_and_wall_time() -> None:
-    resumed, _, contained = row(started_again(last=went_on(taken=12.0)), restarts=1).flags[-3:]
+def test_run_resumed_within_one_command_has_complete_start_up_and_wall_time() -> None:
+    resumed, _, contained = row(restarted(last=resumed_run(taken=12.0)), restarts=1).flags[-3:]
     assert resumed.startswith(f"{RESUMED} once")
     assert SINCE not in resumed
     assert contained.startswith(CONTAINED)
 
 
-def test_a_run_resumed_by_another_command_excludes_the_first_one() -> None:
-    """The orchestrator was killed; the next one's ranks went on, took a checkpoint, were started again."""
+def test_run_resumed_by_another_command_excludes_the_first_one() -> None:
+    """The orchestrator is killed; the next one's ranks resume, write a checkpoint and are restarted."""
     first = event("resumed", 0, 11.0, epoch=1, step=2, age_s=8.0, times=1)
-    result = row(started_again(first, last=went_on(times=2, taken=12.0)), restarts=1)
+    result = row(restarted(first, last=resumed_run(times=2, taken=12.0)), restarts=1)
     resumed, _, contained = result.flags[-3:]
     assert resumed.startswith(f"{RESUMED} 2 times")
     assert resumed.endswith(SINCE)
@@ -353,23 +356,23 @@ def test_a_run_resumed_by_another_command_excludes_the_first_one() -> None:
 def test_usage_of_containers_covers_the_last_command_only() -> None:
     absent = dict.fromkeys(("cpu_s", "throttled_s", "memory_peak_mb", "sent_bytes", "received_bytes"), None)
     usage = [NodeUsage(name=f"node-{n}", ranks=[n], out_of_memory=0, **absent) for n in range(2)]
-    resumed, _, contained = row(started_again(last=went_on()), usage=usage, restarts=1).flags[-3:]
+    resumed, _, contained = row(restarted(last=resumed_run()), usage=usage, restarts=1).flags[-3:]
     overall = "start-up time, wall time and what the nodes used"
     assert resumed.endswith(f"; {overall} cover the last command only")
     assert contained.startswith(f"{overall} include the attempts before")
 
 
 @pytest.mark.parametrize(
-    ("asked", "label"), [({}, "serial"), ({"checkpoint_steps": 5}, "serial checkpoint_steps=5")]
+    ("fields_of_run", "label"), [({}, "serial"), ({"checkpoint_steps": 5}, "serial checkpoint_steps=5")]
 )
-def test_a_report_says_which_runs_take_them(asked: dict[str, int], label: str) -> None:
-    run = spec(strategy="serial", nodes=1, **asked)
+def test_strategy_label_includes_the_interval(fields_of_run: dict[str, int], label: str) -> None:
+    run = spec(strategy="serial", nodes=1, **fields_of_run)
     result = run_result(key=run.key, spec=run.model_dump(mode="json"))
     (in_report,) = rows_of([(run.key, result, run)])
     assert in_report.strategy_label == label
 
 
-def test_a_new_attempt_begins_with_nothing_but_the_checkpoints(tmp_path: Path) -> None:
+def test_new_attempt_keeps_only_checkpoints(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run")
     _remove_previous_attempt(paths)
     assert list(paths.directory.iterdir()) == []
@@ -394,6 +397,6 @@ def test_a_new_attempt_begins_with_nothing_but_the_checkpoints(tmp_path: Path) -
         ("resumed", {}, "resumed from the checkpoint after epoch 2"),
     ],
 )
-def test_people_are_told(kind: str, fields: dict[str, Any], line: str) -> None:
+def test_console_lines_of_checkpoint_events(kind: str, fields: dict[str, Any], line: str) -> None:
     assert format_event(event(kind, epoch=2, step=0, **fields)) == line
     assert "epoch 2 and 5 steps" in str(format_event(event(kind, epoch=2, step=5, **fields)))

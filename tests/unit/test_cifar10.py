@@ -1,4 +1,4 @@
-"""CIFAR-10: read from the published archive, whose pickles may call nothing."""
+"""CIFAR-10: read from the published archive; its pickles may not call functions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from trainer.data.datasets.files import Archive
 
 
 def python2_pickle(entries: Mapping[str, Bytes | list[int]]) -> bytes:
-    """What Python 2 and numpy 1 wrote for {string: array or list of small numbers}, protocol 2."""
+    """A protocol 2 pickle of {string: array or list of small numbers}, as Python 2 and numpy 1 write it."""
 
     def string(value: bytes) -> bytes:
-        return b"T" + struct.pack("<i", len(value)) + value  # bytes, where Python 3 would write text
+        return b"T" + struct.pack("<i", len(value)) + value  # bytes; Python 3 writes text
 
     def number(value: int) -> bytes:
         return b"J" + struct.pack("<i", value)
@@ -49,15 +49,15 @@ Publish = Callable[[dict[str, bytes]], Path]
 
 @pytest.fixture
 def publish_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publish:
-    """Packs members (name in the folder: content) as the archive; returns a data_dir that has it."""
+    """Pack files (name in the folder: content) as the archive; return a data_dir that holds it."""
 
-    def pack(members: dict[str, bytes]) -> Path:
+    def pack(files: dict[str, bytes]) -> Path:
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-            for name, content in members.items():
-                member = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
+            for name, content in files.items():
+                entry = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
         archive = publish(Cifar10.archive.path, packed.getvalue(), tmp_path / "mirror")
         monkeypatch.setattr(Cifar10, "archive", archive)
         Cifar10().prepare(tmp_path / "data")
@@ -68,7 +68,7 @@ def publish_cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Publish:
 
 def fake_batches(samples: int = 6) -> dict[str, tuple[Bytes, list[int]]]:
     rng = np.random.default_rng(0)
-    # The published archive is not in the order of the numbers either.
+    # The published archive is not in numerical order either.
     order = ["data_batch_4", "test_batch", *(f"data_batch_{number}" for number in (3, 2, 5, 1))]
     return {
         name: (rng.integers(0, 256, (samples, 3072), np.uint8), rng.integers(0, 10, samples).tolist())
@@ -78,11 +78,11 @@ def fake_batches(samples: int = 6) -> dict[str, tuple[Bytes, list[int]]]:
 
 def test_cifar10_is_prepared_and_read(publish_cifar10: Publish) -> None:
     batches = fake_batches()
-    members = {
+    files = {
         name: python2_pickle({"data": pixels, "labels": labels})
         for name, (pixels, labels) in batches.items()
     }
-    data = Cifar10().load(publish_cifar10({"readme.html": b"<html>", **members}))
+    data = Cifar10().load(publish_cifar10({"readme.html": b"<html>", **files}))
     assert_ready_for_training(data)
     assert data.classes == 10
     train = [batches[f"data_batch_{number}"] for number in range(1, 6)]
@@ -96,12 +96,12 @@ def test_cifar10_is_prepared_and_read(publish_cifar10: Publish) -> None:
     )
 
 
-def test_cifar10_lacking_a_batch(publish_cifar10: Publish) -> None:
+def test_cifar10_without_a_batch(publish_cifar10: Publish) -> None:
     batches = fake_batches()
-    members = {name: python2_pickle({"data": p, "labels": n}) for name, (p, n) in batches.items()}
-    del members["data_batch_5"]
+    files = {name: python2_pickle({"data": p, "labels": n}) for name, (p, n) in batches.items()}
+    del files["data_batch_5"]
     with pytest.raises(DataError, match="lacks cifar-10-batches-py/data_batch_5"):
-        Cifar10().load(publish_cifar10(members))
+        Cifar10().load(publish_cifar10(files))
 
 
 class Hostile:
@@ -114,7 +114,7 @@ class Hostile:
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
 @pytest.mark.parametrize("function", [os.system, eval])
-def test_cifar10_calls_nothing_that_a_pickle_names(
+def test_cifar10_rejects_pickles_that_call_functions(
     publish_cifar10: Publish, tmp_path: Path, function: Callable[..., object], protocol: int
 ) -> None:
     trace = tmp_path / "called"
@@ -126,7 +126,7 @@ def test_cifar10_calls_nothing_that_a_pickle_names(
     assert not trace.exists()
 
 
-def test_published_facts_are_those_of_torchvision() -> None:
+def test_archive_equals_torchvision() -> None:
     from trainer.data.augmentations.torchvision_import import torchvision
 
     published = torchvision.datasets.CIFAR10

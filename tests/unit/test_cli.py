@@ -1,4 +1,4 @@
-"""The command line, as far as it goes without starting anything."""
+"""The command line, without starting any node."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_interrupts_once_and_cleaning_up_is_left_alone(number: signal.Signals) -> None:
+def test_signal_interrupts_once_and_not_during_cleanup(number: signal.Signals) -> None:
     before = [signal.getsignal(each) for each in SIGNALS]
     cleaned = False
     with pytest.raises(KeyboardInterrupt), run_sweep.interruptible():  # noqa: PT012
@@ -42,7 +42,7 @@ def test_a_signal_interrupts_once_and_cleaning_up_is_left_alone(number: signal.S
     assert [signal.getsignal(each) for each in SIGNALS] == before
 
 
-def test_what_a_user_can_mend_is_one_message_and_exit_code_2(
+def test_input_error_is_one_message_and_exit_code_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["orchestrator", "sweep", str(tmp_path / "absent.yml")])
@@ -52,33 +52,33 @@ def test_what_a_user_can_mend_is_one_message_and_exit_code_2(
     assert capsys.readouterr() == ("", f"error: {tmp_path}/absent.yml: no such file\n")
 
 
-def test_an_unknown_runtime_lists_the_known_ones() -> None:
+def test_unknown_runtime_lists_the_known_ones() -> None:
     with pytest.raises(InputError, match="--runtime slurm: unknown runtime; known: docker, local"):
         run_sweep.select_runtime("slurm")
 
 
-# Where nodes run
+# Selecting the runtime
 
 
 def engines(monkeypatch: pytest.MonkeyPatch, reason: str | None) -> None:
     monkeypatch.setattr(DockerRuntime, "unavailable_reason", lambda self: reason)
 
 
-def test_nodes_are_containers_where_an_engine_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_defaults_to_docker_if_an_engine_responds(monkeypatch: pytest.MonkeyPatch) -> None:
     engines(monkeypatch, None)
     selected = run_sweep.select_runtime(None)
     assert (selected.name, type(selected.runtime)) == ("docker", DockerRuntime)
     assert "--runtime local" in selected.reason
 
 
-def test_else_nodes_are_local_processes_and_the_reason_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_falls_back_to_local_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     engines(monkeypatch, "no Docker engine answers at unix:///x")
     selected = run_sweep.select_runtime(None)
     assert (selected.name, type(selected.runtime)) == ("local", LocalRuntime)
     assert selected.reason == "no Docker engine answers at unix:///x"
 
 
-def test_every_reason_is_named_where_no_runtime_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_available_runtime_lists_every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     engines(monkeypatch, "no engine answers")
     monkeypatch.setattr(LocalRuntime, "unavailable_reason", lambda self: "needs Linux")
     with pytest.raises(InputError) as raised:
@@ -87,9 +87,7 @@ def test_every_reason_is_named_where_no_runtime_is_available(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("name", ["docker", "local"])
-def test_a_runtime_that_is_asked_for_is_used_or_nothing_is(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_requested_runtime_is_used(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     engines(monkeypatch, None)
     assert (run_sweep.select_runtime(name).name, run_sweep.select_runtime(name).reason) == (
         name,
@@ -116,7 +114,7 @@ def test_docker_without_an_engine_is_one_message_and_exit_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_console_says_where_nodes_run_and_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_console_shows_the_runtime_and_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     engines(monkeypatch, "no engine answers")
     monkeypatch.setattr(LocalRuntime, "clean", lambda self: 2)
     monkeypatch.setattr(
@@ -134,7 +132,7 @@ def test_the_console_says_where_nodes_run_and_why(monkeypatch: pytest.MonkeyPatc
     assert "nodes are local processes (no engine answers)\n" in file.getvalue()
 
 
-def test_clean_asks_every_runtime(
+def test_clean_covers_every_runtime(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(LocalRuntime, "clean", lambda self: 2)
@@ -146,14 +144,12 @@ def test_clean_asks_every_runtime(
 # The image
 
 
-def test_image_is_built_with_the_wheels_that_are_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    asked: list[Path | None] = []
+def test_image_is_built_with_the_given_wheels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    built: list[Path | None] = []
 
     def build(engine: str, wheels: Path | None) -> int:
         assert engine == "the engine"
-        asked.append(wheels)
+        built.append(wheels)
         return 7
 
     monkeypatch.setattr("orchestrator.runtimes.docker.engine.reach", lambda: "the engine")
@@ -162,10 +158,10 @@ def test_image_is_built_with_the_wheels_that_are_named(
         with pytest.raises(typer.Exit) as caught:
             cli.image(wheels)
         assert caught.value.exit_code == 7
-    assert asked == [tmp_path, None]
+    assert built == [tmp_path, None]
 
 
-def test_image_without_an_engine_or_wheels_is_a_message(
+def test_image_without_an_engine_or_wheels_is_an_input_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def reach() -> None:
@@ -182,7 +178,7 @@ def test_image_without_an_engine_or_wheels_is_a_message(
     "name",
     ["plain", "long" * 40, "a[b]", "a[/b]", "a:b:c:ok:"],
 )
-def test_where_the_report_lies_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_report_path_is_printed_verbatim(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr("orchestrator.report.write_report", lambda paths: None)
     file = io.StringIO()
     run_sweep.publish_report(SweepPaths(Path(name)), run_sweep.text_console(file))
@@ -190,7 +186,7 @@ def test_where_the_report_lies_is_shown_as_it_is(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("path", ["/data", "/[b]/data"])
-def test_what_the_doctor_finds_is_shown_as_it_is(
+def test_doctor_prints_details_verbatim(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: str
 ) -> None:
     monkeypatch.setattr(doctor, "examine", lambda data_dir: iter([Finding("mnist", "note", path)]))
@@ -198,7 +194,7 @@ def test_what_the_doctor_finds_is_shown_as_it_is(
     assert path in capsys.readouterr().out
 
 
-def test_the_doctor_is_not_content_without_what_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_fails_if_a_required_finding_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     findings = [Finding("torch", "missing", "make venv", required=True), Finding("mpi", "missing", "no")]
     monkeypatch.setattr(doctor, "examine", lambda data_dir: iter(findings))
     with pytest.raises(typer.Exit) as caught:

@@ -14,7 +14,7 @@ from trainer.launch.ranks import rank_clock
 
 
 class Timed:
-    """A clock on two hands: `after(2)` lets 2 s of wall and half of that of CPU time pass."""
+    """A clock on fake time: `after(2)` advances wall time by 2 s and CPU time by 1 s."""
 
     def __init__(self) -> None:
         self.wall, self.cpu = FakeTime(), FakeTime(7.0)
@@ -64,16 +64,16 @@ def test_inner_phase_takes_its_time_from_the_outer(timed: Timed) -> None:
     assert timed.booked == {"compute": 9, "communicate": 2, "wait": 4, "other": 16}
 
 
-def test_a_block_knows_when_it_was_entered_and_left(timed: Timed) -> None:
+def test_phase_records_when_it_is_entered_and_left(timed: Timed) -> None:
     timed.clock.start()
-    began = timed.wall.now
+    started = timed.wall.now
     timed.after(1)
     with timed.clock.phase("communicate") as outer:
         timed.after(2)
         with timed.clock.phase("evaluate") as evaluation, timed.clock.phase("data") as inside:
             timed.after(4)
-    assert (outer.entered - began, outer.left - began) == (1, 7)
-    assert (evaluation.entered - began, evaluation.left - began) == (3, 7)
+    assert (outer.entered - started, outer.left - started) == (1, 7)
+    assert (evaluation.entered - started, evaluation.left - started) == (3, 7)
     assert outer.counted
     assert not inside.counted
     timed.clock.stop()
@@ -82,7 +82,7 @@ def test_a_block_knows_when_it_was_entered_and_left(timed: Timed) -> None:
     assert not after.counted
 
 
-def test_evaluation_is_one_piece_whatever_it_does_inside(timed: Timed) -> None:
+def test_phases_inside_evaluation_count_as_evaluation(timed: Timed) -> None:
     timed.clock.start()
     with timed.clock.phase("evaluate"):
         assert not timed.clock.counting
@@ -97,7 +97,7 @@ def test_evaluation_is_one_piece_whatever_it_does_inside(timed: Timed) -> None:
     assert timed.clock.train_s == 0
 
 
-def test_nothing_is_booked_before_the_start_and_after_the_end(timed: Timed) -> None:
+def test_nothing_is_booked_before_start_or_after_stop(timed: Timed) -> None:
     for _ in range(2):
         assert not timed.clock.counting
         with timed.clock.phase("communicate"):
@@ -107,7 +107,7 @@ def test_nothing_is_booked_before_the_start_and_after_the_end(timed: Timed) -> N
         timed.clock.stop()
 
 
-def test_a_phase_ends_with_an_error(timed: Timed) -> None:
+def test_exception_ends_a_phase(timed: Timed) -> None:
     timed.clock.start()
     with contextlib.suppress(ValueError), timed.clock.phase("compute"):
         timed.after(1)
@@ -117,7 +117,7 @@ def test_a_phase_ends_with_an_error(timed: Timed) -> None:
     assert timed.booked == {"compute": 1, "other": 2}
 
 
-def test_training_time_can_be_read_at_any_moment(timed: Timed) -> None:
+def test_training_time_can_be_read_at_any_time(timed: Timed) -> None:
     timed.clock.start()
     timed.after(1)
     assert timed.clock.train_s == 1
@@ -137,7 +137,7 @@ def test_training_time_can_be_read_at_any_moment(timed: Timed) -> None:
 @pytest.mark.parametrize(
     ("seconds", "moved"), [(2, 2), (0, 0), (-3, 0), (5, 5), (9, 5)], ids=["some", "0", "<0", "all", "more"]
 )
-def test_transfer_moves_what_there_is(timed: Timed, seconds: float, moved: float) -> None:
+def test_transfer_moves_at_most_the_booked_time(timed: Timed, seconds: float, moved: float) -> None:
     timed.clock.start()
     with timed.clock.phase("communicate"):
         timed.after(5)
@@ -148,7 +148,7 @@ def test_transfer_moves_what_there_is(timed: Timed, seconds: float, moved: float
     assert timed.clock.cpu_seconds["communicate"] == 2.5
 
 
-def test_stopped_inside_a_phase_it_stands_still(timed: Timed) -> None:
+def test_clock_stopped_inside_a_phase_does_not_advance(timed: Timed) -> None:
     timed.clock.start()
     with timed.clock.phase("compute"):
         timed.after(1)
@@ -173,10 +173,10 @@ def test_real_clocks() -> None:
     assert clock.cpu_seconds["compute"] >= 0.02
 
 
-# Work for which there is no core
+# CPU contention
 
 
-def test_a_rank_with_work_but_no_core_is_told_from_one_that_works(timed: Timed) -> None:
+def test_wall_time_beyond_cpu_time_is_cpu_contention(timed: Timed) -> None:
     timed.clock.start()
     for phase, wall, cpu in [
         ("data", 2.0, 2.0),
@@ -199,7 +199,7 @@ def test_a_rank_with_work_but_no_core_is_told_from_one_that_works(timed: Timed) 
     assert timed.clock.work_cpu_s == 6.5
 
 
-def test_a_rank_of_several_threads_has_had_its_core(timed: Timed) -> None:
+def test_rank_with_several_threads_has_no_cpu_contention(timed: Timed) -> None:
     timed.clock.start()
     with timed.clock.phase("compute"):
         timed.wall.pass_(2.0)
@@ -210,7 +210,7 @@ def test_a_rank_of_several_threads_has_had_its_core(timed: Timed) -> None:
     assert timed.clock.work_cpu_s == 3.5
 
 
-# Which CPU time is a rank's own
+# CPU time of a rank
 
 
 def cpu_of_a_helper_thread(clock: Clock) -> float:
@@ -228,10 +228,10 @@ def cpu_of_a_helper_thread(clock: Clock) -> float:
     return clock.now()[1] - before
 
 
-def test_ranks_that_share_a_process_have_their_threads_cpu_time() -> None:
+def test_ranks_that_share_a_process_count_the_cpu_time_of_their_thread() -> None:
     assert cpu_of_a_helper_thread(rank_clock(2)) < 0.02
 
 
-def test_a_rank_alone_in_its_process_has_the_process_cpu_time() -> None:
+def test_rank_alone_in_its_process_counts_the_cpu_time_of_the_process() -> None:
     # `serial` runs on transport memory: torch's other threads (spec.threads) work for it.
     assert cpu_of_a_helper_thread(rank_clock(1)) >= 0.03

@@ -28,7 +28,7 @@ ignore_sigterm = pytest.fixture(autouse=True)(loopback_cluster.ignore_sigterm)
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The directory that is /run/shardyard in a container."""
+    """The directory that stands in for /run/shardyard."""
     home = tmp_path / "home"
     for name in ("HOME", "OUT", "SPEC", "SSH", "ENVIRONMENT", "HOSTS"):
         path = getattr(module, name)
@@ -142,28 +142,28 @@ def run_agent() -> int:
 
 
 def test_agent_without_coordinator_times_out(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def nowhere(*_: Any, **__: Any) -> None:
+    async def refuse(*_: Any, **__: Any) -> None:
         raise OSError("Name or service not known")
 
     monkeypatch.setattr(module, "CONNECT_S", 0.15)
-    monkeypatch.setattr(asyncio, "open_connection", nowhere)
+    monkeypatch.setattr(asyncio, "open_connection", refuse)
     with pytest.raises(AssignmentError, match="no coordinator"):
         run_agent()
     assert (home / "alive").exists()
 
 
 def test_agent_stopped_while_it_connects(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def nowhere(*_: Any, **__: Any) -> None:
+    async def refuse(*_: Any, **__: Any) -> None:
         loopback_cluster.terminate_this_process()
         raise OSError("Name or service not known")
 
-    monkeypatch.setattr(asyncio, "open_connection", nowhere)
+    monkeypatch.setattr(asyncio, "open_connection", refuse)
     with pytest.raises(AssignmentError, match="stopped before"):
         run_agent()
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "reason"),
     [
         ({"kind": "rejected", "cause": "too late"}, "too late"),
         ({"kind": "shutdown"}, "the coordinator cancelled the run; its log says why"),
@@ -175,7 +175,7 @@ def test_agent_without_assignment_reports_the_cause(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     answer: dict[str, Any] | None,
-    said: str,
+    reason: str,
 ) -> None:
     class Answer:
         async def send(self, kind: str, **_: Any) -> None:
@@ -189,7 +189,7 @@ def test_agent_without_assignment_reports_the_cause(
 
     monkeypatch.setattr(Agent, "_connect", connect)
     assert module.main("node", "ddp") == 1
-    assert capsys.readouterr().err == f"node: {said}\n"
+    assert capsys.readouterr().err == f"node: {reason}\n"
 
 
 # Open MPI

@@ -120,7 +120,7 @@ def test_ranks_of_the_bottleneck_wait_for_its_cpu_quota(topology: str) -> None:
     assert (first["OMP_NUM_THREADS"], last["OMP_NUM_THREADS"]) == ("2", "1")
 
 
-def test_checkpoints_of_a_run_have_a_directory_of_their_own() -> None:
+def test_each_run_has_its_own_checkpoint_directory() -> None:
     assignment = assigned("ddp", 1, 2, checkpoint_epochs=1)
     assert environment(assignment, PID)["SHARDYARD_CHECKPOINTS"] == f"/checkpoints/{assignment.spec.key}"
     assert "SHARDYARD_CHECKPOINTS" not in environment(assigned("ddp", 1, 2), PID)
@@ -144,7 +144,7 @@ def test_only_mpirun_s_ranks_write_to_their_node_s_console(topology: str) -> Non
         ("single", {"nodes": 2, "processes_per_node": 2}, "rank {rank} | "),
     ],
 )
-def test_ranks_that_share_a_node_say_which_they_are(
+def test_lines_of_ranks_that_share_a_node_have_a_prefix(
     topology: str, fields: dict[str, Any], prefix: str
 ) -> None:
     count = () if topology == "single" else (2,)
@@ -178,7 +178,7 @@ def test_mpirun_reaches_nodes_by_ssh_from_the_launcher_alone() -> None:
     assert found["PRTE_MCA_prte_if_include"] == INTERFACE
 
 
-def test_hosts_are_in_the_order_of_their_ranks_and_hold_no_launcher() -> None:
+def test_hosts_follow_the_order_of_ranks_and_exclude_the_launcher() -> None:
     assert hosts(assigned("mpi", 10, 2, 1)) == "10.0.0.1 slots=1\n10.0.0.2 slots=1\n10.0.0.10 slots=1\n"
     assert hosts(assigned("mpi", 3, processes_per_node=4)) == "10.0.0.3 slots=4\n"
 
@@ -190,7 +190,7 @@ def test_launcher() -> None:
 # GPUs
 
 
-def test_cuda_visible_devices_are_the_node_s_own() -> None:
+def test_cuda_visible_devices_comes_from_the_node() -> None:
     gpus = assigned("ddp", 1, 2, transport="nccl", processes_per_node=2)
     found = {command.environment["CUDA_VISIBLE_DEVICES"] for command in started(gpus, "node-2")}
     assert found == {"2,3"}

@@ -43,26 +43,26 @@ def test_successful_run(cluster: LoopbackCluster) -> None:
     ]
 
 
-@pytest.mark.parametrize("goes_well", [True, False])
+@pytest.mark.parametrize("success", [True, False])
 def test_checkpoints_are_removed_after_success_only(
-    cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, goes_well: bool
+    cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, success: bool
 ) -> None:
     monkeypatch.setattr(module, "CHECKPOINTS", tmp_path / "checkpoints")
-    kept = []
+    directories = []
 
     async def trains(agent: FakeAgent) -> None:
         assignment = await agent.receive_assignment()
-        kept.append(tmp_path / "checkpoints" / assignment.spec.key)
-        kept[0].mkdir(parents=True, exist_ok=True)
-        (kept[0].parent / "another-run").mkdir(exist_ok=True)
-        if goes_well:
+        directories.append(tmp_path / "checkpoints" / assignment.spec.key)
+        directories[0].mkdir(parents=True, exist_ok=True)
+        (directories[0].parent / "another-run").mkdir(exist_ok=True)
+        if success:
             await agent.report_success()
-        await agent.exit(code=0 if goes_well else 1)
+        await agent.exit(code=0 if success else 1)
         await agent.wait_for_shutdown()
 
-    assert cluster.run({"node-1": trains, "node-2": trains}) == (0 if goes_well else 1)
-    assert kept[0].exists() is not goes_well
-    assert (kept[0].parent / "another-run").exists()
+    assert cluster.run({"node-1": trains, "node-2": trains}) == (0 if success else 1)
+    assert directories[0].exists() is not success
+    assert (directories[0].parent / "another-run").exists()
 
 
 def test_no_assignment_before_all_have_registered(cluster: LoopbackCluster) -> None:
@@ -113,8 +113,8 @@ def test_weights_are_saved(cluster: LoopbackCluster) -> None:
     async def sends(agent: FakeAgent) -> None:
         await agent.receive_assignment()
         await agent.report_success()
-        for piece, last in (("QUJD", False), ("REVG", True)):
-            await agent.connection.send("weights", chunk=piece, last=last)
+        for chunk, last in (("QUJD", False), ("REVG", True)):
+            await agent.connection.send("weights", chunk=chunk, last=last)
         await agent.exit()
         await agent.wait_for_shutdown()
 
@@ -173,7 +173,7 @@ def test_timeout_of_the_run(cluster: LoopbackCluster) -> None:
     assert cluster.causes == {"the run": "stopped after 0.3 s"}
 
 
-def test_event_of_a_foreign_rank_is_refused(cluster: LoopbackCluster) -> None:
+def test_event_of_a_rank_on_another_node_is_rejected(cluster: LoopbackCluster) -> None:
     async def forges(agent: FakeAgent) -> None:
         await agent.receive_assignment()
         line = Event(time.time(), "key", 0, "host", "done", {}).to_line()
@@ -226,23 +226,23 @@ def test_nonzero_exit_code_fails_the_run(cluster: LoopbackCluster) -> None:
 
 
 def test_out_of_memory_is_the_cause(cluster: LoopbackCluster) -> None:
-    async def grows(agent: FakeAgent) -> None:
+    async def runs_out_of_memory(agent: FakeAgent) -> None:
         await agent.receive_assignment()
         await agent.send_event("start", pid=7)
         await agent.exit(-9, out_of_memory=1)
         await agent.wait_for_shutdown()
 
-    assert cluster.run({"node-1": grows, "node-2": keeps_training}, memory_mb=64) == 1
+    assert cluster.run({"node-1": runs_out_of_memory, "node-2": keeps_training}, memory_mb=64) == 1
     assert cluster.causes == {"node-1": "rank 0 was killed: its node needed more than 64 MiB of memory"}
 
 
 def test_lost_connection_fails_the_run(cluster: LoopbackCluster) -> None:
-    async def vanishes(agent: FakeAgent) -> None:
+    async def disconnects(agent: FakeAgent) -> None:
         await agent.receive_assignment()
         await agent.send_event("start", pid=7)
         await agent.connection.close()
 
-    assert cluster.run({"node-1": keeps_training, "node-2": vanishes}) == 1
+    assert cluster.run({"node-1": keeps_training, "node-2": disconnects}) == 1
     assert cluster.causes == {"node-2": f"rank 1 was {LOST}"}
     assert cluster.kinds(1) == ["start", "died"]
     assert cluster.agents["node-1"].received == ["assignment", "shutdown"]
@@ -257,10 +257,10 @@ def test_lost_node_is_named_though_mpirun_exits_first(
         await agent.exit(cause=complaint)
         await agent.wait_for_shutdown()
 
-    async def vanishes(agent: FakeAgent) -> None:
+    async def disconnects(agent: FakeAgent) -> None:
         await agent.receive_assignment()
         await agent.send_event("start", pid=7)
-        await asyncio.sleep(0.05)  # mpirun has been received of by then
+        await asyncio.sleep(0.05)  # the exit of mpirun has arrived by then
         await agent.connection.close()
 
     async def hosts(agent: FakeAgent) -> None:
@@ -269,7 +269,7 @@ def test_lost_node_is_named_though_mpirun_exits_first(
         await agent.receive()
         await agent.exit()
 
-    assert cluster.run({"launcher": launches, "node-1": vanishes, "node-2": hosts}, topology="mpi") == 1
+    assert cluster.run({"launcher": launches, "node-1": disconnects, "node-2": hosts}, topology="mpi") == 1
     expected = {
         "node-1": "rank 0 was killed together with its container, or disconnected from the coordinator"
     }
@@ -300,7 +300,7 @@ def test_grace_period_for_other_failures(cluster: LoopbackCluster) -> None:
         await agent.exit(1)
         await agent.wait_for_shutdown()
 
-    async def complains(agent: FakeAgent) -> None:
+    async def reports_lost_peer(agent: FakeAgent) -> None:
         await agent.receive_assignment()
         await agent.send_event("start", pid=7)
         hearing = asyncio.create_task(agent.receive())
@@ -310,7 +310,7 @@ def test_grace_period_for_other_failures(cluster: LoopbackCluster) -> None:
         await agent.exit(1)
         await hearing
 
-    assert cluster.run({"node-1": complains, "node-2": fails}) == 1
+    assert cluster.run({"node-1": reports_lost_peer, "node-2": fails}) == 1
     assert cluster.summary[1:] == [
         "  node-2: rank 1 failed: ValueError: odd",
         "  node-1: rank 0 failed: peer is gone",
@@ -333,18 +333,18 @@ def test_ranks_stopped_at_shutdown_have_not_failed(cluster: LoopbackCluster) -> 
 
     assert cluster.run({"node-1": stops, "node-2": fails}) == 1
     assert cluster.causes == {"node-2": "ended with exit code 1"}
-    assert cluster.kinds(0) == ["start", "terminated"]  # recorded all the same
+    assert cluster.kinds(0) == ["start", "terminated"]  # still recorded
 
 
 def test_run_with_a_missing_exit_report_fails(cluster: LoopbackCluster) -> None:
-    async def forgets(agent: FakeAgent) -> None:
+    async def omits_done_event(agent: FakeAgent) -> None:
         await agent.receive_assignment()
         await agent.send_event("start", pid=7)
         await agent.send_event("result", **rank_fields())
         await agent.exit()
         await agent.wait_for_shutdown()
 
-    assert cluster.run({"node-1": succeeds, "node-2": forgets}) == 1
+    assert cluster.run({"node-1": succeeds, "node-2": omits_done_event}) == 1
     assert cluster.summary[1:] == ["  not all results were received and saved"]
 
 
@@ -387,7 +387,7 @@ def test_failed_rank_that_hangs_ends_the_run(cluster: LoopbackCluster) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_weights_of_another_rank_are_refused(cluster: LoopbackCluster) -> None:
+def test_weights_of_another_rank_are_rejected(cluster: LoopbackCluster) -> None:
     async def sends(agent: FakeAgent) -> None:
         await agent.receive_assignment()
         await agent.connection.send("weights", chunk="QUJD", last=True)

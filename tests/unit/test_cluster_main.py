@@ -26,7 +26,7 @@ from trainer.spec.run_spec import RunSpec
 
 @pytest.fixture
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The spec file, which the container's environment names."""
+    """The spec file named in the container's environment."""
     for name in [name for name in os.environ if name.startswith("SHARDYARD_")]:
         monkeypatch.delenv(name)
     path = tmp_path / "spec.json"
@@ -102,7 +102,7 @@ def test_coordinator_of_a_bare_up(
     assert capsys.readouterr().out == f"ok: 2 nodes\n  results: ./results/{directory.name}\n"
 
 
-def test_data_is_downloaded_as_the_owner(
+def test_data_is_downloaded_with_the_privileges_of_the_owner(
     monkeypatch: pytest.MonkeyPatch, owned: list[tuple[Path, ...]], spec: Path
 ) -> None:
     fetched: list[tuple[str, Path]] = []
@@ -148,7 +148,7 @@ def test_data_leaves_invalid_specs_to_the_coordinator(
 
 @pytest.fixture
 def prefixes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Prefixes of ranks, which do not train."""
+    """Prefixes passed to the event writers of ranks that do not train."""
     given: list[str] = []
 
     class Writer:
@@ -190,26 +190,26 @@ def test_prefix_of_a_rank_s_lines(
 def test_console_of_a_rank_is_its_node_s(
     spec: Path, monkeypatch: pytest.MonkeyPatch, prefixes: list[str]
 ) -> None:
-    kept: list[Path] = []
+    redirected: list[Path] = []
     run = {"strategy": "all_reduce", "transport": "mpi", "nodes": 3, "processes_per_node": 2}
     spec.write_text(RunSpec.model_validate(run).model_dump_json())
-    monkeypatch.setattr(rank, "_redirect_console", kept.append)
-    monkeypatch.setattr(rank, "Watchdog", lambda *_: pytest.fail("went on"))
+    monkeypatch.setattr(rank, "_redirect_console", redirected.append)
+    monkeypatch.setattr(rank, "Watchdog", lambda *_: pytest.fail("not redirected"))
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "6")
-    for place in ("/logs/node-{node}.log", "/proc/7/fd/1"):
-        monkeypatch.setenv("SHARDYARD_CONSOLE", place)
+    for console in ("/logs/node-{node}.log", "/proc/7/fd/1"):
+        monkeypatch.setenv("SHARDYARD_CONSOLE", console)
         monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "5")
-        with pytest.raises(pytest.fail.Exception, match="went on"):
+        with pytest.raises(pytest.fail.Exception, match="not redirected"):
             rank.main()
-    assert kept == [Path("/logs/node-2.log"), Path("/proc/7/fd/1")]
+    assert redirected == [Path("/logs/node-2.log"), Path("/proc/7/fd/1")]
 
 
 @pytest.mark.parametrize("in_force", [True, False])
 def test_bottleneck_waits_for_its_cpu_quota(monkeypatch: pytest.MonkeyPatch, in_force: bool) -> None:
-    asked: list[float] = []
+    quotas: list[float] = []
 
     def wait_for_quota(cpus: float, timeout_s: float) -> bool:
-        asked.append(cpus)
+        quotas.append(cpus)
         return in_force
 
     monkeypatch.setattr(rank, "wait_for_quota", wait_for_quota)
@@ -217,5 +217,5 @@ def test_bottleneck_waits_for_its_cpu_quota(monkeypatch: pytest.MonkeyPatch, in_
     events = EventWriter("run", 1, console=console)
     assert rank._quota_applied(None, events)
     assert rank._quota_applied("0.25", events) == in_force
-    assert asked == [0.25]
+    assert quotas == [0.25]
     assert ("CPU quota 0.25" in console.getvalue()) is not in_force

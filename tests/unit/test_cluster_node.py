@@ -1,4 +1,4 @@
-"""What a container sets up and measures: ssh, resource usage, and the owner of its files."""
+"""Set-up of a container: ssh, resource usage, and the owner of its files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainer.core.cgroup import Usage, measure, quota, wait_for_quota
 
 
 def settings(text: str) -> dict[str, str]:
-    """The lines of a configuration by their keyword; a keyword that comes twice is a mistake."""
+    """The lines of a configuration by keyword; fails if a keyword occurs twice."""
     pairs = [line.strip().partition(" ") for line in text.splitlines() if line.strip()]
     assert len({keyword for keyword, _, _ in pairs}) == len(pairs)
     return {keyword: value for keyword, _, value in pairs}
@@ -34,7 +34,7 @@ def test_client_accepts_known_hosts_only() -> None:
     assert found["UserKnownHostsFile"] == "/keys/known_hosts"
     assert found["GlobalKnownHostsFile"] == "/dev/null"
     assert found["IdentityFile"] == "/keys/key"
-    assert found["IdentitiesOnly"] == found["BatchMode"] == "yes"  # never a question, never another key
+    assert found["IdentitiesOnly"] == found["BatchMode"] == "yes"  # no prompt, no other key
 
 
 def test_server_accepts_keys_only_and_forwards_nothing() -> None:
@@ -73,7 +73,7 @@ def test_keys_are_created_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     def keygen(argv: list[str], check: bool) -> None:
         assert check
-        assert not path.exists()  # ssh-keygen would ask whether to write over it
+        assert not path.exists()  # ssh-keygen asks before it overwrites a file
         assert argv[0] == "ssh-keygen"
         assert argv[-2:] == ["-f", str(path)]
         made.append(argv)
@@ -163,9 +163,9 @@ def test_usage(tmp_path: Path, files: dict[str, str]) -> None:
 def test_unknown_counters_are_none(
     tmp_path: Path, files: dict[str, str], lacking: str, changed: dict[str, Any]
 ) -> None:
-    kept = {name: text for name, text in files.items() if name != lacking}
+    remaining = {name: text for name, text in files.items() if name != lacking}
     expected = WHOLE.model_copy(update=changed)
-    assert measure(kernel(tmp_path / "cgroup", kept), network(tmp_path)) == expected
+    assert measure(kernel(tmp_path / "cgroup", remaining), network(tmp_path)) == expected
 
 
 def test_kernel_without_control_groups(tmp_path: Path) -> None:
@@ -228,9 +228,9 @@ class Kernel:
         owners: dict[Path, int],
         names: Sequence[str] = (),
     ) -> None:
-        """names: of files in the directory."""
+        """names: files in the directory."""
         original = Path.stat
-        self.asked: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
         monkeypatch.setattr(os, "getuid", lambda: uid)
 
         def status(path: Path, **options: Any) -> Any:
@@ -242,7 +242,7 @@ class Kernel:
         monkeypatch.setattr(Path, "iterdir", lambda path: iter([path / name for name in names]))
         for call in ("chown", "setgroups", "setresgid", "setresuid"):
             monkeypatch.setattr(
-                os, call, lambda *arguments, call=call: self.asked.append((call, *arguments))
+                os, call, lambda *arguments, call=call: self.calls.append((call, *arguments))
             )
 
 
@@ -255,16 +255,16 @@ TAKEN: list[tuple[Any, ...]] = [
 
 
 def test_root_switches_to_the_owner_and_gives_it_new_directories(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Kernel(monkeypatch, 0, {SPEC: 1000, RESULTS: 0}).asked
+    calls = Kernel(monkeypatch, 0, {SPEC: 1000, RESULTS: 0}).calls
     drop_privileges_to_owner(SPEC, RESULTS)
     # setresuid comes last: it drops the capabilities that the others need.
-    assert asked == [("chown", RESULTS, 1000, 1001), *TAKEN]
+    assert calls == [("chown", RESULTS, 1000, 1001), *TAKEN]
 
 
 def test_nonempty_directory_of_root_keeps_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Kernel(monkeypatch, 0, {SPEC: 1000, RESULTS: 0}, names=["MNIST"]).asked
+    calls = Kernel(monkeypatch, 0, {SPEC: 1000, RESULTS: 0}, names=["MNIST"]).calls
     drop_privileges_to_owner(SPEC, RESULTS)
-    assert asked == TAKEN
+    assert calls == TAKEN
 
 
 def test_empty_checkpoint_directory_becomes_world_writable(tmp_path: Path) -> None:
@@ -280,19 +280,19 @@ def test_empty_checkpoint_directory_becomes_world_writable(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("owner", [1000, 1007])
 def test_directory_of_another_user_keeps_its_owner(monkeypatch: pytest.MonkeyPatch, owner: int) -> None:
-    asked = Kernel(monkeypatch, 0, {SPEC: 1000, RESULTS: owner}).asked
+    calls = Kernel(monkeypatch, 0, {SPEC: 1000, RESULTS: owner}).calls
     drop_privileges_to_owner(SPEC, RESULTS)
-    assert asked == TAKEN
+    assert calls == TAKEN
 
 
 @pytest.mark.parametrize(
     ("uid", "witness"),
     [(0, 0), (10001, 1000), (1000, 1000)],
-    ids=["root's spec", "not root", "the owner already"],
+    ids=["root's spec", "not root", "already the owner"],
 )
 def test_nothing_changes_for_root_or_an_unprivileged_user(
     monkeypatch: pytest.MonkeyPatch, uid: int, witness: int
 ) -> None:
-    asked = Kernel(monkeypatch, uid, {SPEC: witness, RESULTS: 0}).asked
+    calls = Kernel(monkeypatch, uid, {SPEC: witness, RESULTS: 0}).calls
     drop_privileges_to_owner(SPEC, RESULTS)
-    assert asked == []
+    assert calls == []

@@ -12,7 +12,7 @@ from trainer.cluster.protocol import MAX_LINE_BYTES, Connection, Message
 
 
 def received(send: Callable[[Connection, asyncio.StreamWriter], Awaitable[None]]) -> list[Message | None]:
-    """What arrives at the other end, up to its first None."""
+    """The messages that arrive at the other end, up to the first None."""
     received: list[Message | None] = []
 
     async def talk() -> None:

@@ -22,7 +22,7 @@ def ranks(assignment: RankAssignment) -> dict[str, tuple[int, ...]]:
         ("ddp", {"node-1": (0,), "node-2": (1,), "node-3": (2,)}),
         ("mpi", {"launcher": (), "node-1": (0,), "node-2": (1,), "node-3": (2,)}),
         ("rpc", {"master": (0,), "node-1": (1,), "node-2": (2,), "node-3": (3,)}),
-        # The processes cannot be apart: all are in the first node, the others are agents.
+        # All ranks run as threads of the first node.
         ("single", {"node-1": (0, 1, 2), "node-2": (), "node-3": ()}),
     ],
 )
@@ -37,10 +37,10 @@ def test_ranks_of_a_topology(topology: str, expected: dict[str, tuple[int, ...]]
 
 def test_bottleneck_is_refused_in_a_bare_up() -> None:
     fields = {**FIELDS["ddp"], "bottleneck_cpus": 0.25}
-    members = registered("ddp", 1, 2)
-    assert assign_ranks("ddp", fields, members).spec.is_bottleneck(1)
+    agents = registered("ddp", 1, 2)
+    assert assign_ranks("ddp", fields, agents).spec.is_bottleneck(1)
     with pytest.raises(AssignmentError, match="bottleneck_cpus"):
-        assign_ranks("ddp", fields, members, {"cpus": 1.0})
+        assign_ranks("ddp", fields, agents, {"cpus": 1.0})
 
 
 @pytest.mark.parametrize("topology", ROLES)
@@ -102,7 +102,7 @@ def test_number_of_nodes_defaults_to_the_containers(topology: str, count: int) -
     [
         ("ddp", "the run has 4 nodes, 2 registered: use --scale node=4"),
         ("mpi", "the run has 4 nodes, 2 registered: use --scale node=4"),
-        ("rpc", "the run has 4 nodes, 3 registered: use --scale node=3"),  # the master is one of them
+        ("rpc", "the run has 4 nodes, 3 registered: use --scale node=3"),  # the master counts as a node
     ],
 )
 def test_too_few_nodes(topology: str, message: str) -> None:
@@ -150,7 +150,7 @@ def test_wrong_topology_names_the_compose_file(topology: str, fields: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "facts"),
     [
         ({"strategy": "ddq"}, ["strategy: unknown strategy; known: serial, "]),
         ({"strategy": "ddp", "lr": -1.0, "epochs": "3"}, ["lr: ", "; epochs: "]),
@@ -160,14 +160,14 @@ def test_wrong_topology_names_the_compose_file(topology: str, fields: dict[str, 
         ({}, ["strategy: "]),
     ],
 )
-def test_invalid_spec(fields: dict[str, Any], said: list[str]) -> None:
+def test_invalid_spec(fields: dict[str, Any], facts: list[str]) -> None:
     with pytest.raises(AssignmentError) as caught:
         assign_ranks("ddp", fields, nodes(1, 2))
     message = str(caught.value)
     assert message.startswith("the run's spec is not valid: ")
     assert "\n" not in message
-    for part in said:
-        assert part in message
+    for fact in facts:
+        assert fact in message
 
 
 def test_more_nodes_than_the_strategy_supports() -> None:

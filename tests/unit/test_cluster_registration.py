@@ -49,7 +49,7 @@ def test_missing_agents_are_named(cluster: LoopbackCluster, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected"),
     [
         ({"nodes": 3}, "FAILED: the run has 3 nodes, 2 registered: use --scale node=3"),
         ({"epochs": 0}, "FAILED: the run's spec is not valid: epochs: "),
@@ -57,11 +57,11 @@ def test_missing_agents_are_named(cluster: LoopbackCluster, monkeypatch: pytest.
     ],
 )
 def test_invalid_run_shuts_down_all_agents(
-    cluster: LoopbackCluster, fields: dict[str, Any], said: str
+    cluster: LoopbackCluster, fields: dict[str, Any], expected: str
 ) -> None:
     assert cluster.run({"node-1": is_shut_down, "node-2": is_shut_down}, **fields) == 1
     (line,) = cluster.summary
-    assert line.startswith(said)
+    assert line.startswith(expected)
 
 
 def test_sigterm_during_registration(cluster: LoopbackCluster) -> None:
@@ -104,7 +104,7 @@ def test_late_connection_is_rejected(cluster: LoopbackCluster, address: str) -> 
 
 
 def test_unknown_address_is_rejected_during_registration(cluster: LoopbackCluster) -> None:
-    async def stranger(agent: FakeAgent) -> None:
+    async def unknown(agent: FakeAgent) -> None:
         message = await agent.receive()
         assert message is not None
         assert message["kind"] == "rejected"
@@ -118,21 +118,21 @@ def test_unknown_address_is_rejected_during_registration(cluster: LoopbackCluste
         return await original(address, hello)
 
     cluster.connect = connect  # type: ignore[method-assign]
-    assert cluster.run({"node-1": succeeds, "node-2": succeeds}, stranger) == 0
+    assert cluster.run({"node-1": succeeds, "node-2": succeeds}, unknown) == 0
 
 
 @pytest.mark.parametrize(
-    "said",
+    "first_message",
     [b"GET / HTTP/1.1\r\n", b'{"hello": {}}\n'],
 )
 def test_invalid_hello_is_rejected(
-    cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch, said: bytes
+    cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch, first_message: bytes
 ) -> None:
     monkeypatch.setattr(module, "REGISTRATION_S", 0.2)
     original = cluster.connect
 
     async def connect(address: str, hello: bytes = HELLO) -> FakeAgent:
-        return await original(address, said if address == "127.0.0.2" else hello)
+        return await original(address, first_message if address == "127.0.0.2" else hello)
 
     async def rejected(agent: FakeAgent) -> None:
         message = await agent.receive()
@@ -191,13 +191,13 @@ def test_launcher_failure_is_not_a_node_s(cluster: LoopbackCluster, up: bool) ->
 
 
 def test_lost_mpi_node_fails_the_run(cluster: LoopbackCluster) -> None:
-    async def vanishes(agent: FakeAgent) -> None:
+    async def disconnects(agent: FakeAgent) -> None:
         await agent.receive_assignment()
         await agent.connection.close()
 
     assert (
         cluster.run(
-            {"node-1": vanishes, "node-2": keeps_training, "launcher": keeps_training}, topology="mpi"
+            {"node-1": disconnects, "node-2": keeps_training, "launcher": keeps_training}, topology="mpi"
         )
         == 1
     )

@@ -24,19 +24,19 @@ def run_record(directory: Path, topology: str = "ddp", nodes: int = 2, **fields:
     return RunRecord(directory / "live", assigned(topology, *range(1, nodes + 1), **fields))
 
 
-def agent(kept: RunRecord, name: str) -> AgentInfo:
-    return next(each for each in kept.assignment.agents if each.name == name)
+def agent(record: RunRecord, name: str) -> AgentInfo:
+    return next(each for each in record.assignment.agents if each.name == name)
 
 
-def start(kept: RunRecord, *ranks: int) -> None:
+def start(record: RunRecord, *ranks: int) -> None:
     for rank in ranks:
-        kept.add_event(event("start", rank, pid=100 + rank))
+        record.add_event(event("start", rank, pid=100 + rank))
 
 
-def finish(kept: RunRecord, *ranks: int, **fields: Any) -> None:
+def finish(record: RunRecord, *ranks: int, **fields: Any) -> None:
     for rank in ranks:
-        kept.add_event(event("result", rank, **rank_fields(**fields)))
-        kept.add_event(event("done", rank))
+        record.add_event(event("result", rank, **rank_fields(**fields)))
+        record.add_event(event("done", rank))
 
 
 def died_events(directory: Path) -> list[tuple[int, str, Any]]:
@@ -48,9 +48,9 @@ def died_events(directory: Path) -> list[tuple[int, str, Any]]:
 
 
 def test_spec_and_assignment_are_written_first(tmp_path: Path) -> None:
-    kept = run_record(tmp_path, processes_per_node=2)
+    record = run_record(tmp_path, processes_per_node=2)
     live = tmp_path / "live"
-    assert json.loads((live / "spec.json").read_text()) == kept.assignment.spec.model_dump(mode="json")
+    assert json.loads((live / "spec.json").read_text()) == record.assignment.spec.model_dump(mode="json")
     assignment = json.loads((live / "assignment.json").read_text())
     assert [(each["role"], each["ordinal"], each["ranks"]) for each in assignment] == [
         ("node", 1, [0, 1]),
@@ -59,32 +59,32 @@ def test_spec_and_assignment_are_written_first(tmp_path: Path) -> None:
 
 
 def test_events_are_written_to_one_file_per_rank(tmp_path: Path) -> None:
-    kept = run_record(tmp_path)
+    record = run_record(tmp_path)
     events = [
         event("start", 1, 1.0, pid=5),
         event("start", 0, 2.0, pid=6),
         event("epoch", 1, 3.0, loss=0.1),
     ]
     for each in events:
-        kept.add_event(each)
+        record.add_event(each)
     assert EventReader(tmp_path / "live").new() == events
     lines = {path.name: len(path.read_text().splitlines()) for path in (tmp_path / "live").glob("*.jsonl")}
     assert lines == {"rank-0.jsonl": 1, "rank-1.jsonl": 2}
 
 
 def test_weights_arrive_in_chunks(tmp_path: Path) -> None:
-    kept, weights = run_record(tmp_path), bytes(range(256)) * 3
+    record, weights = run_record(tmp_path), bytes(range(256)) * 3
     for first in range(0, len(weights), 100):
         assert not (tmp_path / "live" / "weights.npy").exists()
-        piece = base64.b64encode(weights[first : first + 100]).decode()
-        kept.add_weights(piece, last=first + 100 >= len(weights))
+        chunk = base64.b64encode(weights[first : first + 100]).decode()
+        record.add_weights(chunk, last=first + 100 >= len(weights))
     assert (tmp_path / "live" / "weights.npy").read_bytes() == weights
 
 
 def test_usage_is_one_line_per_agent(tmp_path: Path) -> None:
-    kept = run_record(tmp_path, "mpi")
+    record = run_record(tmp_path, "mpi")
     for name in ("node-1", "launcher"):
-        kept.add_usage(agent(kept, name), USAGE)
+        record.add_usage(agent(record, name), USAGE)
     lines = (tmp_path / "live" / "usage.jsonl").read_text().splitlines()
     assert [NodeUsage.model_validate_json(line) for line in lines] == [
         NodeUsage(name="node-1", ranks=[0], **USAGE),
@@ -94,13 +94,13 @@ def test_usage_is_one_line_per_agent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("restarts", [0, 2])
 def test_memory_does_not_grow_with_events(tmp_path: Path, restarts: int) -> None:
-    """The coordinator has 256 MiB, a rank writes two step events a second, and some runs take days."""
-    kept = run_record(tmp_path, restarts=restarts)
-    start(kept, 0, 1)
-    before = len(pickle.dumps(kept))
+    """The coordinator has 256 MiB; a rank writes two step events per second, and some runs take days."""
+    record = run_record(tmp_path, restarts=restarts)
+    start(record, 0, 1)
+    before = len(pickle.dumps(record))
     for step in range(10_000):
-        kept.add_event(event("step", step % 2, epoch=1, step=step, loss=0.5))
-    assert len(pickle.dumps(kept)) - before < 100  # bytes
+        record.add_event(event("step", step % 2, epoch=1, step=step, loss=0.5))
+    assert len(pickle.dumps(record)) - before < 100  # bytes
     lines = (tmp_path / "live" / "rank-0.jsonl").read_text().count("\n")
     assert lines == 5_001
 
@@ -117,39 +117,39 @@ def test_memory_does_not_grow_with_events(tmp_path: Path, restarts: int) -> None
     ],
 )
 def test_exit_report_is_the_cause(tmp_path: Path, kind: str, fields: dict[str, Any], cause: str) -> None:
-    kept = run_record(tmp_path)
-    start(kept, 0, 1)
-    kept.add_event(event(kind, 1, **fields))
-    assert kept.failures == {"node-2": cause}
+    record = run_record(tmp_path)
+    start(record, 0, 1)
+    record.add_event(event(kind, 1, **fields))
+    assert record.failures == {"node-2": cause}
 
 
 def test_first_cause_counts(tmp_path: Path) -> None:
-    kept = run_record(tmp_path)
-    kept.add_event(event("failed", 0, cause="the reason"))
-    kept.fail(agent(kept, "node-1"), "ended with exit code 1")
-    kept.fail(agent(kept, "node-2"), "peer is gone")
-    assert list(kept.failures.items()) == [
+    record = run_record(tmp_path)
+    record.add_event(event("failed", 0, cause="the reason"))
+    record.fail(agent(record, "node-1"), "ended with exit code 1")
+    record.fail(agent(record, "node-2"), "peer is gone")
+    assert list(record.failures.items()) == [
         ("node-1", "rank 0 failed: the reason"),
         ("node-2", "peer is gone"),
     ]
 
 
 def test_termination_at_shutdown_is_no_failure(tmp_path: Path) -> None:
-    kept = run_record(tmp_path)
-    kept.shutting_down = True
-    kept.add_event(event("terminated", 1, cause="stopped by SIGTERM"))
-    assert kept.failures == {}
-    kept.add_event(event("failed", 0, cause="odd"))
-    assert kept.failures == {"node-1": "rank 0 failed: odd"}
+    record = run_record(tmp_path)
+    record.shutting_down = True
+    record.add_event(event("terminated", 1, cause="stopped by SIGTERM"))
+    assert record.failures == {}
+    record.add_event(event("failed", 0, cause="odd"))
+    assert record.failures == {"node-1": "rank 0 failed: odd"}
 
 
 def test_kill_at_shutdown_is_no_failure(tmp_path: Path) -> None:
-    kept = run_record(tmp_path)
-    start(kept, 0)
-    kept.shutting_down = True
-    for name in ("node-1", "node-2"):  # one has started, the other has not
-        kept.record_exit(agent(kept, name), {0: -9, 1: -9}, False)
-    assert (died_events(tmp_path), kept.failures) == ([], {})
+    record = run_record(tmp_path)
+    start(record, 0)
+    record.shutting_down = True
+    for name in ("node-1", "node-2"):  # node-1 has started, node-2 has not
+        record.record_exit(agent(record, name), {0: -9, 1: -9}, False)
+    assert (died_events(tmp_path), record.failures) == ([], {})
 
 
 # Ranks without an exit report
@@ -169,13 +169,13 @@ def test_kill_at_shutdown_is_no_failure(tmp_path: Path) -> None:
 def test_died_event_for_a_rank_without_exit_report(
     tmp_path: Path, codes: dict[int, int] | None, out_of_memory: bool, cause: str
 ) -> None:
-    kept = run_record(tmp_path, memory_mb=64)
-    start(kept, 0, 1)
-    kept.record_exit(agent(kept, "node-2"), codes, out_of_memory)
+    record = run_record(tmp_path, memory_mb=64)
+    start(record, 0, 1)
+    record.record_exit(agent(record, "node-2"), codes, out_of_memory)
     assert died_events(tmp_path) == [(1, "died", cause)]
-    assert kept.failures == {"node-2": f"rank 1 was {cause}"}
+    assert record.failures == {"node-2": f"rank 1 was {cause}"}
     (died,) = [e for e in EventReader(tmp_path / "live").new() if e.kind == "died"]
-    assert (died.run, died.host) == (kept.assignment.spec.key, "host")
+    assert (died.run, died.host) == (record.assignment.spec.key, "host")
 
 
 @pytest.mark.parametrize("report", ["done", "failed", "terminated", "died"])
@@ -183,58 +183,58 @@ def test_died_event_for_a_rank_without_exit_report(
 def test_no_second_exit_report(
     tmp_path: Path, report: str, codes: dict[int, int] | None, out_of_memory: bool
 ) -> None:
-    kept = run_record(tmp_path)
-    start(kept, 0, 1)
-    kept.add_event(event(report, 1, cause="reported"))
-    failures = dict(kept.failures)
-    kept.record_exit(agent(kept, "node-2"), codes, out_of_memory)
-    assert kept.failures == failures
+    record = run_record(tmp_path)
+    start(record, 0, 1)
+    record.add_event(event(report, 1, cause="reported"))
+    failures = dict(record.failures)
+    record.record_exit(agent(record, "node-2"), codes, out_of_memory)
+    assert record.failures == failures
     assert [cause for _, _, cause in died_events(tmp_path)] == (["reported"] if report == "died" else [])
 
 
 @pytest.mark.parametrize("codes", [{1: 0}, {1: 1}, {1: 143}, {}])  # {}: started by mpirun
 def test_no_died_event_for_a_rank_that_exited(tmp_path: Path, codes: dict[int, int]) -> None:
-    kept = run_record(tmp_path)
-    start(kept, 1)
-    kept.record_exit(agent(kept, "node-2"), codes, False)
-    assert (died_events(tmp_path), kept.failures) == ([], {})
+    record = run_record(tmp_path)
+    start(record, 1)
+    record.record_exit(agent(record, "node-2"), codes, False)
+    assert (died_events(tmp_path), record.failures) == ([], {})
 
 
 def test_rank_killed_before_it_started(tmp_path: Path) -> None:
-    kept = run_record(tmp_path)
-    kept.record_exit(agent(kept, "node-1"), {0: -9}, False)
-    assert kept.failures == {"node-1": "rank 0, before it started: killed by SIGKILL"}
+    record = run_record(tmp_path)
+    record.record_exit(agent(record, "node-1"), {0: -9}, False)
+    assert record.failures == {"node-1": "rank 0, before it started: killed by SIGKILL"}
     assert EventReader(tmp_path / "live").new() == []
 
 
 def test_died_events_for_all_ranks_of_a_node(tmp_path: Path) -> None:
-    kept = run_record(tmp_path, processes_per_node=2)
-    start(kept, 0, 1, 2, 3)
-    finish(kept, 2)
-    kept.record_exit(agent(kept, "node-2"), {2: 0, 3: -9}, False)
-    kept.record_exit(agent(kept, "node-1"), None, False)
+    record = run_record(tmp_path, processes_per_node=2)
+    start(record, 0, 1, 2, 3)
+    finish(record, 2)
+    record.record_exit(agent(record, "node-2"), {2: 0, 3: -9}, False)
+    record.record_exit(agent(record, "node-1"), None, False)
     assert sorted(rank for rank, _, _ in died_events(tmp_path)) == [0, 1, 3]
-    assert kept.failures["node-2"] == "rank 3 was killed by SIGKILL"
+    assert record.failures["node-2"] == "rank 3 was killed by SIGKILL"
 
 
 # Summary
 
 
 def test_complete(tmp_path: Path) -> None:
-    kept = run_record(tmp_path, nodes=2)
-    start(kept, 0, 1)
-    finish(kept, 1)
-    complete = [kept.complete]
+    record = run_record(tmp_path, nodes=2)
+    start(record, 0, 1)
+    finish(record, 1)
+    complete = [record.complete]
     for each in (event("done", 0), event("result", 0, **rank_fields()), event("died", 0, cause="killed")):
-        kept.add_event(each)
-        complete.append(kept.complete)
+        record.add_event(each)
+        complete.append(record.complete)
     assert complete == [False, False, True, False]
 
 
 def test_summary_of_a_successful_run(tmp_path: Path) -> None:
-    kept = run_record(tmp_path, nodes=2, processes_per_node=2, seed=3)
-    finish(kept, 0, 1, 2, 3, samples=60_000, train_s=2.0, accuracy=0.975)
-    assert kept.summary() == [
+    record = run_record(tmp_path, nodes=2, processes_per_node=2, seed=3)
+    finish(record, 0, 1, 2, 3, samples=60_000, train_s=2.0, accuracy=0.975)
+    assert record.summary() == [
         "ok: 2 nodes × 2 processes, world size 4, ddp over gloo, digits, 3 epochs, seed 3",
         "  trained 240,000 samples in 2.00 s, 120,000 samples/s",
         "  test accuracy 97.5%, same weights on all ranks",
@@ -242,17 +242,17 @@ def test_summary_of_a_successful_run(tmp_path: Path) -> None:
 
 
 def test_summary_of_a_resumed_run(tmp_path: Path) -> None:
-    kept = run_record(tmp_path)
-    kept.add_event(event("resumed", 0, epoch=2, step=5, age_s=1.0, times=1))
-    finish(kept, 0, 1)
-    assert "the checkpoint after epoch 2 and 5 steps" in kept.summary()[-1]
+    record = run_record(tmp_path)
+    record.add_event(event("resumed", 0, epoch=2, step=5, age_s=1.0, times=1))
+    finish(record, 0, 1)
+    assert "the checkpoint after epoch 2 and 5 steps" in record.summary()[-1]
 
 
 def test_summary_of_a_run_with_different_weights(tmp_path: Path) -> None:
-    kept = run_record(tmp_path)
-    finish(kept, 0)
-    finish(kept, 1, weights_digest="another", train_s=4.0)
-    assert kept.summary()[1:] == [
+    record = run_record(tmp_path)
+    finish(record, 0)
+    finish(record, 1, weights_digest="another", train_s=4.0)
+    assert record.summary()[1:] == [
         "  trained 200 samples in 4.00 s, 50 samples/s",  # the slowest rank's time
         "  test accuracy 90.0%, ranks ended with different weights",
     ]
@@ -269,41 +269,41 @@ def test_summary_of_a_run_with_different_weights(tmp_path: Path) -> None:
 def test_summary_of_a_partitioned_model(
     tmp_path: Path, strategy: str, digests: list[str | None], weights: str
 ) -> None:
-    kept = run_record(tmp_path, nodes=4, strategy=strategy)
+    record = run_record(tmp_path, nodes=4, strategy=strategy)
     for rank, digest in enumerate(digests):
-        finish(kept, rank, weights_digest=digest)
-    assert kept.summary()[-1] == f"  test accuracy 90.0%, {weights}"
+        finish(record, rank, weights_digest=digest)
+    assert record.summary()[-1] == f"  test accuracy 90.0%, {weights}"
 
 
 def test_summary_of_a_run_without_training(tmp_path: Path) -> None:
-    kept = run_record(tmp_path, "rpc", nodes=1, strategy="fault_injection", transport="rpc")
-    finish(kept, 0, 1, samples=0, train_s=0.25, accuracy=None)
-    assert kept.summary() == ["ok: 2 nodes, world size 2, fault_injection over rpc, seed 0", "  0.25 s"]
+    record = run_record(tmp_path, "rpc", nodes=1, strategy="fault_injection", transport="rpc")
+    finish(record, 0, 1, samples=0, train_s=0.25, accuracy=None)
+    assert record.summary() == ["ok: 2 nodes, world size 2, fault_injection over rpc, seed 0", "  0.25 s"]
 
 
 def test_summary_of_a_failed_run(tmp_path: Path) -> None:
-    kept = run_record(tmp_path)
-    finish(kept, 0)
-    kept.add_event(event("failed", 1, cause="odd"))
-    assert kept.summary() == [
+    record = run_record(tmp_path)
+    finish(record, 0)
+    record.add_event(event("failed", 1, cause="odd"))
+    assert record.summary() == [
         "FAILED: 2 nodes, ddp over gloo, digits, 3 epochs, seed 0",
         "  node-2: rank 1 failed: odd",
     ]
 
 
 def test_summary_of_a_failed_run_without_a_cause(tmp_path: Path) -> None:
-    kept = run_record(tmp_path, nodes=1)
-    assert kept.summary() == [
+    record = run_record(tmp_path, nodes=1)
+    assert record.summary() == [
         "FAILED: 1 node, ddp over gloo, digits, 3 epochs, seed 0",
         "  not all results were received and saved",
     ]
 
 
 def test_failure_of_a_complete_run(tmp_path: Path) -> None:
-    kept = run_record(tmp_path, nodes=1)
-    finish(kept, 0)
-    kept.fail(agent(kept, "node-1"), "ended with exit code 3")
-    assert kept.summary()[0].startswith("FAILED: ")
+    record = run_record(tmp_path, nodes=1)
+    finish(record, 0)
+    record.fail(agent(record, "node-1"), "ended with exit code 3")
+    assert record.summary()[0].startswith("FAILED: ")
 
 
 @pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (15, "SIGTERM"), (40, "signal 40")])
