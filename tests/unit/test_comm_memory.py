@@ -1,4 +1,4 @@
-"""Communicators: right results and counted bytes. On transport memory, where ranks are threads."""
+"""Communicators on transport memory, whose ranks are threads: results, counted bytes and failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = [1, 2, 3, 4]
 
 
 def values(rank: int) -> Tensor:
-    """A buffer by which a rank can be reported."""
+    """A buffer whose values identify the rank."""
     return torch.tensor([1.0, 10.0, 0.1]) * (rank + 1)
 
 
@@ -41,7 +41,7 @@ def test_all_reduce(size: int, op: Any) -> None:
     reduced = together(size, body)
     for buffer in reduced:
         torch.testing.assert_close(buffer, expected / size if op == "mean" else expected)
-        assert torch.equal(buffer, reduced[0])  # bit for bit, or replicas drift apart
+        assert torch.equal(buffer, reduced[0])  # bit for bit, so that replicas stay equal
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -49,7 +49,7 @@ def test_all_gather(size: int) -> None:
     def body(comm: Communicator) -> tuple[Tensor, Tensor]:
         buffer = values(comm.rank)
         gathered = comm.all_gather(buffer)
-        buffer.zero_()  # what was gathered is a copy
+        buffer.zero_()  # the result is a copy
         comm.barrier()
         return gathered, buffer
 
@@ -62,7 +62,7 @@ def test_all_to_all(size: int) -> None:
     def body(comm: Communicator) -> tuple[Tensor, Tensor]:
         buffer = torch.stack([values(10 * comm.rank + to) for to in range(size)])
         received = comm.all_to_all(buffer)
-        buffer.zero_()  # what came is a copy
+        buffer.zero_()  # the result is a copy
         comm.barrier()
         return received, buffer
 
@@ -109,7 +109,7 @@ def test_send_and_receive_in_order_and_by_source() -> None:
             for number in range(3):
                 buffer = torch.tensor([10.0 * comm.rank + number])
                 comm.send(buffer, to=0)
-                buffer.fill_(-1)  # it may be changed again at once
+                buffer.fill_(-1)  # the caller may reuse the buffer at once
             return []
         reported = []
         for source in (2, 1, 1, 2, 2, 1):
@@ -120,7 +120,7 @@ def test_send_and_receive_in_order_and_by_source() -> None:
     assert together(3, body)[0] == [20, 10, 11, 21, 22, 12]
 
 
-def test_barrier_waits_for_the_last() -> None:
+def test_barrier_waits_for_the_slowest_rank() -> None:
     arrived: list[int] = []
 
     def body(comm: Communicator) -> int:
@@ -132,7 +132,7 @@ def test_barrier_waits_for_the_last() -> None:
     assert together(3, body) == [3, 3, 3]
 
 
-def test_many_rounds_do_not_mix() -> None:
+def test_consecutive_all_reduces_do_not_mix() -> None:
     def body(comm: Communicator) -> list[float]:
         sums = []
         for number in range(200):
@@ -148,7 +148,7 @@ def test_many_rounds_do_not_mix() -> None:
 
 
 def to_all(rank: int, size: int) -> float:
-    return 400 * (size - 1)  # a row for every rank, its own stays
+    return 400 * (size - 1)  # one row for every other rank
 
 
 COSTS: dict[str, tuple[Callable[[Communicator, Tensor], Any], Callable[[int, int], float]]] = {
@@ -164,7 +164,7 @@ COSTS: dict[str, tuple[Callable[[Communicator, Tensor], Any], Callable[[int, int
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", COSTS)
-def test_bytes_and_meetings_are_counted(name: str, size: int) -> None:
+def test_bytes_and_collectives_are_counted(name: str, size: int) -> None:
     call, cost = COSTS[name]
 
     def body(comm: Communicator) -> Communicator:
@@ -181,7 +181,7 @@ def test_bytes_and_meetings_are_counted(name: str, size: int) -> None:
 
 @pytest.mark.parametrize("state", ["before", "after", "evaluating"])
 @pytest.mark.parametrize("name", COSTS)
-def test_what_is_no_training_is_not_counted(name: str, state: str) -> None:
+def test_communication_outside_training_is_not_counted(name: str, state: str) -> None:
     def body(comm: Communicator) -> Communicator:
         if state == "evaluating":
             with comm.clock.phase("evaluate"):
@@ -202,7 +202,7 @@ def test_what_is_no_training_is_not_counted(name: str, state: str) -> None:
         assert comm.clock.seconds["communicate"] == 0
 
 
-def test_sending_counts_where_it_leaves() -> None:
+def test_bytes_are_counted_at_the_sender() -> None:
     def body(comm: Communicator) -> Communicator:
         if comm.rank == 0:
             comm.send(torch.ones(100), to=1)
@@ -221,7 +221,7 @@ def test_sends_are_numbered_by_receiver() -> None:
         if comm.rank == 0:
             sends = [comm.isend(torch.ones(1), to) for to in (1, 2, 2, 1)]
             with comm.clock.phase("evaluate"):
-                comm.send(torch.ones(1), to=1)  # no part of training
+                comm.send(torch.ones(1), to=1)  # not part of training
             for sending in reversed(sends):
                 sending.wait()
             return [(to, number) for _, _, to, number in comm.traffic.send_waits]
@@ -249,32 +249,32 @@ def test_shifts_are_counted(size: int) -> None:
 # Splitting
 
 
-def test_ranks_of_a_colour_have_a_communicator_of_their_own() -> None:
+def test_split_gives_each_colour_its_own_communicator() -> None:
     def body(comm: Communicator) -> tuple[Any, ...]:
         part = comm.split(colour=comm.rank % 2)
         buffer = values(comm.rank)
         part.all_reduce(buffer, "sum")
         ring = part.shift(torch.tensor([float(comm.rank)]), 1).item()
-        inner = part.split(colour=part.rank)  # each alone
+        inner = part.split(colour=part.rank)  # one rank each
         inner.all_reduce(torch.ones(1), "sum")
         return part.rank, part.size, buffer, ring, comm.bytes_sent - comm.traffic.bytes_sent
 
     reported = together(5, body)
     assert [each[:2] for each in reported] == [(0, 3), (0, 2), (1, 3), (1, 2), (2, 3)]
     for rank, (_, size, buffer, ring, sent) in enumerate(reported):
-        members = range(rank % 2, 5, 2)
-        torch.testing.assert_close(buffer, torch.stack([values(member) for member in members]).sum(0))
-        assert ring == members[members.index(rank) - 1]
-        # The all-reduce, the shift, and who named which colour for the inner one.
+        peers = range(rank % 2, 5, 2)
+        torch.testing.assert_close(buffer, torch.stack([values(peer) for peer in peers]).sum(0))
+        assert ring == peers[peers.index(rank) - 1]
+        # The all-reduce, the shift, and the exchange of colours for the inner split.
         assert sent == pytest.approx(2 * 12 * (size - 1) / size + 4 + 4 * (size - 1))
 
 
-def test_a_rank_that_fails_releases_those_who_wait_in_a_part() -> None:
-    room = ThreadGroup(3, timeout_s=10)
+def test_failed_rank_releases_ranks_that_wait_in_a_split() -> None:
+    group = ThreadGroup(3, timeout_s=10)
     raised: list[Exception] = []
 
     def run(rank: int) -> None:
-        comm = MemoryCommunicator(rank, 3, Clock(), room)
+        comm = MemoryCommunicator(rank, 3, Clock(), group)
         part = comm.split(colour=0)
         if rank == 0:
             time.sleep(0.1)
@@ -293,22 +293,22 @@ def test_a_rank_that_fails_releases_those_who_wait_in_a_part() -> None:
     assert len(raised) == 2
 
 
-def test_who_splits_off_a_part_after_a_failure_finds_its_door_closed() -> None:
-    room = ThreadGroup(2)
-    room.abort()
+def test_split_after_a_failure_raises() -> None:
+    group = ThreadGroup(2)
+    group.abort()
     with pytest.raises(CommunicationError):
-        MemoryCommunicator(0, 2, Clock(), room.subgroup([0, 1])).barrier()
+        MemoryCommunicator(0, 2, Clock(), group.subgroup([0, 1])).barrier()
 
 
 # Failures
 
 
-# Who gives its buffer to a gather's root may go; that the root does not wait for ever is `recv`'s.
+# gather: a sender does not wait for the root, and `recv` covers a root that waits.
 CALLS = {name: call for name, (call, _) in COSTS.items() if name != "gather"}
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_rank_that_fails_releases_those_who_wait(name: str) -> None:
+def test_failed_rank_releases_waiting_ranks(name: str) -> None:
     def body(comm: Communicator) -> None:
         if comm.rank == 1:
             raise ValueError("odd")
@@ -321,43 +321,43 @@ def test_a_rank_that_fails_releases_those_who_wait(name: str) -> None:
         assert "another rank" in str(released)
 
 
-def test_a_rank_that_comes_too_late_finds_the_door_closed() -> None:
-    room = ThreadGroup(2)
-    MemoryCommunicator(0, 2, Clock(), room).abort()
+def test_collective_after_a_failure_raises() -> None:
+    group = ThreadGroup(2)
+    MemoryCommunicator(0, 2, Clock(), group).abort()
     with pytest.raises(CommunicationError):
-        MemoryCommunicator(1, 2, Clock(), room).barrier()
+        MemoryCommunicator(1, 2, Clock(), group).barrier()
 
 
 def receiver(timeout_s: float) -> tuple[MemoryCommunicator, list[BaseException]]:
-    """Rank 1, in a thread that waits for rank 0 to send; and what it raises."""
-    room, raised = ThreadGroup(2, timeout_s), []
+    """Start rank 1 in a thread that receives from rank 0. Returns rank 0 and the errors of rank 1."""
+    group, raised = ThreadGroup(2, timeout_s), []
 
     def receive() -> None:
         try:
-            MemoryCommunicator(1, 2, Clock(), room).recv(torch.empty(1), source=0)
+            MemoryCommunicator(1, 2, Clock(), group).recv(torch.empty(1), source=0)
         except BaseException as error:
             raised.append(error)
 
     thread = threading.Thread(target=receive, daemon=True)
     thread.start()
-    sender = MemoryCommunicator(0, 2, Clock(), room)
+    sender = MemoryCommunicator(0, 2, Clock(), group)
     sender.join = lambda: thread.join(0.2)  # type: ignore[attr-defined]
     return sender, raised
 
 
-def test_a_rank_that_fails_releases_who_receives_from_it() -> None:
+def test_failed_rank_releases_receivers() -> None:
     sender, raised = receiver(timeout_s=1)
     sender.abort()
     sender.join()  # type: ignore[attr-defined]
     assert [type(error) for error in raised] == [CommunicationError]
 
 
-def test_receiving_in_vain_is_a_communication_error() -> None:
+def test_receive_timeout_is_a_communication_error() -> None:
     sender, raised = receiver(timeout_s=0.01)
     sender.join()  # type: ignore[attr-defined]
     assert [type(error) for error in raised] == [CommunicationError]
 
 
-def test_ranks_wait_for_the_timeout_of_the_run() -> None:
+def test_timeout_is_that_of_the_run() -> None:
     context = NodeContext(0, 1, "memory", Path(), timeout_s=7200)
     assert MemoryCommunicator.connect(context, Clock())._group.timeout_s == 7200

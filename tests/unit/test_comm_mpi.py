@@ -1,4 +1,4 @@
-"""What transport mpi hands to Open MPI. That it arrives is tested with real processes."""
+"""The calls of transport mpi to Open MPI; tests/integration runs real processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.core.clock import Clock
 
 
 class World:
-    """Notes the memory that an all-reduce is given."""
+    """Records the buffers passed to Allreduce."""
 
     def __init__(self) -> None:
         self.given: list[Any] = []
@@ -30,15 +30,15 @@ def comm() -> MpiCommunicator:
     return MpiCommunicator(0, 2, Clock(), mpi)
 
 
-def test_a_buffer_is_reduced_where_it_lies(comm: MpiCommunicator) -> None:
+def test_all_reduce_is_in_place(comm: MpiCommunicator) -> None:
     whole = torch.ones(10)
     comm.all_reduce(whole[2:6], "sum")
     assert comm._world.given == [("in place", (whole.data_ptr() + 8, 16), "float", "sum")]
 
 
 @pytest.mark.parametrize("buffer", [torch.ones(4, dtype=torch.float64), torch.ones(8)[::2]])
-def test_what_is_no_flat_float32_is_refused(comm: MpiCommunicator, buffer: Tensor) -> None:
-    """It would be taken for other numbers than it holds."""
+def test_all_reduce_rejects_other_than_contiguous_float32(comm: MpiCommunicator, buffer: Tensor) -> None:
+    """Open MPI reads the memory as contiguous float32 values."""
     with pytest.raises(ValueError, match="contiguous float32"):
         comm.all_reduce(buffer, "sum")
     assert comm._world.given == []

@@ -1,4 +1,4 @@
-"""Transport nccl as far as a machine without a GPU can tell: what is asked of CUDA, and in which order."""
+"""Transport nccl without a GPU: the calls to CUDA and their order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_rank_selects_its_gpu_before_it_connects(cuda: list[Any]) -> None:
     assert (group, how["rank"], how["world_size"]) == ("nccl", 5, 8)
     assert how["device_id"] == torch.device("cuda:1")
     assert (comm.device, comm.topology) == ("cuda:1", "ddp")
-    assert NcclCommunicator.device == "cuda"  # a rank's own is no other's
+    assert NcclCommunicator.device == "cuda"  # the rank's current device
 
 
 def test_clock_waits_for_queued_kernels(cuda: list[Any]) -> None:
@@ -56,7 +56,7 @@ def test_clock_synchronizes_the_current_stream() -> None:
     asked: list[str] = []
 
     def stream() -> SimpleNamespace:
-        asked.append("stream")  # each thread has one of its own: DDP's hook runs in another
+        asked.append("stream")  # each thread has its own stream; DDP's hook runs in another thread
         return SimpleNamespace(synchronize=lambda: None)
 
     wall = synchronized(lambda: 3.5, stream)

@@ -26,7 +26,7 @@ def made(
     return cluster(run, RunPaths(directory), Path("/data"), "1234 17.00 pid:[4]", cores)
 
 
-# The project: its name is the label by which everything is found again
+# The project, whose name labels all containers and networks
 
 
 def test_project_depends_on_the_directory_alone() -> None:
@@ -74,7 +74,7 @@ def test_gpu_overlay() -> None:
 
 
 @pytest.mark.parametrize("topology", RUNS)
-def test_the_files_that_are_named_exist(topology: str) -> None:
+def test_compose_files_exist(topology: str) -> None:
     assert all(file.is_file() for file in made(topology=topology).files)
 
 
@@ -88,7 +88,7 @@ def test_environment(tmp_path: Path) -> None:
         "SHARDYARD_RESULTS": f"{tmp_path}/run",
         "SHARDYARD_RUN": LIVE,
         "SHARDYARD_DATA": "/data",
-        "SHARDYARD_CHECKPOINTS": "",  # whatever is exported
+        "SHARDYARD_CHECKPOINTS": "",  # even if the user exports it
         "SHARDYARD_ORCHESTRATOR_ID": "1234 17.00 pid:[4]",
         "SHARDYARD_FETCH": "skip",
         "SHARDYARD_IMAGE": "shardyard-trainer",
@@ -130,13 +130,13 @@ def test_limits(topology: str, share: int) -> None:
 @pytest.mark.parametrize(
     ("topology", "cpus", "cores", "quota"),
     [
-        ("single", 1.0, 2, "2"),  # four nodes with a core each, on two cores
+        ("single", 1.0, 2, "2"),  # four nodes of one core each, on two cores
         ("single", 0.25, 2, "1"),
         ("ddp", 2.0, 2, "2"),
         ("ddp", 4.0, 2, "2"),
         ("ddp", 0.4, 2, "0.4"),
         ("single", 0.1, 2, "0.4"),
-        ("single", 0.3, 64, "1.2"),  # and not 1.2000000000000002
+        ("single", 0.3, 64, "1.2"),  # not 1.2000000000000002
     ],
 )
 def test_quota_is_at_most_the_engine_s_cores(topology: str, cpus: float, cores: int, quota: str) -> None:

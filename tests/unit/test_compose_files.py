@@ -34,7 +34,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def merged(base: Service, over: Service) -> Service:
-    """As compose merges a service into the one it extends: mappings and lists grow, others are replaced."""
+    """Merge services as compose's `extends` does: mappings and lists are joined, other values replaced."""
     result = dict(base)
     for key, value in over.items():
         before = result.get(key)
@@ -48,7 +48,7 @@ def merged(base: Service, over: Service) -> Service:
 
 
 def resolved(path: Path, name: str) -> Service:
-    """A service with everything that it extends."""
+    """A service merged with all services it extends."""
     service = load(path)["services"][name]
     extended = service.get("extends")
     own = {key: value for key, value in service.items() if key != "extends"}
@@ -89,7 +89,7 @@ def test_privileges(topology: str, name: str) -> None:
 
 
 @every_service
-def test_replicas_are_possible(topology: str, name: str) -> None:
+def test_services_can_be_scaled(topology: str, name: str) -> None:
     service = services(topology)[name]
     assert not {"container_name", "hostname"} & service.keys()
     assert service["restart"] == "no"
@@ -128,7 +128,7 @@ CHECKPOINTS = (
 
 @every_service
 def test_mounts(topology: str, name: str) -> None:
-    """Bind mounts only, so that no volume outlives a run; agents can write to none."""
+    """Only bind mounts, so that no volume outlives a run; agents cannot write to them."""
     writable = {"coordinator": {"/results"}, "data": {"/data"}}
     mounts = services(topology)[name].get("volumes", [])
     bound = [mount for mount in mounts if mount != CHECKPOINTS]
@@ -138,7 +138,7 @@ def test_mounts(topology: str, name: str) -> None:
 
 
 def test_directory_without_checkpoints_is_not_empty() -> None:
-    """An empty one would be made writable for nodes, see `make_writable_for_nodes`."""
+    """`make_writable_for_nodes` would make an empty one writable for all users."""
     assert list((PROJECT / "docker" / "no-checkpoints").iterdir())
 
 
@@ -166,7 +166,7 @@ def test_data_starts_first_and_the_coordinator_last(topology: str) -> None:
 
 
 def variables() -> dict[str, set[str]]:
-    """The defaults of each variable in the compose files, outside of comments."""
+    """The defaults of each variable in the compose files, without comments."""
     found: dict[str, set[str]] = {}
     for path in COMPOSE.glob("*.yml"):
         text = re.sub(r"(?m)(^|\s)#.*$", "", path.read_text())
@@ -176,7 +176,7 @@ def variables() -> dict[str, set[str]]:
     return found
 
 
-def test_variables_are_documented_or_the_orchestrator_s() -> None:
+def test_variables_are_documented_or_set_by_the_orchestrator() -> None:
     header = (COMPOSE / "common.yml").read_text().partition("services:")[0]
     documented = set(re.findall(r"SHARDYARD_\w+", header))
     run = RunSpec.model_validate({"strategy": "ddp"})

@@ -1,4 +1,4 @@
-"""Compressions one by one: on gradients of which the right answer is known."""
+"""Each compression on gradients whose exact result is known."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAN = float("nan")
 def mean_of(
     compression: Compression, gradients: list[Tensor], shapes: list[Size], steps: int = 1
 ) -> Tensor:
-    """What the ranks take for the mean after so many steps with the same gradients."""
+    """The mean that the ranks compute in the last of `steps` steps with the same gradients."""
 
     def body(comm: MemoryCommunicator) -> Tensor:
         compressor = compression.build(comm, shapes, RngFactory(0))
@@ -42,7 +42,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_fp16_rounds_on_the_way_there_and_back_and_adds_in_float32(size: int) -> None:
+def test_fp16_rounds_both_ways_and_sums_in_float32(size: int) -> None:
     gradients = [normal(1001, seed=rank) for rank in range(size)]
     mean = mean_of(Fp16(), gradients, [Size([1001])])
     halves = torch.stack(gradients).half().float()
@@ -50,7 +50,7 @@ def test_fp16_rounds_on_the_way_there_and_back_and_adds_in_float32(size: int) ->
     torch.testing.assert_close(mean, torch.stack(gradients).mean(dim=0), rtol=2**-9, atol=2**-9)
 
 
-def test_fp16_is_at_the_end_of_its_range_infinite_or_zero() -> None:
+def test_fp16_overflows_to_infinity_and_underflows_to_zero() -> None:
     gradients = [torch.tensor([1e5, 1e-9, 60000.0])] * 2
     assert mean_of(Fp16(), gradients, [Size([3])]).tolist() == [float("inf"), 0.0, 60000.0]
 
@@ -59,24 +59,24 @@ def test_fp16_is_at_the_end_of_its_range_infinite_or_zero() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_all_entries_are_the_mean(size: int) -> None:
+def test_ratio_1_is_the_exact_mean(size: int) -> None:
     gradients = [normal(500, seed=rank) for rank in range(size)]
     mean = mean_of(TopK(ratio=1), gradients, [Size([500])], steps=3)
     torch.testing.assert_close(mean, torch.stack(gradients).mean(dim=0))
 
 
-def test_the_largest_go_first_and_the_others_when_they_have_grown() -> None:
+def test_unsent_entries_accumulate_until_they_are_the_largest() -> None:
     gradients = [torch.tensor([4.0, -1.0, 0.0, 3.0]), torch.tensor([0.0, 0.0, -2.0, -1.5])]
-    half = TopK(ratio=0.25)
-    # Rank 0 sends 4, rank 1 sends -2. Then each has its other entries twice, and the largest again:
-    first, second = (mean_of(half, gradients, [Size([4])], steps) for steps in (1, 2))
+    quarter = TopK(ratio=0.25)
+    # Rank 0 sends 4, rank 1 sends -2. In step 2 the unsent entries have doubled:
+    first, second = (mean_of(quarter, gradients, [Size([4])], steps) for steps in (1, 2))
     assert first.tolist() == [2.0, 0.0, -1.0, 0.0]
     # rank 0 has (4, -2, 0, 6), rank 1 has (0, 0, -2, -3).
     assert second.tolist() == [0.0, 0.0, 0.0, 1.5]
 
 
-def test_places_far_into_the_gradient_survive_as_bits() -> None:
-    # The bits of these places, read as float32, are numbers so small that some hardware calls them 0.
+def test_large_indices_are_sent_bit_by_bit() -> None:
+    # Read as float32, the bits of these indices are denormals, which some hardware flushes to 0.
     gradients = [torch.zeros(100_000), torch.zeros(100_000)]
     gradients[0][99_999], gradients[1][5] = 2.0, -4.0
     mean = mean_of(TopK(ratio=1e-5), gradients, [Size([100_000])])
@@ -87,20 +87,20 @@ def test_places_far_into_the_gradient_survive_as_bits() -> None:
 # sign
 
 
-def test_signs_times_the_mean_magnitude_of_each_tensor() -> None:
+def test_mean_is_signs_times_mean_magnitudes_per_tensor() -> None:
     shapes = [Size([2, 2]), Size([2])]
     gradients = [
         torch.tensor([1.0, -3.0, 2.0, -2.0, 10.0, 0.0]),  # scales 2 and 5; 0 counts as positive
         torch.tensor([-4.0, -4.0, 4.0, 4.0, -1.0, -3.0]),  # scales 4 and 2
     ]
     assert mean_of(Sign(), gradients, shapes).tolist() == [-1.0, -3.0, 3.0, 1.0, 1.5, 1.5]
-    # The second time with what the first has left out, (-1, -1, 0, 0, 5, -5) and (0, 0, 0, 0, 1, -1):
+    # Step 2 adds the residuals of step 1, (-1, -1, 0, 0, 5, -5) and (0, 0, 0, 0, 1, -1):
     # (0, -4, 2, -2, 15, -5) has scales 2 and 10, (-4, -4, 4, 4, 0, -4) has 4 and 2.
     assert mean_of(Sign(), gradients, shapes, steps=2).tolist() == [-1.0, -3.0, 3.0, 1.0, 6.0, -6.0]
 
 
 @pytest.mark.parametrize("length", [1, 7, 31, 32, 33, 64, 100])
-def test_every_pattern_of_signs_survives_as_bits(length: int) -> None:
+def test_every_pattern_of_signs_is_preserved(length: int) -> None:
     for seed in range(20):
         signs = normal(length, seed=seed).sign()
         assert torch.equal(mean_of(Sign(), [signs, signs], [Size([length])]), signs)
@@ -112,11 +112,11 @@ def test_every_pattern_of_signs_survives_as_bits(length: int) -> None:
 
 
 def low_rank(rank: int, seed: int) -> Tensor:
-    """A matrix of 20 x 30, flat."""
+    """A matrix of shape (20, 30) and the given rank, flattened."""
     return (normal(20, rank, seed=seed) @ normal(rank, 30, seed=seed + 100)).flatten()
 
 
-def test_a_mean_of_low_rank_is_exact() -> None:
+def test_low_rank_mean_is_exact() -> None:
     gradients = [low_rank(1, seed) for seed in range(3)]
     mean = torch.stack(gradients).mean(dim=0)
     shapes = [Size([20, 5, 6])]
@@ -124,19 +124,19 @@ def test_a_mean_of_low_rank_is_exact() -> None:
     assert (mean_of(PowerSgd(rank=1), gradients, shapes) - mean).norm() > 0.1 * mean.norm()
 
 
-def test_what_cancels_out_between_ranks_takes_no_part_of_the_rank() -> None:
-    common, apart = low_rank(1, seed=0), normal(600)
-    mean = mean_of(PowerSgd(rank=1), [common + apart, common - apart], [Size([20, 30])])
+def test_differences_that_cancel_between_ranks_use_no_rank() -> None:
+    common, difference = low_rank(1, seed=0), normal(600)
+    mean = mean_of(PowerSgd(rank=1), [common + difference, common - difference], [Size([20, 30])])
     torch.testing.assert_close(mean, common, rtol=1e-4, atol=1e-5)
 
 
-def test_where_the_rank_saves_nothing_the_mean_is_sent_as_it_is() -> None:
+def test_mean_is_uncompressed_where_the_rank_saves_no_bytes() -> None:
     gradients = [normal(600, seed=rank) for rank in range(3)]
     mean = mean_of(PowerSgd(rank=12), gradients, [Size([20, 30])], steps=3)  # 12 * 50 = 20 * 30
     torch.testing.assert_close(mean, torch.stack(gradients).mean(dim=0))
 
 
-def test_warm_start_finds_the_best_matrices_of_a_gradient_that_stays() -> None:
+def test_warm_start_converges_to_the_best_approximation_of_a_constant_gradient() -> None:
     matrix = normal(20, 30)
     u, s, v = torch.linalg.svd(matrix, full_matrices=False)
     best = (matrix - u[:, :2] @ torch.diag(s[:2]) @ v[:2]).norm()
@@ -156,7 +156,7 @@ def test_warm_start_finds_the_best_matrices_of_a_gradient_that_stays() -> None:
     assert errors[-1] == pytest.approx(best.item(), rel=0.01)
 
 
-def test_a_gradient_of_nan_is_no_crash() -> None:
-    # The loop says that training has diverged; until then nobody may raise.
+def test_nan_gradients_do_not_raise() -> None:
+    # The training loop reports divergence; compression must not raise before it.
     for compression in (Fp16(), TopK(), Sign(), PowerSgd(rank=1)):
         assert mean_of(compression, [torch.full((600,), NAN)] * 2, [Size([20, 30])]).isnan().any()

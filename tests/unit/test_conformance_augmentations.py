@@ -1,4 +1,4 @@
-"""Every registered augmentation keeps the promises of `Augment`; a new entry is tested, too."""
+"""Conformance of augmentations: every registered one obeys the contract of `Augment`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_batch_keeps_its_shape_and_its_form(augment: Augment, shape: tuple[int, int, int, int]) -> None:
+def test_batch_keeps_shape_and_memory_format(augment: Augment, shape: tuple[int, int, int, int]) -> None:
     before = images(shape)
     given = before.clone()
     changed = augment(given, rng())
@@ -49,12 +49,12 @@ def test_a_batch_keeps_its_shape_and_its_form(augment: Augment, shape: tuple[int
     assert changed.isfinite().all()
 
 
-def test_the_generator_alone_decides(augment: Augment) -> None:
+def test_result_depends_only_on_the_given_generator(augment: Augment) -> None:
     batch = images((20, 3, 16, 16))
     torch.manual_seed(1)
     first = augment(batch, rng(5))
     before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
-    augment(batch, rng(6))  # nothing is kept from batch to batch
+    augment(batch, rng(6))  # no state is kept between batches
     assert torch.equal(augment(batch, rng(5)), first)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.random.get_state()[1].tolist() == before[1]  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""Every registered component keeps the rules that all components share, and the packages keep apart."""
+"""Conformance of components: rules for every registered one, and packages that load without torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PARAMETERS = [
     for kind, name in COMPONENTS
     for parameter in OF_COMPONENTS[kind].load(name).model_fields
 ]
-# What a class is called beside its entry's name, and files that hold several entries.
+# Suffixes of class names by kind, and files that hold several entries.
 SUFFIXES = {
     "augmentation": "Augmentation",
     "compression": "Compression",
@@ -50,7 +50,7 @@ def build(kind: str, name: str, **parameters: Any) -> Component:
 
 
 def other_value(annotation: Any, default: Any) -> Any:
-    """Another value than the default that the parameter may take, as a YAML file would have it."""
+    """A valid value other than the default, as a YAML file would give it."""
     if annotation is bool:
         return not default
     if annotation in (int, int | None):
@@ -67,14 +67,14 @@ def other_value(annotation: Any, default: Any) -> Any:
         return [*default, default[0]]
     if annotation is Compression:
         return {"name": "power_sgd", "rank": 3}
-    return default  # of any other type, only the default is tested
+    return default  # for other types, only the default is tested
 
 
 # Every entry
 
 
 @pytest.mark.parametrize(("kind", "name"), ENTRIES)
-def test_entry_loads_and_explains_itself(kind: str, name: str) -> None:
+def test_entry_loads_and_has_a_docstring(kind: str, name: str) -> None:
     loaded = ALL[kind].load(name)
     assert len(loaded.__dict__.get("__doc__") or "") > 10
     assert not inspect.isabstract(loaded)
@@ -83,7 +83,7 @@ def test_entry_loads_and_explains_itself(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), ENTRIES)
-def test_name_is_snake_case_and_the_class_its_camel_case(kind: str, name: str) -> None:
+def test_name_is_snake_case_and_the_class_camel_case(kind: str, name: str) -> None:
     module, _, attribute = ALL[kind].entries[name].partition(":")
     assert name == name.lower()
     assert name.replace("_", "").isalnum()
@@ -101,25 +101,23 @@ def test_unknown_name_lists_the_known_ones(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", OF_COMPONENTS)
-def test_component_of_another_kind_is_refused(kind: str) -> None:
-    stranger = build(
-        "optimizer" if kind != "optimizer" else "model", "sgd" if kind != "optimizer" else "mlp"
-    )
+def test_component_of_another_kind_is_rejected(kind: str) -> None:
+    other = build("optimizer" if kind != "optimizer" else "model", "sgd" if kind != "optimizer" else "mlp")
     with pytest.raises(PydanticCustomError, match="not a registered"):
-        OF_COMPONENTS[kind].parse(stranger)
+        OF_COMPONENTS[kind].parse(other)
 
 
 # Parameters
 
 
 @pytest.mark.parametrize(("kind", "name"), COMPONENTS)
-def test_unknown_parameter_is_refused(kind: str, name: str) -> None:
+def test_unknown_parameter_is_rejected(kind: str, name: str) -> None:
     with pytest.raises(ValidationError, match="no_such_parameter"):
         build(kind, name, no_such_parameter=1)
 
 
 @pytest.mark.parametrize(("kind", "name", "parameter"), PARAMETERS)
-def test_parameter_refuses_what_is_no_such_value(kind: str, name: str, parameter: str) -> None:
+def test_parameter_rejects_invalid_values(kind: str, name: str, parameter: str) -> None:
     annotation = OF_COMPONENTS[kind].load(name).model_fields[parameter].annotation
     bad: list[Any] = [float("nan"), float("inf"), -float("inf"), 1 if annotation is bool else True]
     if annotation in (int, float):
@@ -139,11 +137,11 @@ def test_components_are_frozen(kind: str, name: str, parameter: str) -> None:
         setattr(component, parameter, getattr(component, parameter))
 
 
-# There and back
+# Serialization
 
 
 def forms(kind: str, name: str) -> Iterator[Component]:
-    """The component with its defaults, and with each parameter changed in turn."""
+    """The component with its defaults, then with each parameter changed in turn."""
     yield build(kind, name)
     for parameter, field in OF_COMPONENTS[kind].load(name).model_fields.items():
         yield build(kind, name, **{parameter: other_value(field.annotation, field.default)})
@@ -151,7 +149,7 @@ def forms(kind: str, name: str) -> Iterator[Component]:
 
 @pytest.mark.parametrize(("kind", "name"), COMPONENTS)
 @pytest.mark.parametrize("brief", [False, True])
-def test_written_and_read_again_it_is_the_same(kind: str, name: str, brief: bool) -> None:
+def test_dump_and_parse_round_trip(kind: str, name: str, brief: bool) -> None:
     registry = OF_COMPONENTS[kind]
     for component in forms(kind, name):
         dumped = registry.dump(component, exclude_defaults=brief)
@@ -162,7 +160,7 @@ def test_written_and_read_again_it_is_the_same(kind: str, name: str, brief: bool
 
 
 @pytest.mark.parametrize("kind", OF_COMPONENTS)
-def test_schema_accepts_what_is_written_and_no_more(kind: str) -> None:
+def test_schema_accepts_only_dumped_components(kind: str) -> None:
     registry = OF_COMPONENTS[kind]
     schema = Draft202012Validator(TypeAdapter(Annotated[Any, registry]).json_schema())
     for name in registry.entries:
@@ -176,11 +174,11 @@ def test_schema_accepts_what_is_written_and_no_more(kind: str) -> None:
     assert not schema.is_valid({"name": "no_such_thing"})
 
 
-# Strategies and transports fit together
+# Strategies and transports
 
 
 @pytest.mark.parametrize("name", STRATEGIES.entries)
-def test_strategy_says_where_it_runs(name: str) -> None:
+def test_strategy_declares_transports_and_numbers_of_nodes(name: str) -> None:
     strategy = STRATEGIES.load(name)
     assert strategy.transports
     assert set(strategy.transports) <= set(TRANSPORTS.entries)
@@ -191,16 +189,16 @@ def test_strategy_says_where_it_runs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TRANSPORTS.entries)
-def test_transport_says_how_its_ranks_are_started(name: str) -> None:
+def test_transport_declares_a_topology_and_has_a_strategy(name: str) -> None:
     assert TRANSPORTS.load(name).topology in {*RANK_VARIABLES, "single"}
     assert any(name in STRATEGIES.load(strategy).transports for strategy in STRATEGIES.entries)
 
 
-# The packages
+# Imports
 
 
 def modules_after(code: str) -> set[str]:
-    """The modules that a fresh interpreter has loaded after `code`."""
+    """The modules that a fresh interpreter has loaded after it runs `code`."""
     show = "\nimport sys; print('loaded:', *sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code + show], cwd=PROJECT, capture_output=True, text=True, timeout=60
@@ -229,7 +227,7 @@ except SystemExit as done:
 
 
 @pytest.mark.parametrize("code", [LOAD_ALL, "import orchestrator.cli", HELP], ids=["all", "cli", "help"])
-def test_a_machine_without_torch_and_mpi_can_check_a_sweep(code: str) -> None:
+def test_sweeps_can_be_validated_without_torch_and_mpi(code: str) -> None:
     loaded = modules_after(code)
     assert loaded & {"pydantic"}
     assert not loaded & {"torch", "mpi4py", "torchvision", "sklearn", "matplotlib", "docker"}

@@ -1,4 +1,4 @@
-"""Every registered compression keeps the promises of `Compressor`; a new entry is tested, too."""
+"""Conformance of compressions: every registered one obeys the contract of `Compressor`."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from trainer.spec.registries import COMPRESSIONS
 from trainer.spec.run_spec import RunSpec
 from trainer.training.task import Task
 
-# A convolution, a layer with its bias, a lone number: 5 tensors, 901 numbers, odd, 866 of them in matrices.
+# A convolution, a layer with its bias, a scalar: 5 tensors of 901 values (odd), 866 of them in matrices.
 SHAPES = [Size([6, 3, 5, 5]), Size([6]), Size([16, 26]), Size([28]), Size([])]
 FLOATS = 901
 AS_THEY_ARE = 6 + 28 + 1
 ROWS_AND_COLUMNS = (6 + 75) + (16 + 26)
 
-# Bytes that leave a rank of p in one step, by the formula in the component's docstring.
+# Bytes that one of p ranks sends per step, by the formula in the component's docstring.
 BYTES: dict[str, Callable[[int], float]] = {
     "none": lambda p: 8 * FLOATS * (p - 1) / p,
     "fp16": lambda p: 8 * ceil(FLOATS / (2 * p)) * (p - 1),
-    "top_k": lambda p: 8 * 9 * (p - 1),  # 1 % of them
+    "top_k": lambda p: 8 * 9 * (p - 1),  # 1 % of the values
     "sign": lambda p: 4 * (5 + 29) * (p - 1),
     "power_sgd": lambda p: 8 * (AS_THEY_ARE + 2 * ROWS_AND_COLUMNS) * (p - 1) / p,
 }
@@ -52,7 +52,7 @@ def gradient(rank: int, step: int, shapes: list[Size] = SHAPES) -> Tensor:
 
 
 def means(name: str, size: int, steps: int) -> list[tuple[list[Tensor], Compressor]]:
-    """What every rank takes for the mean gradients of some steps."""
+    """For each rank, the mean gradients that it computes in `steps` steps, and its compressor."""
 
     def body(comm: MemoryCommunicator) -> tuple[list[Tensor], Compressor]:
         compressor, reported = build(name, comm), []
@@ -67,7 +67,7 @@ def means(name: str, size: int, steps: int) -> list[tuple[list[Tensor], Compress
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_all_ranks_hold_the_same_bits_and_so_does_a_second_run(name: str, size: int) -> None:
+def test_means_are_identical_on_all_ranks_and_in_a_second_run(name: str, size: int) -> None:
     (first, _), *others = means(name, size, steps=5)
     for reported, _ in [*others, *means(name, size, steps=5)]:
         assert all(torch.equal(mine, its) for mine, its in zip(first, reported, strict=True))
@@ -76,14 +76,14 @@ def test_all_ranks_hold_the_same_bits_and_so_does_a_second_run(name: str, size: 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_what_is_not_sent_now_is_sent_later(name: str, size: int) -> None:
+def test_error_feedback_loses_nothing(name: str, size: int) -> None:
     steps = 20
     outcomes = means(name, size, steps)
     reported, _ = outcomes[0]
     nothing = torch.zeros(FLOATS)
     kept = [getattr(compressor, "residual", nothing) for _, compressor in outcomes]
     wanted = sum((gradient(rank, step) for rank in range(size) for step in range(steps)), nothing) / size
-    # Without error feedback, as in fp16, what is rounded off is lost.
+    # fp16 has no error feedback: it loses the rounding errors.
     loss = steps * 2**-10 if name == "fp16" else 1e-4
     torch.testing.assert_close(
         sum(reported, nothing) + sum(kept, nothing) / size, wanted, rtol=0, atol=loss
@@ -92,7 +92,7 @@ def test_what_is_not_sent_now_is_sent_later(name: str, size: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_bytes_are_those_of_the_formula(name: str, size: int) -> None:
+def test_bytes_sent_equal_the_formula(name: str, size: int) -> None:
     for _, compressor in means(name, size, steps=3):
         sent = compressor.comm.traffic.bytes_sent
         assert sent == pytest.approx(3 * BYTES[name](size))
@@ -101,13 +101,13 @@ def test_bytes_are_those_of_the_formula(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_rank_alone_loses_nothing(name: str) -> None:
+def test_single_rank_is_not_compressed(name: str) -> None:
     ((reported, _),) = means(name, 1, steps=3)
     assert all(torch.equal(mean, gradient(0, step)) for step, mean in enumerate(reported))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_gradient_of_zeros_stays_one(name: str) -> None:
+def test_zero_gradient_stays_zero(name: str) -> None:
     def body(comm: MemoryCommunicator) -> list[Tensor]:
         compressor = build(name, comm)
         reported = [torch.zeros(FLOATS) for _ in range(3)]
@@ -133,7 +133,7 @@ def test_gradients_of_any_length(name: str, shapes: list[Size]) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_compressing_computes_is_booked_as_computing(name: str) -> None:
+def test_compression_is_booked_as_compute(name: str) -> None:
     for _, compressor in means(name, 2, steps=1):
         compressor.comm.clock.stop()
         seconds = compressor.comm.clock.seconds
@@ -146,7 +146,7 @@ def test_what_compressing_computes_is_booked_as_computing(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def accuracies() -> Callable[[str], float]:
-    """The accuracy that a compression reaches on digits, on two ranks whose parts are not equal."""
+    """Return a function that trains on digits with a compression, on two unequal parts: its accuracy."""
     reached: dict[str, float] = {}
 
     def train(name: str) -> float:
@@ -177,6 +177,6 @@ def accuracies() -> Callable[[str], float]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_learns_about_as_well_as_without(accuracies: Callable[[str], float], name: str) -> None:
+def test_accuracy_is_close_to_uncompressed_training(accuracies: Callable[[str], float], name: str) -> None:
     assert accuracies("none") > 0.85
     assert accuracies(name) > accuracies("none") - 0.1

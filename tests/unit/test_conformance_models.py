@@ -71,7 +71,7 @@ def test_output_is_log_probabilities(
     torch.testing.assert_close(output.exp().sum(dim=1), torch.ones(batch))
 
 
-def test_a_model_can_be_split_between_any_two_blocks(model: Model) -> None:
+def test_model_can_be_split_between_any_two_blocks(model: Model) -> None:
     blocks = build(model)
     whole = chain(blocks).eval()(images())
     for at in range(1, len(blocks)):
@@ -155,7 +155,7 @@ def test_lenet_has_the_layers_of_the_lab_sheet() -> None:
 
 @pytest.mark.parametrize("name", ["lenet", "mnist_cnn"])
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 27), (1, 8, 8)])
-def test_models_of_fixed_size_refuse_other_images(name: str, shape: tuple[int, int, int]) -> None:
+def test_models_of_fixed_size_reject_other_images(name: str, shape: tuple[int, int, int]) -> None:
     model = MODELS.parse(name)
     assert model.validation_error((3, 28, 28)) is None
     error = model.validation_error(shape)
@@ -192,7 +192,7 @@ def test_mlp_has_the_requested_layers() -> None:
 
 
 @pytest.mark.parametrize("name", ["vgg_small", "wide_resnet"])
-def test_models_that_downsample_refuse_small_images(name: str) -> None:
+def test_models_that_downsample_reject_small_images(name: str) -> None:
     model = MODELS.parse(name)
     assert model.validation_error((3, 8, 9)) is None
     error = model.validation_error((3, 9, 7))
@@ -263,7 +263,7 @@ def test_vgg_small_has_most_parameters_in_its_classifier() -> None:
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
-def test_dropout_drops_its_share_and_keeps_the_mean(probability: float) -> None:
+def test_dropout_drops_with_its_probability_and_keeps_the_mean(probability: float) -> None:
     dropped = Dropout(probability, torch.Generator().manual_seed(0))(torch.ones(400, 500))
     kept = dropped[dropped > 0]
     assert kept.numel() / dropped.numel() == pytest.approx(1 - probability, abs=0.01)
@@ -343,7 +343,7 @@ def test_ranks_drop_different_activations(task: Task) -> None:
     assert not torch.equal(first, other)
 
 
-def test_a_model_partition_has_the_weights_seed_the_whole_model(task: Task) -> None:
+def test_model_partition_has_the_weights_of_the_whole_model(task: Task) -> None:
     whole = task.build_model(0)
     part = task.build_model(0, only={"conv2", "fc1"})
     assert [name for name, _ in part.named_children()] == ["conv2", "fc1"]

@@ -1,4 +1,4 @@
-"""Every registered partitioner keeps the promises of `Partitioner`; a new entry is tested, too."""
+"""Conformance of partitioners: every registered one obeys the contract of `Partitioner`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from trainer.data.base import DataError, Indices, Labels, Partitioner
 from trainer.spec.registries import PARTITIONERS
 
 CLASSES = 10
-# What the message of a split that cannot be made has to say beside what is wrong.
+# The remedies that the error of an impossible split must name.
 REMEDY = r"(use|raise|lower|set|must be|at most) "
 
 
 def labels_of(samples: int) -> Labels:
-    """Labels of uneven frequency, as real ones are."""
+    """Labels of uneven frequency, as in real data."""
     return np.sqrt(np.random.default_rng(9).integers(0, CLASSES**2, samples)).astype(np.int64)
 
 
@@ -27,7 +27,7 @@ def rng(seed: int = 0) -> np.random.Generator:
 
 
 def forms() -> Iterator[dict[str, Any]]:
-    """Each partitioner with its defaults, and with every choice that it has beside them."""
+    """Each partitioner with its defaults, then with every other choice of its parameters."""
     for name in PARTITIONERS.entries:
         yield {"name": name}
         for parameter, field in PARTITIONERS.load(name).model_fields.items():
@@ -58,7 +58,7 @@ def assert_valid(parts: list[Indices], wanted: int, samples: int) -> None:
 def assert_as_declared(partitioner: Partitioner, parts: list[Indices], samples: int) -> None:
     holders = np.zeros(samples, int)
     for part in parts:
-        np.add.at(holders, part, 1)  # counts a repetition inside a part, too
+        np.add.at(holders, part, 1)  # counts repetitions within a part, too
     if partitioner.disjoint:
         assert holders.max() == 1
     if partitioner.covers:
@@ -66,7 +66,7 @@ def assert_as_declared(partitioner: Partitioner, parts: list[Indices], samples: 
 
 
 def assert_valid_or_explained(partitioner: Partitioner, labels: Labels, parts: int) -> None:
-    """A split as declared, or an error that says what mends it, at once if the numbers alone tell."""
+    """Check that a split is as declared, or that the error names a remedy and equals `validation_error`."""
     reason = partitioner.validation_error(len(labels), len(np.unique(labels)), parts)
     try:
         split = partitioner.split(labels, parts, rng())
@@ -88,14 +88,14 @@ def test_parts_are_valid_and_as_declared(partitioner: Partitioner, samples: int,
 
 
 @pytest.mark.parametrize(("samples", "parts"), [(1437, 5), (1437, 20), (60_000, 1000)])
-def test_usual_splits_can_be_made(partitioner: Partitioner, samples: int, parts: int) -> None:
+def test_usual_splits_are_possible(partitioner: Partitioner, samples: int, parts: int) -> None:
     split = partitioner.split(labels_of(samples), parts, rng())
     assert_valid(split, parts, samples)
     assert_as_declared(partitioner, split, samples)
 
 
 @pytest.mark.parametrize("parts", [2, 11, 1000])
-def test_a_part_is_never_empty(partitioner: Partitioner, parts: int) -> None:
+def test_parts_are_never_empty(partitioner: Partitioner, parts: int) -> None:
     labels = labels_of(parts - 1)
     reason = partitioner.validation_error(parts - 1, len(np.unique(labels)), parts)
     assert reason
@@ -112,30 +112,30 @@ def test_classes_of_any_frequency(partitioner: Partitioner, labels: Labels, part
     assert_valid_or_explained(partitioner, labels, parts)
 
 
-def test_every_rank_that_asks_gets_the_same_split(partitioner: Partitioner) -> None:
+def test_all_ranks_compute_the_same_split(partitioner: Partitioner) -> None:
     labels = labels_of(500)
     np.random.seed(1)
     first = partitioner.split(labels, 5, rng(3))
-    np.random.seed(2)  # nothing but the arguments counts, and not what was asked before
+    np.random.seed(2)  # neither global state nor earlier calls matter
     partitioner.split(labels, 6, rng(4))
     again = partitioner.split(labels, 5, rng(3))
     for ours, theirs in zip(first, again, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_another_seed_is_another_split_where_anything_is_drawn(partitioner: Partitioner) -> None:
+def test_seed_changes_the_split_of_random_partitioners(partitioner: Partitioner) -> None:
     first, second = (partitioner.split(labels_of(500), 5, rng(seed)) for seed in (1, 2))
     same = [np.array_equal(np.sort(a), np.sort(b)) for a, b in zip(first, second, strict=True)]
     assert all(same) is not partitioner.random
 
 
-def test_where_nothing_is_drawn_there_is_nothing_to_reshuffle(partitioner: Partitioner) -> None:
+def test_only_random_partitioners_reshuffle(partitioner: Partitioner) -> None:
     again = PARTITIONERS.parse({**PARTITIONERS.dump(partitioner), "reshuffle": True})
     reason = again.validation_error(1437, CLASSES, 5)
     assert reason is None if partitioner.random else reason and "reshuffle must be false" in reason
 
 
-def test_labels_are_not_touched(partitioner: Partitioner) -> None:
+def test_labels_are_not_modified(partitioner: Partitioner) -> None:
     labels = labels_of(500)
     before = labels.copy()
     labels.flags.writeable = False
@@ -143,7 +143,7 @@ def test_labels_are_not_touched(partitioner: Partitioner) -> None:
     np.testing.assert_array_equal(labels, before)
 
 
-# What nodes see of their images
+# Distortion of images
 
 
 def test_images_are_distorted_as_declared_and_never_on_the_first_node(partitioner: Partitioner) -> None:
