@@ -1,4 +1,4 @@
-"""Datasets in the box: the right pixels beside the right labels, normalised, the same for everybody."""
+"""Datasets that need no download: pixels, labels, normalisation and reproducibility."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainer.spec.registries import DATASETS
 # Normalisation
 
 
-def test_each_channel_is_scaled_by_the_training_split() -> None:
+def test_channels_are_normalised_by_the_training_split() -> None:
     rng = np.random.default_rng(1)
     scale = np.array([10, 100, 255]).reshape(3, 1, 1)
     train = (rng.random((700, 3, 20, 20)) * scale).astype(np.uint8)  # more than one block
@@ -45,7 +45,7 @@ def test_constant_channel_becomes_zero() -> None:
 # Digits
 
 
-def test_digits_are_those_of_scikit_learn() -> None:
+def test_digits_equal_scikit_learn() -> None:
     from sklearn.datasets import load_digits
 
     data = Digits().load(NOWHERE)
@@ -55,14 +55,14 @@ def test_digits_are_those_of_scikit_learn() -> None:
 
     images = np.concatenate([data.train.images, data.test.images])[:, 0]
     labels = np.concatenate([data.train.labels, data.test.labels])
-    low, high = images.min(), images.max()  # 0 and 16 before the normalisation
+    low, high = images.min(), images.max()  # 0 and 16 before normalisation
     images = np.rint((images - low) / (high - low) * 16)
     small = images[:, 3:26:3, 3:26:3]
     np.testing.assert_array_equal(
         images, np.pad(np.kron(small, np.ones((1, 3, 3))), ((0, 0), (2, 2), (2, 2)))
     )
 
-    # Every sample of the original is in exactly one of the splits, beside its label.
+    # Every original sample is in exactly one split, with its label.
     original = load_digits()
     ours = np.column_stack([small.reshape(-1, 64), labels])
     theirs = np.column_stack([original.data, original.target])
@@ -70,14 +70,14 @@ def test_digits_are_those_of_scikit_learn() -> None:
     assert not np.array_equal(ours, theirs)  # shuffled
 
 
-def test_digits_split_is_always_the_same() -> None:
+def test_digits_split_is_fixed() -> None:
     np.random.seed(1)
     first = Digits().load(NOWHERE)
     np.random.seed(2)
     second = Digits().load(NOWHERE)
     np.testing.assert_array_equal(first.train.images, second.train.images)
     np.testing.assert_array_equal(first.test.labels, second.test.labels)
-    # Written down: another split would make results incomparable with earlier ones.
+    # Fixed: another split would make results incomparable with earlier ones.
     assert first.test.labels[:16].tolist() == [0, 8, 8, 9, 8, 3, 7, 5, 0, 6, 6, 3, 1, 3, 8, 7]
 
 
@@ -121,7 +121,7 @@ def test_synthetic_is_learnable_and_harder_with_noise() -> None:
     assert 0.2 < hard < 0.8  # chance is 0.1
 
 
-def test_synthetic_depends_on_its_parameters_alone() -> None:
+def test_synthetic_depends_only_on_its_parameters() -> None:
     first, again = Synthetic().load(NOWHERE), Synthetic().load(NOWHERE)
     other = Synthetic(data_seed=1).load(NOWHERE)
     np.testing.assert_array_equal(first.train.images, again.train.images)
@@ -155,10 +155,10 @@ def test_synthetic_has_any_size(dataset: Synthetic) -> None:
     assert counts.max() - counts.min() <= 1
 
 
-def test_synthetic_without_noise_has_one_smooth_picture_per_class() -> None:
+def test_synthetic_without_noise_has_one_smooth_image_per_class() -> None:
     data = Synthetic(samples=60, classes=3, noise=0.0).load(NOWHERE)
     assert len(np.unique(data.train.images.reshape(60, -1), axis=0)) == 3
-    assert abs(np.diff(data.train.images, axis=3)).max() < 1  # neighbours; the deviation is 1
+    assert abs(np.diff(data.train.images, axis=3)).max() < 1  # neighbouring pixels, deviation 1
 
 
 def test_synthetic_single_sample() -> None:
@@ -189,13 +189,13 @@ def test_synthetic_rejects(parameters: dict[str, Any]) -> None:
         Synthetic(**parameters)
 
 
-def test_classes_are_known_before_a_file_is_read() -> None:
+def test_classes_are_known_before_files_are_read() -> None:
     assert [DATASETS.parse(name).class_count for name in DATASETS.entries] == [10] * len(DATASETS.entries)
     for dataset in (Digits(), Synthetic(classes=7, samples=70, test_samples=1)):
         assert dataset.class_count == dataset.load(NOWHERE).classes
 
 
-def test_sizes_are_known_before_a_file_is_read() -> None:
+def test_sizes_are_known_before_files_are_read() -> None:
     sizes = {name: DATASETS.parse(name).train_samples for name in DATASETS.entries}
     assert sizes == {
         "digits": 1437,

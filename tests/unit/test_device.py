@@ -1,6 +1,6 @@
-"""Everything lives where the ranks' communicator says, on a machine that has no such place.
+"""Training stays on the communicator's device, tested without a GPU.
 
-torch's device "meta" stands for a GPU: its tensors have shapes and no numbers, nothing can be read there.
+torch's device "meta" stands in for a GPU: its tensors have shapes but no values, so reading one fails.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ SAMPLES, TEST_SAMPLES, EPOCHS = 60, 38, 3
 ON_GPU = [name for name in STRATEGIES.entries if "nccl" in STRATEGIES.load(name).transports]
 
 
-class Far(Communicator):
-    """Rank 0 of two on another device, whose twin does what it does."""
+class MetaCommunicator(Communicator):
+    """Two ranks on device "meta"; the other rank is assumed to make the same calls."""
 
     topology = "ddp"
     device = "meta"
 
     @classmethod
-    def connect(cls, context: NodeContext, clock: Clock) -> Far:
+    def connect(cls, context: NodeContext, clock: Clock) -> MetaCommunicator:
         return cls(context.rank, context.size, clock)
 
     def _all_reduce(self, buffer: Tensor) -> None:
@@ -65,7 +65,7 @@ class Far(Communicator):
 
 
 class Link(TorchDispatchMode):
-    """Between host and device only copies pass, and here they are written down."""
+    """Record copies between host and device, and fail on operations that mix both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Link(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
-            return 0.0  # the number that is not there
+            return 0.0  # meta tensors have no value
         if func is torch.ops.aten._to_copy.default and "device" in kwargs:
             (source,) = args
             if source.is_meta and kwargs["device"].type == "cpu":
@@ -87,13 +87,13 @@ class Link(TorchDispatchMode):
                 self.to_device.append(source)
         else:
             tensors = [t for a in args for t in (a if isinstance(a, list | tuple) else [a])]
-            places = {t.device.type for t in tensors if isinstance(t, Tensor)}
-            assert len(places) < 2, f"{func} meets tensors on {places}"
+            devices = {t.device.type for t in tensors if isinstance(t, Tensor)}
+            assert len(devices) < 2, f"{func} mixes tensors on {devices}"
         return func(*args, **kwargs)
 
 
-class Plain(nn.Module):
-    """In DDP's place: the model as it is."""
+class FakeDdp(nn.Module):
+    """Stands in for DDP: runs the model unchanged."""
 
     def __init__(self, module: nn.Module, bucket_cap_mb: int | None, broadcast_buffers: bool) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Plain(nn.Module):
 
 @pytest.fixture
 def generators(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Where generators were made; torch makes none on `meta`."""
+    """Record the devices of generators and create them on the CPU; torch has none on `meta`."""
     made: list[str] = []
 
     class Generator(torch.Generator):
@@ -127,7 +127,7 @@ def trained(strategy: str, compression: str, rank: int) -> tuple[TrainResult, Li
     )
     context = NodeContext(rank, nodes, "nccl", Path())
     with Link() as link:
-        comm = Far.connect(context, Clock())
+        comm = MetaCommunicator.connect(context, Clock())
         result = train(context, of, EventWriter("run", rank, None, io.StringIO()), comm)
     return result, link
 
@@ -137,29 +137,29 @@ def trained(strategy: str, compression: str, rank: int) -> tuple[TrainResult, Li
     [(name, "none") for name in ON_GPU]
     + [("all_reduce", name) for name in COMPRESSIONS.entries if name != "none"],
 )
-def test_a_training_stays_on_its_device(
+def test_training_stays_on_its_device(
     monkeypatch: pytest.MonkeyPatch, generators: list[str], strategy: str, compression: str
 ) -> None:
-    monkeypatch.setattr("torch.nn.parallel.DistributedDataParallel", Plain)
+    monkeypatch.setattr("torch.nn.parallel.DistributedDataParallel", FakeDdp)
     result, link = trained(strategy, compression, rank=STRATEGIES.load(strategy).servers)
     assert result.steps >= 4 * EPOCHS
-    draws = ["cpu"] if compression == "power_sgd" else []  # once, so that all ranks draw the same
-    assert generators == ["meta", *draws]  # dropout draws where it drops
+    draws = ["cpu"] if compression == "power_sgd" else []  # on the CPU, so that all ranks draw the same
+    assert generators == ["meta", *draws]  # dropout draws on the device
 
-    # Both splits travel once, whatever the number of steps, which take the samples' numbers alone.
+    # Both splits are copied once; each step copies only sample indices.
     images = [tuple(t.shape) for t in link.to_device if t.shape[-1] == 28 or t.shape[1:3] == (28, 28)]
     assert sorted(images) == [(TEST_SAMPLES, 1, 28, 28), (SAMPLES, 28, 28, 1)]
     steps = [t for t in link.to_device if t.dtype == torch.int64 and len(t) <= 8]
     assert len(steps) == result.steps
-    # Back come the final weights, for digest and file.
+    # Only the final weights are copied back, for digest and file.
     assert [t.numel() for t in link.to_host] == [result.parameters]
 
-    # The host's CPU time is no measure of what a GPU does.
+    # CPU time does not measure the work of a GPU.
     assert result.work_cpu_s is None
     assert result.seconds["cpu_contention"] == 0
 
 
-def test_no_training_set_travels_to_a_server(
+def test_parameter_server_copies_no_training_set(
     monkeypatch: pytest.MonkeyPatch, generators: list[str]
 ) -> None:
     result, link = trained("parameter_server", "none", rank=0)
@@ -169,14 +169,14 @@ def test_no_training_set_travels_to_a_server(
     assert [t.numel() for t in link.to_host] == [result.parameters]
 
 
-def test_ddps_hand_over_is_that_of_the_last_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Each look at the clock waits for the GPU: one in an earlier bucket would end the overlap.
+def test_ddp_reads_the_clock_only_for_the_last_bucket(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Reading the clock waits for the GPU: in an earlier bucket it would end the overlap.
     now = FakeTime()
-    looks: list[float] = []
+    reads: list[float] = []
 
     def wall() -> float:
         now.pass_(1)
-        looks.append(now.now)
+        reads.append(now.now)
         return now.now
 
     class World:
@@ -198,14 +198,14 @@ def test_ddps_hand_over_is_that_of_the_last_bucket(monkeypatch: pytest.MonkeyPat
             return torch.ones(4)
 
     monkeypatch.setattr("torch.distributed.group", SimpleNamespace(WORLD=World()))
-    comm = Far(0, 2, Clock(wall, FakeTime()))
+    comm = MetaCommunicator(0, 2, Clock(wall, FakeTime()))
     comm.clock.start()
     with comm.clock.phase("compute"):
         buckets = Buckets(comm, NoneCompression(), seed=0)
-        before = len(looks)
+        before = len(reads)
         for last in (False, False, True):
             buckets.mean(Bucket(last))  # type: ignore[arg-type]
-        assert len(looks) == before + 1
+        assert len(reads) == before + 1
     buckets.book_exposed()
-    assert comm.traffic.collectives == [(looks[before], looks[-1])]
+    assert comm.traffic.collectives == [(reads[before], reads[-1])]
     assert comm.traffic.bytes_sent == 3 * 16

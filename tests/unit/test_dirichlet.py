@@ -1,4 +1,4 @@
-"""Both Dirichlet laws, and that parts of a least size are reached or given up."""
+"""Both Dirichlet partitioners follow their distributions, and min_samples is met or an error."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from trainer.data.partitioners.dirichlet import DRAWS, Dirichlet
 
 
 @pytest.mark.parametrize("alpha", [0.3, 1.0, 10.0])
-def test_dirichlet_shares_of_a_class_follow_the_law(alpha: float) -> None:
+def test_dirichlet_shares_of_a_class_follow_the_distribution(alpha: float) -> None:
     classes, per_class, parts = 5, 400, 4
     labels = np.arange(classes * per_class) % classes
     partitioner, seed = Dirichlet(alpha=alpha), rng(3)
     found = np.stack([counts(labels, partitioner.split(labels, parts, seed)) for _ in range(TIMES)])
-    # A share is Beta(a, b) but for the rounding of its two ends, each by less than one sample: the
-    # variance of the rounding is below (1 / 400)², a 200th of the least standard error here.
+    # A share is Beta(a, b), except that both ends are rounded by less than one sample: the
+    # variance of the rounding is below (1 / 400)², 1/200 of the smallest standard error here.
     a, b = alpha, alpha * (parts - 1)
     variance = a * b / ((a + b) ** 2 * (a + b + 1))
     assert variance == pytest.approx((1 / parts) * (1 - 1 / parts) / (alpha * parts + 1))
@@ -41,7 +41,7 @@ def test_dirichlet_shares_of_a_class_follow_the_law(alpha: float) -> None:
 def test_dirichlet_of_equal_sizes_fills_nodes_from_their_own_distribution(alpha: float) -> None:
     of_class, parts = np.array([500, 300, 200]), 20
     partitioner, size = Dirichlet(alpha=alpha, equal_sizes=True), 50
-    # The node that is served first, for which no class can run out.
+    # The first node to draw: no class can run out for it.
     found = np.stack(
         [
             partitioner.equal_parts(of_class, parts, rng(seed))[:, rng(seed).permutation(parts)[0]]
@@ -51,21 +51,21 @@ def test_dirichlet_of_equal_sizes_fills_nodes_from_their_own_distribution(alpha:
     assert (found.sum(axis=1) == size).all()
     for row, p in enumerate(of_class / of_class.sum()):
         share = found[:, row] / size
-        # A count is Dirichlet-multinomial: the variance of its distribution, and that of 50 draws from it.
+        # A count is Dirichlet-multinomial: variance of the distribution plus that of 50 draws from it.
         of_distribution = p * (1 - p) / (alpha + 1)
         variance = of_distribution + (p * (1 - p) - of_distribution) / size
         assert_mean_and_variance(share, p, variance, fourth=float(((share - p) ** 4).mean()))
 
 
-def test_dirichlet_of_equal_sizes_has_parts_that_are_equal_to_one_sample() -> None:
+def test_dirichlet_of_equal_sizes_has_parts_that_differ_by_at_most_one_sample() -> None:
     for alpha in (1e-3, 0.5, 1e6):
         for parts in (1, 7, 64):
             split = Dirichlet(alpha=alpha, equal_sizes=True).split(labels_of(1437), parts, rng())
             assert {len(part) for part in split} <= {1437 // parts, 1437 // parts + 1}
 
 
-def test_dirichlet_of_equal_sizes_serves_nodes_in_random_order() -> None:
-    # With hardly any mixing the last node has to take what is left, and the first never has.
+def test_dirichlet_of_equal_sizes_fills_nodes_in_random_order() -> None:
+    # With almost no mixing, the last node takes the remaining samples; the first chooses freely.
     of_class, seed = np.array([30, 30]), rng(4)
     partitioner = Dirichlet(alpha=1e-3, equal_sizes=True)
     mixed = np.array([(partitioner.equal_parts(of_class, 3, seed) > 0).all(axis=0) for _ in range(TIMES)])
@@ -86,11 +86,11 @@ def test_dirichlet_skew_falls_with_alpha(equal_sizes: bool) -> None:
     assert largest[-1] == pytest.approx(0.19, abs=0.03)  # the share of the most frequent class
 
 
-def test_dirichlet_classes_of_few_samples_do_not_all_go_to_the_same_nodes() -> None:
+def test_dirichlet_spreads_small_classes_over_all_nodes() -> None:
     classes, per_class, parts = 200, 6, 60
     labels = np.arange(classes * per_class) % classes
     sizes = np.array([len(part) for part in Dirichlet(alpha=1e6).split(labels, parts, rng())])
-    share = per_class / parts  # a node has a sample of a class or not
+    share = per_class / parts  # a node has at most one sample of a class
     expected, deviation = classes * share, sqrt(classes * share * (1 - share))
     assert abs(sizes - expected).max() < ERRORS * deviation
 
@@ -107,8 +107,8 @@ def test_dirichlet_parts_have_min_samples() -> None:
     assert min(least[1]) < 30 <= min(least[30])
 
 
-class Stubborn(np.random.Generator):
-    """Draws every class onto the first node."""
+class AllOnFirstNode(np.random.Generator):
+    """Assigns every class to the first node."""
 
     def __init__(self) -> None:
         super().__init__(np.random.PCG64(0))
@@ -119,8 +119,8 @@ class Stubborn(np.random.Generator):
         return np.tile(np.eye(len(alpha))[0], (size, 1))
 
 
-def test_dirichlet_gives_up_after_so_many_draws_and_says_what_helps() -> None:
-    draws = Stubborn()
+def test_dirichlet_error_after_the_last_draw_names_remedies() -> None:
+    draws = AllOnFirstNode()
     with pytest.raises(
         DataError, match=r"alpha 0\.2 .* less than 1 of 1437 .* raise alpha, use fewer nodes"
     ):

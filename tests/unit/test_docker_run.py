@@ -1,4 +1,4 @@
-"""A run of runtime docker while it runs, with a fake engine."""
+"""A run in progress on runtime docker, with a fake engine."""
 
 from __future__ import annotations
 

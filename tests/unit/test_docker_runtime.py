@@ -26,7 +26,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
     return FakeRun(tmp_path, monkeypatch)
 
 
-# The end
+# Stopping a run
 
 
 def test_stop_saves_logs_and_removes_everything(fake: FakeRun) -> None:

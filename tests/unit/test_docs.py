@@ -24,7 +24,7 @@ from tests.unit.test_imports import ORCHESTRATOR, TRAINER
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md")])
-# Where a path in a page may start.
+# Directories to which paths in pages may be relative.
 ROOTS = (PROJECT, PROJECT / "orchestrator", PROJECT / "trainer")
 FENCE = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$")
 ENDINGS = r"(?:py|md|yml|json|svg|toml|txt)"
@@ -40,13 +40,13 @@ def prose(page: Path) -> str:
 
 
 def blocks(language: str, *pages: Path) -> Iterator[str]:
-    """The code blocks of a language; "" are those without one, which hold commands and output."""
+    """The code blocks of a language; "" selects blocks without one, which hold commands and output."""
     for page in pages:
         yield from (text for found, text in FENCE.findall(page.read_text()) if found == language)
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """The anchors of a page's headings, as GitHub generates them."""
     headings = re.findall(r"(?m)^#+ (.+)$", prose(page))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -94,7 +94,7 @@ def commands_shown() -> list[str]:
 
 
 def orchestrator_commands(line: str) -> list[list[str]]:
-    """The orchestrator's arguments that a shown command comes to; for make, those that its recipe has."""
+    """The arguments that a command passes to the orchestrator; for make, those in its recipe."""
     if line.startswith("make "):
         ready = ["-o", ".venv/ready", "-o", ".venv/ready-dev"]
         done = subprocess.run(
@@ -112,11 +112,11 @@ def orchestrator_commands(line: str) -> list[list[str]]:
 
 
 def parse(arguments: list[str]) -> None:
-    """Parse a command line without carrying it out; a wrong command or option raises."""
+    """Parse a command line without executing it. Raises on an unknown command or option."""
     group = typer.main.get_command(app)
     with group.make_context("orchestrator", list(arguments)) as context:
         name, command, rest = group.resolve_command(context, list(arguments))  # type: ignore[attr-defined]
-        if rest:  # without arguments, prose names a command
+        if rest:  # prose may name a command without arguments
             command.make_context(name, rest, parent=context).close()
 
 
@@ -129,7 +129,7 @@ def test_shown_command_parses(line: str, monkeypatch: pytest.MonkeyPatch) -> Non
         parse(arguments)
 
 
-def test_commands_are_found_and_wrong_ones_are_refused() -> None:
+def test_commands_are_found_and_unknown_ones_rejected() -> None:
     assert {"make sweep", "make test", "make test-all", "make doctor"} <= set(commands_shown())
     assert orchestrator_commands('make sweep ARGS="--nodes 2"') == [["sweep", "--nodes", "2"]]
     for wrong in (["swep"], ["sweep", "--node", "2"]):
@@ -150,21 +150,21 @@ def test_shown_lab_command_has_runs(line: str, tmp_path: Path) -> None:
 # Examples and figures
 
 
-def test_the_sweep_file_that_is_shown_loads(tmp_path: Path) -> None:
+def test_example_sweep_file_loads(tmp_path: Path) -> None:
     file = tmp_path / "mine.yml"
     file.write_text(next(blocks("yaml", PROJECT / "docs" / "sweeps.md")))
     assert len(load_sweep(file).runs) == 1 + (3 * 2 * 2 - 2) + 2
 
 
 @pytest.mark.parametrize(("quick", "runs"), [(False, 1 + 3 + 2), (True, 1 + 2 + 1)])
-def test_the_lab_that_is_shown_loads(quick: bool, runs: int, tmp_path: Path) -> None:
+def test_example_lab_loads(quick: bool, runs: int, tmp_path: Path) -> None:
     file = tmp_path / "mine.yml"
     file.write_text(next(blocks("yaml", PROJECT / "docs" / "labs.md")))
     assert len(load_sweep(file, quick=quick).runs) == runs
 
 
 @pytest.mark.parametrize("name", labs.names())
-def test_the_page_of_a_lab_has_its_blocks_and_published_figures(name: str) -> None:
+def test_page_of_a_lab_has_its_blocks_and_published_figures(name: str) -> None:
     page = (PROJECT / "docs" / "labs" / f"{name}.md").read_text()
     rows = [{cell.strip() for cell in line.split("|")} for line in page.splitlines()]
     for block in load_sweep(LABS / f"{name}.yml").spec.blocks:
@@ -185,7 +185,7 @@ def figures(entry: Published) -> list[str]:
     return [write(value) for value, write in formats if value is not None]
 
 
-def test_versions_in_the_readme_are_the_pinned_ones() -> None:
+def test_versions_in_the_readme_are_pinned() -> None:
     files = ("requirements.txt", "trainer/requirements.txt")
     pinned = {word for file in files for word in (PROJECT / file).read_text().split()}
     named = set(re.findall(r"\b[a-z]+==[\d.]+", (PROJECT / "README.md").read_text()))
@@ -200,7 +200,7 @@ def test_generated_tables_are_current() -> None:
     assert list(stale()) == [], "run: make docs"
 
 
-def test_every_kind_of_component_has_its_table_on_a_page() -> None:
+def test_every_kind_of_component_has_a_table() -> None:
     asked = {name for page in PAGES for name in re.findall(r"<!-- table: ([\w ]+) -->", page.read_text())}
     assert asked <= set(TABLES)
     for kind in KINDS:
@@ -212,13 +212,13 @@ def test_fault_injection_is_not_listed() -> None:
     assert "fault_injection" not in listed("strategy")
 
 
-def test_the_picture_is_what_the_report_draws_from_its_results() -> None:
+def test_picture_equals_the_figures_of_the_report() -> None:
     drawn = draw_picture()
     assert same_drawing(drawn, PICTURE.read_text()), "run: make picture"
     assert not same_drawing(drawn.replace("Speedup", "Slowdown"), PICTURE.read_text())
 
 
-def test_figures_of_the_picture_lie_side_by_side() -> None:
+def test_figures_of_the_picture_are_side_by_side() -> None:
     svg = '<svg width="{0}pt" height="{1}pt" viewBox="0 0 {0} {1}"></svg>'
     picture = grid([svg.format(100, 50), svg.format(90, 60), svg.format(100, 40)], columns=2)
     assert 'viewBox="0 0 200 100"' in picture

@@ -1,4 +1,4 @@
-"""The doctor says what can run here, and how to mend what cannot."""
+"""The doctor reports what can run here, and how to fix what cannot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer.spec.registries import DATASETS
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is asked that takes time: no engine, no commands, no data."""
+    """Skip slow checks: no engine, no commands, no data."""
     monkeypatch.setattr(doctor, "reach", refuse("no engine here"))
     monkeypatch.setattr(doctor, "_failure", lambda command: None)
     for name in DATASETS.entries:
@@ -36,7 +36,7 @@ def finding(subject: str, data_dir: Path = Path("data")) -> Finding:
     return found
 
 
-def test_every_finding_says_something() -> None:
+def test_findings_are_complete_and_unique() -> None:
     findings = list(examine(Path("data")))
     for found in findings:
         assert found.subject
@@ -48,14 +48,14 @@ def test_every_finding_says_something() -> None:
     assert [found.subject for found in findings if found.required] == ["torch"]
 
 
-def test_without_torch_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "installed", lambda package: None)
     found = finding("torch")
     assert (found.status, found.required) == ("missing", True)
     assert "make venv" in found.detail
 
 
-def test_without_mpirun_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_mpirun_names_the_installation_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "mpirun", lambda: None)
     found = finding("Open MPI")
     assert found.status == "missing"
@@ -63,13 +63,13 @@ def test_without_mpirun_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -
     assert not found.required
 
 
-def test_mpirun_without_mpi4py_is_no_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpirun_without_mpi4py_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "mpirun", lambda: Path("/x/mpirun"))
     monkeypatch.setattr(doctor, "installed", lambda package: None if package == "mpi4py" else "1.0")
     assert finding("Open MPI").status == "missing"
 
 
-def test_mpirun_that_does_not_start_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpirun_that_does_not_start_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "mpirun", lambda: Path("/x/mpirun"))
     monkeypatch.setattr(doctor, "_failure", lambda command: f"{command[0]}: exec format error")
     found = finding("Open MPI")
@@ -77,31 +77,33 @@ def test_mpirun_that_does_not_start_is_found_out(monkeypatch: pytest.MonkeyPatch
     assert "exec format error" in found.detail
 
 
-# The engine is asked itself
+# The engine
 
 
 @pytest.mark.parametrize(
-    ("trouble", "status", "said"),
+    ("trouble", "status", "detail"),
     [
         (None, "ok", "shardyard-trainer is up to date"),
         ("it is not there: make image", "missing", "it is not there: make image"),
     ],
 )
-def test_engine_that_answers_is_asked_for_the_image(
-    monkeypatch: pytest.MonkeyPatch, trouble: str | None, status: str, said: str
+def test_image_is_checked_if_the_engine_responds(
+    monkeypatch: pytest.MonkeyPatch, trouble: str | None, status: str, detail: str
 ) -> None:
     engine = SimpleNamespace(version="26.1.5", compose="2.26.1")
     monkeypatch.delenv("SHARDYARD_IMAGE", raising=False)
     monkeypatch.setattr(doctor, "reach", lambda: engine)
-    monkeypatch.setattr(doctor, "image_trouble", lambda asked: trouble if asked is engine else "whose?")
+    monkeypatch.setattr(
+        doctor, "image_trouble", lambda asked: trouble if asked is engine else "another engine"
+    )
     docker = finding("Docker engine")
     assert docker.status == "ok"
     assert ("26.1.5" in docker.detail, "2.26.1" in docker.detail) == (True, True)
     image = finding("trainer image")
-    assert (image.status, image.detail, image.required) == (status, said, False)
+    assert (image.status, image.detail, image.required) == (status, detail, False)
 
 
-def test_engine_that_does_not_answer_is_asked_for_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_is_not_checked_if_the_engine_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "image_trouble", refuse("asked for an image"))
     docker = finding("Docker engine")
     assert docker.status == "note"
@@ -128,11 +130,11 @@ def test_no_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding("/dev/shm").status == "note"
 
 
-@pytest.mark.parametrize(("cores", "said"), [(4, "4:"), (1.5, "1.5:"), (0.4, "0.4:")])
-def test_cores(monkeypatch: pytest.MonkeyPatch, cores: float, said: str) -> None:
+@pytest.mark.parametrize(("cores", "detail"), [(4, "4:"), (1.5, "1.5:"), (0.4, "0.4:")])
+def test_cores(monkeypatch: pytest.MonkeyPatch, cores: float, detail: str) -> None:
     monkeypatch.setattr(doctor, "cores", lambda: cores)
     found = finding("cores")
-    assert found.detail.startswith(said)
+    assert found.detail.startswith(detail)
     assert found.detail.endswith(f" {max(1, cores):g}")
 
 

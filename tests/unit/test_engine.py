@@ -17,7 +17,7 @@ SOCKET = "unix:///var/run/docker.sock"
 
 
 class Machine:
-    """What is installed: an engine, a docker command and its compose plugin."""
+    """The installed software: an engine, a docker command and its compose plugin."""
 
     def __init__(self) -> None:
         self.version = "26.1.5+dfsg1"
@@ -100,9 +100,9 @@ def test_address(
 @pytest.mark.parametrize("host", ["tcp://10.0.0.5:2375", "ssh://me@there", "http://localhost:2375"])
 def test_remote_engine_is_refused(machine: Machine, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     monkeypatch.setenv("DOCKER_HOST", host)
-    said = error()
-    assert said.startswith(f"the Docker engine at {host} is on another machine")
-    assert said.endswith("unset DOCKER_HOST, or use --runtime local")
+    reason = error()
+    assert reason.startswith(f"the Docker engine at {host} is on another machine")
+    assert reason.endswith("unset DOCKER_HOST, or use --runtime local")
     assert machine.addresses == []
 
 
@@ -114,7 +114,7 @@ def test_unreadable_context(monkeypatch: pytest.MonkeyPatch) -> None:
     assert error() == "the current docker context cannot be read (bad json)"
 
 
-# Causes, in the words of the SDK and urllib3
+# Causes, as the SDK and urllib3 word them
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ NEEDED = "Docker Compose 2.20 or newer is needed; on a bare Debian or Ubuntu mac
 
 
 @pytest.mark.parametrize(
-    ("compose", "said"),
+    ("compose", "reason"),
     [
         (("", 1), "there is no docker compose command"),
         (("", 0), "there is no docker compose command"),
@@ -199,8 +199,8 @@ NEEDED = "Docker Compose 2.20 or newer is needed; on a bare Debian or Ubuntu mac
         (subprocess.TimeoutExpired(["docker"], 30), "`docker compose version` timed out"),
     ],
 )
-def test_unusable_compose(machine: Machine, compose: Any, said: str) -> None:
+def test_unusable_compose(machine: Machine, compose: Any, reason: str) -> None:
     machine.compose = compose
     found = error()
-    assert found.startswith(said)
+    assert found.startswith(reason)
     assert found.endswith(NEEDED)

@@ -25,7 +25,7 @@ case "$*" in
     pull*) touch "$STATE/image" ;;
 esac
 """
-# The packages are there once they are installed, and a daemon answers for as long as it runs.
+# After an installation the state lists the packages; a daemon responds while it runs.
 APT_GET = """
 case "$*" in
     *--simulate*) cat "$STATE/plan" ;;
@@ -45,7 +45,7 @@ wait
 
 
 class Machine:
-    """A machine that is all stubs; its `state` says what they answer."""
+    """A machine whose commands are stubs; files in `state` hold their output."""
 
     def __init__(self, folder: Path, release: str) -> None:
         self.state, self.home, self.etc = folder / "state", folder / "home", folder / "etc"
@@ -83,7 +83,7 @@ class Machine:
             (self.state / name).write_text(f"{answer}\n")
 
     def run(self, *arguments: str) -> tuple[int, str]:
-        # The daemon must let go of our pipe, or this would wait for its end.
+        # Returns only if the daemon closes the pipe.
         done = subprocess.run(
             [ENGINE, *arguments],
             env=self.environment,

@@ -1,4 +1,4 @@
-"""The machine and the software that a result was made with."""
+"""The recorded machine and software of a result."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_installed() -> None:
     assert installed("no-such-package") is None
 
 
-def test_environment_says_what_a_reader_needs() -> None:
+def test_environment_is_complete() -> None:
     found = environment()
     assert found["python"] == platform.python_version()
     assert set(PACKAGES) < set(found)
@@ -110,11 +110,11 @@ def test_environment_says_what_a_reader_needs() -> None:
     assert json.loads(json.dumps(found)) == found
 
 
-def test_software_that_is_absent_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_software_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PACKAGES", ("no-such-package",))
     assert environment()["no-such-package"] == "not installed"
 
 
-def test_outside_of_a_git_checkout_it_is_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_outside_a_git_checkout_is_the_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "in_checkout", lambda: False)
     assert environment()["shardyard"] == __version__

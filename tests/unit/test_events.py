@@ -1,4 +1,4 @@
-"""Events: one line each, read once each, readable for people."""
+"""Events: one line per event, read exactly once, formatted for the console."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Writer = Callable[..., EventWriter]
 
 @pytest.fixture
 def writer(tmp_path: Path) -> Iterator[Writer]:
-    """`writer(rank)`: a writer into tmp_path. One lives as long as its process; here they are closed."""
+    """`writer(rank)`: a writer to tmp_path, closed after the test."""
     opened: list[EventWriter] = []
 
     def writer(
@@ -45,7 +45,7 @@ def writer(tmp_path: Path) -> Iterator[Writer]:
 
 
 def shown(writer: EventWriter) -> str:
-    """What a person has seen."""
+    """The text on the console."""
     assert isinstance(writer._console, io.StringIO)
     return writer._console.getvalue()
 
@@ -59,7 +59,7 @@ TEXTS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", TEXTS)
-def test_a_line_and_back(fields: dict[str, Any]) -> None:
+def test_line_round_trip(fields: dict[str, Any]) -> None:
     original = event("kind", 3, time=1700000000.123456, **fields)
     line = original.to_line()
     assert "\n" not in line
@@ -68,9 +68,7 @@ def test_a_line_and_back(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("fields", TEXTS)
-def test_written_and_read_again_it_is_the_same(
-    writer: Writer, tmp_path: Path, fields: dict[str, Any]
-) -> None:
+def test_written_events_are_read_back(writer: Writer, tmp_path: Path, fields: dict[str, Any]) -> None:
     for kind in ("partition", "coverage"):
         writer().write(kind, **fields)
     expected = [("partition", fields), ("coverage", fields)]
@@ -79,7 +77,7 @@ def test_written_and_read_again_it_is_the_same(
 
 
 @pytest.mark.parametrize("character", ["x", "ü", "漢"])
-def test_a_line_is_below_8_kib(character: str) -> None:
+def test_lines_are_shorter_than_8_kib(character: str) -> None:
     room = MAX_BYTES - 1 - len(event("failed", cause="").to_line().encode()) - 1
     fits = event("failed", cause=character * (room // 6))
     assert len(fits.to_line().encode()) + 1 < MAX_BYTES
@@ -87,12 +85,12 @@ def test_a_line_is_below_8_kib(character: str) -> None:
         event("failed", cause=character * (room + 1)).to_line()
 
 
-def test_a_line_may_have_all_but_8_kib() -> None:
+def test_longest_line_is_one_byte_below_8_kib() -> None:
     room = MAX_BYTES - 1 - len(event("failed", cause="").to_line()) - 1
     assert len(event("failed", cause="x" * room).to_line()) + 1 == MAX_BYTES - 1
 
 
-def test_what_is_no_number_is_not_written() -> None:
+def test_nan_is_rejected() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         event("epoch", loss=float("nan")).to_line()
 
@@ -110,13 +108,13 @@ def test_what_is_no_number_is_not_written() -> None:
         '{"version": 1',
     ],
 )
-def test_any_other_line_is_refused(line: str) -> None:
+def test_invalid_line_is_rejected(line: str) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         Event.from_line(line)
     assert len(str(caught.value)) < 300
 
 
-def test_a_field_cannot_pass_for_the_header() -> None:
+def test_field_cannot_have_the_name_of_a_header() -> None:
     for name in ("rank", "time", "run", "host", "version"):
         with pytest.raises(ValueError, match=name):
             Event(0.0, "run", 0, "host", "partition", {name: 5}).to_line()
@@ -125,7 +123,7 @@ def test_a_field_cannot_pass_for_the_header() -> None:
 # Writing
 
 
-def test_writer_fills_in_who_and_when(writer: Writer, tmp_path: Path) -> None:
+def test_writer_adds_run_rank_time_and_host(writer: Writer, tmp_path: Path) -> None:
     writer(2).write("failed", cause="odd")
     (event,) = EventReader(tmp_path).new()
     assert (event.run, event.rank, event.kind, event.fields) == (
@@ -138,7 +136,7 @@ def test_writer_fills_in_who_and_when(writer: Writer, tmp_path: Path) -> None:
     assert event.host
 
 
-def test_writer_without_a_directory_is_for_people_only(writer: Writer, tmp_path: Path) -> None:
+def test_writer_without_a_directory_writes_only_to_the_console(writer: Writer, tmp_path: Path) -> None:
     alone = writer(2, None)
     alone.write("start", pid=7)
     alone.write("train_end")
@@ -159,44 +157,42 @@ def test_writer_of_another_rank_has_its_own_file(writer: Writer, tmp_path: Path)
     ("prefix", "shown_before"),
     [("", ["", ""]), ("rank {rank} | ", ["rank 3 | ", "rank 12 | "]), ("{x} {} | ", ["{x} {} | "] * 2)],
 )
-def test_who_starts_a_rank_says_what_its_lines_begin_with(
-    writer: Writer, prefix: str, shown_before: list[str]
-) -> None:
+def test_prefix_of_console_lines(writer: Writer, prefix: str, shown_before: list[str]) -> None:
     first = writer(3, None, prefix=prefix)
     first.write("start", pid=7)
     writer(12, None, of=first).write("failed", cause="odd")  # of the same run, on the same console
     assert shown(first) == f"{shown_before[0]}up, process 7\n{shown_before[1]}failed: odd\n"
 
 
-def test_a_line_is_written_in_one_piece() -> None:
-    pieces: list[str] = []
+def test_console_line_is_one_write() -> None:
+    writes: list[str] = []
 
     class Console(io.StringIO):
         def write(self, text: str) -> int:
-            pieces.append(text)
+            writes.append(text)
             return len(text)
 
     EventWriter("run", 1, None, Console()).write("start", pid=7)
-    assert pieces == ["node-1 | up, process 7\n"]  # ranks that share a console would mix their lines
+    assert writes == ["node-1 | up, process 7\n"]  # otherwise ranks that share a console mix their lines
 
 
-def test_every_line_is_on_disk_at_once_and_appended(writer: Writer, tmp_path: Path) -> None:
+def test_lines_are_flushed_and_appended(writer: Writer, tmp_path: Path) -> None:
     writer().write("train_end")
     writer().write("died", cause="killed")
     assert [e.kind for e in EventReader(tmp_path).new()] == ["train_end", "died"]
 
 
-def test_a_line_that_a_process_was_killed_in_does_not_take_the_next_attempt_s_start(
+def test_partial_line_of_a_killed_process_does_not_damage_the_next_event(
     writer: Writer, tmp_path: Path
 ) -> None:
     append(tmp_path / "rank-0.jsonl", event("a"), rest=event("b").to_line()[:30])
     writer().write("start", pid=7, attempt=1)
-    writer().write("train_end")  # after a line that is whole no other is ended
+    writer().write("train_end")  # no newline after a complete line
     assert sorted(e.kind for e in EventReader(tmp_path).new()) == ["a", "damaged", "start", "train_end"]
     assert b"\n\n" not in (tmp_path / "rank-0.jsonl").read_bytes()
 
 
-def test_labels_of_as_many_classes_as_a_dataset_may_have_can_be_told(writer: Writer) -> None:
+def test_largest_number_of_classes_fits_a_line(writer: Writer) -> None:
     most = next(m.le for m in Synthetic.model_fields["classes"].metadata if hasattr(m, "le"))
     digest = "0" * 16
     skew = dict.fromkeys(["js_divergence", "js_divergence_so_far", "earth_movers_distance"], 1 / 3)
@@ -229,14 +225,14 @@ def test_reader_waits_for_the_rest_of_a_line(tmp_path: Path) -> None:
     line = event("b", cause="ü and more").to_line()
     append(path, event("a"), rest=line[:9])
     assert [e.kind for e in reader.new()] == ["a"]
-    for piece in (line[9:30], line[30:]):
-        append(path, rest=piece)
+    for text in (line[9:30], line[30:]):
+        append(path, rest=text)
         assert reader.new() == []
     append(path, rest="\n")
     assert [e.kind for e in reader.new()] == ["b"]
 
 
-def test_reader_looks_at_nothing_else(tmp_path: Path) -> None:
+def test_reader_ignores_other_files(tmp_path: Path) -> None:
     (tmp_path / "node-0.log").write_text("hello\n")
     (tmp_path / "rendezvous").write_bytes(b"\xff\n")
     assert EventReader(tmp_path).new() == []
@@ -248,7 +244,7 @@ def test_merged_file(tmp_path: Path) -> None:
     assert list(read_events(tmp_path / "events.jsonl")) == events
 
 
-# For people
+# Console format
 
 
 @pytest.mark.parametrize(
@@ -288,12 +284,12 @@ def test_merged_file(tmp_path: Path) -> None:
         (event("died", cause="killed by SIGKILL"), "died: killed by SIGKILL"),
     ],
 )
-def test_readable(reported: Event, line: str) -> None:
+def test_format_event(reported: Event, line: str) -> None:
     assert format_event(reported) == line
 
 
 @pytest.mark.parametrize("kind", ["partition", "coverage", "train_start", "train_end", "done"])
-def test_what_only_programs_need_is_not_shown(kind: str) -> None:
+def test_internal_events_are_not_shown(kind: str) -> None:
     assert format_event(event(kind)) is None
 
 

@@ -1,4 +1,4 @@
-"""Archives: fetched once, verified always, never half there."""
+"""Archives: downloaded once, always verified, never partially present."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ MD5 = hashlib.md5(CONTENT, usedforsecurity=False).hexdigest()
 
 @dataclass
 class Reply:
-    """What the server sends: `announced` bytes are promised, `body` comes, after `delay_s`."""
+    """A reply of the server: sends `body` after `delay_s`, with Content-Length `announced`."""
 
     body: bytes = CONTENT
     announced: int = len(CONTENT)
     delay_s: float = 0.0
-    hold: threading.Event | None = None  # the second half of the body waits for it
+    hold: threading.Event | None = None  # the second half of the body is sent only once it is set
 
 
 @dataclass
@@ -81,12 +81,12 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 @pytest.fixture
 def closed_port_url(server: Server) -> str:
-    """A URL at which nobody answers, as without a network, but at once."""
+    """A URL that refuses connections at once."""
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as httpd:
         return f"http://127.0.0.1:{httpd.server_port}/file.gz"
 
 
-def place(archive: Archive, data_dir: Path, content: bytes = CONTENT) -> Path:
+def write_archive(archive: Archive, data_dir: Path, content: bytes = CONTENT) -> Path:
     target = data_dir / archive.path
     target.parent.mkdir(parents=True)
     target.write_bytes(content)
@@ -94,7 +94,7 @@ def place(archive: Archive, data_dir: Path, content: bytes = CONTENT) -> Path:
 
 
 def names(data_dir: Path) -> set[str]:
-    """Every file below the directory, without the lock, which may stay."""
+    """Names of all files below the directory except locks, which may stay."""
     return {path.name for path in data_dir.rglob("*") if path.is_file() and path.suffix != ".lock"}
 
 
@@ -110,12 +110,12 @@ def test_absent_file_is_downloaded_once(server: Server, tmp_path: Path) -> None:
 
 def test_open_verified_starts_at_the_first_byte(server: Server, tmp_path: Path) -> None:
     archive = server.archive("good")
-    place(archive, tmp_path)
+    write_archive(archive, tmp_path)
     with archive.open_verified(tmp_path) as file:
         assert file.read(4) == CONTENT[:4]
 
 
-def test_other_users_may_read_what_was_downloaded(server: Server, tmp_path: Path) -> None:
+def test_downloaded_file_is_readable_by_other_users(server: Server, tmp_path: Path) -> None:
     server.replies["/good"] = Reply()
     before = os.umask(0o022)
     try:
@@ -134,7 +134,7 @@ def test_other_users_may_read_what_was_downloaded(server: Server, tmp_path: Path
     ],
     ids=["truncated", "empty", "wrong content"],
 )
-def test_bad_download_never_gets_the_name(server: Server, tmp_path: Path, reply: Reply, found: str) -> None:
+def test_bad_download_leaves_no_file(server: Server, tmp_path: Path, reply: Reply, found: str) -> None:
     server.replies["/bad"] = reply
     with pytest.raises(DataError) as caught:
         server.archive("bad").ensure(tmp_path)
@@ -143,7 +143,7 @@ def test_bad_download_never_gets_the_name(server: Server, tmp_path: Path, reply:
     assert names(tmp_path) == set()
 
 
-def test_name_is_absent_while_bytes_arrive(server: Server, tmp_path: Path) -> None:
+def test_file_is_named_part_during_the_download(server: Server, tmp_path: Path) -> None:
     hold = threading.Event()
     server.replies["/slow"] = Reply(hold=hold)
     archive = server.archive("slow")
@@ -171,7 +171,7 @@ def test_mirrors_are_tried_in_order(server: Server, closed_port_url: str, tmp_pa
     assert server.requests == ["/gone", "/truncated", "/good"]
 
 
-def test_silent_server_is_given_up(server: Server, tmp_path: Path) -> None:
+def test_stalled_download_times_out(server: Server, tmp_path: Path) -> None:
     server.replies["/stalled"] = Reply(hold=(hold := threading.Event()))
     archive = replace(server.archive("stalled"), timeout_s=0.1)
     start = time.monotonic()
@@ -185,7 +185,7 @@ def test_silent_server_is_given_up(server: Server, tmp_path: Path) -> None:
 
 
 def test_proxy_is_honoured(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = "http://mirror.invalid/file.gz"  # a name that resolves nowhere: only a proxy can answer
+    url = "http://mirror.invalid/file.gz"  # does not resolve: only the proxy can reply
     server.replies[url] = Reply()
     monkeypatch.setenv("http_proxy", server.url)
     archive = replace(server.archive(), urls=(url,))
@@ -194,7 +194,7 @@ def test_proxy_is_honoured(server: Server, tmp_path: Path, monkeypatch: pytest.M
     assert server.requests == [url]
 
 
-def test_what_a_killed_download_left_is_replaced(server: Server, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_download_are_replaced(server: Server, tmp_path: Path) -> None:
     server.replies["/good"] = Reply()
     archive = server.archive("good")
     target = tmp_path / archive.path
@@ -211,8 +211,8 @@ def ensure_together(barrier: Barrier, archive: Archive, data_dir: Path) -> None:
     archive.ensure(data_dir)
 
 
-def test_processes_at_once_download_once(server: Server, tmp_path: Path) -> None:
-    server.replies["/good"] = Reply(delay_s=0.3)  # time enough for all to find the file absent
+def test_concurrent_processes_download_once(server: Server, tmp_path: Path) -> None:
+    server.replies["/good"] = Reply(delay_s=0.3)  # long enough for all to find the file absent
     archive = server.archive("good")
     spawn = multiprocessing.get_context("spawn")
     barrier = spawn.Barrier(4)
@@ -230,7 +230,7 @@ def test_processes_at_once_download_once(server: Server, tmp_path: Path) -> None
 def test_damaged_file_is_an_error_and_stays(server: Server, tmp_path: Path, method: str) -> None:
     server.replies["/good"] = Reply()
     archive = server.archive("good")
-    target = place(archive, tmp_path, b"not what was published")
+    target = write_archive(archive, tmp_path, b"not what was published")
     with pytest.raises(DataError) as caught:
         getattr(archive, method)(tmp_path)
     message = str(caught.value)
@@ -243,7 +243,7 @@ def test_damaged_file_is_an_error_and_stays(server: Server, tmp_path: Path, meth
 
 
 @pytest.mark.parametrize("method", ["ensure", "open_verified", "read"])
-def test_without_network_the_message_tells_the_way(
+def test_message_without_a_network_explains_manual_download(
     closed_port_url: str, tmp_path: Path, method: str
 ) -> None:
     mirror = closed_port_url.replace("file.gz", "mirror/file.gz")
@@ -253,20 +253,20 @@ def test_without_network_the_message_tells_the_way(
     message = str(caught.value)
     assert message.startswith(f"set/raw/file.gz is not in {tmp_path}")
     assert ("Connection refused" in message) == (method == "ensure")  # only `ensure` tries to download
-    textbook = message.partition("To get it by hand")[2]
-    assert closed_port_url in textbook
-    assert mirror in textbook
-    assert str(tmp_path / "set/raw/file.gz") in textbook
-    assert "--data-dir or SHARDYARD_DATA" in textbook
+    instructions = message.partition("To get it by hand")[2]
+    assert closed_port_url in instructions
+    assert mirror in instructions
+    assert str(tmp_path / "set/raw/file.gz") in instructions
+    assert "--data-dir or SHARDYARD_DATA" in instructions
     assert names(tmp_path) == set()
 
 
-def test_complete_read_only_directory_works(
+def test_complete_read_only_directory_is_not_written(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = server.archive("good")
-    folder = place(archive, tmp_path).parent
-    # To root every directory is writable, so the lock is watched as well.
+    folder = write_archive(archive, tmp_path).parent
+    # Root can write to every directory, so the test also fails on a lock.
     monkeypatch.setattr(files, "FileLock", lambda path: pytest.fail(f"locked {path}"))
     folder.chmod(0o555)
     try:
@@ -279,7 +279,7 @@ def test_complete_read_only_directory_works(
 
 
 def test_directory_that_cannot_be_written_is_a_data_error(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "set").touch()  # a file where a directory must be: not even root can write below it
+    (tmp_path / "set").touch()  # a file in place of the directory: not even root can write below it
     with pytest.raises(DataError, match="cannot be put there") as caught:
         server.archive("good").ensure(tmp_path)
     assert f"{server.url}/good" in str(caught.value)

@@ -114,7 +114,7 @@ def test_pinned_packages(project: Path) -> None:
     assert pinned_packages().keys() == set(PACKAGES)
 
 
-# What the engine has
+# The engine's image
 
 
 def engine(labels: dict[str, str] | None) -> Engine:
@@ -172,7 +172,7 @@ def test_image_name_is_that_of_compose(
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str, str]]]:
-    """The commands that build, with their environments; pip knows no wheels."""
+    """The build commands with their environments; pip has no configured wheels."""
     commands: list[tuple[list[str], dict[str, str]]] = []
 
     def run(command: list[str], env: dict[str, str] | None = None, **_: Any) -> Any:
@@ -220,7 +220,7 @@ def test_wheels_of_pip(
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: listed)
     monkeypatch.delenv("SHARDYARD_WHEELS", raising=False)
     assert module._wheels_of_pip() == (tmp_path if found else None)
-    monkeypatch.setenv("SHARDYARD_WHEELS", "/own")  # which compose takes from the environment
+    monkeypatch.setenv("SHARDYARD_WHEELS", "/own")  # compose reads it from the environment
     assert module._wheels_of_pip() is None
 
 

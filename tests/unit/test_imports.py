@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.conftest import PROJECT
 
-# Package (or module) -> the packages it may import beside itself.
+# Package (or module) -> the packages that it may import besides itself.
 TRAINER: dict[str, str] = {
     "core": "",
     "comm": "core",
@@ -85,7 +85,7 @@ PATHS = {
 
 
 def imported_modules(path: Path) -> Iterator[str]:
-    """The project's modules that a file imports anywhere: in functions and for types too."""
+    """The project's modules that a file imports, including imports in functions and for types."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [(alias.name, alias.name) for alias in node.names]
@@ -106,7 +106,7 @@ GRAPH = {name: {*imported_modules(path)} - {name} for name, path in PATHS.items(
 
 
 def layer(package: str, module: str) -> str | None:
-    """The part of `package` to which a module belongs; None if it is outside of it."""
+    """The part of `package` that a module belongs to, or None if it is outside."""
     if module == package:
         return "__init__"
     return module.removeprefix(f"{package}.").split(".")[0] if module.startswith(f"{package}.") else None
@@ -125,7 +125,7 @@ def violations(package: str, allowed: dict[str, str]) -> set[tuple[str, str]]:
 
 
 def circles(graph: dict[str, set[str]]) -> Iterator[set[str]]:
-    """One circle after another; of each, its last import is dropped to find the next."""
+    """Yield circles one by one; drops an import of each to find the next."""
     graph = {name: {*targets} for name, targets in graph.items()}
     while True:
         try:
@@ -195,5 +195,5 @@ def test_module_has_a_docstring(module: str) -> None:
     assert ast.get_docstring(ast.parse(PATHS[module].read_text()))
 
 
-def test_no_module_for_leftovers() -> None:
+def test_no_utils_modules() -> None:
     assert [path for path in PATHS.values() if path.stem in ("utils", "util", "helpers", "misc")] == []

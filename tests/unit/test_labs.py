@@ -1,4 +1,4 @@
-"""Published experiments: what a sweep file may say of them, the shipped ones, and the commands."""
+"""Labs: their fields in a sweep file, the shipped labs, and the commands."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def reported(sweep: Sweep) -> list[tuple[str, int, int]]:
     return [(run.name_of("strategy"), run.nodes, run.epochs) for run in sweep.runs]
 
 
-def test_named_blocks_keep_their_runs_and_what_was_published(path: Path) -> None:
+def test_named_blocks_have_runs_and_published_figures(path: Path) -> None:
     sweep = load_sweep(path)
     assert [(block.name, len(block.keys), len(block.published)) for block in sweep.blocks] == [
         ("alone", 1, 0),
@@ -64,14 +64,14 @@ def test_named_blocks_keep_their_runs_and_what_was_published(path: Path) -> None
     ]
 
 
-def test_a_quick_look_has_its_own_values_and_says_so(path: Path) -> None:
+def test_quick_form_overrides_values_and_is_recorded(path: Path) -> None:
     sweep = load_sweep(path, quick=True)
     assert reported(sweep) == [("serial", 1, 1), ("one_shot", 2, 1), ("one_shot", 2, 2)]
     assert sweep.overrides == ["--quick"]
     assert sweep.blocks[1].published == load_sweep(path).blocks[1].published
 
 
-def test_options_go_over_a_quick_look(path: Path) -> None:
+def test_options_override_the_quick_form(path: Path) -> None:
     sweep = load_sweep(path, ["epochs=3"], "3", quick=True)
     assert reported(sweep) == [("serial", 1, 3), ("one_shot", 3, 3), ("one_shot", 3, 3)]
 
@@ -93,7 +93,7 @@ def test_options_go_over_a_quick_look(path: Path) -> None:
         ("title: About averaging", "titel: x", "lab.title: is missing"),
     ],
 )  # fmt: skip
-def test_mistakes_are_named(path: Path, was: str, wrong: str, message: str) -> None:
+def test_errors_name_the_key(path: Path, was: str, wrong: str, message: str) -> None:
     assert was in FILE
     path.write_text(FILE.replace(was, wrong))
     with pytest.raises(InputError) as caught:
@@ -109,7 +109,7 @@ def test_mistakes_are_named(path: Path, was: str, wrong: str, message: str) -> N
         ("quick: {epochs: 2}", "quick: {epochs: 0}", "blocks[2].quick.epochs: 0 is not allowed"),
     ],
 )
-def test_mistakes_of_the_quick_form_are_named(path: Path, was: str, wrong: str, message: str) -> None:
+def test_errors_in_the_quick_form_name_the_key(path: Path, was: str, wrong: str, message: str) -> None:
     path.write_text(FILE.replace(was, wrong))
     with pytest.raises(InputError) as caught:
         load_sweep(path, quick=True)
@@ -124,14 +124,14 @@ def test_mistakes_of_the_quick_form_are_named(path: Path, was: str, wrong: str, 
         ("name: as published\n    base", "base", "has published figures and needs a name"),
     ],
 )
-def test_options_hide_no_mistake_of_the_file(path: Path, was: str, wrong: str, message: str) -> None:
+def test_options_do_not_hide_errors_in_the_file(path: Path, was: str, wrong: str, message: str) -> None:
     path.write_text(FILE.replace(was, wrong))
     with pytest.raises(InputError) as caught:
         load_sweep(path, ["lr=0.01"])
     assert message in str(caught.value)
 
 
-def test_blocks_that_share_a_name_are_one_form_and_may_be_left_out_of_a_quick_look(path: Path) -> None:
+def test_blocks_with_the_same_name_are_merged_and_may_be_omitted_from_the_quick_form(path: Path) -> None:
     more = "  - {name: fixed, base: {strategy: one_shot, nodes: 5, epochs: 9}, quick: null}\n"
     path.write_text(FILE + more)
     (fixed,) = [block for block in load_sweep(path).blocks if block.name == "fixed"]
@@ -141,18 +141,18 @@ def test_blocks_that_share_a_name_are_one_form_and_may_be_left_out_of_a_quick_lo
     assert [len(block.keys) for block in quick.blocks if block.name == "fixed"] == [1]
 
 
-def test_a_file_without_a_quick_form_has_none(tmp_path: Path) -> None:
+def test_file_without_quick_values_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "s.yml"
     path.write_text("{name: s, blocks: [{base: {strategy: serial}}]}")
     with pytest.raises(InputError, match="has no `quick` values"):
         load_sweep(path, quick=True)
 
 
-# The shipped ones
+# Shipped labs
 
 
 @pytest.mark.parametrize("name", labs.names())
-def test_a_shipped_lab_has_figures_a_source_and_a_quick_form(name: str) -> None:
+def test_shipped_lab_has_figures_a_source_and_a_quick_form(name: str) -> None:
     path = labs.LABS / f"{name}.yml"
     sweep = load_sweep(path)
     assert sweep.spec.name == name
@@ -165,13 +165,13 @@ def test_a_shipped_lab_has_figures_a_source_and_a_quick_form(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", labs.names())
-def test_a_quick_look_takes_what_is_in_the_box_where_data_is_not_there(name: str, tmp_path: Path) -> None:
+def test_quick_form_uses_a_bundled_dataset_if_data_is_absent(name: str, tmp_path: Path) -> None:
     sweep = labs.load_lab(name, tmp_path, quick=True)
     assert {run.name_of("dataset") for run in sweep.runs} == {labs.IN_THE_BOX}
     assert not labs.absent(sweep, tmp_path)
 
 
-def test_a_quick_look_is_on_the_data_where_that_is_there(
+def test_quick_form_uses_the_lab_s_dataset_if_present(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(labs, "LABS", path.parent)
@@ -184,7 +184,7 @@ def test_a_quick_look_is_on_the_data_where_that_is_there(
     assert sweep.overrides == ["--quick"]
 
 
-def test_a_quick_look_downloads_nothing_that_is_asked_for(
+def test_quick_form_does_not_download_a_requested_dataset(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(labs, "LABS", path.parent)
@@ -200,7 +200,7 @@ def test_a_quick_look_downloads_nothing_that_is_asked_for(
         (["mine"], True, "lab mine --all: use either names or --all"),
     ],
 )
-def test_an_unknown_lab_is_an_error(
+def test_invalid_selection_of_labs_is_an_error(
     path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[str], everything: bool, message: str
 ) -> None:
     monkeypatch.setattr(labs, "LABS", path.parent)
@@ -209,7 +209,7 @@ def test_an_unknown_lab_is_an_error(
     assert str(caught.value) == message
 
 
-def test_the_listing_says_what_each_is_about_within_the_width(
+def test_listing_describes_each_lab_within_the_width(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(labs, "LABS", path.parent)

@@ -1,4 +1,4 @@
-"""What a run could use of a machine, with quotas and without."""
+"""The cores and memory that a run can use, with quotas and without."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_cores_wanted(fields: dict[str, Any], local: float, docker: float) -> No
     assert cores_wanted(run(**fields), DOCKER) == docker
 
 
-def test_cores_are_shared_where_more_are_wanted_than_there_are() -> None:
+def test_cores_are_shared_if_a_run_needs_more_than_available() -> None:
     assert shares_cores(run(), LOCAL, 3.5)
     assert not shares_cores(run(), LOCAL, 4)
     assert not shares_cores(run(cpus=0.4), DOCKER, 2)
@@ -58,10 +58,10 @@ def test_cores_are_shared_where_more_are_wanted_than_there_are() -> None:
     ("cores", "cpus", "local", "docker"),
     [
         (2, 1.0, 2, 2),
-        (2, 0.4, 2, 5),  # the serial run has 0.4 of a core, and five such nodes fit
+        (2, 0.4, 2, 5),  # the serial run has 0.4 cores, and five such nodes fit
         (2, 4.0, 2, 2),
         (1.5, 1.0, 1.5, 1.5),
-        (0.5, 1.0, 1, 1),  # the serial run has no more than that either
+        (0.5, 1.0, 1, 1),  # the serial run has 0.5 cores, too
     ],
 )
 def test_speedup_limit(cores: float, cpus: float, local: float, docker: float) -> None:
@@ -69,7 +69,7 @@ def test_speedup_limit(cores: float, cpus: float, local: float, docker: float) -
     assert speedup_limit(run(cpus=cpus), DOCKER, cores) == docker
 
 
-def test_small_nodes_may_be_faster_than_the_number_of_cores() -> None:
+def test_speedup_limit_of_small_nodes_exceeds_the_number_of_cores() -> None:
     (flag,) = limit_flags(run(nodes=6, cpus=0.4), DOCKER, 2)
     assert flag == (
         "6 nodes × 0.4 cpus shared 2 cores: wall-clock speedup cannot exceed 5; "
@@ -77,19 +77,19 @@ def test_small_nodes_may_be_faster_than_the_number_of_cores() -> None:
     )
 
 
-def test_so_many_nodes_that_no_quota_helps() -> None:
+def test_flag_suggests_no_quota_for_too_many_nodes() -> None:
     (flag,) = limit_flags(run(nodes=300), DOCKER, 2)
     assert flag.endswith("compare CPU work time instead")
 
 
-def test_ranks_of_one_container_that_share_its_quota() -> None:
+def test_ranks_that_share_the_quota_of_a_container_are_flagged() -> None:
     (flag,) = limit_flags(run(nodes=2, processes_per_node=2), DOCKER, 8)
     assert flag == "the 2 ranks of a node shared its 1 cpu: cpus 2 would give every thread a core"
     assert list(limit_flags(run(nodes=2, processes_per_node=2, cpus=2), DOCKER, 8)) == []
     assert list(limit_flags(run(nodes=2, processes_per_node=2), LOCAL, 8)) == []
 
 
-def test_numbers_as_they_are_said() -> None:
+def test_counted() -> None:
     assert [counted(number, "core") for number in (1, 1.0, 1.5, 2.0, 0.4)] == [
         "1 core",
         "1 core",
@@ -99,13 +99,13 @@ def test_numbers_as_they_are_said() -> None:
     ]
 
 
-def killed(member: str, *ranks: int, times: int = 1) -> NodeUsage:
+def killed(name: str, *ranks: int, times: int = 1) -> NodeUsage:
     nothing = dict.fromkeys(["cpu_s", "throttled_s", "memory_peak_mb", "sent_bytes", "received_bytes"])
-    return NodeUsage(name=member, ranks=list(ranks), out_of_memory=times, **nothing)
+    return NodeUsage(name=name, ranks=list(ranks), out_of_memory=times, **nothing)
 
 
 @pytest.mark.parametrize(
-    ("fields", "member", "reported"),
+    ("fields", "usage", "reported"),
     [
         ({}, killed("node-3", 2), "node 2 needed more than 2,048 MiB of memory"),
         ({"processes_per_node": 2}, killed("node-2", 2, 3), "node 1 needed more than 2,048 MiB"),
@@ -117,36 +117,34 @@ def killed(member: str, *ranks: int, times: int = 1) -> NodeUsage:
         ),
     ],
 )
-def test_processes_that_the_kernel_killed_are_flagged(
-    fields: dict[str, Any], member: NodeUsage, reported: str
-) -> None:
-    (flag,) = memory_flags(run(**fields), [member, killed("node-9", 8, times=0)])
+def test_out_of_memory_kills_are_flagged(fields: dict[str, Any], usage: NodeUsage, reported: str) -> None:
+    (flag,) = memory_flags(run(**fields), [usage, killed("node-9", 8, times=0)])
     assert flag.startswith(reported)
-    assert f"killed {member.out_of_memory} of its processes" in flag
+    assert f"killed {usage.out_of_memory} of its processes" in flag
 
 
 @pytest.mark.parametrize(
     ("restarts", "rest"), [(0, "the run finished without them"), (2, "the run finished after a restart")]
 )
-def test_whether_killed_ranks_were_restarted_is_flagged(restarts: int, rest: str) -> None:
+def test_out_of_memory_flag_includes_restarts(restarts: int, rest: str) -> None:
     (flag,) = memory_flags(run(restarts=restarts), [killed("node-1", 0)])
     assert flag.endswith(f"the kernel killed 1 of its processes, and {rest}")
 
 
-def test_a_node_that_was_throttled_is_not_flagged() -> None:
+def test_throttled_node_is_not_flagged() -> None:
     throttled = killed("node-1", 0, times=0).model_copy(update={"throttled_s": 9.0})
     assert list(memory_flags(run(), [throttled])) == []
 
 
-# A node that is slower
+# Bottleneck
 
 
-def held(cpus: float | None, *ranks: int) -> NodeUsage:
+def limited(cpus: float | None, *ranks: int) -> NodeUsage:
     return killed("node-4", *ranks, times=0).model_copy(update={"cpus": cpus})
 
 
 def ranks(used_s: float, size: int = 4) -> list[RankResult]:
-    """The last rank used so many CPU seconds of 10 s of training."""
+    """Results of ranks that train for 10 s; the last one uses `used_s` CPU seconds."""
     return [rank_result(rank, used_s if rank == size - 1 else 9.0) for rank in range(size)]
 
 
@@ -156,10 +154,10 @@ def rank_result(rank: int, used_s: float) -> RankResult:
     return RankResult(**{**values, **counts, "train_s": 10.0, "work_cpu_s": used_s, "seconds": {}})
 
 
-def test_a_slower_node_wants_fewer_cores() -> None:
+def test_slower_node_wants_fewer_cores() -> None:
     slow = run(bottleneck_cpus=0.25)
     assert (cores_wanted(slow, LOCAL), cores_wanted(slow, DOCKER)) == (3.25, 3.25)
-    assert cores_wanted(run(cpus=2, threads=1, bottleneck_cpus=1.5), LOCAL) == 4  # it has but a thread
+    assert cores_wanted(run(cpus=2, threads=1, bottleneck_cpus=1.5), LOCAL) == 4  # it has only one thread
     shared = next(limit_flags(slow, DOCKER, 2))
     assert shared.startswith("4 nodes × 1 cpu, the last at 0.25 cpu shared 2 cores")
 
@@ -167,16 +165,16 @@ def test_a_slower_node_wants_fewer_cores() -> None:
 @pytest.mark.parametrize(
     ("usage", "used_s", "reported"),
     [
-        ([held(0.25, 3)], 2.5, None),
-        ([held(0.2501, 3)], 2.5, None),
+        ([limited(0.25, 3)], 2.5, None),
+        ([limited(0.2501, 3)], 2.5, None),
         ([], 2.5, "not confirmed"),
-        ([held(0.25, 2)], 2.5, "not confirmed"),  # another node's
-        ([held(None, 3)], 2.5, "not confirmed"),
-        ([held(1.0, 3)], 2.5, "was 1, not 0.25"),
-        ([held(0.25, 3)], 9.0, "9 s of CPU time in 10 s"),
+        ([limited(0.25, 2)], 2.5, "not confirmed"),  # of another node
+        ([limited(None, 3)], 2.5, "not confirmed"),
+        ([limited(1.0, 3)], 2.5, "was 1, not 0.25"),
+        ([limited(0.25, 3)], 9.0, "9 s of CPU time in 10 s"),
     ],
 )
-def test_the_quota_of_a_slower_node_is_verified(
+def test_quota_of_the_slower_node_is_verified(
     usage: list[NodeUsage], used_s: float, reported: str | None
 ) -> None:
     slow = run(bottleneck_cpus=0.25)

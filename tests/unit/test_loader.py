@@ -1,4 +1,4 @@
-"""The feed: each sample once per epoch, in an order of its own, and shares that add up."""
+"""The data loader: each sample once per epoch, shuffled, with shares that add up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TWO_CLASSES = {"name": "synthetic", "classes": 2}
 
 
 def split(channels: int = 2) -> Split:
-    """Images that say which sample they are, and labels that follow from it."""
+    """Images whose pixels are the sample's index, and labels derived from it."""
     images = np.random.default_rng(0).random((SAMPLES, channels, 3, 4), dtype=np.float32)
     images[:, 0, 0, 0] = np.arange(SAMPLES)
     return Split(images, np.arange(SAMPLES) % 7)
@@ -42,20 +42,20 @@ METHODS = ["batches", "synchronous_batches"]
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("size", [1, 2, 5])
-def test_all_nodes_together_feed_each_sample_once_per_epoch(method: str, size: int) -> None:
+def test_nodes_together_load_each_sample_once_per_epoch(method: str, size: int) -> None:
     for epoch in (1, 2):
-        fed: list[int] = []
+        loaded: list[int] = []
         for rank in range(size):
             one = loader(rank, size)
             mine = [int(i) for _, indices in getattr(one, method)(epoch) for i in indices]
             assert sorted(mine) == sorted(one.parts(epoch)[rank])
-            fed += mine
-        assert sorted(fed) == list(range(SAMPLES))
+            loaded += mine
+        assert sorted(loaded) == list(range(SAMPLES))
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("channels", [1, 3])
-def test_batches_hold_the_pixels_and_labels_of_the_samples(method: str, channels: int) -> None:
+def test_batches_hold_the_images_and_labels_of_the_samples(method: str, channels: int) -> None:
     train = split(channels)
     before = train.images.copy()
     for batch, indices in getattr(loader(1, 2, train=train), method)(1):
@@ -67,7 +67,7 @@ def test_batches_hold_the_pixels_and_labels_of_the_samples(method: str, channels
     np.testing.assert_array_equal(train.images, before)
 
 
-def test_the_last_batch_holds_what_is_left() -> None:
+def test_last_batch_holds_the_remaining_samples() -> None:
     sizes = [len(batch.labels) for batch, _ in loader(0, 2).batches(1)]  # 52 samples
     assert sizes == [10, 10, 10, 10, 10, 2]
     sizes = [len(batch.labels) for batch, _ in loader(0, 1, batch_size=1000).batches(1)]
@@ -80,11 +80,11 @@ def test_steps_are_numbered(method: str) -> None:
     assert [(batch.step, batch.steps) for batch in batches] == [(step, 6) for step in range(1, 7)]
 
 
-def test_batches_of_nodes_that_do_not_meet_count_alike() -> None:
+def test_batches_without_synchronisation_have_equal_shares() -> None:
     assert {batch.share for batch, _ in loader(1, 4).batches(1)} == {0.25}
 
 
-# Nodes that meet in every step
+# Synchronous batches
 
 
 @pytest.mark.parametrize(
@@ -100,9 +100,7 @@ def test_batches_of_nodes_that_do_not_meet_count_alike() -> None:
         (7, 7, 3),
     ],
 )
-def test_every_rank_takes_every_step_and_the_shares_add_up(
-    samples: int, size: int, batch_size: int
-) -> None:
+def test_every_rank_takes_every_step_and_shares_add_up(samples: int, size: int, batch_size: int) -> None:
     dataset = {"name": "synthetic", "samples": samples}
     train = Split(split().images[:samples], split().labels[:samples])
     ranks = [
@@ -111,15 +109,15 @@ def test_every_rank_takes_every_step_and_the_shares_add_up(
     ]
     assert len({len(steps) for steps in ranks}) == 1
     for synchronous in zip(*ranks, strict=True):
-        fed = sum(len(indices) for _, indices in synchronous)
+        total = sum(len(indices) for _, indices in synchronous)
         assert sum(batch.share for batch, _ in synchronous) == pytest.approx(1)
         for batch, indices in synchronous:
-            assert batch.share == pytest.approx(len(indices) / fed)
+            assert batch.share == pytest.approx(len(indices) / total)
             assert len(batch.labels) == max(1, len(indices))
     assert sum(len(indices) for steps in ranks for _, indices in steps) == samples
 
 
-def test_a_rank_that_has_run_out_goes_along_with_share_0() -> None:
+def test_rank_without_samples_left_has_share_0() -> None:
     # 103 samples in parts of 52 and 51: with batches of 51 rank 1 has none left in step 2.
     steps = list(loader(1, 2, batch_size=51).synchronous_batches(1))
     assert [(batch.share, len(indices), len(batch.labels)) for batch, indices in steps] == [
@@ -128,8 +126,8 @@ def test_a_rank_that_has_run_out_goes_along_with_share_0() -> None:
     ]
 
 
-def test_weighted_by_share_the_mean_is_that_of_all_samples() -> None:
-    # What all_reduce makes of the nodes' gradients, with a sample's number standing for its gradient.
+def test_mean_weighted_by_share_is_the_mean_of_all_samples() -> None:
+    # As all_reduce averages gradients; a sample's index stands in for its gradient.
     ranks = [list(loader(rank, 4).synchronous_batches(1)) for rank in range(4)]
     for synchronous in zip(*ranks, strict=True):
         weighted = sum(batch.images[:, 0, 0, 0].mean().item() * batch.share for batch, _ in synchronous)
@@ -140,39 +138,39 @@ def test_weighted_by_share_the_mean_is_that_of_all_samples() -> None:
 # Order and reshuffling
 
 
-def test_order_is_of_the_rank_the_epoch_and_the_seed() -> None:
+def test_order_depends_on_rank_epoch_and_seed() -> None:
     one = loader(0, 2)
     assert one.order(1).tolist() == loader(0, 2).order(1).tolist()
     assert one.order(2).tolist() != one.order(1).tolist()
     assert sorted(one.order(2)) == sorted(one.order(1))
-    assert one.order(1).tolist() == one.order(1).tolist()  # whatever was asked in between
+    assert one.order(1).tolist() == one.order(1).tolist()  # independent of the calls in between
     orders = [loader(rank, 5).order(1)[:20] for rank in range(5)]
-    assert len({tuple(np.argsort(order)) for order in orders}) == 5  # the places, whatever the samples
+    assert len({tuple(np.argsort(order)) for order in orders}) == 5  # different permutations
     assert loader(0, 2, seed=1).order(1).tolist() != one.order(1).tolist()
     assert one.order(1).tolist() != sorted(one.order(1))
 
 
-def test_every_rank_knows_the_same_split() -> None:
+def test_all_ranks_compute_the_same_split() -> None:
     splits = [[part.tolist() for part in loader(rank, 3).parts(1)] for rank in range(3)]
     assert splits[0] == splits[1] == splits[2]
 
 
-def test_without_reshuffling_the_split_stays() -> None:
+def test_split_is_constant_without_reshuffling() -> None:
     one = loader()
     assert [part.tolist() for part in one.parts(1)] == [part.tolist() for part in one.parts(5)]
 
 
-def test_with_reshuffling_it_is_another_in_every_epoch_the_same_on_all_ranks() -> None:
+def test_reshuffling_changes_the_split_every_epoch_equally_on_all_ranks() -> None:
     fields = {"partitioner": {"name": "random_partition", "reshuffle": True}}
     one, other = loader(0, **fields), loader(2, **fields)
     first, second = ([part.tolist() for part in one.parts(epoch)] for epoch in (1, 2))
     assert first != second
     assert [part.tolist() for part in other.parts(2)] == second
-    assert [part.tolist() for part in one.parts(1)] == first  # asked again
+    assert [part.tolist() for part in one.parts(1)] == first  # repeatable
     assert sorted(one.order(2)) == sorted(second[0])
 
 
-def test_a_strategy_without_partition_feeds_everything_on_every_node() -> None:
+def test_strategy_without_partition_loads_all_samples() -> None:
     one = loader(0, 1, strategy="serial")
     assert sorted(one.order(1)) == list(range(SAMPLES))
     assert [len(part) for part in one.parts(1)] == [SAMPLES]
@@ -181,9 +179,7 @@ def test_a_strategy_without_partition_feeds_everything_on_every_node() -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("distortion", ["noise", "rotation"])
 @pytest.mark.parametrize("reshuffle", [False, True])
-def test_a_rank_sees_its_images_as_the_partitioner_distorts_them(
-    method: str, distortion: str, reshuffle: bool
-) -> None:
+def test_images_are_distorted_by_the_partitioner(method: str, distortion: str, reshuffle: bool) -> None:
     train = split()
     before = train.images.copy()
     fields = {"partitioner": {"name": "feature", "distortion": distortion, "reshuffle": reshuffle}}
@@ -195,26 +191,26 @@ def test_a_rank_sees_its_images_as_the_partitioner_distorts_them(
             seen = one._spec.partitioner.transform_images(train.images[own], rank, 3, rng)
             assert np.array_equal(seen, train.images[own]) is (rank == 0)
             for batch, indices in getattr(one, method)(epoch):
-                places = [own.tolist().index(i) for i in indices]
-                np.testing.assert_array_equal(batch.images[: len(indices)].numpy(), seen[places])
+                positions = [own.tolist().index(i) for i in indices]
+                np.testing.assert_array_equal(batch.images[: len(indices)].numpy(), seen[positions])
                 np.testing.assert_array_equal(batch.labels[: len(indices)].numpy(), train.labels[indices])
                 assert batch.images.is_contiguous(memory_format=torch.channels_last)
     np.testing.assert_array_equal(train.images, before)
 
 
-def test_only_a_strategy_with_a_partition_sees_distorted_images() -> None:
+def test_images_are_not_distorted_without_a_partition() -> None:
     train, fields = split(), {"partitioner": "feature", "strategy": "fault_injection"}
     for batch, indices in loader(2, train=train, **fields).batches(1):
         np.testing.assert_array_equal(batch.images.numpy(), train.images[indices])
 
 
-def test_a_split_that_cannot_be_made_is_an_error_before_the_first_batch() -> None:
+def test_impossible_split_is_an_error_before_the_first_batch() -> None:
     rare = Split(split().images[:12], np.array([0] * 11 + [1]))
     with pytest.raises(DataError, match=r"class 1 has 1 samples for the 2 nodes"):
         loader(0, 2, train=rare, partitioner={"name": "classes", "per_node": 2}, dataset=TWO_CLASSES)
 
 
-def test_on_one_node_a_partition_is_fed_as_serial_feeds_it() -> None:
+def test_partition_on_one_node_equals_serial() -> None:
     assert loader(0, 1).order(1).tolist() == loader(0, 1, strategy="serial").order(1).tolist()
     sampled = loader(0, 1, partitioner="random_sampling")
     assert sampled.order(1).tolist() == loader(0, 1).order(1).tolist()
@@ -224,11 +220,11 @@ def test_on_one_node_a_partition_is_fed_as_serial_feeds_it() -> None:
         np.testing.assert_array_equal(ours.images.numpy(), plain.images.numpy())
 
 
-# Parts of different size
+# Unequal parts
 
 
 class Uneven(BatchLoader):
-    """Of 103 samples node 0 has 40, node 1 has 2 and node 2 the rest."""
+    """Of 103 samples, node 0 has 40, node 1 has 2 and node 2 the rest."""
 
     def parts(self, epoch: int) -> list[Any]:
         return [np.arange(40), np.arange(40, 42), np.arange(42, SAMPLES)]
@@ -240,31 +236,31 @@ def uneven(rank: int) -> Uneven:
 
 
 @pytest.mark.parametrize(
-    ("policy", "steps", "fed"), [("join", 7, (40, 2, 61)), ("drop", 1, (2, 2, 2)), ("pad", 7, (61,) * 3)]
+    ("policy", "steps", "sizes"), [("join", 7, (40, 2, 61)), ("drop", 1, (2, 2, 2)), ("pad", 7, (61,) * 3)]
 )
-def test_what_is_fed_of_parts_of_different_size(policy: Any, steps: int, fed: tuple[int, ...]) -> None:
+def test_unequal_parts_follow_the_policy(policy: Any, steps: int, sizes: tuple[int, ...]) -> None:
     for epoch in (1, 2):
-        everybody = uneven(0).samples_by_part(epoch, policy)
+        indices_by_part = uneven(0).samples_by_part(epoch, policy)
         shares = np.zeros(steps)
         for rank in range(3):
             one = uneven(rank)
             batches = list(one.synchronous_batches(epoch, policy))
             indices = np.concatenate([indices for _, indices in batches])
             assert len(batches) == steps
-            assert len(indices) == fed[rank]
+            assert len(indices) == sizes[rank]
             assert set(indices) <= set(one.parts(epoch)[rank])
-            np.testing.assert_array_equal(np.sort(indices), np.sort(everybody[rank]))
+            np.testing.assert_array_equal(np.sort(indices), np.sort(indices_by_part[rank]))
             counts = np.bincount(indices)[one.parts(epoch)[rank].min() :]
             assert counts.max() - counts.min() <= (policy == "pad" or policy == "drop")
             shares += [batch.share for batch, _ in batches]
         np.testing.assert_allclose(shares, 1)
 
 
-# Images that are changed at random
+# Augmentation
 
 
 def shifted(images: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    """One number for a batch, which tells what was drawn."""
+    """Replace the images with one random number per batch."""
     return images * 0 + rng.random()
 
 
@@ -273,20 +269,20 @@ def drawn(one: BatchLoader, epoch: int, method: str) -> list[float]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_an_augmentation_draws_follows_from_seed_rank_epoch_and_step(method: str) -> None:
+def test_augmentation_draws_depend_on_seed_rank_epoch_and_step(method: str) -> None:
     def changing(rank: int, seed: int = 0) -> BatchLoader:
         run = RunSpec.model_validate({"strategy": "all_reduce", "nodes": 2, "batch_size": 10, "seed": seed})
         return BatchLoader(split(), run, RngFactory(seed), rank, 2, augment=shifted)
 
     trained, resumed = changing(0), changing(0)
     first, second = (drawn(trained, epoch, method) for epoch in (1, 2))
-    assert drawn(resumed, 2, method) == second  # without having been through epoch 1
+    assert drawn(resumed, 2, method) == second  # without loading epoch 1 first
     others = drawn(changing(1), 1, method) + drawn(changing(0, seed=1), 1, method)
     everything = first + second + others
     assert len(set(everything)) == len(everything) == 4 * 6
 
 
-def test_an_augmentation_gets_a_batch_of_its_own() -> None:
+def test_augmentation_gets_its_own_copy_of_the_batch() -> None:
     def spoilt(images: torch.Tensor, _: np.random.Generator) -> torch.Tensor:
         assert images.is_contiguous(memory_format=torch.channels_last)
         return images.zero_()

@@ -1,4 +1,4 @@
-"""What all strategies share: flat views of a replica, exact evaluation, honest accounts."""
+"""The parts that all strategies share: flat views of a replica, exact evaluation, training metrics."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def batch(of: Task, samples: slice = slice(0, 16)) -> Batch:
 
 
 def textbook(model: nn.Module) -> Tensor:
-    """The parameters one after the other, each in its logical order."""
+    """The parameters concatenated, each in its logical order."""
     return torch.tensor([number for p in model.parameters() for number in p.detach().flatten().tolist()])
 
 
 # Flat views
 
 
-def test_flat_weights_are_the_parameters_in_order_whatever_their_memory_format() -> None:
+def test_flat_weights_are_the_parameters_in_order_for_any_memory_format() -> None:
     one = replica()
     assert not all(parameter.is_contiguous() for parameter in one.model.parameters())
     flat = one.weights()
@@ -72,7 +72,7 @@ def test_weights_can_be_replaced() -> None:
     assert all(p.requires_grad and p.is_leaf for p in one.model.parameters())
 
 
-def test_gradient_can_be_taken_out_changed_and_put_back() -> None:
+def test_gradient_can_be_read_and_replaced() -> None:
     of = task()
     one = replica(of)
     one.backward(batch(of))
@@ -84,12 +84,12 @@ def test_gradient_can_be_taken_out_changed_and_put_back() -> None:
     torch.testing.assert_close(one.weights(), before - 0.1 * 2 * gradient)
 
 
-def test_gradient_is_of_the_mean_loss_and_of_this_batch_alone() -> None:
+def test_gradient_is_that_of_the_mean_loss_of_the_last_batch() -> None:
     of = task()
     one, other = replica(of), of.build_model(0)
     nll_loss(other(batch(of).images), batch(of).labels).backward()
     expected = torch.cat([p.grad.flatten() for p in other.parameters()])  # type: ignore[union-attr]
-    one.backward(batch(of, slice(16, 60)))  # what was before does not count
+    one.backward(batch(of, slice(16, 60)))  # does not accumulate
     one.backward(batch(of))
     torch.testing.assert_close(one.gradient(), expected)
     one.backward(batch(of), weight=0.25)
@@ -98,7 +98,7 @@ def test_gradient_is_of_the_mean_loss_and_of_this_batch_alone() -> None:
     assert not one.gradient().any()
 
 
-def test_the_mean_of_weighted_gradients_is_the_gradient_of_all_samples() -> None:
+def test_mean_of_weighted_gradients_is_the_gradient_of_all_samples() -> None:
     of = task()
     one = replica(of)
     one.backward(batch(of, slice(0, 60)))
@@ -111,7 +111,7 @@ def test_the_mean_of_weighted_gradients_is_the_gradient_of_all_samples() -> None
     torch.testing.assert_close(mean, whole)
 
 
-def test_a_parameter_that_got_no_gradient_is_no_obstacle() -> None:
+def test_gradient_with_a_frozen_parameter() -> None:
     of = task()
     one = replica(of)
     next(one.model.parameters()).requires_grad_(False)
@@ -130,7 +130,7 @@ def session(of: Task, comm: Communicator) -> Session:
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("test_samples", [2, 37])
 def test_evaluation_counts_every_test_sample_once(size: int, test_samples: int) -> None:
-    of = task(test_samples, model="lenet", nodes=size)  # with dropout, which is off then
+    of = task(test_samples, model="lenet", nodes=size)  # its dropout is off in evaluation
     assert of.data.test.images.shape[0] == test_samples  # loaded before the ranks are started
     model = of.build_model(0).eval()
     with torch.no_grad():
@@ -151,14 +151,14 @@ def test_evaluation_counts_every_test_sample_once(size: int, test_samples: int) 
             assert seen == pytest.approx((accuracy, loss), rel=1e-5)
 
 
-def test_evaluation_goes_through_a_large_split_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_in_batches_equals_evaluation_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     of, comm = task(), MemoryCommunicator(0, 1, Clock(), ThreadGroup(1))
     whole = session(of, comm).evaluate(replica(of), alone=True)
     monkeypatch.setattr("trainer.training.evaluation.BATCH", 8)
     assert session(of, comm).evaluate(replica(of), alone=True) == pytest.approx(whole)
 
 
-def test_weights_that_are_no_numbers_are_not_evaluated() -> None:
+def test_evaluation_of_nan_weights_raises_diverged() -> None:
     of, comm = task(), MemoryCommunicator(0, 1, Clock(), ThreadGroup(1))
     one = replica(of)
     one.set_weights(torch.full((15_660,), float("nan")))
@@ -166,10 +166,10 @@ def test_weights_that_are_no_numbers_are_not_evaluated() -> None:
         session(of, comm).evaluate(one, alone=True)
 
 
-# A whole training, on one rank
+# A whole training on one rank
 
 
-def test_accounts_of_a_training(tmp_path: Path) -> None:
+def test_metrics_of_a_training(tmp_path: Path) -> None:
     of = task(strategy="serial", epochs=2, batch_size=25, save_weights=True)
     context = NodeContext(0, 1, "memory", Path(), out_dir=tmp_path)
     result = train(context, of, EventWriter(of.spec.key, 0, None, io.StringIO()), connect(context))

@@ -1,4 +1,4 @@
-"""The learning rate from epoch to epoch, and when a run has learned enough."""
+"""The learning-rate schedule, and the target accuracy that ends a run early."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainer.training.lr_schedule import Target, learning_rate
 from trainer.training.replica import Replica
 from trainer.training.task import Task
 
-# Every strategy whose ranks can be threads, with the ranks at which it takes two batches at a time.
+# Every strategy that runs on transport memory, with the number of ranks that process two batches per step.
 TWO_AT_ONCE = {
     name: {"parameter_server": 3, "hybrid": 4}.get(name, 2)
     for name in STRATEGIES.entries
@@ -42,11 +42,11 @@ def rates(**fields: Any) -> list[float]:
     return [learning_rate(run, epoch) for epoch in range(1, run.epochs + 1)]
 
 
-# The rate is a function of spec and epoch
+# The rate as a function of spec and epoch
 
 
 @pytest.mark.parametrize(("scaling", "at_4"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
-def test_rate_is_scaled_by_how_many_times_the_batch_is_larger(scaling: str, at_4: float) -> None:
+def test_rate_scales_with_the_global_batch(scaling: str, at_4: float) -> None:
     assert rates(nodes=4, lr_scaling=scaling) == pytest.approx([at_4] * 3)
     assert rates(nodes=2, processes_per_node=2, lr_scaling=scaling) == pytest.approx([at_4] * 3)
     assert rates(nodes=5, strategy="parameter_server", lr_scaling=scaling) == pytest.approx([at_4] * 3)
@@ -57,12 +57,12 @@ def test_rate_is_scaled_by_how_many_times_the_batch_is_larger(scaling: str, at_4
 @pytest.mark.parametrize(
     "one", [{"batch_per": "run", "nodes": 4}, {"nodes": 1}, {"strategy": "pipeline", "nodes": 3}]
 )
-def test_with_one_batch_at_a_time_nothing_changes(one: dict[str, Any]) -> None:
+def test_rate_is_unchanged_with_one_batch_per_step(one: dict[str, Any]) -> None:
     assert rates(**one, lr_scaling="linear", warm_up_epochs=2) == [0.1] * 3
     assert spec(**one, lr_scaling="linear", warm_up_epochs=2).key == spec(**one).key
 
 
-def test_runs_of_another_rate_are_other_runs() -> None:
+def test_run_key_includes_the_schedule() -> None:
     fields: list[dict[str, Any]] = [
         {},
         {"lr_scaling": "linear"},
@@ -75,7 +75,7 @@ def test_runs_of_another_rate_are_other_runs() -> None:
 @pytest.mark.parametrize("scaling", ["none", "linear", "sqrt"])
 @pytest.mark.parametrize("nodes", [1, 2, 5])
 @pytest.mark.parametrize("warm_up", [1, 3, 20])
-def test_it_warms_up_as_torchs_scheduler_does(scaling: str, nodes: int, warm_up: int) -> None:
+def test_warm_up_equals_torch_linear_lr(scaling: str, nodes: int, warm_up: int) -> None:
     ours = rates(nodes=nodes, lr_scaling=scaling, warm_up_epochs=warm_up, epochs=8)
     (scaled,) = rates(nodes=nodes, lr_scaling=scaling, epochs=1)
     optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=scaled)
@@ -88,18 +88,18 @@ def test_it_warms_up_as_torchs_scheduler_does(scaling: str, nodes: int, warm_up:
     assert ours == pytest.approx(theirs)
 
 
-# Every strategy steps with it
+# Every strategy applies the schedule
 
 
 @pytest.mark.parametrize("strategy", [*TWO_AT_ONCE, *ONE_AT_ONCE])
-def test_strategy_steps_with_the_rate_of_the_epoch(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain SGD without momentum: what a step has moved the weights by, over the gradient, is the rate."""
+def test_strategy_applies_the_rate_of_the_epoch(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With plain SGD, the rate is the change of the weights divided by the gradient."""
     step, seen = Replica.step, set()
 
     def watched(replica: Replica) -> None:
         before, gradient = replica.flat_parameters(), replica.gradient()
         step(replica)
-        if gradient.any():  # a stage may have no weights, and a rank may stand by
+        if gradient.any():  # a stage may have no weights, and a rank may be idle
             at = gradient.abs().argmax()
             seen.add(round(((before - replica.flat_parameters())[at] / gradient[at]).item(), 4))
 
@@ -113,7 +113,7 @@ def test_strategy_steps_with_the_rate_of_the_epoch(strategy: str, monkeypatch: p
 
 
 @pytest.mark.parametrize("strategy", TWO_AT_ONCE)
-def test_a_scaled_rate_is_that_rate(strategy: str) -> None:
+def test_scaled_rate_equals_the_same_rate_given_directly(strategy: str) -> None:
     ranks = TWO_AT_ONCE[strategy]
     scaled = train(strategy, ranks, lr=0.05, lr_scaling="linear")
     assert (scaled.weights == train(strategy, ranks, lr=0.1).weights).all()
@@ -131,14 +131,14 @@ def test_a_scaled_rate_is_that_rate(strategy: str) -> None:
         (3, [0.9, 0.9, 0.8, 0.9, 0.9], [False] * 5),
     ],
 )
-def test_the_target_is_to_be_reached_in_epochs_in_a_row(
+def test_target_must_be_reached_in_consecutive_epochs(
     patience: int, accuracies: list[float], ends: list[bool]
 ) -> None:
     target = Target(0.9, patience)
     assert [target.reached(accuracy) for accuracy in accuracies] == ends
 
 
-def test_without_a_target_no_accuracy_is_enough() -> None:
+def test_no_accuracy_ends_a_run_without_a_target() -> None:
     assert not Target(None, 1).reached(1.0)
 
 
@@ -154,7 +154,7 @@ TOGETHER = {
 
 
 @pytest.mark.parametrize("strategy", TOGETHER)
-def test_all_ranks_end_with_the_epoch_that_reached_the_target(strategy: str) -> None:
+def test_all_ranks_end_after_the_epoch_that_reaches_the_target(strategy: str) -> None:
     ranks, easy = (
         TOGETHER[strategy],
         {"name": "synthetic", "samples": 120, "test_samples": 40, "noise": 0.1},
@@ -170,14 +170,14 @@ def test_all_ranks_end_with_the_epoch_that_reached_the_target(strategy: str) -> 
     assert {result.accuracy for result in done.results} == {reached[first - 1]}
 
 
-def test_a_target_that_is_not_reached_leaves_a_run_as_it_was() -> None:
+def test_unreached_target_does_not_change_the_run() -> None:
     one, other = train("all_reduce"), train("all_reduce", target_accuracy=1.0, patience=2)
     assert epochs(other) == [(1, False), (2, False)]
     assert (one.weights == other.weights).all()
 
 
 @pytest.mark.parametrize("strategy", ["local_sgd", "diloco", "gossip"])
-def test_replicas_that_differ_end_with_the_average_that_reached_the_target(strategy: str) -> None:
+def test_local_replicas_end_with_the_average_that_reached_the_target(strategy: str) -> None:
     form = {"name": strategy, **({} if strategy == "gossip" else {"local_steps": 4})}  # 6 steps an epoch
     done = train(form, 2, epochs=5, target_accuracy=0.01)
     assert epochs(done) == [(1, True)]
