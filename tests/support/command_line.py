@@ -1,4 +1,4 @@
-"""Run the command line in a process of its own."""
+"""Run the command line in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether containers can be started here, and what a project has left."""
+"""Check whether containers can be started here, and find leftovers of a project."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.runtimes.docker.image import image_trouble
 
 @cache
 def containers_missing() -> str | None:
-    """Why no container can be started here, as `doctor` prints it, or None."""
+    """Why containers cannot be started here, as `doctor` prints it, or None."""
     try:
         return image_trouble(reach())
     except EngineError as error:
@@ -23,7 +23,7 @@ def containers_missing() -> str | None:
 
 
 def spec_of_up(topology: str, directory: Path, **fields: Any) -> Path:
-    """What a bare `up` of this topology trains, with other fields; on data that need no download."""
+    """Write the spec of a bare `up` of this topology with changed fields, on data that need no download."""
     spec = directory / f"{topology}.json"
     bare = json.loads((COMPOSE / "specs" / f"{topology}.json").read_text())
     spec.write_text(json.dumps({**bare, "dataset": "digits", **fields}))

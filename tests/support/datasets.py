@@ -1,4 +1,4 @@
-"""Where tests find the real MNIST files."""
+"""The location of the real MNIST files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.data.datasets.mnist import Mnist
 
 
 def real_mnist_dir() -> Path:
-    """The directory that holds them; skips the test if there is none."""
+    """The directory of the MNIST files; skips the test if they are absent."""
     beside_repository = Path(__file__).parents[3] / "shared" / "datasets"
     data_dir = Path(os.environ.get("SHARDYARD_DATA", beside_repository))
     absent = [archive.path for archive in Mnist.archives if not (data_dir / archive.path).exists()]

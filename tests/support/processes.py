@@ -11,7 +11,7 @@ import psutil
 
 
 def node_processes(directory: Path) -> list[psutil.Process]:
-    """Live processes of runs whose results lie below `directory`."""
+    """Live processes of runs whose results are below `directory`."""
     found = []
     for process in psutil.process_iter():
         try:

@@ -21,7 +21,7 @@ Kill = Callable[[int], bool]  # kills a rank's process; False if there is none y
 
 
 def always(_: Sequence[Event]) -> bool:
-    """For a kill that waits for no event."""
+    """The default condition: kill without waiting for an event."""
     return True
 
 
@@ -56,7 +56,7 @@ class RankKiller(RecordingDisplay):
 
 
 def kill_process(directory: Path) -> Kill:
-    """Kill a rank of the run on local processes whose results lie below `directory`."""
+    """Kill a rank of the local run whose results are below `directory`."""
 
     def kill(rank: int) -> bool:
         for process in psutil.process_iter():
@@ -73,7 +73,7 @@ def kill_process(directory: Path) -> Kill:
     return kill
 
 
-# There is no pkill in a container.
+# The image has no pkill.
 IN_CONTAINER = """
 for each in /proc/[0-9]*
 do
@@ -84,7 +84,7 @@ done
 
 
 def kill_in_container(processes_per_node: int) -> Kill:
-    """Kill a rank of the run that this process, as its orchestrator, has in containers."""
+    """Kill a rank of the run that this process has started in containers."""
 
     def kill(rank: int) -> bool:
         labels = (

@@ -19,7 +19,7 @@ from orchestrator.runtimes import RUNTIMES
 from trainer.core.events import Event
 from trainer.spec.run_spec import RunSpec
 
-# Mostly start-up, and large enough to learn something.
+# Dominated by start-up, but large enough to learn.
 SMALL: dict[str, Any] = {
     "dataset": {"name": "synthetic", "samples": 240, "test_samples": 64, "noise": 1.0},
     "model": {"name": "mlp", "hidden": [16]},
@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
     "timeout_s": 120,
 }
 
-# Two quick runs, and between them one that outlasts every test.
+# A run that outlasts every test, between two quick ones.
 HANGING_SWEEP = """
 name: hanging
 base: {strategy: fault_injection, timeout_s: 300}
@@ -73,7 +73,7 @@ class DuringTraining(RecordingDisplay):
 
 
 def execute(run: RunSpec, directory: Path, runtime: str = "local", display: Any = None) -> RunResult:
-    """Execute one run; its results lie in `directory / run.key`."""
+    """Execute one run; its results are in `directory / run.key`."""
     paths = SweepPaths(directory)
     nodes = RUNTIMES.load(runtime)()
     runner = SweepRunner(nodes, runtime, paths, directory / "data", display or RecordingDisplay())
@@ -98,12 +98,12 @@ class FinishedRun:
 
 @dataclass(frozen=True)
 class RunCache:
-    """Executes each spec once per test session, whichever test or xdist worker asks first."""
+    """Executes each spec once per test session, across tests and xdist workers."""
 
     directory: Path
 
     def get(self, runtime: str = "local", **fields: Any) -> FinishedRun:
-        """The run of these fields on top of `SMALL`, with its weights. Its results are read-only."""
+        """The run of `SMALL` with these fields and saved weights. Treat its results as read-only."""
         run = RunSpec.model_validate({**SMALL, "save_weights": True, **fields})
         directory = self.directory / runtime
         directory.mkdir(parents=True, exist_ok=True)

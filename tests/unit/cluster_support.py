@@ -1,4 +1,4 @@
-"""Agents and rank assignments for the tests of trainer.cluster, made without containers."""
+"""Agents and rank assignments for the tests of trainer.cluster, without containers."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def assigned(topology: str, *ordinals: int, **fields: Any) -> RankAssignment:
 
 
 def index_of(assignment: RankAssignment, name: str) -> int:
-    """The position of an agent in the assignment, by its name."""
+    """The index of the named agent in the assignment."""
     return [agent.name for agent in assignment.agents].index(name)

@@ -51,7 +51,7 @@ def rank_fields(**changed: Any) -> dict[str, Any]:
 
 
 def run_result(status: str = "ok", **changed: Any) -> RunResult:
-    """A row of the comparison, of one node that trained."""
+    """The result of a run on one node that trained."""
     run = RunSpec.model_validate({"strategy": "serial"})
     fields = {
         "key": run.key,

@@ -1,4 +1,4 @@
-"""What tests of datasets share: fake archives, and what every dataset promises."""
+"""Shared by the tests of datasets: fake archives, and checks that apply to every dataset."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def assert_ready_for_training(data: Data) -> None:
         assert split.labels.dtype == np.int64
         assert split.labels.shape == (len(split.images),)
         assert set(np.unique(split.labels)) <= set(range(data.classes))
-        for array in (split.images, split.labels):  # torch.from_numpy warns of a read-only array
+        for array in (split.images, split.labels):  # torch.from_numpy warns about read-only arrays
             assert array.flags.c_contiguous
             assert array.flags.writeable
     train = data.train.images.astype(np.float64)

@@ -1,4 +1,4 @@
-"""A fake Docker engine whose containers a test sets."""
+"""A fake Docker engine with containers set by the test."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ended(service: str, number: int = 1) -> Row:
 
 
 class Api:
-    """The engine's API. codes: exit codes by container."""
+    """A fake of the engine's API. codes: exit codes by container."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -57,7 +57,7 @@ class Api:
 
 
 class Up:
-    """`docker compose up`: still starting until it has an exit code."""
+    """A fake `docker compose up`: it runs until the test sets an exit code."""
 
     def __init__(self, argv: list[str], **options: Any) -> None:
         self.argv, self.environment = argv, options["env"]

@@ -104,7 +104,7 @@ class LoopbackCluster:
         self.directory = directory / "live"
         self.agents: dict[str, FakeAgent] = {}
         self.summary: list[str] = []
-        self.ended = asyncio.Event()  # set when the coordinator has ended
+        self.ended = asyncio.Event()  # set when the coordinator exits
         self.codes: list[int] = []  # exit codes of real agents
         self.expected: dict[str, tuple[str, int]] = {}
         shorter = {"PORT": self.port, "REGISTRATION_S": 5.0, "GRACE_S": 0.1, "SHUTDOWN_S": 1.0}
@@ -115,7 +115,7 @@ class LoopbackCluster:
     def run(
         self, scripts: Mapping[str, Script], *unexpected: Script, topology: str = "ddp", **fields: Any
     ) -> int:
-        """Run with these agents, `node-1` at 127.0.0.1 and so on. Returns the coordinator's exit code.
+        """Run the coordinator with these agents, `node-1` at 127.0.0.1 and so on. Returns its exit code.
 
         unexpected: scripts of agents that the coordinator does not expect.
         """
@@ -184,7 +184,7 @@ def terminate_this_process() -> None:
 
 
 def ignore_sigterm() -> Iterator[None]:
-    """Ignore a SIGTERM for which the code under test has no handler."""
+    """Ignore a SIGTERM that the code under test does not handle."""
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     yield
     signal.signal(signal.SIGTERM, before)

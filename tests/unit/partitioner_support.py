@@ -1,7 +1,7 @@
-"""What tests of partitioners' laws share: labels, counts, and how far an estimate may be off.
+"""Shared by the statistical tests of partitioners: labels, counts and the tolerance of estimates.
 
-Draws have fixed seeds. What is estimated may be off by four standard errors, which are derived from the
-law beside each test; by chance alone one estimate in 16 000 would be.
+Seeds are fixed. An estimate may deviate by four standard errors, which each test derives from the
+distribution; by chance one estimate in 16 000 would exceed that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from trainer.data.base import Indices, Labels
 Floats = npt.NDArray[np.float64]
 
 ERRORS = 4  # standard errors
-TIMES = 1000  # that a split is drawn
+TIMES = 1000  # number of splits drawn
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -35,7 +35,7 @@ def counts(labels: Labels, parts: list[Indices]) -> Indices:
 
 
 def assert_mean_and_variance(values: Floats, mean: float, variance: float, fourth: float) -> None:
-    """Of independent values. fourth: central moment of the law, which says how well a variance is known."""
+    """Check independent values. fourth: fourth central moment, for the standard error of the variance."""
     assert values.mean() == pytest.approx(mean, abs=ERRORS * sqrt(variance / len(values)))
     error = sqrt((fourth - variance**2) / len(values))
     assert ((values - mean) ** 2).mean() == pytest.approx(variance, abs=ERRORS * error)

@@ -1,4 +1,4 @@
-"""Shared by the tests of the report: results, records and comparisons, made without training."""
+"""Shared by the tests of the report: results, records and comparisons, without training."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def a_run(
     staleness: Sequence[tuple[float, int]] = (),
     **fields: Any,
 ) -> RunResult:
-    """A result as a runner writes it, with equal ranks.
+    """A result as the sweep runner writes it, with equal ranks.
 
     own: accuracies of local models. digests: of the ranks' weights. staleness: mean and maximum per worker.
     """
@@ -164,7 +164,7 @@ def in_parts(
     seconds: Sequence[dict[str, float]] = (),
     activations: Sequence[int] = (),
 ) -> RunResult:
-    """The run with ranks that hold these parameters, one momentum for each, and the given blocks."""
+    """The run with these numbers of parameters per rank, one momentum value each, and the given blocks."""
 
     def of_rank(rank: RankResult) -> RankResult:
         at = rank.rank
@@ -189,7 +189,7 @@ def a_pipeline(
 ) -> RunResult:
     """A pipeline of two stages of lenet: stage 0 is busy for 3 s and waits for 1 s, stage 1 the reverse.
 
-    requested: whether the split point was given. 90 steps.
+    requested: whether the spec gives the split point. The run has 90 steps.
     """
     names = LeNet().names
     at = names.index(split_point)
@@ -268,7 +268,7 @@ def cells(columns: Sequence[Column[T]], items: Sequence[T]) -> list[dict[str, st
 def write_sweep(
     directory: Path, *results: RunResult, pending: Sequence[str] = (), **fields: Any
 ) -> SweepPaths:
-    """The files that a runner leaves, and the report on them."""
+    """Write the files of a finished sweep, then its report."""
     paths = SweepPaths(directory)
     write_atomic(paths.record, a_record(results, pending, **fields).model_dump_json())
     for result in results:

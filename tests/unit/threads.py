@@ -1,4 +1,4 @@
-"""Ranks as threads of the test's process."""
+"""Run ranks as threads of the test process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def running_clock() -> Clock:
 
 
 def together(size: int, body: Body, clock: Callable[[], Clock] = running_clock) -> list[Any]:
-    """What `body` returns, or the error it raises, on each of `size` ranks."""
+    """Run `body` on `size` ranks; return each rank's result, or the exception it raised."""
     room = ThreadGroup(size, timeout_s=10)
     outcomes: list[Any] = [None] * size
 

@@ -1,4 +1,4 @@
-"""Whole trainings on transport memory, in the test's own process."""
+"""Complete trainings on transport memory, in the test process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SMALL = {
 
 
 class Notes(EventWriter):
-    """Keeps a rank's events."""
+    """Collects a rank's events in memory."""
 
     def __init__(self, rank: int) -> None:
         super().__init__("run", rank, None, io.StringIO())
@@ -51,7 +51,10 @@ class Notes(EventWriter):
 
 @dataclass
 class Training:
-    """What came out. weights: rank 0's, float32, shape (state,). results and events: by rank."""
+    """The outcome of a training.
+
+    weights: those of rank 0, float32, shape (state,). results and events: by rank.
+    """
 
     weights: np.ndarray
     results: list[TrainResult]
@@ -62,13 +65,13 @@ class Training:
 
     @property
     def same_weights(self) -> bool:
-        """Of the ranks that know the weights of the whole model."""
+        """Whether all ranks that have the weights of the whole model agree."""
         return len({result.weights_digest for result in self.results if result.weights_digest}) == 1
 
 
 @contextmanager
 def threads_in_torch(number: int) -> Iterator[None]:
-    """In the block torch computes with so many threads per rank, as a node would; those that wait spin."""
+    """Set the number of torch threads in the block, as a node does; idle threads spin."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -78,7 +81,10 @@ def threads_in_torch(number: int) -> Iterator[None]:
 
 
 def train(strategy: Any, ranks: int = 2, checkpoints: Path | None = None, **fields: Any) -> Training:
-    """Train with every rank a thread. checkpoints: where they lie. Raises what a rank raises first."""
+    """Train with one thread per rank. Raises the first exception of a rank.
+
+    checkpoints: directory of the checkpoints, if any.
+    """
     run = {**SMALL, "strategy": strategy, "nodes": ranks, "transport": "memory", **fields}
     spec = RunSpec.model_validate({**run, "save_weights": True})
     task = Task(spec, Path())
