@@ -1,1 +1,1 @@
-"""Measurements, as ratios taken side by side in one run. No test: a shared machine is too noisy."""
+"""Benchmarks that compare alternatives side by side. They are no tests: shared machines are too noisy."""

@@ -1,4 +1,4 @@
-"""`make bench`: everything, or the parts that are named."""
+"""`make bench`: run all benchmarks, or only the named ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Batches augmented in memory, against torchvision's transforms on PIL images one by one, in turns.
+"""Augmentation of batches in memory, compared with torchvision's transforms on one PIL image at a time.
 
-Both do `standard`'s defaults: flip, rotation, shear and scale, jitter of brightness, contrast and
-saturation, normalise. One thread, batches of 128 images of CIFAR-10's shape.
+Both apply the defaults of `standard`: flip, rotation, shear, scale, jitter of brightness, contrast and
+saturation, normalisation. They take turns. One thread, batches of 128 images of CIFAR-10's shape.
 """
 
 from __future__ import annotations
@@ -41,40 +41,40 @@ def main() -> None:
     }
     turns = measure(contenders)
     print(f"augmentation, 3×32×32, batch {BATCH}, one thread, {TURNS} turns of {BATCHES} batches")
-    print("                              batches/s   times as fast as one by one")
+    print("                              batches/s   speedup over one by one")
     for name, times in turns.items():
-        faster = ratio(turns["PIL images one by one"], times)
-        print(f"  {name:26} {1 / statistics.median(times):10.1f}   {faster}")
+        speedup = ratio(turns["PIL images one by one"], times)
+        print(f"  {name:26} {1 / statistics.median(times):10.1f}   {speedup}")
 
 
 def measure(contenders: dict[str, Epoch]) -> dict[str, list[float]]:
-    """Seconds per batch, one figure per turn and contender."""
+    """Seconds per batch: one value per turn, by contender."""
     turns: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(-1, TURNS):  # the first one warms up
+    for turn in range(-1, TURNS):  # the first turn warms up
         for name, epoch in contenders.items():
-            begun = time.perf_counter()
+            started = time.perf_counter()
             epoch()
             if turn >= 0:
-                turns[name].append((time.perf_counter() - begun) / BATCHES)
+                turns[name].append((time.perf_counter() - started) / BATCHES)
     return turns
 
 
 def one_by_one(pixels: np.ndarray, scale: PixelScale) -> Epoch:
-    """What labs do: a Compose of torchvision's transforms, called for every PIL image of a dataset."""
+    """The usual lab code: a Compose of torchvision's transforms, applied to each PIL image of a dataset."""
     from trainer.data.augmentations.torchvision_import import torchvision
 
-    law, transforms = StandardAugmentation(), torchvision.transforms
-    size = (1 - law.scale, 1 + law.scale)
+    parameters, transforms = StandardAugmentation(), torchvision.transforms
+    size = (1 - parameters.scale, 1 + parameters.scale)
     transform = transforms.Compose(
         [
-            transforms.RandomHorizontalFlip(law.flip),
+            transforms.RandomHorizontalFlip(parameters.flip),
             transforms.RandomAffine(
-                law.degrees,
+                parameters.degrees,
                 scale=size,
-                shear=law.shear,
+                shear=parameters.shear,
                 interpolation=transforms.InterpolationMode.BILINEAR,
             ),
-            transforms.ColorJitter(law.brightness, law.contrast, law.saturation),
+            transforms.ColorJitter(parameters.brightness, parameters.contrast, parameters.saturation),
             transforms.ToTensor(),
             transforms.Normalize(scale.mean.flatten().tolist(), scale.deviation.flatten().tolist()),
         ]
@@ -90,7 +90,7 @@ def one_by_one(pixels: np.ndarray, scale: PixelScale) -> Epoch:
 
 
 def in_memory(train: Split, scale: PixelScale, draws: int, hue: float = 0.0) -> Epoch:
-    """The product's own feed. draws: 0, images as they are."""
+    """Our data loader. draws: 0 disables augmentation."""
     spec = RunSpec.model_validate({"strategy": "serial", "batch_size": BATCH})
     augment = StandardAugmentation(draws=draws, hue=hue).build(scale, "cpu") if draws else None
     loader = BatchLoader(train, spec, RngFactory(0), 0, 1, augment=augment)

@@ -1,8 +1,8 @@
-"""One all-reduce through our Communicator, against the library called directly, in the same processes.
+"""An all-reduce through our Communicator, compared with a direct call of the library in the same processes.
 
-Blocks of calls take turns: library, ours, library. A turn's ratio is ours by the mean of the two blocks
-around it, so what else the machine does hits both alike. How much noise is left, the library's own two
-blocks tell.
+Blocks of calls take turns: library, ours, library. A turn's ratio is ours divided by the mean of the two
+library blocks around it, so other load affects both equally. The ratio of the two library blocks shows the
+remaining noise.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from trainer.spec.run_spec import RunSpec
 FLOATS = (5_000, 100_000, 1_000_000, 10_000_000)
 RANKS = (2, 4)
 TURNS = 40
-BLOCK_S = 0.03  # a block has as many calls as fit, at least one
+BLOCK_S = 0.03  # duration of a block; it has at least one call
 PATIENCE_S = 600
 
-Turns = dict[str, list[float]]  # seconds per call, one figure per turn, by block
+Turns = dict[str, list[float]]  # seconds per call: one value per turn, by block
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def row(turns: Turns) -> str:
 
 
 def measured(transport: str, ranks: int) -> dict[str, Turns]:
-    """What rank 0 has measured, by number of floats. The ranks are wired as in a local run."""
+    """The measurements of rank 0, by number of floats. Ranks start as in a local run."""
     fields = {"strategy": "all_reduce", "transport": transport, "nodes": ranks, "timeout_s": PATIENCE_S}
     run = RunSpec.model_validate(fields)
     with tempfile.TemporaryDirectory() as directory:
@@ -82,7 +82,7 @@ def measured(transport: str, ranks: int) -> dict[str, Turns]:
 
 
 def rank_main() -> None:
-    """In each rank's process."""
+    """Main function of each rank's process."""
     run = RunSpec.model_validate_json(Path(os.environ["SHARDYARD_SPEC"]).read_text())
     torch.set_num_threads(run.threads)
     context = read_context(run, os.environ)
@@ -96,12 +96,12 @@ def rank_main() -> None:
 
 def take_turns(comm: Communicator, buffer: torch.Tensor) -> Turns:
     library = direct(comm, buffer)
-    seconds(library, 3)  # warm
+    seconds(library, 3)  # warm-up
     calls = torch.tensor([max(1.0, BLOCK_S // seconds(library, 5))])
     comm.broadcast(calls, root=0)
     blocks = {"before": library, "ours": lambda: comm.all_reduce(buffer, "sum"), "after": library}
     turns: Turns = {name: [] for name in blocks}
-    for turn in range(-1, TURNS):  # the first one warms up
+    for turn in range(-1, TURNS):  # the first turn warms up
         for name, call in blocks.items():
             comm.barrier()
             each = seconds(call, int(calls))
@@ -111,7 +111,7 @@ def take_turns(comm: Communicator, buffer: torch.Tensor) -> Turns:
 
 
 def direct(comm: Communicator, buffer: torch.Tensor) -> Callable[[], object]:
-    """The call as one writes it with the library alone."""
+    """The direct call of the library."""
     if comm.topology == "mpi":
         from mpi4py import MPI
 
@@ -123,11 +123,11 @@ def direct(comm: Communicator, buffer: torch.Tensor) -> Callable[[], object]:
 
 
 def seconds(call: Callable[[], object], times: int) -> float:
-    """Of one call, on average."""
-    begun = time.perf_counter()
+    """Mean seconds per call."""
+    start = time.perf_counter()
     for _ in range(times):
         call()
-    return (time.perf_counter() - begun) / times
+    return (time.perf_counter() - start) / times
 
 
 if __name__ == "__main__":

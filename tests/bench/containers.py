@@ -32,12 +32,12 @@ def main() -> None:
     size = engine.client.images.get(image_name()).attrs["Size"]
     print(f"image {image_name()}: {size / 1e9:.2f} GB")
     seconds = rebuild()
-    print(f"rebuilt after a change of one line in trainer/: {statistics.median(seconds):.1f} s")
+    print(f"rebuild after a one-line change in trainer/: {statistics.median(seconds):.1f} s")
     subprocess.run(engine.command("image", "rm", "--force", SCRATCH), check=True, capture_output=True)
 
 
 def missing() -> str | None:
-    """Why no container can be started, as `doctor` prints it, or None."""
+    """Why containers cannot be started, as `doctor` prints it, or None."""
     try:
         return image_trouble(reach())
     except EngineError as error:
@@ -45,7 +45,7 @@ def missing() -> str | None:
 
 
 def rebuild() -> list[float]:
-    """Seconds of `make image` in a copy of the project, after each of three changes of one line."""
+    """Seconds of `make image` in a copy of the project, after each of three one-line changes."""
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory)
         for part in ("trainer", "orchestrator", "compose", "docker"):
@@ -57,7 +57,7 @@ def rebuild() -> list[float]:
         for number in range(4):
             with open(copy / "trainer" / "__main__.py", "a") as file:
                 file.write(f"# {number}\n")
-            begun = time.perf_counter()
+            started = time.perf_counter()
             subprocess.run(command, cwd=copy, env=environment, check=True, capture_output=True)
-            seconds.append(time.perf_counter() - begun)
-        return seconds[1:]  # the first one may have had more to do
+            seconds.append(time.perf_counter() - started)
+        return seconds[1:]  # the first build may not find all layers cached

@@ -1,6 +1,6 @@
-"""The nodes of a run from outside, as root on the engine's machine: their link, and their quota's period.
+"""Change the nodes of a run from outside, as root on the engine's machine: their link and quota period.
 
-The containers are given no capability for it: `tc` runs in their network, not in them.
+Containers need no capability for this: `tc` runs in their network namespace, not in the container.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from orchestrator.runtimes.docker.reaper import LABEL
 from orchestrator.runtimes.identity import identity
 
 RATE_MBIT = 100
-# The burst is 1.3 ms of the rate; a larger one would let a pipeline's small messages pass as if unshaped.
+# The burst is 1.3 ms at this rate; with a larger one, a pipeline's small messages would pass unshaped.
 SHAPE = ("tbf", "rate", f"{RATE_MBIT}mbit", "burst", "16kb", "latency", "50ms")
 PERIOD_US = 10_000
 TRAINERS = ("node", "master")  # services whose containers have ranks
@@ -25,15 +25,15 @@ GROUPS = Path("/sys/fs/cgroup")
 
 
 class LinkError(Exception):
-    """tc has refused, or the container is gone; the message says what was tried."""
+    """tc failed, or the container is gone. The message contains the command."""
 
 
 def missing() -> str | None:
-    """Why no link can be shaped on this machine."""
+    """Why links cannot be shaped on this machine, or None."""
     if sys.platform != "linux":
-        return "links are shaped with Linux' tc, on the machine of the engine"
+        return "shaping links needs Linux and tc, on the engine's machine"
     if os.geteuid() != 0:
-        return "shaping a container's link from outside takes root"
+        return "shaping a container's link needs root"
     for command, package in (("nsenter", "util-linux"), ("tc", "iproute2")):
         if shutil.which(command) is None:
             return f"there is no {command}: apt-get install {package}"
@@ -41,7 +41,7 @@ def missing() -> str | None:
 
 
 def processes(engine: Engine) -> list[int]:
-    """The main processes of the containers with ranks that this benchmark has started."""
+    """The main processes of this benchmark's containers that have ranks."""
     mine = engine.client.containers.list(filters={"label": f"{LABEL}={identity()}"})
     return [
         int(each.attrs["State"]["Pid"])
@@ -51,7 +51,7 @@ def processes(engine: Engine) -> list[int]:
 
 
 def shape(process: int) -> None:
-    """Let this container send no faster than RATE_MBIT. Raises LinkError, as all that follow."""
+    """Limit a container's sending rate to RATE_MBIT. This and the functions below raise LinkError."""
     _tc(process, "qdisc", "replace", "dev", "eth0", "root", *SHAPE)
 
 
@@ -60,22 +60,22 @@ def unshape(process: int) -> None:
 
 
 def shaped_bytes(process: int) -> int:
-    """What has gone through the shaper since it is there."""
+    """Bytes that have passed the shaper since it was set up."""
     found = json.loads(_tc(process, "-s", "-j", "qdisc", "show", "dev", "eth0"))
     return sum(int(each["bytes"]) for each in found if each["kind"] == "tbf")
 
 
 def shorten_period(process: int, cpus: float) -> str | None:
-    """Give out a container's quota every 10 ms, not every 100; returns why not, if that cannot be.
+    """Shorten a container's quota period from 100 ms to 10 ms. Returns the reason if that fails, or None.
 
-    Within a period a node runs as fast as its core. One that has waited for others can make up for it
-    until the quota is used up, so waiting costs too little where a step's parts are as short as a period.
+    Within a period a node runs at the full speed of its core. After a wait it catches up until its quota
+    is used up, so waiting appears too cheap where the phases of a step are as short as a period.
     """
     quota = round(cpus * PERIOD_US)
     try:
         lines = [line.split(":", 2) for line in Path(f"/proc/{process}/cgroup").read_text().splitlines()]
         paths = {name: path.lstrip("/") for _, names, path in lines for name in names.split(",")}
-        if "cpu" in paths:  # version 1; version 2 has one hierarchy without a name
+        if "cpu" in paths:  # cgroup version 1; version 2 has one unnamed hierarchy
             group = GROUPS / "cpu" / paths["cpu"]
             (group / "cpu.cfs_quota_us").write_text(str(quota))
             (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))

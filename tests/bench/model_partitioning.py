@@ -1,7 +1,7 @@
-"""One model and one global batch, split every way: time of a step on two links, and memory of the nodes.
+"""One model and one global batch, partitioned in every way: step time on two links, and memory per node.
 
-A run changes its nodes' link when half of it is over, every other round the other way round, so that both
-links are measured in the same processes. Strategies take turns in one round, and go back in the next.
+Each run changes its nodes' link halfway through, so that both links are measured in the same processes.
+The order of links and strategies alternates between rounds.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from tests.bench.runs import runs_on
 from tests.bench.two_links import FREE, SHAPED, TwoLinks
 from trainer.spec.run_spec import RunSpec
 
-HOLDERS = (2, 4)  # nodes that hold the model or a part of it
-LAYERS, WIDTH = 8, 512  # all of one size, and so are 2 or 4 stages
+HOLDERS = (2, 4)  # nodes that hold the model or a partition of it
+LAYERS, WIDTH = 8, 512  # layers of equal size, so that 2 or 4 stages are equal, too
 CPUS, BATCH, STEPS, EPOCHS, ROUNDS = 0.4, 256, 3, 7, 2
 ATTEMPTS = 3
-HEADERS = 1.1  # what a link carries besides payload, at most
+HEADERS = 1.1  # upper bound of bytes on the link divided by payload
 
 Row = tuple[str, dict[str, Any]]  # label, strategy
-Times = dict[str, list[float]]  # seconds per step, one figure per epoch that counts, by link
+Times = dict[str, list[float]]  # seconds per step: one value per counted epoch, by link
 
 
 def rows(holders: int) -> list[Row]:
     split_points = [f"fc{1 + part * LAYERS // holders}" for part in range(1, holders)]
     pipelines: list[Row] = []
     for schedule in ("gpipe", "1f1b"):
-        for pieces in (4, 8):
+        for micro_batches in (4, 8):
             strategy = {
                 "name": "pipeline",
                 "schedule": schedule,
-                "micro_batches": pieces,
+                "micro_batches": micro_batches,
                 "split_points": split_points,
             }
-            pipelines.append((f"{schedule}, {pieces} micro-batches", strategy))
+            pipelines.append((f"{schedule}, {micro_batches} micro-batches", strategy))
     return [
         ("all_reduce", {"name": "all_reduce"}),
         ("tensor_parallel", {"name": "tensor_parallel"}),
@@ -71,7 +71,7 @@ def spec(strategy: dict[str, Any], nodes: int, hidden: Sequence[int] = (WIDTH,) 
 
 @dataclass
 class Measured:
-    """One strategy on so many nodes, over all rounds."""
+    """The measurements of one strategy on one number of nodes, over all rounds."""
 
     rounds: list[Times] = field(default_factory=list)
     results: list[RunResult] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Measured:
 
     @property
     def bytes_per_step(self) -> float:
-        """Payload that the busiest rank sends."""
+        """Payload that the busiest rank sends per step."""
         return most_sent(self.results[0])
 
 
@@ -101,44 +101,44 @@ def main() -> None:
 
 def report(bench: Bench) -> None:
     if (wanted := (max(HOLDERS) + 1) * CPUS) > bench.engine.cores:
-        print(f"model: times are too long, nodes want {wanted:g} cores and share {bench.engine.cores}")
+        print(f"model: times are too long, the nodes need {wanted:g} cores and share {bench.engine.cores}")
     print(
-        f"mlp of {LAYERS} layers of {WIDTH}, adam, {BATCH} samples a step in all, {CPUS:g} cores a node\n"
-        f"  ms a step: median of epochs of {STEPS} steps in {ROUNDS} runs (lowest … highest)\n"
+        f"mlp of {LAYERS} layers of {WIDTH}, adam, {BATCH} samples per step, {CPUS:g} cores per node\n"
+        f"  ms per step: median of epochs of {STEPS} steps in {ROUNDS} runs (lowest … highest)\n"
         "  ÷ all_reduce: medians of two runs of one round, median (lowest … highest round)\n"
-        "  MB: payload that the busiest rank sends in a step\n"
-        "  rpc_split has one node more, its master, which holds no part of the model, and goes\n"
-        "  over rpc; all others over gloo"
+        "  MB: payload that the busiest rank sends per step\n"
+        "  rpc_split has one more node, its master, which holds no part of the model, and uses\n"
+        "  rpc; all others use gloo"
     )
     serial = Measured()
     for _ in range(ROUNDS):
         bench.add(serial, spec({"name": "serial"}, 1), [FREE])
-    print(f"\n  {'1 node':22} ms a step\n  {'serial':22} {cells(serial.step_s(FREE))}", flush=True)
+    print(f"\n  {'1 node':22} ms per step\n  {'serial':22} {cells(serial.step_s(FREE))}", flush=True)
     found = {holders: bench.rounds(holders) for holders in HOLDERS}
     memory(serial, found, bench.bare_mb())
     bench.notes()
 
 
 class Bench:
-    """Carries out runs, and remembers what there is to say of their links."""
+    """Executes runs and collects measurements of their links."""
 
     def __init__(self, engine: Engine, links: Sequence[str]) -> None:
         self.engine = engine
         self._links = links
         self._shares: list[float] = []
-        self._rates: list[float] = []  # of busiest ranks in epochs on the shaped link, Mbit/s
+        self._rates: list[float] = []  # of the busiest ranks on the shaped link, Mbit/s
         self._trouble: str | None = None
 
     def rounds(self, holders: int) -> dict[str, Measured]:
-        """All strategies on so many nodes; prints a table for each link."""
+        """Measure all strategies on `holders` nodes; prints a table for each link."""
         found = {label: Measured() for label, _ in rows(holders)}
         for turn in range(ROUNDS):
-            way = 1 if turn % 2 == 0 else -1
-            for label, strategy in rows(holders)[::way]:
+            stride = 1 if turn % 2 == 0 else -1
+            for label, strategy in rows(holders)[::stride]:
                 nodes = holders + (label == "rpc_split")
-                self.add(found[label], spec(strategy, nodes), self._links[::way])
+                self.add(found[label], spec(strategy, nodes), self._links[::stride])
         for name in self._links:
-            print(f"\n  {f'{holders} nodes, {name}':22} {'ms a step':23} {'÷ all_reduce':20}     MB")
+            print(f"\n  {f'{holders} nodes, {name}':22} {'ms per step':23} {'÷ all_reduce':20}     MB")
             for label, measured in found.items():
                 ratios = against(measured, found["all_reduce"], name)
                 sent = measured.bytes_per_step / 1e6
@@ -146,18 +146,18 @@ class Bench:
         return found
 
     def add(self, to: Measured, run: RunSpec, links: Sequence[str]) -> None:
-        """Another run; and again, if the link changed too late for an epoch to count."""
+        """Execute a run; repeat it if the link changed too late for an epoch to count."""
         for _ in range(ATTEMPTS):
-            watchdog = TwoLinks(self.engine, run, links)
-            with runs_on("docker", watchdog) as execute:
+            display = TwoLinks(self.engine, run, links)
+            with runs_on("docker", display) as execute:
                 result = execute(run)
-            self._trouble = self._trouble or watchdog.trouble
-            epochs = watchdog.epochs()
+            self._trouble = self._trouble or display.trouble
+            epochs = display.epochs()
             if not all(epochs.get(name) for name in links):
                 continue
-            times = {name: [watchdog.epoch_s(each) / STEPS for each in epochs[name]] for name in links}
+            times = {name: [display.epoch_s(each) / STEPS for each in epochs[name]] for name in links}
             if SHAPED in links:
-                share = watchdog.shaped_share(result)
+                share = display.shaped_share(result)
                 if share is None:
                     continue
                 self._shares.append(share)
@@ -168,31 +168,31 @@ class Bench:
         sys.exit(f"{run.key}: in {ATTEMPTS} runs no epoch was on one link alone; the machine is too busy")
 
     def bare_mb(self) -> float:
-        """Peak MiB of a process that trains a model of next to nothing on the same samples."""
+        """Peak MiB of a process that trains a minimal model on the same samples."""
         with runs_on("docker") as execute:
             return execute(spec({"name": "serial"}, 1, hidden=[1])).ranks[0].peak_memory_mb
 
     def notes(self) -> None:
-        """What is known of link and quota. Ends the benchmark if the link was not as it should be."""
+        """Print notes on link and quota. Ends the benchmark if the link was not shaped as requested."""
         if self._shares:
             print(
-                f"\n  {SHAPED} is what a node may send, wherever to. In no epoch did a rank send its\n"
-                f"  payload at more than {max(self._rates):.0f} Mbit/s, and at least "
-                f"{min(self._shares):.2f} times the payload of\n  all went through the shapers."
+                f"\n  {SHAPED} limits what a node sends in total. The highest payload rate of a rank in\n"
+                f"  an epoch is {max(self._rates):.0f} Mbit/s. At least {min(self._shares):.2f} times the "
+                "payload\n  passed the shapers."
             )
             if min(self._shares) < 1 or max(self._rates) > HEADERS * link.RATE_MBIT:
-                sys.exit(f"so some bytes did not meet the shapers: times are not of {SHAPED}")
+                sys.exit(f"some bytes bypassed the shapers: the times are not those of {SHAPED}")
         period_ms = 100 if self._trouble else link.PERIOD_US / 1000
         reason = f" ({self._trouble})" if self._trouble else ""
         print(
             f"\n  A node may compute for {CPUS * period_ms:g} ms in every {period_ms:g}{reason},\n"
-            "  at a core's full speed. Who has waited for others makes up for some of it:\n"
-            "  rpc_split above all looks faster than on slow cores."
+            "  at a core's full speed. A node that has waited catches up within its quota:\n"
+            "  rpc_split in particular appears faster than on slow cores."
         )
 
 
 def most_sent(result: RunResult) -> float:
-    """Payload of the busiest rank per step."""
+    """Payload of the busiest rank per step, in bytes."""
     return max(rank.bytes_sent for rank in result.ranks) / (STEPS * EPOCHS)
 
 
@@ -202,7 +202,7 @@ def cells(seconds: Sequence[float]) -> str:
 
 
 def against(mine: Measured, other: Measured, name: str) -> str:
-    """The quotient of medians in each round: the middle, lowest and highest of them."""
+    """The ratio of medians in each round: median, lowest and highest."""
     each = [
         statistics.median(a[name]) / statistics.median(b[name])
         for a, b in zip(mine.rounds, other.rounds, strict=True)
@@ -216,21 +216,21 @@ def held(rank: RankResult) -> int:
 
 
 def memory(serial: Measured, found: dict[int, dict[str, Measured]], bare_mb: float) -> None:
-    """Of the rank that has most of each: bytes as shares of serial's, and the process's peak."""
+    """Print the rank with the most memory: bytes as shares of serial's, and the peak of the process."""
     whole = serial.results[0].ranks[0]
-    kept = whole.activation_bytes or 0
+    activations = whole.activation_bytes or 0
     print(
         f"\n  memory: serial holds {held(whole) / 1e6:.1f} MB of weights, gradient and optimiser state,\n"
-        f"  and {kept / 1e6:.2f} MB of activations. Its process has {whole.peak_memory_mb:.0f} MiB "
+        f"  and {activations / 1e6:.2f} MB of activations. Its process has {whole.peak_memory_mb:.0f} MiB "
         "at its peak,\n"
-        f"  {bare_mb:.0f} MiB with a model of next to nothing. Shares of serial's; the rank with most:"
+        f"  {bare_mb:.0f} MiB with a minimal model. Shares of serial's, for the rank with the most:"
     )
     for holders, strategies in found.items():
-        print(f"\n  {f'{holders} nodes':22}   held    1/S  activations  peak MiB  less the bare")
+        print(f"\n  {f'{holders} nodes':22}  state    1/S  activations  peak MiB     minus bare")
         for label, measured in strategies.items():
             ranks = measured.results[0].ranks
             share = max(map(held, ranks)) / held(whole)
-            active = max(rank.activation_bytes or 0 for rank in ranks) / kept
+            active = max(rank.activation_bytes or 0 for rank in ranks) / activations
             peak = statistics.median(max(r.peak_memory_mb for r in each.ranks) for each in measured.results)
             even = "" if label == "all_reduce" else f"{1 / holders:.3f}"
             print(f"  {label:22} {share:6.3f} {even:>6} {active:12.3f} {peak:9.0f} {peak - bare_mb:14.0f}")

@@ -1,4 +1,4 @@
-"""Overhead of a run: from its start to the first step, and from the last step to the row."""
+"""Overhead of a run: time from its start to the first step, and from the last step to its result."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ def main() -> None:
 
 
 def compare(runtime: str, rows: Sequence[Row], bare: Sequence[str], name: str) -> None:
-    """Runs on a runtime, side by side with a bare command that only imports torch."""
+    """Execute runs on a runtime, side by side with a bare command that only imports torch."""
     floors: list[float] = []
     startup: dict[Row, list[float]] = {row: [] for row in rows}
     teardown: dict[Row, list[float]] = {row: [] for row in rows}
     with runs_on(runtime) as execute:
         for _ in range(REPEATS):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             subprocess.run(bare, check=True)
-            floors.append(time.perf_counter() - begun)
+            floors.append(time.perf_counter() - started)
             for strategy, transport, nodes in rows:
                 fields = {"strategy": strategy, "transport": transport, "nodes": nodes, "epochs": 1}
                 result = execute(RunSpec.model_validate(fields))
                 if result.startup_s is None or result.teardown_s is None:
-                    sys.exit(f"{result.key}: it did not say when it trained")
+                    sys.exit(f"{result.key}: start-up or teardown time is missing")
                 startup[strategy, transport, nodes].append(result.startup_s)
                 teardown[strategy, transport, nodes].append(result.teardown_s)
     floor = statistics.median(floors)
-    print(f"a run beside its training, seconds, median of {REPEATS}; a bare {name} takes {floor:.2f}")
+    print(f"overhead of a run in seconds, median of {REPEATS}; a bare {name} takes {floor:.2f}")
     print("  run                        to first step  (× bare import)   from last step to row")
     for row in rows:
         first, last = statistics.median(startup[row]), statistics.median(teardown[row])

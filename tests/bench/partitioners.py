@@ -1,4 +1,4 @@
-"""How long every partitioner takes for 60 000 samples: every rank computes the whole split."""
+"""Time that each partitioner takes for 60 000 samples; every rank computes the whole split."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def main() -> None:
 
 
 def seconds(form: dict[str, Any], labels: np.ndarray, parts: int) -> list[float]:
-    """Of some splits, each with another seed."""
-    partitioner, taken = PARTITIONERS.parse(form), []
+    """Seconds per split, each with a different seed."""
+    partitioner, times = PARTITIONERS.parse(form), []
     for turn in range(TURNS):
         rng = np.random.default_rng(turn)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         partitioner.split(labels, parts, rng)
-        taken.append(time.perf_counter() - begun)
-    return taken
+        times.append(time.perf_counter() - started)
+    return times

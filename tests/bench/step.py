@@ -1,7 +1,7 @@
 """One training step of lenet, batch 128, one thread: our loop, the usual lab loop, and a bare loop.
 
-The three take turns in one process on one core, some steps each, many times over; what counts is the
-ratio within a turn, so that what else the machine does hits all three.
+The three take turns in one process on one core, a few steps at a time. The result is the ratio within a
+turn, so that other load on the machine affects all three.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> None:
     best = min(
         ("bare loop, NCHW", "bare loop, channels_last"), key=lambda name: statistics.median(turns[name])
     )
-    print(f"lenet, batch {BATCH}, one thread, {TURNS} turns of {STEPS} steps, milliseconds a step")
+    print(f"lenet, batch {BATCH}, one thread, {TURNS} turns of {STEPS} steps, milliseconds per step")
     for name, times in turns.items():
         middle, low, high = (1e3 * value for value in (statistics.median(times), min(times), max(times)))
         print(f"  {name:26} {middle:6.2f}   ({low:.2f} … {high:.2f})")
@@ -61,22 +61,22 @@ def main() -> None:
 
 
 def pinned_to_a_core() -> None:
-    """Compute with one thread, on one core wherever the system lets us choose it."""
+    """Compute with one thread, pinned to one core where the system supports it."""
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 def measure(contenders: dict[str, Step]) -> dict[str, list[float]]:
-    """Seconds per step, one figure per turn and contender."""
+    """Seconds per step: one value per turn, by contender."""
     turns: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(-2, TURNS):  # the first two warm up
+    for turn in range(-2, TURNS):  # the first two turns warm up
         for name, step in contenders.items():
-            begun = time.perf_counter()
+            started = time.perf_counter()
             for _ in range(STEPS):
                 step()
             if turn >= 0:
-                turns[name].append((time.perf_counter() - begun) / STEPS)
+                turns[name].append((time.perf_counter() - started) / STEPS)
     return turns
 
 
@@ -89,7 +89,7 @@ def ratio(numerator: list[float], denominator: list[float]) -> str:
 
 
 def network() -> nn.Sequential:
-    """lenet with torch's own dropout."""
+    """lenet with torch's dropout."""
     return nn.Sequential(
         *(nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU()),
         *(nn.Conv2d(10, 30, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Dropout(0.5), nn.MaxPool2d(2)),
@@ -98,7 +98,7 @@ def network() -> nn.Sequential:
 
 
 def lab_loop(pixels: np.ndarray, labels: np.ndarray, directory: Path) -> Step:
-    """What the lab sheets do: torchvision's MNIST, a PIL image per sample, a DataLoader."""
+    """The usual lab code: torchvision's MNIST, a PIL image per sample, a DataLoader."""
     raw = directory / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for split in ("train", "t10k"):
@@ -132,7 +132,7 @@ def lab_loop(pixels: np.ndarray, labels: np.ndarray, directory: Path) -> Step:
 
 
 def our_loop(pixels: np.ndarray, labels: np.ndarray, directory: Path) -> Step:
-    """The product's own loop with everything it does in a run: feed, clock, progress events."""
+    """Our training loop as in a run: data loader, clock, progress events."""
     spec = RunSpec.model_validate({"strategy": "serial", "lr": 0.01, "batch_size": BATCH})
     task = Task(spec, directory)
     split = (pixels[:, None], labels.astype(np.int64))
@@ -155,7 +155,7 @@ def our_loop(pixels: np.ndarray, labels: np.ndarray, directory: Path) -> Step:
 
 
 def bare_loop(memory_format: torch.memory_format) -> Step:
-    """The floor: the same network on one batch that never changes."""
+    """The lower bound: the same network on one constant batch."""
     model = network().to(memory_format=memory_format)
     images = torch.randn(BATCH, 1, 28, 28).contiguous(memory_format=memory_format)
     targets = torch.randint(0, 10, (BATCH,))

@@ -1,7 +1,6 @@
-"""Bytes that the containers' network interfaces count, against those that the ranks count as payload.
+"""Bytes counted by the containers' network interfaces, compared with the payload counted by the ranks.
 
-Nothing is subtracted: what a container sends before and after training, in a run that has next to nothing
-to exchange, is a row of its own.
+Nothing is subtracted. A run that exchanges almost nothing shows the bytes sent before and after training.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from trainer.spec.run_spec import RunSpec
 
 PIXELS, CLASSES, BATCH = 64, 10, 4
 NODES = (2, 3, 4)
-# Strategy, floats of the model, and steps enough that start-up does not count.
+# Strategy, floats of the model, and enough steps to make start-up negligible.
 ROWS = [
     ("all_reduce", 1_000, 2000),
     ("all_reduce", 5_000, 500),
@@ -32,28 +31,28 @@ def main() -> None:
     if reason := missing():
         print(f"bytes: skipped, {reason}")
         return
-    print("bytes that the nodes' interfaces have sent, and the ranks' own count of payload")
-    print(f"  {'run':48} {'interfaces':>14} {'counted':>14}   quotient  busiest node")
+    print("bytes sent by the nodes' interfaces, and payload counted by the ranks")
+    print(f"  {'run':48} {'interfaces':>14} {'counted':>14}      ratio  busiest node")
     with runs_on("docker") as execute:
         for transport in ("mpi", "gloo"):
             for nodes in NODES:
                 quiet = one(execute, transport, nodes, "one_shot", 1, init="independent")
-                show(f"{transport}, {nodes} nodes, next to nothing to exchange", quiet)
+                show(f"{transport}, {nodes} nodes, almost nothing exchanged", quiet)
                 for strategy, floats, steps in ROWS:
                     result = one(execute, transport, nodes, strategy, steps, hidden(floats))
                     show(f"{transport}, {nodes} nodes, {strategy}, {floats:,} × {steps}", result)
 
 
 def show(label: str, result: RunResult) -> None:
-    """One line. The busiest node's quotient is its own interface by the most that a rank has counted."""
-    interfaces = [member.sent_bytes for member in result.usage if member.sent_bytes and member.ranks]
+    """Print one line. Busiest node: the largest interface count divided by a rank's largest payload."""
+    interfaces = [usage.sent_bytes for usage in result.usage if usage.sent_bytes and usage.ranks]
     if len(interfaces) < len(result.ranks):
-        sys.exit(f"{result.key}: not all containers can tell what their interface has sent")
+        sys.exit(f"{result.key}: sent_bytes of some containers is missing")
     counted = [rank.bytes_sent for rank in result.ranks]
-    quotients = f"{sum(interfaces) / sum(counted):10.3f} {max(interfaces) / max(counted):13.3f}"
-    enough = sum(counted) > sum(interfaces) / 10  # or the quotient is of start-up by next to nothing
+    ratios = f"{sum(interfaces) / sum(counted):10.3f} {max(interfaces) / max(counted):13.3f}"
+    enough = sum(counted) > sum(interfaces) / 10  # otherwise start-up dominates the ratio
     sums = f"{sum(interfaces):14,.0f} {sum(counted):14,.0f}"
-    print(f"  {label:48} {sums} {quotients if enough else ''}", flush=True)
+    print(f"  {label:48} {sums} {ratios if enough else ''}", flush=True)
 
 
 def one(
@@ -75,5 +74,5 @@ def one(
 
 
 def hidden(floats: int) -> int:
-    """The width at which a perceptron of one hidden layer has about so many weights."""
+    """The width at which a perceptron with one hidden layer has about `floats` parameters."""
     return round((floats - CLASSES) / (PIXELS + 1 + CLASSES))

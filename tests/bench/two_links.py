@@ -1,4 +1,4 @@
-"""A run whose nodes' link changes in the middle of it, and which of its epochs count for which link."""
+"""Change the link of a run's nodes halfway through, and assign its epochs to the links."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FREE, SHAPED = "unshaped", f"{link.RATE_MBIT} Mbit/s"
 
 @dataclass(frozen=True)
 class Change:
-    """Between two moments, in seconds since 1970, the nodes' link became `to`."""
+    """A change of the nodes' link to `to`. begun, done: seconds since 1970."""
 
     begun: float
     done: float
@@ -28,10 +28,10 @@ class Change:
 
 @dataclass
 class TwoLinks:
-    """Follows one run as the runner's display, and changes its nodes' link when half of it is over.
+    """A display that follows one run and changes its nodes' link after half of the epochs.
 
-    links: those that the run has, one after the other; at most two.
-    trouble: why the nodes' quota is given out at long intervals, if it is.
+    links: the links of the run in order, at most two.
+    trouble: why the quota period could not be shortened, or None.
     """
 
     engine: Engine
@@ -40,18 +40,18 @@ class TwoLinks:
     trouble: str | None = None
     _nodes: list[int] = field(default_factory=list)
     _changes: list[Change] = field(default_factory=list)
-    # When each rank was through with an epoch, and its training time by then.
+    # When each rank finished an epoch, and its training time so far: by epoch and rank.
     _over: dict[int, dict[int, tuple[float, float]]] = field(default_factory=dict)
-    _shapers: tuple[float, int] = (0.0, 0)  # when they were last read, and the bytes of all
+    _shapers: tuple[float, int] = (0.0, 0)  # when they were last read, and their total bytes
 
     def begin(self, number: int, total: int, run: RunSpec) -> None:
-        """Print nothing: the runner executes one run."""
+        """Print nothing: there is only one run."""
 
     def end(self, number: int, total: int, result: RunResult, skipped: bool) -> None:
-        """As `begin`."""
+        """Print nothing."""
 
     def events(self, events: Sequence[Event]) -> None:
-        if events and not self._changes:  # ranks are starting, so all containers are up
+        if events and not self._changes:  # ranks are starting, so all containers run
             self._nodes = link.processes(self.engine)
             refused = [link.shorten_period(node, self.run.cpus) for node in self._nodes]
             self.trouble = next((reason for reason in refused if reason), None)
@@ -60,8 +60,8 @@ class TwoLinks:
             if event.kind == "epoch":
                 at = event.time, float(event.fields["train_s"])
                 self._over.setdefault(event.fields["epoch"], {})[event.rank] = at
-        through = len(self._over.get(self.run.epochs // 2, {})) == self.run.world_size
-        if through and len(self._changes) < len(self.links):
+        half_done = len(self._over.get(self.run.epochs // 2, {})) == self.run.world_size
+        if half_done and len(self._changes) < len(self.links):
             self._change(self.links[1])
         elif any(event.kind == "epoch" for event in events):
             self._read()
@@ -79,13 +79,13 @@ class TwoLinks:
 
     def _read(self) -> None:
         if self._changes and self._changes[-1].to == SHAPED:
-            with suppress(link.LinkError):  # the first one to end is gone; what was read before stands
+            with suppress(link.LinkError):  # a container may have exited; keep the last value
                 self._shapers = time.time(), sum(map(link.shaped_bytes, self._nodes))
 
     def epochs(self) -> dict[str, list[int]]:
-        """The epochs that count for each link: it was there from the first rank's start to the last's end.
+        """The epochs that count for each link: set from the first rank's start to the last rank's end.
 
-        The run's first epoch never does, caches are cold.
+        The first epoch does not count, since caches are cold.
         """
         never = Change(float("inf"), float("inf"), "")
         return {
@@ -99,12 +99,12 @@ class TwoLinks:
         }
 
     def epoch_s(self, epoch: int) -> float:
-        """Training time of the rank that took most."""
+        """Training time of the slowest rank, in seconds."""
         now, before = self._over[epoch], self._over[epoch - 1]
         return max(now[rank][1] - before[rank][1] for rank in now)
 
     def shaped_share(self, result: RunResult) -> float | None:
-        """Bytes through the shapers by the payload of whole epochs that went by meanwhile, if any did."""
+        """Bytes through the shapers divided by the payload of the epochs completed on that link, if any."""
         at, seen = self._shapers
         whole = [e for e in self.epochs()[SHAPED] if max(end for end, _ in self._over[e].values()) <= at]
         payload = sum(rank.bytes_sent for rank in result.ranks) * len(whole) / self.run.epochs

@@ -2,7 +2,7 @@
 
 Cold rounds start without containers and remove them afterwards. Warm rounds start on the stopped containers
 of the round before, as a second `up` does. A round passes when the exit code is 0, the world size is right,
-every rank started once, no connection was refused, and nothing is left at the end.
+every rank started once, no connection was refused, and no container, network or volume is left.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def soak(topology: str, times: int, nodes: int, cpus: str, results: Path) -> lis
         "SHARDYARD_CPUS": cpus,
         "SHARDYARD_RESULTS": str(results),
     }
-    size = nodes + (topology == "rpc")  # the master takes part
+    size = nodes + (topology == "rpc")  # the master is a rank, too
     rounds: list[Round] = []
     try:
         for number in range(times):
@@ -74,7 +74,7 @@ def soak(topology: str, times: int, nodes: int, cpus: str, results: Path) -> lis
 
 
 def run(command: Sequence[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a command with stdout and stderr in one stream; a command that does not end has failed."""
+    """Run a command with stdout and stderr in one stream; a timeout counts as a failure."""
     try:
         return subprocess.run(
             command,

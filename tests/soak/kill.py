@@ -1,7 +1,8 @@
-"""`make soak ARGS=kill`: a reference run, then repetitions in each of which one rank is killed.
+"""`make soak ARGS=kill`: a reference run, then rounds that each kill one rank.
 
-Each rank in turn, at a moment drawn uniformly from the duration of the reference run. A round passes when
-the run is ok with the weights of the reference run, the row names the killed rank, and nothing is left.
+The ranks are killed in turn, at times drawn uniformly from the duration of the reference run. A round
+passes when the run is ok with the weights of the reference run, a flag names the killed rank, and no
+process or container is left.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tests.support.runs import RecordingDisplay
 from trainer.spec.run_spec import RunSpec
 
 TIMES = 20
-TRIES = 5  # draws of a moment before the run's end
+TRIES = 5  # attempts to kill a rank before the run ends
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Round:
 
 
 def run_of(strategy: str, nodes: int, cpus: float, checkpoint_epochs: int | None) -> RunSpec:
-    """A run of some seconds, so that kills hit start, rendezvous, epochs, evaluation and teardown."""
+    """A run of a few seconds, so that kills hit start, rendezvous, epochs, evaluation and teardown."""
     return RunSpec.model_validate(
         {
             "strategy": strategy,
@@ -61,7 +62,7 @@ def run_of(strategy: str, nodes: int, cpus: float, checkpoint_epochs: int | None
 
 
 def run_in(file: Path) -> RunSpec:
-    """The run whose fields a YAML file holds."""
+    """The run described by a YAML file."""
     return RunSpec.model_validate(read_yaml(file)[0])
 
 
@@ -88,7 +89,7 @@ def soak(run: RunSpec, runtime: str, times: int, seed: int) -> list[Round]:
 def one(
     run: RunSpec, runtime: str, directory: Path, rank: int, rng: random.Random, reference: RunResult
 ) -> Round:
-    """Execute a run, and kill the rank before its end."""
+    """Execute a run and kill the rank before it ends."""
     for number in range(TRIES):
         after_s = rng.uniform(0, reference.wall_s)
         results = directory / str(number)
