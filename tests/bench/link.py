@@ -51,7 +51,7 @@ def processes(engine: Engine) -> list[int]:
 
 
 def shape(process: int) -> None:
-    """Limit a container's sending rate to RATE_MBIT. This and the functions below raise LinkError."""
+    """Limit a container's sending rate to RATE_MBIT. Raises LinkError, as do the two functions below."""
     _tc(process, "qdisc", "replace", "dev", "eth0", "root", *SHAPE)
 
 

@@ -23,7 +23,7 @@ MEAN, DEVIATION = np.array([0.5, 0.4, 0.45], np.float32), np.array([0.25, 0.2, 0
 NOTHING: dict[str, float] = dict.fromkeys(
     ("flip", "degrees", "shear", "scale", "brightness", "contrast", "saturation", "hue"), 0.0
 )
-GREY = torch.tensor([0.2989, 0.587, 0.114]).view(1, 3, 1, 1)  # ITU-R BT.601, as torchvision has it
+GREY = torch.tensor([0.2989, 0.587, 0.114]).view(1, 3, 1, 1)  # ITU-R BT.601, as in torchvision
 ERRORS = 4  # allowed deviation of an estimate, in standard errors
 
 
@@ -52,7 +52,7 @@ def pixels(number: int = 12, low: float = 0.3, high: float = 0.6) -> Tensor:
 # Transforms
 
 
-def test_all_parameters_zero_disable_augmentation() -> None:
+def test_zero_parameters_disable_augmentation() -> None:
     assert StandardAugmentation(**NOTHING).build(PixelScale(MEAN, DEVIATION), "cpu") is None
 
 
@@ -206,7 +206,7 @@ def test_replicas_augment_their_own_samples(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["pipeline", "tensor_parallel", {"name": "hybrid", "shape": [1, 3]}])
-def test_model_parallel_ranks_augment_as_serial(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_parallel_ranks_augment_like_serial(strategy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     serial = train("serial", 1, **STEPS)
     built: list[object] = []
     build = StandardAugmentation.build

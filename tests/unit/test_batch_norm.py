@@ -99,7 +99,7 @@ def test_sync_batch_norm_equals_batch_norm_over_the_samples_of_all_ranks(
             torch.testing.assert_close(dict(norm.named_buffers())[name], values, **tolerance)
 
 
-def test_a_rank_without_samples_gets_the_statistics_of_the_others() -> None:
+def test_rank_without_samples_gets_the_statistics_of_the_others() -> None:
     x = pictures(6, 1)
     whole = layer(nn.BatchNorm2d)
     expected = whole(x)
@@ -197,7 +197,7 @@ def test_gradient_averaging_strategies_equal_all_reduce(name: str, doubles: None
     close(train(name, nodes(name, 2), **odd).weights, train("all_reduce", 2, **odd).weights)
 
 
-def test_statistics_are_all_reduced_once_an_epoch() -> None:
+def test_statistics_are_all_reduced_once_per_epoch() -> None:
     training = train("all_reduce", 2, **NARROW)
     (result, *_) = training.results
     of_statistics = 4 * len(statistics(training.weights, result.parameters))
@@ -249,7 +249,7 @@ def test_sync_batch_norm_trains_as_one_node_with_the_global_batch(name: str, dou
     np.testing.assert_allclose(training.weights, expected.numpy(), rtol=0, atol=1e-10)
 
 
-def test_a_batch_with_weight_0_does_not_change_statistics() -> None:
+def test_batch_with_weight_0_does_not_change_statistics() -> None:
     run = {**SMALL, **NARROW, "strategy": "all_reduce", "transport": "memory"}
     task = Task(RunSpec.model_validate(run), Path())
     replica = Replica(task.build_model(0), task, Clock())
@@ -273,6 +273,6 @@ def test_sync_batch_norm_requires_a_synchronous_strategy(strategy: str) -> None:
     assert set(allowed.split(", ")) == together
 
 
-def test_on_one_rank_every_strategy_may_use_sync_batch_norm() -> None:
+def test_every_strategy_may_use_sync_batch_norm_on_one_rank() -> None:
     fields: dict[str, Any] = {**NARROW, "model": SYNCHRONISED}
     close(train("one_shot", 1, **fields).weights, train("serial", 1, **NARROW).weights)

@@ -241,7 +241,7 @@ def test_at_most_one_interval() -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES.entries)
-def test_strategies_without_checkpoints_name_those_with(strategy: str) -> None:
+def test_checkpoint_intervals_follow_the_strategy(strategy: str) -> None:
     kind = STRATEGIES.load(strategy)
     run: dict[str, Any] = {"strategy": strategy, "nodes": max(kind.min_nodes, 2)}
     if kind.max_nodes:

@@ -127,7 +127,7 @@ def test_each_run_has_its_own_checkpoint_directory() -> None:
 
 
 @pytest.mark.parametrize("topology", ["ddp", "mpi", "rpc", "single"])
-def test_only_mpirun_s_ranks_write_to_their_node_s_console(topology: str) -> None:
+def test_only_ranks_of_mpirun_write_to_the_console_of_their_node(topology: str) -> None:
     console = environment(at(assigned(topology, 1, 2), "node-2"), PID).get("SHARDYARD_CONSOLE")
     assert console == ("/proc/4711/fd/1" if topology == "mpi" else None)
 

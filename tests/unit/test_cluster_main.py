@@ -187,7 +187,7 @@ def test_prefix_of_a_rank_s_lines(
     assert prefixes == [prefix]
 
 
-def test_console_of_a_rank_is_its_node_s(
+def test_rank_writes_to_the_console_of_its_node(
     spec: Path, monkeypatch: pytest.MonkeyPatch, prefixes: list[str]
 ) -> None:
     redirected: list[Path] = []

@@ -28,7 +28,7 @@ def settings(text: str) -> dict[str, str]:
     return {keyword: value for keyword, _, value in pairs}
 
 
-def test_client_accepts_known_hosts_only() -> None:
+def test_client_accepts_only_known_hosts() -> None:
     found = settings(ssh.client_config(Path("/keys")))
     assert found["StrictHostKeyChecking"] == "yes"
     assert found["UserKnownHostsFile"] == "/keys/known_hosts"
@@ -37,7 +37,7 @@ def test_client_accepts_known_hosts_only() -> None:
     assert found["IdentitiesOnly"] == found["BatchMode"] == "yes"  # no prompt, no other key
 
 
-def test_server_accepts_keys_only_and_forwards_nothing() -> None:
+def test_server_accepts_only_keys_and_forwards_nothing() -> None:
     found = settings(ssh.server_config(Path("/keys")))
     assert found["AuthenticationMethods"] == "publickey"
     assert found["DisableForwarding"] == "yes"
@@ -68,7 +68,7 @@ def test_known_hosts() -> None:
     assert ssh.known_hosts([]) == ""
 
 
-def test_keys_are_created_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_regenerated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, made = tmp_path / "ssh" / "key", []
 
     def keygen(argv: list[str], check: bool) -> None:

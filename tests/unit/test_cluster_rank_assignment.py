@@ -22,7 +22,7 @@ def ranks(assignment: RankAssignment) -> dict[str, tuple[int, ...]]:
         ("ddp", {"node-1": (0,), "node-2": (1,), "node-3": (2,)}),
         ("mpi", {"launcher": (), "node-1": (0,), "node-2": (1,), "node-3": (2,)}),
         ("rpc", {"master": (0,), "node-1": (1,), "node-2": (2,), "node-3": (3,)}),
-        # All ranks run as threads of the first node.
+        # All ranks run in the first container.
         ("single", {"node-1": (0, 1, 2), "node-2": (), "node-3": ()}),
     ],
 )
@@ -35,7 +35,7 @@ def test_ranks_of_a_topology(topology: str, expected: dict[str, tuple[int, ...]]
         assert rank in assignment.agent_of(rank).ranks
 
 
-def test_bottleneck_is_refused_in_a_bare_up() -> None:
+def test_bottleneck_is_rejected_in_a_bare_up() -> None:
     fields = {**FIELDS["ddp"], "bottleneck_cpus": 0.25}
     agents = registered("ddp", 1, 2)
     assert assign_ranks("ddp", fields, agents).spec.is_bottleneck(1)
@@ -196,7 +196,7 @@ def test_agent_names() -> None:
 
 
 @pytest.mark.parametrize("topology", ROLES)
-def test_limits_of_the_containers_become_the_spec_s(topology: str) -> None:
+def test_limits_of_the_containers_are_copied_to_the_spec(topology: str) -> None:
     limits = {"cpus": 0.8, "memory_mb": 512}
     spec = assign_ranks(topology, FIELDS[topology], registered(topology, 1, 2), limits).spec
     # The nodes of topology single share one container.

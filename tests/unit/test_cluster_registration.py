@@ -172,7 +172,7 @@ def test_events_after_the_launcher_s_exit_are_recorded(cluster: LoopbackCluster)
 
 
 @pytest.mark.parametrize("up", [False, True])
-def test_launcher_failure_is_not_a_node_s(cluster: LoopbackCluster, up: bool) -> None:
+def test_launcher_failure_is_not_attributed_to_a_node(cluster: LoopbackCluster, up: bool) -> None:
     async def fails(agent: FakeAgent) -> None:
         await agent.receive_assignment()
         await agent.exit(cause="mpirun exited with code 213")
@@ -223,7 +223,7 @@ def name_server(monkeypatch: pytest.MonkeyPatch, services: dict[str, list[str]])
     monkeypatch.setattr(socket, "gethostbyaddr", backward)
 
 
-def test_expected_agents_have_compose_s_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expected_agents_follow_compose_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     containers = {
         "node": ["my-own-9-project-node-12.my-own-9-project_run", "my-own-9-project-node-3.x"],
         "launcher": ["my-own-9-project-launcher-1.my-own-9-project_run"],

@@ -358,6 +358,6 @@ def test_receive_timeout_is_a_communication_error() -> None:
     assert [type(error) for error in raised] == [CommunicationError]
 
 
-def test_timeout_is_that_of_the_run() -> None:
+def test_timeout_comes_from_the_run() -> None:
     context = NodeContext(0, 1, "memory", Path(), timeout_s=7200)
     assert MemoryCommunicator.connect(context, Clock())._group.timeout_s == 7200

@@ -39,7 +39,7 @@ def test_rank_selects_its_gpu_before_it_connects(cuda: list[Any]) -> None:
     assert (group, how["rank"], how["world_size"]) == ("nccl", 5, 8)
     assert how["device_id"] == torch.device("cuda:1")
     assert (comm.device, comm.topology) == ("cuda:1", "ddp")
-    assert NcclCommunicator.device == "cuda"  # the rank's current device
+    assert NcclCommunicator.device == "cuda"  # connect() does not change the class
 
 
 def test_clock_waits_for_queued_kernels(cuda: list[Any]) -> None:

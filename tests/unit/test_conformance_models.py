@@ -359,7 +359,7 @@ def test_building_a_model_does_not_advance_the_global_generator(task: Task) -> N
         assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_threads_can_build_models_at_the_same_time(task: Task) -> None:
+def test_threads_can_build_models_concurrently(task: Task) -> None:
     def vector(rank: int) -> Tensor:
         return torch.cat([p.detach().reshape(-1) for p in task.build_model(rank).parameters()])
 

@@ -98,7 +98,7 @@ def test_address(
 
 
 @pytest.mark.parametrize("host", ["tcp://10.0.0.5:2375", "ssh://me@there", "http://localhost:2375"])
-def test_remote_engine_is_refused(machine: Machine, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+def test_remote_engine_is_rejected(machine: Machine, monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     monkeypatch.setenv("DOCKER_HOST", host)
     reason = error()
     assert reason.startswith(f"the Docker engine at {host} is on another machine")
@@ -146,7 +146,7 @@ def test_exception_without_a_message(machine: Machine) -> None:
     assert error() == f"no Docker engine answers at {SOCKET} (TimeoutError)"
 
 
-def test_long_message_is_cut(machine: Machine) -> None:
+def test_long_message_is_truncated(machine: Machine) -> None:
     machine.error = DockerException("x" * 5000)
     assert len(error()) < 250
 

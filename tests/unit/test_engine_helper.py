@@ -1,4 +1,4 @@
-"""docker/engine leaves working engines alone and installs the right packages. All commands are stubs."""
+"""docker/engine keeps a working engine unchanged and installs the right packages. Commands are stubs."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def running(machine: Machine) -> Machine:
 
 
 @pytest.mark.parametrize("command", ["up", "stop", "status"])
-def test_working_engine_is_left_alone(machine: Machine, command: str) -> None:
+def test_working_engine_is_not_changed(machine: Machine, command: str) -> None:
     code, shown = running(machine).run(command)
     assert code == 0
     assert {"up": "ready.", "stop": "left alone", "status": "compose  2.26.1"}[command] in shown

@@ -154,7 +154,7 @@ def test_image_trouble(
 
 
 @pytest.mark.parametrize(("variable", "name"), [("mine:gpu", "mine:gpu"), ("", IMAGE), (None, IMAGE)])
-def test_image_name_is_that_of_compose(
+def test_image_name_equals_compose(
     monkeypatch: pytest.MonkeyPatch, variable: str | None, name: str
 ) -> None:
     monkeypatch.delenv("SHARDYARD_IMAGE", raising=False)
