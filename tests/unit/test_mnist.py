@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST: read straight from the published files."""
+"""MNIST and Fashion-MNIST: read directly from the published files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def idx(array: Bytes) -> bytes:
 
 
 def fake_idx_archives(arrays: list[Bytes], folder: Path, mnist: type[Dataset]) -> tuple[Archive, ...]:
-    """The arrays under the published names, each at a mirror in `folder`."""
+    """Archives of the arrays under the published file names, with a mirror in `folder`."""
     return tuple(
         publish(real.path, gzip.compress(idx(array)), folder)
         for real, array in zip(mnist.archives, arrays, strict=True)  # type: ignore[attr-defined]
@@ -29,7 +29,7 @@ def fake_idx_archives(arrays: list[Bytes], folder: Path, mnist: type[Dataset]) -
 
 
 @pytest.mark.parametrize("mnist", [Mnist, FashionMnist])
-def test_mnist_is_prepared_and_read(
+def test_mnist_is_downloaded_and_read(
     mnist: type[Dataset], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(0)
@@ -57,13 +57,13 @@ def test_mnist_is_prepared_and_read(
     ("content", "message"),
     [
         (b"", "is not an IDX file of bytes"),
-        (b"\0\0\x0d\x01\0\0\0\x01\0\0\0\0", "is not an IDX file of bytes"),  # of float32
+        (b"\0\0\x0d\x01\0\0\0\x01\0\0\0\0", "is not an IDX file of bytes"),  # type float32
         (idx(np.zeros((2, 28, 28), np.uint8))[:-1], "does not hold 2×28×28 values"),
         (idx(np.zeros(3, np.uint8)) + b"\0", "does not hold 3 values"),
         (b"\0\0\x08\x03\0\0\0\x02", "does not hold"),
     ],
 )
-def test_mnist_rejects_other_content(
+def test_mnist_rejects_invalid_content(
     content: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = publish("MNIST/raw/file.gz", gzip.compress(content), tmp_path)
@@ -72,7 +72,7 @@ def test_mnist_rejects_other_content(
         Mnist().load(tmp_path)
 
 
-def test_real_mnist_is_what_torchvision_reads(tmp_path: Path) -> None:
+def test_mnist_equals_torchvision(tmp_path: Path) -> None:
     from trainer.data.augmentations.torchvision_import import torchvision
 
     datasets = torchvision.datasets
@@ -85,7 +85,9 @@ def test_real_mnist_is_what_torchvision_reads(tmp_path: Path) -> None:
         raw[path.name] = read(path).numpy()
     pixels = raw["train-images-idx3-ubyte"]
     mean, deviation = pixels.mean(), pixels.std()
-    assert (mean / 255, deviation / 255) == pytest.approx((0.1307, 0.3081), abs=5e-5)  # well known
+    assert (mean / 255, deviation / 255) == pytest.approx(
+        (0.1307, 0.3081), abs=5e-5
+    )  # the usual normalisation constants
 
     Mnist().prepare(data_dir)
     data = Mnist().load(data_dir)
@@ -97,12 +99,12 @@ def test_real_mnist_is_what_torchvision_reads(tmp_path: Path) -> None:
         (data.train.images, pixels),
         (data.test.images, raw["t10k-images-idx3-ubyte"]),
     ):
-        images *= deviation  # in place: a copy would take as much memory again
+        images *= deviation  # in place: a copy would double the memory
         images += mean
         assert abs(images[:, 0] - original).max() < 1e-3
 
 
-def test_published_facts_are_those_of_torchvision() -> None:
+def test_archive_names_and_checksums_equal_torchvision() -> None:
     from trainer.data.augmentations.torchvision_import import torchvision
 
     datasets = torchvision.datasets

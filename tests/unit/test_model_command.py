@@ -36,14 +36,16 @@ def block(name: str, seconds: float = 1.0, parameters: int = 0, output_bytes: fl
 FOUR = [block("a", 1, 10, 400), block("b", 2, 20, 40), block("c", 3, 30, 80), block("d", 2, 40, 8)]
 
 
-def shown(model: str = MLP, parts: str | None = None, dataset: str = "digits", batch_size: int = 8) -> str:
+def model_report(
+    model: str = MLP, parts: str | None = None, dataset: str = "digits", batch_size: int = 8
+) -> str:
     return "\n".join(sections(model, dataset, batch_size, parts, 80))
 
 
-# Proposals
+# Proposed split points
 
 
-def test_a_proposal_balances_time_and_says_what_that_means() -> None:
+def test_balanced_split_reports_time_parameters_and_traffic() -> None:
     half = balanced_split(FOUR, 2)
     assert (half.split_points, half.seconds, half.parameters, half.sent_bytes) == (
         ["c"],
@@ -56,7 +58,7 @@ def test_a_proposal_balances_time_and_says_what_that_means() -> None:
     assert (third.split_points, third.parameters, third.sent_bytes) == (["c", "d"], [30, 30, 40], [40, 80])
 
 
-def test_what_is_proposed_is_told_as_a_sweep_file_takes_it() -> None:
+def test_proposed_split_points_are_valid_sweep_yaml() -> None:
     lines = split_lines(FOUR, run_of("lenet", "digits", 10), [2, 3], 80)
     text = "\n".join(lines)
     assert [parse_yaml(line, "")["split_points"] for line in lines if "split_points:" in line] == [
@@ -65,11 +67,11 @@ def test_what_is_proposed_is_told_as_a_sweep_file_takes_it() -> None:
     ]
     assert "2 stages: 37.5% + 62.5% of the time; slowest 1.25 × an even share" in text
     assert "parameters: 30 + 70" in text
-    assert "sent between stages per step: 400\N{NO-BREAK SPACE}B forward" in text  # of 10 samples
+    assert "sent between stages per step: 400\N{NO-BREAK SPACE}B forward" in text  # for 10 samples
     assert "400\N{NO-BREAK SPACE}B and 800\N{NO-BREAK SPACE}B forward" in text
 
 
-def test_many_cuts_are_yaml_still() -> None:
+def test_wrapped_split_points_are_valid_yaml() -> None:
     blocks = [block(f"block{number}", parameters=10**8) for number in range(40)]
     lines = split_lines(blocks, run_of("lenet", "digits", 10), [40], 80)
     assert max(map(len, lines)) <= 80
@@ -77,7 +79,7 @@ def test_many_cuts_are_yaml_still() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS.entries)
-def test_proposed_cuts_are_ones_that_the_model_can_be_cut_at(name: str) -> None:
+def test_proposed_split_points_are_valid_for_the_model(name: str) -> None:
     names = MODELS.parse(name).names
     blocks = [block(each, seconds=at % 3 + 1) for at, each in enumerate(names)]
     for parts in range(1, len(names) + 1):
@@ -89,8 +91,8 @@ def test_proposed_cuts_are_ones_that_the_model_can_be_cut_at(name: str) -> None:
 # The table
 
 
-def test_the_table_is_of_every_block_and_adds_up() -> None:
-    text = shown()
+def test_block_table_lists_every_block_and_its_sum() -> None:
+    text = model_report()
     _, _, *rows = text.split("\n\n")[1].splitlines()
     assert [row.split()[0] for row in rows] == [*MODELS.parse(parse_yaml(MLP, "")).names, "sum"]
     parameters = 784 * 30 + 30 + 30 * 20 + 20 + 20 * 10 + 10
@@ -100,30 +102,33 @@ def test_the_table_is_of_every_block_and_adds_up() -> None:
     assert "images of 1×28×28, 10 classes, batch 8;" in text
 
 
-def test_times_are_those_of_both_ways() -> None:
+def test_block_times_include_forward_and_backward() -> None:
     *_, last, total = block_lines(FOUR)
     assert last.split()[-2:] == ["2,000", "25.0%"]
     assert total.split()[-1] == "8,000"
 
 
 @pytest.mark.parametrize("model", ["lenet", "mlp", "{name: wide_resnet, widen: 1}", "vgg_small"])
-def test_everything_fits_into_80_columns(model: str) -> None:
-    assert max(map(len, shown(model, batch_size=2).splitlines())) <= 80
+def test_output_fits_80_columns(model: str) -> None:
+    assert max(map(len, model_report(model, batch_size=2).splitlines())) <= 80
 
 
-def test_large_numbers_fit_too() -> None:
+def test_large_numbers_fit_80_columns() -> None:
     large = BlockProfile("log_softmax", 99_999_999, (1024, 128, 128), 9.99e12, 9.99e11, 9.99e11, 9, 90)
     assert max(map(len, block_lines([large, large]))) <= 80
 
 
-# What is asked for
+# Arguments
 
 
 def test_stage_counts() -> None:
     run = run_of(MLP, "digits", 8)
     assert stage_counts("2, 5,2", run) == [2, 5]
     assert stage_counts(None, run) == [2, 3, 4]
-    assert stage_counts(None, run_of("{name: mlp, hidden: []}", "digits", 8)) == [2, 3]  # of 3 blocks
+    assert stage_counts(None, run_of("{name: mlp, hidden: []}", "digits", 8)) == [
+        2,
+        3,
+    ]  # the model has 3 blocks
 
 
 @pytest.mark.parametrize(
@@ -144,26 +149,26 @@ def test_stage_counts() -> None:
         ({"parts": "8"}, "--parts 8: .*7 blocks: flatten, fc1"),
     ],
 )
-def test_bad_input_is_named_with_what_is_allowed(arguments: dict[str, str], message: str) -> None:
+def test_input_errors_name_value_and_allowed_values(arguments: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        shown(**arguments)  # type: ignore[arg-type]
+        model_report(**arguments)  # type: ignore[arg-type]
 
 
-def test_the_command_as_typed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_command(capsys: pytest.CaptureFixture[str]) -> None:
     cli.app(["model", MLP, "--batch-size", "4", "--parts", "2"], standalone_mode=False)
     text = capsys.readouterr().out
     assert text.startswith("mlp hidden=[30, 20] on fashion_mnist\nimages of 1×28×28, 10 classes, batch 4;")
     assert len(re.findall(r"split_points: \[\w+\]", text)) == 1
 
 
-def test_without_torch_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)  # importing it fails from here on
+def test_error_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # makes the import fail
     monkeypatch.delitem(sys.modules, "trainer.training.profile", raising=False)
     with pytest.raises(InputError, match="torch"):
-        shown()
+        model_report()
 
 
-def test_mistakes_are_found_without_torch() -> None:
+def test_input_errors_do_not_need_torch() -> None:
     command = (
         "import sys; from orchestrator import cli\n"
         "try: cli.app(['model', 'mlp', '--parts', '1'], standalone_mode=False)\n"

@@ -1,4 +1,4 @@
-"""The server of async_parameter_server in one process: which requests it answers, and when."""
+"""The server of async_parameter_server in one process: order and timing of its replies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.parallel.parameter_server import BoundedStaleness, Server
 # Bounded staleness
 
 
-def test_without_a_bound_a_worker_may_be_any_number_of_steps_ahead() -> None:
+def test_steps_ahead_are_unlimited_without_a_bound() -> None:
     progress = BoundedStaleness({1: 1000, 2: 1000}, None)
     for _ in range(999):
         progress.complete_step(1)
@@ -66,7 +66,7 @@ class Parameters:
 
 
 class ServerOfTwo:
-    """A server of two workers, with requests made by the test. A step adds the gradient."""
+    """A server with two workers; the test makes their requests. A step adds the gradient."""
 
     def __init__(self, bound: int | None, timeout_s: float = 5.0) -> None:
         self.replica: Any = Parameters()

@@ -1,4 +1,4 @@
-"""The survey: what it draws is what nodes train on, and its figures are those of the certificate."""
+"""Partition summary: it equals the data that ranks train on, and the certificate's numbers."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def a_spec(**fields: Any) -> RunSpec:
     )
 
 
-def fed_to_nodes(task: Task, epoch: int) -> tuple[PartitionSummary, list[list[int]]]:
-    """What the ranks' own feeds really hand out, and its figures as the certificate has them."""
+def loaded_by_ranks(task: Task, epoch: int) -> tuple[PartitionSummary, list[list[int]]]:
+    """The summary that the certificate contains, and the sorted sample indices each rank loads."""
     train, classes = task.data.train, task.data.classes
-    fed = []
+    loaded = []
     for rank in range(task.spec.world_size):
         loader = BatchLoader(train, task.spec, task.rngs, rank, task.spec.world_size)
-        fed.append(np.concatenate([indices for _, indices in loader.batches(epoch)]))
-    records = [PartitionRecord.of(epoch, part, train.labels, classes) for part in fed]
-    split = CoverageTracker(len(train.labels), len(fed)).epoch(epoch, fed)
+        loaded.append(np.concatenate([indices for _, indices in loader.batches(epoch)]))
+    records = [PartitionRecord.of(epoch, part, train.labels, classes) for part in loaded]
+    split = CoverageTracker(len(train.labels), len(loaded)).epoch(epoch, loaded)
     certified = PartitionSummary(
         labels=np.array([record.labels for record in records]),
         coverage=split.coverage,
@@ -42,7 +42,7 @@ def fed_to_nodes(task: Task, epoch: int) -> tuple[PartitionSummary, list[list[in
         js_divergence=tuple(record.js_divergence for record in records),
         earth_movers_distance=tuple(record.earth_movers_distance for record in records),
     )
-    return certified, [sorted(part.tolist()) for part in fed]
+    return certified, [sorted(part.tolist()) for part in loaded]
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
@@ -51,45 +51,43 @@ def fed_to_nodes(task: Task, epoch: int) -> tuple[PartitionSummary, list[list[in
     [(name, False) for name in PARTITIONERS.entries]
     + [(name, True) for name in PARTITIONERS.entries if PARTITIONERS.load(name).random],
 )
-def test_the_split_that_is_drawn_is_the_one_that_nodes_train_on(
-    name: str, reshuffle: bool, epoch: int
-) -> None:
+def test_partition_summary_equals_the_data_ranks_train_on(name: str, reshuffle: bool, epoch: int) -> None:
     spec = a_spec(partitioner={"name": name, "reshuffle": reshuffle})
     task = Task(spec, NOWHERE)
     drawn = partition_summary(spec, task.data.train.labels, task.data.classes, epoch)
-    certified, fed = fed_to_nodes(task, epoch)
+    certified, loaded = loaded_by_ranks(task, epoch)
     np.testing.assert_array_equal(drawn.labels, certified.labels)
     assert (drawn.coverage, drawn.overlap) == (certified.coverage, certified.overlap)
     assert drawn.js_divergence == certified.js_divergence
     assert drawn.earth_movers_distance == certified.earth_movers_distance
-    assert drawn.sizes.tolist() == [len(part) for part in fed]
+    assert drawn.sizes.tolist() == [len(part) for part in loaded]
 
 
 @pytest.mark.parametrize("strategy", ["one_shot", "all_reduce", "ddp", "hogwild"])
-def test_the_split_does_not_depend_on_the_strategy(strategy: str) -> None:
-    drawn, other = (a_survey(a_spec(strategy=name)) for name in ("all_reduce", strategy))
+def test_partition_does_not_depend_on_the_strategy(strategy: str) -> None:
+    drawn, other = (summary_of(a_spec(strategy=name)) for name in ("all_reduce", strategy))
     np.testing.assert_array_equal(drawn.labels, other.labels)
 
 
-def a_survey(spec: RunSpec) -> PartitionSummary:
+def summary_of(spec: RunSpec) -> PartitionSummary:
     data = Task(spec, NOWHERE).data
     return partition_summary(spec, data.train.labels, data.classes)
 
 
-def test_it_depends_on_the_seed_and_on_ranks_rather_than_nodes() -> None:
-    assert a_survey(a_spec(seed=8)).labels.tolist() != a_survey(a_spec()).labels.tolist()
-    four, two_by_two = a_survey(a_spec(nodes=4)), a_survey(a_spec(nodes=2, processes_per_node=2))
+def test_partition_depends_on_seed_and_number_of_ranks() -> None:
+    assert summary_of(a_spec(seed=8)).labels.tolist() != summary_of(a_spec()).labels.tolist()
+    four, two_by_two = summary_of(a_spec(nodes=4)), summary_of(a_spec(nodes=2, processes_per_node=2))
     np.testing.assert_array_equal(four.labels, two_by_two.labels)
 
 
-def test_a_strategy_without_partition_has_everything_everywhere() -> None:
-    whole = a_survey(a_spec(strategy="serial", nodes=1))
+def test_serial_trains_on_the_whole_dataset() -> None:
+    whole = summary_of(a_spec(strategy="serial", nodes=1))
     assert whole.sizes.tolist() == [301]
     assert (whole.coverage, whole.overlap) == (1.0, 0.0)
     assert whole.earth_movers_distance == (0.0,)
 
 
-def test_sizes_and_classes_held_by_hand() -> None:
+def test_sizes_and_classes_held() -> None:
     seen = PartitionSummary(np.array([[3, 0, 1], [0, 0, 2]]), 1.0, 0.0, (0.0, 0.0), (0.0, 0.0))
     assert seen.sizes.tolist() == [4, 2]
     assert seen.classes_held.tolist() == [2, 1]

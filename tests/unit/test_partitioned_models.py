@@ -1,4 +1,4 @@
-"""Pipelines and hybrids train as serial or all_reduce: the same loss in each step, the same weights."""
+"""Pipeline equals serial and hybrid equals all_reduce: the same loss in each step, the same weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Losses = list[float]
 
 
 def with_losses(strategy: Any, ranks: int, **fields: Any) -> tuple[Training, Losses]:
-    """Train, and return the loss of every step, too."""
+    """Train. Also return the loss of every step."""
     losses: Losses = []
     step = Replica.step
 

@@ -1,4 +1,4 @@
-"""Parts follow the law that their partitioner's docstring claims."""
+"""Each partition follows the distribution stated in its partitioner's docstring."""
 
 from __future__ import annotations
 
@@ -20,49 +20,51 @@ from trainer.data.partitioners.reseeded_stride import ReseededStride
 from trainer.data.partitioners.shards import Shards
 from trainer.data.partitioners.stratified import Stratified
 
-# Random parts
+# Random partitions
 
 
 @pytest.mark.parametrize(("samples", "parts"), [(1437, 5), (10, 3), (1000, 1000), (60_000, 7)])
 @pytest.mark.parametrize(
     "partitioner", [RandomPartition(), Feature(), Stratified(), Contiguous(), ReseededStride()]
 )
-def test_parts_that_are_equal_to_one_sample(partitioner: Partitioner, samples: int, parts: int) -> None:
+def test_part_sizes_differ_by_at_most_one(partitioner: Partitioner, samples: int, parts: int) -> None:
     sizes = [len(part) for part in partitioner.split(labels_of(samples), parts, rng())]
     assert sizes == sorted(sizes, reverse=True)
     assert max(sizes) - min(sizes) == (0 if samples % parts == 0 else 1)
 
 
 @pytest.mark.parametrize("partitioner", [RandomPartition(), Feature(), RandomSampling(), ReseededStride()])
-def test_labels_of_random_parts_are_as_when_drawn_without_replacement(partitioner: Partitioner) -> None:
-    labels = np.arange(100) // 30  # 30 of class 0, of which a part of 20 has a hypergeometric count
+def test_label_counts_of_random_parts_are_hypergeometric(partitioner: Partitioner) -> None:
+    labels = np.arange(100) // 30  # 30 samples of class 0; their number in a part of 20 is hypergeometric
     seed = rng(1)
     found = np.array([counts(labels, partitioner.split(labels, 5, seed))[3, 0] for _ in range(TIMES)])
     mean, variance = 20 * 0.3, 20 * 0.3 * 0.7 * (100 - 20) / (100 - 1)
     assert_mean_and_variance(found.astype(float), mean, variance, fourth=3 * variance**2)
 
 
-def test_random_partition_does_not_follow_the_order_of_the_file() -> None:
-    labels = np.repeat(np.arange(10), 100)  # sorted by class: consecutive parts would be of two classes
+def test_random_partition_ignores_file_order() -> None:
+    labels = np.repeat(np.arange(10), 100)  # sorted by class: a contiguous part would have two classes
     for part in RandomPartition().split(labels, 5, rng()):
         assert len(np.unique(labels[part])) == 10
 
 
 @pytest.mark.parametrize(("samples", "parts", "size"), [(1000, 2, 500), (1000, 3, 334), (1437, 5, 288)])
-def test_random_sampling_draws_its_share_without_repeating(samples: int, parts: int, size: int) -> None:
+def test_random_sampling_draws_without_replacement_within_a_node(
+    samples: int, parts: int, size: int
+) -> None:
     for part in RandomSampling().split(labels_of(samples), parts, rng()):
         assert len(part) == len(np.unique(part)) == size
 
 
 @pytest.mark.parametrize(("parts", "published"), [(1, 1.0), (2, 0.75), (5, 0.672), (20, 0.642)])
-def test_random_sampling_covers_what_chance_would(parts: int, published: float) -> None:
+def test_random_sampling_coverage(parts: int, published: float) -> None:
     split = RandomSampling().split(labels_of(20_000), parts, rng())
     coverage = len(np.unique(np.concatenate(split))) / 20_000
     assert coverage == pytest.approx(1 - (1 - 1 / parts) ** parts, abs=0.01)
     assert coverage == pytest.approx(published, abs=0.01)
 
 
-def test_random_sampling_nodes_know_nothing_of_each_other() -> None:
+def test_random_sampling_is_independent_across_nodes() -> None:
     first, second = RandomSampling().split(labels_of(20_000), 2, rng())
     assert len(np.intersect1d(first, second)) / 20_000 == pytest.approx(0.25, abs=0.01)
 
@@ -71,7 +73,7 @@ def test_random_sampling_nodes_know_nothing_of_each_other() -> None:
 
 
 @pytest.mark.parametrize(("samples", "parts", "size"), [(1000, 2, 500), (1000, 3, 334), (1437, 5, 288)])
-def test_prefix_shuffle_gives_every_node_the_same_beginning_of_the_file(
+def test_prefix_shuffle_gives_every_node_the_same_prefix_of_the_file(
     samples: int, parts: int, size: int
 ) -> None:
     for part in PrefixShuffle().split(labels_of(samples), parts, rng()):
@@ -79,27 +81,27 @@ def test_prefix_shuffle_gives_every_node_the_same_beginning_of_the_file(
 
 
 @pytest.mark.parametrize(("parts", "coverage"), [(1, 1.0), (2, 0.75), (3, 19 / 27), (5, 0.67232)])
-def test_reseeded_stride_covers_what_chance_would(parts: int, coverage: float) -> None:
+def test_reseeded_stride_coverage(parts: int, coverage: float) -> None:
     found = [
         len(np.unique(np.concatenate(ReseededStride().split(labels_of(1200), parts, rng(seed))))) / 1200
         for seed in range(TIMES)
     ]
-    # Were samples seen independently of each other; that parts are of fixed size makes it only less.
+    # Standard error for independent samples: an upper bound, because parts have a fixed size.
     error = sqrt(coverage * (1 - coverage) / 1200 / TIMES)
     assert np.mean(found) == pytest.approx(coverage, abs=ERRORS * error)
 
 
-def test_reseeded_strides_repeat_nothing_within_a_node_and_are_of_unrelated_permutations() -> None:
+def test_reseeded_strides_are_independent_permutations_without_repeats() -> None:
     first, second, third = ReseededStride().split(labels_of(20_001), 3, rng())
     assert [len(np.unique(part)) for part in (first, second, third)] == [6667] * 3
     for one, other in [(first, second), (second, third), (first, third)]:
         assert len(np.intersect1d(one, other)) / 20_001 == pytest.approx(1 / 9, abs=0.01)
 
 
-# Without chance
+# Contiguous and stratified partitions
 
 
-def test_contiguous_parts_are_pieces_of_the_file() -> None:
+def test_contiguous_parts_follow_file_order() -> None:
     labels = np.arange(11) // 4
     assert [part.tolist() for part in Contiguous().split(labels, 3, rng())] == [
         [0, 1, 2, 3],
@@ -109,14 +111,14 @@ def test_contiguous_parts_are_pieces_of_the_file() -> None:
 
 
 @pytest.mark.parametrize(("samples", "parts"), [(1437, 2), (1437, 5), (1437, 64), (1437, 1000)])
-def test_stratified_parts_have_the_mix_of_the_whole_to_one_sample(samples: int, parts: int) -> None:
+def test_stratified_label_counts_are_proportional_to_one_sample(samples: int, parts: int) -> None:
     labels = labels_of(samples)
     share = np.bincount(labels) / parts
     found = counts(labels, Stratified().split(labels, parts, rng()))
     assert ((found == np.floor(share)) | (found == np.ceil(share))).all()
 
 
-def test_which_samples_of_a_label_a_stratified_node_has_is_chance() -> None:
+def test_stratified_draws_samples_of_a_label_at_random() -> None:
     labels = np.arange(40) % 2
     seed = rng(2)
     with_sample_7 = [7 in Stratified().split(labels, 4, seed)[0] for _ in range(TIMES)]
@@ -127,7 +129,7 @@ def test_which_samples_of_a_label_a_stratified_node_has_is_chance() -> None:
 
 
 @pytest.mark.parametrize("per_node", [1, 2, 5])
-def test_shards_that_come_out_even_hold_one_label_each(per_node: int) -> None:
+def test_even_shards_hold_one_label_each(per_node: int) -> None:
     labels = rng().permutation(np.repeat(np.arange(10), 200))
     split = Shards(per_node=per_node).split(labels, 10, rng())
     assert {len(part) for part in split} == {200}
@@ -135,7 +137,7 @@ def test_shards_that_come_out_even_hold_one_label_each(per_node: int) -> None:
 
 
 @pytest.mark.parametrize(("per_node", "parts"), [(1, 7), (2, 5), (3, 64), (2, 700)])
-def test_shards_hold_another_label_only_where_one_ends(per_node: int, parts: int) -> None:
+def test_shards_mix_labels_only_at_label_boundaries(per_node: int, parts: int) -> None:
     labels = labels_of(1437)
     split = Shards(per_node=per_node).split(labels, parts, rng())
     sizes = [len(part) for part in split]
@@ -146,12 +148,12 @@ def test_shards_hold_another_label_only_where_one_ends(per_node: int, parts: int
 def test_shards_are_dealt_at_random() -> None:
     labels, seed = np.repeat(np.arange(10), 4), rng(6)
     alike = [len(np.unique(labels[Shards().split(labels, 10, seed)[4]])) == 1 for _ in range(TIMES)]
-    chance = 1 / 19  # that the second of a node's 2 shards, of the 19 left, has the label of the first
+    chance = 1 / 19  # probability that a node's second shard, of the 19 left, has the label of its first
     assert np.mean(alike) == pytest.approx(chance, abs=ERRORS * sqrt(chance * (1 - chance) / TIMES))
 
 
 @pytest.mark.parametrize(("per_node", "parts"), [(1, 10), (1, 13), (2, 5), (3, 7), (10, 1), (7, 40)])
-def test_classes_on_a_node_are_exactly_so_many(per_node: int, parts: int) -> None:
+def test_each_node_has_the_given_number_of_classes(per_node: int, parts: int) -> None:
     labels = labels_of(6000)
     found = counts(labels, Classes(per_node=per_node).split(labels, parts, rng()))
     assert (np.count_nonzero(found, axis=1) == per_node).all()
@@ -169,7 +171,7 @@ def test_classes_are_dealt_at_random() -> None:
     assert np.mean(hands, axis=0) == pytest.approx([0.5] * 4, abs=ERRORS * 0.5 / sqrt(TIMES))
 
 
-def test_a_class_with_fewer_samples_than_nodes_to_hold_it() -> None:
+def test_class_with_fewer_samples_than_nodes() -> None:
     labels = np.array([0] * 50 + [1] * 2)
     with pytest.raises(
         DataError, match=r"class 1 has 2 samples for the 3 nodes .* lower per_node \(now 2\)"
@@ -188,7 +190,7 @@ WEIGHTS = {
 @pytest.mark.parametrize("law", WEIGHTS)
 @pytest.mark.parametrize("imbalance", [0.5, 1.0, 3.0])
 @pytest.mark.parametrize("parts", [2, 5, 100])
-def test_quantities_are_the_laws_to_one_sample(law: str, imbalance: float, parts: int) -> None:
+def test_quantities_follow_the_law_to_one_sample(law: str, imbalance: float, parts: int) -> None:
     weights = [WEIGHTS[law](i, parts, imbalance) for i in range(parts)]
     partitioner = Quantity(law=law, imbalance=imbalance)  # type: ignore[arg-type]
     sizes = [len(part) for part in partitioner.split(labels_of(1437), parts, rng())]
@@ -200,15 +202,15 @@ def test_quantities_are_the_laws_to_one_sample(law: str, imbalance: float, parts
 def test_quantities_of_the_log_normal_law_have_its_quantiles(imbalance: float) -> None:
     sizes = Quantity(law="log_normal", imbalance=imbalance).sizes(10_000_000, 1001)
     assert (np.diff(sizes) <= 1).all()
-    logarithms = np.log(sizes / sizes[500])  # of the median node
-    # One and two standard deviations, at the nodes where the normal distribution has them.
+    logarithms = np.log(sizes / sizes[500])  # relative to the median node
+    # One and two standard deviations, at the corresponding quantiles of the normal distribution.
     for deviations, above in [(1, 0.158655), (2, 0.022750), (-1, 0.841345)]:
         node = round(above * 1001 - 0.5)
         assert logarithms[node] == pytest.approx(imbalance * deviations, abs=0.02)
 
 
 def test_quantities_of_few_nodes_under_the_log_normal_law() -> None:
-    # Nodes stand for a quarter each: the normal distribution's quantiles at 7/8, 5/8, 3/8 and 1/8.
+    # Four nodes take the normal distribution's quantiles at 7/8, 5/8, 3/8 and 1/8.
     logarithms = np.log(Quantity(law="log_normal", imbalance=0.5).weights(4))
     expected = [0.5 * z for z in (1.150349, 0.318639, -0.318639, -1.150349)]
     assert logarithms == pytest.approx(expected, abs=1e-6)
@@ -216,7 +218,7 @@ def test_quantities_of_few_nodes_under_the_log_normal_law() -> None:
 
 @pytest.mark.parametrize("law", ["power", "log_normal", "exponential"])
 @pytest.mark.parametrize(("imbalance", "parts"), [(0.0, 7), (1.0, 7), (3.0, 64), (10.0, 1437)])
-def test_unequal_parts_have_the_mix_of_the_whole(law: str, imbalance: float, parts: int) -> None:
+def test_parts_of_unequal_size_keep_the_label_distribution(law: str, imbalance: float, parts: int) -> None:
     labels = labels_of(1437)
     partitioner = Quantity(law=law, imbalance=imbalance)  # type: ignore[arg-type]
     split = partitioner.split(labels, parts, rng())
@@ -238,7 +240,7 @@ def test_noise_grows_linearly_from_node_to_node(strength: float) -> None:
         noise = (partitioner.transform_images(images, rank, 5, rng(rank)) - images).astype(float).ravel()
         deviation = strength * rank / 4
         assert_mean_and_variance(noise, 0, deviation**2, fourth=3 * deviation**4)
-        # As large where the image is bright, and on every image.
+        # The noise depends neither on brightness nor on the image.
         assert abs(np.corrcoef(noise, images.ravel())[0, 1]) < ERRORS / sqrt(noise.size)
         assert noise.reshape(200, -1).std(axis=1).min() > deviation / 2
 
@@ -253,11 +255,11 @@ def test_quarter_turns() -> None:
 
 @pytest.mark.parametrize(("rank", "angle"), [(1, 0.2), (2, 0.4), (3, 0.6)])
 def test_rotation_by_any_angle(rank: int, angle: float) -> None:
-    # A ramp is what bilinear interpolation gets exactly: turned by the angle, it rises in that direction.
+    # Bilinear interpolation is exact for a ramp: rotated by the angle, it rises in that direction.
     down, right = np.mgrid[:11, :9] - np.array([5, 4])[:, None, None]
     ramp = right[None, None].astype(np.float32)
     seen = Feature(distortion="rotation", strength=0.6).transform_images(ramp, rank, 4, rng())[0, 0]
-    inside = np.hypot(down, right) <= 4  # what lies outside the image has its edge's value
+    inside = np.hypot(down, right) <= 4  # beyond the edges, the border value is repeated
     turned = right * cos(angle) - down * sin(angle)
     np.testing.assert_allclose(seen[inside], turned[inside], atol=1e-5)
     assert abs(seen).max() <= 4

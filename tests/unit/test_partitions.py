@@ -1,4 +1,4 @@
-"""The command `partitions`: what it draws is what nodes train on, and it tells it in 80 columns."""
+"""The command `partitions`: its counts equal the data nodes train on, and its output fits 80 columns."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TWO = ["random_partition", "random_sampling"]
 
 
 class Halves(Partitioner):
-    """Labels below the middle on the first nodes, the others on the rest; only for even numbers."""
+    """Lower labels on the first half of the nodes, higher ones on the second; needs an even number."""
 
     margin_of_the_parts_that_is_kept_free: int = 0
 
@@ -60,19 +60,17 @@ def previews_of(
 
 
 def show(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """Exit code and output of the command as typed."""
+    """Exit code and output of the command."""
     code = cli.app(["partitions", *arguments], standalone_mode=False)
     return code or 0, capsys.readouterr().out
 
 
-# What is drawn
+# Counts
 
 
 @pytest.mark.parametrize("reshuffle", ["false", "true"])
 @pytest.mark.parametrize("name", PARTITIONERS.entries)
-def test_the_counts_are_those_of_the_samples_that_a_run_feeds(
-    name: str, reshuffle: str, tmp_path: Path
-) -> None:
+def test_counts_equal_the_samples_that_a_run_loads(name: str, reshuffle: str, tmp_path: Path) -> None:
     drawn = previews_of(partitioners=[f"{{name: {name}, reshuffle: {reshuffle}}}"], seed=3)
     write_files(drawn, tmp_path)
     if drawn[0].summary is None:
@@ -95,14 +93,14 @@ def test_the_counts_are_those_of_the_samples_that_a_run_feeds(
     )
     task = Task(trained, NOWHERE)
     for rank in range(4):
-        fed = [
+        loaded = [
             indices for _, indices in BatchLoader(task.data.train, trained, task.rngs, rank, 4).batches(1)
         ]
-        labels = task.data.train.labels[np.concatenate(fed)]
+        labels = task.data.train.labels[np.concatenate(loaded)]
         assert np.bincount(labels, minlength=4).tolist() == counts[rank].tolist()
 
 
-def test_all_registered_partitioners_unless_some_are_named() -> None:
+def test_default_is_all_registered_partitioners() -> None:
     assert [item.label for item in previews_of()] == list(PARTITIONERS.entries)
     named = previews_of(partitioners=["random_sampling", "{name: random_partition, reshuffle: true}"])
     assert [item.label for item in named] == ["random_sampling", "random_partition reshuffle=true"]
@@ -123,13 +121,13 @@ def test_all_registered_partitioners_unless_some_are_named() -> None:
         ({"seed": -1}, "--seed -1: "),
     ],
 )
-def test_bad_input_is_named_with_what_is_allowed(arguments: dict[str, Any], message: str) -> None:
+def test_input_errors_name_value_and_allowed_values(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         previews_of(**arguments)
 
 
-def test_a_dataset_that_cannot_be_had_is_named_with_what_mends_it(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")  # where a directory should be: nothing is downloaded
+def test_missing_dataset_is_an_input_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")  # a file in place of the directory prevents the download
     with pytest.raises(InputError, match=r"train-images-idx3-ubyte\.gz is not in .*/file and cannot be"):
         list(preview(runs_of("mnist", 2, (), 0), tmp_path / "file"))
 
@@ -137,10 +135,11 @@ def test_a_dataset_that_cannot_be_had_is_named_with_what_mends_it(tmp_path: Path
 # The tables
 
 
-def test_the_summary_by_hand() -> None:
+def test_summary_of_a_known_partition() -> None:
     (item,) = previews_of(nodes=2, partitioners=["halves"])
     *_, row = summary_lines([item], 80)
-    # Two of four labels on each node: |1/2 - 1/4| four times, and of two bits one is known.
+    # Per node, labels are distributed as (1/2, 1/2, 0, 0) or the reverse, overall as (1/4, 1/4, 1/4, 1/4):
+    # JS divergence 0.311 bits, earth mover's distance 4 |1/2 - 1/4| = 1.
     assert row.split() == [
         "halves",
         "100",
@@ -163,7 +162,7 @@ def test_the_summary_by_hand() -> None:
     ]
 
 
-def test_one_that_cannot_split_has_a_row_with_the_reason_and_the_others_go_on(
+def test_failed_partitioner_has_a_row_with_the_reason(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     names = [option for name in ("halves", *TWO) for option in ("--partitioner", name)]
@@ -184,7 +183,7 @@ def test_one_that_cannot_split_has_a_row_with_the_reason_and_the_others_go_on(
     assert show(capsys, *arguments[:4], "--partitioner", "random_sampling")[0] == 0
 
 
-def test_if_none_can_split_there_is_no_figure_but_reasons(tmp_path: Path) -> None:
+def test_no_figure_if_every_partitioner_fails(tmp_path: Path) -> None:
     drawn = previews_of(nodes=3, partitioners=["halves"])
     assert [path.name for path in write_files(drawn, tmp_path)] == ["partitions.csv", "labels.csv"]
     assert "not possible: 3 parts" in "\n".join(summary_lines(drawn, 80))
@@ -200,7 +199,7 @@ LONG = "{name: halves, margin_of_the_parts_that_is_kept_free: %s}"
     ids=["small", "digits", "classes"],
 )
 @pytest.mark.parametrize("length", [1, 60], ids=["short", "long"])
-def test_everything_fits_into_80_columns(
+def test_output_fits_80_columns(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     dataset: str,
@@ -212,34 +211,34 @@ def test_everything_fits_into_80_columns(
     code, shown = show(capsys, "--dataset", dataset, "--nodes", str(nodes), *long, "--partitioner", TWO[0])
     assert code == nodes % 2
     lines = shown.splitlines()
-    assert max(map(len, lines[1:])) <= 80  # the first names the dataset as it was typed
+    assert max(map(len, lines[1:])) <= 80  # the first line repeats the dataset argument
     assert "margin_of_the_parts" in shown
 
 
-def test_large_numbers_fit_too() -> None:
+def test_large_numbers_fit_80_columns() -> None:
     (item,) = previews_of(nodes=2, partitioners=["random_partition"])
     assert item.summary
     item.summary.labels[:] *= 1_000_000
     assert max(map(len, summary_lines([item], 80))) <= 80
-    assert summary_lines([item], 80)[-2:][0] == "random_partition"  # above its row
+    assert summary_lines([item], 80)[-2:][0] == "random_partition"  # the label has a line of its own
 
 
-def test_what_is_left_out_of_the_table_of_labels_is_said() -> None:
+def test_label_table_names_omitted_nodes_and_labels() -> None:
     dataset = "{name: synthetic, samples: 1500, classes: 1000, height: 1, width: 1}"
     (item,) = previews_of(dataset, nodes=20, partitioners=["random_partition"])
     *table, last = label_lines(item, 80)
     shown = int(table[1].split()[-1])
     assert last == f"not shown: nodes 16 to 19 and labels {shown + 1} to 999; --out DIR writes all"
     assert len(table) == 2 + 16
-    assert len(table[1]) <= 80 < len(table[1]) + 4  # as many as there is room for
+    assert len(table[1]) <= 80 < len(table[1]) + 4  # as many columns as fit
     (item,) = previews_of(nodes=16, partitioners=["random_partition"])
     assert not any("left out" in line for line in label_lines(item, 80))
 
 
-# The files and the package
+# Files and imports
 
 
-def test_files_are_written_or_the_reason_is_named(tmp_path: Path) -> None:
+def test_write_files(tmp_path: Path) -> None:
     drawn = previews_of(partitioners=TWO)
     paths = write_files(drawn, tmp_path / "new" / "place")
     assert [path.name for path in paths] == ["partitions.csv", "labels.csv", "labels.svg"]
@@ -252,7 +251,7 @@ def test_files_are_written_or_the_reason_is_named(tmp_path: Path) -> None:
         write_files(drawn, tmp_path / "file")
 
 
-def test_it_needs_no_torch_and_for_tables_no_matplotlib() -> None:
+def test_tables_need_neither_torch_nor_matplotlib() -> None:
     command = (
         "import sys; from orchestrator import cli\n"
         f"cli.app(['partitions', '--nodes', '2', '--dataset', '{SMALL}'], standalone_mode=False)\n"

@@ -1,4 +1,4 @@
-"""Memory that was given back does not count any more."""
+"""Peak memory since the last restart of the measurement excludes freed memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainer.training.memory import peak_memory_mb, reset_peak_memory
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts anew")
-def test_the_peak_is_that_since_the_last_restart() -> None:
+def test_peak_excludes_memory_freed_before_restart() -> None:
     reset_peak_memory()
     before = peak_memory_mb()
     much = np.ones(2**24)  # 128 MiB

@@ -21,7 +21,7 @@ def run(model: object) -> RunSpec:
     return RunSpec.model_validate({**fields, "model": model})
 
 
-def pictures(*shape: int) -> Tensor:
+def random_images(*shape: int) -> Tensor:
     return torch.randn(BATCH, *shape, generator=torch.Generator().manual_seed(0))
 
 
@@ -57,14 +57,14 @@ def test_counts_of_an_mlp() -> None:
     flatten, fc1, relu1, output, log_softmax = profile_model(run({"name": "mlp", "hidden": [50]}))
     assert (flatten.flops, flatten.saved_bytes, flatten.output_bytes) == (0, 0, 4 * 784)
     assert (fc1.parameters, fc1.flops) == (784 * 50 + 50, 2 * 784 * 50)
-    assert fc1.saved_bytes == 4 * 784  # its input, for the gradient of its weights
+    assert fc1.saved_bytes == 4 * 784  # its input, needed for the weight gradient
     assert (relu1.flops, relu1.saved_bytes) == (0, 4 * 50)  # its output
     assert output.saved_bytes == 0  # relu1 has saved this tensor already
     assert log_softmax.saved_bytes == 4 * 10
 
 
 def test_flops_of_a_convolution() -> None:
-    (block,) = profile_chain(nn.Sequential(nn.Conv2d(2, 3, 5), nn.Flatten()), images=pictures(2, 9, 8))
+    (block,) = profile_chain(nn.Sequential(nn.Conv2d(2, 3, 5), nn.Flatten()), images=random_images(2, 9, 8))
     assert block.flops == 2 * (2 * 5 * 5) * 3 * 5 * 4  # for each output element
 
 
@@ -80,7 +80,7 @@ def test_saved_bytes_add_up_to_those_of_the_whole_model(name: object) -> None:
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(pictures(1, 28, 28))
+        model(random_images(1, 28, 28))
     expected = sum(storage.nbytes() for at, storage in kept.items() if at not in own)
     assert sum(block.saved_bytes for block in profile_model(spec)) * BATCH == expected
 
@@ -88,7 +88,7 @@ def test_saved_bytes_add_up_to_those_of_the_whole_model(name: object) -> None:
 def test_weights_do_not_change_and_keep_no_gradient() -> None:
     fc = nn.Linear(6, 3)
     before = fc.weight.detach().clone()
-    profile_chain(nn.Flatten(), fc, nn.LogSoftmax(1), images=pictures(1, 2, 3))
+    profile_chain(nn.Flatten(), fc, nn.LogSoftmax(1), images=random_images(1, 2, 3))
     assert torch.equal(fc.weight, before)
     assert fc.weight.grad is None
 

@@ -1,4 +1,4 @@
-"""Labels of orchestrators, and the removal of what they left behind."""
+"""Labels of orchestrators, and removal of orphaned containers, networks and volumes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from orchestrator.runtimes.identity import identity, is_gone
 
 
 def labelled(pid: str | None = None, since: str | None = None, namespace: str | None = None) -> str:
-    """Our own identity, changed."""
+    """The label of this process, with some fields replaced."""
     own = identity().split(" ")
     return " ".join(new or old for new, old in zip((pid, since, namespace), own, strict=True))
 
 
 @pytest.fixture
 def ended() -> int:
-    """The number of a process that has ended."""
+    """PID of a process that has exited."""
     process = subprocess.Popen(["true"])
     process.wait()
     return process.pid
@@ -55,8 +55,8 @@ def test_running_process_is_not_gone() -> None:
     assert not is_gone(identity())
 
 
-def test_identity_survives_a_step_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """psutil derives when a process was created from the time of the boot, which moves with the clock."""
+def test_identity_survives_a_clock_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """psutil derives a process's creation time from the boot time, which moves with the clock."""
     label = identity()
     if not Path("/proc/self/stat").exists():
         pytest.skip("only Linux counts a process's start in ticks")
@@ -99,7 +99,7 @@ def test_invalid_label_is_not_gone(label: str) -> None:
 
 
 class Daemon:
-    """An engine's containers, networks and volumes. A network cannot go before its containers."""
+    """Fake engine. It refuses to remove a network before its containers."""
 
     def __init__(self) -> None:
         self.things: list[Any] = []
@@ -244,7 +244,7 @@ def reaped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("message", "owners"), [(b"", ["owner 1"]), (b"ex", ["owner 1"]), (module.EXIT_MESSAGE, [])]
 )
-def test_reaper_removes_unless_it_got_the_exit_message(
+def test_reaper_removes_unless_it_received_the_exit_message(
     monkeypatch: pytest.MonkeyPatch, reaped: list[str], message: bytes, owners: list[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(message)))
@@ -262,7 +262,7 @@ def test_reaper_without_an_engine(monkeypatch: pytest.MonkeyPatch, reaped: list[
     assert reaped == []
 
 
-def test_reaper_gets_the_exit_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reaper_receives_the_exit_message(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[bytes] = []
 
     class Process:

@@ -40,7 +40,7 @@ def attempt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def agents(pool: ThreadPoolExecutor, endpoint: str, run: RunSpec) -> list[Rendezvous]:
-    """One per node, created in reverse order."""
+    """One agent per node, created in reverse order."""
     made = [pool.submit(Rendezvous, run, node, endpoint) for node in reversed(range(run.nodes))]
     return [each.result() for each in reversed(made)]
 
@@ -127,7 +127,7 @@ def test_agent_with_the_store_leaves_last(
     assert leaving.result()
     monkeypatch.setattr(module, "SHUTDOWN_S", 0.1)
     rendezvous(pool, first, second)
-    first.shutdown()  # the other agent is gone
+    first.shutdown()  # the other agent has left
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def rank_of(pool: ThreadPoolExecutor, tmp_path: Path) -> Callable[..., NodeConte
     (info, _) = rendezvous(pool, *agents(pool, str(tmp_path / "port"), spec(2)))
 
     def rank_of(rank: int, attempt: int) -> NodeContext:
-        where = info.bootstrap_store_info  # the store lives as long as `info`
+        where = info.bootstrap_store_info  # a reference to `info` keeps the store alive
         environment = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": where.master_addr}
         environment |= {"MASTER_PORT": where.master_port, "SHARDYARD_ATTEMPT": attempt}
         return read_context(spec(2), {name: str(value) for name, value in environment.items()})
@@ -158,7 +158,7 @@ def test_exit_barrier(rank_of: Callable[..., NodeContext]) -> None:
         left.set()
 
     threading.Thread(target=leave, args=(0, 1), daemon=True).start()
-    threading.Thread(target=leave, args=(1, 0), daemon=True).start()  # of another attempt
+    threading.Thread(target=leave, args=(1, 0), daemon=True).start()  # another attempt
     assert not left.wait(0.3)
     leave(1, 1)
     assert left.is_set()

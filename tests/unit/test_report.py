@@ -36,7 +36,7 @@ def test_speedups_are_relative_to_the_serial_run_of_the_same_seed() -> None:
     assert row.baseline.keys == (SERIAL.key,)
 
 
-def test_without_a_serial_run_of_the_seed_the_mean_of_other_seeds_counts() -> None:
+def test_without_a_serial_run_of_the_seed_the_baseline_is_the_mean_of_other_seeds() -> None:
     serials = [a_run(seed=1, train_s=6.0), a_run(seed=2, train_s=10.0)]
     comparison = a_comparison(*serials, FAST)
     row = row_of(comparison, "all_reduce")
@@ -79,7 +79,7 @@ def test_serial_has_speedup_one() -> None:
         {"optimizer": {"name": "momentum", "momentum": 0.5}},
     ],
 )
-def test_another_workload_is_no_baseline(other: dict[str, Any]) -> None:
+def test_serial_run_of_another_workload_is_no_baseline(other: dict[str, Any]) -> None:
     row = row_of(a_comparison(a_run(**other), FAST), "all_reduce")
     assert (row.speedup, row.efficiency, row.cpu_time_speedup, row.accuracy_difference) == (None,) * 4
     assert row.no_speedup == NO_SERIAL
@@ -110,7 +110,7 @@ def test_fault_injection_trains_nothing_and_has_no_speedup() -> None:
     assert len(comparison.workloads) == 1
 
 
-def test_a_row_has_the_partition_and_the_gain_of_averaging() -> None:
+def test_row_has_partition_metrics_and_averaging_gain() -> None:
     run = a_run("one_shot", nodes=3, accuracy=0.8, own=[0.5, 0.6, 0.7], coverage=0.7, overlap=0.2)
     row = row_of(a_comparison(run), "one_shot")
     assert row.local_accuracy == pytest.approx(0.6)
@@ -120,12 +120,12 @@ def test_a_row_has_the_partition_and_the_gain_of_averaging() -> None:
     assert row.node_samples == [50, 50, 50]
 
 
-def test_exchange_share_leaves_evaluation_out() -> None:
+def test_communication_share_excludes_evaluation() -> None:
     row = row_of(a_comparison(a_run("ddp", nodes=2, train_s=4.0, communicate_s=1.0)), "ddp")
     assert row.exchange_share == pytest.approx(1 / 4)
 
 
-def test_labels_name_the_parameters_that_are_not_the_default() -> None:
+def test_labels_name_non_default_parameters() -> None:
     rows = a_comparison(a_run("one_shot"), a_run(ONE_SHOT_ALONE)).rows
     assert [row.strategy_label for row in rows] == ["one_shot", "one_shot init=independent"]
     few = {"name": "all_reduce", "compression": {"name": "top_k", "ratio": 0.1}}
@@ -143,18 +143,18 @@ def test_labels_name_the_parameters_that_are_not_the_default() -> None:
     assert row_of(a_comparison(split), "ddp").partitioner_label == "dirichlet alpha=0.1 equal_sizes=true"
 
 
-def test_labels_write_values_as_a_sweep_file_does() -> None:
+def test_labels_write_values_as_in_sweep_files() -> None:
     run = a_run({"name": "local_sgd", "local_steps": None}, nodes=2).run
     assert component_label(run, "strategy") == "local_sgd local_steps=null"
 
 
-def test_efficiency_is_speedup_by_ranks() -> None:
+def test_efficiency_is_speedup_divided_by_ranks() -> None:
     run = a_run("all_reduce", nodes=2, processes_per_node=4, train_s=2.0)
     row = row_of(a_comparison(SERIAL, run), "all_reduce")
     assert (row.speedup, row.efficiency) == (4.0, 0.5)
 
 
-def test_the_workload_label_names_node_limits_that_are_not_the_default() -> None:
+def test_workload_label_names_non_default_node_limits() -> None:
     (workload,) = a_comparison(SERIAL, FAST).workloads
     assert workload.label == "digits, lenet, sgd lr 0.05, batch 32 per rank, 2 epochs"
     limits = {"cpus": 0.4, "memory_mb": 512}
@@ -164,7 +164,7 @@ def test_the_workload_label_names_node_limits_that_are_not_the_default() -> None
     assert workload.label.endswith("2 threads per rank, cpus 2, 64 pids and 32 MiB /dev/shm per node")
 
 
-def test_cores_are_shared_by_quotas_where_they_are_enforced() -> None:
+def test_cpu_quotas_count_only_where_they_are_enforced() -> None:
     def shared(**fields: Any) -> bool:
         (row,) = a_comparison(a_run("ddp", nodes=4, cores=2, **fields)).rows
         return row.shares_cores
@@ -178,7 +178,7 @@ def test_cores_are_shared_by_quotas_where_they_are_enforced() -> None:
 # Groups over seeds
 
 
-def test_a_group_has_the_runs_that_differ_only_in_seed() -> None:
+def test_group_contains_runs_that_differ_only_in_seed() -> None:
     runs = [
         a_run("all_reduce", nodes=2, seed=seed, train_s=train_s)
         for seed, train_s in enumerate([4.0, 6.0, 5.0])
@@ -198,26 +198,26 @@ def test_a_group_has_the_runs_that_differ_only_in_seed() -> None:
     [{"processes_per_node": 2}, {"cpus": 0.4}, {"memory_mb": 64}, {"pids": 64}, {"shm_mb": 64}],
     ids=str,
 )
-def test_runs_with_other_nodes_are_another_group(other: dict[str, Any]) -> None:
+def test_runs_with_different_nodes_are_separate_groups(other: dict[str, Any]) -> None:
     comparison = a_comparison(a_run("ddp", nodes=2), a_run("ddp", nodes=2, **other))
     assert [len(group.rows) for group in comparison.groups] == [1, 1]
     workloads, lines = (
         {getattr(group, name) for group in comparison.groups} for name in ("workload", "line")
     )
-    assert len(workloads) * len(lines) == 2  # a figure would draw them as one otherwise
+    assert len(workloads) * len(lines) == 2  # otherwise a figure would draw them as one line
 
 
-def test_a_group_without_a_quantity_has_no_spread() -> None:
+def test_group_without_a_metric_has_no_spread() -> None:
     assert a_comparison(FAST).groups[0].over(lambda row: row.speedup) is None
 
 
-# Servers
+# Parameter servers
 
 
 STALE = a_run("async_parameter_server", nodes=3, staleness=[(0.5, 2), (1.5, 7)])
 
 
-def test_staleness_is_that_of_all_gradients() -> None:
+def test_staleness_is_averaged_over_all_gradients() -> None:
     two, one = (a_comparison(run).rows[0] for run in (STALE, FAST))
     assert (two.staleness, two.staleness_max) == (1.0, 7)
     assert (one.staleness, one.staleness_max) == (None, None)
@@ -233,16 +233,16 @@ def test_results_without_staleness_can_be_read() -> None:
     assert RunResult.model_validate(written) == FAST
 
 
-def test_a_server_counts_in_efficiency_and_holds_no_samples() -> None:
+def test_server_counts_in_efficiency_and_has_no_samples() -> None:
     row = row_of(a_comparison(SERIAL, STALE), "async_parameter_server")
-    assert row.efficiency == pytest.approx(1.0 / 3)  # as long as serial, on three nodes
+    assert row.efficiency == pytest.approx(1.0 / 3)  # as slow as serial, on three nodes
     assert row.node_samples == [50, 50]
 
 
 # results.csv
 
 
-def test_csv_has_a_line_per_run_in_the_order_of_the_sweep() -> None:
+def test_csv_has_one_row_per_run_in_sweep_order() -> None:
     failed = a_run("ddp", nodes=2, status="failed", cause="node 1: lost, with a comma")
     first, second, third, last = csv_lines(a_comparison(FAST, failed, SERIAL, pending=["ddp-gloo-n4-s0-0"]))
     assert [line["status"] for line in (first, second, third, last)] == ["ok", "failed", "ok", "pending"]
@@ -266,7 +266,7 @@ def test_csv_counts_ranks_and_nodes() -> None:
     assert one["bytes_sent_per_node"] == one["bytes_sent_per_rank"] == "1000000.0"
     assert (several["nodes"], several["processes_per_node"], several["ranks"]) == ("2", "3", "6")
     assert several["cores"] == "1.5"
-    assert several["bytes_sent_per_node"] == ""  # not counted: ranks of one node also send to each other
+    assert several["bytes_sent_per_node"] == ""  # unknown: ranks of one node also send to each other
     assert several["bytes_sent_per_rank"] == "1000000.0"
     assert (one["cpus"], one["memory_mb"], one["pids"], one["shm_mb"]) == ("1.0", "2048", "512", "256")
 

@@ -1,4 +1,4 @@
-"""Runs in containers: usage counted by the kernel, in rows, tables and pages."""
+"""Runs in containers: resource usage measured by the kernel, in rows, tables and pages."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_table_has_usage_and_limits() -> None:
     }
 
 
-def test_one_container_for_all_nodes_has_the_limit_of_all() -> None:
+def test_one_container_for_all_nodes_has_their_combined_limit() -> None:
     comparison = a_comparison(contained("hogwild", a_node("node-1", [0, 1]), nodes=2))
     assert single_container(comparison.rows[0])
     (line,) = cells(CONTAINERS, comparison.groups)

@@ -58,11 +58,11 @@ def drawn(*maps: LabelMap) -> str:
 
 
 def numbers(svg: str) -> list[int]:
-    """What is written in cells of counts of 1000 and more."""
+    """Numbers with four or more digits in the SVG."""
     return [int(found) for found in re.findall(r">(\d{4,})<", svg)]
 
 
-# The figures
+# Partition summaries
 
 
 def test_a_partition_summary_has_the_counts_of_the_certificate() -> None:
@@ -72,7 +72,7 @@ def test_a_partition_summary_has_the_counts_of_the_certificate() -> None:
     assert seen
     assert seen.labels.tolist() == LABELS
     assert (seen.coverage, seen.overlap, seen.js_divergence) == (0.8, 0.1, (0.0, 0.01))
-    # Of 100 samples 50, 47 and 3: |40/43 - 0.50| + 0.47 + |3/43 - 0.03|, and likewise for the other.
+    # Of 100 samples, the classes have 50, 47 and 3. Rank 0: |40/43 - 0.50| + 0.47 + |3/43 - 0.03|.
     first, second = 40 / 43 - 0.5 + 0.47 + 3 / 43 - 0.03, 0.5 - 10 / 57 + 47 / 57 - 0.47 + 0.03
     assert seen.earth_movers_distance == pytest.approx((first, second))
     assert distance_mean(row) == pytest.approx((first + second) / 2)
@@ -115,7 +115,7 @@ def test_a_map_describes_its_partition() -> None:
     assert describe(equal).splitlines()[0] == "10–11 samples each"
 
 
-# Which are shown
+# Selection of maps
 
 
 def test_one_map_for_each_partitioner_and_number_of_ranks_of_the_lowest_seed() -> None:
@@ -140,10 +140,10 @@ def test_one_map_for_each_partitioner_and_number_of_ranks_of_the_lowest_seed() -
     assert alone.shape.ranks == 1
 
 
-# What is drawn
+# Drawing
 
 
-def test_every_count_is_written_and_none_is_an_empty_cell() -> None:
+def test_map_shows_every_count_and_leaves_zero_cells_empty() -> None:
     split = a_split(16)
     split.partition_summary.labels[3, 7] = 0
     svg = drawn(split, a_split(16, name="other"))
@@ -197,7 +197,7 @@ def test_cells_without_room_for_numbers_have_a_colour_scale() -> None:
 def test_maps_of_one_number_of_nodes_are_side_by_side(
     maps: list[tuple[int, int]], rows: int, across: int
 ) -> None:
-    """maps: ranks, and how many partitioners."""
+    """maps: pairs of a number of ranks and a number of partitioners."""
     with rc_context(RC):  # type: ignore[arg-type]
         figure = label_maps([a_split(ranks, name=f"p{n}") for ranks, count in maps for n in range(count)])
     rows_used = {axes.get_subplotspec().rowspan.start for axes in figure.axes}  # type: ignore[union-attr]

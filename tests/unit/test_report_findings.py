@@ -65,7 +65,7 @@ def test_fastest_has_its_numbers_and_runs() -> None:
         ([5], [4], "single_seed"),
     ],
 )
-def test_a_lead_is_judged_by_the_range_over_seeds(
+def test_lead_is_compared_with_the_range_over_seeds(
     slower: list[float], faster: list[float], verdict: str
 ) -> None:
     comparison = a_comparison(*repeated("ddp", slower, nodes=2), *repeated("all_reduce", faster, nodes=2))
@@ -169,7 +169,9 @@ def test_compressions_are_compared_with_none_by_accuracy_and_bytes() -> None:
         *compressed("fp16", bytes_sent=5e5, **common),
         *repeated("ddp", [0.90, 0.92], "accuracy", **common),
     )
-    data = [finding.data for finding in findings_of(comparison, "variant")]  # not each with each
+    data = [
+        finding.data for finding in findings_of(comparison, "variant")
+    ]  # each with the default, not with each other
     assert [each["parameters"] for each in data] == [
         ({"compression": "none"}, {"compression": name}) for name in ("sign", "fp16")
     ]
@@ -232,7 +234,7 @@ def test_a_small_loss_or_a_gain_is_not_a_loss(accuracies: list[float]) -> None:
     assert findings_of(comparison, "partitioner_loss") == []
 
 
-def test_a_loss_from_a_single_seed_says_so() -> None:
+def test_loss_from_a_single_seed_is_marked() -> None:
     runs = [*skewed("one_shot", [0.9], "random_partition"), *skewed("one_shot", [0.6])]
     data = finding_of(a_comparison(*runs), "partitioner_loss").data
     assert (data["loss"], data["repeated"]) == (pytest.approx(0.3), False)
@@ -252,7 +254,7 @@ def test_many_partitioners_without_effect_share_a_finding() -> None:
     }
 
 
-def test_ways_to_take_the_mean_gradient_are_compared_by_step() -> None:
+def test_gradient_averaging_strategies_are_compared_by_step() -> None:
     runs = [
         *repeated("all_reduce", [4, 4.1], nodes=2, transport="mpi", communicate_s=0.9, steps=90),
         *repeated("all_gather", [8, 8.2], nodes=2, transport="mpi", communicate_s=1.8, steps=90),
@@ -308,7 +310,7 @@ def test_a_speedup_beyond_the_cores_is_reported_as_noise() -> None:
     assert finding_of(a_comparison(*runs), "shared_cores").data["beyond_limit"] == 2.5
 
 
-def test_cautions_about_trust() -> None:
+def test_cautions() -> None:
     unverified = a_run("ddp", nodes=2, verified=False, cores=4)
     apart = a_run("all_reduce", nodes=2, digests=["one", "other"], runtime="docker")
     late = a_run("fault_injection", status="timeout", cause="stopped after 9 s")

@@ -53,7 +53,7 @@ def view_of(comparison: Comparison) -> WorkloadView:
 
 
 def words(figure: Figure | None) -> list[str]:
-    """The texts of a figure in the order in which they are drawn."""
+    """Texts of a figure in drawing order."""
     assert figure is not None
     with rc_context(RC):  # type: ignore[arg-type]
         return re.findall(r">([^<>\n]+)</text>", to_svg(figure, "figure"))
@@ -69,7 +69,7 @@ def test_the_most_accurate_strategy_comes_first_after_serial() -> None:
     texts = words(glance(SERIAL, *tried()))
     rows = [word for word in texts if word.removesuffix(" · mpi") in ("serial", *NAMES)]
     assert rows == ["serial", "all_reduce · mpi", "local_sgd · mpi", "gossip · mpi", "one_shot · mpi"]
-    # Beside each its time, which is not in that order.
+    # The times are in the same rows, so they are not sorted.
     times = [word for word in texts if word.endswith("\N{NO-BREAK SPACE}s")]
     assert [time[:4] for time in times] == ["8.00", "4.00", "7.00", "6.00", "5.00"]
 
@@ -130,7 +130,7 @@ def test_accuracy_by_partitioner_and_strategy() -> None:
     assert shown == [row[at] for row in expected for at in order]
     shades = axes.collections[0].get_array()
     assert shades is not None
-    assert np.reshape(shades, (3, 4))[0].tolist() == [0, 0, 0, 0]  # nothing is lost against itself
+    assert np.reshape(shades, (3, 4))[0].tolist() == [0, 0, 0, 0]  # no loss relative to itself
     assert (np.reshape(shades, (3, 4))[1] > 0.5).all()
 
 
@@ -150,7 +150,7 @@ def test_figures_with_many_lines_show_one_partitioner() -> None:
 
 
 def sized(strategy: str, hidden: int, communicate_s: float, **fields: Any) -> RunResult:
-    """Of a model that has as many parameters as `hidden` says."""
+    """A run of a model with `hidden` parameters."""
     run = a_run(
         strategy,
         nodes=2,
@@ -170,7 +170,7 @@ def exchange(*runs: RunResult) -> Figure | None:
         return exchange_by_size(comparison, Style(comparison.groups))
 
 
-def test_exchange_against_model_size() -> None:
+def test_communication_time_by_model_size() -> None:
     runs = [
         *(
             sized("all_reduce", hidden, seconds)
@@ -181,7 +181,7 @@ def test_exchange_against_model_size() -> None:
     figure = exchange(*runs)
     assert figure is not None
     lines = {tuple(map(int, line.get_xdata())): line for line in figure.axes[0].lines}  # type: ignore[arg-type]
-    assert list(lines) == [(10, 100, 1000), (10, 1000)]  # that which ends highest first
+    assert list(lines) == [(10, 100, 1000), (10, 1000)]  # the line that ends highest comes first
     assert list(lines[10, 100, 1000].get_ydata()) == pytest.approx([0.001, 0.01, 0.05])
     assert list(lines[10, 1000].get_ydata()) == pytest.approx([0.002, 0.03])
     texts = words(figure)
@@ -241,7 +241,7 @@ def test_each_strategy_of_a_large_sweep_has_a_colour_of_its_own() -> None:
 # Per step
 
 
-def test_exchange_per_step() -> None:
+def test_communication_time_per_step() -> None:
     comparison = a_comparison(
         SERIAL,
         a_run("all_reduce", nodes=4, communicate_s=1.8, steps=90),

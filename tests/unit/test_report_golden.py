@@ -33,7 +33,7 @@ from tests.unit.report_support import (
 from tests.unit.test_report_data_partition import with_labels
 from tests.unit.test_report_learning import learned
 from tests.unit.test_report_locations import NEWER, a_node, contained
-from tests.unit.test_report_stragglers import FOR_THE_LAST, waiting
+from tests.unit.test_report_stragglers import WAITS_FOR_LAST, waiting
 from tests.unit.test_report_textbook_optimizers import trained
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -70,7 +70,7 @@ def data_parallel() -> list[RunResult]:
 
 
 def model_partitioned() -> list[RunResult]:
-    """Pipelines with several split points, and the same model whole; one seed without a serial run."""
+    """Pipelines with several split points, and the unpartitioned model; one seed without a serial run."""
     whole = in_parts(a_run(lr=0.1), [1000], activations=[7000])
     copies = in_parts(a_run("all_reduce", nodes=2, train_s=1.8, lr=0.1), [1000] * 2, activations=[3000] * 2)
     steps = {"relu1": 0.03, "conv2": 0.02, "fc2": 0.05}
@@ -92,7 +92,7 @@ def with_target() -> list[RunResult]:
 
 
 def with_a_slow_node() -> list[RunResult]:
-    slow = waiting(FOR_THE_LAST, cpus=0.5, bottleneck_cpus=0.25)
+    slow = waiting(WAITS_FOR_LAST, cpus=0.5, bottleneck_cpus=0.25)
     return [a_run("all_reduce", nodes=3, train_s=5.0, cpus=0.5), slow]
 
 

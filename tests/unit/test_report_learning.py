@@ -90,7 +90,7 @@ def test_the_first_of_the_consecutive_epochs_counts(
     assert line["target_reached"] == "true"
     assert int(line["epochs_trained"]) == len(accuracies)
     (line,) = csv_lines(a_comparison(learned("all_reduce", accuracies, patience=patience, nodes=3)))
-    assert float(line["time_to_target_s"]) == pytest.approx(seconds + 0.2)  # of the slowest rank
+    assert float(line["time_to_target_s"]) == pytest.approx(seconds + 0.2)  # the slowest rank
 
 
 def test_a_target_that_was_not_reached_is_shown() -> None:
@@ -125,7 +125,7 @@ def test_seeds_that_reached_the_target_are_counted() -> None:
     assert findings_of(comparison, "target_first") == []
 
 
-def test_first_second_and_never_at_the_target() -> None:
+def test_seeds_that_reach_the_target_early_late_and_never() -> None:
     comparison = a_comparison(
         learned("serial", [0.6, 0.7, 0.95]),
         learned("all_reduce", [0.5, 0.95], nodes=2, transport="gloo"),
@@ -164,7 +164,7 @@ def test_times_of_different_numbers_of_epochs_are_no_speedup() -> None:
     assert [shown[name]["epochs"] for name in ("serial 1", "all_reduce 2")] == ["3", "2"]
 
 
-def test_a_speedup_is_of_all_seeds_or_of_none() -> None:
+def test_speedup_needs_all_seeds() -> None:
     comparison = a_comparison(
         learned("serial", [0.6, 0.95], seed=0),
         learned("serial", [0.6, 0.95], seed=1),
@@ -225,7 +225,7 @@ def test_all_lr_schedules_share_the_serial_run() -> None:
     assert data["accuracy"][1] == 0.8
 
 
-def test_learning_rates_have_a_column_if_they_are_not_the_spec_s() -> None:
+def test_learning_rate_has_a_column_if_it_differs_from_the_spec() -> None:
     growing = a_comparison(learned("serial", [0.5, 0.6]), learned("serial", [0.5, 0.6], target=None))
     assert by_strategy(growing)["serial 1"]["learning_rate"] == "0.1 | from 0.05"
     assert csv_lines(growing)[0]["lr_first_epoch"] == "0.05"
@@ -234,7 +234,7 @@ def test_learning_rates_have_a_column_if_they_are_not_the_spec_s() -> None:
     points = [point.model_copy(update={"lr": 0.05}) for point in plain.epochs]
     constant = a_comparison(plain.model_copy(update={"epochs": points}))
     assert "learning_rate" not in by_strategy(constant)["serial 1"]
-    older = a_comparison(plain)  # has none recorded
+    older = a_comparison(plain)  # a result without learning rates
     assert "learning_rate" not in by_strategy(older)["serial 1"]
     assert csv_lines(older)[0]["lr_last_epoch"] == ""
 
@@ -261,8 +261,8 @@ def test_a_line_for_each_run_and_epoch() -> None:
     second = lines[3]
     assert (second["key"], second["nodes"], second["seed"]) == (comparison.rows[1].key, "3", "0")
     assert [float(second[name]) for name in ("train_s", "lr", "accuracy")] == pytest.approx([4.2, 0.1, 0.6])
-    assert float(second["loss"]) == 2.0  # mean of the two workers', the server has none
-    assert float(second["samples_per_s"]) == pytest.approx(2 * 50 / 2.0)  # in this epoch, not so far
+    assert float(second["loss"]) == 2.0  # mean over the two workers; the server has no loss
+    assert float(second["samples_per_s"]) == pytest.approx(2 * 50 / 2.0)  # of this epoch, not cumulative
     assert float(lines[2]["samples_per_s"]) == pytest.approx(2 * 50 / 2.2)
 
 

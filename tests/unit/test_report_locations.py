@@ -24,11 +24,11 @@ def a_node(name: str, ranks: list[int], **fields: Any) -> NodeUsage:
 
 
 def contained(
-    strategy: str, *members: NodeUsage, environment: dict[str, str] = DOCKER, **fields: Any
+    strategy: str, *usages: NodeUsage, environment: dict[str, str] = DOCKER, **fields: Any
 ) -> RunResult:
-    """A run of runtime docker; without `members` all nodes have equal usage."""
+    """A run of runtime docker; without `usages` all nodes have equal usage."""
     run = a_run(strategy, runtime="docker", **fields)
-    usage = members or [a_node(f"node-{rank.rank + 1}", [rank.rank]) for rank in run.ranks]
+    usage = usages or [a_node(f"node-{rank.rank + 1}", [rank.rank]) for rank in run.ranks]
     return run.model_copy(update={"usage": list(usage), "environment": environment})
 
 

@@ -59,7 +59,7 @@ def a_hybrid(**fields: Any) -> RunResult:
 def test_metrics_of_a_pipeline() -> None:
     row = row_of(a_comparison(WHOLE, a_pipeline()), "pipeline")
     assert partition.step_s(row) == pytest.approx(0.05)
-    assert partition.bubble(row) == pytest.approx(2 / 4)  # of training, not of evaluation
+    assert partition.bubble(row) == pytest.approx(2 / 4)  # of training without evaluation
     assert partition.bubble_formula(row) == pytest.approx(1 / 5)
     assert row.split_points == ["flatten"]
     assert partition.split_point_bytes_per_step(row) == pytest.approx(27_000 / 90)
@@ -90,8 +90,8 @@ def test_only_stages_have_a_bubble() -> None:
     )  # two stages, not four
 
 
-def test_the_master_is_no_stage() -> None:
-    """The master waits nearly all the time; of two stages one waits while the other computes."""
+def test_master_is_not_a_stage() -> None:
+    """The master waits most of the time; each of the two stages waits while the other computes."""
     run = in_parts(a_run("rpc_split", nodes=3), [0, 1, 1], blocks=[[], ["conv1"], ["fc1"]])
     row = row_of(a_comparison(run), "rpc_split")
     assert partition.bubble_formula(row) == pytest.approx(1 / 2)
@@ -107,7 +107,7 @@ def test_a_strategy_without_straggler_attribution_has_no_measured_bubble() -> No
     )  # as in pipeline, so that CPU-time speedups compare
 
 
-def test_the_busiest_split_point_counts() -> None:
+def test_traffic_is_that_of_the_busiest_split_point() -> None:
     blocks = [["conv1"], ["conv2"], ["fc1"]]
     sent = [[0, 10, 0], [20, 0, 300], [0, 400, 0]]
     run = in_parts(a_run("pipeline", nodes=3), [1, 1, 1], blocks=blocks, bytes_to=sent)
@@ -140,7 +140,7 @@ def test_cpu_time_speedup_includes_the_bubble(name: str) -> None:
 
 
 def test_stages_of_different_length_wait_for_the_longest() -> None:
-    """Of 4 micro-batches one goes through all stages, the longest then takes three more."""
+    """The first of 4 micro-batches passes all stages; the longest stage then processes three more."""
     serial, copies = a_run(work_cpu_s=8.0), a_hybrid()
     work = [6.0, 2.0, 3.0, 3.0]
     ranks = [rank.model_copy(update={"work_cpu_s": s}) for rank, s in zip(copies.ranks, work, strict=True)]

@@ -151,9 +151,9 @@ def time_figure(*results: RunResult) -> Figure:
     return figure
 
 
-def test_a_figure_shades_only_where_all_share_cores() -> None:
+def test_figure_shades_only_where_all_runs_share_cores() -> None:
     assert len(time_figure(*SWEEPS["quotas"]).axes[0].texts) == 1
-    # Eight ranks in two nodes fit, four nodes do not: no number of ranks separates them.
+    # Eight ranks on two nodes fit and four nodes do not: no rank count separates them.
     docker = {"runtime": "docker", "cores": 2, "threads": 1}
     mixed = [a_run("ddp", nodes=4, **docker), a_run("ddp", nodes=2, processes_per_node=4, **docker)]
     assert len(time_figure(a_run(**docker), *mixed).axes[0].texts) == 0
@@ -180,7 +180,7 @@ def test_synchronous_strategies_have_no_staleness() -> None:
     assert "staleness" not in cells(GROUPS, comparison.groups)[0]
 
 
-def test_the_page_escapes_what_comes_from_files(report: SweepPaths) -> None:
+def test_page_escapes_text_from_files(report: SweepPaths) -> None:
     page = Page(report.html.read_text())
     assert "script" not in page.tags
     assert page.handlers == []
@@ -216,7 +216,7 @@ def test_the_summary_counts_runs_by_status(report: SweepPaths) -> None:
     assert re.findall(r"\d+(?=.runs|.ok|.failed|.pending)", summary) == ["8", "6", "1", "1"]
 
 
-def test_markdown_escapes_what_comes_from_files(report: SweepPaths) -> None:
+def test_markdown_escapes_text_from_files(report: SweepPaths) -> None:
     text = report.markdown.read_text()
     assert "<script" not in re.sub(r"`[^`]*`", "", text)
     assert "[link](" not in text.replace("\\[link](", "")
@@ -280,7 +280,7 @@ def test_number_formats(written: str, expected: str) -> None:
     assert written.replace(formats.JOIN, " ") == expected
 
 
-def test_importing_the_report_is_quick() -> None:
+def test_importing_the_report_is_fast() -> None:
     heavy = "sorted({'torch', 'mpi4py', 'matplotlib', 'jinja2'} & set(sys.modules))"
     command = f"import sys, orchestrator.report; print({heavy})"
     assert subprocess.run([sys.executable, "-c", command], capture_output=True, text=True).stdout == "[]\n"

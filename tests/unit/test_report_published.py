@@ -151,7 +151,7 @@ def test_overridden_runs_are_not_compared_with_published_times() -> None:
     assert not any("accuracy_difference" in line for line in table(comparison))
 
 
-def test_both_pages_have_the_facts_of_the_lab_escaped() -> None:
+def test_both_pages_escape_lab_metadata() -> None:
     comparison = a_lab()
     findings, plots = find(comparison), draw(comparison)
     page, text = html.render(comparison, findings, plots), markdown.render(comparison, findings, plots)
@@ -174,7 +174,7 @@ def test_fewer_nodes_do_not_override_the_others() -> None:
     assert "Overridden" not in dict(differences(comparison))
 
 
-def test_runs_that_ended_at_a_target_have_no_ablation_of_accuracy() -> None:
+def test_runs_that_stopped_at_a_target_have_no_accuracy_ablation() -> None:
     ended = FIXED.epochs[-1].model_copy(update={"target_reached": True})
     reached = one_shot(2, 0.7, strategy="all_reduce", target_accuracy=0.5)
     reached = reached.model_copy(update={"epochs": [*reached.epochs[:-1], ended]})

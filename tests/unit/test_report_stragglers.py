@@ -28,9 +28,9 @@ from tests.unit.report_support import (
     row_of,
 )
 
-# Seconds that each rank (row) waited for each other, of 10 s of training.
-FOR_THE_LAST = [[0.0, 0.5, 6.0], [0.25, 0.0, 5.0], [0.0, 0.25, 0.0]]
-FOR_ALL_ALIKE = [[0.0, 1.0, 1.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]]
+# Seconds that each rank (row) waited for each other rank (column), of 10 s of training.
+WAITS_FOR_LAST = [[0.0, 0.5, 6.0], [0.25, 0.0, 5.0], [0.0, 0.25, 0.0]]
+WAITS_FOR_ALL = [[0.0, 1.0, 1.0], [1.0, 0.0, 1.0], [1.0, 1.0, 0.0]]
 
 
 def waiting(seconds: list[list[float]], strategy: Any = "all_reduce", **fields: Any) -> RunResult:
@@ -40,8 +40,8 @@ def waiting(seconds: list[list[float]], strategy: Any = "all_reduce", **fields: 
 
 
 def test_shares_are_relative_to_the_wall_time_of_the_waiting_rank() -> None:
-    comparison = a_comparison(waiting(FOR_THE_LAST))
-    assert np.allclose(wait_shares(row_of(comparison, "all_reduce")), np.array(FOR_THE_LAST) / 10)  # type: ignore[arg-type]
+    comparison = a_comparison(waiting(WAITS_FOR_LAST))
+    assert np.allclose(wait_shares(row_of(comparison, "all_reduce")), np.array(WAITS_FOR_LAST) / 10)  # type: ignore[arg-type]
     most = straggler_of(mean_wait_shares(comparison.groups[0]))
     assert most is not None
     assert (most.rank, most.ranks) == (2, 3)
@@ -57,18 +57,18 @@ def test_results_without_straggler_attribution_have_no_shares() -> None:
 
 
 def test_a_straggler_is_reported() -> None:
-    assert finding_of(a_comparison(waiting(FOR_THE_LAST)), "straggler").data == {
+    assert finding_of(a_comparison(waiting(WAITS_FOR_LAST)), "straggler").data == {
         "strategy": "all_reduce over mpi",
         "rank": 2,
         "share_of_time": pytest.approx(0.55),
         "share_of_waiting": pytest.approx(11 / 12),
     }
-    slow = a_comparison(waiting(FOR_THE_LAST, bottleneck_cpus=0.25))
+    slow = a_comparison(waiting(WAITS_FOR_LAST, bottleneck_cpus=0.25))
     assert finding_of(slow, "straggler").data["rank"] == 2
 
 
 def test_nodes_without_a_common_clock_have_no_straggler_attribution() -> None:
-    run = waiting(FOR_THE_LAST)
+    run = waiting(WAITS_FOR_LAST)
     info = dataclasses.replace(run.runtime_info, one_clock=False)
     comparison = a_comparison(run.model_copy(update={"runtime_info": info}))
     assert wait_shares(comparison.rows[0]) is None
@@ -78,8 +78,8 @@ def test_nodes_without_a_common_clock_have_no_straggler_attribution() -> None:
 
 
 def test_even_or_little_waiting_has_no_straggler() -> None:
-    little = [[seconds / 20 for seconds in row] for row in FOR_THE_LAST]
-    for seconds in (FOR_ALL_ALIKE, little):
+    little = [[seconds / 20 for seconds in row] for row in WAITS_FOR_LAST]
+    for seconds in (WAITS_FOR_ALL, little):
         assert findings_of(a_comparison(waiting(seconds)), "straggler") == []
 
 
@@ -123,7 +123,7 @@ def test_the_table_separates_communication_and_waiting() -> None:
 
 
 def test_the_figure_has_a_map_for_each_run() -> None:
-    comparison = a_comparison(waiting(FOR_THE_LAST), waiting(FOR_ALL_ALIKE, "all_gather"))
+    comparison = a_comparison(waiting(WAITS_FOR_LAST), waiting(WAITS_FOR_ALL, "all_gather"))
     assert "stragglers" in [plot.name for plot in draw(comparison)]
     with rc_context(RC):  # type: ignore[arg-type]
         figure = straggler_attribution(comparison.view(comparison.workloads[0]))
@@ -136,7 +136,7 @@ def test_the_figure_has_a_map_for_each_run() -> None:
 
 
 def test_the_figure_is_limited_and_left_out_without_waiting() -> None:
-    many = [waiting(FOR_THE_LAST, {"name": "local_sgd", "local_steps": steps}) for steps in range(1, 10)]
+    many = [waiting(WAITS_FOR_LAST, {"name": "local_sgd", "local_steps": steps}) for steps in range(1, 10)]
     comparison = a_comparison(*many)
     with rc_context(RC):  # type: ignore[arg-type]
         figure = straggler_attribution(comparison.view(comparison.workloads[0]))

@@ -71,7 +71,7 @@ def test_local_nodes_are_torchrun_agents(tmp_path: Path) -> None:
         assert options < set(each.argv)
         assert f"--rdzv-endpoint={live.resolve()}/rendezvous" in each.argv
         assert each.environment["SHARDYARD_NODE"] == str(node)
-        assert "RANK" not in each.environment  # torchrun's to give
+        assert "RANK" not in each.environment  # set by torchrun
     assert len(processes(spec(processes_per_node=2), RunPaths(live.parent), tmp_path, live)) == 4
 
 
@@ -113,7 +113,7 @@ def exit_reports(
         return writers[-1]
 
     monkeypatch.setattr(agent, "EventWriter", opened)
-    counts = [2, *(count for _, count in lost)]  # two before this run began
+    counts = [2, *(count for _, count in lost)]  # two before this run
     handler = ExitReportHandler(spec(restarts=9), 1, directory, memory_mb, lambda: counts.pop(0))
     for attempt, (code, _) in enumerate(lost):
         monkeypatch.setenv("SHARDYARD_ATTEMPT", str(attempt))
@@ -137,7 +137,7 @@ def test_out_of_memory_kills_belong_to_their_attempt(
     lost = [(-9, 3), (-9, 3), (-11, 4), (1, 5), (-9, 5), (-9, 6)]
     assert exit_reports(tmp_path, monkeypatch, "64", *lost) == [
         (0, MEMORY),
-        (1, "killed by SIGKILL"),  # not for what an earlier attempt needed
+        (1, "killed by SIGKILL"),  # the out-of-memory kill was in attempt 0
         (2, "killed by SIGSEGV"),
         (4, "killed by SIGKILL"),
         (5, MEMORY),
@@ -210,7 +210,7 @@ def test_lost_torchrun_agent_fails_the_run() -> None:
 
 
 @pytest.mark.parametrize("exits", [{"node 0": 1, "node 1": 1}, {"node 1": 1, "coordinator": 1}])
-def test_torchrun_s_exit_code_is_the_last_resort(exits: dict[str, int]) -> None:
+def test_exit_code_of_torchrun_is_the_fallback_cause(exits: dict[str, int]) -> None:
     status, cause = outcome([], exits, 2, None, restarts=1)
     codes = ", ".join(
         f"{'' if name == 'coordinator' else 'torchrun of '}{name}: exit code 1" for name in exits
@@ -316,70 +316,70 @@ def test_kill_after_the_exit_barrier_is_flagged() -> None:
 
 
 def run_record(directory: Path, *events: Event, **fields: Any) -> RunRecord:
-    kept = RunRecord(directory / "live", assigned("ddp", 1, 2, restarts=2, **fields))
+    record = RunRecord(directory / "live", assigned("ddp", 1, 2, restarts=2, **fields))
     for each in events:
-        kept.add_event(each)
-    return kept
+        record.add_event(each)
+    return record
 
 
 def test_lost_rank_is_no_failure_until_torchrun_gives_up(tmp_path: Path) -> None:
-    kept = run_record(tmp_path, *lost(0))
-    assert (kept.failures, kept.finished, kept.complete) == ({}, False, False)
-    lost_it = kept.assignment.agents[1]
-    assert kept.exit_cause(lost_it, {1: 1}) == "rank 1 was killed by SIGKILL, after 0 restarts"
-    assert kept.exit_cause(lost_it, {1: 0}) is None
+    record = run_record(tmp_path, *lost(0))
+    assert (record.failures, record.finished, record.complete) == ({}, False, False)
+    lost_it = record.assignment.agents[1]
+    assert record.exit_cause(lost_it, {1: 1}) == "rank 1 was killed by SIGKILL, after 0 restarts"
+    assert record.exit_cause(lost_it, {1: 0}) is None
 
 
 def test_run_record_uses_the_finished_attempt(tmp_path: Path) -> None:
-    kept = run_record(tmp_path, *lost(0), event("result", 0, 9.5, **rank_fields(steps=1)), *good(1))
-    assert (kept.finished, kept.complete, kept.failures) == (True, True, {})
+    record = run_record(tmp_path, *lost(0), event("result", 0, 9.5, **rank_fields(steps=1)), *good(1))
+    assert (record.finished, record.complete, record.failures) == (True, True, {})
     for each in up(2, 0, 1):  # an agent starts another attempt before shutdown
-        kept.add_event(each)
-    assert kept.complete
-    assert kept.summary()[0].startswith("ok: 2 nodes")
-    assert kept.summary()[-1] == "  a rank was lost and all ranks were restarted: 1 of 2 restarts"
+        record.add_event(each)
+    assert record.complete
+    assert record.summary()[0].startswith("ok: 2 nodes")
+    assert record.summary()[-1] == "  a rank was lost and all ranks were restarted: 1 of 2 restarts"
 
 
-def test_loss_reported_before_the_exit_barrier_s_events(
+def test_loss_reported_before_the_events_of_the_exit_barrier(
     tmp_path: Path,
 ) -> None:
     """The restarts are used, a rank is killed after the exit barrier, and its agent gives up at once."""
     *events, last = [each for each in good(0) if (each.kind, each.rank) != ("done", 1)]
     assert last.kind == "done"
-    kept = run_record(tmp_path, *events, killed(0, 1))
-    kept.fail(kept.assignment.agents[1], "gave up")
-    assert kept.failures
-    kept.add_event(last)
-    assert (kept.failures, kept.complete) == ({}, True)
+    record = run_record(tmp_path, *events, killed(0, 1))
+    record.fail(record.assignment.agents[1], "gave up")
+    assert record.failures
+    record.add_event(last)
+    assert (record.failures, record.complete) == ({}, True)
 
 
-def test_loss_reported_after_the_exit_barrier_s_events(tmp_path: Path) -> None:
-    """As before, but the others were received first: no event follows that would take it back."""
+def test_loss_reported_after_the_events_of_the_exit_barrier(tmp_path: Path) -> None:
+    """As above, but the other events arrive first, so no later event revokes the loss."""
     events = [each for each in good(0) if (each.kind, each.rank) != ("done", 1)]
-    kept = run_record(tmp_path, *events)
-    last = kept.assignment.agents[1]
-    kept.record_exit(last, {1: -9}, False)
-    kept.fail(last, "rank 1 was killed by SIGKILL, after 2 restarts")
-    assert (kept.failures, kept.complete) == ({}, True)
-    assert kept.summary()[0].startswith("ok: ")
+    record = run_record(tmp_path, *events)
+    last = record.assignment.agents[1]
+    record.record_exit(last, {1: -9}, False)
+    record.fail(last, "rank 1 was killed by SIGKILL, after 2 restarts")
+    assert (record.failures, record.complete) == ({}, True)
+    assert record.summary()[0].startswith("ok: ")
 
 
 @pytest.mark.parametrize("done_last", [False, True])
 def test_agent_with_unsent_weights_is_required(tmp_path: Path, done_last: bool) -> None:
     *events, last = good(0)
-    kept = run_record(tmp_path, *events, save_weights=True)
-    first, other = kept.assignment.agents
+    record = run_record(tmp_path, *events, save_weights=True)
+    first, other = record.assignment.agents
     if not done_last:
-        kept.add_event(last)
-    kept.fail(first, LOST)
-    kept.fail(other, "killed, too")
+        record.add_event(last)
+    record.fail(first, LOST)
+    record.fail(other, "killed, too")
     if done_last:
-        kept.add_event(last)
-    assert (kept.failures, kept.complete) == (
+        record.add_event(last)
+    assert (record.failures, record.complete) == (
         {"node-1": LOST},
         False,
     )
-    assert kept.summary()[1:] == [f"  node-1: {LOST}"]
+    assert record.summary()[1:] == [f"  node-1: {LOST}"]
 
 
 def test_coordinator_ends_a_finished_run(cluster: LoopbackCluster) -> None:

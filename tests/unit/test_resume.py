@@ -1,4 +1,4 @@
-"""Runs that are cut off and go on: the same weights, the same account of what was done."""
+"""Interrupted runs resume from their checkpoints: the same weights and the same events as uninterrupted."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from trainer.training.replica import Replica
 
 LENET = {"name": "lenet", "dropout": 0.3}
 WIDE = {"name": "wide_resnet", "widen": 1}
-PACE = {"lr_scaling": "linear", "warm_up_epochs": 2}
+LR_SCHEDULE = {"lr_scaling": "linear", "warm_up_epochs": 2}
 SYNC = {**WIDE, "norm": "sync_batch"}
-# Parts of 68 and 52 samples, or of 50, 38 and 32.
+# Parts of 68 and 52 samples on two ranks; 50, 38 and 32 on three.
 UNEVEN = {"name": "quantity", "imbalance": 0.4}
 IMAGES = {"name": "synthetic", "samples": 120, "test_samples": 40, "noise": 1.0}
-SMALL_ONES = {**IMAGES, "height": 8, "width": 8}
+SMALL_IMAGES = {**IMAGES, "height": 8, "width": 8}
 
 
 class Killed(Exception):
-    """What a test cuts a training off with."""
+    """Interrupts training."""
 
 
-def cut_off(
+def interrupt(
     monkeypatch: pytest.MonkeyPatch, at: int, checkpoints: Path, strategy: Any, ranks: int, **fields: Any
 ) -> None:
     """Train until a rank is about to take its step `at`, counted from 1 in the attempt."""
     steps: dict[int, int] = {}
     step = Replica.step
 
-    def killing(self: Replica) -> None:
+    def interrupting_step(self: Replica) -> None:
         steps[id(self)] = steps.get(id(self), 0) + 1
         if steps[id(self)] == at:
             raise Killed
         step(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Replica, "step", killing)
+        patch.setattr(Replica, "step", interrupting_step)
         with pytest.raises(Killed):
             train(strategy, ranks, checkpoints, **fields)
 
 
-def account(training: Training) -> list[Any]:
-    """What must not depend on whether a run was cut off: all but times and memory."""
+def comparable(training: Training) -> list[Any]:
+    """Events and results without times and memory: independent of interruptions."""
     reported = [
         [(event.kind, {**event.fields, "train_s": 0}) for event in events if event.kind in REPORTED]
         for events in training.events
@@ -72,9 +72,9 @@ REPORTED = ("partition", "coverage", "epoch")
 
 TRAININGS: list[tuple[Any, int, dict[str, Any]]] = [
     ("serial", 1, {"optimizer": "adam", "model": LENET, "batch_size": 20}),
-    ("all_reduce", 3, {"optimizer": "momentum", "partitioner": UNEVEN, **PACE}),
-    ("all_reduce", 2, {"optimizer": "adam", "model": WIDE, "dataset": SMALL_ONES}),
-    ("all_reduce", 2, {"model": SYNC, "partitioner": UNEVEN, "dataset": SMALL_ONES}),
+    ("all_reduce", 3, {"optimizer": "momentum", "partitioner": UNEVEN, **LR_SCHEDULE}),
+    ("all_reduce", 2, {"optimizer": "adam", "model": WIDE, "dataset": SMALL_IMAGES}),
+    ("all_reduce", 2, {"model": SYNC, "partitioner": UNEVEN, "dataset": SMALL_IMAGES}),
     ({"name": "all_reduce", "uneven": "pad", "compression": "fp16"}, 2, {"partitioner": UNEVEN}),
     ("all_gather", 2, {"model": LENET, "augmentation": {"name": "standard", "saturation": 0}}),
     ("reduce_broadcast", 2, {"optimizer": "adamw", "partitioner": "random_sampling"}),
@@ -104,12 +104,12 @@ def test_an_interrupted_run_ends_with_the_same_result(
 ) -> None:
     run = {"epochs": 3, "batch_size": 10, "dataset": IMAGES, **fields, **interval}
     whole = train(strategy, ranks, tmp_path / "whole", **run)
-    for at in (8, 5):  # the second attempt goes on, and is cut off too
-        cut_off(monkeypatch, at, tmp_path / "cut", strategy, ranks, **run)
-    cut = train(strategy, ranks, tmp_path / "cut", **run)
-    assert cut.of("resumed")
+    for at in (8, 5):  # the second attempt resumes and is interrupted, too
+        interrupt(monkeypatch, at, tmp_path / "interrupted", strategy, ranks, **run)
+    interrupted = train(strategy, ranks, tmp_path / "interrupted", **run)
+    assert interrupted.of("resumed")
     assert not whole.of("resumed")
-    assert account(cut) == account(whole)
+    assert comparable(interrupted) == comparable(whole)
 
 
 def checkpoints_of(training: Training, rank: int = 0) -> list[tuple[int, int]]:
@@ -117,7 +117,7 @@ def checkpoints_of(training: Training, rank: int = 0) -> list[tuple[int, int]]:
 
 
 def test_checkpoints_are_written_at_their_interval(tmp_path: Path) -> None:
-    """6 steps an epoch; none at the very end, where there is nothing left to go on with."""
+    """6 steps per epoch; no checkpoint after the last step."""
     run: dict[str, Any] = {"epochs": 3, "batch_size": 10}
     by_steps = train("all_reduce", 2, tmp_path / "a", **run, checkpoint_steps=4)
     assert checkpoints_of(by_steps) == checkpoints_of(by_steps, 1) == [(0, 4), (1, 2), (1, 6), (2, 4)]
@@ -138,22 +138,22 @@ def test_checkpoints_are_written_at_their_interval(tmp_path: Path) -> None:
     assert not (tmp_path / "e").exists()
 
 
-def test_the_seconds_of_a_run_that_went_on_are_those_of_the_work_in_its_weights(
+def test_phase_times_include_epochs_before_the_checkpoint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run: dict[str, Any] = {"epochs": 3, "batch_size": 10, "checkpoint_epochs": 1}
-    cut_off(monkeypatch, 16, tmp_path, "all_reduce", 2, **run)  # in epoch 3, of 6 steps
+    interrupt(monkeypatch, 16, tmp_path, "all_reduce", 2, **run)  # in epoch 3, of 6 steps
     before = CheckpointStore(tmp_path, RunSpec.model_validate(spec(run)).key, 1, 2).read(Position(2, 0))[0]
-    went_on = train("all_reduce", 2, tmp_path, **run)
-    for rank, result in enumerate(went_on.results):
+    resumed = train("all_reduce", 2, tmp_path, **run)
+    for rank, result in enumerate(resumed.results):
         booked = sum(result.seconds.values()) - result.seconds["evaluate"]
         assert result.train_s == pytest.approx(booked, abs=1e-4)
         assert result.seconds["checkpoint"] > 0
-        (again,) = [event for event in went_on.of("epoch", rank) if event.fields["epoch"] == 2]
+        (again,) = [event for event in resumed.of("epoch", rank) if event.fields["epoch"] == 2]
         assert result.train_s > again.fields["train_s"] > 0
-    # All phases together: at the end, time without a core is taken out of those that had work.
-    kept, whole = before["clock"]["seconds"], went_on.results[1].seconds
-    assert sum(whole.values()) > sum(kept.values()) > kept["compute"] > 0
+    # Compare sums over phases: CPU contention is subtracted from phases only at the end.
+    saved, whole = before["clock"]["seconds"], resumed.results[1].seconds
+    assert sum(whole.values()) > sum(saved.values()) > saved["compute"] > 0
 
 
 def test_epochs_before_the_checkpoint_count_for_patience(
@@ -161,14 +161,14 @@ def test_epochs_before_the_checkpoint_count_for_patience(
 ) -> None:
     run: dict[str, Any] = {"epochs": 5, "batch_size": 10, "target_accuracy": 0.001, "patience": 3}
     run["checkpoint_epochs"] = 1
-    cut_off(monkeypatch, 14, tmp_path, "all_reduce", 2, **run)  # in epoch 3, of 6 steps
-    went_on = train("all_reduce", 2, tmp_path, **run)
-    assert went_on.of("resumed")[0].fields["epoch"] == 2
-    assert [event.fields["epoch"] for event in went_on.of("epoch")] == [1, 2, 3]
+    interrupt(monkeypatch, 14, tmp_path, "all_reduce", 2, **run)  # in epoch 3, of 6 steps
+    resumed = train("all_reduce", 2, tmp_path, **run)
+    assert resumed.of("resumed")[0].fields["epoch"] == 2
+    assert [event.fields["epoch"] for event in resumed.of("epoch")] == [1, 2, 3]
 
 
 def spec(run: dict[str, Any]) -> dict[str, Any]:
-    """What `train` makes of a run of two ranks."""
+    """The spec that `train` builds for a run of two ranks."""
     return {
         **SMALL,
         "strategy": "all_reduce",
@@ -187,18 +187,18 @@ NEWEST, BEFORE = "epoch-00001-step-0000006", "epoch-00001-step-0000002"
 
 
 @pytest.fixture
-def cut(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """CheckpointStore of a run of two ranks that was cut off in epoch 3."""
-    cut_off(monkeypatch, 14, tmp_path, "all_reduce", 2, **RUN)
+def interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Checkpoint directory of a run of two ranks, interrupted in epoch 3."""
+    interrupt(monkeypatch, 14, tmp_path, "all_reduce", 2, **RUN)
     assert {path.name for path in tmp_path.iterdir()} == {NEWEST, BEFORE}
     return tmp_path
 
 
-def resumed_from(cut: Path) -> tuple[list[Any], list[tuple[int, int, int]]]:
+def resumed_from(interrupted: Path) -> tuple[list[Any], list[tuple[int, int, int]]]:
     """Where each rank resumed; (rank, epoch, step) of skipped checkpoints."""
-    training = train("all_reduce", 2, cut, **RUN)
-    whole = train("all_reduce", 2, cut / "whole", **RUN)
-    assert account(training) == account(whole)
+    training = train("all_reduce", 2, interrupted, **RUN)
+    whole = train("all_reduce", 2, interrupted / "whole", **RUN)
+    assert comparable(training) == comparable(whole)
     positions = [
         [(event.fields["epoch"], event.fields["step"]) for event in training.of("resumed", rank)]
         for rank in range(2)
@@ -211,27 +211,27 @@ def resumed_from(cut: Path) -> tuple[list[Any], list[tuple[int, int, int]]]:
     return positions, skipped
 
 
-def test_a_run_resumes_from_the_newest_checkpoint(cut: Path) -> None:
-    assert resumed_from(cut) == ([[(1, 6)], [(1, 6)]], [])
+def test_a_run_resumes_from_the_newest_checkpoint(interrupted: Path) -> None:
+    assert resumed_from(interrupted) == ([[(1, 6)], [(1, 6)]], [])
 
 
-def test_all_ranks_resume_earlier_if_one_file_is_damaged(cut: Path) -> None:
-    damage(cut / NEWEST / "rank-1.pt")
-    assert resumed_from(cut) == (
+def test_all_ranks_resume_earlier_if_one_file_is_damaged(interrupted: Path) -> None:
+    damage(interrupted / NEWEST / "rank-1.pt")
+    assert resumed_from(interrupted) == (
         [[(1, 2)], [(1, 2)]],
         [(0, 1, 6), (1, 1, 6)],
     )
 
 
-def test_all_ranks_resume_earlier_if_one_file_is_missing(cut: Path) -> None:
-    (cut / NEWEST / "rank-0.pt").unlink()
-    assert resumed_from(cut) == ([[(1, 2)], [(1, 2)]], [(1, 1, 6)])
+def test_all_ranks_resume_earlier_if_one_file_is_missing(interrupted: Path) -> None:
+    (interrupted / NEWEST / "rank-0.pt").unlink()
+    assert resumed_from(interrupted) == ([[(1, 2)], [(1, 2)]], [(1, 1, 6)])
 
 
-def test_a_run_starts_again_if_no_checkpoint_is_complete(cut: Path) -> None:
-    damage(cut / NEWEST / "rank-1.pt")
-    (cut / BEFORE / "rank-0.pt").unlink()
-    positions, skipped = resumed_from(cut)
+def test_run_starts_over_if_no_checkpoint_is_complete(interrupted: Path) -> None:
+    damage(interrupted / NEWEST / "rank-1.pt")
+    (interrupted / BEFORE / "rank-0.pt").unlink()
+    positions, skipped = resumed_from(interrupted)
     assert positions == [[], []]
     assert skipped == [
         (0, 1, 6),
@@ -240,56 +240,56 @@ def test_a_run_starts_again_if_no_checkpoint_is_complete(cut: Path) -> None:
     ]
 
 
-def test_a_run_starts_again_if_the_sources_changed(monkeypatch: pytest.MonkeyPatch, cut: Path) -> None:
+def test_run_starts_over_if_the_sources_changed(monkeypatch: pytest.MonkeyPatch, interrupted: Path) -> None:
     monkeypatch.setattr(checkpoints, "source_digest", lambda: "of these")
-    positions, skipped = resumed_from(cut)
+    positions, skipped = resumed_from(interrupted)
     assert positions == [[], []]
     assert len(skipped) == 4
 
 
-@pytest.mark.parametrize("lacking", ["replica", "clock"])
-def test_an_incompatible_checkpoint_is_named(cut: Path, lacking: str) -> None:
+@pytest.mark.parametrize("missing_key", ["replica", "clock"])
+def test_an_incompatible_checkpoint_is_named(interrupted: Path, missing_key: str) -> None:
     for rank in range(2):
-        store = CheckpointStore(cut, RunSpec.model_validate(spec(RUN)).key, rank, 2)
+        store = CheckpointStore(interrupted, RunSpec.model_validate(spec(RUN)).key, rank, 2)
         state = store.read(Position(1, 6))[0]
-        del state[lacking]
+        del state[missing_key]
         store.write(Position(1, 6), state)
     with pytest.raises(CheckpointError) as raised:
-        train("all_reduce", 2, cut, **RUN)
-    for fact in ("epoch 1 and 6 steps", f"KeyError: '{lacking}'", f"remove {cut}"):
+        train("all_reduce", 2, interrupted, **RUN)
+    for fact in ("epoch 1 and 6 steps", f"KeyError: '{missing_key}'", f"remove {interrupted}"):
         assert fact in str(raised.value)
 
 
-def test_unused_checkpoints_are_removed(monkeypatch: pytest.MonkeyPatch, cut: Path) -> None:
-    """Or one rank's of this attempt and another's of the next might pass for one."""
-    damage(cut / NEWEST / "rank-1.pt")
-    cut_off(monkeypatch, 1, cut, "all_reduce", 2, **RUN)
-    assert {path.name for path in cut.glob("epoch-*/*")} == {"rank-0.pt", "rank-1.pt"}
-    assert [path.name for path in cut.glob("epoch-*")] == [BEFORE]
-    (cut / BEFORE / "rank-1.pt").unlink()
-    cut_off(monkeypatch, 1, cut, "all_reduce", 2, **RUN)
-    assert list(cut.glob("epoch-*")) == []
+def test_unused_checkpoints_are_removed(monkeypatch: pytest.MonkeyPatch, interrupted: Path) -> None:
+    """Otherwise, files of two attempts could be combined into one checkpoint."""
+    damage(interrupted / NEWEST / "rank-1.pt")
+    interrupt(monkeypatch, 1, interrupted, "all_reduce", 2, **RUN)
+    assert {path.name for path in interrupted.glob("epoch-*/*")} == {"rank-0.pt", "rank-1.pt"}
+    assert [path.name for path in interrupted.glob("epoch-*")] == [BEFORE]
+    (interrupted / BEFORE / "rank-1.pt").unlink()
+    interrupt(monkeypatch, 1, interrupted, "all_reduce", 2, **RUN)
+    assert list(interrupted.glob("epoch-*")) == []
 
 
 def damage(path: Path) -> None:
-    """One bit, in the middle of the weights."""
+    """Flip one bit in the middle of the weights."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
 
 
-def test_resumptions_are_counted(monkeypatch: pytest.MonkeyPatch, cut: Path) -> None:
-    cut_off(monkeypatch, 1, cut, "all_reduce", 2, **RUN)  # it has got no further
-    training = train("all_reduce", 2, cut, **RUN)
+def test_resumptions_are_counted(monkeypatch: pytest.MonkeyPatch, interrupted: Path) -> None:
+    interrupt(monkeypatch, 1, interrupted, "all_reduce", 2, **RUN)  # no new checkpoint
+    training = train("all_reduce", 2, interrupted, **RUN)
     assert [training.of("resumed", rank)[0].fields["times"] for rank in range(2)] == [2, None]
 
 
-def test_a_run_that_starts_again_resets_the_count(monkeypatch: pytest.MonkeyPatch, cut: Path) -> None:
-    cut_off(monkeypatch, 1, cut, "all_reduce", 2, **RUN)  # it went on, which is noted
-    for checkpoint in cut.glob("epoch-*/rank-1.pt"):
+def test_run_that_starts_over_resets_the_count(monkeypatch: pytest.MonkeyPatch, interrupted: Path) -> None:
+    interrupt(monkeypatch, 1, interrupted, "all_reduce", 2, **RUN)  # the resumption is counted
+    for checkpoint in interrupted.glob("epoch-*/rank-1.pt"):
         damage(checkpoint)
-    cut_off(monkeypatch, 9, cut, "all_reduce", 2, **RUN)
-    assert train("all_reduce", 2, cut, **RUN).of("resumed")[0].fields["times"] == 1
+    interrupt(monkeypatch, 9, interrupted, "all_reduce", 2, **RUN)
+    assert train("all_reduce", 2, interrupted, **RUN).of("resumed")[0].fields["times"] == 1
 
 
 def test_checkpoints_need_a_directory(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Random streams by name."""
+"""Named random number streams."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import pytest
 
 from trainer.core.rng import RngFactory
 
-# What a stream is for, and where: seed, purpose, place.
+# Stream names: seed, purpose, indices.
 NAMES = [
     *((0, "order", 0, 1), (0, "order", 0, 2), (0, "order", 1, 1), (0, "order", 1, 0)),
     *((1, "order", 0, 1), (0, "partition", 1), (0, "partition", 2), (0, "weights", 1), (0, "dropout", 1)),
 ]
 
 
-def draw(seed: int, purpose: str, *place: int) -> list[int]:
-    return RngFactory(seed).generator(purpose, *place).integers(0, 2**63, 4).tolist()
+def draw(seed: int, purpose: str, *indices: int) -> list[int]:
+    return RngFactory(seed).generator(purpose, *indices).integers(0, 2**63, 4).tolist()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_equal_names_give_equal_streams_in_any_order_of_calls(name: tuple[int, str, int]) -> None:
-    seed, purpose, *place = name
+def test_equal_names_give_equal_streams_in_any_call_order(name: tuple[int, str, int]) -> None:
+    seed, purpose, *indices = name
     rngs = RngFactory(seed)
-    first = rngs.generator(purpose, *place)
+    first = rngs.generator(purpose, *indices)
     rngs.generator("something else").random(100)
     first.random()
-    again = rngs.generator(purpose, *place).integers(0, 2**63, 4).tolist()
-    assert again == draw(seed, purpose, *place)
-    assert rngs.torch_seed(purpose, *place) == RngFactory(seed).torch_seed(purpose, *place)
+    again = rngs.generator(purpose, *indices).integers(0, 2**63, 4).tolist()
+    assert again == draw(seed, purpose, *indices)
+    assert rngs.torch_seed(purpose, *indices) == RngFactory(seed).torch_seed(purpose, *indices)
 
 
 def test_different_names_give_different_streams() -> None:
@@ -38,12 +38,12 @@ def test_different_names_give_different_streams() -> None:
         assert RngFactory(one[0]).torch_seed(*one[1:]) != RngFactory(other[0]).torch_seed(*other[1:])
 
 
-def test_a_place_is_not_the_place_it_begins_with() -> None:
+def test_prefix_of_the_indices_gives_a_different_stream() -> None:
     assert draw(0, "order") != draw(0, "order", 0)
     assert draw(0, "order", 3) != draw(0, "order", 3, 0)
 
 
-def test_streams_do_not_resemble_each_other() -> None:
+def test_streams_are_uncorrelated() -> None:
     rows = np.array(
         [
             RngFactory(0).generator("order", rank, epoch).random(2000)
@@ -55,7 +55,7 @@ def test_streams_do_not_resemble_each_other() -> None:
     assert abs(correlations).max() < 0.12  # 5 standard deviations
 
 
-def test_numpys_global_generator_is_left_alone() -> None:
+def test_numpy_global_generator_is_not_used() -> None:
     np.random.seed(3)
     expected = np.random.random()
     np.random.seed(3)
@@ -64,13 +64,13 @@ def test_numpys_global_generator_is_left_alone() -> None:
     assert np.random.random() == expected
 
 
-def test_numbers_fit_a_library_that_wants_63_bits() -> None:
+def test_torch_seeds_have_63_bits() -> None:
     numbers = [RngFactory(seed).torch_seed("dropout", 1) for seed in (0, 1, 2, 2**32 - 1)]
     assert all(isinstance(number, int) and 0 <= number < 2**63 for number in numbers)
     assert max(numbers) > 2**60
 
 
-def test_streams_are_written_down() -> None:
-    # Other numbers here make every result incomparable with those of earlier versions.
+def test_streams_do_not_change_between_versions() -> None:
+    # With other numbers, results are not comparable with those of earlier versions.
     assert RngFactory(7).generator("order", 2, 1).permutation(6).tolist() == [3, 1, 4, 2, 5, 0]
     assert RngFactory(7).torch_seed("weights", 0) == 9085787105343426115

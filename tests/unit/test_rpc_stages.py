@@ -101,7 +101,7 @@ def test_only_the_master_has_samples() -> None:
 
 @dataclass
 class FakeTime:
-    """Wall and CPU seconds that advance only when a test sets them."""
+    """Wall and CPU clocks that advance only when a test advances them."""
 
     wall: float = 0.0
     cpu: float = 0.0
@@ -154,7 +154,7 @@ def stage(monkeypatch: pytest.MonkeyPatch, time: FakeTime) -> RpcStage:
     return made
 
 
-def test_work_in_rpc_threads_is_booked_on_the_clock(stage: RpcStage, time: FakeTime) -> None:
+def test_clock_includes_work_in_rpc_threads(stage: RpcStage, time: FakeTime) -> None:
     step = stage._optimizer.step
 
     def slow_step() -> None:
