@@ -1,4 +1,4 @@
-"""From events to the row of a run."""
+"""The result row of a run, built from its events."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def split(nodes: int, epoch: int = 1, first: int = 0) -> Event:
 
 
 def rank_events(rank: int, **result: Any) -> list[Event]:
-    """What a rank reports that trained from second 12 + rank to second 20 + rank."""
+    """Events of a rank that trained from second 12 + rank to second 20 + rank."""
     return [
         event("start", rank, time=11, pid=1),
         event("train_start", rank, time=12 + rank, parameters=50),
@@ -89,7 +89,7 @@ def row(
     )
 
 
-def test_row_of_a_good_run() -> None:
+def test_row_of_a_successful_run() -> None:
     result = row(trained({"train_s": 2.0, "accuracy": 0.7}, {"train_s": 3.0, "accuracy": 0.6}))
     assert (result.status, result.cause, result.flags) == ("ok", None, [])
     assert (result.wall_s, result.startup_s, result.teardown_s) == (14.5, 2.0, 3.5)
@@ -98,15 +98,15 @@ def test_row_of_a_good_run() -> None:
         (0, 1, 0.8),
         (1, 1, 0.8),
     ]
-    assert result.train_s == 3.0  # the slowest rank's
-    assert result.accuracy == 0.7  # rank 0's
+    assert result.train_s == 3.0  # of the slowest rank
+    assert result.accuracy == 0.7  # of rank 0
     assert result.samples_per_s == pytest.approx(200 / 3)
     assert result.run.key == result.key
     assert result.run.nodes == 2
     assert RunResult.model_validate_json(result.model_dump_json()) == result
 
 
-def test_ranks_come_in_order_whoever_was_first() -> None:
+def test_ranks_are_sorted() -> None:
     events = trained({"steps": 7}, {"steps": 8})
     assert row(events[::-1]).ranks == row(events).ranks
     assert row(events[::-1]).certificate == row(events).certificate
@@ -141,7 +141,7 @@ def test_straggler_attribution_needs_one_clock(one_clock: bool) -> None:
 # The certificate
 
 
-def test_certificate_holds_what_was_reported_in_order() -> None:
+def test_certificate_is_sorted_by_epoch_and_rank() -> None:
     events = [part(1, 2), split(2, 2), part(0, 2), part(1), part(0), split(2)]
     certificate = certify(events)
     assert certificate is not None
@@ -155,14 +155,14 @@ def test_certificate_holds_what_was_reported_in_order() -> None:
     "events",
     [
         [split(2), part(0), part(1, digest="f" * 16)],  # other samples
-        [split(2), part(0, digest=digest(1)), part(1, digest=digest(0))],  # each other's samples
+        [split(2), part(0, digest=digest(1)), part(1, digest=digest(0))],  # parts swapped between ranks
         [split(2), part(0)],  # one part is not reported
-        [split(2), part(0), part(1), part(2)],  # one too many
-        [split(2), part(0), part(1), split(2, 2), part(0, 2), part(1, 1)],  # right in epoch 1, not in 2
+        [split(2), part(0), part(1), part(2)],  # one part too many
+        [split(2), part(0), part(1), split(2, 2), part(0, 2), part(1, 1)],  # wrong only in epoch 2
         [split(2)],
     ],
 )
-def test_samples_other_than_the_splits_are_not_verified(events: list[Event]) -> None:
+def test_parts_that_differ_from_the_split_are_not_verified(events: list[Event]) -> None:
     certificate = certify(events)
     assert certificate is not None
     assert not certificate.verified
@@ -177,12 +177,12 @@ def test_unverified_samples_fail_a_run_that_would_be_ok() -> None:
 
 
 def failing() -> list[Event]:
-    """Rank 1 fails after its result, and the samples are not those of the split."""
+    """Rank 1 fails after its result, and its samples differ from the split."""
     events = [e for e in trained({}, {}) if e.kind not in ("done", "partition")]
     return [*events, event("failed", 1, time=30, cause="odd", peer=False)]
 
 
-def test_a_run_that_failed_anyway_keeps_its_own_cause() -> None:
+def test_failed_run_with_unverified_samples_keeps_its_cause() -> None:
     assert row(failing()).cause == "node 1: odd"
 
 
@@ -193,39 +193,42 @@ def test_no_training_no_certificate() -> None:
 
 
 @pytest.mark.parametrize("lost", [("coverage",), ("coverage", "partition")])
-def test_training_that_nobody_accounted_for_is_not_ok(lost: tuple[str, ...]) -> None:
+def test_training_without_certificate_events_fails(lost: tuple[str, ...]) -> None:
     assert row([e for e in trained({}, {}) if e.kind not in lost]).status == "failed"
 
 
-def test_an_epoch_that_nobody_accounted_for_is_not_ok() -> None:
+def test_training_with_a_missing_epoch_fails() -> None:
     assert row(trained({}, {}), epochs=2).status == "failed"
 
 
-def stopped(*said: bool) -> list[Event]:
-    """One epoch of as many ranks, after which they say whether the target was reached."""
-    events = [e for e in trained(*({} for _ in said)) if e.kind != "epoch"]
+def stopped(*targets_reached: bool) -> list[Event]:
+    """One epoch of as many ranks, each of which reports whether the target was reached."""
+    events = [e for e in trained(*({} for _ in targets_reached)) if e.kind != "epoch"]
     reports = {"epoch": 1, "epochs": 3, "train_s": 2.0, "loss": 0.5, "accuracy": 0.8, "test_loss": 0.4}
     return events + [
-        event("epoch", rank, **reports, target_reached=reached) for rank, reached in enumerate(said)
+        event("epoch", rank, **reports, target_reached=reached)
+        for rank, reached in enumerate(targets_reached)
     ]
 
 
-def test_training_that_reached_its_target_is_whole() -> None:
+def test_training_that_stops_at_its_target_is_ok() -> None:
     result = row(stopped(True, True), epochs=3, target_accuracy=0.8)
     assert (result.status, result.cause) == ("ok", None)
     assert [point.target_reached for point in result.epochs] == [True, True]
 
 
 @pytest.mark.parametrize(
-    ("said", "target"), [((False, False), 0.8), ((True, False), 0.8), ((True, True), None)]
+    ("targets_reached", "target"), [((False, False), 0.8), ((True, False), 0.8), ((True, True), None)]
 )
-def test_training_that_just_ended_is_not(said: tuple[bool, bool], target: float | None) -> None:
-    result = row(stopped(*said), epochs=3, target_accuracy=target)
+def test_training_that_stops_before_its_target_fails(
+    targets_reached: tuple[bool, bool], target: float | None
+) -> None:
+    result = row(stopped(*targets_reached), epochs=3, target_accuracy=target)
     assert result.status == "failed"
     assert result.cause == "the nodes certified the samples of 1 of 3 epochs"
 
 
-def test_samples_are_accounted_for_up_to_the_epoch_that_reached_the_target() -> None:
+def test_certificate_covers_epochs_up_to_the_target() -> None:
     events = [e for e in stopped(True, True) if e.kind != "coverage"]
     assert row(events, epochs=3, target_accuracy=0.8).status == "failed"
 
@@ -234,7 +237,7 @@ def test_samples_are_accounted_for_up_to_the_epoch_that_reached_the_target() -> 
 
 
 @pytest.mark.parametrize(
-    ("uneven", "fed", "expected"),
+    ("uneven", "samples", "expected"),
     [
         ("join", 9, []),
         ("drop", 8, ["uneven=drop: 2 "]),
@@ -244,10 +247,10 @@ def test_samples_are_accounted_for_up_to_the_epoch_that_reached_the_target() -> 
     ],
 )
 def test_samples_left_out_or_repeated_to_even_out_steps_are_flagged(
-    uneven: str, fed: int, expected: list[str]
+    uneven: str, samples: int, expected: list[str]
 ) -> None:
     events = [e for e in trained({}, {}) if e.kind not in ("partition", "coverage")]
-    events += [part(0, samples=fed - 5), part(1)]
+    events += [part(0, samples=samples - 5), part(1)]
     events += [event("coverage", **{**split(2).fields, "uneven": uneven})]
     data = {"name": "synthetic", "samples": 10}
     result = row(events, dataset=data)
@@ -261,7 +264,7 @@ def flags(*ranks: dict[str, Any], cores: float = 8, **fields: Any) -> list[str]:
     return result.flags
 
 
-def test_no_flag_where_all_is_equal() -> None:
+def test_no_flags_for_equal_work_and_enough_cores() -> None:
     assert flags({"samples": 101}, {"samples": 100}) == []
     assert flags({}, strategy="serial", transport="memory") == []
     assert flags({}, {}, cores=2) == []
@@ -283,7 +286,7 @@ def test_more_ranks_than_cores() -> None:
     assert flag.startswith("2 nodes × 2 ranks × 1 thread shared 2 cores: ")
 
 
-def test_every_rank_of_every_node_has_to_succeed() -> None:
+def test_every_rank_of_every_node_must_succeed() -> None:
     result = row(trained({}, {}), nodes=2, processes_per_node=2)
     assert (result.status, result.cause) == (
         "failed",
@@ -291,7 +294,7 @@ def test_every_rank_of_every_node_has_to_succeed() -> None:
     )
 
 
-def test_quotas_of_containers_that_are_more_than_the_cores() -> None:
+def test_container_quotas_that_exceed_the_cores() -> None:
     (flag,) = flags({}, {}, {}, {}, runtime="docker", cores=2)
     assert flag == (
         "4 nodes × 1 cpu shared 2 cores: wall-clock speedup cannot exceed 2; "
@@ -299,7 +302,7 @@ def test_quotas_of_containers_that_are_more_than_the_cores() -> None:
     )
 
 
-def test_quotas_of_containers_that_the_machine_has() -> None:
+def test_container_quotas_within_the_cores() -> None:
     assert flags({}, {}, {}, {}, runtime="docker", cores=2, cpus=0.5) == []
     assert flags({}, runtime="docker", cores=1, memory_mb=512, shm_mb=64, pids=99) == []
 
@@ -311,7 +314,7 @@ def test_local_processes_have_no_limits() -> None:
     assert "cpus 2, memory_mb 512, pids 64, shm_mb 64 were not enforced" in flag
 
 
-def test_ranks_with_a_gpu_each_share_no_cores() -> None:
+def test_gpu_ranks_have_no_core_flag() -> None:
     assert flags({}, {}, cores=1, transport="nccl") == []
 
 
@@ -342,7 +345,7 @@ def test_different_weights() -> None:
         ("group", {"strategy": "pipeline", "batch_per": "run"}, None),
     ],
 )
-def test_statistics_of_other_samples_than_serials(
+def test_batch_norm_over_other_samples_than_serial_is_flagged(
     norm: str, fields: dict[str, Any], over: str | None
 ) -> None:
     found = flags({}, {}, model={"name": "wide_resnet", "norm": norm}, **fields)
@@ -355,24 +358,24 @@ def test_unequal_work() -> None:
     assert "unequal work: between 100 and 12,345 samples" in flag
 
 
-def test_a_server_that_trains_on_nothing_is_no_unequal_work() -> None:
-    def served(*samples: int) -> RunResult:
+def test_server_without_samples_is_no_unequal_work() -> None:
+    def with_server(*samples: int) -> RunResult:
         events = trained(*({"samples": number} for number in samples))
         mine = [e for e in events if e.kind != "coverage" and (e.kind, e.rank) != ("partition", 0)]
         return row([*mine, split(len(samples), first=1)], strategy="parameter_server", nodes=len(samples))
 
-    result = served(0, 100, 101)
+    result = with_server(0, 100, 101)
     assert (result.status, result.flags) == ("ok", [])
     assert result.samples_per_s == pytest.approx(201 / 2)
-    assert "unequal work: between 90 and 100 samples" in served(0, 100, 90).flags[0]
+    assert "unequal work: between 90 and 100 samples" in with_server(0, 100, 90).flags[0]
 
 
 def test_a_failed_run_has_no_flags() -> None:
     assert row(failing(), cores=1).flags == []
 
 
-def test_a_run_that_ended_well_without_processes_that_the_kernel_killed_says_so() -> None:
-    member = NodeUsage(
+def test_out_of_memory_kill_in_a_successful_run_is_flagged() -> None:
+    usage = NodeUsage(
         name="node-1",
         ranks=[0],
         cpu_s=1.0,
@@ -382,6 +385,6 @@ def test_a_run_that_ended_well_without_processes_that_the_kernel_killed_says_so(
         received_bytes=1,
         out_of_memory=1,
     )
-    (flag,) = row(trained({}, {}), runtime="docker", usage=[member]).flags
+    (flag,) = row(trained({}, {}), runtime="docker", usage=[usage]).flags
     assert flag.startswith("node 0 needed more than 2,048 MiB of memory")
-    assert row(failing(), runtime="docker", usage=[member]).flags == []
+    assert row(failing(), runtime="docker", usage=[usage]).flags == []

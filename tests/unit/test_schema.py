@@ -1,4 +1,4 @@
-"""The published JSON Schemas: up to date, and of one mind with what the orchestrator accepts."""
+"""The published JSON Schemas: up to date, and consistent with what the orchestrator accepts."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def accepted(run: dict[str, Any]) -> bool:
     ],
     ids=repr,
 )
-def test_the_schema_of_a_run_accepts_what_a_run_may_be(run: dict[str, Any]) -> None:
+def test_run_schema_agrees_with_run_spec(run: dict[str, Any]) -> None:
     assert RUN.is_valid(run) == accepted(run)
 
 
@@ -117,7 +117,7 @@ def test_the_schema_of_a_run_accepts_what_a_run_may_be(run: dict[str, Any]) -> N
         "{}",
     ],
 )
-def test_the_schema_of_a_sweep_accepts_what_a_sweep_may_be(tmp_path: Path, blocks: str) -> None:
+def test_sweep_schema_agrees_with_load_sweep(tmp_path: Path, blocks: str) -> None:
     path = tmp_path / "s.yml"
     path.write_text(f"name: s\nbase: {{strategy: one_shot}}\nblocks: {blocks}\n")
     try:
@@ -128,7 +128,7 @@ def test_the_schema_of_a_sweep_accepts_what_a_sweep_may_be(tmp_path: Path, block
     assert SWEEP.is_valid(yaml.safe_load(path.read_text())) == loads
 
 
-def test_every_field_says_what_it_is_for() -> None:
+def test_every_field_has_a_description() -> None:
     fields = run_schema()["properties"]
     assert fields["nodes"] == {
         "default": 1,
@@ -139,4 +139,4 @@ def test_every_field_says_what_it_is_for() -> None:
         "type": "integer",
     }
     undescribed = {name for name, field in fields.items() if "description" not in field}
-    assert undescribed <= {"dataset", "model", "optimizer"}  # their names say it
+    assert undescribed <= {"dataset", "model", "optimizer"}  # their names are self-explanatory

@@ -355,7 +355,7 @@ def test_bottleneck_needs_a_node_with_its_own_quota(fields: dict[str, Any], name
     ],
 )
 def test_keys_do_not_change_between_versions(fields: dict[str, Any], key: str) -> None:
-    # With another key for the same run, a sweep would not find its results and train it again.
+    # If the key of a run changed, a sweep would not find its result and would train again.
     assert RunSpec.model_validate(fields).key == key
 
 
@@ -410,8 +410,8 @@ CHANGES: dict[str, Any] = {
     "pids": 256,
     "shm_mb": 64,
 }
-# Fields without which a change has no effect.
-BESIDE: dict[str, dict[str, Any]] = {
+# Other fields that a change needs in order to take effect.
+REQUIRED_WITH: dict[str, dict[str, Any]] = {
     "lr_scaling": {"nodes": 2},
     "bottleneck_cpus": {"nodes": 2},
     "warm_up_epochs": {"nodes": 2},
@@ -420,18 +420,18 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 
 
-def test_key_depends_on_everything_else() -> None:
-    # checkpoint_steps is in the key, too, and one_shot can have none: see test_checkpoints.py.
+def test_key_depends_on_all_other_fields() -> None:
+    # checkpoint_steps is in the key, too, but one_shot does not support it: see test_checkpoints.py.
     assert set(RunSpec.model_fields) - set(CHANGES) == {"timeout_s", "restarts", "checkpoint_steps"}
-    keys = {spec(**BESIDE.get(field, {}), **{field: value}).key for field, value in CHANGES.items()}
-    plain = {spec(**BESIDE.get(field, {})).key for field in CHANGES}
+    keys = {spec(**REQUIRED_WITH.get(field, {}), **{field: value}).key for field, value in CHANGES.items()}
+    plain = {spec(**REQUIRED_WITH.get(field, {})).key for field in CHANGES}
     assert len(keys) == len(CHANGES)
     assert not keys & plain
 
 
 def test_key_begins_with_strategy_transport_and_size() -> None:
-    head, _, digest = spec(nodes=4, seed=7, transport="gloo").key.rpartition("-")
-    assert head == "one_shot-gloo-n4-s7"
+    prefix, _, digest = spec(nodes=4, seed=7, transport="gloo").key.rpartition("-")
+    assert prefix == "one_shot-gloo-n4-s7"
     assert spec(nodes=4, processes_per_node=2).key.startswith("one_shot-mpi-n4x2-s0-")
     assert len(digest) == 8
     assert int(digest, 16) >= 0

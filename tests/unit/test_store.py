@@ -1,4 +1,4 @@
-"""Results lie whole or not at all, and a directory serves one sweep at a time."""
+"""Result files are written atomically, and a directory is locked by one sweep at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECORD = SweepRecord(
 )
 
 
-def test_write_makes_directories_and_replaces(tmp_path: Path) -> None:
+def test_write_creates_directories_and_replaces(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "er" / "result.json"
     write_atomic(path, "first, which is longer")
     write_atomic(path, "größer")
@@ -37,7 +37,7 @@ def test_write_makes_directories_and_replaces(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["result.json"]
 
 
-def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
+def test_reader_never_sees_a_partial_file(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     texts = {letter * 200_000 for letter in "ab"}
     write_atomic(path, min(texts))
@@ -57,7 +57,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
         writer.join()
 
 
-def test_interrupted_the_old_file_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "result.json"
     write_atomic(path, "old")
 
@@ -70,9 +70,7 @@ def test_interrupted_the_old_file_stays(tmp_path: Path, monkeypatch: pytest.Monk
     assert path.read_text() == "old"
 
 
-def test_the_text_is_on_the_disk_before_it_has_the_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, seen = tmp_path / "result.json", []
 
     def fsync(descriptor: int) -> None:
@@ -86,7 +84,7 @@ def test_the_text_is_on_the_disk_before_it_has_the_name(
 # Reading
 
 
-def test_result_and_back(tmp_path: Path) -> None:
+def test_result_round_trip(tmp_path: Path) -> None:
     paths = SweepPaths(tmp_path).run("some-key")
     assert read_result(paths.result) is None
     result = run_result(flags=["2 nodes × 1 thread"])
@@ -108,7 +106,7 @@ def test_result_and_back(tmp_path: Path) -> None:
     ],
     ids=["empty", "no fields", "no JSON", "no UTF-8", "version 2", "unknown field", "cut off"],
 )
-def test_what_is_no_result_says_how_to_go_on(tmp_path: Path, content: bytes) -> None:
+def test_invalid_result_error_names_the_fix(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "result.json"
     path.write_bytes(content)
     with pytest.raises(InputError) as caught:
@@ -116,13 +114,13 @@ def test_what_is_no_result_says_how_to_go_on(tmp_path: Path, content: bytes) -> 
     assert str(caught.value).startswith(f"{path}: not a result of this version; delete it to run again")
 
 
-def test_a_result_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_result(tmp_path: Path) -> None:
     (tmp_path / "result.json").mkdir()
     with pytest.raises(InputError):
         read_result(tmp_path / "result.json")
 
 
-def test_record_and_back(tmp_path: Path) -> None:
+def test_record_round_trip(tmp_path: Path) -> None:
     paths = SweepPaths(tmp_path)
     write_atomic(paths.record, RECORD.model_dump_json())
     assert read_record(paths) == RECORD
@@ -140,9 +138,7 @@ def test_directory_without_a_sweep(tmp_path: Path) -> None:
         read_record(SweepPaths(tmp_path / "file"))
 
 
-def test_files_are_read_in_the_encoding_they_are_written_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_read_as_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     original = Path.read_text
 
@@ -158,10 +154,10 @@ def test_files_are_read_in_the_encoding_they_are_written_in(
     assert asked == ["utf-8", "utf-8"]
 
 
-# Claiming
+# Locking
 
 
-def test_a_directory_serves_one_sweep_at_a_time(tmp_path: Path) -> None:
+def test_directory_is_claimed_by_one_sweep_at_a_time(tmp_path: Path) -> None:
     paths = SweepPaths(tmp_path / "new" / "out")
     with claimed(paths):
         assert paths.directory.is_dir()
@@ -169,23 +165,23 @@ def test_a_directory_serves_one_sweep_at_a_time(tmp_path: Path) -> None:
             pytest.fail("claimed twice")
         with claimed(SweepPaths(tmp_path / "other")):
             pass
-    with claimed(paths):  # free again
+    with claimed(paths):  # released
         pass
 
 
-def test_a_sweep_that_fails_lets_go(tmp_path: Path) -> None:
+def test_failed_sweep_releases_its_claim(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), claimed(SweepPaths(tmp_path)):
         raise KeyboardInterrupt
     with claimed(SweepPaths(tmp_path)):
         pass
 
 
-def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+def test_directory_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(InputError) as caught, claimed(SweepPaths(place)):
+    for directory in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(InputError) as caught, claimed(SweepPaths(directory)):
             pytest.fail("claimed a file")
-        assert str(caught.value).startswith(f"{place}: cannot be written (")
+        assert str(caught.value).startswith(f"{directory}: cannot be written (")
         assert "--out" in str(caught.value)
 
 
@@ -200,10 +196,10 @@ def test_every_file_has_its_own_name(tmp_path: Path) -> None:
     assert RunPaths(tmp_path).log("node-3") == tmp_path / "node-3.log"
 
 
-# What containers have used
+# Container usage
 
 
-def test_usage_is_read_as_the_head_has_written_it(tmp_path: Path) -> None:
+def test_usage_round_trip(tmp_path: Path) -> None:
     usages = [
         NodeUsage(name=f"node-{rank + 1}", ranks=[rank], cpu_s=cpu_s, out_of_memory=rank)
         for rank, cpu_s in enumerate([2.5, None])

@@ -1,4 +1,4 @@
-"""Sweep files become runs: which, in which order, and what options change."""
+"""Expansion of sweep files into runs: order, duplicates, skip entries and options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Load = Callable[..., Sweep]
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
-    """`load(blocks, *sets, nodes=…)`: a sweep of the text below `blocks:`."""
+    """`load(blocks, *sets, nodes=…)`: load a sweep with this text as `blocks:`."""
 
     def load(blocks: str, *sets: str, nodes: str | None = None, base: str = "{}") -> Sweep:
         path = tmp_path / "s.yml"
@@ -29,8 +29,8 @@ def load(tmp_path: Path) -> Load:
     return load
 
 
-def reported(sweep: Sweep, *fields: str) -> list[tuple[Any, ...]]:
-    """Of each run the fields; a component by its name, a parameter as `strategy.init`."""
+def field_values(sweep: Sweep, *fields: str) -> list[tuple[Any, ...]]:
+    """Field values of each run: the name of a component, or a parameter such as `strategy.init`."""
 
     def value(run: RunSpec, field: str) -> Any:
         name, _, parameter = field.partition(".")
@@ -44,83 +44,86 @@ def reported(sweep: Sweep, *fields: str) -> list[tuple[Any, ...]]:
 # Expansion
 
 
-def test_seeds_come_one_after_the_other_and_the_last_axis_varies_fastest(load: Load) -> None:
+def test_seed_varies_slowest_and_the_last_axis_fastest(load: Load) -> None:
     sweep = load("[{axes: {strategy: [one_shot, all_reduce], nodes: [2, 1], seed: [0, 1]}}]")
     names = ("one_shot", "all_reduce")
-    assert reported(sweep, "strategy", "nodes", "seed") == [
+    assert field_values(sweep, "strategy", "nodes", "seed") == [
         (s, n, i) for i in (0, 1) for s in names for n in (2, 1)
     ]
 
 
-def test_blocks_come_in_order_and_share_the_base(load: Load) -> None:
+def test_blocks_are_expanded_in_order_and_share_the_base(load: Load) -> None:
     sweep = load(
         "[{base: {strategy: serial}}, {base: {strategy: ddp, lr: 0.2}, axes: {nodes: [1, 2]}}]",
         base="{lr: 0.1, epochs: 7}",
     )
-    assert reported(sweep, "strategy", "nodes", "lr", "epochs") == [
+    assert field_values(sweep, "strategy", "nodes", "lr", "epochs") == [
         ("serial", 1, 0.1, 7),
         ("ddp", 1, 0.2, 7),
         ("ddp", 2, 0.2, 7),
     ]
 
 
-def test_an_axis_goes_over_the_blocks_base_and_that_over_the_files(load: Load) -> None:
+def test_axis_overrides_block_base_overrides_file_base(load: Load) -> None:
     sweep = load(
         "[{base: {lr: 0.2}, axes: {lr: [0.3]}}, {base: {lr: 0.2}}, {}]", base="{strategy: ddp, lr: 0.1}"
     )
-    assert reported(sweep, "lr") == [(0.3,), (0.2,), (0.1,)]
+    assert field_values(sweep, "lr") == [(0.3,), (0.2,), (0.1,)]
 
 
-def test_a_run_that_comes_twice_is_run_once(load: Load) -> None:
+def test_duplicate_runs_are_removed(load: Load) -> None:
     sweep = load(
         "[{axes: {nodes: [1, 2, 1]}}, {base: {lr: 0.05}, axes: {nodes: [2, 3]}}, {base: {timeout_s: 9}}]",
         base="{strategy: ddp}",
     )
-    assert reported(sweep, "nodes") == [(1,), (2,), (3,)]
+    assert field_values(sweep, "nodes") == [(1,), (2,), (3,)]
 
 
 def test_parameters_of_components(load: Load) -> None:
     sweep = load("[{base: {strategy: one_shot}, axes: {strategy.init: [independent, broadcast]}}]")
-    assert reported(sweep, "strategy.init") == [("independent",), ("broadcast",)]
-    sweep = load("[{base: {strategy: serial, model.dropout: 0.1}}]")  # of the default model
-    assert reported(sweep, "model", "model.dropout") == [("lenet", 0.1)]
+    assert field_values(sweep, "strategy.init") == [("independent",), ("broadcast",)]
+    sweep = load("[{base: {strategy: serial, model.dropout: 0.1}}]")  # parameter of the default model
+    assert field_values(sweep, "model", "model.dropout") == [("lenet", 0.1)]
     sweep = load(
         "[{axes: {model: [{name: lenet, dropout: 0.3}], model.dropout: [0.1]}}]", base="{strategy: ddp}"
     )
-    assert reported(sweep, "model.dropout") == [(0.1,)]
+    assert field_values(sweep, "model.dropout") == [(0.1,)]
 
 
 @pytest.mark.parametrize(
-    ("entry", "left"),
+    ("entry", "remaining"),
     [
         ("{strategy: ddp}", [("one_shot", 1), ("one_shot", 2)]),
         ("{nodes: 2}", [("one_shot", 1), ("ddp", 1)]),
         ("{strategy: ddp, nodes: 2}", [("one_shot", 1), ("one_shot", 2), ("ddp", 1)]),
         ("{strategy: [ddp, one_shot], nodes: [1, 5]}", [("one_shot", 2), ("ddp", 2)]),
-        ("{seed: 0, strategy: ddp}", [("one_shot", 1), ("one_shot", 2)]),  # a field at its default
+        (
+            "{seed: 0, strategy: ddp}",
+            [("one_shot", 1), ("one_shot", 2)],
+        ),  # matches a field remaining at its default
         ("{dataset: mnist}", [("one_shot", 1), ("one_shot", 2), ("ddp", 1), ("ddp", 2)]),
         ("{strategy.init: independent}", [("ddp", 1), ("ddp", 2)]),
     ],
 )
-def test_skip(load: Load, entry: str, left: list[tuple[str, int]]) -> None:
+def test_skip(load: Load, entry: str, remaining: list[tuple[str, int]]) -> None:
     strategies = "[{name: one_shot, init: independent}, ddp]"
     sweep = load(f"[{{axes: {{strategy: {strategies}, nodes: [1, 2]}}, skip: [{entry}]}}]")
-    assert reported(sweep, "strategy", "nodes") == left
+    assert field_values(sweep, "strategy", "nodes") == remaining
 
 
 @pytest.mark.parametrize(
     "entry", ["{transport: mpi}", "{strategy.init: broadcast}", "{model.dropout: 0.5}"]
 )
-def test_skip_knows_what_was_left_to_the_default(load: Load, entry: str) -> None:
+def test_skip_matches_defaults(load: Load, entry: str) -> None:
     sweep = load(
         f"[{{axes: {{nodes: [1, 2]}}, skip: [{entry}]}}, {{base: {{nodes: 3}}}}]",
         base="{strategy: one_shot}",
     )
-    assert reported(sweep, "nodes") == [(3,)]
+    assert field_values(sweep, "nodes") == [(3,)]
 
 
 @pytest.mark.parametrize(
-    ("entry", "left"),
+    ("entry", "remaining"),
     [
         (
             "{strategy.compression: none}",
@@ -135,16 +138,16 @@ def test_skip_knows_what_was_left_to_the_default(load: Load, entry: str) -> None
         ("{strategy.compression: [none, top_k], seed: 0}", []),
     ],
 )
-def test_skip_looks_into_a_component_inside_another(load: Load, entry: str, left: list[Any]) -> None:
+def test_skip_matches_nested_components(load: Load, entry: str, remaining: list[Any]) -> None:
     axes = "{strategy.compression: [none, {name: top_k, ratio: 0.1}, {name: top_k, ratio: 0.2}]}"
     blocks = f"[{{axes: {axes}, skip: [{entry}]}}, {{base: {{nodes: 3}}}}]"
     *runs, _ = load(blocks, base="{strategy: all_reduce}").runs
-    assert [run.model_dump(mode="json")["strategy"]["compression"] for run in runs] == left
+    assert [run.model_dump(mode="json")["strategy"]["compression"] for run in runs] == remaining
 
 
-def test_skip_knows_the_threads_that_a_quota_gives(load: Load) -> None:
+def test_skip_matches_threads_derived_from_the_quota(load: Load) -> None:
     blocks = "[{axes: {cpus: [1, 2, 4.5], processes_per_node: [1, 2]}, skip: [{threads: [2, 4]}]}]"
-    assert reported(load(blocks, base="{strategy: ddp}"), "cpus", "processes_per_node", "threads") == [
+    assert field_values(load(blocks, base="{strategy: ddp}"), "cpus", "processes_per_node", "threads") == [
         (1.0, 1, 1),
         (1.0, 2, 1),
         (2.0, 2, 1),
@@ -152,17 +155,17 @@ def test_skip_knows_the_threads_that_a_quota_gives(load: Load) -> None:
 
 
 @pytest.mark.parametrize("entry", ["{strategy: dpp}", "{nodes: two}", "{transport: tcp}"])
-def test_skip_value_that_no_run_may_have(load: Load, entry: str) -> None:
+def test_invalid_skip_value(load: Load, entry: str) -> None:
     with pytest.raises(InputError, match="skip"):
         load(f"[{{base: {{strategy: ddp}}, skip: [{entry}]}}]")
 
 
-def test_skip_entry_in_the_long_form(load: Load) -> None:
+def test_skip_entry_in_long_form(load: Load) -> None:
     blocks = "[{axes: {strategy: [serial, ddp]}, skip: [{strategy: {name: ddp}}]}]"
-    assert reported(load(blocks), "strategy") == [("serial",)]
+    assert field_values(load(blocks), "strategy") == [("serial",)]
 
 
-def test_a_sweep_without_a_run(load: Load) -> None:
+def test_sweep_without_runs_is_an_error(load: Load) -> None:
     with pytest.raises(InputError, match="skip"):
         load("[{base: {strategy: ddp}, skip: [{strategy: ddp}]}]")
 
@@ -170,17 +173,17 @@ def test_a_sweep_without_a_run(load: Load) -> None:
 # Options
 
 
-def test_set_goes_over_everything(load: Load) -> None:
+def test_set_overrides_bases_and_axes(load: Load) -> None:
     blocks = "[{axes: {lr: [0.1, 0.2], seed: [0, 1]}}, {base: {lr: 0.3}}]"
     sweep = load(blocks, "lr=1e-3", "model={name: mlp, hidden: [4]}", base="{strategy: ddp, lr: 9}")
-    assert reported(sweep, "lr", "seed") == [(1e-3, 0), (1e-3, 1)]
+    assert field_values(sweep, "lr", "seed") == [(1e-3, 0), (1e-3, 1)]
     assert sweep.runs[0].model.hidden == [4]  # type: ignore[attr-defined]
     assert sweep.overrides == ["--set lr=1e-3", "--set model={name: mlp, hidden: [4]}"]
 
 
-def test_set_of_a_parameter(load: Load) -> None:
+def test_set_parameter(load: Load) -> None:
     blocks = "[{base: {strategy: {name: one_shot, init: broadcast}}, axes: {nodes: [1, 2]}}]"
-    assert reported(load(blocks, "strategy.init=independent"), "strategy.init", "nodes") == [
+    assert field_values(load(blocks, "strategy.init=independent"), "strategy.init", "nodes") == [
         ("independent", 1),
         ("independent", 2),
     ]
@@ -194,40 +197,40 @@ def test_set_of_a_parameter(load: Load) -> None:
         pytest.param("file"),
     ],
 )
-def test_set_of_a_component_drops_the_parameters_of_the_old_one(load: Load, where: str) -> None:
+def test_set_component_drops_parameters_of_the_previous_one(load: Load, where: str) -> None:
     parameter = {"base": "model.dropout: 0.1", "axes": "model.dropout: [0.1, 0.2]", "file": ""}[where]
     block = f"[{{{'axes' if where == 'axes' else 'base'}: {{{parameter}}}}}]"
     base = "{strategy: ddp, model: lenet" + (", model.dropout: 0.1}" if where == "file" else "}")
-    assert reported(load(block, "model=mlp", base=base), "model") == [("mlp",)]
+    assert field_values(load(block, "model=mlp", base=base), "model") == [("mlp",)]
 
 
 def test_later_set_wins(load: Load) -> None:
     sweep = load(
         "[{}]", "lr=0.1", "lr=0.2", "strategy=one_shot", "strategy.init=independent", base="{strategy: ddp}"
     )
-    assert reported(sweep, "lr", "strategy.init") == [(0.2, "independent")]
+    assert field_values(sweep, "lr", "strategy.init") == [(0.2, "independent")]
 
 
-def test_nodes_replaces_every_axis_of_nodes_and_nothing_else(load: Load) -> None:
+def test_nodes_option_replaces_only_nodes_axes(load: Load) -> None:
     blocks = "[{base: {strategy: serial}}, {base: {strategy: ddp}, axes: {nodes: [8, 9], seed: [0, 1]}}]"
     sweep = load(blocks, nodes="1, 4")
-    assert reported(sweep, "strategy", "nodes", "seed") == [
+    assert field_values(sweep, "strategy", "nodes", "seed") == [
         ("serial", 1, 0),
         *[("ddp", nodes, seed) for seed in (0, 1) for nodes in (1, 4)],
     ]
     assert sweep.overrides == ["--nodes 1, 4"]
 
 
-def test_options_do_not_stay(load: Load) -> None:
+def test_options_do_not_affect_later_loads(load: Load) -> None:
     load("[{}]", "lr=0.9", "seed=3", base="{strategy: ddp}")
-    assert reported(load("[{}]", base="{strategy: ddp}"), "lr", "seed") == [(0.05, 0)]
+    assert field_values(load("[{}]", base="{strategy: ddp}"), "lr", "seed") == [(0.05, 0)]
 
 
 def test_source_is_the_text_of_the_file(load: Load) -> None:
     assert load("[{base: {strategy: serial}}]  # why").source.endswith("# why\n")
 
 
-# What we ship
+# Shipped sweeps
 
 
 @pytest.mark.parametrize("path", sorted((PROJECT / "sweeps").glob("*.yml")), ids=lambda path: path.stem)

@@ -15,8 +15,8 @@ from trainer.spec.run_spec import RunSpec
 FIELDS = ", ".join(RunSpec.model_fields)
 
 
-def complaint(path: Path, text: str, *sets: str, nodes: str | None = None) -> str:
-    """The message for a file of this text, without the file's name, which has to lead it."""
+def load_error(path: Path, text: str, *sets: str, nodes: str | None = None) -> str:
+    """The error message for a file with this text and these options."""
     path.write_text(text)
     with pytest.raises(InputError) as caught:
         load_sweep(path, sets, nodes)
@@ -51,10 +51,10 @@ def path(tmp_path: Path) -> Path:
     ],
 )
 def test_file(path: Path, text: str, message: str) -> None:
-    assert complaint(path, text).startswith(f"{path}{message}")
+    assert load_error(path, text).startswith(f"{path}{message}")
 
 
-def test_files_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"absent\.yml: no such file"):
         load_sweep(tmp_path / "absent.yml")
     with pytest.raises(InputError, match="is a directory, not a sweep file"):
@@ -90,17 +90,17 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         ("name: My Sweep\nblocks: [{}]", ["name: 'My Sweep': ", "^[a-z0-9]"]),
         ("name: ../up\nblocks: [{}]", ["name: '../up': "]),
         ("name: s\ndescription: 3\nblocks: [{}]", ["description: 3 is not allowed"]),
-        ("name: 3\nblocks: 4\nfoo: 5", ["name: 3", "blocks: 4", "foo: unknown key"]),  # all at once
+        ("name: 3\nblocks: 4\nfoo: 5", ["name: 3", "blocks: 4", "foo: unknown key"]),  # all errors at once
     ],
 )
 def test_sweep_keys(path: Path, text: str, messages: list[str]) -> None:
-    lines = complaint(path, text).splitlines()
+    lines = load_error(path, text).splitlines()
     assert all(line.startswith(f"{path}: ") for line in lines)
     for message in messages:
         assert any(message in line for line in lines), lines
 
 
-# The fields of runs: wherever they are written, the place is named
+# Fields of runs: the error names the key path
 
 
 @pytest.mark.parametrize("field", ["lrr", "Strategy", "lr.x", "nodes.count", "x.y", ""])
@@ -114,7 +114,7 @@ def test_sweep_keys(path: Path, text: str, messages: list[str]) -> None:
     ],
 )
 def test_unknown_field(path: Path, text: str, place: str, field: str) -> None:
-    message = complaint(path, "name: s\n" + text.format(field))
+    message = load_error(path, "name: s\n" + text.format(field))
     assert message == f"{path}: {place}: unknown key {field!r}; allowed: {FIELDS}"
 
 
@@ -149,7 +149,7 @@ VALUES = [
 def test_bad_value(path: Path, text: str, place: str, field: str, value: str, message: str) -> None:
     index = "[0]" if "axes" in place else ""
     assert (
-        complaint(path, "name: s\n" + text.format(field, value))
+        load_error(path, "name: s\n" + text.format(field, value))
         == f"{path}: {place}{field}{index}: {message}"
     )
 
@@ -157,7 +157,7 @@ def test_bad_value(path: Path, text: str, place: str, field: str, value: str, me
 @pytest.mark.parametrize(("field", "value", "message"), VALUES)
 def test_bad_value_of_an_option(path: Path, field: str, value: str, message: str) -> None:
     text = "name: s\nbase: {strategy: ddp, lr: 1}\nblocks: [{axes: {seed: [1, 2]}}]"
-    assert complaint(path, text, f"{field}={value}") == f"--set {field}={value}: {message}"
+    assert load_error(path, text, f"{field}={value}") == f"--set {field}={value}: {message}"
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,8 @@ def test_unknown_name_lists_the_known_ones(path: Path, field: str, registry: Reg
     text = f"name: s\nblocks: [{{base: {{strategy: ddp}}, axes: {{{field}: [nope]}}}}]"
     known = ", ".join(registry.entries)
     message = f"'nope': unknown {registry.kind}; known: {known}"
-    assert complaint(path, text) == f"{path}: blocks[0].axes.{field}[0]: {message}"
-    assert complaint(path, text, f"{field}=nope") == f"--set {field}=nope: {message}"
+    assert load_error(path, text) == f"{path}: blocks[0].axes.{field}[0]: {message}"
+    assert load_error(path, text, f"{field}=nope") == f"--set {field}=nope: {message}"
 
 
 @pytest.mark.parametrize(
@@ -245,22 +245,20 @@ def test_unknown_name_lists_the_known_ones(path: Path, field: str, registry: Reg
     ],
 )
 def test_block(path: Path, block: str, message: str) -> None:
-    assert complaint(path, f"name: s\nblocks: [{block}]").startswith(f"{path}: {message}")
+    assert load_error(path, f"name: s\nblocks: [{block}]").startswith(f"{path}: {message}")
 
 
-def test_several_ranks_in_a_node_where_there_must_be_one(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rpc_allows_one_rank_per_node(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunSpec, "topology", "rpc")
     text = "name: s\nblocks: [{base: {strategy: ddp}, axes: {processes_per_node: [1, 2]}}]"
-    assert complaint(path, text) == (
+    assert load_error(path, text) == (
         f"{path}: blocks[0].axes.processes_per_node[1]: 2 is not allowed over gloo, "
         "where each node is one rank; allowed: 1"
     )
 
 
-def test_parameter_of_a_strategy_that_is_not_named(path: Path) -> None:
-    message = complaint(path, "name: s\nblocks: [{base: {strategy.init: broadcast}}]")
+def test_strategy_parameter_without_a_strategy(path: Path) -> None:
+    message = load_error(path, "name: s\nblocks: [{base: {strategy.init: broadcast}}]")
     assert "Undefined" not in message
     assert "strategy" in message
 
@@ -281,34 +279,35 @@ def test_parameter_of_a_strategy_that_is_not_named(path: Path) -> None:
 )
 def test_set(path: Path, option: str, message: str) -> None:
     assert (
-        complaint(path, "name: s\nblocks: [{base: {strategy: serial}}]", option)
+        load_error(path, "name: s\nblocks: [{base: {strategy: serial}}]", option)
         == f"--set {option}: {message}"
     )
 
 
-def test_set_of_what_is_not_yaml(path: Path) -> None:
-    assert complaint(path, "name: s\nblocks: [{base: {strategy: ddp}}]", "lr=[1").startswith("--set lr=[1")
+def test_set_with_invalid_yaml(path: Path) -> None:
+    assert load_error(path, "name: s\nblocks: [{base: {strategy: ddp}}]", "lr=[1").startswith("--set lr=[1")
 
 
 @pytest.mark.parametrize("nodes", ["", "2,", "two", "1.5", "2 3", "[1]"])
-def test_nodes_that_are_no_numbers(path: Path, nodes: str) -> None:
+def test_nodes_option_needs_whole_numbers(path: Path, nodes: str) -> None:
     text = "name: s\nblocks: [{base: {strategy: ddp}, axes: {nodes: [1]}}]"
-    assert complaint(path, text, nodes=nodes).startswith(f"--nodes {nodes}: must be whole numbers")
+    assert load_error(path, text, nodes=nodes).startswith(f"--nodes {nodes}: must be whole numbers")
 
 
-def test_nodes_that_the_run_cannot_have(path: Path) -> None:
+def test_nodes_option_with_invalid_values(path: Path) -> None:
     text = "name: s\nblocks: [{base: {strategy: ddp}, axes: {nodes: [1]}}]"
-    message = complaint(path, text, nodes="2,0")
+    message = load_error(path, text, nodes="2,0")
     assert message == "--nodes 2,0: 0 is not allowed; it must be greater than or equal to 1"
     text = "name: s\nblocks: [{base: {strategy: ddp}}]"
     assert (
-        complaint(path, text, nodes="2") == f"--nodes 2: no block of {path} varies nodes; use --set nodes=N"
+        load_error(path, text, nodes="2")
+        == f"--nodes 2: no block of {path} varies nodes; use --set nodes=N"
     )
 
 
-def test_nodes_is_not_blamed_for_what_the_file_says(path: Path) -> None:
+def test_error_in_the_file_does_not_name_the_nodes_option(path: Path) -> None:
     blocks = "[{base: {strategy: ddp}, axes: {nodes: [1]}}, {base: {strategy: serial, nodes: 2}}]"
     text = f"name: s\nblocks: {blocks}"
-    assert complaint(path, text, nodes="1").startswith(
+    assert load_error(path, text, nodes="1").startswith(
         f"{path}: blocks[1].base.nodes: serial cannot run on 2"
     )

@@ -50,7 +50,7 @@ def test_clock_time(seconds: float, text: str) -> None:
     assert clock_time(seconds) == text
 
 
-def test_time_left_follows_from_the_runs_so_far() -> None:
+def test_time_left_is_estimated_from_finished_runs() -> None:
     time_left = TimeLeft(total=4)
     assert time_left.estimate(1) == ""  # no run has ended yet
     time_left.seconds.append(60.0)
@@ -77,7 +77,7 @@ def test_result_line(result: Any, skipped: bool, line: str) -> None:
 
 
 class Screen:
-    """A plain display on a narrow file that is no terminal, with a clock of its own."""
+    """A plain display that writes to a 30-column file and uses a fake clock."""
 
     def __init__(self, time: FakeTime) -> None:
         self.time = time
@@ -88,7 +88,7 @@ class Screen:
         self.display = shown
 
     def lines(self) -> list[str]:
-        """What was written since the last call."""
+        """Lines written since the last call."""
         text = self._file.getvalue()
         self._file.seek(0)
         self._file.truncate()
@@ -112,13 +112,13 @@ def test_plain_lines_of_a_sweep(screen: Screen) -> None:
         assert screen.lines() == [f"[2/3] {RUN.key}: started, about 2:00 left"]
 
 
-def test_skipped_runs_do_not_count_for_the_time_left(screen: Screen) -> None:
+def test_time_left_ignores_skipped_runs(screen: Screen) -> None:
     screen.display.end(1, 3, run_result(wall_s=600.0), skipped=True)
     screen.display.begin(2, 3, RUN)
     assert screen.lines()[-1] == f"[2/3] {RUN.key}: started"
 
 
-def test_training_is_shown_every_ten_seconds_by_node(screen: Screen) -> None:
+def test_training_is_shown_every_ten_seconds_per_node(screen: Screen) -> None:
     screen.display.begin(1, 3, RUN)
     screen.lines()
     screen.time.pass_(9.9)
@@ -126,7 +126,7 @@ def test_training_is_shown_every_ten_seconds_by_node(screen: Screen) -> None:
     assert screen.lines() == []
     screen.time.pass_(0.1)
     screen.display.events([event("start", 0, pid=1)])
-    assert screen.lines() == []  # nothing to tell yet, so the next to tell something speaks at once
+    assert screen.lines() == []  # no line for a start event; the next step event is shown at once
     screen.display.events([step(1), step(0, step=11), step(0), event("partition")])
     assert screen.lines() == [
         "  node 0: epoch 1/3 step 12/45, loss 0.231, 12,346 samples/s",
@@ -140,7 +140,7 @@ def test_training_is_shown_every_ten_seconds_by_node(screen: Screen) -> None:
     assert screen.lines() == ["  node 1: epoch 2/3 done, loss 0.100"]
 
 
-def test_ranks_are_told_with_their_nodes_where_nodes_have_several(screen: Screen) -> None:
+def test_lines_name_rank_and_node_with_several_ranks_per_node(screen: Screen) -> None:
     screen.display.begin(1, 3, RUN.model_copy(update={"processes_per_node": 2}))
     screen.lines()
     screen.time.pass_(10)
@@ -155,7 +155,7 @@ def test_ranks_are_told_with_their_nodes_where_nodes_have_several(screen: Screen
         pytest.param("node 0: no module a:smile:b"),
     ],
 )
-def test_a_cause_is_shown_as_it_is(screen: Screen, cause: str) -> None:
+def test_cause_is_shown_without_markup(screen: Screen, cause: str) -> None:
     screen.display.end(1, 3, run_result("failed", cause=cause), skipped=False)
     (line,) = screen.lines()
     assert line.endswith(cause)
@@ -167,7 +167,7 @@ def test_a_cause_is_shown_as_it_is(screen: Screen, cause: str) -> None:
 def live(
     total: int = 3, nodes: int = 2, processes_per_node: int = 1
 ) -> tuple[LiveProgress, Callable[[], str]]:
-    """A display on a terminal, and what it shows now."""
+    """A display on a terminal, and a function that returns its current text."""
     console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
     shown = progress_on(console, total)
     assert isinstance(shown, LiveProgress)
@@ -203,20 +203,20 @@ def test_live_table_has_a_line_for_every_rank() -> None:
     assert view().splitlines()[-1].split()[:3] == ["5", "1/3", "step"]
 
 
-def test_live_table_stays_on_the_screen_however_many_nodes() -> None:
+def test_live_table_fits_the_screen_with_many_nodes() -> None:
     _, view = live(nodes=300)
     assert len(view().splitlines()) < 24
     assert "and 284 more" in view()
 
 
-def test_live_table_says_how_long_it_will_take() -> None:
+def test_live_table_shows_the_time_left() -> None:
     shown, view = live()
     assert "left" not in view()
     shown.end(1, 3, run_result(wall_s=30.0), skipped=False)
     assert "about 1:00 left" in view()
 
 
-def test_live_display_comes_and_goes() -> None:
+def test_live_display_is_a_context_manager() -> None:
     shown, _ = live()
     with shown as entered:
         assert entered is shown

@@ -1,4 +1,4 @@
-"""The runner: what it asks once, and what it asks for every run."""
+"""The sweep runner: the environment is read once per sweep, and unused checkpoints are removed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from trainer.core.events import Event
 from trainer.spec.run_spec import RunSpec
 
 
-class Nothing(Runtime):
-    """A runtime whose runs end at once without a word."""
+class FakeRuntime(Runtime):
+    """A runtime whose runs end at once without events."""
 
     info: ClassVar = LocalRuntime.info
 
@@ -42,13 +42,13 @@ class Nothing(Runtime):
         return LaunchPlan(spec, paths, data_dir, processes=[])
 
     def start(self, plan: LaunchPlan) -> RunHandle:
-        return NothingRuns()
+        return FakeRunHandle()
 
     def clean(self) -> int:
         return 0
 
 
-class NothingRuns(RunHandle):
+class FakeRunHandle(RunHandle):
     def wait(self, timeout_s: float) -> RunState:
         return RunState({}, running=0)
 
@@ -61,66 +61,68 @@ class NothingRuns(RunHandle):
     def stop(self) -> None: ...
 
 
-class Silent:
+class SilentDisplay:
     def begin(self, number: int, total: int, run: RunSpec) -> None: ...
     def events(self, events: Sequence[Event]) -> None: ...
     def end(self, number: int, total: int, result: RunResult, skipped: bool) -> None: ...
 
 
-def test_the_environment_is_asked_for_once_in_a_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[dict[str, Any]] = []
+def test_environment_is_read_once_per_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environments: list[dict[str, Any]] = []
 
     def environment() -> dict[str, Any]:
-        asked.append({"number": len(asked)})
-        return asked[-1]
+        environments.append({"number": len(environments)})
+        return environments[-1]
 
     monkeypatch.setattr(module, "environment", environment)
     file = tmp_path / "s.yml"
     file.write_text("name: s\nblocks: [{base: {strategy: fault_injection}, axes: {nodes: [1, 2, 3]}}]")
     sweep = load_sweep(file)
-    runner = SweepRunner(Nothing(), "nothing", SweepPaths(tmp_path / "out"), tmp_path, Silent())
+    runner = SweepRunner(FakeRuntime(), "nothing", SweepPaths(tmp_path / "out"), tmp_path, SilentDisplay())
     runner.prepare(sweep)
     results = list(runner.results(sweep))
-    assert len(asked) == 1
+    assert len(environments) == 1
     assert [result.environment for result in results] == [{"number": 0}] * 3
-    assert {result.runtime_info for result in results} == {Nothing.info}
-    # Another sweep may be another checkout.
+    assert {result.runtime_info for result in results} == {FakeRuntime.info}
+    # The sources may change between sweeps.
     list(
-        SweepRunner(Nothing(), "nothing", SweepPaths(tmp_path / "more"), tmp_path, Silent()).results(sweep)
+        SweepRunner(
+            FakeRuntime(), "nothing", SweepPaths(tmp_path / "more"), tmp_path, SilentDisplay()
+        ).results(sweep)
     )
-    assert len(asked) == 2
+    assert len(environments) == 2
 
 
-def done_with_checkpoints_left(tmp_path: Path, runs: int) -> tuple[SweepRunner, Sweep, list[Path]]:
-    """A sweep whose runs are all done, and which was killed before it could remove their checkpoints."""
+def finished_with_checkpoints(tmp_path: Path, runs: int) -> tuple[SweepRunner, Sweep, list[Path]]:
+    """A sweep that was killed after all runs finished and before it removed their checkpoints."""
     file = tmp_path / "s.yml"
     blocks = [{"base": {"strategy": "fault_injection"}, "axes": {"nodes": [*range(1, runs + 1)]}}]
     file.write_text(json.dumps({"name": "s", "blocks": blocks}))
     sweep, paths = load_sweep(file), SweepPaths(tmp_path / "out")
     left = []
     for run in sweep.runs:
-        its = paths.run(run.key)
-        left.append(its.checkpoints)
-        (its.checkpoints / "local" / "epoch-00001-step-0000000").mkdir(parents=True)
-        its.result.write_text(run_result(key=run.key, spec=run.model_dump(mode="json")).model_dump_json())
-    return SweepRunner(Nothing(), "nothing", paths, tmp_path, Silent()), sweep, left
+        run_paths = paths.run(run.key)
+        left.append(run_paths.checkpoints)
+        (run_paths.checkpoints / "local" / "epoch-00001-step-0000000").mkdir(parents=True)
+        run_paths.result.write_text(
+            run_result(key=run.key, spec=run.model_dump(mode="json")).model_dump_json()
+        )
+    return SweepRunner(FakeRuntime(), "nothing", paths, tmp_path, SilentDisplay()), sweep, left
 
 
-def test_checkpoints_that_a_killed_sweep_has_left_to_a_run_that_is_done_are_removed(tmp_path: Path) -> None:
-    runner, sweep, left = done_with_checkpoints_left(tmp_path, runs=2)
+def test_checkpoints_of_finished_runs_are_removed(tmp_path: Path) -> None:
+    runner, sweep, left = finished_with_checkpoints(tmp_path, runs=2)
     assert [result.status for result in runner.results(sweep)] == ["ok", "ok"]
     assert [path for path in left if path.exists()] == []
 
 
-def test_checkpoints_that_cannot_be_removed_are_named_once_all_runs_are_done(
+def test_checkpoints_that_cannot_be_removed_are_named_after_all_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(path: Path, **_: Any) -> NoReturn:
         raise PermissionError(13, "Permission denied", str(path))
 
-    runner, sweep, left = done_with_checkpoints_left(tmp_path, runs=2)
+    runner, sweep, left = finished_with_checkpoints(tmp_path, runs=2)
     monkeypatch.setattr(shutil, "rmtree", refused)
     results = runner.results(sweep)
     assert [next(results).status, next(results).status] == ["ok", "ok"]

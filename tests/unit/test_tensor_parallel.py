@@ -78,7 +78,7 @@ def serial_and_parallel(ranks: int, **fields: Any) -> tuple[Training, Training, 
         with_losses(NAME, ranks, **fields),
     )
     assert len(losses) == serial.results[0].steps
-    # Every rank knows the loss of every step, and none is a step ahead.
+    # Every rank records the loss of every step, and all record it before any starts the next step.
     return serial, parallel, [a - b for a, b in zip(np.repeat(losses, ranks), found, strict=True)]
 
 
@@ -140,7 +140,7 @@ def test_one_rank_equals_serial_bitwise() -> None:
 
 
 def test_every_rank_ends_with_the_same_weights() -> None:
-    """The digest of each rank is of its own replicated layers, too."""
+    """The digest of each rank includes its own copy of the replicated layers."""
     training = train(NAME, 3, model={"name": "mlp", "hidden": [9, 7]}, **ADAM)
     assert len({result.weights_digest for result in training.results}) == 1
     assert training.results[0].weights_digest is not None
