@@ -31,7 +31,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"needs {wanted} GPU{'' if wanted == 1 else 's'}: {found.detail}")
 
 
-# Before `-m` selects by markers, which it does in the same hook.
+# Run before pytest's own implementation of this hook, in which `-m` selects by markers.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests in tests/smoke, which all start containers."""

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn.functional import nll_loss
 
-from tests.unit.test_strategies import HERE, PLAIN_DILOCO, SERVED, close, nodes
+from tests.unit.test_strategies import PLAIN_DILOCO, THREADED, WITH_SERVER, close, nodes
 from tests.unit.threads import together
 from tests.unit.training import SMALL, train
 from trainer.comm.base import Communicator
@@ -27,7 +27,7 @@ from trainer.training.task import Task
 PIXELS = {"name": "synthetic", "height": 8, "width": 8, "test_samples": 40, "noise": 1.0}
 NARROW = {"model": {"name": "wide_resnet", "widen": 1}, "dataset": {**PIXELS, "samples": 60}}
 SYNCHRONISED = {"name": "wide_resnet", "widen": 1, "norm": "sync_batch"}
-SYNCHRONOUS = [name for name in HERE if STRATEGIES.load(name).synchronous]
+SYNCHRONOUS = [name for name in THREADED if STRATEGIES.load(name).synchronous]
 CHANNELS = 5
 
 
@@ -171,7 +171,7 @@ def doubles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Task, "build_model", build_model)
 
 
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", THREADED)
 def test_all_ranks_end_with_the_same_statistics(name: str) -> None:
     training = train(name, nodes(name, 2), **NARROW)
     assert training.same_weights
@@ -179,13 +179,13 @@ def test_all_ranks_end_with_the_same_statistics(name: str) -> None:
     assert len(statistics(training.weights, result.parameters)) == 2 * (16 * 3 + 32 * 2 + 64 * 2)
 
 
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", THREADED)
 def test_one_training_rank_equals_serial(name: str) -> None:
     serial = train("serial", 1, **NARROW)
     alone = train(PLAIN_DILOCO if name == "diloco" else name, nodes(name, 1), **NARROW)
     close(alone.weights, serial.weights)
     assert alone.results[0].accuracy == serial.results[0].accuracy
-    assert (alone.results[0].bytes_sent == 0) == (name not in SERVED)
+    assert (alone.results[0].bytes_sent == 0) == (name not in WITH_SERVER)
 
 
 @pytest.mark.parametrize("name", ["all_gather", "reduce_broadcast", "parameter_server"])

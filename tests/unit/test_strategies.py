@@ -1,4 +1,4 @@
-"""What strategies owe each other: equal mathematics gives equal weights. On transport memory."""
+"""Equivalences between strategies: equal mathematics gives equal weights. Over transport memory."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from trainer.training.task import Task
 ODD = {"dataset": {"name": "synthetic", "samples": 121, "test_samples": 40, "noise": 1.0}}  # 61 and 60
 MOMENTUM = {"optimizer": "momentum", "lr": 0.02}
 GRAPHS: list[Graph] = ["ring", "exponential", "complete"]
-# Trainings over ranks that are threads; the others are compared on real processes.
-HERE = [
+# Strategies that train with threads as ranks. tests/integration compares the others on processes.
+THREADED = [
     name
     for name in STRATEGIES.entries
     if "memory" in STRATEGIES.load(name).transports
     and STRATEGIES.load(name).trains
     and STRATEGIES.load(name).max_nodes is None
     and not STRATEGIES.load(name).forks
-    and not STRATEGIES.load(name).partitions_model  # see test_cut_models.py
+    and not STRATEGIES.load(name).partitions_model  # see test_partitioned_models.py
 ]
-SERVED = [name for name in HERE if STRATEGIES.load(name).servers]
-UNEVEN = [name for name in HERE if "uneven" in STRATEGIES.load(name).model_fields]
-# On one node the outer step is one too many, unless it goes exactly to where the inner ones have led.
+WITH_SERVER = [name for name in THREADED if STRATEGIES.load(name).servers]
+UNEVEN_STRATEGIES = [name for name in THREADED if "uneven" in STRATEGIES.load(name).model_fields]
+# DiLoCo without an effective outer step: the outer step moves exactly to the average.
 PLAIN_DILOCO = {"name": "diloco", "outer_lr": 1.0, "outer_momentum": 0.0}
 
 
 def nodes(name: str, workers: int) -> int:
-    """Of a run in which so many train."""
+    """Number of nodes of a run with this many workers."""
     return workers + STRATEGIES.load(name).servers
 
 
@@ -59,19 +59,23 @@ def differ(left: np.ndarray, right: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(("optimizer", "moments"), [("sgd", 0), ("momentum", 1), ("adam", 2)])
-@pytest.mark.parametrize("name", HERE)
-def test_what_a_rank_holds_is_told(name: str, optimizer: str, moments: int) -> None:
+@pytest.mark.parametrize("name", THREADED)
+def test_state_bytes_of_each_rank(name: str, optimizer: str, moments: int) -> None:
     training = train(name, nodes(name, 2), optimizer=optimizer, lr=0.02)
     for rank, result in enumerate(training.results):
-        steps = 2 * 2 * 4 if moments == 2 else 0  # Adam counts its steps for every tensor, in a float32
-        remembers = 4 * result.parameters * moments + steps
+        steps = 2 * 2 * 4 if moments == 2 else 0  # Adam stores a float32 step count per tensor
+        optimizer_bytes = 4 * result.parameters * moments + steps
         if name == "parameter_server" and rank >= STRATEGIES.load(name).servers:
-            remembers = 0  # the server alone takes steps
-        held = {"weights": 4 * result.parameters, "gradient": 4 * result.parameters, "optimizer": remembers}
-        assert result.state_bytes == held
+            optimizer_bytes = 0  # only the server has optimizer state
+        expected = {
+            "weights": 4 * result.parameters,
+            "gradient": 4 * result.parameters,
+            "optimizer": optimizer_bytes,
+        }
+        assert result.state_bytes == expected
 
 
-def test_memory_that_tensors_share_is_counted_once() -> None:
+def test_shared_memory_is_counted_once() -> None:
     spec = RunSpec.model_validate({**SMALL, "strategy": "serial"})
     model = torch.nn.Linear(3, 2)
     model.weight.data = torch.zeros(10)[:6].view(2, 3)
@@ -80,32 +84,32 @@ def test_memory_that_tensors_share_is_counted_once() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw"])
-@pytest.mark.parametrize("name", HERE)
-def test_with_one_node_that_trains_it_is_serial(name: str, optimizer: str) -> None:
+@pytest.mark.parametrize("name", THREADED)
+def test_one_worker_equals_serial(name: str, optimizer: str) -> None:
     fields: dict[str, Any] = {"optimizer": optimizer, "lr": 0.02, "model": "lenet"}  # with dropout
     serial = train("serial", 1, **fields)
     alone = train(PLAIN_DILOCO if name == "diloco" else name, nodes(name, 1), **fields)
     close(alone.weights, serial.weights)
     assert alone.results[0].accuracy == serial.results[0].accuracy
-    assert (alone.results[0].bytes_sent == 0) == (name not in SERVED)
+    assert (alone.results[0].bytes_sent == 0) == (name not in WITH_SERVER)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("name", HERE)
+@pytest.mark.parametrize("name", THREADED)
 def test_all_ranks_end_with_the_same_weights(name: str, ranks: int) -> None:
     assert train(name, ranks, **ODD).same_weights
 
 
-@pytest.mark.parametrize(("policy", "fed"), [("join", (61, 60)), ("drop", (60, 60)), ("pad", (61, 61))])
-@pytest.mark.parametrize("name", UNEVEN)
-def test_parts_of_different_size(name: str, policy: str, fed: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("policy", "samples"), [("join", (61, 60)), ("drop", (60, 60)), ("pad", (61, 61))])
+@pytest.mark.parametrize("name", UNEVEN_STRATEGIES)
+def test_uneven_parts(name: str, policy: str, samples: tuple[int, int]) -> None:
     training = train({"name": name, "uneven": policy}, nodes(name, 2), **ODD)
     servers = [0] * STRATEGIES.load(name).servers
-    assert [result.samples for result in training.results] == [*servers, *(2 * n for n in fed)]
+    assert [result.samples for result in training.results] == [*servers, *(2 * n for n in samples)]
     assert {result.steps for result in training.results} == {2 * (7 if policy != "drop" else 6)}
     certificate = certify([event for events in training.events for event in events])
     assert certificate is not None
-    assert certificate.verified  # what was fed is what the split and the policy say
+    assert certificate.verified  # the loaded samples agree with the split and the policy
     for split in certificate.splits:
         assert split.uneven == policy
         assert split.coverage == pytest.approx(120 / 121 if policy == "drop" else 1)
@@ -117,14 +121,14 @@ def test_parts_of_different_size(name: str, policy: str, fed: tuple[int, int]) -
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("name", ["all_gather", "reduce_broadcast"])
-def test_a_mean_is_a_mean_however_it_is_taken(name: str, ranks: int) -> None:
+def test_gradient_averaging_strategies_agree(name: str, ranks: int) -> None:
     expected = train("all_reduce", ranks, **ODD, **MOMENTUM)
     found = train(name, ranks, **ODD, **MOMENTUM)
     close(found.weights, expected.weights)
 
 
-def test_bytes_of_a_mean() -> None:
-    """Per step, of n bytes on P ranks; steps and n are the same."""
+def test_bytes_of_gradient_averaging() -> None:
+    """Bytes sent per step for a gradient of n bytes on P ranks."""
     ranks = 3
     means = {name: train(name, ranks) for name in ("all_reduce", "all_gather", "reduce_broadcast")}
     (result, *_) = means["all_reduce"].results
@@ -136,17 +140,17 @@ def test_bytes_of_a_mean() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_all_reduce_is_one_node_with_as_many_times_the_batch(ranks: int) -> None:
-    """Written out in plain torch: in each step the samples of all ranks in one batch."""
+def test_all_reduce_equals_one_node_with_the_global_batch(ranks: int) -> None:
+    """The reference is plain torch: each step uses the samples of all ranks as one batch."""
     spec = RunSpec.model_validate(
         {**SMALL, "strategy": "all_reduce", "nodes": ranks, "transport": "memory"}
     )
     task = Task(spec, Path())
     model = task.build_model(0)
     optimizer = torch.optim.SGD(model.parameters(), lr=spec.lr)
-    feeds = [BatchLoader(task.data.train, spec, task.rngs, rank, ranks) for rank in range(ranks)]
+    loaders = [BatchLoader(task.data.train, spec, task.rngs, rank, ranks) for rank in range(ranks)]
     for epoch in (1, 2):
-        for step in zip(*(loader.batches(epoch) for loader in feeds), strict=True):
+        for step in zip(*(loader.batches(epoch) for loader in loaders), strict=True):
             images = torch.cat([batch.images for batch, _ in step])
             labels = torch.cat([batch.labels for batch, _ in step])
             optimizer.zero_grad()
@@ -156,13 +160,13 @@ def test_all_reduce_is_one_node_with_as_many_times_the_batch(ranks: int) -> None
     close(train("all_reduce", ranks).weights, expected.numpy())
 
 
-# A server
+# Parameter server
 
 
 @pytest.mark.parametrize("policy", ["join", "drop", "pad"])
 @pytest.mark.parametrize("workers", [2, 3])
-def test_a_parameter_server_with_workers_is_all_reduce_of_as_many(workers: int, policy: str) -> None:
-    """In each step on the same samples, in the same order and with the same dropout."""
+def test_parameter_server_equals_all_reduce_with_as_many_workers(workers: int, policy: str) -> None:
+    """Each step has the same samples in the same order and the same dropout masks."""
     fields: dict[str, Any] = {**ODD, **MOMENTUM, "model": "lenet"}
     expected = train({"name": "all_reduce", "uneven": policy}, workers, **fields)
     found = train({"name": "parameter_server", "uneven": policy}, workers + 1, **fields)
@@ -175,7 +179,7 @@ def test_a_parameter_server_with_workers_is_all_reduce_of_as_many(workers: int, 
     assert [split.fields for split in splits[0]] == [split.fields for split in splits[1]]
 
 
-def test_a_server_gives_an_account_of_what_it_did_and_nothing_else() -> None:
+def test_server_reports_only_its_own_work() -> None:
     training = train("parameter_server", 3)
     server, *workers = training.results
     assert (server.samples, server.steps) == (0, workers[0].steps)
@@ -189,8 +193,8 @@ def test_a_server_gives_an_account_of_what_it_did_and_nothing_else() -> None:
     assert server.seconds["wait"] > 0
 
 
-def test_bytes_of_a_server() -> None:
-    """Per step, of n bytes with W workers: n up from each of them, n down to each."""
+def test_bytes_of_parameter_server() -> None:
+    """Per step with W workers: each worker sends a gradient of n bytes and receives n bytes of weights."""
     training = train("parameter_server", 4)
     n = 4 * training.results[0].parameters
     sent = [result.bytes_sent / training.results[0].steps for result in training.results]
@@ -202,38 +206,38 @@ def test_bytes_of_a_server() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize(
-    ("optimizer_state", "optimizer", "twin"),
+    ("optimizer_state", "optimizer", "equivalent"),
     [
         ("keep", "sgd", "sgd"),
-        ("keep", "momentum", "momentum"),  # the mean of momenta moves the mean of weights
+        ("keep", "momentum", "momentum"),  # updates are linear in the momentum, so averaged weights agree
         ("average", "momentum", "momentum"),
-        ("reset", "momentum", "sgd"),  # a momentum that is forgotten in every step is none
+        ("reset", "momentum", "sgd"),  # momentum that is reset in every step has no effect
     ],
 )
-def test_averaging_weights_in_every_step_is_averaging_gradients(
-    ranks: int, optimizer_state: str, optimizer: str, twin: str
+def test_averaging_weights_in_every_step_equals_averaging_gradients(
+    ranks: int, optimizer_state: str, optimizer: str, equivalent: str
 ) -> None:
     local = {"name": "local_sgd", "local_steps": 1, "optimizer_state": optimizer_state}
-    expected = train("all_reduce", ranks, lr=0.05, optimizer=twin)
+    expected = train("all_reduce", ranks, lr=0.05, optimizer=equivalent)
     close(train(local, ranks, lr=0.05, optimizer=optimizer).weights, expected.weights)
 
 
-def test_what_the_optimiser_remembers_makes_a_difference() -> None:
+def test_optimizer_state_modes_differ() -> None:
     kept, average, reset = (
         train({"name": "local_sgd", "local_steps": 2, "optimizer_state": state}, optimizer="adam", lr=0.01)
         for state in ("keep", "average", "reset")
     )
     differ(kept.weights, average.weights)
     differ(kept.weights, reset.weights)
-    # weights, and with them the two moments of each
+    # keep averages the weights; average also averages Adam's two moments
     n, averages = 4 * kept.results[0].parameters, kept.results[0].steps / 2
-    assert kept.results[0].bytes_sent == pytest.approx(n + n * averages)  # and rank 0's broadcast
+    assert kept.results[0].bytes_sent == pytest.approx(n + n * averages)  # plus rank 0's broadcast
     assert average.results[0].bytes_sent == pytest.approx(n + 3 * n * averages)
 
 
 @pytest.mark.parametrize("weighting", ["equal", "size"])
 @pytest.mark.parametrize("init", ["broadcast", "independent"])
-def test_local_sgd_that_averages_at_the_end_alone_is_one_shot(init: str, weighting: str) -> None:
+def test_local_sgd_that_averages_only_at_the_end_equals_one_shot(init: str, weighting: str) -> None:
     both = {"init": init, "weighting": weighting}
     expected = train({"name": "one_shot", **both}, 3, **ODD, **MOMENTUM)
     found = train({"name": "local_sgd", "local_steps": None, **both}, 3, **ODD, **MOMENTUM)
@@ -242,28 +246,28 @@ def test_local_sgd_that_averages_at_the_end_alone_is_one_shot(init: str, weighti
 
 
 @pytest.mark.parametrize("strategy", [{"name": "one_shot"}, {"name": "local_sgd", "local_steps": None}])
-def test_weighed_by_size_one_step_of_all_is_one_step_of_one(strategy: dict[str, Any]) -> None:
-    """The mean over samples is the mean of the parts' means only if parts count by their samples."""
+def test_one_step_weighted_by_size_equals_one_serial_step(strategy: dict[str, Any]) -> None:
+    """The mean over samples equals the mean of the parts' means only if weighted by part size."""
     whole = {**ODD, "batch_size": 121, "epochs": 1}
     serial = train("serial", 1, **whole, lr=1.0).weights
-    by_size, alike = (
+    by_size, equally_weighted = (
         train({**strategy, "weighting": weighting}, 2, **whole, lr=1.0).weights
         for weighting in ("size", "equal")
     )
     close(by_size, serial)
-    assert np.abs(alike - serial).max() > 20 * np.abs(by_size - serial).max()
+    assert np.abs(equally_weighted - serial).max() > 20 * np.abs(by_size - serial).max()
 
 
 @pytest.mark.parametrize("steps", [1, 4, 5, 12, 100])
-def test_local_steps_are_what_lies_between_two_averages(steps: int) -> None:
+def test_local_steps_between_two_averages(steps: int) -> None:
     training = train({"name": "local_sgd", "local_steps": steps}, 2)  # 12 steps in all
     (rank, other) = training.results
-    averages = -(-12 // steps)  # the last round may be short
+    averages = -(-12 // steps)  # the last round may be shorter
     assert other.bytes_sent == pytest.approx(averages * 4 * rank.parameters)
     assert training.same_weights
 
 
-def test_the_average_is_evaluated_and_every_rank_goes_on_with_its_own() -> None:
+def test_evaluation_uses_the_average_without_changing_the_replicas() -> None:
     training = train({"name": "local_sgd", "local_steps": None}, 2)
     for rank in (0, 1):
         points = training.of("epoch", rank)
@@ -277,14 +281,14 @@ def test_the_average_is_evaluated_and_every_rank_goes_on_with_its_own() -> None:
 # DiLoCo
 
 
-def test_diloco_that_steps_where_the_average_is_is_local_sgd() -> None:
+def test_diloco_without_outer_momentum_equals_local_sgd() -> None:
     for steps in (3, 5):
         expected = train({"name": "local_sgd", "local_steps": steps}, 3, **ODD, **MOMENTUM)
         found = train({**PLAIN_DILOCO, "local_steps": steps}, 3, **ODD, **MOMENTUM)
         close(found.weights, expected.weights)
 
 
-def test_the_outer_step_is_torchs_nesterov() -> None:
+def test_outer_step_equals_torch_nesterov() -> None:
     generator = torch.Generator().manual_seed(0)
     ours = torch.randn(50, generator=generator)
     theirs = ours.clone().requires_grad_()
@@ -312,7 +316,7 @@ def mixing_matrix(graph: Graph, size: int) -> np.ndarray:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 13])
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_mixing_is_doubly_stochastic_and_reaches_everybody(graph: Graph, size: int) -> None:
+def test_mixing_matrix_is_doubly_stochastic_and_primitive(graph: Graph, size: int) -> None:
     matrix = mixing_matrix(graph, size)
     np.testing.assert_allclose(matrix.sum(axis=0), 1)
     np.testing.assert_allclose(matrix.sum(axis=1), 1)
@@ -333,7 +337,7 @@ def test_neighbours() -> None:
 
 
 class Weights:
-    """A replica that is nothing but weights."""
+    """A replica that has only weights."""
 
     def __init__(self, weights: torch.Tensor) -> None:
         self._weights = weights
@@ -347,7 +351,7 @@ class Weights:
 
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("size", [2, 5, 8])
-def test_mixing_is_the_matrix(graph: Graph, size: int) -> None:
+def test_mix_multiplies_by_the_mixing_matrix(graph: Graph, size: int) -> None:
     start = np.random.default_rng(0).normal(size=(size, 7)).astype(np.float32)
 
     def body(comm: Communicator) -> np.ndarray:
@@ -363,20 +367,20 @@ def test_mixing_is_the_matrix(graph: Graph, size: int) -> None:
 
 @pytest.mark.parametrize("init", ["broadcast", "independent"])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_gossip_with_everybody_is_local_sgd(init: str, ranks: int) -> None:
+def test_gossip_on_the_complete_graph_equals_local_sgd(init: str, ranks: int) -> None:
     gossip = {"name": "gossip", "graph": "complete", "order": "step_then_mix", "init": init}
     local = {"name": "local_sgd", "local_steps": 1, "init": init}
     close(train(gossip, ranks, **MOMENTUM).weights, train(local, ranks, **MOMENTUM).weights)
 
 
-def test_gossip_as_the_paper_has_it() -> None:
-    """Two nodes, written out: mix, then step along the gradient at the weights before mixing."""
+def test_gossip_equals_reference() -> None:
+    """D-PSGD on two nodes in plain torch: mix, then apply the gradient at the weights before mixing."""
     spec = RunSpec.model_validate({**SMALL, "strategy": "gossip", "nodes": 2, "transport": "memory"})
     task = Task(spec, Path())
     models = [task.build_model(0) for _ in range(2)]
-    feeds = [BatchLoader(task.data.train, spec, task.rngs, rank, 2) for rank in range(2)]
+    loaders = [BatchLoader(task.data.train, spec, task.rngs, rank, 2) for rank in range(2)]
     for epoch in (1, 2):
-        for step in zip(*(loader.batches(epoch) for loader in feeds), strict=True):
+        for step in zip(*(loader.batches(epoch) for loader in loaders), strict=True):
             gradients = []
             for model, (batch, _) in zip(models, step, strict=True):
                 loss = nll_loss(model(batch.images), batch.labels)
@@ -391,8 +395,8 @@ def test_gossip_as_the_paper_has_it() -> None:
     close(train("gossip", 2).weights, expected.numpy())
 
 
-def test_nodes_that_hear_each_other_come_together() -> None:
-    """From weights of their own, and nearly without training: the ring needs longer than all together."""
+def test_gossip_reaches_consensus() -> None:
+    """From independent weights, with a negligible learning rate: sparser graphs converge more slowly."""
     apart = {
         graph: [
             point.fields["consensus_distance"]

@@ -1,4 +1,4 @@
-"""The throttle: a quota of cores for processes that nobody else holds back."""
+"""The throttle: a CPU quota for local processes, which no cgroup limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TICK_S = PERIOD_S / 20
 
 
 class Worker:
-    """A process that uses so many cores whenever it is not stopped."""
+    """A process that uses `cores` cores whenever it is not stopped."""
 
     def __init__(self, cores: float) -> None:
         self._cores, self._used = cores, 0.0
@@ -33,7 +33,7 @@ class Worker:
 
 
 def worked(quota: float, cores: list[float], seconds: float, tick_s: float = TICK_S) -> float:
-    """CPU seconds that workers had, with the throttle looking at them every `tick_s`."""
+    """CPU seconds that workers used, with a throttle step every `tick_s`."""
     throttle, workers = Throttle(quota, 0.0), [Worker(each) for each in cores]
     for worker in workers:
         throttle.add(worker)
@@ -49,19 +49,19 @@ def worked(quota: float, cores: list[float], seconds: float, tick_s: float = TIC
 @pytest.mark.parametrize("quota", [0.05, 0.25, 0.9, 1.5])
 @pytest.mark.parametrize("cores", [[1.0], [1.0, 1.0], [2.0, 0.5]])
 @pytest.mark.parametrize("tick_s", [TICK_S, PERIOD_S / 3])
-def test_processes_have_the_quota_together(quota: float, cores: list[float], tick_s: float) -> None:
+def test_processes_share_the_quota(quota: float, cores: list[float], tick_s: float) -> None:
     wanted = min(quota, sum(cores)) * 100
     assert worked(quota, cores, 100, tick_s) == pytest.approx(wanted, abs=sum(cores) * tick_s + PERIOD_S)
 
 
 @pytest.mark.parametrize("quota", [0.05, 0.25, 0.9])
-def test_they_have_no_more_of_it_when_the_throttle_comes_late(quota: float) -> None:
-    """On a busy machine it may miss periods: what was overdrawn meanwhile is missing later."""
+def test_late_throttle_does_not_exceed_the_quota(quota: float) -> None:
+    """On a busy machine the throttle may miss periods. Later periods compensate for the overuse."""
     late_s = PERIOD_S * 2.5
     assert worked(quota, [1.0], 100, late_s) <= quota * 100 + late_s
 
 
-def test_who_wants_less_is_never_stopped() -> None:
+def test_process_below_its_quota_is_never_stopped() -> None:
     throttle, worker = Throttle(0.5, 0.0), Worker(0.4)
     throttle.add(worker)
     for at in range(1, 2000):
@@ -71,8 +71,8 @@ def test_who_wants_less_is_never_stopped() -> None:
     assert throttle.stopped_s == 0
 
 
-def test_what_is_not_used_is_lost() -> None:
-    """After 10 s of rest it is as with a container's quota: one period's worth, and no more."""
+def test_unused_quota_does_not_accumulate() -> None:
+    """After 10 s idle, at most one period's quota is available, as for a container."""
     throttle, worker = Throttle(0.25, 0.0), Worker(1.0)
     throttle.add(worker)
     throttle.step(10.0)
@@ -82,7 +82,7 @@ def test_what_is_not_used_is_lost() -> None:
     assert worker.cpu_s() <= 2 * 0.25 * PERIOD_S + TICK_S
 
 
-def test_who_comes_while_the_others_are_stopped_is_stopped_with_them() -> None:
+def test_process_added_while_others_are_stopped_is_stopped() -> None:
     throttle, worker, late = Throttle(0.25, 0.0), Worker(1.0), Worker(1.0)
     throttle.add(worker)
     worker.work(PERIOD_S / 2)

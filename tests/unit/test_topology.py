@@ -1,4 +1,4 @@
-"""From a run to its launch plan, and from that to processes. Nothing is started."""
+"""From a run to its launch plan and its processes' environment. No process is started."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def an_mpirun(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_no_library_may_use_more_threads_than_the_run_says(tmp_path: Path, threads: int) -> None:
+def test_thread_limits_of_libraries_equal_the_spec(tmp_path: Path, threads: int) -> None:
     for process in started(tmp_path, transport="gloo", threads=threads):
         assert {process.environment[name] for name in THREADS} == {str(threads)}
 
@@ -48,7 +48,7 @@ def test_no_library_may_use_more_threads_than_the_run_says(tmp_path: Path, threa
 
 
 @pytest.mark.parametrize("transport", ["memory", "gloo", "rpc", "mpi"])
-def test_every_process_knows_its_run_and_one_thread(tmp_path: Path, transport: str) -> None:
+def test_every_process_has_paths_and_one_thread(tmp_path: Path, transport: str) -> None:
     for process in started(tmp_path, transport=transport):
         environment = process.environment
         assert {environment[name] for name in THREADS} == {"1"}
@@ -60,14 +60,14 @@ def test_every_process_knows_its_run_and_one_thread(tmp_path: Path, transport: s
         assert all(isinstance(value, str) for value in environment.values())
 
 
-def test_memory_is_one_process_for_all_ranks(tmp_path: Path) -> None:
+def test_memory_starts_one_process_for_all_ranks(tmp_path: Path) -> None:
     (process,) = started(tmp_path, transport="memory")
     assert (process.name, process.log, process.argv) == ("nodes", "node-0", TRAINER)
     assert not {"RANK", "WORLD_SIZE", "SHARDYARD_RENDEZVOUS"} & process.environment.keys()
 
 
 @pytest.mark.parametrize("transport", ["gloo", "rpc"])
-def test_gloo_and_rpc_are_a_process_per_rank(
+def test_gloo_and_rpc_start_one_process_per_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str
 ) -> None:
     monkeypatch.setattr(module, "loopback", lambda: "lo7")
@@ -76,17 +76,17 @@ def test_gloo_and_rpc_are_a_process_per_rank(
     assert [p.log for p in made] == ["node-0", "node-1", "node-2"]
     assert [p.environment["RANK"] for p in made] == ["0", "1", "2"]
     assert {p.environment["WORLD_SIZE"] for p in made} == {"3"}
-    # torch RPC needs both: its processes first meet over gloo.
+    # torch RPC needs both: its rendezvous uses gloo.
     for link in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
         assert {p.environment[link] for p in made} == {"lo7"}
     assert {p.environment["SHARDYARD_RENDEZVOUS"] for p in made} == {f"{tmp_path}/run/live/rendezvous"}
     assert all(p.argv == TRAINER for p in made)
 
 
-def test_gloo_is_a_process_per_rank_and_a_log_per_node(tmp_path: Path) -> None:
+def test_gloo_has_one_log_per_node(tmp_path: Path) -> None:
     made = started(tmp_path, transport="gloo", nodes=2, processes_per_node=2)
-    places = [[p.environment[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] for p in made]
-    assert places == [["0", "0", "4"], ["1", "1", "4"], ["2", "0", "4"], ["3", "1", "4"]]
+    rank_variables = [[p.environment[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")] for p in made]
+    assert rank_variables == [["0", "0", "4"], ["1", "1", "4"], ["2", "0", "4"], ["3", "1", "4"]]
     assert [p.log for p in made] == ["node-0", "node-0", "node-1", "node-1"]
     assert [p.name for p in made] == [f"rank {rank} of node {rank // 2}" for rank in range(4)]
 
@@ -96,7 +96,7 @@ def test_mpirun_starts_all_ranks(tmp_path: Path) -> None:
     assert process.argv[:3] == ["/somewhere/mpirun", "-n", "6"]
 
 
-def test_mpi_is_one_mpirun(tmp_path: Path) -> None:
+def test_mpi_starts_one_mpirun(tmp_path: Path) -> None:
     (process,) = started(tmp_path, transport="mpi")
     assert (process.name, process.log) == ("mpirun", "launcher")
     assert process.argv[:3] == ["/somewhere/mpirun", "-n", "3"]
@@ -104,10 +104,10 @@ def test_mpi_is_one_mpirun(tmp_path: Path) -> None:
     assert process.argv[(at := process.argv.index("--bind-to")) : at + 2] == ["--bind-to", "none"]
     assert process.environment["SHARDYARD_CONSOLE"] == f"{tmp_path}/run/node-{{node}}.log"
     assert process.environment["TMPDIR"] == str(tmp_path / "run" / "live")
-    assert "RANK" not in process.environment  # mpirun tells each rank itself
+    assert "RANK" not in process.environment  # mpirun passes the rank
 
 
-def test_a_module_path_of_the_user_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pythonpath_of_the_user_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/theirs")
     (process,) = started(tmp_path, transport="memory")
     assert process.environment["PYTHONPATH"] == f"{PROJECT}{os.pathsep}/theirs"
@@ -116,9 +116,7 @@ def test_a_module_path_of_the_user_stays(tmp_path: Path, monkeypatch: pytest.Mon
     assert process.environment["PYTHONPATH"] == str(PROJECT)
 
 
-def test_relative_paths_hold_wherever_a_process_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = processes(run(transport="gloo"), RunPaths(Path("run")), Path("data"), Path("run/live"))
     for name in ("SHARDYARD_SPEC", "SHARDYARD_DATA", "SHARDYARD_OUT"):
@@ -127,13 +125,13 @@ def test_relative_paths_hold_wherever_a_process_runs(
 
 
 @pytest.mark.parametrize("name", ["plain", "a b", "a%20b", "größer", "a#1", "a?", "a?b=1"])
-def test_ranks_meet_in_a_results_directory_of_any_name(tmp_path: Path, name: str) -> None:
+def test_rendezvous_in_a_results_directory_of_any_name(tmp_path: Path, name: str) -> None:
     live = tmp_path / name / "live"
     live.mkdir(parents=True)
     spec = run(transport="gloo", nodes=1)
     (process,) = processes(spec, RunPaths(live.parent), tmp_path, live)
     comm = connect(read_context(spec, process.environment))
-    # Elsewhere it would stay behind, and the next run would find it and wait for ranks that are gone.
+    # A rendezvous file elsewhere would remain, and the next run would wait for ranks that have exited.
     assert [path.name for path in live.iterdir()] == ["rendezvous"]
     comm.close()
 
@@ -144,11 +142,11 @@ def test_an_unknown_topology_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         processes(run(), RunPaths(tmp_path), tmp_path, tmp_path)
 
 
-# What a process finds in its environment
+# Reading the environment
 
 
 @pytest.mark.parametrize("transport", ["gloo", "rpc", "memory"])
-def test_a_process_finds_its_place(tmp_path: Path, transport: str) -> None:
+def test_context_from_the_environment(tmp_path: Path, transport: str) -> None:
     spec = run(transport=transport, timeout_s=7)
     for rank, process in enumerate(started(tmp_path, transport=transport)):
         context = read_context(spec, process.environment)
@@ -157,7 +155,7 @@ def test_a_process_finds_its_place(tmp_path: Path, transport: str) -> None:
         assert context.rendezvous == process.environment.get("SHARDYARD_RENDEZVOUS", "")
 
 
-def test_a_rank_of_mpirun_finds_its_place() -> None:
+def test_context_from_the_environment_of_mpirun() -> None:
     environment = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3", "RANK": "9", "WORLD_SIZE": "9"}
     assert read_context(run(transport="mpi"), environment).rank == 2
 
@@ -171,7 +169,7 @@ def test_a_rank_of_mpirun_finds_its_place() -> None:
         ("gloo", "UNUSED", ["0", "0", "0", "0", "0", "0"]),
     ],
 )
-def test_a_rank_finds_its_place_in_its_node(transport: str, reported: str, local_ranks: list[str]) -> None:
+def test_local_rank(transport: str, reported: str, local_ranks: list[str]) -> None:
     spec = run(transport=transport, nodes=2, processes_per_node=3)
     rank_name, size_name = RANK_VARIABLES[spec.topology]
     for rank, local_rank in enumerate(local_ranks):
@@ -180,8 +178,8 @@ def test_a_rank_finds_its_place_in_its_node(transport: str, reported: str, local
         assert (context.rank, context.size, context.local_rank) == (rank, 6, rank % 3)
 
 
-def test_ranks_that_do_not_fill_node_after_node_are_refused() -> None:
-    environment = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}  # dealt out, one to each node
+def test_ranks_must_fill_node_after_node() -> None:
+    environment = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}  # assigned round-robin to the nodes
     spec = run(transport="gloo", nodes=2, processes_per_node=2)
     with pytest.raises(LaunchError, match=r"LOCAL_RANK is 0.* rank 1 .*local rank 1"):
         read_context(spec, environment)
@@ -189,7 +187,7 @@ def test_ranks_that_do_not_fill_node_after_node_are_refused() -> None:
         read_context(spec, {**environment, "WORLD_SIZE": "2"})
 
 
-def test_ranks_of_one_process_are_as_many(tmp_path: Path) -> None:
+def test_one_process_has_all_ranks(tmp_path: Path) -> None:
     (process,) = started(tmp_path, transport="memory", nodes=2, processes_per_node=3)
     context = read_context(run(transport="memory", nodes=2, processes_per_node=3), process.environment)
     assert (context.rank, context.size, context.local_rank) == (0, 6, 0)
@@ -205,13 +203,13 @@ def test_ranks_of_one_process_are_as_many(tmp_path: Path) -> None:
         ({"RANK": "0", "WORLD_SIZE": "4"}, "WORLD_SIZE is 4, but the run has 3 nodes"),
     ],
 )
-def test_an_environment_that_does_not_fit_is_named(environment: dict[str, str], message: str) -> None:
+def test_invalid_environment_variable_is_named(environment: dict[str, str], message: str) -> None:
     with pytest.raises(LaunchError, match=message):
         read_context(run(transport="gloo"), environment)
 
 
 @pytest.mark.parametrize("rank", ["-1", "3"])
-def test_a_rank_that_there_is_not(rank: str) -> None:
+def test_rank_out_of_range(rank: str) -> None:
     with pytest.raises(LaunchError, match="RANK"):
         read_context(run(transport="gloo"), {"RANK": rank, "WORLD_SIZE": "3"})
 
@@ -229,7 +227,7 @@ def test_a_plan_is_what_start_executes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_mpirun_is_a_reason_against_mpi_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_mpirun_makes_only_mpi_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = LocalRuntime()
     assert runtime.unavailable_reason() is None
     assert runtime.unsupported_reason(run(transport="mpi")) is None
@@ -239,7 +237,7 @@ def test_a_missing_mpirun_is_a_reason_against_mpi_alone(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("found", [0, 1, 2, 3])
-def test_every_rank_needs_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch, found: int) -> None:
+def test_every_rank_needs_its_own_gpu(monkeypatch: pytest.MonkeyPatch, found: int) -> None:
     monkeypatch.setattr(local, "gpus", lambda: found)
-    lacking = LocalRuntime().unsupported_reason(run(transport="nccl"))
-    assert (lacking is None) == (found == 3)
+    reason = LocalRuntime().unsupported_reason(run(transport="nccl"))
+    assert (reason is None) == (found == 3)

@@ -1,4 +1,4 @@
-"""torchvision can be imported whatever build it is of, and what is missing is declared, not hidden."""
+"""Every build of torchvision can be imported: operators it cannot load are declared."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def refused(library: object) -> None:
     raise OSError("libcudart.so.13: cannot open shared object file")
 
 
-def test_operators_load_where_the_library_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not vision.operators_load(tmp_path)  # there is none
+def test_operators_load_if_the_library_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not vision.operators_load(tmp_path)  # no library
     (tmp_path / "_C.so").touch()
     loaded: list[Path] = []
     monkeypatch.setattr(torch.ops, "load_library", loaded.append)
@@ -28,12 +28,12 @@ def test_operators_load_where_the_library_does(tmp_path: Path, monkeypatch: pyte
     assert not vision.operators_load(tmp_path)
 
 
-def test_operators_that_are_there_are_not_declared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loaded_operators_are_not_declared_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.ops, "load_library", lambda _: None)
     assert vision.declared() is None
 
 
-def test_it_is_imported_by_threads_at_once() -> None:
+def test_concurrent_import_by_threads() -> None:
     code = (
         "from concurrent.futures import ThreadPoolExecutor\n"
         "from importlib import import_module\n"

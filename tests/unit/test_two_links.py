@@ -1,4 +1,4 @@
-"""Which epochs of a run count for which link, when that changes in the middle of it."""
+"""Assignment of epochs to links in a run whose link changes halfway."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ RUN = RunSpec.model_validate({"strategy": "all_reduce", "nodes": 2, "epochs": 6}
 
 
 @pytest.fixture
-def at(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The moment, which the test moves; a change takes one and a half seconds."""
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The current time, set by the test; changing the link takes 1.5 s."""
     now = [0.0]
 
     def shape(node: int) -> None:
@@ -36,27 +36,27 @@ def at(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def follow(now: list[float], links: list[str]) -> TwoLinks:
-    """A run whose epochs take a second, and rank 1 a tenth longer than rank 0."""
+    """A run whose epochs take 1 s; rank 1 finishes each 0.1 s after rank 0."""
     engine: Any = None
-    watchdog = TwoLinks(engine, RUN, links)
-    watchdog.events([Event(0.0, RUN.key, 0, "node", "start", {})])
+    two_links = TwoLinks(engine, RUN, links)
+    two_links.events([Event(0.0, RUN.key, 0, "node", "start", {})])
     for epoch in range(1, RUN.epochs + 1):
         for rank, end in enumerate((epoch + 0.9, epoch + 1.0)):
             now[0] = max(now[0], end)
             fields = {"epoch": epoch, "train_s": end * (1 + rank)}
-            watchdog.events([Event(end, RUN.key, rank, "node", "epoch", fields)])
-    return watchdog
+            two_links.events([Event(end, RUN.key, rank, "node", "epoch", fields)])
+    return two_links
 
 
 @pytest.mark.parametrize("links", [[FREE, SHAPED], [SHAPED, FREE]])
-def test_neither_the_first_epoch_nor_those_of_the_change_count(at: list[float], links: list[str]) -> None:
-    watchdog = follow(at, links)
-    assert watchdog.epochs() == {links[0]: [2, 3], links[1]: [6]}
+def test_first_epoch_and_epochs_of_the_change_are_excluded(now: list[float], links: list[str]) -> None:
+    two_links = follow(now, links)
+    assert two_links.epochs() == {links[0]: [2, 3], links[1]: [6]}
 
 
-def test_an_epoch_is_as_long_as_its_slowest_rank(at: list[float]) -> None:
-    assert follow(at, [FREE]).epoch_s(3) == pytest.approx(2.0)
+def test_epoch_time_is_that_of_the_slowest_rank(now: list[float]) -> None:
+    assert follow(now, [FREE]).epoch_s(3) == pytest.approx(2.0)
 
 
-def test_one_link_all_along(at: list[float]) -> None:
-    assert follow(at, [FREE]).epochs() == {FREE: [2, 3, 4, 5, 6]}
+def test_one_link_for_the_whole_run(now: list[float]) -> None:
+    assert follow(now, [FREE]).epochs() == {FREE: [2, 3, 4, 5, 6]}

@@ -1,4 +1,4 @@
-"""YAML as people mean it."""
+"""The YAML of sweep files: strict, with numbers such as 1e-3."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_values(text: str, value: Any) -> None:
     assert type(parsed) is type(value) or isinstance(parsed, float)
 
 
-def test_numbers_of_whole_value_are_whole() -> None:
+def test_integers_and_floats() -> None:
     assert isinstance(parse_yaml("3", "x"), int)
     assert isinstance(parse_yaml("3e0", "x"), float)
 
@@ -46,14 +46,14 @@ def test_numbers_of_whole_value_are_whole() -> None:
         ("k: 1\n\n\n'k': 2\n", (4, 1)),
     ],
 )
-def test_a_key_that_stands_twice(text: str, lines: tuple[int, int]) -> None:
+def test_duplicate_key(text: str, lines: tuple[int, int]) -> None:
     with pytest.raises(
         InputError, match=rf"^s\.yml:{lines[0]}: duplicate key '\w', also in line {lines[1]}$"
     ):
         parse_yaml(text, "s.yml")
 
 
-def test_the_same_key_in_different_mappings_is_fine() -> None:
+def test_same_key_in_different_mappings() -> None:
     assert parse_yaml("a: {k: 1}\nb: {k: 1}\n", "x") == {"a": {"k": 1}, "b": {"k": 1}}
 
 
@@ -68,18 +68,18 @@ def test_the_same_key_in_different_mappings_is_fine() -> None:
         ("a: !!python/object:os.system 1", 1),
     ],
 )
-def test_what_is_not_yaml_names_file_and_line(text: str, line: int) -> None:
+def test_invalid_yaml_error_names_file_and_line(text: str, line: int) -> None:
     with pytest.raises(InputError, match=rf"^s\.yml:{line}: \S"):
         parse_yaml(text, "s.yml")
 
 
-def test_characters_that_yaml_forbids() -> None:
+def test_forbidden_characters() -> None:
     with pytest.raises(InputError, match=r"^s\.yml: invalid YAML"):
         parse_yaml("a: \x00", "s.yml")
 
 
 @pytest.mark.parametrize("text", ["2026-02-30", "a: 2024-13-45", "!!int x", "a: !!float x"])
-def test_what_yaml_cannot_make_of_a_value(text: str) -> None:
+def test_invalid_values(text: str) -> None:
     with pytest.raises(InputError, match=r"^s\.yml"):
         parse_yaml(text, "s.yml")
 
@@ -92,13 +92,13 @@ def test_anchors() -> None:
     assert parse_yaml("a: &a [1]\nb: *a\n", "x") == {"a": [1], "b": [1]}
 
 
-def test_reading_returns_the_text_too(tmp_path: Path) -> None:
+def test_read_yaml_also_returns_the_text(tmp_path: Path) -> None:
     path = tmp_path / "s.yml"
     path.write_text("# größer\na: ü\n", encoding="utf-8")
     assert read_yaml(path) == ({"a": "ü"}, "# größer\na: ü\n")
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files(tmp_path: Path) -> None:
     (tmp_path / "latin.yml").write_bytes("a: ü".encode("latin-1"))
     (tmp_path / "file").touch()
     for path, reason in [
