@@ -1,4 +1,4 @@
-"""Execute runs on local processes: fresh ones, and ones that tests share."""
+"""Execute runs on local processes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from trainer.spec.run_spec import RunSpec
 
 @pytest.fixture
 def execute(tmp_path: Path) -> Callable[..., RunResult]:
-    """`execute(display, strategy="one_shot", nodes=2, …)`: a run of this test's own.
+    """`execute(display, strategy="one_shot", nodes=2, …)`: execute a run for this test only.
 
-    For tests that disturb the run or look at its processes and files. Others take `run_cache`.
+    For tests that disturb the run or inspect its processes and files. Other tests use `run_cache`.
     """
 
     def execute(display: RecordingDisplay | None = None, **fields: Any) -> RunResult:

@@ -1,4 +1,4 @@
-"""Ranks in processes, connected over transport rpc without a runner, to observe what each one sees."""
+"""Ranks as processes, connected over transport rpc without a runner, to observe each rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from orchestrator.runtimes.local.processes import loopback
 from trainer.core.context import NodeContext
 
-Workload = Callable[[NodeContext], Any]
+RankFunction = Callable[[NodeContext], Any]
 
 
 @dataclass
@@ -26,8 +26,8 @@ class Ranks:
     rendezvous: str
     timeout_s: float = 30.0
 
-    def run(self, work: Workload, size: int) -> list[Any]:
-        """What `work`, a picklable function, returns or raises on each rank; None where a rank died."""
+    def run(self, function: RankFunction, size: int) -> list[Any]:
+        """What `function`, which must be picklable, returns or raises on each rank; None if a rank died."""
         # Forked from a server that has imported torch: a rank starts in milliseconds.
         multiprocessing.set_forkserver_preload(["torch.distributed.rpc"])
         server = multiprocessing.get_context("forkserver")
@@ -37,9 +37,9 @@ class Ranks:
             context = NodeContext(
                 rank, size, "rpc", Path(), rendezvous=self.rendezvous, timeout_s=self.timeout_s
             )
-            processes.append(server.Process(target=_rank, args=(context, work, sender)))
+            processes.append(server.Process(target=_rank, args=(context, function, sender)))
             processes[-1].start()
-            sender.close()  # this process's copy: the pipe then closes with the rank's own
+            sender.close()  # close this process's copy, so that the pipe closes when the rank exits
             receivers.append(receiver)
         try:
             return [_outcome(receiver) for receiver in receivers]
@@ -56,11 +56,11 @@ def _outcome(receiver: Connection) -> Any:
         return None
 
 
-def _rank(context: NodeContext, work: Workload, sender: Connection) -> None:
+def _rank(context: NodeContext, function: RankFunction, sender: Connection) -> None:
     torch.set_num_threads(1)
     os.environ |= {"TP_SOCKET_IFNAME": loopback(), "GLOO_SOCKET_IFNAME": loopback()}
     try:
-        outcome = work(context)
+        outcome = function(context)
     except Exception as error:
         outcome = error
     sender.send(outcome)

@@ -68,7 +68,9 @@ def used(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def test_busy_process_keeps_to_its_quota(busy: psutil.Process, orchestrator: subprocess.Popen[str]) -> None:
+def test_busy_process_is_limited_to_its_quota(
+    busy: psutil.Process, orchestrator: subprocess.Popen[str]
+) -> None:
     throttle = throttle_of(orchestrator)
     until_stopped(busy)
     before, at = used(busy), time.monotonic()

@@ -117,7 +117,7 @@ def test_clean_removes_what_a_killed_orchestrator_left(tmp_path: Path) -> None:
     assert node_processes(out) == []
 
 
-def test_results_directory_takes_one_sweep_at_a_time(tmp_path: Path) -> None:
+def test_results_directory_is_locked_by_one_sweep_at_a_time(tmp_path: Path) -> None:
     file, out = tmp_path / "long.yml", tmp_path / "out"
     process = hanging(file, out, "memory")
     try:
@@ -148,7 +148,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("arguments", "facts"), BAD)
-def test_bad_input_names_what_is_wrong_with_exit_code_2(
+def test_input_errors_exit_with_code_2(
     short: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

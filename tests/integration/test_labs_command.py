@@ -25,7 +25,7 @@ def test_quick_lab_without_its_dataset_runs_on_digits(tmp_path: Path) -> None:
     record = json.loads((out / "sweep.json").read_text())
     assert "--quick" in record["overrides"]
     page = (out / "report.md").read_text()
-    assert "105\N{NO-BREAK SPACE}s" in page  # published, of three nodes
+    assert "105\N{NO-BREAK SPACE}s" in page  # published for three nodes
     assert all(row["key"] in page for row in rows)
 
 

@@ -41,12 +41,12 @@ class SignalRank(RecordingDisplay):
 
 
 def first_cause(result: RunResult, transport: str) -> str:
-    """The first of the named ranks; mpirun kills the others, so that several may be named."""
+    """The cause of the first rank named; with mpirun, which kills the others, several may be named."""
     cause = str(result.cause)
     return cause if transport == "mpi" else cause.split(" and ")[0]
 
 
-# One strategy of each way to wait for peers: each transport's collectives and its send and receive, and
+# One strategy for each way to wait for peers: each transport's collectives, its send and receive, and
 # torch's collectives, pipelines and shared memory.
 @pytest.mark.parametrize(
     ("strategy", "transport"),
@@ -89,7 +89,7 @@ def test_killed_rank_among_several_in_a_node_is_named(
     assert node_processes(tmp_path) == []
 
 
-def test_terminated_rank_is_the_cause_and_not_the_connections_that_its_peers_lost(execute: Execute) -> None:
+def test_terminated_rank_is_the_cause_not_the_lost_connections(execute: Execute) -> None:
     display = SignalRank(signal.SIGTERM, 1)
     result = execute(display, strategy="all_reduce", transport="gloo", nodes=2, epochs=5000)
     assert result.status == "failed"
@@ -107,7 +107,7 @@ def test_suspended_rank_is_killed_at_the_timeout(execute: Execute, tmp_path: Pat
 
 
 def test_rank_that_hangs_outlives_ranks_that_have_finished(execute: Execute) -> None:
-    """The teardown alarm (10 s) is for ranks with results, not for other ranks in the same process."""
+    """The teardown alarm (10 s) applies to ranks with results, not to other ranks in the same process."""
     strategy = {"name": "fault_injection", "fault": "stall"}
     result = execute(strategy=strategy, transport="memory", nodes=2, timeout_s=12.0)
     assert result.status == "timeout"
@@ -119,7 +119,7 @@ def test_allocation_that_fails_is_the_cause(execute: Execute) -> None:
     huge = {"name": "synthetic", "samples": 100, "height": 10**6, "width": 10**6}
     result = execute(strategy="all_reduce", transport="gloo", nodes=2, dataset=huge)
     assert result.status == "failed"
-    assert "Unable to allocate" in str(result.cause)  # NumPy's words
+    assert "Unable to allocate" in str(result.cause)  # NumPy's message
 
 
 def test_damaged_event_fails_the_run(execute: Execute, tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(copy: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run Python on a module of the copy; it must succeed."""
+    """Run a module of the copy with Python; it must succeed."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("SHARDYARD_")}
     done = subprocess.run(
         [sys.executable, "-m", *map(str, arguments)],

@@ -1,6 +1,6 @@
 """Killed ranks: torchrun restarts all ranks, and the run ends with the same weights.
 
-These moments have been traps; `make soak ARGS=kill` draws random ones.
+These moments have caused failures; `make soak ARGS=kill` draws random ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ When = Callable[[Sequence[Event]], bool]
 
 
 def reported(kind: str, ranks: int) -> When:
-    """When so many ranks have written an event of this kind."""
+    """Condition: this many ranks have written an event of this kind."""
     return lambda events: len({event.rank for event in events if event.kind == kind}) >= ranks
 
 
@@ -66,7 +66,7 @@ def test_restarted_run_ends_with_the_same_weights(
     assert result.restarted == 1
     name = f"rank {rank} of node 0" if "processes_per_node" in fields else f"node {rank}"
     (flag,) = [flag for flag in result.flags if "all ranks were restarted" in flag]
-    # An agent reports the signal of one rank; with several, that can be a peer which failed at once.
+    # An agent reports the signal of one rank; with several ranks, that can be a peer that failed first.
     known = ["killed by SIGKILL"] + ["lost without an exit report"] * ("processes_per_node" in fields)
     assert flag.startswith(tuple(f"{name} was {how}, last seen " for how in known))
     assert seen in flag
@@ -85,7 +85,7 @@ def test_rank_killed_after_the_last_barrier_does_not_fail_the_run(execute: Execu
         first, late = (event("start", rank).fields["pid"] for rank in (1, 2))
         os.kill(late, signal.SIGSTOP)
         event("result", 1)
-        wait_until(psutil.Process(first).net_connections)  # to the store, which holds the barrier
+        wait_until(psutil.Process(first).net_connections)  # to the store of the barrier
         time.sleep(0.5)
         os.kill(first, signal.SIGSTOP)
         os.kill(late, signal.SIGCONT)

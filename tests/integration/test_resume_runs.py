@@ -24,7 +24,7 @@ LENET = {"name": "lenet", "dropout": 0.3}
 RUN = {
     "strategy": "ddp",
     "transport": "gloo",
-    "nodes": 4,  # on 2, DDP's buckets could be in any order and the sums would be the same
+    "nodes": 4,  # with 2 nodes, sums would not depend on the order of DDP's buckets
     "dataset": {"name": "synthetic", "samples": 2000, "test_samples": 50, "noise": 1.0},
     "model": LENET,
     "optimizer": "momentum",
@@ -45,19 +45,19 @@ def only_row(out: Path) -> RunResult:
 def test_sweep_whose_orchestrator_was_killed_resumes_to_the_same_weights(
     tmp_path: Path,
 ) -> None:
-    file, cut = tmp_path / "one.yml", tmp_path / "cut"
+    file, out = tmp_path / "one.yml", tmp_path / "out"
     file.write_text(json.dumps({"name": "one", "base": RUN, "blocks": [{}]}))
-    sweep = start_sweep(file, cut)
-    # In the second epoch, so that an epoch has been evaluated and another is in the middle.
-    wait_until(lambda: list(cut.glob("*/checkpoints/local/epoch-00001-step-*/rank-3.pt")), timeout_s=120)
+    sweep = start_sweep(file, out)
+    # In the second epoch: one epoch has been evaluated and another is in progress.
+    wait_until(lambda: list(out.glob("*/checkpoints/local/epoch-00001-step-*/rank-3.pt")), timeout_s=120)
     sweep.kill()
     sweep.communicate()
-    wait_until(lambda: not node_processes(cut))
-    assert not list(cut.glob("*/result.json"))
+    wait_until(lambda: not node_processes(out))
+    assert not list(out.glob("*/result.json"))
 
-    assert run_cli("sweep", file, "--out", cut).returncode == 0
-    resumed, whole = only_row(cut), uninterrupted(tmp_path)
-    events = list(read_events(cut / resumed.key / "events.jsonl"))
+    assert run_cli("sweep", file, "--out", out).returncode == 0
+    resumed, whole = only_row(out), uninterrupted(tmp_path)
+    events = list(read_events(out / resumed.key / "events.jsonl"))
     points = [event.fields for event in events if event.kind == "resumed"]
     assert len(points) == 4
     ((epoch, _),) = {(each["epoch"], each["step"]) for each in points}
@@ -70,7 +70,7 @@ def test_sweep_whose_orchestrator_was_killed_resumes_to_the_same_weights(
     assert [(e.epoch, e.accuracy) for e in resumed.epochs] == [(e.epoch, e.accuracy) for e in whole.epochs]
     assert "resumed from a checkpoint once" in resumed.flags[-1]
     assert not any("checkpoint" in flag for flag in whole.flags)
-    assert not list(tmp_path.glob("*/*/checkpoints"))  # of no use any more
+    assert not list(tmp_path.glob("*/*/checkpoints"))  # removed after the run
 
 
 def uninterrupted(tmp_path: Path) -> RunResult:

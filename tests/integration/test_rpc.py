@@ -83,7 +83,7 @@ def every_collective(comm: Communicator) -> dict[str, Any]:
         buffer = values(comm.rank)
         comm.broadcast(buffer, root)
         record(f"broadcast {root}", buffer)
-    results["meetings"] = len(comm.traffic.collectives)
+    results["collectives"] = len(comm.traffic.collectives)
     return results
 
 
@@ -105,7 +105,7 @@ def test_collectives(ranks: ConnectedRanks) -> None:
             assert own[f"broadcast {root}"] == (values(root).tolist(), sent)
         rank_specific = {name: own[name] for name in own if "broadcast" in name or name == "to all"}
         assert own == results[0] | rank_specific  # bitwise
-        assert own["meetings"] == 6 + SIZE
+        assert own["collectives"] == 6 + SIZE
 
 
 def in_order(comm: Communicator) -> list[float]:
@@ -113,7 +113,7 @@ def in_order(comm: Communicator) -> list[float]:
         for number in range(50):
             buffer = torch.full((1 + 1000 * (50 - number),), 100.0 * comm.rank + number)
             comm.send(buffer, to=0)
-            buffer.fill_(-1)  # may be changed at once
+            buffer.fill_(-1)  # the buffer may be reused after send returns
         return []
     results = []
     for number in range(50):

@@ -77,8 +77,8 @@ def serial(monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]) -> tuple[lis
     ("split_points", "optimizer", "nodes"),
     [
         (None, "momentum", 3),
-        (["pool1", "relu1", "conv2"], "adam", 5),  # uneven, and two stages without weights
-        (["conv2", "log_softmax"], "adamw", 4),  # the last has none
+        (["pool1", "relu1", "conv2"], "adam", 5),  # uneven; two stages without weights
+        (["conv2", "log_softmax"], "adamw", 4),  # the last stage has no weights
         ([], "sgd", 2),
     ],
 )

@@ -65,7 +65,7 @@ def test_three_ranks_hold_about_a_third_of_the_state_each(
     run = {"nodes": 3, "optimizer": "adam", "model": {"name": "lenet"}}
     plain, expected = trained("all_reduce", **run)
     zero1, weights = trained("zero1", **run)
-    # Adam scales small gradients up, with their rounding errors; a step is 0.02.
+    # Adam amplifies small gradients with their rounding errors; a step is 0.02.
     np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-5)
     assert sum(state_bytes(zero1, "optimizer")) == state_bytes(plain, "optimizer")[0]
     steps, whole = zero1.ranks[0].steps, state_bytes(plain, "weights")[0]

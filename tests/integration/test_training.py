@@ -21,13 +21,13 @@ SHARED: dict[str, Any] = {
     "epochs": EPOCHS,
 }
 MLP = {"name": "mlp", "hidden": [16]}
-# Measured times choose the split points otherwise.
+# Fixed here, because the default split points depend on measured times.
 SPLIT: dict[str, Any] = {
     "pipeline": {"split_points": ["conv2", "flatten"]},
     "hybrid": {"split_points": ["flatten"]},
 }
 NODES = {"serial": 1, "hybrid": 4}  # hybrid: two pipelines of two stages; the others: 3
-# The order of updates differs from run to run: a model that learns in any order.
+# The order of updates differs between runs: use a model that learns in any order.
 MODELS = dict.fromkeys(("hogwild", "async_parameter_server"), MLP)
 ROWS = [
     (name, transport)
@@ -36,7 +36,7 @@ ROWS = [
     for transport in STRATEGIES.load(name).transports
 ]
 ON_CPU = [row for row in ROWS if row[1] != "nccl"]
-# Strategies whose ranks compute the same on every transport; the order of updates decides in the others.
+# Strategies with equal results on every transport; in the others, results depend on the update order.
 DETERMINISTIC = [
     name
     for name in dict(ROWS)
@@ -111,7 +111,7 @@ def test_another_seed_gives_other_weights(run_cache: RunCache) -> None:
     assert np.abs(first.weights - other.weights).max() > 0.01
 
 
-def test_ddp_computes_what_all_reduce_does(run_cache: RunCache) -> None:
+def test_ddp_equals_all_reduce(run_cache: RunCache) -> None:
     # In batches of 16, one node has a step more than the others. zero1 and fsdp: see test_sharded.py.
     fields = {"model": MLP, "batch_size": 16, "epochs": 2}
     assert_same_weights(
@@ -120,7 +120,7 @@ def test_ddp_computes_what_all_reduce_does(run_cache: RunCache) -> None:
 
 
 @pytest.mark.parametrize("name", ["ddp", "zero1", "fsdp", "pipeline_torch", "hogwild"])
-def test_on_one_node_a_strategy_is_serial(run_cache: RunCache, name: str) -> None:
+def test_strategy_on_one_node_equals_serial(run_cache: RunCache, name: str) -> None:
     """For strategies that need processes; the others are compared as threads in tests/unit."""
     transport = STRATEGIES.load(name).transports[0]
     assert_same_weights(
@@ -145,19 +145,17 @@ def test_bytes_follow_from_the_algorithm(run_cache: RunCache) -> None:
 
 @pytest.mark.parametrize("transport", ["gloo", "mpi"])
 @pytest.mark.parametrize("name", ["all_reduce", "ddp"])
-def test_ranks_of_one_node_compute_what_ranks_of_several_do(
-    run_cache: RunCache, name: str, transport: str
-) -> None:
+def test_ranks_per_node_do_not_change_the_result(run_cache: RunCache, name: str, transport: str) -> None:
     if transport not in STRATEGIES.load(name).transports:
         pytest.skip("not a transport of this strategy")
-    apart = trained(run_cache, "all_reduce", "memory", nodes=4)
-    assert_same_weights(trained(run_cache, name, transport, nodes=2, processes_per_node=2), apart)
+    separate = trained(run_cache, "all_reduce", "memory", nodes=4)
+    assert_same_weights(trained(run_cache, name, transport, nodes=2, processes_per_node=2), separate)
 
 
 # Compression
 
 
-# fp16 exchanges chunks all to all, and so runs on all transports; the others gather or reduce.
+# fp16 uses an all-to-all exchange of chunks, which all transports support; the others gather or reduce.
 COMPRESSED = [(name, "gloo") for name in COMPRESSIONS.entries if name != "none"]
 COMPRESSED += [("fp16", "rpc"), ("fp16", "mpi")]
 
@@ -190,7 +188,7 @@ def test_lossless_compression_changes_nothing(run_cache: RunCache, compression: 
 
 
 @pytest.mark.parametrize("compression", ["fp16", "power_sgd"])
-def test_ddp_compresses_with_torchs_hooks(run_cache: RunCache, compression: str) -> None:
+def test_ddp_compresses_with_torch_hooks(run_cache: RunCache, compression: str) -> None:
     # 3.6 MB of gradient in several buckets: over gloo, torch's PowerSGD supports only one.
     hidden = [512, 512, 128]
     strategy = {"name": "ddp", "compression": compression}
@@ -212,11 +210,11 @@ def test_ddp_compresses_with_torchs_hooks(run_cache: RunCache, compression: str)
             assert rank.bytes_sent == rank.steps * compressed
 
 
-# Torch's implementations and ours
+# Torch's implementations compared with ours
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_torchs_pipeline_computes_what_ours_does(run_cache: RunCache, schedule: str) -> None:
+def test_torch_pipeline_equals_ours(run_cache: RunCache, schedule: str) -> None:
     # 241 samples in batches of 16: the last batch has one sample and is not split into micro-batches.
     options = {"split_points": ["conv2", "flatten"], "schedule": schedule}
     fields = {"model": {"name": "lenet", "dropout": 0.0}, "batch_size": 16, "epochs": 2}
@@ -227,7 +225,7 @@ def test_torchs_pipeline_computes_what_ours_does(run_cache: RunCache, schedule: 
     assert_same_weights(torchs, ours)
 
 
-def test_torchs_pipeline_computes_what_ours_does_with_one_micro_batch(run_cache: RunCache) -> None:
+def test_torch_pipeline_equals_ours_with_one_micro_batch(run_cache: RunCache) -> None:
     options = {"micro_batches": 1, "split_points": ["flatten"], "schedule": "gpipe"}
     fields = {"model": {"name": "lenet", "dropout": 0.0}, "batch_size": 16, "epochs": 2, "nodes": 2}
     ours, torchs = (
@@ -237,7 +235,7 @@ def test_torchs_pipeline_computes_what_ours_does_with_one_micro_batch(run_cache:
     assert_same_weights(torchs, ours)
 
 
-def test_ddp_averages_batch_norm_statistics_as_all_reduce_does(run_cache: RunCache) -> None:
+def test_ddp_averages_batch_norm_statistics_like_all_reduce(run_cache: RunCache) -> None:
     dataset = {"name": "synthetic", "samples": 241, "test_samples": 64, "height": 12, "width": 12}
     # Rounding can decide whether a ReLU passes an activation. A small lr keeps that effect far below the
     # effect of normalising over other samples.
@@ -253,8 +251,8 @@ def test_ddp_averages_batch_norm_statistics_as_all_reduce_does(run_cache: RunCac
 
 @pytest.mark.parametrize("nodes", [pytest.param(nodes, marks=pytest.mark.gpu(nodes)) for nodes in (1, 2)])
 @pytest.mark.parametrize("strategy", ["one_shot", "all_reduce", "ddp"])
-def test_gpus_compute_what_cpus_do(run_cache: RunCache, strategy: str, nodes: int) -> None:
-    # mlp: without dropout, for which a GPU draws other numbers, and convolutions, which TF32 may round.
+def test_gpu_equals_cpu(run_cache: RunCache, strategy: str, nodes: int) -> None:
+    # mlp has no dropout, for which a GPU draws other numbers, and no convolutions, which TF32 may round.
     gloo, nccl = (
         run_cache.get(strategy=strategy, transport=transport, nodes=nodes).result
         for transport in ("gloo", "nccl")

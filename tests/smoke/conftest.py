@@ -1,4 +1,4 @@
-"""Smoke tests start real containers, so they need an engine and an image of these sources."""
+"""Smoke tests start real containers, so they need a container engine and an image of these sources."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Stack:
         )
 
     def down(self) -> None:
-        """Remove the stack, and check that nothing of it is left."""
+        """Remove the stack, and check that none of its resources are left."""
         self.run("down", "--timeout", "1")
         assert leftovers(f"com.docker.compose.project={self.project}") == []
 

@@ -155,7 +155,7 @@ def test_two_sweeps_at_once(tmp_path: Path) -> None:
 
 
 def test_killed_sweep_resumes_from_its_checkpoints(tmp_path: Path) -> None:
-    """With the weights of an uninterrupted run: on three nodes the order of DDP's buckets matters."""
+    """The weights equal those of an uninterrupted run. On three nodes, DDP's bucket order matters."""
     run = {
         "strategy": "ddp",
         "nodes": 3,

@@ -32,7 +32,7 @@ OWNER = (4321, 8765)  # UID and GID of the spec file
 
 @dataclass
 class Started:
-    """A stack after its two starts. first, again: their output. The rest was read after the first."""
+    """A stack after two starts. first, again: output of the starts. Other fields: read after the first."""
 
     topology: str
     first: subprocess.CompletedProcess[str]
