@@ -21,7 +21,7 @@ RankFunction = Callable[[NodeContext], Any]
 
 @dataclass
 class Ranks:
-    """Runs a function as ranks, each in a process of its own, as RPC requires."""
+    """Runs a function on ranks, each in its own process, as RPC requires."""
 
     rendezvous: str
     timeout_s: float = 30.0

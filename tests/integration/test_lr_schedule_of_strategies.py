@@ -1,4 +1,4 @@
-"""Learning-rate schedule and target accuracy where a library steps, or each rank steps alone."""
+"""Learning-rate schedule and target accuracy where a library takes the steps or ranks step alone."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A new component is one file and one registry line: conformance suite, docs, schema and runs accept it.
 
-Four components are added to a copy of the project, and nothing else in it is touched.
+The tests add four components to a copy of the project and change nothing else in it.
 """
 
 from __future__ import annotations

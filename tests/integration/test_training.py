@@ -106,7 +106,7 @@ def test_same_seed_same_weights_on_every_transport(run_cache: RunCache, name: st
         assert_same_weights(trained(run_cache, name, transport), memory)
 
 
-def test_another_seed_gives_other_weights(run_cache: RunCache) -> None:
+def test_different_seeds_give_different_weights(run_cache: RunCache) -> None:
     first, other = (trained(run_cache, "all_reduce", "memory", seed=seed) for seed in (0, 1))
     assert np.abs(first.weights - other.weights).max() > 0.01
 

@@ -26,7 +26,7 @@ def containers() -> None:
 
 @dataclass
 class Stack:
-    """A bare `docker compose up` of one topology, with a results directory of its own."""
+    """A bare `docker compose up` of one topology, with its own results directory."""
 
     topology: str
     project: str

@@ -71,9 +71,9 @@ FAILURES: Mapping[str, tuple[list[Event], dict[str, int], str]] = {
         "node 1: ValueError: odd",
     ),
     "every rank reports a peer error": (
-        [*up(0, 1), failed(1, 3, RESET, peer=True), failed(0, 2, "meeting timed out", peer=True)],
+        [*up(0, 1), failed(1, 3, RESET, peer=True), failed(0, 2, "barrier timed out", peer=True)],
         {"node 0": 1, "node 1": 1},
-        "node 0: meeting timed out",
+        "node 0: barrier timed out",
     ),
     "killed, the other reports a peer error": (
         [*up(0, 1), failed(0, 3, RESET, peer=True)],

@@ -10,7 +10,7 @@ import pytest
 from trainer.training.memory import peak_memory_mb, reset_peak_memory
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts anew")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can reset the peak")
 def test_peak_excludes_memory_freed_before_restart() -> None:
     reset_peak_memory()
     before = peak_memory_mb()

@@ -79,13 +79,13 @@ def test_serial_has_speedup_one() -> None:
         {"optimizer": {"name": "momentum", "momentum": 0.5}},
     ],
 )
-def test_serial_run_of_another_workload_is_no_baseline(other: dict[str, Any]) -> None:
+def test_serial_run_of_another_workload_is_not_a_baseline(other: dict[str, Any]) -> None:
     row = row_of(a_comparison(a_run(**other), FAST), "all_reduce")
     assert (row.speedup, row.efficiency, row.cpu_time_speedup, row.accuracy_difference) == (None,) * 4
     assert row.no_speedup == NO_SERIAL
 
 
-def test_a_cpu_run_is_no_baseline_for_a_gpu_run() -> None:
+def test_cpu_run_is_not_a_baseline_for_a_gpu_run() -> None:
     on_gpu = a_run("all_reduce", nodes=4, transport="nccl", cores=2)
     comparison = a_comparison(SERIAL, FAST, on_gpu)
     row = next(row for row in comparison.rows if row.transport == "nccl")
@@ -95,7 +95,7 @@ def test_a_cpu_run_is_no_baseline_for_a_gpu_run() -> None:
     assert row_of(a_comparison(SERIAL, FAST), "all_reduce").workload.label.endswith(", 2 epochs")
 
 
-def test_a_failed_serial_run_is_no_baseline_and_a_failed_run_has_no_numbers() -> None:
+def test_failed_runs_have_no_metrics_and_are_not_baselines() -> None:
     crashed = a_run("ddp", nodes=2, status="failed", cause="node 1: gone")
     rows = a_comparison(a_run(status="timeout", cause="stopped"), FAST, crashed)
     assert row_of(rows, "all_reduce").no_speedup == NO_SERIAL
@@ -104,7 +104,7 @@ def test_a_failed_serial_run_is_no_baseline_and_a_failed_run_has_no_numbers() ->
     assert (row.train_s, row.accuracy, row.coverage, row.seconds) == (None, None, None, {})
 
 
-def test_fault_injection_trains_nothing_and_has_no_speedup() -> None:
+def test_fault_injection_has_no_speedup() -> None:
     comparison = a_comparison(SERIAL, a_run("fault_injection", accuracy=None))
     assert row_of(comparison, "fault_injection").no_speedup == NO_TRAINING
     assert len(comparison.workloads) == 1

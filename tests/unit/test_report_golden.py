@@ -1,6 +1,6 @@
 """The prose of the report: one comparison with every finding, table and figure, against tests/golden.
 
-`make golden` writes the files again. Read their diff: it is what a reader of a report will see.
+`make golden` rewrites the files. Review their diff: it shows the change that readers of reports see.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def comparison() -> Comparison:
 
 @pytest.fixture(scope="module")
 def plots(comparison: Comparison) -> list[figures.Plot]:
-    """All figures, built and not rendered: their titles and captions are what is compared."""
+    """All figures, built but not rendered: only titles and captions are compared."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "to_svg", lambda figure, name: '<svg viewBox="0 0 1 1"></svg>\n')
         return figures.draw(comparison)

@@ -106,7 +106,7 @@ def test_a_target_that_was_not_reached_is_shown() -> None:
     assert "time_to_target" in [plot.name for plot in draw(never)]
 
 
-def test_without_a_target_nothing_mentions_one() -> None:
+def test_report_without_a_target_does_not_mention_one() -> None:
     plain = a_comparison(learned("serial", [0.5, 0.95, 0.6, 0.7], target=None))
     assert "time_to_target" not in by_strategy(plain)["serial 1"]
     assert "time_to_target" not in cells(RUNS, plain.rows)[0]
@@ -147,7 +147,7 @@ def test_seeds_that_reach_the_target_early_late_and_never() -> None:
     assert [row.strategy for row in never.rows] == ["gossip"]
 
 
-def test_times_of_different_numbers_of_epochs_are_no_speedup() -> None:
+def test_runs_with_different_numbers_of_epochs_have_no_speedup() -> None:
     comparison = a_comparison(
         learned("serial", [0.6, 0.7, 0.95]),
         learned("all_reduce", [0.5, 0.95], nodes=2, transport="gloo"),

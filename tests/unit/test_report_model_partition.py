@@ -139,7 +139,7 @@ def test_cpu_time_speedup_includes_the_bubble(name: str) -> None:
     assert row.cpu_time_speedup == pytest.approx(2 * (1 - 1 / 5))
 
 
-def test_stages_of_different_length_wait_for_the_longest() -> None:
+def test_uneven_stages_wait_for_the_longest() -> None:
     """The first of 4 micro-batches passes all stages; the longest stage then processes three more."""
     serial, copies = a_run(work_cpu_s=8.0), a_hybrid()
     work = [6.0, 2.0, 3.0, 3.0]
@@ -158,7 +158,7 @@ def a_split() -> RunResult:
 
 
 def test_stages_that_run_one_after_the_other_save_no_time() -> None:
-    """The master holds no block: it has no split point and is no waiting stage."""
+    """The master holds no block, so it has no split point and is not a waiting stage."""
     row = row_of(a_comparison(a_run(work_cpu_s=6.0), a_split()), "rpc_split")
     assert row.cpu_time_speedup == pytest.approx(1.0)
     assert (partition.bubble(row), partition.bubble_formula(row)) == (pytest.approx(6 / 10), 1 / 2)
@@ -389,7 +389,7 @@ def test_the_least_memory_is_reported_with_its_time_per_step() -> None:
     assert findings_of(a_comparison(WHOLE, all_reduce_in_memory()), "least_memory") == []
 
 
-def test_ranks_that_were_threads_have_no_times() -> None:
+def test_ranks_that_are_threads_have_no_times() -> None:
     comparison = a_comparison(WHOLE, a_pipeline(transport="memory"))
     assert "step_s" not in finding_of(comparison, "least_memory").data
     assert findings_of(comparison, "bubble") == []

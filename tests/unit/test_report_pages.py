@@ -1,4 +1,4 @@
-"""The report's pages: they exist for every sweep, are self-contained, and escape what they show."""
+"""The report's pages: they exist for every sweep, are self-contained, and escape text from files."""
 
 from __future__ import annotations
 
@@ -88,7 +88,11 @@ SWEEPS = {
         a_run(cpus=0.4, runtime="docker", cores=2),
         *(a_run("ddp", nodes=n, cpus=0.4, runtime="docker", cores=2) for n in (2, 4, 6, 8)),
     ],
-    "a model in parts": [SERIAL, *(a_pipeline(cut) for cut in ("conv2", "flatten", "fc1")), FAST],
+    "partitioned model": [
+        SERIAL,
+        *(a_pipeline(split_point) for split_point in ("conv2", "flatten", "fc1")),
+        FAST,
+    ],
     "two works": [SERIAL, FAST, a_run("ddp", nodes=2, lr=0.01)],
 }
 

@@ -128,7 +128,7 @@ def test_an_ablation_has_the_difference_of_each_step() -> None:
     assert {row.key for row in finding.rows} == {THEIRS[1].key, FIXED.key, ALONE.key}
 
 
-def test_an_ablation_without_all_its_steps_is_no_finding() -> None:
+def test_incomplete_ablation_is_not_a_finding() -> None:
     assert findings_of(a_lab(fixed=()), "ablation") == []
 
 
@@ -210,7 +210,7 @@ def test_an_ablation_step_selects_runs_of_its_block() -> None:
     assert (step["fixes"], step["changes"]) == ("half a core", ["bottleneck_cpus 0.5 → null"])
 
 
-def test_a_step_that_changes_nothing_is_no_ablation() -> None:
+def test_step_without_a_change_is_not_an_ablation() -> None:
     """An option may make two steps the same run."""
     same = BlockRecord(name="fixed", keys=[THEIRS[1].key])
     record = a_lab().record

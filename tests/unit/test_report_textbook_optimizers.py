@@ -66,17 +66,20 @@ def test_parameters_must_be_equal() -> None:
 
 
 def test_each_library_optimizer_is_registered_and_has_a_figure() -> None:
-    twins = {
+    library_optimizers = {
         name: getattr(OPTIMIZERS.load(name), "library_equivalent", None) for name in OPTIMIZERS.entries
     }
-    assert {name for name, twin in twins.items() if twin} >= {"textbook_sgd", "textbook_adam"}
-    for name, twin in twins.items():
-        if twin:
-            comparison = a_comparison(trained(twin, 0.5, 0.25), trained(name, 0.5, 0.25))
-            assert [pair.names for pair in optimizer_pairs(comparison)] == [(name, twin)]
+    assert {name for name, library in library_optimizers.items() if library} >= {
+        "textbook_sgd",
+        "textbook_adam",
+    }
+    for name, library in library_optimizers.items():
+        if library:
+            comparison = a_comparison(trained(library, 0.5, 0.25), trained(name, 0.5, 0.25))
+            assert [pair.names for pair in optimizer_pairs(comparison)] == [(name, library)]
             assert [plot.name for plot in draw(comparison) if plot.name.startswith("textbook_optimizers")]
 
 
-def test_irreproducible_runs_are_no_pairs() -> None:
+def test_irreproducible_runs_are_not_paired() -> None:
     textbook = trained("textbook_sgd", 0.5, 0.25, strategy="hogwild", nodes=2)
     assert not curves(trained("sgd", 0.5, 0.3, strategy="hogwild", nodes=2), textbook)

@@ -322,7 +322,7 @@ def run_record(directory: Path, *events: Event, **fields: Any) -> RunRecord:
     return record
 
 
-def test_lost_rank_is_no_failure_until_torchrun_gives_up(tmp_path: Path) -> None:
+def test_lost_rank_is_not_a_failure_until_torchrun_gives_up(tmp_path: Path) -> None:
     record = run_record(tmp_path, *lost(0))
     assert (record.failures, record.finished, record.complete) == ({}, False, False)
     lost_it = record.assignment.agents[1]

@@ -358,7 +358,7 @@ def test_unequal_work() -> None:
     assert "unequal work: between 100 and 12,345 samples" in flag
 
 
-def test_server_without_samples_is_no_unequal_work() -> None:
+def test_server_without_samples_is_not_unequal_work() -> None:
     def with_server(*samples: int) -> RunResult:
         events = trained(*({"samples": number} for number in samples))
         mine = [e for e in events if e.kind != "coverage" and (e.kind, e.rank) != ("partition", 0)]

@@ -30,7 +30,7 @@ def test_valid_split_points(split_points: list[str] | None, stages: int) -> None
     [
         (None, 6, ["6 stages", "5 blocks", "a, b, c, d, e"]),
         (["x"], 2, ["'x'", "allowed: b, c, d, e"]),
-        (["a"], 2, ["'a'", "allowed: b, c, d, e"]),  # a stage begins there anyway
+        (["a"], 2, ["'a'", "allowed: b, c, d, e"]),  # the first stage always begins there
         (["c", "b"], 3, ["[c, b]", "order", "b, c, d, e"]),
         (["c", "c"], 3, ["[c, c]", "once", "b, c, d, e"]),
         (["c"], 3, ["3", "1", "b, c, d, e"]),

@@ -217,7 +217,7 @@ def test_rank_out_of_range(rank: str) -> None:
 # The runtime
 
 
-def test_a_plan_is_what_start_executes(tmp_path: Path) -> None:
+def test_plan_lists_the_processes_and_writes_nothing(tmp_path: Path) -> None:
     spec, paths = run(transport="gloo", nodes=2), RunPaths(tmp_path / "run")
     plan = LocalRuntime().plan(spec, paths, tmp_path)
     assert [process.argv for process in plan.processes] == [TRAINER, TRAINER]
