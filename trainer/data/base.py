@@ -1,4 +1,4 @@
-"""What a dataset and a partitioner are."""
+"""Base classes of datasets and partitioners, and the types of images, labels and sample indices."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Indices = npt.NDArray[np.int64]
 
 
 class DataError(Exception):
-    """Data that cannot be had, read or split. The message names what is wrong and what mends it."""
+    """Data cannot be obtained, read or partitioned. The message states the cause and a fix."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """One split, held in memory and already normalised.
+    """The training or the test split, in memory and normalised.
 
     images: float32, shape (samples, channels, height, width), zero mean and unit variance over the
     training split. labels: int64, shape (samples,), in 0 … classes - 1.
@@ -36,9 +36,9 @@ class Split:
 
 @dataclass(frozen=True)
 class PixelScale:
-    """The way back from normalised images to pixels: images × deviation + mean.
+    """Converts normalised images back to pixels: images × deviation + mean.
 
-    Pixels lie between 0 and 1, the darkest and the brightest of the training split. Both arrays: float32,
+    A pixel of 0 is the darkest of the training split, a pixel of 1 the brightest. Both arrays: float32,
     shape (channels, 1, 1).
     """
 
@@ -48,7 +48,7 @@ class PixelScale:
 
 @dataclass(frozen=True)
 class Data:
-    """A dataset as training sees it."""
+    """A loaded dataset: both splits, normalised."""
 
     train: Split
     test: Split
@@ -57,7 +57,7 @@ class Data:
 
 
 class Dataset(Component):
-    """Where samples come from. Sizes are known without reading a file, so that a spec can be checked."""
+    """A source of samples. Its sizes are known without reading files, so that a spec can be checked."""
 
     @property
     @abstractmethod
@@ -67,31 +67,31 @@ class Dataset(Component):
     @property
     @abstractmethod
     def shape(self) -> tuple[int, int, int]:
-        """Of one image: channels, height, width."""
+        """Shape of one image: (channels, height, width)."""
 
     @property
     @abstractmethod
     def class_count(self) -> int:
-        """Classes that there are labels for."""
+        """Number of classes."""
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What it reads, as paths in the data directory; empty if it is in the box."""
+        """The files that it reads, as paths in the data directory; empty if it needs no download."""
         return ()
 
     def prepare(self, data_dir: Path) -> None:
-        """Bring the files into `data_dir` if they are absent. Safe to call from several processes.
+        """Download missing files to `data_dir`. Safe to call from several processes.
 
         Called once per sweep, before any node starts. Raises DataError.
         """
 
     @abstractmethod
     def load(self, data_dir: Path) -> Data:
-        """Read both splits. Never writes, never downloads. Raises DataError."""
+        """Read both splits. Writes and downloads nothing. Raises DataError."""
 
 
 class Partitioner(Component):
-    """Decides which samples each node trains on."""
+    """Assigns training samples to nodes."""
 
     disjoint: ClassVar[bool]  # no sample is in two partitions
     covers: ClassVar[bool]  # every sample is in a partition
@@ -101,9 +101,9 @@ class Partitioner(Component):
     reshuffle: bool = Field(False, description="split again in every epoch instead of once per run")
 
     def validation_error(self, samples: int, classes: int, parts: int) -> str | None:
-        """Why these numbers of samples and classes cannot be partitioned, and what to change; or None.
+        """Return why so many samples and classes cannot be partitioned, and what to change; or None.
 
-        Checks only the numbers: no label has been read yet.
+        Checks only the numbers, because labels have not been read yet.
         """
         if parts > samples:
             return f"{samples} samples cannot fill {parts} parts; use fewer nodes"
@@ -134,9 +134,9 @@ class Partitioner(Component):
         """
 
     def transform_images(self, images: Images, rank: int, parts: int, rng: np.random.Generator) -> Images:
-        """The training images of one partition as its rank sees them. Test images never change.
+        """Return the images of one partition as its rank trains on them. Test images never change.
 
-        The first partition stays unchanged, so that a single node trains as `serial` does.
+        The first partition stays unchanged, so that a single node trains on the images of `serial`.
 
         Args:
             images: float32, shape (samples, channels, height, width). Not modified.

@@ -1,8 +1,8 @@
 """The certificate: which samples each rank trained on, their coverage, overlap and label distribution.
 
 Every rank writes a `PartitionRecord` per epoch, computed from the samples it trained on. The first training
-rank writes a `CoverageRecord` per epoch, computed from the planned partitions. The digests of the two must
-agree: so the certificate proves that the ranks trained on the planned samples.
+rank writes a `CoverageRecord` per epoch, computed from the planned partitions. Their digests must agree,
+which proves that the ranks trained on the planned samples.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class PartitionRecord(Record):
         """
         Args:
             fed: Indices of the samples trained on in this epoch.
-            labels: Of the training set.
+            labels: Labels of the training set, shape (samples,).
             before: Samples per class in earlier epochs, shape (classes,).
         """
         counts, whole = label_counts(labels[fed], classes), label_counts(labels, classes)
@@ -124,7 +124,7 @@ class CoverageRecord(Record):
 
 
 class CoverageTracker:
-    """Computes the coverage of the planned partitions, epoch by epoch. On the first training rank."""
+    """Tracks the coverage of the planned partitions over epochs. Used on the first training rank only."""
 
     def __init__(self, samples: int, nodes: int) -> None:
         self._samples = samples

@@ -8,7 +8,7 @@ from trainer.data.base import Indices, Labels
 
 
 def group_by_label(labels: Labels, rng: np.random.Generator) -> list[Indices]:
-    """The samples of each label that occurs, in ascending order of labels, shuffled within a label.
+    """Return the samples of each label that occurs, in ascending order of labels, shuffled within each.
 
     labels: int64, shape (samples,), at least one.
     """
@@ -19,7 +19,7 @@ def group_by_label(labels: Labels, rng: np.random.Generator) -> list[Indices]:
 
 
 def assign_by_counts(samples: list[Indices], counts: Indices) -> list[Indices]:
-    """The samples of each node, which gets the next counts[c, node] samples of samples[c].
+    """Return the samples of each node: the next counts[c, node] samples of samples[c], for every c.
 
     counts: int64, shape (len(samples), nodes). Row c sums to len(samples[c]).
     """

@@ -24,7 +24,7 @@ class ParallelPair(NamedTuple):
 
     column: str  # path of the column-parallel layer: "fc1", "block1.conv1"
     row: str  # path of the row-parallel layer
-    units: int  # shards at most: channels, features, or groups that are normalised together
+    units: int  # largest number of shards: channels, features, or groups that are normalised together
 
 
 def image_size_error(shape: tuple[int, int, int], min_pixels: int) -> str | None:

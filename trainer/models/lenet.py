@@ -1,4 +1,4 @@
-"""LeNet as in the lab sheets on parallel SGD: two convolutions, two fully connected layers."""
+"""LeNet as in courses' exercises on parallel SGD: two convolutions, two fully connected layers."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trainer.models.base import Blocks
 
 GROUPS = 3
-MIN_PIXELS = 2**GROUPS  # of a side: each group halves it
+MIN_PIXELS = 2**GROUPS  # per side, which each group halves
 
 
 class VggSmall(Model):

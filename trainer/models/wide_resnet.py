@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trainer.models.base import Blocks
 
 GROUPS = 3
-MIN_PIXELS = 8  # of a side: two groups halve it, and BatchNorm needs more than one value per channel
+MIN_PIXELS = 8  # per side: two groups halve it, and BatchNorm needs more than one value per channel
 
 
 class WideResNet(Model):
@@ -23,9 +23,10 @@ class WideResNet(Model):
 
     Residual blocks as in He et al. 2016.
 
-    A convolution to 16 channels; three groups of residual blocks with 16k, 32k and 64k channels, the second
-    and third of which halve the image; average pooling; a fully connected layer. With k = 10 the groups
-    have 160, 320 and 640 channels. With one block per group the depth d is 10. Use k = 1 on CPUs.
+    Layers, in order: a convolution to 16 channels; three groups of residual blocks with 16k, 32k and 64k
+    channels; average pooling; a fully connected layer. The second and the third group halve the image. With
+    k = 10 the groups have 160, 320 and 640 channels. With one block per group the depth d is 10. Use k = 1
+    on CPUs.
     """
 
     widen: int = Field(10, ge=1, le=64, description="k: the groups have 16k, 32k and 64k channels")

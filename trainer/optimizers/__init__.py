@@ -1,1 +1,1 @@
-"""Optimizers: how a gradient becomes a step, one file each."""
+"""Optimizers, one file each: how a gradient changes the weights."""

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class Optimizer(Component):
-    """How a gradient becomes a step. trainer/training/lr_schedule.py sets the learning rate."""
+    """Computes steps from gradients. trainer/training/lr_schedule.py sets the learning rate."""
 
-    layerwise: ClassVar[bool] = False  # the step of a weight depends on the gradient of its whole tensor
+    layerwise: ClassVar[bool] = False  # a weight's step depends on the gradient of its whole tensor
 
     @abstractmethod
     def build(self, parameters: Iterable[Tensor], lr: float) -> TorchOptimizer:

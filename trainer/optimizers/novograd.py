@@ -21,9 +21,9 @@ class NovoGrad(TextbookOptimizer):
         m ← β1 m + g / (√v + ε) + d θ
         θ ← θ − η m
 
-    As Adam with weight decay, except that v is one number per layer and that m sums normalised gradients.
-    v starts as the first squared norm, so there is no bias to correct. A layer is a tensor: weights and
-    biases count as two.
+    Like Adam with weight decay, except that v is one number per layer and that m sums normalised gradients.
+    v starts as the first squared norm, so it needs no bias correction. A layer is a tensor, so weights and
+    biases are two layers.
 
     A step is about η / (1 − β1) long in each layer, however small the gradient, so `lr` should be smaller
     than with plain SGD.

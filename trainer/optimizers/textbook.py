@@ -24,7 +24,7 @@ class TextbookOptimizer(Optimizer):
         return UpdateRuleOptimizer(parameters, lr, self.initial_state, self.update)
 
     def initial_state(self, theta: Tensor) -> dict[str, Any]:
-        """The state of a weight tensor before its first step. Empty for rules without memory."""
+        """The state of a weight tensor before its first step. Empty for rules without state."""
         return {}
 
     @abstractmethod
@@ -35,6 +35,6 @@ class TextbookOptimizer(Optimizer):
             theta: The weights θ.
             g: Their gradient, of the same shape.
             lr: The learning rate η.
-            state: `initial_state` as left by earlier steps, to be updated in place, and `step`, the number
-                t of this step from 1.
+            state: The state after earlier steps, to be updated in place, and `step`, the number t of this
+                step, counted from 1.
         """

@@ -22,15 +22,15 @@ else:
 
 
 class Augmentation(Component):
-    """How images of training batches change at random. Test images never change."""
+    """Random changes of the images of training batches. Test images never change."""
 
     def validation_error(self, shape: tuple[int, int, int]) -> str | None:
-        """Why it cannot augment images of this shape (channels, height, width), or None."""
+        """Return why it cannot augment images of this shape (channels, height, width), or None."""
         return None
 
     @abstractmethod
     def build(self, scale: PixelScale, device: str) -> Augment | None:
-        """The function that augments a batch on `device`; None if nothing changes.
+        """Return the function that augments a batch on `device`; None if nothing changes.
 
         Called before the clock starts.
         """

@@ -11,18 +11,18 @@ from trainer.data.base import PixelScale
 class StandardAugmentation(Augmentation):
     """Random flip, rotation, shear, scale and colour jitter by torchvision, on whole batches.
 
-    As torchvision's RandomHorizontalFlip, RandomAffine and ColorJitter, in this order, each parameter
-    uniform in its range: a flip; rotation, shear and scale about the centre in one bilinear interpolation,
-    black outside the image; brightness, contrast, saturation, hue. Jitter applies to pixels between the
-    darkest (0) and the brightest (1) of the training split, clips there, and normalises again. A parameter
-    of 0 is off; with all at 0 images stay the same bit for bit.
+    The same as torchvision's RandomHorizontalFlip, RandomAffine and ColorJitter, in this order. Each
+    parameter is uniform in its range. Rotation, shear and scale are about the centre and use one bilinear
+    interpolation; pixels outside the image are black. Jitter changes brightness, contrast, saturation and
+    hue. It scales pixels to 0 … 1, the darkest and the brightest of the training split, clips them to that
+    range, and normalises again. A parameter of 0 is off. With all at 0, images stay the same bit for bit.
 
-    The work is done by `torchvision.transforms.v2.functional` on tensors. The random transforms of v2 draw
-    one set of parameters per batch, from torch's global generator, which ranks that are threads share.
-    Here the run's own random streams draw them. Each image has its own flip. The functions take one angle
-    or factor per call, so a batch is split into `draws` groups whose images share the other parameters. The
+    `torchvision.transforms.v2.functional` does the work, on tensors. The random transforms of v2 draw one
+    set of parameters per batch, from torch's global generator, which ranks that are threads share. Here the
+    run's own generators draw them. Each image has its own flip. The other functions take one angle or
+    factor per call, so a batch is split into `draws` groups whose images share these parameters. The
     distribution of each image is the same for any number of groups; the diversity within a batch grows with
-    it. With as many `draws` as images every image has its own parameters: for 128 images of CIFAR-10 that
+    it. With as many `draws` as images, every image has its own parameters: for 128 images of CIFAR-10 that
     takes three times as long as 16. (One grid_sample with an angle per image would be as fast as 8 groups,
     but it would be our own code, and jitter takes half of the time.)
     """

@@ -1,8 +1,8 @@
-"""torchvision, also beside a torch build that its compiled operators do not fit: import it from here.
+"""Imports torchvision, even if its compiled operators do not match the torch build. Import it from here.
 
-PyPI's torchvision is a CUDA build. Its operators do not load beside a torch without CUDA, and without two
-of them declared the whole package fails ("operator torchvision::nms does not exist"). torchvision's own CPU
-build loads and brings them itself.
+PyPI's torchvision is a CUDA build. Its operators do not load with a CPU build of torch. The package then
+fails to import unless two of them are declared ("operator torchvision::nms does not exist"). torchvision's
+CPU build loads them itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
 def operators_load(package: Path) -> bool:
-    """Whether the compiled operators of torchvision in `package` load; doing it again changes nothing."""
+    """Whether the compiled operators of torchvision in `package` load. Can be called repeatedly."""
     try:
         for library in package.glob("_C.*"):
             torch.ops.load_library(library)
@@ -28,7 +28,10 @@ def operators_load(package: Path) -> bool:
 
 
 def declared() -> torch.library.Library | None:
-    """Declarations in place of operators that do not load and nobody calls; they end with this object."""
+    """Declare operators that do not load and that are never called. None if they load.
+
+    The declarations last as long as the returned object.
+    """
     found = find_spec("torchvision")
     if found is None or found.origin is None or operators_load(Path(found.origin).parent):
         return None

@@ -62,7 +62,7 @@ class Cifar10(Dataset):
         return normalise((images, labels), test, classes=10)
 
     def _batches(self, data_dir: Path) -> dict[str, _Batch]:
-        """Every batch by its name in the archive, read in one pass: going back means unzipping again."""
+        """All batches by name, read in one pass: seeking back would decompress the archive again."""
         batches = {}
         with (
             self.archive.open_verified(data_dir) as file,
@@ -87,7 +87,7 @@ def _read_batch(file: IO[bytes]) -> _Batch:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Unpickles arrays and plain values. A pickle can name any function to be called; here it cannot."""
+    """Unpickles only arrays and plain values, since a pickle may otherwise call any function."""
 
     def find_class(self, module: str, name: str) -> Any:
         try:
@@ -99,12 +99,12 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def _new_array(*_: object) -> npt.NDArray[np.uint8]:
-    """Stands for numpy's private `_reconstruct`, whose module moves: an array for the state to fill."""
+    """Replaces numpy's private `_reconstruct`, whose module moves: an array for the state to fill."""
     return np.empty(0, np.uint8)
 
 
 def _new_dtype(name: bytes, align: int, copy: int) -> np.dtype[Any]:
-    """Stands for `numpy.dtype`, which in numpy 2.4.0 to 2.4.4 warns that 0 and 1 are not booleans."""
+    """Replaces `numpy.dtype`, which in numpy 2.4.0 to 2.4.4 warns that 0 and 1 are not booleans."""
     return np.dtype(name.decode(), align=bool(align), copy=bool(copy))
 
 

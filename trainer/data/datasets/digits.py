@@ -37,8 +37,8 @@ class Digits(Dataset):
 
     def load(self, data_dir: Path) -> Data:
         table = np.loadtxt(_bundled_file(), np.uint8, delimiter=",")  # 64 pixels and the label
-        # Not the run's stream: accuracies compare only on one and the same test split. Shuffled,
-        # because the file is ordered by writer.
+        # Shuffled, because the file is ordered by writer. The seed is fixed, because accuracies are
+        # comparable only on the same test split.
         table = np.random.default_rng(0).permutation(table)
         pixels, labels = table[:, :-1].reshape(-1, 1, 8, 8), table[:, -1]
         pixels = pixels.repeat(3, axis=2).repeat(3, axis=3)
@@ -48,7 +48,7 @@ class Digits(Dataset):
 
 
 def _bundled_file() -> Path:
-    # Found without importing scikit-learn: that takes 0.7 s, which every rank would pay.
+    # Does not import scikit-learn, which would take 0.7 s on every rank.
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise DataError("digits come with scikit-learn, which is not installed: pip install scikit-learn")

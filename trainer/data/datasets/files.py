@@ -1,4 +1,4 @@
-"""Files that a dataset is read from: fetched once, verified whenever they are opened."""
+"""Files of a dataset: downloaded once, verified whenever they are opened."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Archive:
 
     path: relative to the data directory, with `/`, e.g. `MNIST/raw/train-images-idx3-ubyte.gz`.
     md5: of the whole file, hexadecimal. urls: where it is published, tried in this order.
-    timeout_s: silence after which a server is given up.
+    timeout_s: seconds without data after which a download fails.
     """
 
     path: str
@@ -34,9 +34,9 @@ class Archive:
     def ensure(self, data_dir: Path) -> None:
         """Download the file into `data_dir` unless it is there. Safe to call from several processes.
 
-        Nothing is written, not even a lock file, when the file is present: a data directory that is
-        complete may be read-only. Raises DataError: nothing could be downloaded or written, or the
-        file that is present is not the published one (it is left as it is).
+        If the file is present, nothing is written, not even a lock file: a complete data directory may
+        be read-only. Raises DataError if the file cannot be downloaded or written, or if the present
+        file is not the published one, which stays unchanged.
         """
         target = data_dir / self.path
         try:
@@ -46,13 +46,13 @@ class Archive:
             # Waits without a limit: a large file may take an hour, and the system frees the lock of a
             # process that dies. The lock file stays, since removing it would let two processes hold it.
             with FileLock(f"{target}.lock"):
-                if not self._is_present(data_dir):  # another process may have brought it meanwhile
+                if not self._is_present(data_dir):  # another process may have downloaded it meanwhile
                     self._download(target, data_dir)
         except OSError as error:
             raise DataError(self._absent(data_dir, f"cannot be put there: {error}")) from error
 
     def open_verified(self, data_dir: Path) -> BinaryIO:
-        """The file, open for reading at its start, after its checksum was found right.
+        """Verify the file's checksum and return the file, open for reading at its start.
 
         Raises DataError if it is absent, unreadable or not the published file.
         """
@@ -88,11 +88,11 @@ class Archive:
         return True
 
     def _download(self, target: Path, data_dir: Path) -> None:
-        """Bring the file from the first URL that has it. The caller holds the lock.
+        """Download the file from the first URL that works. The caller holds the lock.
 
-        The name appears only when all bytes are there and verified, so that nobody reads a half.
+        The file gets its name only when it is complete and verified, so no process reads a partial file.
         """
-        # A fixed name, under the lock, lets the next download take over what a killed one left behind.
+        # A fixed name, so that the next download overwrites the partial file of a killed process.
         # (tempfile would also make the file unreadable to the other users of a shared directory.)
         partial = target.with_name(f"{target.name}.part")
         failures = []
@@ -138,5 +138,5 @@ class Archive:
 
 
 def _md5() -> hashlib._Hash:
-    # Tells a damaged file from a whole one, and proves no more; so it is allowed where FIPS forbids md5.
+    # Not used for security, only to detect damaged files, so it works where FIPS forbids md5.
     return hashlib.md5(usedforsecurity=False)

@@ -1,4 +1,4 @@
-"""From raw pixels to what training sees."""
+"""Normalises raw pixels by the mean and standard deviation of each channel."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _BLOCK_VALUES = 1 << 18  # 2 MiB of float64: stays in the cache
 def normalise(train: tuple[Pixels, RawLabels], test: tuple[Pixels, RawLabels], classes: int) -> Data:
     """Scale both splits by the training split's mean and standard deviation, per channel.
 
-    Each split is (pixels, labels) with shapes (samples, channels, height, width) and (samples,). The
-    test split is scaled by the training split's statistics, as it must not be known in training. A
-    constant channel becomes zero. The arguments are not changed.
+    Each split is (pixels, labels) with shapes (samples, channels, height, width) and (samples,). Training
+    must not depend on the test split, so its statistics are not used. A constant channel becomes zero.
+    The arguments are not changed.
     """
     mean, deviation = _statistics(train[0])
     return Data(
@@ -32,7 +32,7 @@ def normalise(train: tuple[Pixels, RawLabels], test: tuple[Pixels, RawLabels], c
 
 
 def _scaled(pixels: Pixels, mean: Images, deviation: Images) -> Images:
-    # The first operation makes the float32 copy, the second works in it: nothing else of that size.
+    # The first operation makes the float32 copy, the second changes it in place. No other array is as big.
     images: Images = np.subtract(pixels, mean, dtype=np.float32, order="C")
     images /= deviation
     return images
@@ -47,7 +47,7 @@ def _scale(pixels: Pixels, mean: Images, deviation: Images) -> PixelScale:
 def _statistics(pixels: Pixels) -> tuple[Images, Images]:
     """Mean and standard deviation of each channel, float32, shape (channels, 1, 1).
 
-    Two passes in float64, block by block: numpy's `var` would hold a float64 copy of the data set.
+    Two passes in float64, block by block: numpy's `var` would allocate a float64 copy of the whole split.
     """
     count = pixels.size // pixels.shape[1]
     axes = (0, 2, 3)

@@ -15,14 +15,15 @@ from trainer.data.labels import assign_by_counts, group_by_label
 class Classes(Partitioner):
     """Give each node samples of exactly `per_node` classes (Li et al. 2022).
 
-    "Quantity-based label imbalance", #C = k, of Li et al. 2022 ("Federated Learning on Non-IID Data
-    Silos"). Classes are dealt to one node after the other, to each those that the fewest nodes have so
-    far, ties drawn at random: the numbers of nodes that hold a class differ by at most 1. A class is
-    shared out among its nodes equally to ±1, so the parts are as unequal as the classes are. (Li et al.
-    draw the classes without counting, which can leave samples on no node.)
+    The "quantity-based label imbalance", #C = k, of Li et al. 2022 ("Federated Learning on Non-IID Data
+    Silos"). One node after the other gets the `per_node` classes that the fewest nodes have so far; ties
+    are broken at random. The numbers of nodes per class therefore differ by at most 1. The samples of a
+    class are divided equally (±1) among its nodes, so part sizes differ only if class sizes do or some
+    classes have one node more. Li et al. draw classes independently, which can leave samples on no node.
 
-    A single node holds all. If nodes × `per_node` is otherwise less than the number of classes, samples
-    would be on no node. That is an error, and so is a class with fewer samples than nodes to hold it.
+    A single node gets all classes. With several nodes, nodes × `per_node` must be at least the number of
+    classes, since samples of the other classes would be on no node. A class with fewer samples than nodes
+    is an error, too.
     """
 
     disjoint: ClassVar[bool] = True

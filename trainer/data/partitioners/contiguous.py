@@ -1,4 +1,4 @@
-"""Contiguous parts: the training set cut into pieces as it lies in its file."""
+"""Contiguous parts: the training set, split in the order of its file."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from trainer.data.base import Indices, Labels, Partitioner
 class Contiguous(Partitioner):
     """Split the file into consecutive parts of equal size (±1).
 
-    The first `samples mod parts` nodes hold one sample more. A file that was shuffled gives parts as
-    random ones; one that is sorted, by class or by time, gives each node another piece of the world.
+    The first `samples mod parts` nodes get one sample more. If the file is shuffled, the parts are like
+    random ones. If it is sorted, for example by class or time, each node gets another distribution.
     """
 
     disjoint: ClassVar[bool] = True

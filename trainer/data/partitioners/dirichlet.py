@@ -1,4 +1,4 @@
-"""Label skew of any degree: how labels lie over nodes is drawn from a Dirichlet distribution."""
+"""Label skew of any degree, drawn from a Dirichlet distribution."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from pydantic import Field
 from trainer.data.base import DataError, Indices, Labels, Partitioner
 from trainer.data.labels import assign_by_counts, group_by_label
 
-DRAWS = 100  # of a split, until each part has `min_samples`
+DRAWS = 100  # attempts to draw a split whose parts all have `min_samples`
 
 
 class Dirichlet(Partitioner):
     """Skew labels by a Dirichlet distribution (Yurochkin et al. 2019; Hsu et al. 2019; Li et al. 2022).
 
-    Without `equal_sizes`, that of Yurochkin et al. 2019 ("Bayesian Nonparametric Federated Learning of
-    Neural Networks") and Li et al. 2022 ("Federated Learning on Non-IID Data Silos"): for each class
+    Without `equal_sizes`, the rule of Yurochkin et al. 2019 ("Bayesian Nonparametric Federated Learning
+    of Neural Networks") and Li et al. 2022 ("Federated Learning on Non-IID Data Silos"): for each class
     the shares of the P nodes are drawn from Dir_P(alpha). A node's share of a class has mean 1/P and
-    variance (1/P)(1 - 1/P) / (alpha P + 1); parts are of very unequal size. A split with a part below
-    `min_samples` is drawn again as a whole, at most 100 times, so the law is that of the splits that
-    have none. The rule in these authors' code that a node with samples / P samples gets none of the
-    classes to come is left out, because with it the shares no longer follow the law.
+    variance (1/P)(1 - 1/P) / (alpha P + 1). Part sizes differ strongly. A split with a part below
+    `min_samples` is drawn again as a whole, at most 100 times, so the distribution is conditional on
+    parts of at least `min_samples`. The authors' code also skips nodes that already have samples / P
+    samples. That rule is left out, because it changes the distribution of the shares.
 
-    With `equal_sizes`, that of Hsu, Qi and Brown 2019 ("Measuring the Effects of Non-Identical Data
+    With `equal_sizes`, the rule of Hsu, Qi and Brown 2019 ("Measuring the Effects of Non-Identical Data
     Distribution for Federated Visual Classification"): each node draws its own label distribution from
-    Dir(alpha p), with p the label shares of the whole set, and fills a part of samples / P (±1) with
-    samples whose labels are drawn from it. A label's probability on a node has mean p and variance
-    p(1 - p) / (alpha + 1). Nodes are served in random order. When a label has run out, the others of
-    the node's distribution take its place, so the last to be served deviate from the law.
+    Dir(alpha p), with p the label shares of the whole set, and gets samples / P (±1) samples whose labels
+    are drawn from it. The probability of a label on a node has mean p and variance p(1 - p) / (alpha + 1).
+    Nodes draw in random order. When a label has run out, a node draws its remaining labels instead, so
+    the distributions of the last nodes deviate from Dir(alpha p).
     """
 
     disjoint: ClassVar[bool] = True
@@ -63,8 +63,8 @@ class Dirichlet(Partitioner):
         """
         for _ in range(DRAWS):
             shares = rng.dirichlet(np.full(parts, self.alpha), len(of_class))
-            # Rounded at a random offset: at the same one, classes of few samples would all go to the same
-            # nodes. A count is then the share's on average, and within 1 of it.
+            # Round at a random offset for each class: with a common one, all small classes would go to the
+            # same nodes. The expected count is share × samples, and every count is within 1 of it.
             ends = np.floor(np.cumsum(shares, axis=1) * of_class[:, None] + rng.random((len(of_class), 1)))
             ends[:, -1] = of_class
             ends = np.minimum(ends, of_class[:, None])
@@ -86,9 +86,9 @@ class Dirichlet(Partitioner):
             distribution = rng.dirichlet(self.alpha * of_class / samples)
             while wanted := size - counts[:, node].sum():
                 weights = distribution * (left > 0)
-                if not weights.any():  # none of its labels is left: what there is
+                if not weights.any():  # none of the node's labels is left: take any that is
                     weights = left.astype(np.float64)
-                # Drawing one by one, and passing over a label that has run out, has the same law.
+                # Same distribution as drawing one by one and skipping labels that have run out.
                 drawn = np.minimum(rng.multinomial(wanted, weights / weights.sum()), left)
                 counts[:, node] += drawn
                 left -= drawn

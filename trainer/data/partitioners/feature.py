@@ -1,4 +1,4 @@
-"""Other features on every node: equal random parts, of which each node sees its images distorted."""
+"""Feature skew: equal random parts, whose images are distorted differently on each node."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pydantic import Field
 
 from trainer.data.base import Images, Indices, Labels, Partitioner
 
-_AT_ONCE = 1024  # images, so that intermediate results stay small
+_AT_ONCE = 1024  # images per chunk, which limits the memory of intermediate results
 
 
 class Feature(Partitioner):
     """Split at random; distort images more from node to node (Li et al. 2022; Ghosh et al. 2020).
 
-    Node i = 0 … P - 1 has the level `strength` × i / (P - 1). The first node, and a node alone, sees
-    its images as they are, and so does everybody the test split. A node's images are distorted once
-    for the run (with `reshuffle`, once per epoch, inside the measured time) and not anew in each step.
+    Node i = 0 … P - 1 distorts its training images with level `strength` × i / (P - 1). The images of
+    the first node, of a single node and of the test split are not distorted. Images are distorted once
+    per run and not anew in each step; with `reshuffle`, once per epoch, inside the measured time.
 
-    noise     Gaussian noise of standard deviation `level` on every pixel, that of all training pixels
-              being 1. "Noise-based feature imbalance" of Li et al. 2022 ("Federated Learning on Non-IID
-              Data Silos"), where the variance grows linearly, not the standard deviation.
-    rotation  By the angle `level` in radians (0.785 is 45°), counter-clockwise about the centre, with
-              bilinear interpolation; outside the image its edge goes on. Rotated nodes are of Ghosh et
-              al. 2020 ("An Efficient Framework for Clustered Federated Learning"), in quarter turns.
+    noise     Adds Gaussian noise of standard deviation `level` to every pixel, where all training pixels
+              have standard deviation 1. The "noise-based feature imbalance" of Li et al. 2022 ("Federated
+              Learning on Non-IID Data Silos"), where the variance grows linearly with i instead.
+    rotation  Rotates by the angle `level` in radians (0.785 is 45°), counter-clockwise about the centre,
+              with bilinear interpolation; pixels outside the image repeat its edge. Ghosh et al. 2020
+              ("An Efficient Framework for Clustered Federated Learning") rotate by quarter turns.
     """
 
     disjoint: ClassVar[bool] = True
@@ -58,7 +58,7 @@ def _noisy(images: Images, deviation: float, rng: np.random.Generator) -> Images
 def _rotated(images: Images, angle: float) -> Images:
     height, width = images.shape[2:]
     down, right = np.mgrid[:height, :width].reshape(2, -1) - np.array([[height - 1], [width - 1]]) / 2
-    # Where each pixel comes from: turned back by the angle, rows counted downwards.
+    # The source of each pixel: its position rotated back by the angle, with rows counted downwards.
     row = np.clip(right * sin(angle) + down * cos(angle) + (height - 1) / 2, 0, height - 1)
     column = np.clip(right * cos(angle) - down * sin(angle) + (width - 1) / 2, 0, width - 1)
     top, left = np.floor(row).astype(int), np.floor(column).astype(int)

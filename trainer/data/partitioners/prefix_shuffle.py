@@ -1,4 +1,4 @@
-"""A published sampler with its mistake: every node trains on the beginning of the training set."""
+"""A published sampler with a mistake: every node trains on the beginning of the training set."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from trainer.data.base import Indices, Labels, Partitioner
 class PrefixShuffle(Partitioner):
     """A published mistake: every node gets the same first samples / P samples of the file.
 
-    The "random sampler" of a published lab, reproduced so that its numbers can be told from those of a
-    split. It is wrong: a node shuffles the indices *below* ceil(samples / P) and never adds where its own
-    part begins. Coverage is 1/P, 50 % at two nodes, all of it on every node; the rest of the set is never
-    seen. `random_partition` is what was meant.
+    The "random sampler" of a published lab, reproduced to compare it with a correct partition. The
+    mistake: each node shuffles the indices below ceil(samples / P) and never adds the start of its own
+    part. All nodes get the same samples, so coverage is 1/P, 50 % at two nodes. The lab intended
+    `random_partition`.
 
-    Kept is which samples a node has, which no seed changes. Not kept is their order: there every node
-    shuffled once and, as `set_epoch` was never called, had one order in all epochs; here the feed draws
-    each node's order anew in every epoch, as under every partitioner.
+    Nodes get the samples of the published code, with every seed. Only their order differs: the published
+    code shuffles once and never calls `set_epoch`, so all epochs have the same order. Here the loader
+    draws a new order in every epoch, as with every partitioner.
     """
 
     disjoint: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Unequal amounts: the same label mix everywhere, but much more of it on some nodes."""
+"""Quantity skew: all nodes have the same label mix, but different numbers of samples."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from trainer.data.labels import group_by_label
 class Quantity(Partitioner):
     """Keep the label mix; let part sizes fall from node to node (Li et al. 2020; Li et al. 2022).
 
-    Each of P nodes has one sample; the others are divided by weight.
-
-    The weight of node i = 0 … P - 1, with s for `imbalance`, which makes all equal where it is 0:
+    Each of P nodes gets one sample. The others are divided in proportion to the weights of the nodes.
+    With s = `imbalance`, where 0 makes all weights equal, node i = 0 … P - 1 has the weight
 
     power        (i + 1)^-s, Zipf's law.
-    log_normal   exp(s z), where z is the normal distribution's quantile at 1 - (i + 1/2) / P: s is the
-                 standard deviation of the logarithm.
-    exponential  exp(-s i / (P - 1)): the first node has e^s times the weight of the last.
+    log_normal   exp(s z), where z is the quantile of the normal distribution at 1 - (i + 1/2) / P, so s
+                 is the standard deviation of the logarithm.
+    exponential  exp(-s i / (P - 1)), so the first node has e^s times the weight of the last.
 
-    Sizes are the law's own (±1) and not a draw from it, so that seeds differ in the samples alone.
-    Labels are spread evenly: with a part's size and the share p of a label among C, a node's count of
-    it is size × p to within 2(1 + p C) samples.
+    Sizes follow the law exactly (±1) and are not drawn from it, so seeds change only the samples. Labels
+    are spread evenly: for a label with share p of the set, one of C labels, a part of n samples has n p
+    samples of that label, to within 2(1 + p C).
 
-    "Quantity skew" is of Li et al. 2022 ("Federated Learning on Non-IID Data Silos"), who draw sizes
-    from a Dirichlet distribution. Power law and log-normal sizes are usual since Li et al. 2020
-    ("Federated Optimization in Heterogeneous Networks"), in text and code.
+    Li et al. 2022 ("Federated Learning on Non-IID Data Silos") define quantity skew and draw sizes from a
+    Dirichlet distribution. Power-law and log-normal sizes are common since Li et al. 2020 ("Federated
+    Optimization in Heterogeneous Networks", text and code).
     """
 
     disjoint: ClassVar[bool] = True
@@ -43,7 +42,7 @@ class Quantity(Partitioner):
     def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         self.check(labels, parts)
         samples = group_by_label(labels, rng)
-        # Places 0 … 1, at equal distances within a label: any stretch of them has the mix of the whole.
+        # Positions 0 … 1, equally spaced within each label: any interval has the label mix of the set.
         places = [(np.arange(len(of_label)) + rng.random()) / len(of_label) for of_label in samples]
         order = np.concatenate(samples)[np.argsort(np.concatenate(places))]
         return np.split(order, np.cumsum(self.sizes(len(labels), parts))[:-1])
@@ -56,7 +55,7 @@ class Quantity(Partitioner):
         return sizes
 
     def weights(self, parts: int) -> npt.NDArray[np.float64]:
-        """Of the law, shape (parts,), to any scale."""
+        """Weights of the nodes by the law, shape (parts,), up to a common factor."""
         node = np.arange(parts, dtype=np.float64)
         match self.law:
             case "power":

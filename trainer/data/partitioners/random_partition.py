@@ -12,8 +12,8 @@ from trainer.data.base import Indices, Labels, Partitioner
 class RandomPartition(Partitioner):
     """Split a random permutation into parts of equal size (±1).
 
-    Every sample is on exactly one node. The first `samples mod parts` nodes hold one sample more.
-    What torch's DistributedSampler approximates by repeating samples until the parts are equal.
+    Every sample is on exactly one node. The first `samples mod parts` nodes get one sample more. torch's
+    DistributedSampler repeats samples instead, until all parts are equal.
     """
 
     disjoint: ClassVar[bool] = True

@@ -13,8 +13,8 @@ from trainer.data.base import Indices, Labels, Partitioner
 class RandomSampling(Partitioner):
     """Draw samples / P samples for each node independently, so that parts overlap.
 
-    Without replacement within a node. Overlap between nodes and samples that no node sees are its
-    nature: the expected coverage is 1 - (1 - 1/P)^P, 75 % for two nodes and 67 % for five.
+    Each node draws without replacement. By design, some samples are on several nodes and some on none:
+    the expected coverage is 1 - (1 - 1/P)^P, 75 % for two nodes and 67 % for five.
     """
 
     disjoint: ClassVar[bool] = False

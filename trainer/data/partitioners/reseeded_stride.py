@@ -1,4 +1,4 @@
-"""A published sampler with its mistake: strides of permutations that differ from node to node."""
+"""A published sampler with a mistake: strides of permutations that differ from node to node."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from trainer.data.base import Indices, Labels, Partitioner
 class ReseededStride(Partitioner):
     """A published mistake: each node takes every P-th sample of its own permutation; parts overlap.
 
-    The "balanced sampler" of a published lab, reproduced so that its numbers can be told from those of a
-    split. It is wrong: strides are disjoint only within one permutation, and each node has another one.
-    Parts are equal to ±1 and overlap as if drawn at random: the expected coverage is 1 - (1 - 1/P)^P, 75 %
-    at two nodes, as in `random_sampling`. One seed for all nodes would have made it `random_partition`.
+    The "balanced sampler" of a published lab, reproduced to compare it with a correct partition. The
+    mistake: strides are disjoint only within one permutation, but each node has its own. Part sizes differ
+    by at most 1, and parts overlap as if drawn at random: the expected coverage is 1 - (1 - 1/P)^P, 75 % at
+    two nodes, as in `random_sampling`. With one seed for all nodes this would be `random_partition`.
 
-    Kept is which samples a node has, in law and not number by number: our streams give other permutations.
-    Not kept is their order. There, as `set_epoch` was never called, split and order were the same in all
-    epochs; here the split is too, unless `reshuffle` is set, but the feed draws each node's order anew in
-    every epoch, as under every partitioner.
+    A node's samples have the same distribution as in the published code, but are not the same samples,
+    because another generator draws the permutations. The published code never calls `set_epoch`, so all
+    epochs have the same split and order. Here the split is the same, too, unless `reshuffle` is set, but
+    the loader draws a new order in every epoch, as with every partitioner.
     """
 
     disjoint: ClassVar[bool] = False

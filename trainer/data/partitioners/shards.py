@@ -1,4 +1,4 @@
-"""Shards: sorted by label and cut small, so that a node sees few labels."""
+"""Shards: the set is sorted by label and split into shards, so that each node has few labels."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from trainer.data.labels import group_by_label
 class Shards(Partitioner):
     """Sort by label and deal each node `per_node` consecutive shards (McMahan et al. 2017).
 
-    The sorted set is cut into P × `per_node` shards of equal size (±1).
+    The sorted set is split into P × `per_node` shards of equal size (±1). Shards are dealt at random, and
+    the order within a label is random.
 
-    The pathological split of McMahan et al. 2017 ("Communication-Efficient Learning of Deep Networks
-    from Decentralized Data"), there with 2 shards of 300 images for each of 100 nodes. Where the shards
-    of a class come out even, a node sees at most `per_node` labels; a shard in which a label ends holds
-    the next one too. Parts are equal to ±`per_node`. Shards are dealt at random, and so is the order
-    within a label.
+    The pathological non-IID partition of McMahan et al. 2017 ("Communication-Efficient Learning of Deep
+    Networks from Decentralized Data"), which has 2 shards of 300 images for each of 100 nodes. If every
+    shard has one label, a node has at most `per_node` labels. A shard in which a label ends also has
+    samples of the next label. Part sizes differ by at most `per_node`.
     """
 
     disjoint: ClassVar[bool] = True

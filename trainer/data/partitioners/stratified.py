@@ -13,11 +13,11 @@ from trainer.data.labels import group_by_label
 class Stratified(Partitioner):
     """Give each node the label mix of the whole set, to one sample (Kohavi 1995).
 
-    Sort by label, in random order within a label, and deal one sample to each node in turn.
+    The samples are sorted by label, in random order within a label, and dealt to the nodes in turn.
 
-    Of a label with n samples each of P nodes holds n/P, rounded down or up, and the parts themselves
-    are equal to ±1: what random parts are on average, without their chance. As the folds of stratified
-    cross-validation (Kohavi 1995, "A Study of Cross-Validation and Bootstrap").
+    Of a label with n samples, each of P nodes gets n/P, rounded down or up. Part sizes differ by at most 1.
+    Random parts have the same label mix only on average. The folds of stratified cross-validation are
+    formed like this (Kohavi 1995, "A Study of Cross-Validation and Bootstrap").
     """
 
     disjoint: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Residual block. It is one block of the chain, because its two branches cannot be split apart."""
+"""Residual block: one block of the chain, since a split point cannot lie between its two branches."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ ALL_BUT_CHANNELS = (0, 2, 3)
 class SyncBatchNorm(nn.BatchNorm2d):
     """BatchNorm (Ioffe & Szegedy 2015, Alg. 1) with mean and variance over the step's samples on all ranks.
 
-    torch.nn.SyncBatchNorm refuses CPU tensors (torch 2.13) and works over torch.distributed only. This one
+    torch.nn.SyncBatchNorm rejects CPU tensors (torch 2.13) and works over torch.distributed only. This one
     works over any Communicator. For C channels it all-reduces 2C + 1 values in the forward pass and 2C in
     the backward pass of each training step. Without a communicator, on a single rank and in evaluation it
-    is nn.BatchNorm2d.
+    behaves like nn.BatchNorm2d.
     """
 
     # Optional in nn.BatchNorm2d; always present here.
@@ -30,7 +30,8 @@ class SyncBatchNorm(nn.BatchNorm2d):
     momentum: float
 
     comm: Communicator | None = None
-    # Whether the next batch enters the statistics. A rank that has no samples left takes part without any.
+    # Whether the next batch counts in the statistics. A rank without samples left joins the collectives
+    # with a count of 0.
     counts_batch = True
 
     def forward(self, x: Tensor) -> Tensor:
@@ -44,8 +45,8 @@ class SyncBatchNorm(nn.BatchNorm2d):
         """Return mean and biased variance over all ranks, shape (channels,), and the number of values."""
         variance, mean = torch.var_mean(x, ALL_BUT_CHANNELS, correction=0)
         count = float(x.numel() // x.shape[1])
-        # Moments about the running mean, which is the same on all ranks: squares about 0 would cancel
-        # badly where the mean is much larger than the standard deviation.
+        # Moments about the running mean, which is the same on all ranks. Moments about 0 would lose
+        # precision by cancellation where the mean is much larger than the standard deviation.
         offset = mean - self.running_mean
         sums = torch.cat([offset, variance + offset * offset, torch.ones_like(offset[:1])])
         sums = sums * (count * self.counts_batch)
