@@ -76,7 +76,7 @@ def find(comparison: Comparison) -> list[Finding]:
 
 
 def _merged(found: list[Finding], workloads: int) -> list[Finding]:
-    """The findings; those with the same text for every workload become one."""
+    """Merge findings that have the same text for every workload."""
     same_text: dict[tuple[str, str], list[Finding]] = {}
     for finding in found:
         same_text.setdefault((finding.kind, finding.text), []).append(finding)

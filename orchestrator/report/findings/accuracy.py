@@ -157,7 +157,7 @@ def variants(view: WorkloadView) -> Iterator[Finding]:
 
 
 def _sent(one: Group, other: Group) -> str:
-    """The bytes that each sent, if they differ."""
+    """The bytes that each group sent, if they differ."""
     left, right = (group.over(lambda row: row.bytes_sent_per_rank) for group in (one, other))
     if not left or not right or left.mean == right.mean:
         return ""

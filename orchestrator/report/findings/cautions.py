@@ -19,7 +19,7 @@ SEPARATED = ("runtime", "image")  # runs that differ in these are never compared
 
 
 def shared_cores(view: WorkloadView) -> Iterator[Finding]:
-    """Shared cores bound the wall-clock speedup, and not the CPU-time speedup."""
+    """Shared cores, which limit the wall-clock speedup but not the CPU-time speedup."""
     sharing = [group for group in view.groups if group.first.shares_cores]
     if not sharing:
         return
@@ -118,7 +118,7 @@ def other_seeds(view: WorkloadView) -> Iterator[Finding]:
 
 
 def failed(comparison: Comparison) -> Iterator[Finding]:
-    """The runs that are not ok, by cause."""
+    """Runs that failed or timed out, by cause."""
     causes: dict[tuple[str, str], list[Row]] = {}
     for row in comparison.failed:
         verb = "timed out" if row.status == "timeout" else "failed"
@@ -147,7 +147,7 @@ def pending(comparison: Comparison) -> Iterator[Finding]:
 
 
 def unverified(comparison: Comparison) -> Iterator[Finding]:
-    """Runs whose samples were not those of the partition, or whose replicas differ."""
+    """Runs that did not train on the samples of the partition, or whose replicas differ."""
     for kind, rows, what in [
         (
             "not_verified",

@@ -12,11 +12,11 @@ from orchestrator.report.model.groups import Group
 from orchestrator.report.statistics.spread import Spread, Verdict, compare_spreads
 
 NOTABLE = 0.01  # change of accuracy that is reported as a loss
-FEW = 3  # up to so many partitioners are reported one by one, whatever they change
+FEW = 3  # up to this many partitioners are reported one by one, however small their effect
 MORE_THAN_RANGE = (
     "beyond_range",
     "single_seed",
-)  # verdicts on differences that exceed the range over seeds
+)  # verdicts that do not attribute a difference to the range over seeds
 SKEWED_BITS = 0.02  # mean divergence of labels that is reported
 
 
@@ -136,7 +136,7 @@ def _mean_overlap(groups: Sequence[Group]) -> float | None:
 
 
 def _held(label: str, groups: Sequence[Group]) -> str:
-    """`random_sampling used 68.4% of the training set in epoch 1, 26.1% of it on several nodes`."""
+    """`random_sampling used 68.4% of the training set in epoch 1, 26.1% on several nodes`."""
     coverage, overlap = _mean_coverage(groups), _mean_overlap(groups)
     skew = Spread.of(row.js_mean for group in groups for row in group.ok_rows)
     if coverage is None or overlap is None or not skew:
@@ -147,7 +147,7 @@ def _held(label: str, groups: Sequence[Group]) -> str:
 
 
 def _effects(pairs: Sequence[tuple[Group, Group]]) -> str:
-    """The changes of accuracy, grouped by what they are worth."""
+    """The changes of accuracy, grouped by verdict."""
     effects: dict[Verdict, list[str]] = {}
     for one, other in pairs:
         left, right = one.accuracy, other.accuracy

@@ -22,12 +22,12 @@ from orchestrator.report.model.groups import Group
 from orchestrator.report.model.split_points import two_stage_splits
 from orchestrator.report.statistics.spread import compare_spreads
 
-MIN_SPLIT_POINTS = 3  # of which one is worth being called the fastest
+MIN_SPLIT_POINTS = 3  # among fewer, the fastest is not reported
 DATA_PARALLEL = "all_reduce"  # the whole model on every node, with equal mathematics
 
 
 def least_memory(view: WorkloadView) -> Iterator[Finding]:
-    """The strategy whose fullest rank keeps least, and its time per step beside all_reduce and serial."""
+    """The strategy that needs least memory on any rank, and its time per step beside other strategies."""
     kept = [(spread, group) for group in view.reference_candidates if (spread := group.over(memory_bytes))]
     if not kept or not is_partitioned(view.groups):
         return

@@ -23,7 +23,7 @@ def _train_s(row: Row) -> float | None:
 
 
 def _timed(groups: list[Group]) -> list[tuple[Spread, Group]]:
-    """The groups whose wall times compare, the fastest first.
+    """The groups with comparable wall times, the fastest first.
 
     None if they trained for different numbers of epochs, as with a target accuracy.
     """
@@ -35,7 +35,7 @@ def _timed(groups: list[Group]) -> list[tuple[Spread, Group]]:
 
 
 def _serial_s(view: WorkloadView) -> Spread | None:
-    """Wall time of the serial run, if it compares with the candidates'."""
+    """Wall time of the serial run, if it is comparable with the candidates'."""
     together = _timed([*view.candidates, view.serial]) if view.serial else []
     return next((spread for spread, group in together if group is view.serial), None)
 
@@ -178,7 +178,7 @@ def _communication(group: Group) -> str:
 
 
 def all_reduce_and_ddp(view: WorkloadView) -> Iterator[Finding]:
-    """Our all_reduce and torch's DDP: equal mathematics, so that only the exchange differs."""
+    """Our all_reduce and torch's DDP: the mathematics is equal, and only the exchange differs."""
     by_line = {group.line: group for group in view.candidates}
     for one, other in combinations(by_line.values(), 2):
         # By label: a parameter, such as a compression, changes the mathematics.

@@ -18,7 +18,7 @@ ABOVE_EVEN_SHARE = 1.5  # times the share of all waiting that each of equal rank
 
 
 def straggler(view: WorkloadView) -> Iterator[Finding]:
-    """The rank that the others waited for, where it is much more than its even share."""
+    """The rank that the others waited for, if it caused much more than an even share of the waiting."""
     found = [(slow, group) for group in view.reference_candidates if (slow := _notable(group))]
     found.sort(key=lambda item: -item[0].share_of_time)
     for slow, group in found[:MAX_NAMED]:

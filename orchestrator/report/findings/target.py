@@ -95,7 +95,7 @@ def _target(view: WorkloadView) -> str:
 
 
 def _to_target(group: Group) -> Spread | None:
-    """None unless all seeds reached the target, in times that compare."""
+    """The time to the target; None unless all seeds reached it and their times are comparable."""
     reached, seeds = seeds_at_target(group)
     return group.over(time_to_target_s) if reached == seeds and group.first.result.times_compare else None
 

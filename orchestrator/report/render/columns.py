@@ -138,7 +138,7 @@ def _with_share(metric: Metric, write: Callable[[float], str], share: Metric) ->
 
 
 def _learning_rate(group: Group) -> Cell:
-    """The last epoch's rate and the first one's. All seeds have the same."""
+    """The rates of the last and the first epoch, which are the same for all seeds."""
     first, last = first_lr(group.ok_rows[0]) if group.ok else None, group.over(last_lr)
     if first is None or last is None:
         return Cell(ABSENT)

@@ -31,7 +31,7 @@ from trainer.spec.run_spec import NODE_LIMITS
 
 Value = str | int | float | bool | None
 
-# Of the trainer's clock. The training time does not include evaluation.
+# Phases of the trainer's clock. The training time does not include evaluation.
 PHASES = ("data", "compute", "communicate", "wait", "cpu_contention", "other", "evaluate")
 
 # Programs read these files: add columns at the end, and do not rename them.
@@ -68,7 +68,7 @@ RESULT_COLUMNS: dict[str, Callable[[Row], Value]] = {
     "local_accuracy_max": lambda row: max(row.local_accuracies, default=None),
     "steps": lambda row: row.steps,
     "samples_per_s": lambda row: row.samples_per_s,
-    # Counted per rank: a node of several ranks sends less than their sum.
+    # Empty for nodes of several ranks: bytes are counted per rank, and a node sends less than their sum.
     "bytes_sent_per_node": lambda row: (
         row.bytes_sent_per_rank if row.shape.processes_per_node == 1 else None
     ),
@@ -111,12 +111,12 @@ RESULT_COLUMNS: dict[str, Callable[[Row], Value]] = {
     "staleness_max": lambda row: row.staleness_max,
     "batch_per": lambda row: row.run.batch_per,
     "step_s": partition.step_s,
-    # Of the rank that holds most.
+    # Maxima over ranks, apart from the load balance.
     "parameters_per_rank_max": partition.parameters,
     "state_bytes_per_rank_max": lambda row: row.state_bytes,
     "activation_bytes_per_rank_max": partition.activation_bytes,
     "load_balance": partition.load_balance,
-    # Of models in stages.
+    # For models that are split into stages.
     "split_points": lambda row: " ".join(row.split_points) or None,
     "bubble_share": partition.bubble,
     "bubble_share_formula": partition.bubble_formula,

@@ -50,7 +50,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Part:
-    """Findings on one workload, by topic. workload: empty if they concern all, or there is only one."""
+    """Findings on one workload, by topic. workload: empty if they concern all, or if there is only one."""
 
     workload: str
     topics: dict[str, list[Finding]]
