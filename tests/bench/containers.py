@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 
 from orchestrator.runtimes.docker.engine import EngineError, reach
-from orchestrator.runtimes.docker.image import PROJECT, image_name, image_trouble
+from orchestrator.runtimes.docker.image import image_name, image_trouble
 from tests.bench.overhead import Row, compare
+from tests.support.command_line import PROJECT
 
 ROWS: list[Row] = [
     *(("ddp", "gloo", nodes) for nodes in (2, 4)),

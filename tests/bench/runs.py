@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from orchestrator.execution.progress import PlainProgress
-from orchestrator.execution.sweep_runner import Display, SweepRunner
+from orchestrator.execution.sweep_runner import Progress, SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes import RUNTIMES
@@ -21,7 +21,7 @@ Execute = Callable[[RunSpec], RunResult]
 
 
 @contextmanager
-def runs_on(runtime: str, display: Display | None = None) -> Iterator[Execute]:
+def runs_on(runtime: str, display: Progress | None = None) -> Iterator[Execute]:
     """Yield a function that executes one run; a run that is not ok ends the benchmark.
 
     Args:

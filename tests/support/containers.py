@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from orchestrator.runtimes.docker.compose import COMPOSE
 from orchestrator.runtimes.docker.engine import EngineError, reach
 from orchestrator.runtimes.docker.image import image_trouble
+from orchestrator.shipped import COMPOSE
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -197,3 +198,15 @@ def test_module_has_a_docstring(module: str) -> None:
 
 def test_no_utils_modules() -> None:
     assert [path for path in PATHS.values() if path.stem in ("utils", "util", "helpers", "misc")] == []
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        ".".join(path.relative_to(PROJECT).with_suffix("").parts)
+        for folder in ("bench", "soak", "support")
+        for path in sorted((PROJECT / "tests" / folder).glob("[!_]*.py"))
+    ],
+)
+def test_benchmarks_soak_tests_and_test_support_can_be_imported(module: str) -> None:
+    import_module(module)
