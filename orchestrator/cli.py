@@ -57,6 +57,7 @@ Sets = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Set a field in all runs, e.g. epochs=5."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the runs and their commands, then exit.")]
+Cold = Annotated[bool, typer.Option("--cold", help="Start all processes afresh for every run.")]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop after the first failed run.")]
 
 
@@ -87,13 +88,14 @@ def sweep(
     sets: Sets = None,
     dry_run: DryRun = False,
     fail_fast: FailFast = False,
+    cold: Cold = False,
 ) -> None:
     """Run a sweep and write a report that compares its runs.
 
     Interrupted? Run the same command to resume."""
     loaded = load_sweep(find_sweep(file), sets or (), nodes)
     directory = out or Path("results") / loaded.spec.name
-    raise typer.Exit(_run(loaded, directory, select_runtime(runtime), data_dir, dry_run, fail_fast))
+    raise typer.Exit(_run(loaded, directory, select_runtime(runtime, cold), data_dir, dry_run, fail_fast))
 
 
 def _run(
@@ -141,11 +143,12 @@ def lab(
     sets: Sets = None,
     dry_run: DryRun = False,
     fail_fast: FailFast = False,
+    cold: Cold = False,
 ) -> None:
     """Run a lab and compare its results with the published figures."""
     from orchestrator.commands.labs import load_lab, names_wanted
 
-    selected = select_runtime(runtime)
+    selected = select_runtime(runtime, cold)
     wanted = [load_lab(name, data_dir, sets or (), nodes, quick) for name in names_wanted(names, all_labs)]
     directory = out or Path("results") / ("labs-quick" if quick else "labs")
     codes = []

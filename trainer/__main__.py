@@ -10,16 +10,20 @@ SHARDYARD_RENDEZVOUS  rendezvous of torch.distributed
 SHARDYARD_PARENT_PID  process to end with
 SHARDYARD_ATTEMPT     how many times torchrun has restarted the ranks
 SHARDYARD_CPU_QUOTA     CPU quota that this container must have before it trains
+SHARDYARD_THROTTLED     directory of the throttle's marks; ranks of the slower local node wait for theirs
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
-from trainer.core.cgroup import wait_for_quota
+from trainer.core.cgroup import throttle_mark, wait_for_quota, wait_for_throttle
 from trainer.core.events import EventWriter
+from trainer.data.cache import DatasetCache
 from trainer.launch.environment import LaunchError, read_context
 from trainer.launch.ranks import report_failure, run_forked, run_process, run_threads
 from trainer.launch.watchdog import Watchdog
@@ -29,8 +33,10 @@ from trainer.training.task import Task
 QUOTA_S = 30.0  # to apply a CPU quota, which the orchestrator does once all containers run
 
 
-def main() -> int:
+def main(datasets: DatasetCache | None = None) -> int:
+    """Run this process's ranks. datasets: already in memory, if a warm parent has forked this process."""
     env = os.environ
+    _be_killed_first()
     spec = RunSpec.model_validate_json(Path(env["SHARDYARD_SPEC"]).read_text(encoding="utf-8"))
     try:
         context = read_context(spec, env)
@@ -44,7 +50,7 @@ def main() -> int:
     word = "node-" if spec.processes_per_node == 1 else "rank "
     prefix = env.get("SHARDYARD_PREFIX", word + "{rank} | ")
     events = EventWriter(spec.key, context.rank, context.out_dir, prefix=prefix)
-    task = Task(spec, context.data_dir)
+    task = Task(spec, context.data_dir, datasets or DatasetCache())
 
     if spec.topology == "single":
         run = run_forked if spec.strategy.forks else run_threads
@@ -52,15 +58,23 @@ def main() -> int:
     with Watchdog([events], orchestrator) as watchdog:
         attempt = {} if context.attempt is None else {"attempt": context.attempt}
         events.write("start", pid=os.getpid(), **attempt)
-        ready = _quota_applied(env.get("SHARDYARD_CPU_QUOTA"), events) and _load_data(task, events)
+        ready = _quota_applied(spec, env, events) and _load_data(task, events)
         return 0 if ready and run_process(context, task, events, watchdog) else 1
 
 
-def _quota_applied(cpus: str | None, events: EventWriter) -> bool:
+def _quota_applied(spec: RunSpec, env: Mapping[str, str], events: EventWriter) -> bool:
     """Wait until this node's CPU quota is in force; a failure is an event."""
-    if cpus is None or wait_for_quota(float(cpus), QUOTA_S):
+    cpus = spec.cpus_for(events.rank)
+    if quota := env.get("SHARDYARD_CPU_QUOTA"):
+        cpus = float(quota)
+        applied = wait_for_quota(cpus, QUOTA_S)
+    elif (marks := env.get("SHARDYARD_THROTTLED")) and spec.is_bottleneck(events.rank):
+        applied = wait_for_throttle(throttle_mark(Path(marks), events.rank), QUOTA_S)
+    else:
         return True
-    cause = f"CPU quota {cpus} was not applied within {QUOTA_S:.0f} s"
+    if applied:
+        return True
+    cause = f"CPU quota {cpus:g} was not applied within {QUOTA_S:.0f} s"
     events.write("failed", cause=cause, peer=False)
     return False
 
@@ -78,6 +92,12 @@ def _load_data(task: Task, events: EventWriter) -> bool:
         report_failure(events, error)
         return False
     return True
+
+
+def _be_killed_first() -> None:
+    """Let an out-of-memory kill hit this process, not the agent of its container, which reports it."""
+    with suppress(OSError):  # no Linux
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _redirect_console(path: Path) -> None:

@@ -68,6 +68,8 @@ def run_sweep(
         if results:  # report the finished runs even if the rest cannot run
             publish_report(paths, console)
         raise
+    finally:
+        selected.runtime.close()
     publish_report(paths, console)
     failed = [result for result in results if result.status != "ok"]
     for result in failed:
@@ -84,12 +86,12 @@ def publish_report(paths: SweepPaths, console: Console) -> None:
     console.print(f"report: {paths.html}")
 
 
-def select_runtime(name: str | None) -> SelectedRuntime:
+def select_runtime(name: str | None, cold: bool = False) -> SelectedRuntime:
     """The runtime of this name; None: the first of the registry that is available. Raises InputError."""
     if name is None:
-        return _first_available()
+        return _first_available(cold)
     try:
-        runtime = RUNTIMES.load(name)()
+        runtime = RUNTIMES.load(name)(cold)
     except PydanticCustomError as error:
         raise InputError(f"--runtime {name}: {error}") from error
     if reason := runtime.unavailable_reason():
@@ -97,10 +99,10 @@ def select_runtime(name: str | None) -> SelectedRuntime:
     return SelectedRuntime(name, runtime, f"--runtime {name}")
 
 
-def _first_available() -> SelectedRuntime:
+def _first_available(cold: bool) -> SelectedRuntime:
     reasons: dict[str, str] = {}
     for name in RUNTIMES.entries:
-        runtime = RUNTIMES.load(name)()
+        runtime = RUNTIMES.load(name)(cold)
         reason = runtime.unavailable_reason()
         if reason is None:
             others = " or ".join(f"--runtime {other}" for other in RUNTIMES.entries if other != name)

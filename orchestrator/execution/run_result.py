@@ -41,6 +41,8 @@ def build_result(
     weights_kept: bool = True,
     cores: float,
     environment: dict[str, Any],
+    warm: bool = False,
+    nodes_replaced: str | None = None,
 ) -> RunResult:
     """Build the result of a run that has been stopped and collected.
 
@@ -49,6 +51,7 @@ def build_result(
         timed_out_s: the time limit, if the run exceeded it.
         runtime_error: an error that the runtime itself found.
         usage: of the containers, if nodes are containers.
+        warm: whether warm nodes forked the ranks. nodes_replaced: why these nodes were replaced.
     """
     attempts = Attempts(spec.world_size, events)
     status, cause = outcome(
@@ -83,6 +86,8 @@ def build_result(
         started_at=started_at,
         wall_s=ended_at - started_at,
         restarted=attempts.effective,
+        warm=warm,
+        nodes_replaced=nodes_replaced,
         startup_s=None if first is None else first - started_at,
         teardown_s=None if last is None else ended_at - last,
         cores=cores,
@@ -93,6 +98,7 @@ def build_result(
             *_hung(spec, events),
             *_resumed(attempts, started_at, overall),
             *_restarted(spec, attempts, overall),
+            *_replaced(nodes_replaced, overall),
         ]
         if status == "ok"
         else [],
@@ -102,6 +108,11 @@ def build_result(
         usage=list(usage),
         environment=environment,
     )
+
+
+def _replaced(reason: str | None, overall: str) -> list[str]:
+    """Flag a run before or during which warm nodes were replaced."""
+    return [f"warm nodes were replaced, because {reason}: {overall} include that"] if reason else []
 
 
 def _last_epoch(spec: RunSpec, events: Sequence[Event]) -> int:

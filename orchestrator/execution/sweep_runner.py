@@ -32,6 +32,7 @@ from trainer.spec.run_spec import RunSpec
 TICK_S = 0.25
 # Time that the other processes have to write their own exit reports after one has failed.
 GRACE_S = 2.0
+ATTEMPTS = 2  # of a run that has lost its warm nodes
 
 
 class Progress(Protocol):
@@ -113,16 +114,22 @@ class SweepRunner:
         An interrupted run leaves logs and checkpoints, but no result.
         """
         started_at, paths = time.time(), self.paths.run(spec.key)
-        _remove_previous_attempt(paths)
-        write_atomic(paths.spec, spec.model_dump_json(indent=2))
-        plan = self.runtime.plan(spec, paths, self.data_dir)
-        write_atomic(paths.plan, json.dumps({"runtime": self.runtime_name, **plan.as_dict()}, indent=2))
-        with self.runtime.start(plan) as handle:
-            try:
-                state, timed_out_s = self._watch(handle, spec.timeout_s)
-            finally:
-                handle.stop()
-                handle.collect(paths)
+        replaced: str | None = None
+        for _ in range(ATTEMPTS):
+            _remove_previous_attempt(paths)
+            write_atomic(paths.spec, spec.model_dump_json(indent=2))
+            plan = self.runtime.plan(spec, paths, self.data_dir)
+            write_atomic(paths.plan, json.dumps({"runtime": self.runtime_name, **plan.as_dict()}, indent=2))
+            with self.runtime.start(plan) as handle:
+                replaced = replaced or handle.replaced
+                try:
+                    state, timed_out_s = self._watch(handle, spec.timeout_s)
+                finally:
+                    handle.stop()
+                    handle.collect(paths)
+            if not state.nodes_lost:
+                break
+            replaced = f"{state.error} during the run, which was then repeated"
         result = build_result(
             spec,
             list(read_events(paths.events)),
@@ -138,6 +145,8 @@ class SweepRunner:
             cores=self.runtime.cores(),
             weights_kept=paths.weights.exists(),
             environment=self._environment,
+            warm=plan.warm,
+            nodes_replaced=replaced,
         )
         write_atomic(paths.result, result.model_dump_json(indent=2))
         if result.status == "ok":

@@ -99,6 +99,8 @@ class RunResult(Record):
     teardown_s: float | None  # from the last training step to this row
     cores: float  # shared by the nodes
     restarted: int = 0  # how often the ranks were restarted
+    warm: bool = False  # the ranks were forked by warm nodes, which had torch and the data in memory
+    nodes_replaced: str | None = None  # why warm nodes were replaced before or during the run
     flags: list[str]  # what limits the comparison with other runs, as sentences
     ranks: list[RankResult]
     epochs: list[EpochPoint]

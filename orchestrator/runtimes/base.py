@@ -24,11 +24,13 @@ class RunState:
 
     exits: exit codes of ended processes by name; negative: killed by that signal. running: number of
     processes that still run. error: an error that the runtime itself found; waiting longer is useless.
+    nodes_lost: the error is the loss of warm nodes, so the run can be repeated on new ones.
     """
 
     exits: Mapping[str, int]
     running: int
     error: str | None = None
+    nodes_lost: bool = False
 
     @property
     def failing(self) -> bool:
@@ -36,7 +38,13 @@ class RunState:
 
 
 class RunHandle(AbstractContextManager["RunHandle"]):
-    """A started run. Leaving the block always stops it."""
+    """A started run. Leaving the block always stops it.
+
+    Attributes:
+        replaced: why warm nodes were replaced before the run; None if they were not.
+    """
+
+    replaced: str | None = None
 
     @abstractmethod
     def wait(self, timeout_s: float) -> RunState:
@@ -65,6 +73,10 @@ class Runtime(ABC):
 
     info: ClassVar[RuntimeInfo]
 
+    def __init__(self, cold: bool = False) -> None:
+        """cold: start all processes afresh for every run."""
+        self.cold = cold
+
     @abstractmethod
     def unavailable_reason(self) -> str | None:
         """Why this runtime cannot be used on this machine; None if it can."""
@@ -92,6 +104,9 @@ class Runtime(ABC):
     @abstractmethod
     def start(self, plan: LaunchPlan) -> RunHandle:
         """Execute a plan of this runtime and return at once. The run's directory exists."""
+
+    def close(self) -> None:  # noqa: B027
+        """End warm nodes, if the runtime has any. Idempotent."""
 
     @abstractmethod
     def clean(self) -> int:

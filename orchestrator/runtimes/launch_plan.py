@@ -31,6 +31,7 @@ class LaunchPlan:
     paths: RunPaths
     data_dir: Path
     processes: list[Process]
+    warm: bool = False  # ranks are forked by a process that holds torch and the data
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as plan.json records it."""
@@ -38,6 +39,7 @@ class LaunchPlan:
             "topology": self.spec.topology,
             "nodes": self.spec.nodes,
             "processes_per_node": self.spec.processes_per_node,
+            "warm": self.warm,
             "processes": [asdict(process) for process in self.processes],
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +20,56 @@ from trainer.spec.run_spec import RunSpec
 Execute = Callable[..., FinishedRun]
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(name, marks=[pytest.mark.containers] if name == "docker" else [])
-        for name in RUNTIMES.entries
-    ]
-)
-def runtime(request: pytest.FixtureRequest) -> str:
-    """The registered runtimes, one after the other."""
-    name: str = request.param
-    missing = containers_missing() if name == "docker" else RUNTIMES.load(name)().unavailable_reason()
+@dataclass(frozen=True)
+class Nodes:
+    """Where and how nodes run. cold: started for every run."""
+
+    runtime: str
+    cold: bool
+
+    @property
+    def start_up_s(self) -> float:
+        """More than nodes take to start on a busy machine, in seconds."""
+        return 18.0 if self.cold else 5.0
+
+
+def _nodes(name: str) -> Iterator[Any]:
+    """The ways in which a registered runtime runs nodes."""
+    marks = [pytest.mark.containers] if name == "docker" else []
+    if RUNTIMES.load(name).info.warm:
+        yield pytest.param(Nodes(name, cold=False), id=name, marks=marks)
+    yield pytest.param(Nodes(name, cold=True), id=f"{name}-cold", marks=marks)
+
+
+@pytest.fixture(params=[param for name in RUNTIMES.entries for param in _nodes(name)])
+def nodes(request: pytest.FixtureRequest) -> Nodes:
+    """Every registered runtime, with warm and with cold nodes."""
+    found: Nodes = request.param
+    missing = (
+        containers_missing()
+        if found.runtime == "docker"
+        else RUNTIMES.load(found.runtime)().unavailable_reason()
+    )
     if missing:
         pytest.skip(missing)
-    return name
+    return found
 
 
 @pytest.fixture
-def execute(runtime: str, tmp_path: Path) -> Execute:
+def execute(nodes: Nodes, tmp_path: Path) -> Execute:
     def execute(**fields: Any) -> FinishedRun:
         run = RunSpec.model_validate({**SMALL, **fields})
-        return FinishedRun(runs.execute(run, tmp_path / "results", runtime), tmp_path / "results" / run.key)
+        result = runs.execute(run, tmp_path / "results", nodes.runtime, cold=nodes.cold)
+        assert result.warm is not nodes.cold
+        return FinishedRun(result, tmp_path / "results" / run.key)
 
     return execute
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(runtime: str, tmp_path: Path) -> Iterator[None]:
+def nothing_left(nodes: Nodes, tmp_path: Path) -> Iterator[None]:
     """A test leaves no process, container or network of its runs."""
     yield
     assert node_processes(tmp_path) == []
-    if runtime == "docker":
+    if nodes.runtime == "docker":
         assert leftovers(f"shardyard.orchestrator={identity()}") == []

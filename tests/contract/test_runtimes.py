@@ -1,4 +1,4 @@
-"""The contract of every runtime: outcomes of injected faults, equal weights, several ranks in a node."""
+"""The contract of every runtime, warm and cold: injected faults, equal weights, several ranks in a node."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes import RUNTIMES
+from tests.contract.conftest import Nodes
 from tests.support.runs import SMALL, FinishedRun, RunCache
 from trainer.spec.run_spec import RunSpec
 
@@ -29,15 +30,15 @@ KILLED = "(?s)node 1.*SIGKILL"
         ("crash", "rpc", "failed", "node 1: InjectedFault: "),
         ("kill", "gloo", "failed", KILLED),
         ("kill", "mpi", "failed", KILLED),
-        ("stall", "memory", "timeout", "20 s.*node 1"),
-        ("stall", "rpc", "timeout", "20 s.*node 1"),
+        ("stall", "memory", "timeout", r"stopped after \d+ s.*node 1"),
+        ("stall", "rpc", "timeout", r"stopped after \d+ s.*node 1"),
     ],
 )
 def test_injected_fault(
-    execute: Execute, fault: str, transport: str, status: str, cause: str | None
+    execute: Execute, nodes: Nodes, fault: str, transport: str, status: str, cause: str | None
 ) -> None:
     strategy = {"name": "fault_injection", "fault": fault, "rank": 1, "work_s": 0.3, "lines": LINES}
-    timeout_s = 20.0 if fault == "stall" else 60.0
+    timeout_s = nodes.start_up_s + 2 if fault == "stall" else 60.0
     run = execute(strategy=strategy, transport=transport, nodes=3, timeout_s=timeout_s)
     assert run.result.status == status, run.result.cause
     if cause is None:
@@ -76,10 +77,11 @@ def test_several_ranks_in_a_node(execute: Execute, transport: str) -> None:
         assert set(re.findall(r"(?m)^rank (\d) \| ", run.log(f"node-{node}"))) == ranks
 
 
-def test_making_a_plan_starts_and_writes_nothing(runtime: str, tmp_path: Path) -> None:
+def test_making_a_plan_starts_and_writes_nothing(nodes: Nodes, tmp_path: Path) -> None:
     run = RunSpec.model_validate({**SMALL, "strategy": "all_reduce", "transport": "gloo", "nodes": 2})
     paths = SweepPaths(tmp_path).run(run.key)
-    plan = RUNTIMES.load(runtime)().plan(run, paths, tmp_path / "data")
+    plan = RUNTIMES.load(nodes.runtime)(nodes.cold).plan(run, paths, tmp_path / "data")
+    assert plan.warm is not nodes.cold
     assert (plan.spec, plan.paths, plan.data_dir) == (run, paths, tmp_path / "data")
     assert plan.processes
     assert all(process.argv for process in plan.processes)

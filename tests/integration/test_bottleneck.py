@@ -16,14 +16,17 @@ import pytest
 from orchestrator.results.store import read_usage
 from orchestrator.runtimes.local.runtime import POLITE_S, _end
 from tests.support.command_line import PROJECT
+from tests.support.runs import SMALL, RecordingDisplay, execute
 from trainer.core.cgroup import NodeUsage
+from trainer.core.events import Event
+from trainer.spec.run_spec import RunSpec
 
 BUSY = [sys.executable, "-c", "while True: pass"]
 # Stands in for an orchestrator: starts the throttle, prints its process ID, and waits.
 ORCHESTRATOR = """
 import os, subprocess, sys, time
 module = "orchestrator.runtimes.local.throttle"
-argv = [sys.executable, "-m", module, "0.2", "node-2", "RANK", "1", sys.argv[1]]
+argv = [sys.executable, "-m", module, "0.2", "node-2", "1", sys.argv[1]]
 os.environ["SHARDYARD_PARENT_PID"] = str(os.getpid())
 print(subprocess.Popen(argv).pid, flush=True)
 time.sleep(60)
@@ -31,13 +34,16 @@ time.sleep(60)
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    return {**os.environ, "SHARDYARD_RUN": str(tmp_path), "PYTHONPATH": str(PROJECT)}
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(PROJECT)}
 
 
 @pytest.fixture
-def busy(environment: dict[str, str]) -> Iterator[psutil.Process]:
-    with subprocess.Popen(BUSY, env={**environment, "RANK": "1"}) as process:
+def busy(environment: dict[str, str], tmp_path: Path) -> Iterator[psutil.Process]:
+    """A busy process that has reported its start as rank 1."""
+    with subprocess.Popen(BUSY, env=environment) as process:
+        started = Event(time.time(), "run", 1, "host", "start", {"pid": process.pid})
+        (tmp_path / "rank-1.jsonl").write_text(started.to_line() + "\n")
         yield psutil.Process(process.pid)
         process.send_signal(signal.SIGCONT)
         process.kill()
@@ -116,3 +122,23 @@ def test_suspended_process_is_terminated_without_sigkill(busy: psutil.Process) -
     assert _end([busy]) == 1
     assert time.monotonic() - started < POLITE_S  # without SIGKILL
     assert not busy.is_running()
+
+
+@pytest.mark.parametrize("transport", ["gloo", "mpi"])
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+def test_rank_of_the_slower_node_trains_within_its_quota(
+    tmp_path: Path, transport: str, cold: bool
+) -> None:
+    """Also if it is forked by a warm node, and from its first step."""
+    fields = {"nodes": 2, "cpus": 1, "bottleneck_cpus": 0.2, "epochs": 4, "transport": transport}
+    dataset = {"name": "synthetic", "samples": 4000, "test_samples": 64}
+    run = RunSpec.model_validate({**SMALL, "strategy": "one_shot", "dataset": dataset, **fields})
+    display = RecordingDisplay()
+    result = execute(run, tmp_path / "results", display=display, cold=cold)
+    assert (result.status, result.cause, result.warm) == ("ok", None, not cold)
+    (usage,) = result.usage
+    slow = result.ranks[1]
+    assert usage.ranks == [1]
+    assert (usage.throttled_s or 0) > 0
+    # One period more: the quota counts from the start of the process.
+    assert (slow.work_cpu_s or 0) <= 0.2 * slow.train_s + 0.1

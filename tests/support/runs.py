@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, read_result
 from orchestrator.runtimes import RUNTIMES
+from orchestrator.runtimes.base import Runtime
 from trainer.core.events import Event
 from trainer.spec.run_spec import RunSpec
 
@@ -72,10 +75,20 @@ class DuringTraining(RecordingDisplay):
         self._act(self.pid)
 
 
-def execute(run: RunSpec, directory: Path, runtime: str = "local", display: Any = None) -> RunResult:
-    """Execute one run; its results are in `directory / run.key`."""
+@cache
+def warm_runtime(name: str) -> Runtime:
+    """A runtime whose nodes stay warm until this process ends."""
+    runtime = RUNTIMES.load(name)()
+    atexit.register(runtime.close)
+    return runtime
+
+
+def execute(
+    run: RunSpec, directory: Path, runtime: str = "local", display: Any = None, cold: bool = False
+) -> RunResult:
+    """Execute one run; its results lie in `directory / run.key`."""
     paths = SweepPaths(directory)
-    nodes = RUNTIMES.load(runtime)()
+    nodes = RUNTIMES.load(runtime)(cold=True) if cold else warm_runtime(runtime)
     runner = SweepRunner(nodes, runtime, paths, directory / "data", display or RecordingDisplay())
     return runner.run(run)
 

@@ -28,6 +28,7 @@ TRAINER: dict[str, str] = {
     "elastic": "core comm data models optimizers compression spec training parallel strategies launch",
     "cluster": "core comm data models spec training launch elastic",
     "__main__": "core comm data models spec training launch elastic",
+    "warm": "core comm data spec launch __main__",
 }
 ORCHESTRATOR: dict[str, str] = {
     "errors": "",
@@ -70,6 +71,7 @@ SHARED_MODULES = (
     "spec.run_spec",
     "training.partition",
     "training.profile",
+    "warm.client",
 )
 
 

@@ -19,8 +19,10 @@ from tests.unit.conftest import PROJECT
 from trainer.launch.environment import RANK_VARIABLES, LaunchError, read_context
 from trainer.launch.ranks import connect
 from trainer.spec.run_spec import RunSpec
+from trainer.warm import client
 
 TRAINER = [sys.executable, "-m", "trainer"]
+CLIENT = [sys.executable, "-S", "-E", client.__file__]
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -219,8 +221,10 @@ def test_rank_out_of_range(rank: str) -> None:
 
 def test_plan_lists_the_processes_and_writes_nothing(tmp_path: Path) -> None:
     spec, paths = run(transport="gloo", nodes=2), RunPaths(tmp_path / "run")
-    plan = LocalRuntime().plan(spec, paths, tmp_path)
+    plan = LocalRuntime(cold=True).plan(spec, paths, tmp_path)
     assert [process.argv for process in plan.processes] == [TRAINER, TRAINER]
+    warm = LocalRuntime().plan(spec, paths, tmp_path)
+    assert [process.argv[:-1] for process in warm.processes] == [CLIENT, CLIENT]
     assert [process.environment["RANK"] for process in plan.processes] == ["0", "1"]
     assert [process.log for process in plan.processes] == ["node-0", "node-1"]
     assert json.loads(json.dumps(plan.as_dict()))["topology"] == "ddp"

@@ -46,8 +46,10 @@ class MpiCommunicator(Communicator):
 
     @classmethod
     def connect(cls, context: NodeContext, clock: Clock) -> MpiCommunicator:
-        from mpi4py import MPI  # initialises MPI
+        from mpi4py import MPI  # initialises MPI, unless a warm parent has imported it without
 
+        if not MPI.Is_initialized():
+            MPI.Init_thread()
         world = MPI.COMM_WORLD
         if (world.Get_rank(), world.Get_size()) != (context.rank, context.size):
             raise CommunicationError(

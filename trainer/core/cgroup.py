@@ -91,6 +91,21 @@ def wait_for_quota(cpus: float, timeout_s: float, cgroup: Path = CGROUP) -> bool
     return True
 
 
+def throttle_mark(directory: Path, rank: int) -> Path:
+    """The file that the throttle of local processes creates once it limits a rank."""
+    return directory / f"throttled-{rank}"
+
+
+def wait_for_throttle(mark: Path, timeout_s: float) -> bool:
+    """Wait until a rank is throttled. Returns False if it is not within `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not mark.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
 def _scaled(value: int | None, unit: float) -> float | None:
     return None if value is None else value / unit
 

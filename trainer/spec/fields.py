@@ -31,7 +31,7 @@ NODE_LIMITS = ("cpus", "memory_mb", "pids", "shm_mb")
 
 MAX_CPUS = 256.0
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 def _known_transport(name: str) -> str:
@@ -229,7 +229,7 @@ class RunFields(BaseModel):
 
         Two ranks with two threads each on two cores ran 3 to 25 times slower than with one thread.
         """
-        return dict.fromkeys(_THREAD_VARIABLES, str(self.threads_for(rank)))
+        return dict.fromkeys(THREAD_VARIABLES, str(self.threads_for(rank)))
 
     @property
     def oversubscribed(self) -> bool:

@@ -9,10 +9,16 @@ from typing import Any
 from pydantic import model_validator
 
 from trainer.spec.checks import CHECKS
-from trainer.spec.fields import NODE_LIMITS, RunFields, threads_per_rank, with_derived_defaults
+from trainer.spec.fields import (
+    NODE_LIMITS,
+    THREAD_VARIABLES,
+    RunFields,
+    threads_per_rank,
+    with_derived_defaults,
+)
 from trainer.spec.registries import REGISTRIES
 
-__all__ = ["NODE_LIMITS", "RunSpec", "with_derived_defaults"]
+__all__ = ["NODE_LIMITS", "THREAD_VARIABLES", "RunSpec", "with_derived_defaults"]
 
 # Fields that do not change what is computed, and so are not part of the run key.
 _NOT_IN_KEY = {"timeout_s", "restarts"}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from trainer.core.rng import RngFactory
 from trainer.data.base import Data
+from trainer.data.cache import DatasetCache
 from trainer.spec.run_spec import RunSpec
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class Task:
 
     spec: RunSpec
     data_dir: Path
+    datasets: DatasetCache = field(default_factory=DatasetCache, repr=False)
     _torch_rng: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     @property
@@ -32,7 +34,7 @@ class Task:
     @cached_property
     def data(self) -> Data:
         """The dataset, in memory. Raises DataError."""
-        return self.spec.dataset.load(self.data_dir)
+        return self.datasets.load(self.spec.dataset, self.data_dir)
 
     def build_model(
         self,

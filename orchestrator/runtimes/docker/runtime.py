@@ -52,7 +52,8 @@ class DockerRuntime(Runtime):
         remote=False,
     )
 
-    def __init__(self) -> None:
+    def __init__(self, cold: bool = False) -> None:
+        super().__init__(cold)
         self._engine: Engine | None = None
         self._image: str | None = None
         self._reaper: Reaper | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -16,22 +17,31 @@ from trainer.elastic.command import torchrun
 from trainer.spec.run_spec import RunSpec
 
 THROTTLE = "throttle"  # its name among the processes of a run
+COLD = (sys.executable, "-m", "trainer")  # starts a rank afresh
 
 
-def processes(spec: RunSpec, paths: RunPaths, data_dir: Path, live: Path) -> list[Process]:
-    """The processes of a run on this machine. live: directory that the ranks write to while they run."""
-    command = [sys.executable, "-m", "trainer"]
+def processes(
+    spec: RunSpec, paths: RunPaths, data_dir: Path, live: Path, command: Sequence[str] = COLD
+) -> list[Process]:
+    """The processes of a run on this machine.
+
+    Args:
+        live: directory that the ranks write to while they run.
+        command: starts a rank.
+    """
     environment = spec.thread_environment() | {
         "SHARDYARD_SPEC": str(paths.spec.resolve()),
         "SHARDYARD_DATA": str(data_dir.resolve()),
         "SHARDYARD_OUT": str(live.resolve()),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")])),
     }
+    if spec.bottleneck_cpus is not None:
+        environment["SHARDYARD_THROTTLED"] = str(live.resolve())
     if spec.checkpoints:  # separate from containers' checkpoints, whose times do not compare
         environment["SHARDYARD_CHECKPOINTS"] = str((paths.checkpoints / "local").resolve())
     match spec.topology:
         case "single":
-            return [Process("nodes", command, environment, "node-0")]
+            return [Process("nodes", [*command], environment, "node-0")]
         case "ddp" if spec.restarts:
             return _agents(spec, environment, live.resolve())
         case "ddp" | "rpc":
@@ -48,7 +58,7 @@ def processes(spec: RunSpec, paths: RunPaths, data_dir: Path, live: Path) -> lis
                 numbers = {"RANK": str(rank), "LOCAL_RANK": str(local_rank), **_gpus_of(spec, node)}
                 name = rank_name(rank, spec.processes_per_node)
                 variables = environment | threads | rendezvous | numbers
-                started.append(Process(name, command, variables, f"node-{node}"))
+                started.append(Process(name, [*command], variables, f"node-{node}"))
             return started
         case "mpi":
             logs = {"SHARDYARD_CONSOLE": f"{paths.directory.resolve()}/node-{{node}}.log"}
@@ -91,14 +101,12 @@ def throttle(spec: RunSpec, paths: RunPaths, live: Path) -> Process | None:
     ranks = [str(rank) for rank in range(spec.world_size) if spec.is_bottleneck(rank)]
     if not ranks:
         return None
-    variable = "OMPI_COMM_WORLD_RANK" if spec.topology == "mpi" else "RANK"
     argv = [
         sys.executable,
         "-m",
         "orchestrator.runtimes.local.throttle",
         f"{spec.bottleneck_cpus:g}",
         f"node-{spec.nodes}",  # numbered from 1, as by compose
-        variable,
         ",".join(ranks),
         str(live.resolve() / paths.usage.name),
     ]
@@ -128,7 +136,9 @@ def loopback() -> str:
     return "lo"
 
 
-def planned(spec: RunSpec, paths: RunPaths, data_dir: Path, live: Path) -> list[Process]:
+def planned(
+    spec: RunSpec, paths: RunPaths, data_dir: Path, live: Path, command: Sequence[str]
+) -> list[Process]:
     """All processes in starting order. The throttle comes first: it has to run before training starts."""
     throttling = throttle(spec, paths, live)
-    return [*([throttling] if throttling else []), *processes(spec, paths, data_dir, live)]
+    return [*([throttling] if throttling else []), *processes(spec, paths, data_dir, live, command)]

@@ -6,10 +6,12 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import ClassVar
 
 import psutil
@@ -20,7 +22,8 @@ from orchestrator.results.store import RunPaths, write_atomic
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.runtimes.identity import identity, is_gone
 from orchestrator.runtimes.launch_plan import LaunchPlan, Process
-from orchestrator.runtimes.local.processes import THROTTLE, mpirun, planned
+from orchestrator.runtimes.local.processes import COLD, THROTTLE, mpirun, planned
+from orchestrator.runtimes.local.warm import WarmNodes
 from trainer.core.events import Event, EventReader
 from trainer.elastic.attempts import AttemptTracker
 from trainer.spec.run_spec import RunSpec
@@ -41,9 +44,14 @@ class LocalRuntime(Runtime):
         shares_cores=True,
         one_clock=True,
         shapes_links=False,
-        warm=False,
+        warm=True,
         remote=False,
     )
+
+    def __init__(self, cold: bool = False) -> None:
+        super().__init__(cold)
+        pid, _, since = identity().partition(" ")
+        self._nodes = WarmNodes(f"shardyard-{pid}-{token_hex(4)}", {LABEL: pid, SINCE: since})
 
     def unavailable_reason(self) -> str | None:
         return None if os.name == "posix" else "the local runtime needs Linux or macOS"
@@ -62,13 +70,22 @@ class LocalRuntime(Runtime):
         return None
 
     def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
-        return LaunchPlan(spec, paths, data_dir, planned(spec, paths, data_dir, _live(paths)))
+        # torchrun starts its ranks itself, and CUDA does not work in a forked process.
+        warm = not self.cold and not spec.restarts and not spec.on_gpu and sys.platform == "linux"
+        command = self._nodes.command if warm else COLD
+        started = planned(spec, paths, data_dir, _live(paths), command)
+        return LaunchPlan(spec, paths, data_dir, started, warm)
 
     def start(self, plan: LaunchPlan) -> RunHandle:
+        replaced = self._nodes.ensure() if plan.warm else None
         live = _live(plan.paths)
         live.mkdir()
         attempts = AttemptTracker(plan.spec.world_size) if plan.spec.restarts else None
-        return LocalRun(plan.processes, plan.paths, live, attempts)
+        nodes = self._nodes if plan.warm else None
+        return LocalRun(plan.processes, plan.paths, live, attempts, nodes, replaced)
+
+    def close(self) -> None:
+        self._nodes.close()
 
     def clean(self) -> int:
         orphans = [process for process, environment in _labelled() if is_gone(_label(environment))]
@@ -83,10 +100,21 @@ class LocalRun(RunHandle):
     """The processes of one run, and their descendants."""
 
     def __init__(
-        self, started: list[Process], paths: RunPaths, live: Path, attempts: AttemptTracker | None = None
+        self,
+        started: list[Process],
+        paths: RunPaths,
+        live: Path,
+        attempts: AttemptTracker | None = None,
+        nodes: WarmNodes | None = None,
+        replaced: str | None = None,
     ) -> None:
-        """attempts: follows the attempts of a run that torchrun may restart."""
+        """
+        Args:
+            attempts: follows the attempts of a run that torchrun may restart.
+            nodes: the warm nodes that fork the ranks. replaced: why they were replaced before the run.
+        """
         self._live, self._attempts = live, attempts
+        self._nodes, self.replaced = nodes, replaced
         self._finished_at: float | None = None
         self._reader = EventReader(live)
         # The run is part of the label, because one orchestrator may execute several.
@@ -116,6 +144,8 @@ class LocalRun(RunHandle):
         # The throttle runs until `stop`, so the run does not wait for it.
         running = [name for name in self._processes if name not in exits and name != THROTTLE]
         error = "the throttle of the last node has ended before the run" if THROTTLE in exits else None
+        if self._nodes and (running or any(exits.values())) and (failure := self._nodes.failure()):
+            return RunState(exits, len(running), f"the warm nodes' process {failure}", nodes_lost=True)
         # An agent whose rank is killed now would wait for a rendezvous with agents that have exited.
         if self._finished_at and time.monotonic() - self._finished_at > AGENT_EXIT_S:
             running = []
@@ -143,6 +173,8 @@ class LocalRun(RunHandle):
             # Reap it; do not wait for a process in uninterruptible sleep.
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=POLITE_S)
+        if self._nodes:
+            self._nodes.wait_until_idle()
 
     def collect(self, paths: RunPaths) -> None:
         events = EventReader(self._live).new()

@@ -1,12 +1,13 @@
 """The throttle: enforces a CPU quota on one node's processes, as containers do.
 
-    python -m orchestrator.runtimes.local.throttle QUOTA NODE VARIABLE RANKS USAGE_FILE
+    python -m orchestrator.runtimes.local.throttle QUOTA NODE RANKS USAGE_FILE
 
 In each period of 100 ms, as in the kernel, the processes may use QUOTA × period of CPU time. Then they are
 stopped (SIGSTOP) until the period ends. Unused time is lost and overuse is deducted later, as in CFS
 bandwidth control (Turner et al. 2010), which implements containers' quotas.
 
 It is a separate process rather than a thread, so that no rank stays stopped if the orchestrator is killed.
+It finds the processes by the events beside USAGE_FILE, and a rank waits for its mark before it trains.
 It ends with the run (SIGTERM) or with the orchestrator, and continues the processes first. If it is killed
 itself, the run is stopped; stopping a run and cleaning up continue stopped processes, too.
 """
@@ -17,7 +18,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +26,12 @@ from typing import Protocol
 
 import psutil
 
-from trainer.core.cgroup import NodeUsage
+from trainer.core.cgroup import NodeUsage, throttle_mark
+from trainer.core.events import Event, EventReader
 
 PERIOD_S = 0.1
 TICK_S = 0.004  # between measurements of CPU time
-SEARCH_S = 0.1  # between searches for processes that have not started yet
+SEARCH_S = 0.02  # between searches for processes that have not started yet
 
 
 class Throttled(Protocol):
@@ -112,23 +114,17 @@ class Throttle:
             process.signal(number)
 
 
-def find(run: str, variable: str, ranks: Collection[str]) -> Iterator[tuple[str, psutil.Process]]:
-    """The processes of these ranks, as far as they have started.
-
-    run: value of SHARDYARD_RUN in the environment of the run's processes.
-    """
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):  # ended, or another user's
-            environment = process.environ()
-            rank = environment.get(variable, "")
-            # The environment may be inherited from a rank of another run: do not stop this process.
-            if environment.get("SHARDYARD_RUN") == run and rank in ranks and process.pid != os.getpid():
-                yield rank, process
+def started(events: Iterable[Event], ranks: Collection[int]) -> Iterator[tuple[int, psutil.Process]]:
+    """The processes of these ranks that have reported their start."""
+    for event in events:
+        if event.kind == "start" and event.rank in ranks:
+            with suppress(psutil.NoSuchProcess):
+                yield event.rank, psutil.Process(event.fields["pid"])
 
 
-def main(quota: float, node: str, variable: str, ranks: Sequence[str], usage_file: Path) -> None:
+def main(quota: float, node: str, ranks: Collection[int], usage_file: Path) -> None:
     """Throttle the ranks until SIGTERM or until the orchestrator has ended, then write their usage."""
-    orchestrator, run = int(os.environ["SHARDYARD_PARENT_PID"]), os.environ["SHARDYARD_RUN"]
+    orchestrator, events = int(os.environ["SHARDYARD_PARENT_PID"]), EventReader(usage_file.parent)
     throttle = Throttle(quota, time.monotonic())
     missing = set(ranks)
     search_at = 0.0
@@ -136,9 +132,10 @@ def main(quota: float, node: str, variable: str, ranks: Sequence[str], usage_fil
         while os.getppid() == orchestrator:
             now = time.monotonic()
             if missing and now > search_at:
-                for rank, process in [*find(run, variable, missing)]:
+                for rank, process in started(events.new(), ranks):
                     missing.discard(rank)
                     throttle.add(Process(process))
+                    throttle_mark(usage_file.parent, rank).touch()
                 search_at = time.monotonic() + SEARCH_S
             throttle.step(time.monotonic())
             pause = throttle.period_ends - time.monotonic() if throttle.stopped else TICK_S
@@ -148,7 +145,7 @@ def main(quota: float, node: str, variable: str, ranks: Sequence[str], usage_fil
         throttle.release(time.monotonic())
         usage = NodeUsage(
             name=node,
-            ranks=[int(rank) for rank in ranks],
+            ranks=[*ranks],
             cpus=quota,
             cpu_s=throttle.used_s,
             throttled_s=throttle.stopped_s,
@@ -159,4 +156,5 @@ def main(quota: float, node: str, variable: str, ranks: Sequence[str], usage_fil
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     arguments = sys.argv[1:]
-    main(float(arguments[0]), arguments[1], arguments[2], arguments[3].split(","), Path(arguments[4]))
+    numbers = [int(rank) for rank in arguments[2].split(",")]
+    main(float(arguments[0]), arguments[1], numbers, Path(arguments[3]))

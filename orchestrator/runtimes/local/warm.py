@@ -1,0 +1,127 @@
+"""The warm parent of local nodes: started for the first run, checked before the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from orchestrator.errors import InputError
+from orchestrator.shipped import IMPORT_ROOT
+from trainer.core.events import signal_name
+from trainer.spec.run_spec import THREAD_VARIABLES
+from trainer.warm import client
+
+START_S = 60.0  # to import torch
+ANSWER_S = 5.0  # to a status request
+EXIT_S = 0.5  # between a refused status request and the parent's exit
+IDLE_S = 5.0  # until the ranks of a stopped run have ended
+POLL_S = 0.01
+# A parent that has grown by more than this is replaced: figure of its status, unit, limit.
+GROWTH = (("descriptors", "descriptors", 16), ("other_mb", "MiB beside the data", 256))
+
+
+class WarmNodes:
+    """Forks the ranks of local runs from one process that holds torch, the components and the data."""
+
+    def __init__(self, name: str, label: Mapping[str, str]) -> None:
+        """
+        Args:
+            name: of the parent's abstract socket; unique on this machine.
+            label: variables of the environment by which the parent is found if this process is killed.
+        """
+        self.name, self._label = name, label
+        self._parent: subprocess.Popen[bytes] | None = None
+        self._first: Mapping[str, Any] = {}  # status after the first run, when the data are loaded
+
+    @property
+    def command(self) -> list[str]:
+        """The command of a rank, in place of `python -m trainer`."""
+        return [sys.executable, "-S", "-E", client.__file__, self.name]
+
+    def failure(self) -> str | None:
+        """How the parent has ended; None while it runs."""
+        if self._parent is None or (code := self._parent.poll()) is None:
+            return None
+        return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+
+    def ensure(self) -> str | None:
+        """Start the parent unless a healthy one runs. Returns why it was replaced, if it was.
+
+        Raises InputError if it does not start.
+        """
+        reason = self._unhealthy_reason()
+        if reason or self._parent is None or self._parent.poll() is not None:
+            self.close()
+            self._start()
+        return reason
+
+    def _start(self) -> None:
+        python_path = os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")]))
+        # Threads of numerical libraries would keep the parent from forking. Ranks set their own number.
+        threads = dict.fromkeys(THREAD_VARIABLES, "1")
+        self._parent = subprocess.Popen(
+            [sys.executable, "-m", "trainer.warm", self.name],
+            env={**os.environ, **self._label, **threads, "PYTHONPATH": python_path},
+            stdin=subprocess.PIPE,  # closed by the kernel when this process ends, however it ends
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # only the orchestrator handles Ctrl-C
+        )
+        output = self._parent.stdout
+        if not (output and select.select([output], [], [], START_S)[0] and output.readline()):
+            self.close()
+            raise InputError(f"warm nodes did not start within {START_S:.0f} s; use --cold")
+        self._first = self._status()
+
+    def _unhealthy_reason(self) -> str | None:
+        """Why the parent has to be replaced, or None. One that ended after an idle time is no failure."""
+        if self._parent is None:
+            return None
+        try:
+            now = self._status()
+        except OSError as error:
+            with suppress(subprocess.TimeoutExpired):
+                self._parent.wait(EXIT_S)
+            if self._parent.returncode == 0:
+                return None
+            return f"their process {self.failure() or f'did not answer: {error}'}"
+        if now["threads"] > 1:
+            return f"their process had {now['threads']} threads"
+        for figure, unit, growth in GROWTH:
+            if now[figure] > self._first[figure] + growth:
+                return f"their process grew from {self._first[figure]:.0f} to {now[figure]:.0f} {unit}"
+        return None
+
+    def _status(self) -> dict[str, Any]:
+        """The parent's state. Raises OSError if it does not answer in time."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(ANSWER_S)
+            client.connect(connection, self.name)
+            connection.sendall(b"{}\n")
+            line = connection.makefile().readline()
+        if not line:
+            raise ConnectionError("it closed the connection")
+        status: dict[str, Any] = json.loads(line)
+        return status
+
+    def wait_until_idle(self) -> None:
+        """Wait until no rank runs; the parent kills ranks whose clients have ended."""
+        deadline = time.monotonic() + IDLE_S
+        with suppress(OSError):  # a dead parent has no ranks
+            while self._status()["ranks"] and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+
+    def close(self) -> None:
+        """End the parent and its ranks."""
+        if self._parent is None:
+            return
+        self._parent.kill()  # it has nothing to save, and its ranks end with it
+        self._parent.communicate()
+        self._parent = None

@@ -1,0 +1,122 @@
+"""Warm nodes: a lost, slow or grown parent process is replaced, and every run has processes of its own."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from orchestrator.execution.sweep_runner import SweepRunner
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import RunPaths, SweepPaths
+from orchestrator.runtimes.local.runtime import LocalRuntime
+from tests.support.processes import wait_until
+from tests.support.runs import SMALL, DuringTraining, RecordingDisplay
+from trainer.spec.run_spec import RunSpec
+
+LONG: dict[str, Any] = {"strategy": "all_reduce", "nodes": 3, "epochs": 100}
+Execute = Callable[..., RunResult]
+Find = Callable[[], psutil.Process]
+
+
+@pytest.fixture(scope="module")
+def runtime() -> Iterator[LocalRuntime]:
+    started = LocalRuntime()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def execute(runtime: LocalRuntime, tmp_path: Path) -> Execute:
+    def execute(display: RecordingDisplay | None = None, **fields: Any) -> RunResult:
+        run = RunSpec.model_validate({**SMALL, **fields})
+        return SweepRunner(
+            runtime, "local", SweepPaths(tmp_path), tmp_path / "data", display or RecordingDisplay()
+        ).run(run)
+
+    return execute
+
+
+@pytest.fixture
+def warm_parent(runtime: LocalRuntime) -> Callable[[], psutil.Process]:
+    """Find the warm parent of the runtime; this process may have started others."""
+
+    def find() -> psutil.Process:
+        name = runtime.plan(RunSpec(strategy="serial"), RunPaths(Path()), Path()).processes[0].argv[-1]
+        command = ["-m", "trainer.warm", name]
+        found = [child for child in psutil.Process().children() if child.cmdline()[-3:] == command]
+        assert len(found) == 1
+        return found[0]
+
+    return find
+
+
+def test_runs_share_one_parent_and_no_process(execute: Execute, warm_parent: Find) -> None:
+    parents, ranks = set(), set()
+    for seed in range(3):
+        display = RecordingDisplay()
+        result = execute(display, strategy="one_shot", nodes=2, seed=seed)
+        assert (result.status, result.warm, result.nodes_replaced) == ("ok", True, None)
+        parents.add(warm_parent())
+        ranks |= {event.fields["pid"] for event in display.seen if event.kind == "start"}
+        assert warm_parent().children() == []
+    assert len(parents) == 1
+    assert len(ranks) == 6
+
+
+@pytest.mark.parametrize("transport", ["gloo", "mpi"])
+def test_parent_killed_during_a_run_is_replaced_and_the_run_repeated(
+    execute: Execute, warm_parent: Find, transport: str
+) -> None:
+    undisturbed = execute(**LONG, transport=transport)
+    display = DuringTraining(lambda _: warm_parent().kill(), rank=0)
+    result = execute(display, **LONG, transport=transport)
+    assert (result.status, result.cause) == ("ok", None)
+    assert "SIGKILL" in str(result.nodes_replaced)
+    assert any("warm nodes" in flag for flag in result.flags)
+    digests = [[rank.weights_digest for rank in each.ranks] for each in (undisturbed, result)]
+    assert digests[0] == digests[1]
+
+
+def test_parent_killed_or_stopped_between_runs_is_replaced(
+    execute: Execute, warm_parent: Find, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.runtimes.local.warm.ANSWER_S", 0.5)
+    for number, reason in ((signal.SIGKILL, "SIGKILL"), (signal.SIGSTOP, "did not answer")):
+        execute(strategy="one_shot", nodes=2)
+        before = warm_parent()
+        before.send_signal(number)
+        result = execute(strategy="one_shot", nodes=2)
+        assert (result.status, result.warm) == ("ok", True)
+        assert reason in str(result.nodes_replaced)
+        wait_until(lambda before=before: not before.is_running())
+
+
+@pytest.mark.parametrize("figure", ["descriptors", "other_mb"])
+def test_parent_that_has_grown_is_replaced(
+    execute: Execute, monkeypatch: pytest.MonkeyPatch, figure: str
+) -> None:
+    execute(strategy="one_shot", nodes=2)
+    monkeypatch.setattr("orchestrator.runtimes.local.warm.GROWTH", [(figure, figure, -1)])
+    assert figure in str(execute(strategy="one_shot", nodes=2).nodes_replaced)
+
+
+def test_failed_run_costs_only_itself(execute: Execute, warm_parent: Find) -> None:
+    fine = execute(strategy="one_shot", nodes=2)
+    parent = warm_parent()
+    for fault in ("crash", "kill"):
+        strategy = {"name": "fault_injection", "fault": fault, "rank": 1}
+        assert execute(strategy=strategy, transport="gloo", nodes=2).status == "failed"
+    again = execute(strategy="one_shot", nodes=2)
+    assert (again.status, again.nodes_replaced) == ("ok", None)
+    assert [rank.weights_digest for rank in again.ranks] == [rank.weights_digest for rank in fine.ranks]
+    assert warm_parent() == parent
+
+
+def test_restarts_start_cold(execute: Execute) -> None:
+    result = execute(strategy="ddp", nodes=2, restarts=1, checkpoint_epochs=1)
+    assert (result.status, result.warm) == ("ok", False)

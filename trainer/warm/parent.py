@@ -1,0 +1,206 @@
+"""The warm parent: forks one process per client, which becomes a rank. It has one thread."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+
+from trainer.data.cache import DatasetCache
+from trainer.spec.run_spec import RunSpec
+from trainer.warm.client import peer_uid
+
+IDLE_S = 600.0  # without a rank, after which it ends
+RECEIVE_S = 5.0  # for a client to send its request
+MAX_REQUEST_BYTES = 2**20
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A forked process and the client that stands for it."""
+
+    pid: int
+    pidfd: int  # readable when the process has ended
+    client: socket.socket
+
+
+class WarmParent:
+    """Serves clients (client.py) over a Unix socket.
+
+    A forked child inherits the locks of threads that it does not have, so only a process with one thread
+    can fork safely. The parent checks this before every fork, and refuses if a library started a thread.
+    """
+
+    def __init__(self, listener: socket.socket, lifeline: int, run: Callable[[DatasetCache], int]) -> None:
+        """
+        Args:
+            listener: accepts clients.
+            lifeline: a descriptor that is closed when the process that started the parent has ended.
+            run: called in a forked process, which has the client's environment. Returns its exit code.
+        """
+        self._listener, self._lifeline, self._run = listener, lifeline, run
+        self._datasets = DatasetCache()
+        self._ranks: set[Rank] = set()
+        self._selector = selectors.DefaultSelector()
+
+    def serve(self) -> None:
+        """Serve clients until the lifeline is closed, or until no rank has run for IDLE_S.
+
+        Ranks that still run end with this process.
+        """
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._lifeline, selectors.EVENT_READ)
+        while ready := self._selector.select(None if self._ranks else IDLE_S):
+            for key, _ in ready:
+                if key.fd == self._lifeline:
+                    return
+                key.data()
+
+    def _accept(self) -> None:
+        client, _ = self._listener.accept()
+        if peer_uid(client) != os.getuid():  # an abstract socket has no permissions
+            client.close()
+            return
+        client.settimeout(RECEIVE_S)
+        streams: list[int] = []
+        try:
+            request = _receive(client, streams)
+            if "environment" in request:
+                self._start(client, request, streams)
+            else:
+                _send(client, **self._status())
+                client.close()
+        except (OSError, ValueError) as error:
+            print(f"warm parent: a client failed: {error}", file=sys.stderr)
+            client.close()
+        finally:
+            for stream in streams:
+                os.close(stream)
+
+    def _status(self) -> dict[str, Any]:
+        """What the process that started the parent checks between runs."""
+        process = psutil.Process()
+        return {
+            "ranks": len(self._ranks),
+            "threads": threads(),
+            "descriptors": process.num_fds(),
+            "other_mb": process.memory_info().rss / 2**20 - self._datasets.mb,
+        }
+
+    def _start(self, client: socket.socket, request: dict[str, Any], streams: list[int]) -> None:
+        self._load_data(request["environment"])
+        if (count := threads()) > 1:
+            _send(client, refused=f"it has {count} threads and cannot fork")
+            client.close()
+            return
+        gc.collect()
+        gc.freeze()  # a collection in a rank would copy the pages that it shares with the parent
+        parent = os.getpid()
+        pid = os.fork()
+        if not pid:
+            self._become_rank(parent, client, request, streams)
+        rank = Rank(pid, os.pidfd_open(pid), client)
+        self._ranks.add(rank)
+        self._selector.register(rank.pidfd, selectors.EVENT_READ, partial(self._reap, rank))
+        # A client sends nothing more, so it becomes readable when it disconnects.
+        self._selector.register(client, selectors.EVENT_READ, partial(self._kill, rank))
+        with suppress(OSError):
+            _send(client, pid=pid)
+
+    def _load_data(self, environment: dict[str, str]) -> None:
+        """Load the run's dataset, so that its ranks share one copy."""
+        # If this fails, the rank fails in the same way, and reports it.
+        with suppress(Exception):
+            spec = RunSpec.model_validate_json(
+                Path(environment["SHARDYARD_SPEC"]).read_text(encoding="utf-8")
+            )
+            if spec.strategy.trains:
+                self._datasets.load(spec.dataset, Path(environment["SHARDYARD_DATA"]))
+
+    def _become_rank(
+        self, parent: int, client: socket.socket, request: dict[str, Any], streams: list[int]
+    ) -> NoReturn:
+        """In the forked process: replace what it has inherited, and run the trainer."""
+        code = 1
+        try:
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:  # it died before prctl
+                os._exit(code)
+            os.setsid()  # so that the parent can kill what this process forks
+            self._selector.close()
+            for inherited in (self._listener, client, *(rank.client for rank in self._ranks)):
+                inherited.close()
+            for rank in self._ranks:
+                os.close(rank.pidfd)
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+                os.close(stream)
+            os.chdir(request["directory"])
+            os.environ.clear()
+            os.environ.update(request["environment"])
+            code = self._run(self._datasets)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _kill(self, rank: Rank) -> None:
+        """Kill a rank whose client has disconnected, and what it has forked."""
+        self._selector.unregister(rank.client)
+        rank.client.close()
+        os.kill(rank.pid, signal.SIGKILL)  # it may not lead its process group yet
+
+    def _reap(self, rank: Rank) -> None:
+        """Report the exit code of a rank that has ended."""
+        with suppress(ProcessLookupError):
+            os.killpg(rank.pid, signal.SIGKILL)  # what it has forked
+        _, status = os.waitpid(rank.pid, 0)
+        self._ranks.remove(rank)
+        self._selector.unregister(rank.pidfd)
+        os.close(rank.pidfd)
+        if rank.client.fileno() >= 0:
+            self._selector.unregister(rank.client)
+            with suppress(OSError):
+                _send(rank.client, code=os.waitstatus_to_exitcode(status))
+            rank.client.close()
+
+
+def threads() -> int:
+    """Number of threads of this process, those of C libraries included."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def _receive(client: socket.socket, streams: list[int]) -> dict[str, Any]:
+    """Receive a request; descriptors are added to `streams`, whatever happens."""
+    line = b""
+    while not line.endswith(b"\n"):
+        chunk, received, _, _ = socket.recv_fds(client, 2**16, 3)
+        streams += received
+        line += chunk
+        if not chunk or len(line) > MAX_REQUEST_BYTES:
+            raise ValueError(f"incomplete request of {len(line)} bytes")
+    request = json.loads(line)
+    if not isinstance(request, dict):
+        raise ValueError("a request is a JSON object")
+    return request
+
+
+def _send(client: socket.socket, **reply: Any) -> None:
+    client.sendall(json.dumps(reply).encode() + b"\n")
