@@ -41,6 +41,6 @@ def seconds(form: dict[str, Any], labels: np.ndarray, parts: int) -> list[float]
     for turn in range(TURNS):
         rng = np.random.default_rng(turn)
         started = time.perf_counter()
-        partitioner.split(labels, parts, rng)
+        partitioner.partition(labels, parts, rng)
         times.append(time.perf_counter() - started)
     return times

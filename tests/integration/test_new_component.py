@@ -41,7 +41,7 @@ class RoundRobin(Partitioner):
 
     backwards: bool = Field(False, description="deal from the end of the file")
 
-    def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
+    def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         self.check(labels, parts)
         order = np.arange(len(labels))[:: -1 if self.backwards else 1]
         return [order[part::parts] for part in range(parts)]

@@ -17,6 +17,7 @@ from orchestrator.results.records import RunResult
 from orchestrator.results.store import read_result
 from tests.support.command_line import run_cli, start_sweep
 from tests.support.containers import leftovers
+from tests.support.datasets import real_mnist_dir
 from tests.support.processes import wait_until
 
 TOPOLOGIES = """
@@ -46,7 +47,7 @@ def nothing_left() -> Iterator[None]:
     wait_until(lambda: set(leftovers(LABEL)) <= set(before), timeout_s=30)
 
 
-def sweep(file: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def sweep(file: Path, out: Path, *options: str | Path) -> subprocess.CompletedProcess[str]:
     return run_cli("sweep", file, "--out", out, "--runtime", "docker", *options, timeout_s=280)
 
 
@@ -56,13 +57,22 @@ def rows(out: Path) -> dict[str, RunResult]:
     return {f"{row.spec['strategy']['name']} {row.spec['transport']}": row for row in found if row}
 
 
-def one_run(tmp_path: Path, **fields: Any) -> RunResult:
+def one_run(tmp_path: Path, *options: str | Path, **fields: Any) -> RunResult:
     """The result of a sweep with one run."""
     file, out = tmp_path / "one.yml", tmp_path / "out"
     file.write_text(json.dumps({"name": "one", "base": fields, "blocks": [{}]}))
-    sweep(file, out)
+    sweep(file, out, *options)
     (row,) = rows(out).values()
     return row
+
+
+def test_nodes_read_the_dataset_from_the_mounted_directory(tmp_path: Path) -> None:
+    fields = {"strategy": "one_shot", "nodes": 2, "dataset": "mnist", "model": "mlp", "epochs": 1}
+    row = one_run(tmp_path, "--data-dir", real_mnist_dir(), **fields)
+    assert (row.status, row.cause) == ("ok", None)
+    assert row.certificate is not None
+    assert sum(part.samples for part in row.certificate.first_epoch()) == 60_000
+    assert (row.accuracy or 0) > 0.8
 
 
 def test_every_topology(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def assert_valid_or_explained(partitioner: Partitioner, labels: Labels, parts: i
     """Check that a split is as declared, or that the error names a remedy and equals `validation_error`."""
     reason = partitioner.validation_error(len(labels), len(np.unique(labels)), parts)
     try:
-        split = partitioner.split(labels, parts, rng())
+        split = partitioner.partition(labels, parts, rng())
     except DataError as error:
         reported = str(error)
     else:
@@ -89,7 +89,7 @@ def test_parts_are_valid_and_as_declared(partitioner: Partitioner, samples: int,
 
 @pytest.mark.parametrize(("samples", "parts"), [(1437, 5), (1437, 20), (60_000, 1000)])
 def test_usual_splits_are_possible(partitioner: Partitioner, samples: int, parts: int) -> None:
-    split = partitioner.split(labels_of(samples), parts, rng())
+    split = partitioner.partition(labels_of(samples), parts, rng())
     assert_valid(split, parts, samples)
     assert_as_declared(partitioner, split, samples)
 
@@ -100,7 +100,7 @@ def test_parts_are_never_empty(partitioner: Partitioner, parts: int) -> None:
     reason = partitioner.validation_error(parts - 1, len(np.unique(labels)), parts)
     assert reason
     with pytest.raises(DataError, match=str(parts)) as caught:
-        partitioner.split(labels, parts, rng())
+        partitioner.partition(labels, parts, rng())
     assert str(caught.value) == reason
 
 
@@ -115,16 +115,16 @@ def test_classes_of_any_frequency(partitioner: Partitioner, labels: Labels, part
 def test_all_ranks_compute_the_same_split(partitioner: Partitioner) -> None:
     labels = labels_of(500)
     np.random.seed(1)
-    first = partitioner.split(labels, 5, rng(3))
+    first = partitioner.partition(labels, 5, rng(3))
     np.random.seed(2)  # neither global state nor earlier calls matter
-    partitioner.split(labels, 6, rng(4))
-    again = partitioner.split(labels, 5, rng(3))
+    partitioner.partition(labels, 6, rng(4))
+    again = partitioner.partition(labels, 5, rng(3))
     for ours, theirs in zip(first, again, strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
 def test_seed_changes_the_split_of_random_partitioners(partitioner: Partitioner) -> None:
-    first, second = (partitioner.split(labels_of(500), 5, rng(seed)) for seed in (1, 2))
+    first, second = (partitioner.partition(labels_of(500), 5, rng(seed)) for seed in (1, 2))
     same = [np.array_equal(np.sort(a), np.sort(b)) for a, b in zip(first, second, strict=True)]
     assert all(same) is not partitioner.random
 
@@ -139,7 +139,7 @@ def test_labels_are_not_modified(partitioner: Partitioner) -> None:
     labels = labels_of(500)
     before = labels.copy()
     labels.flags.writeable = False
-    partitioner.split(labels, 5, rng())
+    partitioner.partition(labels, 5, rng())
     np.testing.assert_array_equal(labels, before)
 
 

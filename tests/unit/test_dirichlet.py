@@ -25,7 +25,7 @@ def test_dirichlet_shares_of_a_class_follow_the_distribution(alpha: float) -> No
     classes, per_class, parts = 5, 400, 4
     labels = np.arange(classes * per_class) % classes
     partitioner, seed = Dirichlet(alpha=alpha), rng(3)
-    found = np.stack([counts(labels, partitioner.split(labels, parts, seed)) for _ in range(TIMES)])
+    found = np.stack([counts(labels, partitioner.partition(labels, parts, seed)) for _ in range(TIMES)])
     # A share is Beta(a, b), except that both ends are rounded by less than one sample: the
     # variance of the rounding is below (1 / 400)², 1/200 of the smallest standard error here.
     a, b = alpha, alpha * (parts - 1)
@@ -60,7 +60,7 @@ def test_dirichlet_of_equal_sizes_fills_nodes_from_their_own_distribution(alpha:
 def test_dirichlet_of_equal_sizes_has_parts_that_differ_by_at_most_one_sample() -> None:
     for alpha in (1e-3, 0.5, 1e6):
         for parts in (1, 7, 64):
-            split = Dirichlet(alpha=alpha, equal_sizes=True).split(labels_of(1437), parts, rng())
+            split = Dirichlet(alpha=alpha, equal_sizes=True).partition(labels_of(1437), parts, rng())
             assert {len(part) for part in split} <= {1437 // parts, 1437 // parts + 1}
 
 
@@ -79,7 +79,7 @@ def test_dirichlet_skew_falls_with_alpha(equal_sizes: bool) -> None:
     labels = labels_of(1437)
     largest = []
     for alpha in (0.05, 0.5, 5, 500):
-        found = counts(labels, Dirichlet(alpha=alpha, equal_sizes=equal_sizes).split(labels, 5, rng(5)))
+        found = counts(labels, Dirichlet(alpha=alpha, equal_sizes=equal_sizes).partition(labels, 5, rng(5)))
         largest.append((found.max(axis=1) / found.sum(axis=1)).mean())
     assert largest == sorted(largest, reverse=True)
     assert largest[0] > 0.5
@@ -89,7 +89,7 @@ def test_dirichlet_skew_falls_with_alpha(equal_sizes: bool) -> None:
 def test_dirichlet_spreads_small_classes_over_all_nodes() -> None:
     classes, per_class, parts = 200, 6, 60
     labels = np.arange(classes * per_class) % classes
-    sizes = np.array([len(part) for part in Dirichlet(alpha=1e6).split(labels, parts, rng())])
+    sizes = np.array([len(part) for part in Dirichlet(alpha=1e6).partition(labels, parts, rng())])
     share = per_class / parts  # a node has at most one sample of a class
     expected, deviation = classes * share, sqrt(classes * share * (1 - share))
     assert abs(sizes - expected).max() < ERRORS * deviation
@@ -99,7 +99,7 @@ def test_dirichlet_parts_have_min_samples() -> None:
     labels = labels_of(1437)
     least = {
         min_samples: [
-            min(map(len, Dirichlet(alpha=0.3, min_samples=min_samples).split(labels, 10, rng(seed))))
+            min(map(len, Dirichlet(alpha=0.3, min_samples=min_samples).partition(labels, 10, rng(seed))))
             for seed in range(100)
         ]
         for min_samples in (1, 30)
@@ -124,5 +124,5 @@ def test_dirichlet_error_after_the_last_draw_names_remedies() -> None:
     with pytest.raises(
         DataError, match=r"alpha 0\.2 .* less than 1 of 1437 .* raise alpha, use fewer nodes"
     ):
-        Dirichlet(alpha=0.2).split(labels_of(1437), 3, draws)
+        Dirichlet(alpha=0.2).partition(labels_of(1437), 3, draws)
     assert draws.draws == DRAWS

@@ -28,7 +28,7 @@ from trainer.data.partitioners.stratified import Stratified
     "partitioner", [RandomPartition(), Feature(), Stratified(), Contiguous(), ReseededStride()]
 )
 def test_part_sizes_differ_by_at_most_one(partitioner: Partitioner, samples: int, parts: int) -> None:
-    sizes = [len(part) for part in partitioner.split(labels_of(samples), parts, rng())]
+    sizes = [len(part) for part in partitioner.partition(labels_of(samples), parts, rng())]
     assert sizes == sorted(sizes, reverse=True)
     assert max(sizes) - min(sizes) == (0 if samples % parts == 0 else 1)
 
@@ -37,14 +37,14 @@ def test_part_sizes_differ_by_at_most_one(partitioner: Partitioner, samples: int
 def test_label_counts_of_random_parts_are_hypergeometric(partitioner: Partitioner) -> None:
     labels = np.arange(100) // 30  # 30 samples of class 0; their number in a part of 20 is hypergeometric
     seed = rng(1)
-    found = np.array([counts(labels, partitioner.split(labels, 5, seed))[3, 0] for _ in range(TIMES)])
+    found = np.array([counts(labels, partitioner.partition(labels, 5, seed))[3, 0] for _ in range(TIMES)])
     mean, variance = 20 * 0.3, 20 * 0.3 * 0.7 * (100 - 20) / (100 - 1)
     assert_mean_and_variance(found.astype(float), mean, variance, fourth=3 * variance**2)
 
 
 def test_random_partition_ignores_file_order() -> None:
     labels = np.repeat(np.arange(10), 100)  # sorted by class: a contiguous part would have two classes
-    for part in RandomPartition().split(labels, 5, rng()):
+    for part in RandomPartition().partition(labels, 5, rng()):
         assert len(np.unique(labels[part])) == 10
 
 
@@ -52,20 +52,20 @@ def test_random_partition_ignores_file_order() -> None:
 def test_random_sampling_draws_without_replacement_within_a_node(
     samples: int, parts: int, size: int
 ) -> None:
-    for part in RandomSampling().split(labels_of(samples), parts, rng()):
+    for part in RandomSampling().partition(labels_of(samples), parts, rng()):
         assert len(part) == len(np.unique(part)) == size
 
 
 @pytest.mark.parametrize(("parts", "published"), [(1, 1.0), (2, 0.75), (5, 0.672), (20, 0.642)])
 def test_random_sampling_coverage(parts: int, published: float) -> None:
-    split = RandomSampling().split(labels_of(20_000), parts, rng())
+    split = RandomSampling().partition(labels_of(20_000), parts, rng())
     coverage = len(np.unique(np.concatenate(split))) / 20_000
     assert coverage == pytest.approx(1 - (1 - 1 / parts) ** parts, abs=0.01)
     assert coverage == pytest.approx(published, abs=0.01)
 
 
 def test_random_sampling_is_independent_across_nodes() -> None:
-    first, second = RandomSampling().split(labels_of(20_000), 2, rng())
+    first, second = RandomSampling().partition(labels_of(20_000), 2, rng())
     assert len(np.intersect1d(first, second)) / 20_000 == pytest.approx(0.25, abs=0.01)
 
 
@@ -76,14 +76,14 @@ def test_random_sampling_is_independent_across_nodes() -> None:
 def test_prefix_shuffle_gives_every_node_the_same_prefix_of_the_file(
     samples: int, parts: int, size: int
 ) -> None:
-    for part in PrefixShuffle().split(labels_of(samples), parts, rng()):
+    for part in PrefixShuffle().partition(labels_of(samples), parts, rng()):
         assert part.tolist() == list(range(size))
 
 
 @pytest.mark.parametrize(("parts", "coverage"), [(1, 1.0), (2, 0.75), (3, 19 / 27), (5, 0.67232)])
 def test_reseeded_stride_coverage(parts: int, coverage: float) -> None:
     found = [
-        len(np.unique(np.concatenate(ReseededStride().split(labels_of(1200), parts, rng(seed))))) / 1200
+        len(np.unique(np.concatenate(ReseededStride().partition(labels_of(1200), parts, rng(seed))))) / 1200
         for seed in range(TIMES)
     ]
     # Standard error for independent samples: an upper bound, because parts have a fixed size.
@@ -92,7 +92,7 @@ def test_reseeded_stride_coverage(parts: int, coverage: float) -> None:
 
 
 def test_reseeded_strides_are_independent_permutations_without_repeats() -> None:
-    first, second, third = ReseededStride().split(labels_of(20_001), 3, rng())
+    first, second, third = ReseededStride().partition(labels_of(20_001), 3, rng())
     assert [len(np.unique(part)) for part in (first, second, third)] == [6667] * 3
     for one, other in [(first, second), (second, third), (first, third)]:
         assert len(np.intersect1d(one, other)) / 20_001 == pytest.approx(1 / 9, abs=0.01)
@@ -103,7 +103,7 @@ def test_reseeded_strides_are_independent_permutations_without_repeats() -> None
 
 def test_contiguous_parts_follow_file_order() -> None:
     labels = np.arange(11) // 4
-    assert [part.tolist() for part in Contiguous().split(labels, 3, rng())] == [
+    assert [part.tolist() for part in Contiguous().partition(labels, 3, rng())] == [
         [0, 1, 2, 3],
         [4, 5, 6, 7],
         [8, 9, 10],
@@ -114,14 +114,14 @@ def test_contiguous_parts_follow_file_order() -> None:
 def test_stratified_label_counts_are_proportional_to_one_sample(samples: int, parts: int) -> None:
     labels = labels_of(samples)
     share = np.bincount(labels) / parts
-    found = counts(labels, Stratified().split(labels, parts, rng()))
+    found = counts(labels, Stratified().partition(labels, parts, rng()))
     assert ((found == np.floor(share)) | (found == np.ceil(share))).all()
 
 
 def test_stratified_draws_samples_of_a_label_at_random() -> None:
     labels = np.arange(40) % 2
     seed = rng(2)
-    with_sample_7 = [7 in Stratified().split(labels, 4, seed)[0] for _ in range(TIMES)]
+    with_sample_7 = [7 in Stratified().partition(labels, 4, seed)[0] for _ in range(TIMES)]
     assert np.mean(with_sample_7) == pytest.approx(0.25, abs=ERRORS * sqrt(0.25 * 0.75 / TIMES))
 
 
@@ -131,7 +131,7 @@ def test_stratified_draws_samples_of_a_label_at_random() -> None:
 @pytest.mark.parametrize("per_node", [1, 2, 5])
 def test_even_shards_hold_one_label_each(per_node: int) -> None:
     labels = rng().permutation(np.repeat(np.arange(10), 200))
-    split = Shards(per_node=per_node).split(labels, 10, rng())
+    split = Shards(per_node=per_node).partition(labels, 10, rng())
     assert {len(part) for part in split} == {200}
     assert (np.count_nonzero(counts(labels, split), axis=1) <= per_node).all()
 
@@ -139,7 +139,7 @@ def test_even_shards_hold_one_label_each(per_node: int) -> None:
 @pytest.mark.parametrize(("per_node", "parts"), [(1, 7), (2, 5), (3, 64), (2, 700)])
 def test_shards_mix_labels_only_at_label_boundaries(per_node: int, parts: int) -> None:
     labels = labels_of(1437)
-    split = Shards(per_node=per_node).split(labels, parts, rng())
+    split = Shards(per_node=per_node).partition(labels, parts, rng())
     sizes = [len(part) for part in split]
     assert max(sizes) - min(sizes) <= per_node
     assert np.count_nonzero(counts(labels, split)) <= per_node * parts + 10 - 1
@@ -147,7 +147,7 @@ def test_shards_mix_labels_only_at_label_boundaries(per_node: int, parts: int) -
 
 def test_shards_are_dealt_at_random() -> None:
     labels, seed = np.repeat(np.arange(10), 4), rng(6)
-    alike = [len(np.unique(labels[Shards().split(labels, 10, seed)[4]])) == 1 for _ in range(TIMES)]
+    alike = [len(np.unique(labels[Shards().partition(labels, 10, seed)[4]])) == 1 for _ in range(TIMES)]
     chance = 1 / 19  # probability that a node's second shard, of the 19 left, has the label of its first
     assert np.mean(alike) == pytest.approx(chance, abs=ERRORS * sqrt(chance * (1 - chance) / TIMES))
 
@@ -155,7 +155,7 @@ def test_shards_are_dealt_at_random() -> None:
 @pytest.mark.parametrize(("per_node", "parts"), [(1, 10), (1, 13), (2, 5), (3, 7), (10, 1), (7, 40)])
 def test_each_node_has_the_given_number_of_classes(per_node: int, parts: int) -> None:
     labels = labels_of(6000)
-    found = counts(labels, Classes(per_node=per_node).split(labels, parts, rng()))
+    found = counts(labels, Classes(per_node=per_node).partition(labels, parts, rng()))
     assert (np.count_nonzero(found, axis=1) == per_node).all()
     holders = np.count_nonzero(found, axis=0)
     assert holders.max() - holders.min() <= 1
@@ -167,7 +167,7 @@ def test_each_node_has_the_given_number_of_classes(per_node: int, parts: int) ->
 def test_classes_are_dealt_at_random() -> None:
     labels, seed = np.arange(40) % 4, rng(7)
     partitioner = Classes(per_node=2)
-    hands = [(counts(labels, partitioner.split(labels, 3, seed))[2] > 0) for _ in range(TIMES)]
+    hands = [(counts(labels, partitioner.partition(labels, 3, seed))[2] > 0) for _ in range(TIMES)]
     assert np.mean(hands, axis=0) == pytest.approx([0.5] * 4, abs=ERRORS * 0.5 / sqrt(TIMES))
 
 
@@ -176,7 +176,7 @@ def test_class_with_fewer_samples_than_nodes() -> None:
     with pytest.raises(
         DataError, match=r"class 1 has 2 samples for the 3 nodes .* lower per_node \(now 2\)"
     ):
-        Classes().split(labels, 3, rng())
+        Classes().partition(labels, 3, rng())
 
 
 # Quantity
@@ -193,7 +193,7 @@ WEIGHTS = {
 def test_quantities_follow_the_law_to_one_sample(law: str, imbalance: float, parts: int) -> None:
     weights = [WEIGHTS[law](i, parts, imbalance) for i in range(parts)]
     partitioner = Quantity(law=law, imbalance=imbalance)  # type: ignore[arg-type]
-    sizes = [len(part) for part in partitioner.split(labels_of(1437), parts, rng())]
+    sizes = [len(part) for part in partitioner.partition(labels_of(1437), parts, rng())]
     expected = [1 + (1437 - parts) * weight / sum(weights) for weight in weights]
     assert sizes == pytest.approx(expected, abs=1)
 
@@ -221,7 +221,7 @@ def test_quantities_of_few_nodes_under_the_log_normal_law() -> None:
 def test_parts_of_unequal_size_keep_the_label_distribution(law: str, imbalance: float, parts: int) -> None:
     labels = labels_of(1437)
     partitioner = Quantity(law=law, imbalance=imbalance)  # type: ignore[arg-type]
-    split = partitioner.split(labels, parts, rng())
+    split = partitioner.partition(labels, parts, rng())
     sizes = np.array([len(part) for part in split])
     if imbalance == 0:
         assert max(sizes) - min(sizes) <= 1

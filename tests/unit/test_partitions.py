@@ -39,7 +39,7 @@ class Halves(Partitioner):
 
     margin_of_the_parts_that_is_kept_free: int = 0
 
-    def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
+    def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         if parts % 2:
             raise ValueError(
                 f"{parts} parts are no two halves, and halves are all that this one is able to make"

@@ -117,7 +117,7 @@ class Partitioner(Component):
             raise DataError(reason)
 
     @abstractmethod
-    def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
+    def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         """Partition the training set among `parts` replicas.
 
         Depends only on the arguments: ranks that pass equally seeded generators get the same result.

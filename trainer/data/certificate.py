@@ -72,23 +72,23 @@ class PartitionRecord(Record):
 
     @classmethod
     def of(
-        cls, epoch: int, fed: Indices, labels: Labels, classes: int, before: Counts | None = None
+        cls, epoch: int, trained_on: Indices, labels: Labels, classes: int, before: Counts | None = None
     ) -> PartitionRecord:
         """
         Args:
-            fed: Indices of the samples trained on in this epoch.
+            trained_on: Indices of the samples trained on in this epoch.
             labels: Labels of the training set, shape (samples,).
             before: Samples per class in earlier epochs, shape (classes,).
         """
-        counts, whole = label_counts(labels[fed], classes), label_counts(labels, classes)
+        counts, whole = label_counts(labels[trained_on], classes), label_counts(labels, classes)
         return cls(
             epoch=epoch,
-            samples=len(fed),
+            samples=len(trained_on),
             labels=counts.tolist(),
             js_divergence=js_divergence(counts, whole),
             js_divergence_so_far=js_divergence(counts if before is None else counts + before, whole),
             earth_movers_distance=earth_movers_distance(counts, whole),
-            digest=part_digest(fed),
+            digest=part_digest(trained_on),
         )
 
 

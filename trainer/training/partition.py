@@ -36,7 +36,7 @@ def partition(spec: RunSpec, rngs: RngFactory, labels: Labels, size: int, epoch:
         return [np.arange(len(labels))] * size
     rng = rngs.generator("partition", partition_number(spec, epoch))
     # The order of a part is drawn separately, so every strategy on one node trains as serial does.
-    return [np.sort(part) for part in spec.partitioner.split(labels, size, rng)]
+    return [np.sort(part) for part in spec.partitioner.partition(labels, size, rng)]
 
 
 @dataclass(frozen=True)

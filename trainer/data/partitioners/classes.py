@@ -48,7 +48,7 @@ class Classes(Partitioner):
             )
         return super().validation_error(samples, classes, parts)
 
-    def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
+    def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         self.check(labels, parts)
         samples = group_by_label(labels, rng)
         holds = np.zeros((len(samples), parts), bool)

@@ -20,6 +20,6 @@ class Contiguous(Partitioner):
     covers: ClassVar[bool] = True
     random: ClassVar[bool] = False
 
-    def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
+    def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         self.check(labels, parts)
         return np.array_split(np.arange(len(labels)), parts)

@@ -49,7 +49,7 @@ class Dirichlet(Partitioner):
             )
         return super().validation_error(samples, classes, parts)
 
-    def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
+    def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         self.check(labels, parts)
         samples = group_by_label(labels, rng)
         of_class = np.array([len(of_label) for of_label in samples])

@@ -37,7 +37,7 @@ class Feature(Partitioner):
         0.5, ge=0, le=1000, description="on the last node: standard deviation of the noise, or radians"
     )
 
-    def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
+    def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         self.check(labels, parts)
         return np.array_split(rng.permutation(len(labels)), parts)
 

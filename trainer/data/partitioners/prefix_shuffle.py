@@ -27,6 +27,6 @@ class PrefixShuffle(Partitioner):
     covers: ClassVar[bool] = False
     random: ClassVar[bool] = False
 
-    def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
+    def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         self.check(labels, parts)
         return [np.arange(ceil(len(labels) / parts)) for _ in range(parts)]

@@ -39,7 +39,7 @@ class Quantity(Partitioner):
     law: Literal["power", "log_normal", "exponential"] = Field("power", description="how sizes fall")
     imbalance: float = Field(1.0, ge=0, le=10, description="how steeply; 0 is equal sizes")
 
-    def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
+    def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         self.check(labels, parts)
         samples = group_by_label(labels, rng)
         # Positions 0 … 1, equally spaced within each label: any interval has the label mix of the set.

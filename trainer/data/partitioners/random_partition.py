@@ -19,6 +19,6 @@ class RandomPartition(Partitioner):
     disjoint: ClassVar[bool] = True
     covers: ClassVar[bool] = True
 
-    def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
+    def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         self.check(labels, parts)
         return np.array_split(rng.permutation(len(labels)), parts)

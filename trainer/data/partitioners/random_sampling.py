@@ -20,7 +20,7 @@ class RandomSampling(Partitioner):
     disjoint: ClassVar[bool] = False
     covers: ClassVar[bool] = False
 
-    def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
+    def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         self.check(labels, parts)
         size = ceil(len(labels) / parts)
         return [rng.permutation(len(labels))[:size] for _ in range(parts)]

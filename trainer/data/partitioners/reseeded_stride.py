@@ -26,6 +26,6 @@ class ReseededStride(Partitioner):
     disjoint: ClassVar[bool] = False
     covers: ClassVar[bool] = False
 
-    def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
+    def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         self.check(labels, parts)
         return [rng.permutation(len(labels))[node::parts] for node in range(parts)]

@@ -36,7 +36,7 @@ class Shards(Partitioner):
             )
         return super().validation_error(samples, classes, parts)
 
-    def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
+    def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         self.check(labels, parts)
         shards = np.array_split(np.concatenate(group_by_label(labels, rng)), parts * self.per_node)
         hands = rng.permutation(len(shards)).reshape(parts, self.per_node)

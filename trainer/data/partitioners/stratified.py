@@ -23,7 +23,7 @@ class Stratified(Partitioner):
     disjoint: ClassVar[bool] = True
     covers: ClassVar[bool] = True
 
-    def split(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
+    def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         self.check(labels, parts)
         order = np.concatenate(group_by_label(labels, rng))
         return [order[node::parts] for node in range(parts)]
