@@ -21,15 +21,16 @@ Execute = Callable[[RunSpec], RunResult]
 
 
 @contextmanager
-def runs_on(runtime: str, display: Progress | None = None) -> Iterator[Execute]:
+def runs_on(runtime: str, display: Progress | None = None, cold: bool = False) -> Iterator[Execute]:
     """Yield a function that executes one run; a run that is not ok ends the benchmark.
 
     Args:
         runtime: Name of the runtime.
+        cold: Start all processes afresh for every run.
         display: Receives the run's events.
     """
     with tempfile.TemporaryDirectory() as directory:
-        nodes = RUNTIMES.load(runtime)()
+        nodes = RUNTIMES.load(runtime)(cold)
         if reason := nodes.unavailable_reason():
             sys.exit(reason)
         paths = SweepPaths(Path(directory))
@@ -42,4 +43,7 @@ def runs_on(runtime: str, display: Progress | None = None) -> Iterator[Execute]:
                 sys.exit(f"{result.key}: {result.cause}")
             return result
 
-        yield execute
+        try:
+            yield execute
+        finally:
+            nodes.close()

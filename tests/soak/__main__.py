@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.runtimes import RUNTIMES
-from tests.soak import kill
+from tests.soak import kill, warm_nodes
 from tests.support.containers import leftovers, spec_of_up
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -106,7 +106,10 @@ def judge(done: subprocess.CompletedProcess[str], size: int) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument(
-        "topologies", nargs="*", default=list(TIMES), help="default: all; kill: see tests/soak/kill.py"
+        "topologies",
+        nargs="*",
+        default=list(TIMES),
+        help="default: all; kill, warm: see kill.py and warm_nodes.py here",
     )
     parser.add_argument("--times", type=int, help="rounds each, instead of the usual number")
     parser.add_argument("--nodes", type=int, help="default: 4; of kill: 3")
@@ -128,6 +131,8 @@ def main() -> int:
             ]
         )
         return kill.main(runs, options.runtime, times, options.seed)
+    if options.topologies == ["warm"]:
+        return warm_nodes.main(options.times or warm_nodes.TIMES, options.seed)
     options.nodes = options.nodes or 4
     lines, bad = [], 0
     with tempfile.TemporaryDirectory() as results:
