@@ -16,6 +16,7 @@ from trainer import __main__ as rank
 from trainer.cluster import __main__ as container
 from trainer.cluster import agent, coordinator, privileges
 from trainer.cluster.commands import CHECKPOINTS
+from trainer.core.cgroup import throttle_mark
 from trainer.core.events import EventWriter
 from trainer.data.base import DataError
 from trainer.spec.registries import DATASETS
@@ -205,7 +206,10 @@ def test_rank_writes_to_the_console_of_its_node(
 
 
 @pytest.mark.parametrize("in_force", [True, False])
-def test_bottleneck_waits_for_its_cpu_quota(monkeypatch: pytest.MonkeyPatch, in_force: bool) -> None:
+def test_bottleneck_waits_for_its_cpu_quota(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, in_force: bool
+) -> None:
+    """In a container for the control group's, as a local process for the throttle's."""
     quotas: list[float] = []
 
     def wait_for_quota(cpus: float, timeout_s: float) -> bool:
@@ -213,9 +217,19 @@ def test_bottleneck_waits_for_its_cpu_quota(monkeypatch: pytest.MonkeyPatch, in_
         return in_force
 
     monkeypatch.setattr(rank, "wait_for_quota", wait_for_quota)
+    monkeypatch.setattr(rank, "QUOTA_S", 0.05)
+    run = RunSpec.model_validate({"strategy": "ddp", "nodes": 2, "cpus": 1, "bottleneck_cpus": 0.25})
     console = io.StringIO()
-    events = EventWriter("run", 1, console=console)
-    assert rank._quota_applied(None, events)
-    assert rank._quota_applied("0.25", events) == in_force
+    first, last = (EventWriter("run", number, console=console) for number in (0, 1))
+    throttled = {"SHARDYARD_THROTTLED": str(tmp_path)}
+    if in_force:
+        throttle_mark(tmp_path, 1).touch()
+    for events in (first, last):
+        assert rank._quota_applied(run, {}, events)
+    assert rank._quota_applied(run, throttled, first)  # only the last node is throttled
+    assert quotas == []
+    for environment in ({"SHARDYARD_CPU_QUOTA": "0.25"}, throttled):
+        console.truncate(0)
+        assert rank._quota_applied(run, environment, last) == in_force
+        assert ("CPU quota 0.25" in console.getvalue()) is not in_force
     assert quotas == [0.25]
-    assert ("CPU quota 0.25" in console.getvalue()) is not in_force
