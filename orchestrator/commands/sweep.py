@@ -16,6 +16,7 @@ from rich.console import Console
 
 from orchestrator.errors import InputError
 from orchestrator.results.store import SweepPaths
+from orchestrator.results.times import time_line
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.base import Runtime
 from orchestrator.sweeps.load import Sweep
@@ -70,6 +71,7 @@ def run_sweep(
         raise
     finally:
         selected.runtime.close()
+    console.print(time_line(results))
     publish_report(paths, console)
     failed = [result for result in results if result.status != "ok"]
     for result in failed:

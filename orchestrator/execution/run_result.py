@@ -43,6 +43,7 @@ def build_result(
     environment: dict[str, Any],
     warm: bool = False,
     nodes_replaced: str | None = None,
+    engine_s: tuple[float, float] = (0.0, 0.0),
 ) -> RunResult:
     """Build the result of a run that has been stopped and collected.
 
@@ -52,6 +53,7 @@ def build_result(
         runtime_error: an error that the runtime itself found.
         usage: of the containers, if nodes are containers.
         warm: whether warm nodes forked the ranks. nodes_replaced: why these nodes were replaced.
+        engine_s: seconds in which an engine started and stopped containers.
     """
     attempts = Attempts(spec.world_size, events)
     status, cause = outcome(
@@ -90,6 +92,8 @@ def build_result(
         nodes_replaced=nodes_replaced,
         startup_s=None if first is None else first - started_at,
         teardown_s=None if last is None else ended_at - last,
+        engine_start_s=engine_s[0],
+        engine_stop_s=engine_s[1],
         cores=cores,
         flags=[
             *flags(spec, ranks, runtime_info, cores, usage),

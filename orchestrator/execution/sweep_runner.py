@@ -147,6 +147,7 @@ class SweepRunner:
             environment=self._environment,
             warm=plan.warm,
             nodes_replaced=replaced,
+            engine_s=(handle.engine_start_s, handle.engine_stop_s),
         )
         write_atomic(paths.result, result.model_dump_json(indent=2))
         if result.status == "ok":

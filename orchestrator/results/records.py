@@ -97,6 +97,9 @@ class RunResult(Record):
     wall_s: float  # from the start of the run to this row
     startup_s: float | None  # from the start of the run to its first training step
     teardown_s: float | None  # from the last training step to this row
+    # Parts of startup_s and teardown_s in which an engine started and stopped containers.
+    engine_start_s: float = 0.0
+    engine_stop_s: float = 0.0
     cores: float  # shared by the nodes
     restarted: int = 0  # how often the ranks were restarted
     warm: bool = False  # the ranks were forked by warm nodes, which had torch and the data in memory

@@ -42,9 +42,12 @@ class RunHandle(AbstractContextManager["RunHandle"]):
 
     Attributes:
         replaced: why warm nodes were replaced before the run; None if they were not.
+        engine_start_s, engine_stop_s: in which an engine started and stopped the run's containers.
     """
 
     replaced: str | None = None
+    engine_start_s: float = 0.0
+    engine_stop_s: float = 0.0
 
     @abstractmethod
     def wait(self, timeout_s: float) -> RunState:

@@ -37,6 +37,7 @@ from orchestrator.report.render.columns import (
 )
 from orchestrator.report.render.legend import legend
 from orchestrator.report.render.summary import STATES, one_line
+from orchestrator.results.times import time_line
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         contained=any(chapter.contained for chapter in chapters),
         run_columns=columns,
         runs=_runs(comparison, columns, notes),
+        times=time_line(row.result for row in comparison.rows) if comparison.rows else "",
         notes=notes,
         single_container=any(single_container(row) and containers(row) for row in comparison.rows),
         environments=environments(comparison),

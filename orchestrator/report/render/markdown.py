@@ -22,6 +22,7 @@ from orchestrator.report.render.columns import (
 )
 from orchestrator.report.render.legend import legend
 from orchestrator.report.render.summary import STATES, one_line
+from orchestrator.results.times import time_line
 
 T = TypeVar("T")
 
@@ -70,6 +71,8 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
             "## Strategies",
             "\n".join(f"- {_code(e.name)}: {_plain(e.summary)} {_code(e.file)}" for e in entries),
         ]
+    if comparison.rows:
+        parts += [_plain(time_line(row.result for row in comparison.rows)) + "."]
     missing = [
         f"- {_code(row.key)} {STATES[row.status]}: {_plain(row.cause or '')}" for row in comparison.failed
     ]

@@ -153,6 +153,7 @@ class DockerRun(RunHandle):
         self._state = RunState({}, running=1)
         self._stopped = False
         self._quota_pending = run.bottleneck_cpus is not None
+        self._started = time.monotonic()
         with open(paths.log("compose"), "wb") as log:
             self._up = subprocess.Popen(
                 engine.command(*run.up),
@@ -176,6 +177,8 @@ class DockerRun(RunHandle):
     def _inspect(self) -> RunState:
         """The state of the containers, from the engine."""
         starting = self._up.poll() is None
+        if starting:
+            self.engine_start_s = time.monotonic() - self._started
         try:
             containers = self._containers()
             exits = {self._name(each): self._code(each) for each in containers if _has_ended(each)}
@@ -259,6 +262,7 @@ class DockerRun(RunHandle):
         """Stop the containers, save their logs, and remove everything."""
         if self._stopped:
             return
+        began = time.monotonic()
         if self._up.poll() is None:
             self._up.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -276,6 +280,7 @@ class DockerRun(RunHandle):
                 self._compose(self._engine.command(*self._cluster.down))
                 remove_project(self._engine, self._cluster.project)
             self._stopped = True
+            self.engine_stop_s = time.monotonic() - began
         except Exception:
             # An engine that has died must not hide the run's result. The next sweep removes by label what
             # the engine still has.

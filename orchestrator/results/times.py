@@ -1,0 +1,43 @@
+"""Where the wall time of runs went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from orchestrator.results.records import RunResult
+
+PURPOSES = (
+    "training",
+    "evaluating",
+    "starting",
+    "stopping",
+    "waiting for the engine",
+    "runs without training",
+)
+
+
+def time_shares(results: Iterable[RunResult]) -> dict[str, float]:
+    """Seconds of the runs by purpose, which add up to their wall time; purposes below 0.05 s are left out.
+
+    Starting lasts until the first step, stopping from the last step to the row. Time in which the
+    engine starts and stops containers is neither. Evaluating is the rest between first and last step.
+    """
+    shares = dict.fromkeys(PURPOSES, 0.0)
+    for result in results:
+        start, train, stop = result.startup_s, result.train_s, result.teardown_s
+        if result.status != "ok" or start is None or train is None or stop is None:
+            shares["runs without training"] += result.wall_s
+            continue
+        engine_start, engine_stop = min(result.engine_start_s, start), min(result.engine_stop_s, stop)
+        shares["training"] += train
+        shares["evaluating"] += result.wall_s - start - stop - train
+        shares["starting"] += start - engine_start
+        shares["stopping"] += stop - engine_stop
+        shares["waiting for the engine"] += engine_start + engine_stop
+    return {purpose: seconds for purpose, seconds in shares.items() if abs(seconds) >= 0.05}
+
+
+def time_line(results: Iterable[RunResult]) -> str:
+    """The shares in one line: `Time of all runs: training 62.0 s, starting 9.1 s`."""
+    shares = time_shares(results).items()
+    return "Time of all runs: " + ", ".join(f"{purpose} {seconds:.1f} s" for purpose, seconds in shares)
