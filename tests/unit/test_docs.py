@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -96,10 +97,13 @@ def commands_shown() -> list[str]:
 def orchestrator_commands(line: str) -> list[list[str]]:
     """The arguments that a command passes to the orchestrator; for make, those in its recipe."""
     if line.startswith("make "):
+        # Without the arguments of a `make test ARGS=...` around this test.
+        outer = {"ARGS", "MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL"}
         ready = ["-o", ".venv/ready", "-o", ".venv/ready-dev"]
         done = subprocess.run(
             ["make", "--no-print-directory", "-n", *ready, *shlex.split(line)[1:]],
             cwd=PROJECT,
+            env={name: value for name, value in os.environ.items() if name not in outer},
             capture_output=True,
             text=True,
             timeout=60,
