@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psutil
 import pytest
 
+from orchestrator.errors import InputError
 from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths
 from orchestrator.runtimes.local.runtime import LocalRuntime
+from orchestrator.runtimes.local.warm import WarmNodes
 from tests.support.processes import wait_until
 from tests.support.runs import SMALL, DuringTraining, RecordingDisplay
 from trainer.spec.run_spec import RunSpec
@@ -120,3 +124,27 @@ def test_failed_run_costs_only_itself(execute: Execute, warm_parent: Find) -> No
 def test_restarts_start_cold(execute: Execute) -> None:
     result = execute(strategy="ddp", nodes=2, restarts=1, checkpoint_epochs=1)
     assert (result.status, result.warm) == ("ok", False)
+
+
+def test_parent_killed_while_it_starts_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    start = WarmNodes._started
+
+    def killed_once(nodes: WarmNodes) -> subprocess.Popen[bytes]:
+        started.append(start(nodes))
+        if len(started) == 1:
+            started[0].kill()
+        return started[-1]
+
+    monkeypatch.setattr(WarmNodes, "_started", killed_once)
+    nodes = WarmNodes(f"shardyard-test-{uuid4().hex}", {})
+    assert nodes.ensure() is None
+    assert len(started) == 2
+    assert nodes.failure() is None
+    nodes.close()
+
+
+def test_parent_that_never_starts_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.runtimes.local.warm.START_S", 0.05)
+    with pytest.raises(InputError, match="--cold"):
+        WarmNodes(f"shardyard-test-{uuid4().hex}", {}).ensure()

@@ -23,10 +23,11 @@ from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.runtimes.identity import identity, is_gone
 from orchestrator.runtimes.launch_plan import LaunchPlan, Process
 from orchestrator.runtimes.local.processes import COLD, THROTTLE, mpirun, planned
-from orchestrator.runtimes.local.warm import WarmNodes
+from orchestrator.runtimes.local.warm import EXIT_S, WarmNodes
 from trainer.core.events import Event, EventReader
 from trainer.elastic.attempts import AttemptTracker
 from trainer.spec.run_spec import RunSpec
+from trainer.warm.client import UNAVAILABLE
 
 # Set for all processes of a run: the orchestrator's PID, which ranks watch, and the rest of its identity.
 LABEL, SINCE = "SHARDYARD_PARENT_PID", "SHARDYARD_SINCE"
@@ -144,12 +145,19 @@ class LocalRun(RunHandle):
         # The throttle runs until `stop`, so the run does not wait for it.
         running = [name for name in self._processes if name not in exits and name != THROTTLE]
         error = "the throttle of the last node has ended before the run" if THROTTLE in exits else None
-        if self._nodes and (running or any(exits.values())) and (failure := self._nodes.failure()):
-            return RunState(exits, len(running), f"the warm nodes' process {failure}", nodes_lost=True)
+        if self._nodes and (lost := self._lost_nodes(exits)):
+            return RunState(exits, len(running), f"the process of warm nodes {lost}", nodes_lost=True)
         # An agent whose rank is killed now would wait for a rendezvous with agents that have exited.
         if self._finished_at and time.monotonic() - self._finished_at > AGENT_EXIT_S:
             running = []
         return RunState(exits, len(running), error if running else None)
+
+    def _lost_nodes(self, exits: Mapping[str, int]) -> str | None:
+        """How the warm parent of this run's ranks has failed, or None."""
+        if self._nodes and UNAVAILABLE in exits.values():
+            return self._nodes.failure(EXIT_S) or "did not fork a rank, whose log says why"
+        running = len(exits) < len(self._processes)
+        return self._nodes.failure() if self._nodes and running else None
 
     def _exits(self) -> dict[str, int]:
         codes = {name: process.poll() for name, process in self._processes.items()}

@@ -21,7 +21,8 @@ from trainer.warm import client
 
 START_S = 60.0  # to import torch
 ANSWER_S = 5.0  # to a status request
-EXIT_S = 0.5  # between a refused status request and the parent's exit
+START_TRIES = 2
+EXIT_S = 0.5  # from the moment a parent closes its connections until its exit is seen
 IDLE_S = 5.0  # until the ranks of a stopped run have ended
 POLL_S = 0.01
 # A parent that has grown by more than this is replaced: figure of its status, unit, limit.
@@ -46,9 +47,14 @@ class WarmNodes:
         """The command of a rank, in place of `python -m trainer`."""
         return [sys.executable, "-S", "-E", client.__file__, self.name]
 
-    def failure(self) -> str | None:
-        """How the parent has ended; None while it runs."""
-        if self._parent is None or (code := self._parent.poll()) is None:
+    def failure(self, within_s: float = 0.0) -> str | None:
+        """How the parent has ended; None if it still runs after `within_s`."""
+        if self._parent is None:
+            return None
+        with suppress(subprocess.TimeoutExpired):
+            self._parent.wait(within_s)
+        code = self._parent.poll()
+        if code is None:
             return None
         return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
 
@@ -64,21 +70,29 @@ class WarmNodes:
         return reason
 
     def _start(self) -> None:
+        """Start the parent; once more if it is killed while it starts. Raises InputError."""
+        failure = None
+        for _ in range(START_TRIES):
+            self._parent = self._started()
+            output = self._parent.stdout
+            if output and select.select([output], [], [], START_S)[0] and output.readline():
+                self._first = self._status()
+                return
+            failure = self.failure(EXIT_S) or f"did not answer within {START_S:.0f} s"
+            self.close()
+        raise InputError(f"the process of warm nodes {failure}; use --cold, which works without it")
+
+    def _started(self) -> subprocess.Popen[bytes]:
         python_path = os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")]))
         # Threads of numerical libraries would keep the parent from forking. Ranks set their own number.
         threads = dict.fromkeys(THREAD_VARIABLES, "1")
-        self._parent = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", "trainer.warm", self.name],
             env={**os.environ, **self._label, **threads, "PYTHONPATH": python_path},
             stdin=subprocess.PIPE,  # closed by the kernel when this process ends, however it ends
             stdout=subprocess.PIPE,
             start_new_session=True,  # only the orchestrator handles Ctrl-C
         )
-        output = self._parent.stdout
-        if not (output and select.select([output], [], [], START_S)[0] and output.readline()):
-            self.close()
-            raise InputError(f"warm nodes did not start within {START_S:.0f} s; use --cold")
-        self._first = self._status()
 
     def _unhealthy_reason(self) -> str | None:
         """Why the parent has to be replaced, or None. One that ended after an idle time is no failure."""
@@ -87,11 +101,9 @@ class WarmNodes:
         try:
             now = self._status()
         except OSError as error:
-            with suppress(subprocess.TimeoutExpired):
-                self._parent.wait(EXIT_S)
-            if self._parent.returncode == 0:
-                return None
-            return f"their process {self.failure() or f'did not answer: {error}'}"
+            failure = self.failure(EXIT_S) or f"did not answer: {error}"
+            # It may have ended after its idle time, which is no failure.
+            return None if self._parent.returncode == 0 else f"their process {failure}"
         if now["threads"] > 1:
             return f"their process had {now['threads']} threads"
         for figure, unit, growth in GROWTH:
