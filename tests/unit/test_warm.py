@@ -150,6 +150,21 @@ def test_killing_the_client_kills_the_rank_and_what_it_has_forked(parent: Parent
     assert parent.status()["ranks"] == 0
 
 
+@pytest.mark.parametrize("first", ["client", "rank"])
+def test_client_and_rank_may_end_at_once(parent: Parent, first: str) -> None:
+    process = parent.start("print(os.getpid(), flush=True); time.sleep(60)")
+    assert process.stdout
+    rank = int(process.stdout.readline())
+    parent.process.send_signal(signal.SIGSTOP)  # so that it sees both at once
+    wait_until(lambda: psutil.Process(parent.process.pid).status() == psutil.STATUS_STOPPED)
+    for pid in (process.pid, rank) if first == "client" else (rank, process.pid):
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda pid=pid: not alive(pid))
+    process.wait(20)
+    parent.process.send_signal(signal.SIGCONT)
+    wait_until(lambda: parent.status()["ranks"] == 0)
+
+
 def test_ranks_run_at_once_and_leave_no_descriptor(parent: Parent) -> None:
     before = parent.status()
     ranks = [parent.start("time.sleep(0.2)") for _ in range(8)]

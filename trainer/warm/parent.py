@@ -163,6 +163,8 @@ class WarmParent:
 
     def _kill(self, rank: Rank) -> None:
         """Kill a rank whose client has disconnected, and what it has forked."""
+        if rank not in self._ranks:
+            return  # it has ended in the same round of events
         self._selector.unregister(rank.client)
         rank.client.close()
         os.kill(rank.pid, signal.SIGKILL)  # it may not lead its process group yet

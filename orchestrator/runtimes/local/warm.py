@@ -40,7 +40,7 @@ class WarmNodes:
         """
         self.name, self._label = name, label
         self._parent: subprocess.Popen[bytes] | None = None
-        self._first: Mapping[str, Any] = {}  # status after the first run, when the data are loaded
+        self._first: Mapping[str, Any] = {}  # its status when it had started
 
     @property
     def command(self) -> list[str]:
