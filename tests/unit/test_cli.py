@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from orchestrator import cli
 from orchestrator.commands import doctor
@@ -202,3 +203,12 @@ def test_doctor_fails_if_a_required_finding_is_missing(monkeypatch: pytest.Monke
     assert caught.value.exit_code == 1
     del findings[0]
     cli.doctor(Path())
+
+
+@pytest.mark.parametrize(("options", "warm"), [([], True), (["--cold"], False)])
+def test_cold_starts_every_rank_afresh(options: list[str], warm: bool) -> None:
+    done = CliRunner().invoke(cli.app, ["sweep", "--runtime", "local", "--dry-run", *options])
+    assert done.exit_code == 0, done.output
+    commands = [line for line in done.output.splitlines() if line.startswith("  node ")]
+    assert commands
+    assert all(("warm/client.py" in line, "-m trainer" in line) == (warm, not warm) for line in commands)
