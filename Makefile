@@ -7,8 +7,8 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TORCH := $(shell grep -hE '^torch(vision)?==' trainer/requirements.txt requirements.txt)
 # Arguments for the commands, e.g. make sweep ARGS="sweeps/mnist.yml --data-dir ~/data"
 ARGS ?=
-# Worker processes of the tests that start no containers.
-WORKERS ?= -n 3
+# Worker processes of the tests that start no containers. The slow ones follow each other, so idle workers steal them.
+WORKERS ?= -n 3 --dist worksteal
 
 .PHONY: help engine image venv sweep labs labs-quick report partitions model doctor test test-process test-all golden smoke check soak bench docs picture clean
 .DEFAULT_GOAL := help
