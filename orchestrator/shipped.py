@@ -5,6 +5,7 @@ In a checkout they lie beside the packages; an installed wheel has them as packa
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from orchestrator.errors import InputError
@@ -46,3 +47,8 @@ def find_sweep(name: str) -> Path:
     if name not in sweep_names():
         raise InputError(f"{name}: no such file or shipped sweep; shipped: {', '.join(sweep_names())}")
     return SWEEPS / f"{name}.yml"
+
+
+def python_path() -> str:
+    """PYTHONPATH of processes that import these sources: their directory, then the user's own value."""
+    return os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")]))

@@ -1,16 +1,16 @@
 """One node process: `python -m trainer`, configured by its environment.
 
-SHARDYARD_SPEC        file with the RunSpec, JSON
-SHARDYARD_DATA        data directory
-SHARDYARD_OUT         directory for events and weights; unset: console output only
-SHARDYARD_CHECKPOINTS   directory for checkpoints; the run resumes from any checkpoint found here
-SHARDYARD_CONSOLE     file for this rank's console output; {node} stands for its node
-SHARDYARD_PREFIX      prefix of console lines; {rank} stands for the rank
-SHARDYARD_RENDEZVOUS  rendezvous of torch.distributed
-SHARDYARD_PARENT_PID  process to end with
-SHARDYARD_ATTEMPT     how many times torchrun has restarted the ranks
-SHARDYARD_CPU_QUOTA     CPU quota that this container must have before it trains
-SHARDYARD_THROTTLED     directory of the throttle's marks; ranks of the slower local node wait for theirs
+SHARDYARD_SPEC         file with the RunSpec, JSON
+SHARDYARD_DATA         data directory
+SHARDYARD_OUT          directory for events and weights; unset: console output only
+SHARDYARD_CHECKPOINTS  directory for checkpoints; the run resumes from any checkpoint found here
+SHARDYARD_CONSOLE      file for this rank's console output; {node} stands for its node
+SHARDYARD_PREFIX       prefix of console lines; {rank} stands for the rank
+SHARDYARD_RENDEZVOUS   rendezvous of torch.distributed
+SHARDYARD_PARENT_PID   process to end with
+SHARDYARD_ATTEMPT      how many times torchrun has restarted the ranks
+SHARDYARD_CPU_QUOTA    CPU quota that this container must have before it trains
+SHARDYARD_THROTTLED    directory of the throttle's marks; ranks of the slower local node wait for theirs
 """
 
 from __future__ import annotations

@@ -140,8 +140,8 @@ time.sleep(60)
 
 
 def test_killing_the_client_kills_the_rank_and_what_it_has_forked(parent: Parent) -> None:
-    code = "child = os.fork(); print(os.getpid(), flush=True) or time.sleep(60)"
-    process = parent.start(code)
+    # One write per line: with PYTHONUNBUFFERED, print writes the number and the newline separately.
+    process = parent.start("os.fork(); os.write(1, b'%d\\n' % os.getpid()); time.sleep(60)")
     assert process.stdout
     pids = [int(process.stdout.readline()) for _ in range(2)]
     process.kill()

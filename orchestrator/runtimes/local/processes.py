@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ import psutil
 
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.launch_plan import Process, rank_name
-from orchestrator.shipped import IMPORT_ROOT
+from orchestrator.shipped import python_path
 from trainer.elastic.command import torchrun
 from trainer.spec.run_spec import RunSpec
 
@@ -33,7 +32,7 @@ def processes(
         "SHARDYARD_SPEC": str(paths.spec.resolve()),
         "SHARDYARD_DATA": str(data_dir.resolve()),
         "SHARDYARD_OUT": str(live.resolve()),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": python_path(),
     }
     if spec.bottleneck_cpus is not None:
         environment["SHARDYARD_THROTTLED"] = str(live.resolve())
@@ -110,8 +109,7 @@ def throttle(spec: RunSpec, paths: RunPaths, live: Path) -> Process | None:
         ",".join(ranks),
         str(live.resolve() / paths.usage.name),
     ]
-    path = os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")]))
-    return Process(THROTTLE, argv, {"PYTHONPATH": path}, "throttle")
+    return Process(THROTTLE, argv, {"PYTHONPATH": python_path()}, "throttle")
 
 
 MPIRUN_OPTIONS = (

@@ -51,8 +51,7 @@ class LocalRuntime(Runtime):
 
     def __init__(self, cold: bool = False) -> None:
         super().__init__(cold)
-        pid, _, since = identity().partition(" ")
-        self._nodes = WarmNodes(f"shardyard-{pid}-{token_hex(4)}", {LABEL: pid, SINCE: since})
+        self._nodes = WarmNodes(f"shardyard-{os.getpid()}-{token_hex(4)}", _own_label())
 
     def unavailable_reason(self) -> str | None:
         return None if os.name == "posix" else "the local runtime needs Linux or macOS"
@@ -93,6 +92,13 @@ class LocalRuntime(Runtime):
         return _end(orphans)
 
 
+def _loss(nodes: WarmNodes, exits: Mapping[str, int], running: bool) -> str | None:
+    """How the warm parent of a run's ranks has failed; None if it has not, or if no rank runs any more."""
+    if UNAVAILABLE in exits.values():
+        return nodes.failure(EXIT_S) or "did not fork a rank, whose log says why"
+    return nodes.failure() if running else None
+
+
 def _live(paths: RunPaths) -> Path:
     return paths.directory / "live"
 
@@ -119,8 +125,7 @@ class LocalRun(RunHandle):
         self._finished_at: float | None = None
         self._reader = EventReader(live)
         # The run is part of the label, because one orchestrator may execute several.
-        pid, _, since = identity().partition(" ")
-        self._label = {LABEL: pid, SINCE: since, "SHARDYARD_RUN": str(live.resolve())}
+        self._label = {**_own_label(), "SHARDYARD_RUN": str(live.resolve())}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         try:
             for process in started:
@@ -145,19 +150,12 @@ class LocalRun(RunHandle):
         # The throttle runs until `stop`, so the run does not wait for it.
         running = [name for name in self._processes if name not in exits and name != THROTTLE]
         error = "the throttle of the last node has ended before the run" if THROTTLE in exits else None
-        if self._nodes and (lost := self._lost_nodes(exits)):
+        if self._nodes and (lost := _loss(self._nodes, exits, bool(running))):
             return RunState(exits, len(running), f"the process of warm nodes {lost}", nodes_lost=True)
         # An agent whose rank is killed now would wait for a rendezvous with agents that have exited.
         if self._finished_at and time.monotonic() - self._finished_at > AGENT_EXIT_S:
             running = []
         return RunState(exits, len(running), error if running else None)
-
-    def _lost_nodes(self, exits: Mapping[str, int]) -> str | None:
-        """How the warm parent of this run's ranks has failed, or None."""
-        if self._nodes and UNAVAILABLE in exits.values():
-            return self._nodes.failure(EXIT_S) or "did not fork a rank, whose log says why"
-        running = len(exits) < len(self._processes)
-        return self._nodes.failure() if self._nodes and running else None
 
     def _exits(self) -> dict[str, int]:
         codes = {name: process.poll() for name, process in self._processes.items()}
@@ -191,6 +189,12 @@ class LocalRun(RunHandle):
             with suppress(FileNotFoundError):
                 (self._live / path.name).replace(path)
         shutil.rmtree(self._live)
+
+
+def _own_label() -> dict[str, str]:
+    """The variables that label all processes of this orchestrator."""
+    pid, _, since = identity().partition(" ")
+    return {LABEL: pid, SINCE: since}
 
 
 def _label(environment: Mapping[str, str]) -> str:

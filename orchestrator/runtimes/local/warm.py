@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from orchestrator.errors import InputError
-from orchestrator.shipped import IMPORT_ROOT
+from orchestrator.shipped import python_path
 from trainer.core.events import signal_name
 from trainer.spec.run_spec import THREAD_VARIABLES
 from trainer.warm import client
@@ -83,12 +83,11 @@ class WarmNodes:
         raise InputError(f"the process of warm nodes {failure}; use --cold, which works without it")
 
     def _started(self) -> subprocess.Popen[bytes]:
-        python_path = os.pathsep.join(filter(None, [str(IMPORT_ROOT), os.environ.get("PYTHONPATH")]))
         # Threads of numerical libraries would keep the parent from forking. Ranks set their own number.
         threads = dict.fromkeys(THREAD_VARIABLES, "1")
         return subprocess.Popen(
             [sys.executable, "-m", "trainer.warm", self.name],
-            env={**os.environ, **self._label, **threads, "PYTHONPATH": python_path},
+            env={**os.environ, **self._label, **threads, "PYTHONPATH": python_path()},
             stdin=subprocess.PIPE,  # closed by the kernel when this process ends, however it ends
             stdout=subprocess.PIPE,
             start_new_session=True,  # only the orchestrator handles Ctrl-C
