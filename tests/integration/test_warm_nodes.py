@@ -17,10 +17,10 @@ from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths
 from orchestrator.runtimes.local.runtime import LocalRuntime
-from orchestrator.runtimes.local.warm import WarmNodes
 from tests.support.processes import wait_until
 from tests.support.runs import SMALL, DuringTraining, RecordingDisplay
 from trainer.spec.run_spec import RunSpec
+from trainer.warm.process import ParentProcess
 
 LONG: dict[str, Any] = {"strategy": "all_reduce", "nodes": 3, "epochs": 100}
 Execute = Callable[..., RunResult]
@@ -89,7 +89,7 @@ def test_parent_killed_during_a_run_is_replaced_and_the_run_repeated(
 def test_parent_killed_or_stopped_between_runs_is_replaced(
     execute: Execute, warm_parent: Find, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.runtimes.local.warm.ANSWER_S", 0.5)
+    monkeypatch.setattr("trainer.warm.process.ANSWER_S", 0.5)
     for number, reason in ((signal.SIGKILL, "SIGKILL"), (signal.SIGSTOP, "did not answer")):
         execute(strategy="one_shot", nodes=2)
         before = warm_parent()
@@ -105,7 +105,7 @@ def test_parent_that_has_grown_is_replaced(
     execute: Execute, monkeypatch: pytest.MonkeyPatch, figure: str
 ) -> None:
     execute(strategy="one_shot", nodes=2)
-    monkeypatch.setattr("orchestrator.runtimes.local.warm.GROWTH", [(figure, figure, -1)])
+    monkeypatch.setattr("trainer.warm.process.GROWTH", [(figure, figure, -1)])
     assert figure in str(execute(strategy="one_shot", nodes=2).nodes_replaced)
 
 
@@ -128,16 +128,16 @@ def test_restarts_start_cold(execute: Execute) -> None:
 
 def test_parent_killed_while_it_starts_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
-    start = WarmNodes._started
+    start = ParentProcess._started
 
-    def killed_once(nodes: WarmNodes) -> subprocess.Popen[bytes]:
+    def killed_once(nodes: ParentProcess) -> subprocess.Popen[bytes]:
         started.append(start(nodes))
         if len(started) == 1:
             started[0].kill()
         return started[-1]
 
-    monkeypatch.setattr(WarmNodes, "_started", killed_once)
-    nodes = WarmNodes(f"shardyard-test-{uuid4().hex}", {})
+    monkeypatch.setattr(ParentProcess, "_started", killed_once)
+    nodes = ParentProcess(f"shardyard-test-{uuid4().hex}", {})
     assert nodes.ensure() is None
     assert len(started) == 2
     assert nodes.failure() is None
@@ -145,6 +145,6 @@ def test_parent_killed_while_it_starts_is_started_again(monkeypatch: pytest.Monk
 
 
 def test_parent_that_never_starts_is_an_input_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.runtimes.local.warm.START_S", 0.05)
+    monkeypatch.setattr("trainer.warm.process.START_S", 0.05)
     with pytest.raises(InputError, match="--cold"):
-        WarmNodes(f"shardyard-test-{uuid4().hex}", {}).ensure()
+        LocalRuntime()._ensure_nodes()

@@ -26,9 +26,9 @@ TRAINER: dict[str, str] = {
     "strategies": "core comm data models optimizers compression spec training parallel",
     "launch": "core comm data models optimizers compression spec training parallel strategies",
     "elastic": "core comm data models optimizers compression spec training parallel strategies launch",
-    "cluster": "core comm data models spec training launch elastic",
     "__main__": "core comm data models spec training launch elastic",
     "warm": "core comm data spec launch __main__",
+    "cluster": "core comm data models spec training launch elastic warm",
 }
 ORCHESTRATOR: dict[str, str] = {
     "errors": "",
@@ -56,6 +56,7 @@ LAYERS = {"trainer": TRAINER, "orchestrator": ORCHESTRATOR, "orchestrator.report
 
 # What the orchestrator may import from the trainer. All of it runs without torch.
 SHARED_MODULES = (
+    "cluster.hand_over",
     "core.cgroup",
     "core.events",
     "core.record",
@@ -72,6 +73,7 @@ SHARED_MODULES = (
     "training.partition",
     "training.profile",
     "warm.client",
+    "warm.process",
 )
 
 

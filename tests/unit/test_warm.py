@@ -165,10 +165,12 @@ def test_client_and_rank_may_end_at_once(parent: Parent, first: str) -> None:
     wait_until(lambda: parent.status()["ranks"] == 0)
 
 
-def test_ranks_run_at_once_and_leave_no_descriptor(parent: Parent) -> None:
-    before = parent.status()
-    ranks = [parent.start("time.sleep(0.2)") for _ in range(8)]
+def test_ranks_run_at_once_and_leave_no_descriptor(parent: Parent, tmp_path: Path) -> None:
+    before, go = parent.status(), tmp_path / "go"
+    code = f"while not os.path.exists({str(go)!r}): time.sleep(0.01)"
+    ranks = [parent.start(code) for _ in range(8)]
     wait_until(lambda: parent.status()["ranks"] == 8)
+    go.touch()
     assert [rank.wait(20) for rank in ranks] == [0] * 8
     after = parent.status()
     assert (after["ranks"], after["threads"], after["descriptors"]) == (0, 1, before["descriptors"])

@@ -16,6 +16,7 @@ from typing import ClassVar
 
 import psutil
 
+from orchestrator.errors import InputError
 from orchestrator.results.environment import gpus
 from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths, write_atomic
@@ -23,11 +24,12 @@ from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.runtimes.identity import identity, is_gone
 from orchestrator.runtimes.launch_plan import LaunchPlan, Process
 from orchestrator.runtimes.local.processes import COLD, THROTTLE, mpirun, planned
-from orchestrator.runtimes.local.warm import EXIT_S, WarmNodes
+from orchestrator.shipped import python_path
 from trainer.core.events import Event, EventReader
 from trainer.elastic.attempts import AttemptTracker
 from trainer.spec.run_spec import RunSpec
 from trainer.warm.client import UNAVAILABLE
+from trainer.warm.process import EXIT_S, ParentError, ParentProcess
 
 # Set for all processes of a run: the orchestrator's PID, which ranks watch, and the rest of its identity.
 LABEL, SINCE = "SHARDYARD_PARENT_PID", "SHARDYARD_SINCE"
@@ -51,7 +53,8 @@ class LocalRuntime(Runtime):
 
     def __init__(self, cold: bool = False) -> None:
         super().__init__(cold)
-        self._nodes = WarmNodes(f"shardyard-{os.getpid()}-{token_hex(4)}", _own_label())
+        environment = {**_own_label(), "PYTHONPATH": python_path()}
+        self._nodes = ParentProcess(f"shardyard-{os.getpid()}-{token_hex(4)}", environment)
 
     def unavailable_reason(self) -> str | None:
         return None if os.name == "posix" else "the local runtime needs Linux or macOS"
@@ -77,12 +80,18 @@ class LocalRuntime(Runtime):
         return LaunchPlan(spec, paths, data_dir, started, warm)
 
     def start(self, plan: LaunchPlan) -> RunHandle:
-        replaced = self._nodes.ensure() if plan.warm else None
+        replaced = self._ensure_nodes() if plan.warm else None
         live = _live(plan.paths)
         live.mkdir()
         attempts = AttemptTracker(plan.spec.world_size) if plan.spec.restarts else None
         nodes = self._nodes if plan.warm else None
         return LocalRun(plan.processes, plan.paths, live, attempts, nodes, replaced)
+
+    def _ensure_nodes(self) -> str | None:
+        try:
+            return self._nodes.ensure()
+        except ParentError as error:
+            raise InputError(f"{error}; use --cold, which works without it") from error
 
     def close(self) -> None:
         self._nodes.close()
@@ -92,7 +101,7 @@ class LocalRuntime(Runtime):
         return _end(orphans)
 
 
-def _loss(nodes: WarmNodes, exits: Mapping[str, int], running: bool) -> str | None:
+def _loss(nodes: ParentProcess, exits: Mapping[str, int], running: bool) -> str | None:
     """How the warm parent of a run's ranks has failed; None if it has not, or if no rank runs any more."""
     if UNAVAILABLE in exits.values():
         return nodes.failure(EXIT_S) or "did not fork a rank, whose log says why"
@@ -112,7 +121,7 @@ class LocalRun(RunHandle):
         paths: RunPaths,
         live: Path,
         attempts: AttemptTracker | None = None,
-        nodes: WarmNodes | None = None,
+        nodes: ParentProcess | None = None,
         replaced: str | None = None,
     ) -> None:
         """

@@ -1,4 +1,4 @@
-"""The warm parent of local nodes: started for the first run, checked before the others."""
+"""The process of a warm parent: started for the first run, checked before the others."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from orchestrator.errors import InputError
-from orchestrator.shipped import python_path
 from trainer.core.events import signal_name
 from trainer.spec.run_spec import THREAD_VARIABLES
 from trainer.warm import client
@@ -29,16 +27,20 @@ POLL_S = 0.01
 GROWTH = (("descriptors", "descriptors", 16), ("other_mb", "MiB beside the data", 256))
 
 
-class WarmNodes:
-    """Forks the ranks of local runs from one process that holds torch, the components and the data."""
+class ParentError(Exception):
+    """A warm parent did not start; the message says why."""
 
-    def __init__(self, name: str, label: Mapping[str, str]) -> None:
+
+class ParentProcess:
+    """Forks ranks from one process that holds torch, the components and the data. It ends with this one."""
+
+    def __init__(self, name: str, environment: Mapping[str, str]) -> None:
         """
         Args:
-            name: of the parent's abstract socket; unique on this machine.
-            label: variables of the environment by which the parent is found if this process is killed.
+            name: of the parent's abstract socket; unique in this network namespace.
+            environment: variables of the parent, in addition to this process's.
         """
-        self.name, self._label = name, label
+        self.name, self._environment = name, environment
         self._parent: subprocess.Popen[bytes] | None = None
         self._first: Mapping[str, Any] = {}  # its status when it had started
 
@@ -46,6 +48,11 @@ class WarmNodes:
     def command(self) -> list[str]:
         """The command of a rank, in place of `python -m trainer`."""
         return [sys.executable, "-S", "-E", client.__file__, self.name]
+
+    @property
+    def pid(self) -> int | None:
+        """Its process ID; None if it has not been started."""
+        return self._parent.pid if self._parent else None
 
     def failure(self, within_s: float = 0.0) -> str | None:
         """How the parent has ended; None if it still runs after `within_s`."""
@@ -61,7 +68,7 @@ class WarmNodes:
     def ensure(self) -> str | None:
         """Start the parent unless a healthy one runs. Returns why it was replaced, if it was.
 
-        Raises InputError if it does not start.
+        Raises ParentError if it does not start.
         """
         reason = self._unhealthy_reason()
         if reason or self._parent is None or self._parent.poll() is not None:
@@ -70,7 +77,7 @@ class WarmNodes:
         return reason
 
     def _start(self) -> None:
-        """Start the parent; once more if it is killed while it starts. Raises InputError."""
+        """Start the parent; once more if it is killed while it starts. Raises ParentError."""
         failure = None
         for _ in range(START_TRIES):
             self._parent = self._started()
@@ -80,14 +87,14 @@ class WarmNodes:
                 return
             failure = self.failure(EXIT_S) or f"did not answer within {START_S:.0f} s"
             self.close()
-        raise InputError(f"the process of warm nodes {failure}; use --cold, which works without it")
+        raise ParentError(f"the process of warm nodes {failure}")
 
     def _started(self) -> subprocess.Popen[bytes]:
         # Threads of numerical libraries would keep the parent from forking. Ranks set their own number.
         threads = dict.fromkeys(THREAD_VARIABLES, "1")
         return subprocess.Popen(
             [sys.executable, "-m", "trainer.warm", self.name],
-            env={**os.environ, **self._label, **threads, "PYTHONPATH": python_path()},
+            env={**os.environ, **self._environment, **threads},
             stdin=subprocess.PIPE,  # closed by the kernel when this process ends, however it ends
             stdout=subprocess.PIPE,
             start_new_session=True,  # only the orchestrator handles Ctrl-C
