@@ -9,7 +9,7 @@ SHARDYARD_PREFIX       prefix of console lines; {rank} stands for the rank
 SHARDYARD_RENDEZVOUS   rendezvous of torch.distributed
 SHARDYARD_PARENT_PID   process to end with
 SHARDYARD_ATTEMPT      how many times torchrun has restarted the ranks
-SHARDYARD_CPU_QUOTA    CPU quota that this container must have before it trains
+SHARDYARD_CPU_QUOTA    CPU quota that this container must have before training starts
 SHARDYARD_THROTTLED    directory of the throttle's marks; ranks of the slower local node wait for theirs
 """
 
@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from trainer.core.cgroup import throttle_mark, wait_for_quota, wait_for_throttle
 from trainer.core.events import EventWriter
 from trainer.data.cache import DatasetCache
 from trainer.launch.environment import LaunchError, read_context
@@ -29,8 +27,6 @@ from trainer.launch.ranks import report_failure, run_forked, run_process, run_th
 from trainer.launch.watchdog import Watchdog
 from trainer.spec.run_spec import RunSpec
 from trainer.training.task import Task
-
-QUOTA_S = 30.0  # to apply a CPU quota, which the orchestrator does once all containers run
 
 
 def main(datasets: DatasetCache | None = None) -> int:
@@ -58,25 +54,7 @@ def main(datasets: DatasetCache | None = None) -> int:
     with Watchdog([events], orchestrator) as watchdog:
         attempt = {} if context.attempt is None else {"attempt": context.attempt}
         events.write("start", pid=os.getpid(), **attempt)
-        ready = _quota_applied(spec, env, events) and _load_data(task, events)
-        return 0 if ready and run_process(context, task, events, watchdog) else 1
-
-
-def _quota_applied(spec: RunSpec, env: Mapping[str, str], events: EventWriter) -> bool:
-    """Wait until this node's CPU quota is in force; a failure is an event."""
-    cpus = spec.cpus_for(events.rank)
-    if quota := env.get("SHARDYARD_CPU_QUOTA"):
-        cpus = float(quota)
-        applied = wait_for_quota(cpus, QUOTA_S)
-    elif (marks := env.get("SHARDYARD_THROTTLED")) and spec.is_bottleneck(events.rank):
-        applied = wait_for_throttle(throttle_mark(Path(marks), events.rank), QUOTA_S)
-    else:
-        return True
-    if applied:
-        return True
-    cause = f"CPU quota {cpus:g} was not applied within {QUOTA_S:.0f} s"
-    events.write("failed", cause=cause, peer=False)
-    return False
+        return 0 if _load_data(task, events) and run_process(context, task, events, watchdog) else 1
 
 
 def _load_data(task: Task, events: EventWriter) -> bool:

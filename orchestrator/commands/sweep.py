@@ -120,6 +120,7 @@ def print_plan(loaded: Sweep, paths: SweepPaths, runtime: Runtime, data_dir: Pat
     """Print the runs and the exact commands that each would start."""
     from orchestrator.report.model.labels import ClusterShape
 
+    runtime.expect(loaded.runs, data_dir)
     for number, run in enumerate(loaded.runs, start=1):
         plan = runtime.plan(run, paths.run(run.key), data_dir)
         shape = ClusterShape.of(run).short

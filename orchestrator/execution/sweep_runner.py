@@ -63,6 +63,7 @@ class SweepRunner:
         for run in sweep.runs:
             if reason := self.runtime.unsupported_reason(run):
                 raise InputError(f"{run.key}: {reason}")
+        self.runtime.expect(sweep.runs, self.data_dir)
         for dataset in {run.dataset.model_dump_json(): run.dataset for run in sweep.runs}.values():
             try:
                 dataset.prepare(self.data_dir)
@@ -121,12 +122,12 @@ class SweepRunner:
             plan = self.runtime.plan(spec, paths, self.data_dir)
             write_atomic(paths.plan, json.dumps({"runtime": self.runtime_name, **plan.as_dict()}, indent=2))
             with self.runtime.start(plan) as handle:
-                replaced = replaced or handle.replaced
                 try:
                     state, timed_out_s = self._watch(handle, spec.timeout_s)
                 finally:
                     handle.stop()
                     handle.collect(paths)
+            replaced = replaced or handle.replaced
             if not state.nodes_lost:
                 break
             replaced = f"{state.error} during the run, which was then repeated"

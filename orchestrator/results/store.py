@@ -61,6 +61,11 @@ class RunPaths:
         return self.directory / "weights.npy"
 
     @property
+    def warm(self) -> Path:
+        """Through which warm containers get the runs of a sweep; exists only while they do."""
+        return self.directory.parent / ".warm"
+
+    @property
     def checkpoints(self) -> Path:
         """Checkpoints from which an interrupted run resumes, in one directory per runtime."""
         return self.directory / "checkpoints"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,7 @@ class RunHandle(AbstractContextManager["RunHandle"]):
     """A started run. Leaving the block always stops it.
 
     Attributes:
-        replaced: why warm nodes were replaced before the run; None if they were not.
+        replaced: why warm nodes were replaced before the run; None if they were not. Known after `collect`.
         engine_start_s, engine_stop_s: in which an engine started and stopped the run's containers.
     """
 
@@ -99,6 +99,9 @@ class Runtime(ABC):
     @abstractmethod
     def unsupported_reason(self, spec: RunSpec) -> str | None:
         """Why this machine cannot execute the run, and how to fix that; None if it can."""
+
+    def expect(self, runs: Sequence[RunSpec], data_dir: Path) -> None:  # noqa: B027
+        """Note the runs to come, so that warm nodes are started for the largest. Starts nothing."""
 
     @abstractmethod
     def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:

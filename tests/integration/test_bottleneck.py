@@ -40,10 +40,13 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture
 def busy(environment: dict[str, str], tmp_path: Path) -> Iterator[psutil.Process]:
-    """A busy process that has reported its start as rank 1."""
+    """A busy process that has reported as rank 1 that it is ready to train."""
     with subprocess.Popen(BUSY, env=environment) as process:
-        started = Event(time.time(), "run", 1, "host", "start", {"pid": process.pid})
-        (tmp_path / "rank-1.jsonl").write_text(started.to_line() + "\n")
+        events = [
+            Event(time.time(), "run", 1, "host", kind, fields)
+            for kind, fields in (("start", {"pid": process.pid}), ("ready", {}))
+        ]
+        (tmp_path / "rank-1.jsonl").write_text("".join(event.to_line() + "\n" for event in events))
         yield psutil.Process(process.pid)
         process.send_signal(signal.SIGCONT)
         process.kill()
@@ -140,5 +143,5 @@ def test_rank_of_the_slower_node_trains_within_its_quota(
     slow = result.ranks[1]
     assert usage.ranks == [1]
     assert (usage.throttled_s or 0) > 0
-    # One period more: the quota counts from the start of the process.
+    # One period more: the quota of the first one may be used before the clock starts.
     assert (slow.work_cpu_s or 0) <= 0.2 * slow.train_s + 0.1

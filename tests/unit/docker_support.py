@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.docker import runtime as module
+from orchestrator.runtimes.docker import project as module
 from orchestrator.runtimes.docker.compose import LIVE, cluster
 from orchestrator.runtimes.docker.engine import Engine
 from orchestrator.runtimes.docker.runtime import DockerRun
 from tests.unit.cluster_support import FIELDS, assigned
+from tests.unit.conftest import event
 from trainer.cluster.run_record import RunRecord
 from trainer.spec.run_spec import RunSpec
 
@@ -39,6 +40,8 @@ class Api:
         self.codes: dict[str, int] = {}
         self.error: Exception | None = None
         self.inspected: list[str] = []
+        self.output: dict[str, str] = {}  # by container
+        self.asked: list[dict[str, Any]] = []  # options of the requests for output
         self.filters: Any = None
 
     def containers(self, all: bool, filters: Any) -> list[Row]:
@@ -52,8 +55,9 @@ class Api:
         self.inspected.append(identifier)
         return {"State": {"ExitCode": self.codes.get(identifier, 0)}}
 
-    def logs(self, identifier: str, **_: Any) -> list[bytes]:
-        return [f"log of {identifier}\n".encode()]
+    def logs(self, identifier: str, **options: Any) -> list[bytes]:
+        self.asked.append(options)
+        return [self.output.get(identifier, f"log of {identifier}\n").encode()]
 
 
 class Up:
@@ -72,39 +76,62 @@ class Up:
     def kill(self) -> None:
         self.terminate()
 
-    def wait(self, timeout: float) -> int | None:
+    def wait(self, timeout: float | None = None) -> int | None:
         return self.returncode
 
 
-class FakeRun:
-    """A started run. The test sets `api` and `up`."""
+class FakeEngine:
+    """An engine, with what it is asked. The test sets `api`, `alive` and `answer`."""
 
-    def __init__(
-        self, directory: Path, monkeypatch: pytest.MonkeyPatch, topology: str = "ddp", **fields: Any
-    ) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.api, self.alive = Api(), True
+        self.answer = SimpleNamespace(returncode=0, stderr="")
+        self.ups: list[Up] = []
         self.commands: list[list[str]] = []
         self.removed: list[str] = []
-        monkeypatch.setattr(subprocess, "Popen", Up)
-        self.answer = SimpleNamespace(returncode=0, stderr="")
+        client: Any = SimpleNamespace(api=self.api, ping=self._ping)
+        self.engine = Engine(client, "unix:///x.sock", "26.1", "2.26", 4)
+        monkeypatch.setattr(subprocess, "Popen", self._start)
         monkeypatch.setattr(subprocess, "run", self._run_command)
         monkeypatch.setattr(module, "remove_project", lambda engine, project: self.removed.append(project))
-        self.paths = RunPaths(directory)
-        client: Any = SimpleNamespace(api=self.api, ping=self.ping)
-        engine = Engine(client, "unix:///x.sock", "26.1", "2.26", 4)
-        run = RunSpec.model_validate({**FIELDS[topology], "nodes": 3, **fields})
-        self.cluster = cluster(run, self.paths, directory, "owner", cores=4)
-        self.run = DockerRun(engine, self.cluster, self.paths)
-        self.up: Any = self.run._up
+
+    def _start(self, argv: list[str], **options: Any) -> Up:
+        self.ups.append(Up(argv, **options))
+        return self.ups[-1]
 
     def _run_command(self, command: list[str], **_: Any) -> Any:
         self.commands.append(command)
         return self.answer
 
-    def ping(self) -> bool:
+    def _ping(self) -> bool:
         if not self.alive:
             raise ConnectionError("no socket")
         return True
 
+
+class FakeRun(FakeEngine):
+    """A started run on a fake engine. The test sets `up`, too."""
+
+    def __init__(
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch, topology: str = "ddp", **fields: Any
+    ) -> None:
+        super().__init__(monkeypatch)
+        self.paths = RunPaths(directory)
+        run = RunSpec.model_validate({**FIELDS[topology], "nodes": 3, **fields})
+        self.cluster = cluster(run, self.paths, directory, "owner", cores=4)
+        self.run = DockerRun(self.engine, self.cluster, run, self.paths)
+        (self.up,) = self.ups
+
     def assign_ranks(self, topology: str, *ordinals: int, **fields: Any) -> None:
         RunRecord(self.paths.directory / LIVE, assigned(topology, *ordinals, **fields))
+
+    def make_ready(self, *ranks: int) -> None:
+        """Let ranks report that they are ready to train."""
+        write_ready(self.paths.directory / LIVE, *ranks)
+
+
+def write_ready(live: Path, *ranks: int) -> None:
+    live.mkdir(exist_ok=True)
+    for rank in ranks:
+        with open(live / f"rank-{rank}.jsonl", "a") as file:
+            file.write(event("ready", rank).to_line() + "\n")

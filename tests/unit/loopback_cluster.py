@@ -8,7 +8,8 @@ import os
 import random
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.unit.cluster_support import FIELDS
 from tests.unit.conftest import event, rank_fields
 from trainer.cluster import coordinator as module
 from trainer.cluster.coordinator import Coordinator
+from trainer.cluster.hand_over import ENDED, SPEC, Ending, hand_over, take_over
 from trainer.cluster.protocol import MAX_LINE_BYTES, Connection, Message
 from trainer.cluster.rank_assignment import RankAssignment
 
@@ -64,11 +66,13 @@ class FakeAgent:
         await self.send_event("result", **rank_fields())
         await self.send_event("done")
 
-    async def exit(self, code: int = 0, cause: str | None = None, out_of_memory: int = 0) -> None:
+    async def exit(
+        self, code: int = 0, cause: str | None = None, out_of_memory: int = 0, lost: str | None = None
+    ) -> None:
         """Send the exit message, with this code for each rank."""
         usage = {**USAGE, "out_of_memory": out_of_memory}
         codes = {str(rank): code for rank in self.ranks}
-        await self.connection.send("exit", codes=codes, cause=cause, usage=usage)
+        await self.connection.send("exit", codes=codes, cause=cause, usage=usage, lost=lost)
 
     async def wait_for_shutdown(self) -> None:
         """Wait for `shutdown`, then disconnect."""
@@ -96,16 +100,23 @@ async def keeps_training(agent: FakeAgent) -> None:
     await agent.wait_for_shutdown()
 
 
+async def is_surplus(agent: FakeAgent) -> None:
+    """Script of a warm agent that the run does not need."""
+    assert await agent.receive() == {"kind": "shutdown"}
+
+
 class LoopbackCluster:
-    """One run. Agents have different loopback addresses, as containers have."""
+    """A coordinator and its agents, which have different loopback addresses, as containers have."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+        self._monkeypatch = monkeypatch
         self.port = _free_port()
         self.directory = directory / "live"
         self.agents: dict[str, FakeAgent] = {}
         self.summary: list[str] = []
         self.ended = asyncio.Event()  # set when the coordinator exits
         self.codes: list[int] = []  # exit codes of real agents
+        self.connections: dict[str, list[FakeAgent]] = {}  # of the agents of a warm coordinator
         self.expected: dict[str, tuple[str, int]] = {}
         shorter = {"PORT": self.port, "REGISTRATION_S": 5.0, "GRACE_S": 0.1, "SHUTDOWN_S": 1.0}
         for name, value in shorter.items():
@@ -134,6 +145,72 @@ class LoopbackCluster:
             return code
 
         return asyncio.run(asyncio.wait_for(play(), TIMEOUT_S))
+
+    def serve(
+        self,
+        scripts: Mapping[str, Sequence[Script]],
+        *runs: Mapping[str, Any],
+        topology: str = "ddp",
+        before_run: Callable[[int], None] = lambda number: None,
+    ) -> list[Ending]:
+        """Let a warm coordinator take these runs, one after the other. Returns how they ended.
+
+        Args:
+            scripts: of every agent, one for each of its connections.
+            runs: fields of each run. The first is in the directory `run-1`, and so on.
+            topology: of the containers.
+            before_run: called before a run is handed over, with its number.
+        """
+        addresses = {name: f"127.0.0.{number}" for number, name in enumerate(scripts, start=1)}
+        self.expected = {address: _role(name) for name, address in addresses.items()}
+        self.connections = {name: [] for name in scripts}
+        self.directory.mkdir()
+        taken = 0
+
+        def take_next(directory: Path) -> Path | None:
+            nonlocal taken
+            if taken == len(runs):
+                return None
+            before_run(taken + 1)
+            run = self.run_directory(taken + 1)
+            run.mkdir()
+            fields = {**FIELDS[topology], "nodes": self._nodes(), **runs[taken]}
+            (run / SPEC).write_text(json.dumps(fields))
+            taken += 1
+            hand_over(directory, run.name)
+            return take_over(directory)
+
+        async def play(name: str) -> None:
+            for script in scripts[name]:
+                agent = await self.connect(addresses[name])
+                self.connections[name].append(agent)
+                try:
+                    await script(agent)
+                finally:
+                    await agent.connection.close()
+
+        async def play_all() -> None:
+            async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as group:
+                for name in scripts:
+                    group.create_task(play(name))
+
+        self._monkeypatch.setattr(module, "take_over", take_next)
+        # The coordinator handles a signal, so it needs the main thread.
+        with ThreadPoolExecutor(1) as executor:
+            agents = executor.submit(lambda: asyncio.run(play_all()))
+            code = module.serve(topology, self.directory)
+        agents.result()
+        assert code == 0
+        endings = [self.run_directory(number + 1) / ENDED for number in range(len(runs))]
+        return [Ending.model_validate_json(path.read_text()) for path in endings]
+
+    def run_directory(self, number: int) -> Path:
+        """The directory of a warm coordinator's run, from 1."""
+        return self.directory / f"run-{number}"
+
+    def _nodes(self) -> int:
+        """The nodes of the largest run."""
+        return sum(role in ("node", "master") for role, _ in self.expected.values())
 
     async def run_agent(self, name: str, address: str, script: Script) -> None:
         agent = self.agents[name] = await self.connect(address)

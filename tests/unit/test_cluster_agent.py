@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 import time
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,13 @@ from tests.unit.cluster_support import assigned, index_of
 from tests.unit.conftest import event, rank_fields
 from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster, Script, keeps_training
 from trainer.cluster import agent as module
+from trainer.cluster import mpi_rank
 from trainer.cluster.agent import Agent
-from trainer.cluster.commands import Command
+from trainer.cluster.commands import TRAINER, Command
 from trainer.cluster.protocol import Connection
 from trainer.cluster.rank_assignment import AssignmentError, RankAssignment
+from trainer.warm.client import UNAVAILABLE
+from trainer.warm.process import START_S, ParentError
 
 ignore_sigterm = pytest.fixture(autouse=True)(loopback_cluster.ignore_sigterm)
 
@@ -30,9 +33,10 @@ ignore_sigterm = pytest.fixture(autouse=True)(loopback_cluster.ignore_sigterm)
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The directory that stands in for /run/shardyard."""
     home = tmp_path / "home"
-    for name in ("HOME", "OUT", "SPEC", "SSH", "ENVIRONMENT", "HOSTS"):
+    for name in ("HOME", "OUT", "SPEC", "SSH", "HOSTS"):
         path = getattr(module, name)
         monkeypatch.setattr(module, name, home / path.relative_to("/run/shardyard"))
+    monkeypatch.setattr(mpi_rank, "COMMAND", home / mpi_rank.COMMAND.relative_to("/run/shardyard"))
     (home / "ssh").mkdir(parents=True)
     return home
 
@@ -59,8 +63,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: Path) -> Loop
 
 
 def script(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    def commands(assignment: RankAssignment, pid: int) -> list[Command]:
-        assert pid == os.getpid()
+    def commands(assignment: RankAssignment, pid: int, trainer: Sequence[str]) -> list[Command]:
+        assert (pid, trainer) == (os.getpid(), TRAINER)
         return [Command(("sh", "-c", text), {"ROLE": "test"}, assignment.agent.ranks)]
 
     monkeypatch.setattr(module, "commands", commands)
@@ -91,7 +95,8 @@ def test_events_and_weights_arrive_before_exit_codes(
     (usage,) = (cluster.directory / "usage.jsonl").read_text().splitlines()
     assert json.loads(usage)["name"] == "node-1"
     assert json.loads((home / "spec.json").read_text())["strategy"]["name"] == "ddp"
-    assert (home / "alive").exists()  # for the health check
+    # While it waits for ranks, the health check passes without it; from then on it does not.
+    assert (home / "alive").stat().st_mtime < time.time() + 1
 
 
 def test_files_of_an_earlier_start_are_not_sent(
@@ -167,7 +172,7 @@ def test_agent_stopped_while_it_connects(home: Path, monkeypatch: pytest.MonkeyP
     [
         ({"kind": "rejected", "cause": "too late"}, "too late"),
         ({"kind": "shutdown"}, "the coordinator cancelled the run; its log says why"),
-        (None, "the coordinator cancelled the run; its log says why"),
+        (None, "the coordinator has ended"),
     ],
 )
 def test_agent_without_assignment_reports_the_cause(
@@ -184,12 +189,153 @@ def test_agent_without_assignment_reports_the_cause(
         async def receive(self) -> dict[str, Any] | None:
             return answer
 
+        async def close(self) -> None: ...
+
     async def connect(self: Agent) -> Any:
         return Answer()
 
     monkeypatch.setattr(Agent, "_connect", connect)
     assert module.main("node", "ddp") == 1
     assert capsys.readouterr().err == f"node: {reason}\n"
+
+
+# Warm containers
+
+
+class Parent:
+    """A fake warm parent. reasons: why it is replaced before each run."""
+
+    pid = 4711
+    command = ("client", "name")
+
+    def __init__(self, *reasons: str | None, failure: str | None = None) -> None:
+        self.ensured = 0
+        self.waited_s: list[float] = []
+        self._reasons, self._failure = reasons, failure
+
+    def ensure(self) -> str | None:
+        self.ensured += 1
+        return self._reasons[self.ensured - 1]
+
+    def failure(self, within_s: float = 0.0) -> str | None:
+        self.waited_s.append(within_s)
+        return self._failure
+
+
+@dataclass
+class Served:
+    """What a warm agent did until the coordinator was gone."""
+
+    code: int
+    hellos: list[dict[str, Any]]
+    kept: list[set[int]]  # processes, after each run
+    parent: Parent
+
+
+Serve = Callable[..., Served]
+
+
+@pytest.fixture
+def serve(home: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
+    """Let a warm agent get these answers, one for each of its connections."""
+
+    def run(role: str, parent: Parent, *answers: dict[str, Any] | None, clean: Any = None) -> Served:
+        left = [*answers]
+        served = Served(-1, [], [], parent)
+
+        class Answers:
+            async def send(self, kind: str, **fields: Any) -> None:
+                assert kind == "hello"
+                served.hellos.append(fields)
+
+            async def receive(self) -> dict[str, Any] | None:
+                return left.pop(0)
+
+            async def close(self) -> None: ...
+
+        async def connect(self: Agent) -> Any:
+            return Answers()
+
+        monkeypatch.setattr(Agent, "_connect", connect)
+        monkeypatch.setattr(module, "ParentProcess", lambda *_: parent)
+        take = served.kept.append
+        monkeypatch.setattr(module, "remove_traces", clean or (lambda keep: take(keep)))
+        served.code = module.main(role, "ddp", warm=True)
+        assert left == []
+        return served
+
+    return run
+
+
+def test_warm_agent_takes_runs_until_the_coordinator_is_gone(serve: Serve) -> None:
+    surplus, rejected = {"kind": "shutdown"}, {"kind": "rejected", "cause": "too late"}
+    served = serve("node", Parent(None, "it grew", None), surplus, rejected, None)
+    assert served.code == 0
+    assert [hello["replaced"] for hello in served.hellos] == [None, "it grew", None]
+    assert served.kept == [{os.getpid(), Parent.pid}] * 2
+
+
+def test_health_check_passes_while_the_warm_parent_starts(
+    serve: Serve, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_s: list[float] = []
+
+    def ensure(self: Parent) -> None:
+        left_s.append((home / "alive").stat().st_mtime - time.time())
+
+    def clean(keep: set[int]) -> None:
+        (home / "alive").unlink()
+
+    monkeypatch.setattr(Parent, "ensure", ensure)
+    serve("node", Parent(), {"kind": "shutdown"}, None, clean=clean)
+    assert len(left_s) == 2
+    assert min(left_s) > 2 * START_S
+
+
+def test_launcher_needs_no_warm_parent(serve: Serve) -> None:
+    served = serve("launcher", Parent(), {"kind": "shutdown"}, None)
+    assert (served.code, served.parent.ensured) == (0, 0)
+
+
+def test_warm_agent_without_a_parent_fails(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(self: Parent) -> None:
+        raise ParentError("it did not start")
+
+    monkeypatch.setattr(Parent, "ensure", fail)
+    assert serve("node", Parent()).code == 1
+    assert capsys.readouterr().err == "node: it did not start\n"
+
+
+def test_warm_agent_whose_container_cannot_be_cleaned_fails(serve: Serve) -> None:
+    def fail(keep: set[int]) -> None:
+        raise AssignmentError("a process cannot be killed")
+
+    assert serve("node", Parent(None), {"kind": "shutdown"}, clean=fail).code == 1
+
+
+def warm(parent: Parent) -> Agent:
+    return Agent("node", "ddp", parent)  # type: ignore[arg-type]
+
+
+def test_ranks_are_started_by_the_warm_parent_s_client() -> None:
+    assert warm(Parent())._trainer == Parent.command
+    assert Agent("node", "ddp")._trainer == TRAINER
+
+
+def test_loss_of_the_warm_parent() -> None:
+    killed = Parent(failure="was killed by SIGKILL")
+    assert warm(killed)._loss({0: -9}) == "was killed by SIGKILL"
+    assert killed.waited_s == [0.0]
+    assert warm(killed)._loss({0: UNAVAILABLE}) == "was killed by SIGKILL"
+    assert killed.waited_s[1] > 0  # its exit may be seen later than the broken connection
+
+
+def test_rank_that_was_not_forked_is_a_loss() -> None:
+    assert warm(Parent())._loss({0: 0, 1: UNAVAILABLE})
+    assert warm(Parent())._loss({0: 1, 1: -9}) is None
+    assert Agent("node", "ddp")._loss({0: 1}) is None
 
 
 # Open MPI
@@ -216,8 +362,9 @@ def test_node_authorizes_only_the_launcher(home: Path) -> None:
     key = (home / "ssh" / "authorized_keys").read_text()
     assert key == 'restrict,from="10.0.0.100" key-of-launcher\n'
     assert not (home / "ssh" / "known_hosts").exists()
-    environment = json.loads((home / "environment.json").read_text())
-    assert environment["SHARDYARD_CONSOLE"] == f"/proc/{os.getpid()}/fd/1"
+    rank = json.loads((home / "rank.json").read_text())
+    assert rank["environment"]["SHARDYARD_CONSOLE"] == f"/proc/{os.getpid()}/fd/1"
+    assert rank["argv"] == [*TRAINER]
 
 
 def test_environment_of_the_node_overrides_that_of_ssh(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,18 +372,19 @@ def test_environment_of_the_node_overrides_that_of_ssh(home: Path, monkeypatch: 
     monkeypatch.setattr(os, "execve", lambda *arguments: executed.append(arguments))
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     monkeypatch.setenv("SHARDYARD_OUT", "of the shell")
-    (home / "environment.json").write_text(json.dumps({"SHARDYARD_OUT": "/out"}))
-    module.exec_rank()
+    command = {"argv": ["/bin/trainer", "of", "a", "rank"], "environment": {"SHARDYARD_OUT": "/out"}}
+    (home / "rank.json").write_text(json.dumps(command))
+    mpi_rank.main()
     ((program, argv, environment),) = executed
-    assert (program, argv) == (sys.executable, [sys.executable, "-m", "trainer"])
+    assert (program, argv) == ("/bin/trainer", ["/bin/trainer", "of", "a", "rank"])
     assert (environment["OMPI_COMM_WORLD_RANK"], environment["SHARDYARD_OUT"]) == ("1", "/out")
 
 
 def test_rank_without_assignment_times_out(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CONNECT_S", 0.05)
+    monkeypatch.setattr(mpi_rank, "ASSIGNMENT_S", 0.05)
     start = time.monotonic()
     with pytest.raises(SystemExit, match="no rank assignment"):
-        module.exec_rank()
+        mpi_rank.main()
     assert time.monotonic() - start < 5
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.cluster_support import assigned, index_of
+from trainer.cluster import mpi_rank
 from trainer.cluster.commands import (
     HOSTS,
     INTERFACE,
@@ -48,6 +49,13 @@ def test_ddp_starts_a_trainer_per_rank_with_rendezvous_at_rank_0() -> None:
         assert command.environment["SHARDYARD_RENDEZVOUS"] == "tcp://10.0.0.2:29500"  # rank 0's node
         found = {key: command.environment[key] for key in ("WORLD_SIZE", "RANK", "LOCAL_RANK")}
         assert found == {"WORLD_SIZE": "3", "RANK": str(rank), "LOCAL_RANK": "0"}
+
+
+@pytest.mark.parametrize("topology", ["ddp", "rpc", "single"])
+def test_warm_containers_start_ranks_by_another_command(topology: str) -> None:
+    assignment = at(assigned(topology, 1, 2), "node-1")
+    (cold,), (warm,) = commands(assignment, PID), commands(assignment, PID, ["client", "name"])
+    assert warm == replace(cold, argv=("client", "name"))
 
 
 def test_local_ranks() -> None:
@@ -167,8 +175,9 @@ def test_mpirun(processes: int, world: str) -> None:
     assert options["--map-by"] == f"ppr:{processes}:node"
     assert options["--bind-to"] == "none"
     assert options["btl_tcp_if_include"] == INTERFACE
-    assert argv[-4:] == (sys.executable, "-m", "trainer.cluster", "rank")
+    assert argv[-4:] == (sys.executable, "-S", "-E", mpi_rank.__file__)
     assert argv[-4].startswith("/")  # a shell that ssh starts has another PATH
+    assert argv[-1].startswith("/")
 
 
 def test_mpirun_reaches_nodes_by_ssh_from_the_launcher_alone() -> None:

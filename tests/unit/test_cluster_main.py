@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -16,8 +15,6 @@ from trainer import __main__ as rank
 from trainer.cluster import __main__ as container
 from trainer.cluster import agent, coordinator, privileges
 from trainer.cluster.commands import CHECKPOINTS
-from trainer.core.cgroup import throttle_mark
-from trainer.core.events import EventWriter
 from trainer.data.base import DataError
 from trainer.spec.registries import DATASETS
 from trainer.spec.run_spec import RunSpec
@@ -46,11 +43,13 @@ def owned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, ...]]:
     return taken
 
 
+@pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("role", ["node", "launcher", "master"])
-def test_agent_roles(spec: Path, monkeypatch: pytest.MonkeyPatch, role: str) -> None:
-    monkeypatch.setattr(agent, "main", lambda *arguments: arguments)
+def test_agent_roles(spec: Path, monkeypatch: pytest.MonkeyPatch, role: str, warm: bool) -> None:
+    monkeypatch.setattr(agent, "main", lambda role, topology, warm: (role, topology, warm))
+    monkeypatch.setenv("SHARDYARD_WARM", "1" if warm else "")
     found: Any = container.main([role])
-    assert found == (role, "ddp")
+    assert found == (role, "ddp", warm)
 
 
 @pytest.mark.parametrize("arguments", [[], ["nodes"], ["node", "coordinator"], ["--help"]])
@@ -58,7 +57,7 @@ def test_unknown_role_lists_the_known_ones(
     capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     assert container.main(arguments) == 2
-    assert "node|launcher|master|coordinator|data|rank|skip" in capsys.readouterr().err
+    assert "node|launcher|master|coordinator|data|skip" in capsys.readouterr().err
 
 
 def test_skip() -> None:
@@ -87,6 +86,20 @@ def test_coordinator_of_a_sweep(monkeypatch: pytest.MonkeyPatch, coordinated: Ru
     monkeypatch.setenv("SHARDYARD_CPUS", "2")
     assert container.main(["coordinator"]) == 7
     assert coordinated == [("ddp", spec, Path("/results/live"), {})]
+
+
+def test_coordinator_of_warm_containers(
+    monkeypatch: pytest.MonkeyPatch, owned: list[tuple[Path, ...]], coordinated: Runs, spec: Path
+) -> None:
+    def serve(topology: str, directory: Path) -> int:
+        assert owned == [(spec, Path("/results"))]
+        assert (topology, directory) == ("ddp", Path("/results"))
+        return 5
+
+    monkeypatch.setattr(coordinator, "serve", serve)
+    monkeypatch.setenv("SHARDYARD_WARM", "1")
+    assert container.main(["coordinator"]) == 5
+    assert coordinated == []
 
 
 def test_coordinator_of_a_bare_up(
@@ -203,33 +216,3 @@ def test_rank_writes_to_the_console_of_its_node(
         with pytest.raises(pytest.fail.Exception, match="not redirected"):
             rank.main()
     assert redirected == [Path("/logs/node-2.log"), Path("/proc/7/fd/1")]
-
-
-@pytest.mark.parametrize("in_force", [True, False])
-def test_bottleneck_waits_for_its_cpu_quota(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, in_force: bool
-) -> None:
-    """In a container for the control group's, as a local process for the throttle's."""
-    quotas: list[float] = []
-
-    def wait_for_quota(cpus: float, timeout_s: float) -> bool:
-        quotas.append(cpus)
-        return in_force
-
-    monkeypatch.setattr(rank, "wait_for_quota", wait_for_quota)
-    monkeypatch.setattr(rank, "QUOTA_S", 0.05)
-    run = RunSpec.model_validate({"strategy": "ddp", "nodes": 2, "cpus": 1, "bottleneck_cpus": 0.25})
-    console = io.StringIO()
-    first, last = (EventWriter("run", number, console=console) for number in (0, 1))
-    throttled = {"SHARDYARD_THROTTLED": str(tmp_path)}
-    if in_force:
-        throttle_mark(tmp_path, 1).touch()
-    for events in (first, last):
-        assert rank._quota_applied(run, {}, events)
-    assert rank._quota_applied(run, throttled, first)  # only the last node is throttled
-    assert quotas == []
-    for environment in ({"SHARDYARD_CPU_QUOTA": "0.25"}, throttled):
-        console.truncate(0)
-        assert rank._quota_applied(run, environment, last) == in_force
-        assert ("CPU quota 0.25" in console.getvalue()) is not in_force
-    assert quotas == [0.25]

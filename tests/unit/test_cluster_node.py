@@ -168,6 +168,41 @@ def test_unknown_counters_are_none(
     assert measure(kernel(tmp_path / "cgroup", remaining), network(tmp_path)) == expected
 
 
+def test_usage_since_another() -> None:
+    before = Usage(
+        cpu_s=1.0,
+        throttled_s=0.25,
+        memory_peak_mb=299.0,
+        sent_bytes=654321,
+        received_bytes=345678,
+        out_of_memory=1,
+        cpus=4.0,
+    )
+    assert WHOLE.since(before) == Usage(
+        cpu_s=1.5,
+        throttled_s=1.0,
+        memory_peak_mb=300.0,
+        sent_bytes=7000000,
+        received_bytes=12000000,
+        out_of_memory=1,
+        cpus=0.4,
+    )
+
+
+def test_peak_that_has_not_risen_is_unknown() -> None:
+    found = WHOLE.since(WHOLE)
+    assert found.memory_peak_mb is None
+    assert (found.cpu_s, found.sent_bytes, found.out_of_memory) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("now", "before"), [(Usage(), WHOLE), (WHOLE, Usage()), (Usage(), Usage())])
+def test_usage_since_is_unknown_where_either_is(now: Usage, before: Usage) -> None:
+    found = now.since(before)
+    assert (found.cpu_s, found.throttled_s) == (None, None)
+    assert (found.sent_bytes, found.received_bytes) == (None, None)
+    assert found.memory_peak_mb == now.memory_peak_mb
+
+
 def test_kernel_without_control_groups(tmp_path: Path) -> None:
     assert measure(tmp_path / "no", tmp_path / "none") == Usage()
 

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from tests.unit.cluster_support import FIELDS, assigned, index_of, nodes, other, registered
-from trainer.cluster.rank_assignment import ROLES, AssignmentError, RankAssignment, assign_ranks
+from trainer.cluster.rank_assignment import (
+    ROLES,
+    AssignmentError,
+    RankAssignment,
+    assign_ranks,
+    needed_agents,
+)
 
 
 def ranks(assignment: RankAssignment) -> dict[str, tuple[int, ...]]:
@@ -41,6 +47,33 @@ def test_bottleneck_is_rejected_in_a_bare_up() -> None:
     assert assign_ranks("ddp", fields, agents).spec.is_bottleneck(1)
     with pytest.raises(AssignmentError, match="bottleneck_cpus"):
         assign_ranks("ddp", fields, agents, {"cpus": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("topology", "expected"),
+    [
+        ("ddp", {"node-2", "node-3"}),
+        ("mpi", {"node-2", "node-3", "launcher"}),
+        ("rpc", {"node-2", "master"}),  # the master is one of the nodes
+        ("single", {"node-2"}),
+    ],
+)
+def test_needed_agents_are_the_first_nodes_and_all_others(topology: str, expected: set[str]) -> None:
+    fields = {**FIELDS[topology], "nodes": 2}
+    for order in permutations(registered(topology, 10, 3, 2)):
+        needed = needed_agents(topology, fields, order)
+        assert {agent.name for agent in needed} == expected
+        assert len(needed) == len(expected)
+        assert assign_ranks(topology, fields, needed).spec.nodes == 2
+
+
+@pytest.mark.parametrize("topology", ROLES)
+def test_largest_run_needs_all_agents(topology: str) -> None:
+    agents = registered(topology, 1) if topology == "single" else registered(topology, 1, 2, 3)
+    fields = {**FIELDS[topology], "nodes": 3 + (topology == "rpc")}
+    assert {agent.name for agent in needed_agents(topology, fields, agents)} == {
+        agent.name for agent in agents
+    }
 
 
 @pytest.mark.parametrize("topology", ROLES)

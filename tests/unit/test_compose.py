@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.docker.compose import COMPOSE, LIVE, Cluster, cluster
+from orchestrator.runtimes.docker.compose import COMPOSE, LIVE, Cluster, cluster, warm_cluster
 from trainer.spec.run_spec import RunSpec
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -87,15 +87,31 @@ def test_environment(tmp_path: Path) -> None:
         "SHARDYARD_SPEC": f"{tmp_path}/run/spec.json",
         "SHARDYARD_RESULTS": f"{tmp_path}/run",
         "SHARDYARD_RUN": LIVE,
+        "SHARDYARD_WARM": "",
         "SHARDYARD_DATA": "/data",
         "SHARDYARD_CHECKPOINTS": "",  # even if the user exports it
         "SHARDYARD_ORCHESTRATOR_ID": "1234 17.00 pid:[4]",
         "SHARDYARD_FETCH": "skip",
         "SHARDYARD_IMAGE": "shardyard-trainer",
-        "SHARDYARD_CPUS": "1.5",
+        "SHARDYARD_CPUS": "64",
+        "SHARDYARD_CPU_QUOTA": "1.5",
         "SHARDYARD_MEMORY_MB": "512",
         "SHARDYARD_PIDS": "100",
         "SHARDYARD_SHM_MB": "64",
+    }
+
+
+def test_warm_containers_differ_in_project_scale_and_directory(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", topology="rpc")
+    warm = warm_cluster(run, tmp_path / "warm", scale=7)
+    assert (warm.files, warm.bottleneck_cpus, warm.topology) == (run.files, None, "rpc")
+    assert f"node={warm.scale}" == "node=7" == warm.up[-2]
+    assert warm.project == made(tmp_path / "warm").project != run.project
+    changed = {name: value for name, value in warm.environment.items() if value != run.environment[name]}
+    assert changed == {
+        "SHARDYARD_RESULTS": f"{tmp_path}/warm",
+        "SHARDYARD_RUN": "",
+        "SHARDYARD_WARM": "1",
     }
 
 
@@ -115,7 +131,7 @@ def test_paths_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     }
 
 
-LIMITS = ("CPUS", "MEMORY_MB", "PIDS", "SHM_MB")
+LIMITS = ("CPU_QUOTA", "MEMORY_MB", "PIDS", "SHM_MB")
 
 
 @pytest.mark.parametrize(
@@ -140,4 +156,8 @@ def test_limits(topology: str, share: int) -> None:
     ],
 )
 def test_quota_is_at_most_the_engine_s_cores(topology: str, cpus: float, cores: int, quota: str) -> None:
-    assert made(topology=topology, cpus=cpus, cores=cores).environment["SHARDYARD_CPUS"] == quota
+    run = made(topology=topology, cpus=cpus, cores=cores)
+    assert run.environment["SHARDYARD_CPU_QUOTA"] == quota
+    assert run.environment["SHARDYARD_CPUS"] == str(cores)  # until all ranks are ready
+    assert run.quota_pending is (float(quota) < cores)
+    assert run.limit_cpus("a", "b") == [("update", "--cpus", quota, "a", "b")]

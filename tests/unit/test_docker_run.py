@@ -178,25 +178,46 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
     return FakeRun(tmp_path, monkeypatch, bottleneck_cpus=0.25)
 
 
-def test_quota_is_applied_once_all_nodes_run(slow: FakeRun) -> None:
-    slow.api.rows = [container("node", 10), container("node", 9), container("coordinator")]
-    assert slow.run.wait(0).error is None
-    slow.api.rows.append(container("node", 2, "created"))
+def test_quotas_are_applied_once_all_ranks_are_ready(slow: FakeRun) -> None:
+    slow.api.rows = [
+        container("node", 10),
+        container("node", 2),
+        container("node", 9),
+        container("coordinator"),
+    ]
+    slow.make_ready(0, 2)
     slow.run.wait(0)
     assert slow.commands == []
-    slow.api.rows[-1] = container("node", 2)
+    slow.make_ready(1)
     slow.run.wait(0)
     slow.run.wait(0)
-    assert [command[3:] for command in slow.commands] == [["update", "--cpus", "0.25", "node-10"]]
+    assert [command[3:] for command in slow.commands] == [
+        ["update", "--cpus", "1", "node-2", "node-9"],
+        ["update", "--cpus", "0.25", "node-10"],
+    ]
 
 
 def test_refused_quota_ends_the_run(slow: FakeRun) -> None:
     slow.answer = SimpleNamespace(returncode=1, stderr="Error response from daemon: no\n")
     slow.api.rows = [container("node", number) for number in (1, 2, 3)]
+    slow.make_ready(0, 1, 2)
     assert "Error response from daemon: no" in str(slow.run.wait(0).error)
 
 
-def test_no_quota_without_a_bottleneck(fake: FakeRun) -> None:
+def test_nodes_with_all_cores_need_no_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRun(tmp_path, monkeypatch, cpus=4)
     fake.api.rows = [container("node", number) for number in (1, 2, 3)]
+    fake.make_ready(0, 1, 2)
     fake.run.wait(0)
     assert fake.commands == []
+
+
+def test_launcher_has_the_quota_of_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRun(tmp_path, monkeypatch, "mpi", bottleneck_cpus=0.5)
+    fake.api.rows = [container("node", number) for number in (1, 2, 3)] + [container("launcher")]
+    fake.make_ready(0, 1, 2)
+    fake.run.wait(0)
+    assert [command[5:] for command in fake.commands] == [
+        ["1", "launcher-1", "node-1", "node-2"],
+        ["0.5", "node-3"],
+    ]

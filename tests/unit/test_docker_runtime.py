@@ -36,7 +36,7 @@ def test_stop_saves_logs_and_removes_everything(fake: FakeRun) -> None:
     fake.run.stop()
     asked = [command[2:][command[2:].index("-p") + 2] for command in fake.commands]
     assert asked[:2] == ["stop", "down"]
-    assert fake.removed == [fake.cluster.project]
+    assert fake.removed == [fake.cluster.project] * 2  # leftovers before the start; and now
     assert fake.up.returncode == -15
     logs = {path.name: path.read_text() for path in fake.paths.directory.glob("*.log")}
     assert logs == {
@@ -88,7 +88,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> DockerRuntime:
     engine = Engine(client, "unix:///x.sock", "26.1.5", "2.26.1", 4)
     monkeypatch.setattr(module, "reach", lambda: engine)
     monkeypatch.setattr(module, "image_trouble", lambda engine: None)
-    return DockerRuntime()
+    return DockerRuntime(cold=True)
 
 
 def absent(message: str) -> Callable[[], Engine]:
@@ -102,8 +102,9 @@ def test_runtime(runtime: DockerRuntime, tmp_path: Path) -> None:
     assert runtime.unavailable_reason() is None
     assert runtime.node_kind() == "containers of Docker 26.1.5"
     assert runtime.environment().items() >= {"docker": "26.1.5", "compose": "2.26.1"}.items()
-    (compose,) = runtime.plan(spec(), RunPaths(tmp_path), tmp_path).processes
+    compose, quota = runtime.plan(spec(cpus=0.5), RunPaths(tmp_path), tmp_path).processes
     assert compose.argv[:3] == ["docker", "--host", "unix:///x.sock"]
+    assert quota.argv[3:6] == ["update", "--cpus", "0.5"]
     assert compose.environment["SHARDYARD_RUN"] == LIVE
 
 

@@ -192,8 +192,17 @@ def test_every_file_has_its_own_name(tmp_path: Path) -> None:
         ]
         assert len(named) >= 5
         assert len(set(named)) == len(named)
-        assert all(path.parent == tmp_path for path in named)
+        shared = [paths.warm] if isinstance(paths, RunPaths) else []  # by all runs of a sweep
+        assert all(path.parent == tmp_path for path in named if path not in shared)
     assert RunPaths(tmp_path).log("node-3") == tmp_path / "node-3.log"
+
+
+def test_runs_of_a_sweep_share_the_directory_of_warm_containers(tmp_path: Path) -> None:
+    sweep = SweepPaths(tmp_path)
+    one, two = sweep.run("a"), sweep.run("b")
+    assert one.warm == two.warm
+    assert one.warm.parent == one.directory.parent
+    assert one.warm not in (one.directory, two.directory)
 
 
 # Container usage

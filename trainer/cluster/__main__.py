@@ -1,11 +1,13 @@
 """Entry point of every container: `python -m trainer.cluster ROLE`, configured by its environment.
 
-node, launcher, master   run an agent             SHARDYARD_TOPOLOGY
+node, launcher, master   run an agent             SHARDYARD_TOPOLOGY, SHARDYARD_WARM
 coordinator              coordinate the run       also SHARDYARD_SPEC (file), SHARDYARD_RESULTS (directory),
                                                   SHARDYARD_RUN (its name there) and the limits of a node
 data                     download the dataset     SHARDYARD_SPEC, SHARDYARD_DATA
-rank                     started by mpirun on a node
 skip                     do nothing
+
+SHARDYARD_WARM is set for containers that stay up for the runs of a sweep: agents and coordinator then take
+one run after the other from the orchestrator (trainer/cluster/hand_over.py).
 """
 
 from __future__ import annotations
@@ -36,18 +38,14 @@ def main(arguments: list[str]) -> int:
         case ["node" | "launcher" | "master" as role]:
             from trainer.cluster import agent
 
-            return agent.main(role, env["SHARDYARD_TOPOLOGY"])
+            return agent.main(role, env["SHARDYARD_TOPOLOGY"], warm=bool(env.get("SHARDYARD_WARM")))
         case ["coordinator"]:
             return _coordinate(env)
         case ["data"]:
             return _download(env)
         case ["skip"]:
             return 0  # the data service's role when the orchestrator has prepared the data
-        case ["rank"]:
-            from trainer.cluster import agent
-
-            agent.exec_rank()
-    roles = "node|launcher|master|coordinator|data|rank|skip"
+    roles = "node|launcher|master|coordinator|data|skip"
     print(f"usage: python -m trainer.cluster {roles}", file=sys.stderr)
     return 2
 
@@ -58,6 +56,8 @@ def _coordinate(env: Mapping[str, str]) -> int:
 
     topology, spec, results = env["SHARDYARD_TOPOLOGY"], Path(env["SHARDYARD_SPEC"]), Path("/results")
     drop_privileges_to_owner(spec, results)
+    if env.get("SHARDYARD_WARM"):
+        return coordinator.serve(topology, results)
     if name := env.get("SHARDYARD_RUN"):
         code, lines = coordinator.main(topology, spec, results / name, {})
         print("\n".join(lines), flush=True)

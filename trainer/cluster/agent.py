@@ -11,40 +11,61 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import NoReturn
 
-from trainer.cluster import ssh
+from trainer.cluster import mpi_rank, ssh
+from trainer.cluster.clean_up import remove_traces
 from trainer.cluster.commands import (
-    ENVIRONMENT,
     HOME,
     HOSTS,
     OUT,
     SPEC,
     SSH,
+    TRAINER,
     Command,
     commands,
     environment,
     hosts,
     launcher_of,
 )
+from trainer.cluster.hand_over import log_marks
 from trainer.cluster.protocol import MAX_LINE_BYTES, PORT, Connection
 from trainer.cluster.rank_assignment import AssignmentError, RankAssignment
 from trainer.cluster.run_record import WEIGHTS
 from trainer.core.cgroup import measure
 from trainer.core.events import EventReader
+from trainer.warm.client import UNAVAILABLE
+from trainer.warm.process import EXIT_S, ParentError, ParentProcess
 
 CONNECT_S = 120.0  # to reach the coordinator, which compose starts after every node
 FORWARD_S = 0.2  # between checks for new events
 TERMINATE_S = 2.0  # between SIGTERM and SIGKILL
+WAIT_S = 3600.0  # for ranks
 CHUNK_BYTES = 3 * 2**16  # of a file per message; base64 makes it a third larger
+
+
+class CoordinatorGone(Exception):
+    """The coordinator has ended before it assigned ranks."""
 
 
 class Agent:
     """One container's share of one run. `run` is its whole life."""
 
-    def __init__(self, role: str, topology: str) -> None:
+    def __init__(
+        self, role: str, topology: str, parent: ParentProcess | None = None, replaced: str | None = None
+    ) -> None:
+        """
+        Args:
+            role: the container's compose service.
+            topology: of the containers.
+            parent: forks the ranks, if the container is warm.
+            replaced: why it was replaced before this run.
+        """
         self._role, self._topology = role, topology
+        self._parent, self._replaced = parent, replaced
+        self.run_key: str | None = None
         self._events = EventReader(OUT)
         self._processes: list[tuple[Command, asyncio.subprocess.Process]] = []
         self._shutdown = asyncio.Event()
@@ -53,15 +74,29 @@ class Agent:
         self._sshd: subprocess.Popen[bytes] | None = None
 
     async def run(self) -> int:
-        """Register, run this container's processes, forward their events. Returns the exit code."""
+        """Register, run this container's processes, forward their events. Returns the exit code.
+
+        Raises CoordinatorGone, or AssignmentError if there is nothing to run.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._shutdown.set)
         shutil.rmtree(OUT, ignore_errors=True)
         OUT.mkdir(parents=True)
         public_keys = self._set_up_ssh()
         connection = await self._connect()
-        await connection.send("hello", public_keys=public_keys)
-        assignment = await self._receive_assignment(connection)
+        try:
+            await connection.send("hello", public_keys=public_keys, replaced=self._replaced)
+            assignment = await self._receive_assignment(connection)
+            return await self._execute(assignment, connection) if assignment else 0
+        finally:
+            await connection.close()
+
+    async def _execute(self, assignment: RankAssignment, connection: Connection) -> int:
+        """Run the assigned ranks, and forward what they write. Returns the exit code."""
+        before = measure()
+        self.run_key = assignment.spec.key
+        if self._parent:
+            print(log_marks(self.run_key)[0], flush=True)
         self._write_files(assignment)
         listening = asyncio.create_task(self._wait_for_shutdown(connection))
         forwarding = asyncio.create_task(self._forward(connection))
@@ -69,12 +104,14 @@ class Agent:
         # All events and the weights are sent before the exit codes.
         await self._send_new_events(connection)
         await self._send_weights(connection)
-        await connection.send("exit", codes=codes, cause=cause, usage=measure().model_dump())
+        usage = measure().since(before) if self._parent else measure()
+        # A parent killed for lack of memory is the run's own fault: it loaded the run's data.
+        lost = None if usage.out_of_memory else self._loss(codes)
+        await connection.send("exit", codes=codes, cause=cause, usage=usage.model_dump(), lost=lost)
         await self._shutdown.wait()
         for task in (listening, forwarding):
             task.cancel()
         await self._send_new_events(connection)
-        await connection.close()
         return 1 if not self._finished and (cause or any(codes.values())) else 0
 
     def _set_up_ssh(self) -> dict[str, str]:
@@ -101,15 +138,22 @@ class Agent:
                 raise AssignmentError("stopped before ranks were assigned")
             await asyncio.sleep(0.1)
 
-    async def _receive_assignment(self, connection: Connection) -> RankAssignment:
+    async def _receive_assignment(self, connection: Connection) -> RankAssignment | None:
+        """Wait for ranks. None if the run does not need this warm container."""
+        _pass_health_check()
         receiving = asyncio.create_task(connection.receive())
-        while not receiving.done():
-            (HOME / "alive").touch()
-            if self._shutdown.is_set():
-                raise AssignmentError("stopped before ranks were assigned")
-            await asyncio.wait({receiving}, timeout=0.5)
+        stopped = asyncio.create_task(self._shutdown.wait())
+        await asyncio.wait({receiving, stopped}, timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+        (HOME / "alive").touch()
+        if not receiving.done():
+            raise AssignmentError("stopped before ranks were assigned")
+        stopped.cancel()
         message = receiving.result()
-        if message is None or message["kind"] == "shutdown":
+        if message is None:
+            raise CoordinatorGone
+        if message["kind"] == "shutdown":
+            if self._parent:
+                return None
             raise AssignmentError("the coordinator cancelled the run; its log says why")
         if message["kind"] != "assignment":
             raise AssignmentError(str(message.get("cause")))
@@ -130,14 +174,34 @@ class Agent:
             return
         key = ssh.authorized_key(launcher.public_keys["key"], launcher.address)
         (SSH / "authorized_keys").write_text(key)
-        ENVIRONMENT.with_suffix(".new").write_text(json.dumps(environment(assignment, os.getpid())))
-        ENVIRONMENT.with_suffix(".new").replace(ENVIRONMENT)
+        # ssh starts ranks without the container's environment.
+        inherited = {"SHARDYARD_CPU_QUOTA": os.environ.get("SHARDYARD_CPU_QUOTA", "")}
+        rank = {
+            "argv": self._trainer,
+            "environment": {**inherited, **environment(assignment, os.getpid())},
+        }
+        draft = mpi_rank.COMMAND.with_suffix(".new")
+        draft.write_text(json.dumps(rank))
+        draft.replace(mpi_rank.COMMAND)
+
+    @property
+    def _trainer(self) -> Sequence[str]:
+        """The command of a rank."""
+        return self._parent.command if self._parent else TRAINER
+
+    def _loss(self, codes: Mapping[int, int]) -> str | None:
+        """How the warm parent has failed, or None."""
+        refused = UNAVAILABLE in codes.values()
+        failure = self._parent.failure(EXIT_S if refused else 0.0) if self._parent else None
+        return failure or ("did not fork a rank, whose log says why" if refused else None)
 
     async def _run_processes(self, assignment: RankAssignment) -> tuple[dict[int, int], str | None]:
         """Start this container's processes and wait for them. Returns exit codes by rank, and a cause."""
-        for command in commands(assignment, os.getpid()):
+        for command in commands(assignment, os.getpid(), self._trainer):
             process = await asyncio.create_subprocess_exec(
-                *command.argv, env={**os.environ, **command.environment}
+                *command.argv,
+                env={**os.environ, **command.environment},
+                stderr=asyncio.subprocess.STDOUT,  # one stream, so that the engine keeps the order of lines
             )
             self._processes.append((command, process))
         if not self._processes:
@@ -209,25 +273,42 @@ class Agent:
                 await connection.send("weights", chunk=text, last=left <= 0)
 
 
+def _pass_health_check() -> None:
+    """Let the health check pass until the next touch, so that waiting takes no CPU time."""
+    (HOME / "alive").touch()
+    os.utime(HOME / "alive", times=(time.time() + WAIT_S,) * 2)
+
+
 def _code(process: asyncio.subprocess.Process) -> int:
     return 0 if process.returncode is None else process.returncode
 
 
-def exec_rank() -> None:
-    """Replace the process that mpirun started on a node with the trainer, in the node's environment."""
-    deadline = time.monotonic() + CONNECT_S
-    while not ENVIRONMENT.exists():  # the launcher may receive the assignment before this node
-        if time.monotonic() > deadline:
-            sys.exit(f"this node received no rank assignment within {CONNECT_S:.0f} s")
-        time.sleep(0.02)
-    local: Mapping[str, str] = json.loads(ENVIRONMENT.read_text())
-    os.execve(sys.executable, [sys.executable, "-m", "trainer"], {**os.environ, **local})
+def main(role: str, topology: str, warm: bool = False) -> int:
+    """Run the agent of one container. Returns its exit code.
 
-
-def main(role: str, topology: str) -> int:
-    """Run the agent of one container. Returns its exit code."""
+    warm: take one run after the other, whose ranks are forked from a process that holds torch.
+    """
     try:
-        return asyncio.run(Agent(role, topology).run())
-    except AssignmentError as error:
+        return _serve(role, topology) if warm else asyncio.run(Agent(role, topology).run())
+    except CoordinatorGone:
+        print(f"{role}: the coordinator has ended", file=sys.stderr)
+        return 0 if warm else 1  # the coordinator's own exit code says why
+    except (AssignmentError, ParentError) as error:
         print(f"{role}: {error}", file=sys.stderr)
         return 1
+
+
+def _serve(role: str, topology: str) -> NoReturn:
+    """Take one run after the other. Raises CoordinatorGone when there are no more."""
+    parent = ParentProcess("shardyard", {})
+    while True:
+        _pass_health_check()  # importing torch takes long on a node with a tenth of a core
+        replaced = None if role == "launcher" else parent.ensure()  # it runs no ranks
+        agent = Agent(role, topology, parent, replaced)
+        try:
+            asyncio.run(agent.run())
+        except AssignmentError as error:
+            print(f"{role}: {error}", file=sys.stderr)
+        remove_traces(keep={os.getpid(), *([parent.pid] if parent.pid else [])})
+        if agent.run_key:
+            print(log_marks(agent.run_key)[1], flush=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.cluster import mpi_rank
 from trainer.cluster.rank_assignment import AgentInfo, RankAssignment
 from trainer.elastic.command import torchrun
 
@@ -15,7 +16,6 @@ OUT = HOME / "out"  # events and weights of this container's ranks
 CHECKPOINTS = Path("/checkpoints")  # mounted from the host; one subdirectory per run key
 SPEC = HOME / "spec.json"
 SSH = HOME / "ssh"
-ENVIRONMENT = HOME / "environment.json"  # for ranks that mpirun starts
 HOSTS = HOME / "hosts"
 RENDEZVOUS_PORT = 29500
 INTERFACE = "eth0"  # a container's only one, on the run's own network
@@ -32,12 +32,13 @@ class Command:
     ranks: tuple[int, ...]
 
 
-def commands(assignment: RankAssignment, pid: int) -> list[Command]:
+def commands(assignment: RankAssignment, pid: int, trainer: Sequence[str] = TRAINER) -> list[Command]:
     """The processes that this agent starts; none if mpirun starts its ranks or it has no ranks.
 
     Args:
         assignment: as this agent received it.
         pid: of the agent's own process. Ranks end when it ends.
+        trainer: the command of a rank.
     """
     agent, topology = assignment.agent, assignment.spec.topology
     common = environment(assignment, pid)
@@ -46,7 +47,7 @@ def commands(assignment: RankAssignment, pid: int) -> list[Command]:
     if topology == "mpi":
         return []
     if topology == "single":
-        return [Command(TRAINER, common, agent.ranks)] if agent.ranks else []
+        return [Command(tuple(trainer), common, agent.ranks)] if agent.ranks else []
     if assignment.spec.restarts:
         return [_torchrun_agent(assignment, common)]
     shared = {
@@ -56,7 +57,7 @@ def commands(assignment: RankAssignment, pid: int) -> list[Command]:
         "WORLD_SIZE": str(assignment.spec.world_size),
     }
     return [
-        Command(TRAINER, {**shared, "RANK": str(rank), "LOCAL_RANK": str(local)}, (rank,))
+        Command(tuple(trainer), {**shared, "RANK": str(rank), "LOCAL_RANK": str(local)}, (rank,))
         for local, rank in enumerate(agent.ranks)
     ]
 
@@ -111,7 +112,7 @@ def mpirun(assignment: RankAssignment) -> tuple[str, ...]:
         *("-n", str(spec.world_size), "--map-by", f"ppr:{spec.processes_per_node}:node"),
         *("--bind-to", "none", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"),
         *("--mca", "pml", "ob1", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", INTERFACE),
-        *(sys.executable, "-m", "trainer.cluster", "rank"),
+        *(sys.executable, "-S", "-E", mpi_rank.__file__),
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster.commands import CHECKPOINTS
+from trainer.cluster.hand_over import CANCEL, ENDED, SPEC, Ending, log_marks, take_over
 from trainer.cluster.protocol import MAX_LINE_BYTES, PORT, Connection, Message
 from trainer.cluster.rank_assignment import (
     ROLES,
@@ -20,6 +21,7 @@ from trainer.cluster.rank_assignment import (
     AssignmentError,
     RankAssignment,
     assign_ranks,
+    needed_agents,
     read_spec,
 )
 from trainer.cluster.run_record import RunRecord
@@ -27,6 +29,8 @@ from trainer.core.events import Event
 
 REGISTRATION_S = 120.0  # from the coordinator's start until every agent must have registered
 GRACE_S = 2.0  # after one agent has failed, the others have this long to report failures of their own
+CANCEL_POLL_S = 0.2
+BACKLOG = 1024  # of warm agents that wait for the next run
 SHUTDOWN_S = 5.0  # after `shutdown`: longest silence of all agents before the coordinator exits
 
 
@@ -39,33 +43,58 @@ class Coordinator:
         fields: Mapping[str, Any] | AssignmentError,
         directory: Path,
         limits: Mapping[str, float],
+        listener: socket.socket | None = None,
     ) -> None:
-        """fields: of the run's spec, or why it cannot be read. limits: see `assign_ranks`."""
+        """
+        Args:
+            topology: of the containers.
+            fields: of the run's spec, or why it cannot be read.
+            directory: of the run record.
+            limits: see `assign_ranks`.
+            listener: of a warm coordinator. Agents that connect to it early wait there for the next run.
+        """
+        self._listener = listener
         self._topology, self._directory = topology, directory
         self._fields, self._limits = fields, limits
         self._expected: dict[str, tuple[str, int]] = {}  # address: role, ordinal
         self._agents: dict[str, tuple[AgentInfo, Connection]] = {}  # by address
         self._changed = asyncio.Event()  # an agent registered, reported, exited or was lost
         self._interrupted = asyncio.Event()
+        self._interruption = ""  # its cause
         self._running: set[str] = set()  # addresses of agents whose processes have not ended
         self._exited: set[str] = set()  # addresses of agents that have sent exit codes
         self._last_message_at = 0.0
         self._run_record: RunRecord | None = None
+        self.exits: dict[str, int] = {}  # exit codes of agents, as their containers would have them
+        self.lost: str | None = None  # how a warm parent has failed
+
+    @property
+    def failures(self) -> Mapping[str, str]:
+        """The first known cause, by agent."""
+        return self._run_record.failures if self._run_record else {}
 
     async def run(self) -> tuple[int, list[str]]:
         """Coordinate from registration to the last agent's exit. Returns exit code and summary."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._interrupted.set)
-        server = await asyncio.start_server(self._serve, port=PORT, limit=MAX_LINE_BYTES)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._interrupt, "stopped by SIGTERM")
+        cancelling = asyncio.create_task(self._until_cancelled()) if self._listener else None
+        server = await self._listen()
         try:
-            run_record = self._run_record = await self._start_run()
+            try:
+                fields = await self._register()
+            finally:
+                if self._listener:  # it stays open: agents that reconnect wait there for the next run
+                    server.close()
+            run_record = self._run_record = await self._start_run(fields)
             ended = asyncio.create_task(self._until_run_ended(run_record))
             stopped = asyncio.create_task(self._interrupted.wait())
             both, first = {ended, stopped}, asyncio.FIRST_COMPLETED
-            done, _ = await asyncio.wait(both, timeout=run_record.timeout_s, return_when=first)
+            # Of warm containers, the orchestrator keeps the time, which includes what precedes this.
+            timeout_s = None if self._listener else run_record.timeout_s
+            done, _ = await asyncio.wait(both, timeout=timeout_s, return_when=first)
             for task in (ended, stopped):
                 task.cancel()
             if self._interrupted.is_set():
-                run_record.failures.setdefault("the run", "stopped by SIGTERM")
+                run_record.failures.setdefault("the run", self._interruption)
             elif not done:
                 run_record.failures.setdefault("the run", f"stopped after {run_record.timeout_s:g} s")
             await self._shut_down()
@@ -73,21 +102,45 @@ class Coordinator:
             await self._shut_down()
             return 1, [f"FAILED: {error}"]
         finally:
+            if cancelling:
+                cancelling.cancel()
             server.close()  # wait_closed would wait for an agent that does not disconnect
         if not run_record.complete or run_record.failures:
             return 1, run_record.summary()
         shutil.rmtree(CHECKPOINTS / run_record.key, ignore_errors=True)  # no longer needed
         return 0, run_record.summary()
 
-    async def _start_run(self) -> RunRecord:
-        """Wait until every container's agent has registered, then send all of them their ranks."""
+    async def _listen(self) -> asyncio.Server:
+        if self._listener is None:
+            return await asyncio.start_server(self._serve, port=PORT, limit=MAX_LINE_BYTES)
+        return await asyncio.start_server(self._serve, sock=self._listener.dup(), limit=MAX_LINE_BYTES)
+
+    async def _until_cancelled(self) -> None:
+        """Watch for the file by which the orchestrator cancels a run in warm containers."""
+        while not (self._directory / CANCEL).exists():
+            await asyncio.sleep(CANCEL_POLL_S)
+        self._interrupt("cancelled by the orchestrator")
+
+    def _interrupt(self, cause: str) -> None:
+        """End the run early."""
+        self._interruption = cause
+        self._interrupted.set()
+
+    async def _register(self) -> Mapping[str, Any]:
+        """Wait until every container's agent has registered. Returns the fields of the run's spec."""
         self._expected = expected_agents(self._topology)
         await self._until_all_registered()
         # Only now: an agent that registered later would find no coordinator and wait for one.
         if isinstance(self._fields, AssignmentError):
             raise self._fields
+        return self._fields
+
+    async def _start_run(self, fields: Mapping[str, Any]) -> RunRecord:
+        """Send all agents their ranks. Warm containers that the run does not need get no message."""
         registered = [agent for agent, _ in self._agents.values()]
-        assignment = assign_ranks(self._topology, self._fields, registered, self._limits)
+        if self._listener:
+            registered = needed_agents(self._topology, fields, registered)
+        assignment = assign_ranks(self._topology, fields, registered, self._limits)
         run_record = RunRecord(self._directory, assignment)
         connections = [self._agents[agent.address][1] for agent in assignment.agents]
         for agent, connection in zip(assignment.agents, connections, strict=True):
@@ -105,13 +158,13 @@ class Coordinator:
         deadline = time.monotonic() + REGISTRATION_S
         while missing := self._expected.keys() - self._agents.keys():
             if self._interrupted.is_set():
-                raise AssignmentError("stopped by SIGTERM")
-            # The engine's DNS drops the name of a container that has exited.
-            if gone := self._expected.keys() - expected_agents(self._topology).keys():
-                raise AssignmentError(f"{self._names(gone)} exited before it registered; its log says why")
+                raise AssignmentError(self._interruption)
             if time.monotonic() > deadline:
                 raise AssignmentError(f"{self._names(missing)} did not register in {REGISTRATION_S:g} s")
             await self._until(lambda: self._interrupted.is_set() or self._all_registered(), 1.0)
+            # The engine's DNS drops the name of a container that has exited.
+            if gone := self._expected.keys() - expected_agents(self._topology).keys():
+                raise AssignmentError(f"{self._names(gone)} exited before it registered; its log says why")
 
     def _all_registered(self) -> bool:
         return self._agents.keys() >= self._expected.keys()
@@ -131,7 +184,8 @@ class Coordinator:
             await connection.close()
             return
         role, ordinal = self._expected[address]
-        agent = AgentInfo(role, ordinal, address, public_keys=hello.get("public_keys", {}))
+        keys, replaced = hello.get("public_keys", {}), hello.get("replaced")
+        agent = AgentInfo(role, ordinal, address, public_keys=keys, replaced=replaced)
         self._agents[address] = (agent, connection)
         self._changed.set()
         try:
@@ -167,6 +221,9 @@ class Coordinator:
                 cause = message["cause"] or self._run_record.exit_cause(agent, codes)
                 if cause and not self._run_record.shutting_down:
                     self._run_record.fail(agent, cause)
+                self.exits[agent.name] = 1 if cause else 0
+                if lost := message.get("lost"):
+                    self.lost = f"of {agent.name} {lost}"
                 self._exited.add(address)
                 self._running.discard(address)
                 self._changed.set()
@@ -178,6 +235,7 @@ class Coordinator:
         # mpirun may exit with code 0, and be heard, before the node that it lost is: that shows here.
         if (
             run_record
+            and any(address == needed.address for needed in run_record.assignment.agents)
             and address not in self._exited
             and not (run_record.shutting_down and run_record.failures)
         ):
@@ -267,12 +325,37 @@ def main(topology: str, spec: Path, directory: Path, limits: Mapping[str, float]
     Returns:
         The exit code, and the lines of the summary.
     """
-    fields: Mapping[str, Any] | AssignmentError
+    return _coordinate(Coordinator(topology, _fields(spec), directory, limits), directory)
+
+
+def serve(topology: str, directory: Path) -> int:
+    """Coordinate one run after the other, as the orchestrator hands them over. Returns the exit code."""
+    with socket.create_server(("", PORT), backlog=BACKLOG) as listener:
+        while run := take_over(directory):
+            fields = _fields(run / SPEC)
+            begin, end = log_marks(run.name)
+            print(begin, flush=True)
+            coordinator = Coordinator(topology, fields, run, {}, listener)
+            code, lines = _coordinate(coordinator, run)
+            print("\n".join([*lines, end]), flush=True)
+            exits = {**coordinator.exits, "coordinator": code}
+            ending = Ending(exits=exits, failures=dict(coordinator.failures), lost=coordinator.lost)
+            draft = run / f".{ENDED}"
+            draft.write_text(ending.model_dump_json())
+            draft.replace(run / ENDED)
+    return 0
+
+
+def _fields(spec: Path) -> Mapping[str, Any] | AssignmentError:
     try:
-        fields = read_spec(spec)
+        return read_spec(spec)
     except AssignmentError as error:
-        fields = error
-    code, lines = asyncio.run(Coordinator(topology, fields, directory, limits).run())
+        return error
+
+
+def _coordinate(coordinator: Coordinator, directory: Path) -> tuple[int, list[str]]:
+    """Coordinate a run and write its summary. Returns the exit code and the summary."""
+    code, lines = asyncio.run(coordinator.run())
     with suppress(OSError):  # a full disk is already in the summary
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "summary.txt").write_text("\n".join(lines) + "\n")

@@ -35,6 +35,7 @@ class AgentInfo:
         address: on the run's network.
         ranks: of the processes that run in it.
         public_keys: of ssh, by purpose; for Open MPI only.
+        replaced: why its warm parent was replaced before the run; None if it was not.
     """
 
     role: str
@@ -42,6 +43,7 @@ class AgentInfo:
     address: str
     ranks: tuple[int, ...] = ()
     public_keys: dict[str, str] = field(default_factory=dict)
+    replaced: str | None = None
 
     @property
     def name(self) -> str:
@@ -140,6 +142,18 @@ def assign_ranks(
     numbered = [replace(node, ranks=own) for node, own in zip(nodes, ranks, strict=True)]
     others = [replace(each, ranks=(0,)) if each.role == "master" else each for each in other]
     return RankAssignment(spec, (*others, *numbered))
+
+
+def needed_agents(
+    topology: str, fields: Mapping[str, Any], registered: Sequence[AgentInfo]
+) -> list[AgentInfo]:
+    """The agents that a run needs of warm containers, which are as many as the largest run needs.
+
+    These are the first nodes by container number, and all others.
+    """
+    nodes = sorted((each for each in registered if each.role == "node"), key=lambda each: each.ordinal)
+    count = int(fields["nodes"]) - (topology == "rpc") if topology != "single" else 1
+    return [*nodes[:count], *(each for each in registered if each.role != "node")]
 
 
 def _with_limits(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import TypeVar
 
 from trainer.core.record import Record
 
 CGROUP = Path("/sys/fs/cgroup")
 NETWORK = Path("/proc/net/dev")
 TOLERANCE = 0.02  # an engine writes a quota in whole microseconds
+Number = TypeVar("Number", int, float)
 
 
 class Usage(Record):
@@ -33,6 +35,21 @@ class Usage(Record):
     received_bytes: int | None = None
     out_of_memory: int = 0
     cpus: float | None = None
+
+    def since(self, before: Usage) -> Usage:
+        """Usage from `before` to this one, by the same container.
+
+        The kernel's peak is that of the container's whole life, so it is known only if it has risen since.
+        """
+        return Usage(
+            cpu_s=_difference(self.cpu_s, before.cpu_s),
+            throttled_s=_difference(self.throttled_s, before.throttled_s),
+            memory_peak_mb=None if self.memory_peak_mb == before.memory_peak_mb else self.memory_peak_mb,
+            sent_bytes=_difference(self.sent_bytes, before.sent_bytes),
+            received_bytes=_difference(self.received_bytes, before.received_bytes),
+            out_of_memory=self.out_of_memory - before.out_of_memory,
+            cpus=self.cpus,
+        )
 
 
 class NodeUsage(Usage):
@@ -104,6 +121,10 @@ def wait_for_throttle(mark: Path, timeout_s: float) -> bool:
             return False
         time.sleep(0.01)
     return True
+
+
+def _difference(now: Number | None, before: Number | None) -> Number | None:
+    return None if now is None or before is None else now - before
 
 
 def _scaled(value: int | None, unit: float) -> float | None:

@@ -23,6 +23,8 @@ class NodeContext:
         timeout_s: longest wait for another rank.
         out_dir: directory for results; None keeps none.
         checkpoint_dir: directory for checkpoints; None for a run without checkpoints.
+        cpu_quota: of its node in cores, which must be in force before it trains; None: do not wait for it.
+        throttle_mark: file that shows that the quota is in force, where no control group enforces it.
     """
 
     rank: int
@@ -36,3 +38,5 @@ class NodeContext:
     timeout_s: float = 600.0
     out_dir: Path | None = None
     checkpoint_dir: Path | None = None
+    cpu_quota: float | None = None
+    throttle_mark: Path | None = None

@@ -6,6 +6,7 @@ fields of its kind:
 | kind | when | fields |
 | --- | --- | --- |
 | start | the process is up | pid, attempt (from 0, where torchrun starts ranks again) |
+| ready | set up; waits for its node's CPU quota, if one will be applied | |
 | train_start | clock starts, all ranks ready | parameters |
 | step | at most twice a second | epoch, epochs, step, steps, loss, accuracy (of the batch), samples_per_s |
 | partition | a rank finished an epoch | see certificate.PartitionRecord |

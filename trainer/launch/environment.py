@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from trainer.core.cgroup import throttle_mark
 from trainer.core.context import NodeContext
 from trainer.spec.run_spec import RunSpec
 
@@ -40,6 +41,7 @@ def read_context(spec: RunSpec, env: Mapping[str, str]) -> NodeContext:
     if spec.restarts:
         rendezvous = f"{env.get('MASTER_ADDR', '')}:{_integer(env, 'MASTER_PORT')}"
         attempt = _integer(env, "SHARDYARD_ATTEMPT")
+    throttled = "SHARDYARD_THROTTLED" in env and spec.is_bottleneck(rank)
     return NodeContext(
         rank=rank,
         size=size,
@@ -52,6 +54,8 @@ def read_context(spec: RunSpec, env: Mapping[str, str]) -> NodeContext:
         timeout_s=spec.timeout_s,
         out_dir=Path(env["SHARDYARD_OUT"]) if "SHARDYARD_OUT" in env else None,
         checkpoint_dir=Path(env["SHARDYARD_CHECKPOINTS"]) if "SHARDYARD_CHECKPOINTS" in env else None,
+        cpu_quota=spec.cpus_for(rank) if throttled else _quota(env),
+        throttle_mark=throttle_mark(Path(env["SHARDYARD_THROTTLED"]), rank) if throttled else None,
     )
 
 
@@ -67,6 +71,14 @@ def _local_rank(spec: RunSpec, rank: int, env: Mapping[str, str]) -> int:
     if local_rank != expected:
         raise LaunchError(f"{name} is {env[name]}, but rank {rank} has local rank {expected}")
     return expected
+
+
+def _quota(env: Mapping[str, str]) -> float | None:
+    value = env.get("SHARDYARD_CPU_QUOTA", "")
+    try:
+        return float(value) if value else None
+    except ValueError:
+        raise LaunchError(f"SHARDYARD_CPU_QUOTA is {value!r}, not a number of cores") from None
 
 
 def _integer(env: Mapping[str, str], name: str) -> int:

@@ -25,6 +25,7 @@ from trainer.launch.watchdog import Watchdog
 from trainer.spec.registries import TRANSPORTS
 from trainer.training.bare_session import BareSession
 from trainer.training.checkpoint_store import CheckpointError
+from trainer.training.limits import QuotaError
 from trainer.training.task import Task
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 TEARDOWN_S = 10.0
 # Errors with self-explanatory messages; others are shown with their type.
-EXPLAINED = (DataError, CommunicationError, Diverged, CheckpointError)
+EXPLAINED = (DataError, CommunicationError, Diverged, CheckpointError, QuotaError)
 
 
 def run_rank(

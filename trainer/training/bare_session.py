@@ -6,6 +6,7 @@ from trainer.core.clock import Clock
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
 from trainer.core.result import TrainResult
+from trainer.training.limits import wait_for_limits
 
 
 class BareSession:
@@ -13,11 +14,13 @@ class BareSession:
 
     def __init__(self, context: NodeContext, events: EventWriter) -> None:
         self.rank = context.rank
+        self._context = context
         self.clock = Clock()
         self._events = events
 
     def start(self) -> None:
         """Start the clock."""
+        wait_for_limits(self._context, self._events)
         self._events.write("train_start", parameters=0)
         self.clock.start()
 

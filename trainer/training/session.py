@@ -21,6 +21,7 @@ from trainer.core.result import TrainResult
 from trainer.core.strategy import Init, Uneven, Weighting
 from trainer.training.checkpointing import BEGINNING, Checkpointer
 from trainer.training.evaluation import Evaluation, check_loss
+from trainer.training.limits import wait_for_limits
 from trainer.training.loader import Batch, BatchLoader
 from trainer.training.lr_schedule import Target, learning_rate
 from trainer.training.memory import Activations, reset_peak_memory
@@ -100,6 +101,7 @@ class Session:
             if warm_up:
                 warm_up(next(self._loader.batches(1))[0])
             self._resumed_at = self._checkpointer.restore(checkpoint, replica)
+        wait_for_limits(self._context, self._events)
         reset_peak_memory()
         self.comm.barrier()
         self._events.write("train_start", parameters=replica.parameter_count)

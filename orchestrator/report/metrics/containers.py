@@ -1,6 +1,6 @@
 """Resource usage of a run's containers, from the kernel's counters, beside the payload that ranks counted.
 
-A counter covers everything in the container from its start to its end, including start-up, coordination,
+A counter covers everything in the container while it works for the run, including start-up, coordination,
 evaluation and protocol headers. Open MPI's launcher is not a node and is left out.
 """
 

@@ -108,9 +108,12 @@ def _verified(group: Group) -> Cell:
 
 
 def _memory_peak(group: Group) -> Cell:
-    """The maximum over seeds, since it shows how close a node came to its limit."""
+    """The maximum over seeds, since it shows how close a node came to its limit.
+
+    Absent if any run's peak is unknown, since that could be the maximum.
+    """
     measured = [found for row in group.ok_rows if (found := containers(row)) and found.memory_peak_mb]
-    if not measured:
+    if not measured or len(measured) < len(group.ok_rows):
         return Cell(ABSENT)
     peak, limit = max(found.memory_peak_mb or 0.0 for found in measured), measured[0].memory_limit_mb
     return Cell(formats.memory(peak), f"{peak / limit:.0%} of {limit:,}{JOIN}MiB")

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
 import shutil
 import stat
-import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar
 
 from orchestrator.errors import InputError
 from orchestrator.results.environment import gpus
 from orchestrator.results.records import RuntimeInfo
-from orchestrator.results.store import RunPaths, make_world_writable, write_atomic
+from orchestrator.results.store import RunPaths, make_world_writable
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
-from orchestrator.runtimes.docker.compose import LIVE, Cluster, checkpoints_of, cluster
-from orchestrator.runtimes.docker.engine import Engine, EngineError, command_error, is_responding, reach
+from orchestrator.runtimes.docker.compose import LIVE, Cluster, checkpoints_of, cluster, warm_cluster
+from orchestrator.runtimes.docker.engine import Engine, EngineError, is_responding, reach
 from orchestrator.runtimes.docker.image import (
     image_id,
     image_name,
@@ -28,16 +25,29 @@ from orchestrator.runtimes.docker.image import (
     pinned_packages,
     source_digest,
 )
-from orchestrator.runtimes.docker.reaper import Reaper, remove_orphans, remove_project
+from orchestrator.runtimes.docker.live import LiveRecord
+from orchestrator.runtimes.docker.project import (
+    Container,
+    Project,
+    has_ended,
+    is_unhealthy,
+    node_name,
+    ordinal,
+    service,
+)
+from orchestrator.runtimes.docker.reaper import Reaper, remove_orphans
+from orchestrator.runtimes.docker.warm import WarmContainers, WarmRun
 from orchestrator.runtimes.identity import identity
 from orchestrator.runtimes.launch_plan import LaunchPlan, Process
-from trainer.core.events import Event, EventReader
+from trainer.core.events import Event
 from trainer.spec.run_spec import RunSpec
 
 POLL_S = 0.25
-TERMINATE_S = 3  # between SIGTERM and SIGKILL; an agent gives its ranks 2 s of it
-COMPOSE_S = 60  # to stop or remove a run's containers
 UNRESPONSIVE_S = 10.0  # after which the engine counts as dead
+MIN_WARM_MB = 512  # memory of a node that can be warm
+MAX_WARM = 16  # warm nodes at once: each keeps about 350 MB
+
+Kind = tuple[object, ...]  # see _kind
 
 
 class DockerRuntime(Runtime):
@@ -48,7 +58,7 @@ class DockerRuntime(Runtime):
         shares_cores=True,
         one_clock=True,
         shapes_links=False,
-        warm=False,
+        warm=True,
         remote=False,
     )
 
@@ -57,6 +67,8 @@ class DockerRuntime(Runtime):
         self._engine: Engine | None = None
         self._image: str | None = None
         self._reaper: Reaper | None = None
+        self._warm: dict[Kind, WarmContainers] = {}  # in the order of their last use
+        self._scales: dict[Kind, int] = {}  # of the largest expected run
 
     def unavailable_reason(self) -> str | None:
         try:
@@ -99,12 +111,39 @@ class DockerRuntime(Runtime):
 
     def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
         run = self._cluster(spec, paths, data_dir)
+        warm = self._is_warm(spec)
+        if warm:
+            kind = _kind(spec, run)
+            up_already = self._warm.get(kind)
+            if up_already and up_already.cluster.scale >= run.scale:
+                run = up_already.cluster
+            else:
+                run = self._warm_cluster(kind, run, paths)
         up = self.engine.command(*run.up)
         processes = [Process("compose", up, dict(run.environment), "compose")]
-        if run.bottleneck_cpus is not None:
-            update = self.engine.command(*run.limit_cpus(f"the container of node {spec.nodes - 1}"))
-            processes.append(Process("bottleneck", update, {}, "compose"))
-        return LaunchPlan(spec, paths, data_dir, processes)
+        if run.quota_pending:
+            nodes = [f"the container of node {number}" for number in range(spec.nodes)]
+            limits = [self.engine.command(*limit) for limit in run.limit_cpus(*nodes)]
+            processes += [Process("quota", limit, {}, "compose") for limit in limits]
+        return LaunchPlan(spec, paths, data_dir, processes, warm)
+
+    def _is_warm(self, spec: RunSpec) -> bool:
+        """Whether the run takes warm containers."""
+        # Checkpoints are mounted for one run; torchrun starts its ranks itself; CUDA does not work in a
+        # forked process; and a warm parent takes memory of its node.
+        small = spec.memory_mb < MIN_WARM_MB
+        return not (self.cold or spec.checkpoints or spec.restarts or spec.on_gpu or small)
+
+    def expect(self, runs: Sequence[RunSpec], data_dir: Path) -> None:
+        for spec in filter(self._is_warm, runs):
+            run = self._cluster(spec, RunPaths(Path()), data_dir)
+            kind = _kind(spec, run)
+            self._scales[kind] = max(self._scales.get(kind, 0), run.scale)
+
+    def _warm_cluster(self, kind: Kind, run: Cluster, paths: RunPaths) -> Cluster:
+        """The warm containers for runs of this kind, as many as the largest expected run needs."""
+        name = sha256(repr(kind).encode()).hexdigest()[:12]
+        return warm_cluster(run, paths.warm / name, max(run.scale, self._scales.get(kind, 0)))
 
     def start(self, plan: LaunchPlan) -> RunHandle:
         if not is_responding(self.engine) and (reason := self.unavailable_reason()):
@@ -114,8 +153,37 @@ class DockerRuntime(Runtime):
         if plan.spec.checkpoints:
             make_world_writable(checkpoints_of(plan.paths))
         run = self._cluster(plan.spec, plan.paths, plan.data_dir)
-        remove_project(self.engine, run.project)
-        return DockerRun(self.engine, run, plan.paths)
+        if plan.warm:
+            return self._warm_run(plan, run)
+        return DockerRun(self.engine, run, plan.spec, plan.paths)
+
+    def _warm_run(self, plan: LaunchPlan, run: Cluster) -> WarmRun:
+        """The run in warm containers, which are started unless they are up."""
+        kind, replaced = _kind(plan.spec, run), None
+        nodes = self._warm.pop(kind, None)
+        fits = nodes and not (nodes.closed or nodes.expired or nodes.cluster.scale < run.scale)
+        if nodes and (not fits or (replaced := nodes.failure())):
+            nodes.close()
+            nodes = None
+        new = nodes is None
+        if nodes is None:
+            cluster = self._warm_cluster(kind, run, plan.paths)
+            self._make_room(cluster.scale)
+            if not self._warm:  # left by an orchestrator that was killed
+                shutil.rmtree(plan.paths.warm, ignore_errors=True)
+            directory = Path(cluster.environment["SHARDYARD_RESULTS"])
+            nodes = WarmContainers(self.engine, cluster, directory, plan.paths.log("compose"))
+        self._warm[kind] = nodes  # the last one is the one used last
+        return WarmRun(nodes, plan.spec, plan.paths, replaced, new)
+
+    def _make_room(self, nodes: int) -> None:
+        """Remove the warm containers used longest ago, so that this many more nodes fit."""
+        while self._warm and sum(each.cluster.scale for each in self._warm.values()) + nodes > MAX_WARM:
+            self._warm.pop(next(iter(self._warm))).close()
+
+    def close(self) -> None:
+        while self._warm:
+            self._warm.popitem()[1].close()
 
     def clean(self) -> int:
         return 0 if self.unavailable_reason() else remove_orphans(self.engine)
@@ -123,6 +191,16 @@ class DockerRuntime(Runtime):
     def _cluster(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> Cluster:
         image = self._image or image_name()
         return cluster(spec, paths, data_dir, orchestrator=identity(), cores=self.cores(), image=image)
+
+
+def _kind(spec: RunSpec, run: Cluster) -> Kind:
+    """What runs must have in common to use the same warm containers: mounts, image and limits.
+
+    In topology single the limits depend on the number of nodes; and a bottleneck is the last node.
+    """
+    own = {"SHARDYARD_SPEC", "SHARDYARD_RESULTS"}
+    common = tuple(sorted((name, value) for name, value in run.environment.items() if name not in own))
+    return run.topology, common, spec.bottleneck_cpus and (spec.bottleneck_cpus, run.scale)
 
 
 def check_mounts(directory: Path, data_dir: Path, run: RunSpec) -> None:
@@ -144,25 +222,14 @@ def check_mounts(directory: Path, data_dir: Path, run: RunSpec) -> None:
 class DockerRun(RunHandle):
     """The containers of one run."""
 
-    def __init__(self, engine: Engine, run: Cluster, paths: RunPaths) -> None:
+    def __init__(self, engine: Engine, run: Cluster, spec: RunSpec, paths: RunPaths) -> None:
         self._engine, self._cluster, self._paths = engine, run, paths
-        self._live = paths.directory / LIVE
-        self._reader = EventReader(self._live)
+        self._ranks = spec.world_size
+        self._record = LiveRecord(paths.directory / LIVE)
         self._answered = time.monotonic()
-        self._codes: dict[str, int] = {}  # by ID, of containers that have exited
         self._state = RunState({}, running=1)
         self._stopped = False
-        self._quota_pending = run.bottleneck_cpus is not None
-        self._started = time.monotonic()
-        with open(paths.log("compose"), "wb") as log:
-            self._up = subprocess.Popen(
-                engine.command(*run.up),
-                env={**os.environ, **run.environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C in the terminal is the orchestrator's to handle
-            )
+        self._project = Project(engine, run, paths.log("compose"))
 
     def wait(self, timeout_s: float) -> RunState:
         before = len(self._state.exits)
@@ -176,12 +243,13 @@ class DockerRun(RunHandle):
 
     def _inspect(self) -> RunState:
         """The state of the containers, from the engine."""
-        starting = self._up.poll() is None
-        if starting:
-            self.engine_start_s = time.monotonic() - self._started
+        starting = self._project.starting
+        self.engine_start_s = self._project.start_s
         try:
-            containers = self._containers()
-            exits = {self._name(each): self._code(each) for each in containers if _has_ended(each)}
+            containers = self._project.containers()
+            exits = {
+                self._name(each): self._project.exit_code(each) for each in containers if has_ended(each)
+            }
         except Exception as error:  # the SDK does not wrap the exceptions of its HTTP library
             if time.monotonic() - self._answered < UNRESPONSIVE_S and is_responding(self._engine):
                 return self._state
@@ -189,131 +257,45 @@ class DockerRun(RunHandle):
                 self._state.exits, 0, f"the Docker engine stopped responding ({type(error).__name__})"
             )
         self._answered = time.monotonic()
-        running = sum(not _has_ended(each) for each in containers) + starting
-        if self._up.returncode and not exits:
-            return RunState(exits, running, f"docker compose failed: {self._compose_error()}")
-        if exits.get("coordinator") and not self._agents():
-            return RunState(exits, running, self._registration_error())
-        if self._quota_pending and (refusal := self._apply_quota(containers)):
+        running = sum(not has_ended(each) for each in containers) + starting
+        if not exits and (start_error := self._project.start_error):
+            return RunState(exits, running, start_error)
+        if exits.get("coordinator") and not self._record.agents:
+            return RunState(exits, running, self._record.registration_error)
+        ready = self._project.quota_pending and self._record.are_ready(self._ranks)
+        if ready and (refusal := self._project.apply_quotas()):
             return RunState(exits, running, refusal)
         for each in containers:
-            if "(unhealthy)" in each["Status"]:
+            if is_unhealthy(each):
                 return RunState(exits, running, f"{self._name(each)} is stuck: its health check fails")
         return RunState(exits, running)
 
-    def _apply_quota(self, containers: Sequence[Mapping[str, Any]]) -> str | None:
-        """Apply the bottleneck's quota once all nodes run. Its ranks wait for it before they train."""
-        nodes = [each for each in containers if _service(each) == "node"]
-        if len(nodes) < self._cluster.scale:
-            return None
-        error = command_error(self._engine, *self._cluster.limit_cpus(max(nodes, key=_ordinal)["Id"]))
-        self._quota_pending = error is not None
-        return f"CPU quota of the last node was not applied: {error}" if error else None
-
-    def _containers(self) -> list[dict[str, Any]]:
-        label = {"label": f"com.docker.compose.project={self._cluster.project}"}
-        found: list[dict[str, Any]] = self._engine.client.api.containers(all=True, filters=label)
-        return [each for each in found if _service(each) != "data" and each["State"] != "created"]
-
-    def _code(self, container: Mapping[str, Any]) -> int:
-        """Exit code of a container that has exited; negative if it was killed by a signal."""
-        identifier = container["Id"]
-        if identifier not in self._codes:
-            code = int(self._engine.client.api.inspect_container(identifier)["State"]["ExitCode"])
-            self._codes[identifier] = 128 - code if code > 128 else code
-        return self._codes[identifier]
-
-    def _name(self, container: Mapping[str, Any]) -> str:
-        """The node's name by rank: like compose's numbers, but from 0 and without gaps."""
-        service = _service(container)
-        if service == "master":
-            return "node 0"
-        if service != "node":
-            return service
-        ordinal = _ordinal(container)
-        for agent in self._agents():
-            if agent["role"] == "node" and agent["ordinal"] == ordinal and agent["ranks"]:
-                return f"node {agent['ranks'][0] // max(1, len(agent['ranks']))}"
-        first = 0 if self._cluster.files[0].stem == "rpc" else 1  # in rpc the master is node 0
-        return f"node {ordinal - first}"
-
-    def _agents(self) -> list[dict[str, Any]]:
-        try:
-            agents: list[dict[str, Any]] = json.loads((self._live / "assignment.json").read_text())
-            return agents
-        except (OSError, ValueError):  # no ranks are assigned yet
-            return []
-
-    def _registration_error(self) -> str:
-        """Why no ranks were assigned, from the coordinator's summary."""
-        try:
-            return (self._live / "summary.txt").read_text().strip().removeprefix("FAILED: ")
-        except OSError:
-            return "the coordinator exited before it assigned ranks; its log says why"
-
-    def _compose_error(self) -> str:
-        lines = self._paths.log("compose").read_text(errors="replace").strip().splitlines()
-        return lines[-1][:300] if lines else f"exit code {self._up.returncode}"
+    def _name(self, container: Container) -> str:
+        agents, topology = self._record.agents, self._cluster.topology
+        return node_name(service(container), ordinal(container), agents, topology)
 
     def new_events(self) -> list[Event]:
-        return self._reader.new()
+        return self._record.new_events()
 
     def stop(self) -> None:
         """Stop the containers, save their logs, and remove everything."""
         if self._stopped:
             return
         began = time.monotonic()
-        if self._up.poll() is None:
-            self._up.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                self._up.wait(TERMINATE_S)
-            self._up.kill()
         try:
             try:
-                containers = self._containers()
-                if any(not _has_ended(each) for each in containers):
-                    stop = self._engine.command(*self._cluster.compose, "stop", "-t", str(TERMINATE_S))
-                    self._compose(stop)
-                for each in containers:
-                    self._save_log(each)
+                self._project.terminate()
+                for each in self._project.containers():
+                    with open(self._paths.log(self._name(each).replace(" ", "-")), "wb") as file:
+                        file.writelines(self._project.log(each))
             finally:
-                self._compose(self._engine.command(*self._cluster.down))
-                remove_project(self._engine, self._cluster.project)
+                self._project.remove()
             self._stopped = True
             self.engine_stop_s = time.monotonic() - began
         except Exception:
-            # An engine that has died must not hide the run's result. The next sweep removes by label what
-            # the engine still has.
+            # An engine that has died must not hide the run's result.
             if is_responding(self._engine):
                 raise
 
-    def _compose(self, command: list[str]) -> None:
-        environment = {**os.environ, **self._cluster.environment}
-        with suppress(subprocess.TimeoutExpired):  # remove_project removes the rest
-            subprocess.run(command, env=environment, capture_output=True, timeout=COMPOSE_S)
-
-    def _save_log(self, container: Mapping[str, Any]) -> None:
-        path = self._paths.log(self._name(container).replace(" ", "-"))
-        with open(path, "wb") as file:
-            file.writelines(self._engine.client.api.logs(container["Id"], stream=True, timestamps=False))
-
     def collect(self, paths: RunPaths) -> None:
-        events = EventReader(self._live).new()
-        write_atomic(paths.events, "".join(event.to_line() + "\n" for event in events))
-        for kept in (paths.weights, paths.usage):
-            with suppress(FileNotFoundError):
-                (self._live / kept.name).replace(kept)
-        shutil.rmtree(self._live, ignore_errors=True)
-
-
-def _service(container: Mapping[str, Any]) -> str:
-    return str(container["Labels"]["com.docker.compose.service"])
-
-
-def _ordinal(container: Mapping[str, Any]) -> int:
-    """The container number that compose assigned, from 1."""
-    return int(container["Labels"]["com.docker.compose.container-number"])
-
-
-def _has_ended(container: Mapping[str, Any]) -> bool:
-    return container["State"] in ("exited", "dead")
+        self._record.collect(paths)

@@ -7,7 +7,7 @@ stopped (SIGSTOP) until the period ends. Unused time is lost and overuse is dedu
 bandwidth control (Turner et al. 2010), which implements containers' quotas.
 
 It is a separate process rather than a thread, so that no rank stays stopped if the orchestrator is killed.
-It finds the processes by the events beside USAGE_FILE, and a rank waits for its mark before it trains.
+It finds ranks that are ready to train by the events beside USAGE_FILE; they wait for its mark.
 It ends with the run (SIGTERM) or with the orchestrator, and continues the processes first. If it is killed
 itself, the run is stopped; stopping a run and cleaning up continue stopped processes, too.
 """
@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from typing import Protocol
 import psutil
 
 from trainer.core.cgroup import NodeUsage, throttle_mark
-from trainer.core.events import Event, EventReader
+from trainer.core.events import EventReader
 
 PERIOD_S = 0.1
 TICK_S = 0.004  # between measurements of CPU time
@@ -114,17 +114,26 @@ class Throttle:
             process.signal(number)
 
 
-def started(events: Iterable[Event], ranks: Collection[int]) -> Iterator[tuple[int, psutil.Process]]:
-    """The processes of these ranks that have reported their start."""
-    for event in events:
-        if event.kind == "start" and event.rank in ranks:
-            with suppress(psutil.NoSuchProcess):
-                yield event.rank, psutil.Process(event.fields["pid"])
+class ReadyRanks:
+    """Finds the processes of ranks that are ready to train, by their events."""
+
+    def __init__(self, directory: Path, ranks: Collection[int]) -> None:
+        self._reader, self._ranks = EventReader(directory), ranks
+        self._pids: dict[int, int] = {}
+
+    def new(self) -> Iterator[tuple[int, psutil.Process]]:
+        """The ranks that have become ready since the last call, and their processes."""
+        for event in self._reader.new():
+            if event.kind == "start":
+                self._pids[event.rank] = event.fields["pid"]
+            if event.kind == "ready" and event.rank in self._ranks:
+                with suppress(psutil.NoSuchProcess):
+                    yield event.rank, psutil.Process(self._pids[event.rank])
 
 
 def main(quota: float, node: str, ranks: Collection[int], usage_file: Path) -> None:
     """Throttle the ranks until SIGTERM or until the orchestrator has ended, then write their usage."""
-    orchestrator, events = int(os.environ["SHARDYARD_PARENT_PID"]), EventReader(usage_file.parent)
+    orchestrator, ready = int(os.environ["SHARDYARD_PARENT_PID"]), ReadyRanks(usage_file.parent, ranks)
     throttle = Throttle(quota, time.monotonic())
     missing = set(ranks)
     search_at = 0.0
@@ -132,7 +141,7 @@ def main(quota: float, node: str, ranks: Collection[int], usage_file: Path) -> N
         while os.getppid() == orchestrator:
             now = time.monotonic()
             if missing and now > search_at:
-                for rank, process in started(events.new(), ranks):
+                for rank, process in ready.new():
                     missing.discard(rank)
                     throttle.add(Process(process))
                     throttle_mark(usage_file.parent, rank).touch()

@@ -1,0 +1,61 @@
+"""The run record that the coordinator of a run in progress writes, as the orchestrator reads it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from orchestrator.results.store import RunPaths, write_atomic
+from trainer.core.events import Event, EventReader
+
+
+class LiveRecord:
+    """A directory to which the coordinator writes events, rank assignment, usage, weights and summary."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._reader, self._ready_reader = EventReader(directory), EventReader(directory)
+        self._ready: set[int] = set()
+
+    def new_events(self) -> list[Event]:
+        """The events since the last call, in order of time."""
+        return self._reader.new()
+
+    def are_ready(self, ranks: int) -> bool:
+        """Whether this many ranks are ready to train."""
+        self._ready |= {event.rank for event in self._ready_reader.new() if event.kind == "ready"}
+        return len(self._ready) == ranks
+
+    @property
+    def started(self) -> set[int]:
+        """The ranks that have reported their start."""
+        return {event.rank for event in EventReader(self.directory).new() if event.kind == "start"}
+
+    @property
+    def agents(self) -> list[dict[str, Any]]:
+        """The agents of the rank assignment; empty before ranks are assigned."""
+        try:
+            agents: list[dict[str, Any]] = json.loads((self.directory / "assignment.json").read_text())
+            return agents
+        except (OSError, ValueError):
+            return []
+
+    @property
+    def registration_error(self) -> str:
+        """Why no ranks were assigned, from the coordinator's summary."""
+        try:
+            return (self.directory / "summary.txt").read_text().strip().removeprefix("FAILED: ")
+        except OSError:
+            return "the coordinator exited before it assigned ranks; its log says why"
+
+    def collect(self, paths: RunPaths) -> None:
+        """Move events, weights and usage to their final paths, and remove the rest."""
+        events = EventReader(self.directory).new()
+        write_atomic(paths.events, "".join(event.to_line() + "\n" for event in events))
+        for kept in (paths.weights, paths.usage):
+            with suppress(FileNotFoundError):
+                shutil.move(self.directory / kept.name, kept)
+        shutil.rmtree(self.directory, ignore_errors=True)

@@ -1,0 +1,159 @@
+"""The containers of one compose project: start, observe and remove them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from orchestrator.runtimes.docker.compose import Cluster
+from orchestrator.runtimes.docker.engine import Engine, command_error, is_responding
+from orchestrator.runtimes.docker.reaper import remove_project
+
+TERMINATE_S = 3  # between SIGTERM and SIGKILL; an agent gives its ranks 2 s of it
+COMPOSE_S = 60  # to stop or remove the containers
+
+Container = Mapping[str, Any]  # as the engine lists it
+
+
+class Project:
+    """A started project. Methods raise the SDK's exceptions if the engine does not respond."""
+
+    def __init__(self, engine: Engine, cluster: Cluster, log: Path) -> None:
+        """Start the containers; return at once. log: for the output of docker compose."""
+        self.engine, self.cluster = engine, cluster
+        self._log = log
+        self._codes: dict[str, int] = {}  # by ID, of containers that have exited
+        self.quota_pending = cluster.quota_pending
+        self._started = time.monotonic()
+        self.start_s = 0.0  # that compose has taken
+        remove_project(engine, cluster.project)
+        with open(log, "wb") as output:
+            self.up = subprocess.Popen(
+                engine.command(*cluster.up),
+                env={**os.environ, **cluster.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C in the terminal is the orchestrator's to handle
+            )
+
+    @property
+    def starting(self) -> bool:
+        """Whether compose still starts containers."""
+        running = self.up.poll() is None
+        if running:
+            self.start_s = time.monotonic() - self._started
+        return running
+
+    @property
+    def start_error(self) -> str | None:
+        """Why compose has failed, or None."""
+        if not self.up.returncode:
+            return None
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return f"docker compose failed: {lines[-1][:300] if lines else f'exit code {self.up.returncode}'}"
+
+    def containers(self) -> list[Container]:
+        """The containers that have started, except the one that prepares the data."""
+        label = {"label": f"com.docker.compose.project={self.cluster.project}"}
+        found: list[Container] = self.engine.client.api.containers(all=True, filters=label)
+        return [each for each in found if service(each) != "data" and each["State"] != "created"]
+
+    def exit_code(self, container: Container) -> int:
+        """Exit code of a container that has exited; negative if it was killed by a signal."""
+        identifier = container["Id"]
+        if identifier not in self._codes:
+            code = int(self.engine.client.api.inspect_container(identifier)["State"]["ExitCode"])
+            self._codes[identifier] = 128 - code if code > 128 else code
+        return self._codes[identifier]
+
+    def apply_quotas(self) -> str | None:
+        """Apply the nodes' CPU quotas, for which ready ranks wait. Returns why that failed, or None."""
+        nodes = [each for each in self.containers() if service(each) not in ("coordinator", "data")]
+        nodes.sort(key=lambda each: (service(each) == "node", ordinal(each)))
+        for command in self.cluster.limit_cpus(*(each["Id"] for each in nodes)):
+            if error := command_error(self.engine, *command):
+                return f"CPU quotas were not applied: {error}"
+        self.quota_pending = False
+        return None
+
+    def log(self, container: Container, **options: Any) -> Iterator[bytes]:
+        """Its console output so far, in chunks. options: of the SDK's `logs`."""
+        logs = self.engine.client.api.logs
+        chunks: Iterator[bytes] = logs(container["Id"], stream=True, follow=False, **options)
+        return chunks
+
+    def terminate(self) -> None:
+        """Send SIGTERM to all containers, later SIGKILL."""
+        self._end_compose()
+        if any(not has_ended(each) for each in self.containers()):
+            self._compose(*self.cluster.compose, "stop", "-t", str(TERMINATE_S))
+
+    def remove(self) -> None:
+        """Remove containers, networks and volumes; a dead engine's are left to the next sweep."""
+        self._end_compose()
+        self._compose(*self.cluster.down)
+        try:
+            remove_project(self.engine, self.cluster.project)
+        except Exception:
+            # An engine that has died must not hide a run's result. The next sweep removes by label what
+            # the engine still has.
+            if is_responding(self.engine):
+                raise
+
+    def _end_compose(self) -> None:
+        if self.up.poll() is None:
+            self.up.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.up.wait(TERMINATE_S)
+            self.up.kill()
+            self.up.wait()
+
+    def _compose(self, *arguments: str) -> None:
+        environment = {**os.environ, **self.cluster.environment}
+        command = self.engine.command(*arguments)
+        with suppress(subprocess.TimeoutExpired):  # remove_project removes the rest
+            subprocess.run(command, env=environment, capture_output=True, timeout=COMPOSE_S)
+
+
+def node_name(role: str, number: int, agents: Iterable[Mapping[str, Any]], topology: str) -> str:
+    """The name by rank of a container: like compose's numbers, but from 0 and without gaps.
+
+    Args:
+        role: its compose service.
+        number: its compose container number.
+        agents: those of the run's rank assignment; empty before ranks are assigned.
+        topology: of the containers.
+    """
+    if role == "master":
+        return "node 0"
+    if role != "node":
+        return role
+    for agent in agents:
+        if (agent["role"], agent["ordinal"]) == (role, number) and agent["ranks"]:
+            return f"node {agent['ranks'][0] // len(agent['ranks'])}"
+    first = 0 if topology == "rpc" else 1  # in rpc the master is node 0
+    return f"node {number - first}"
+
+
+def service(container: Container) -> str:
+    """Its compose service."""
+    return str(container["Labels"]["com.docker.compose.service"])
+
+
+def ordinal(container: Container) -> int:
+    """The container number that compose assigned, from 1."""
+    return int(container["Labels"]["com.docker.compose.container-number"])
+
+
+def has_ended(container: Container) -> bool:
+    return container["State"] in ("exited", "dead")
+
+
+def is_unhealthy(container: Container) -> bool:
+    return "(unhealthy)" in container["Status"]

@@ -1,0 +1,231 @@
+"""Warm containers: they stay up, and take one run after the other (trainer/cluster/hand_over.py)."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from orchestrator.results.store import RunPaths
+from orchestrator.runtimes.base import RunHandle, RunState
+from orchestrator.runtimes.docker.compose import Cluster
+from orchestrator.runtimes.docker.engine import Engine, is_responding
+from orchestrator.runtimes.docker.live import LiveRecord
+from orchestrator.runtimes.docker.project import (
+    Container,
+    Project,
+    has_ended,
+    is_unhealthy,
+    node_name,
+    ordinal,
+    service,
+)
+from trainer.cluster.hand_over import CANCEL, ENDED, Ending, hand_over, log_marks
+from trainer.core.events import Event, signal_name
+from trainer.spec.run_spec import RunSpec
+
+POLL_S = 0.02  # for the end of a run, and for its last log line
+INSPECT_S = 1.0  # between checks of the containers
+CANCEL_S = 12.0  # for agents to end their ranks
+UNRESPONSIVE_S = 10.0  # after which the engine counts as dead
+LOG_S = 3.0  # for the engine to log what a container has written
+
+
+class WarmContainers:
+    """The containers of one compose project, for runs with the same topology and limits."""
+
+    def __init__(self, engine: Engine, cluster: Cluster, directory: Path, log: Path) -> None:
+        """Start them; return at once.
+
+        Args:
+            engine: that runs them.
+            cluster: all containers.
+            directory: through which they get runs and return results; replaced by an empty one.
+            log: for the output of docker compose.
+        """
+        self.cluster, self.directory = cluster, directory
+        self.closed = False
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        self.project = Project(engine, cluster, log)
+
+    def failure(self) -> str | None:
+        """How they have failed; None if all run, or are still starting."""
+        starting = self.project.starting
+        containers = self.project.containers()
+        for each in containers:
+            name = _compose_name(service(each), ordinal(each))
+            if has_ended(each):
+                code = self.project.exit_code(each)
+                how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+                return f"the warm container {name} {how}"
+            if is_unhealthy(each):
+                return f"the warm container {name} is stuck: its health check fails"
+        if error := self.project.start_error:
+            return error
+        others = 1 + (self.cluster.topology in ("mpi", "rpc"))  # coordinator; launcher or master
+        if not starting and len(containers) < self.cluster.scale + others:
+            return "a warm container was removed"
+        return None
+
+    @property
+    def expired(self) -> bool:
+        """Whether they exit because they had no run for a while: the coordinator exits first, with code 0."""
+        coordinators = [each for each in self.project.containers() if service(each) == "coordinator"]
+        return any(has_ended(each) and not self.project.exit_code(each) for each in coordinators)
+
+    def close(self) -> None:
+        """Remove the containers and the directory. Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        self.project.remove()
+        shutil.rmtree(self.directory, ignore_errors=True)
+        with suppress(OSError):  # other containers use its parent
+            self.directory.parent.rmdir()
+
+
+class WarmRun(RunHandle):
+    """One run in warm containers."""
+
+    def __init__(
+        self, nodes: WarmContainers, spec: RunSpec, paths: RunPaths, replaced: str | None, new: bool
+    ) -> None:
+        """Hand the run over.
+
+        Args:
+            nodes: the containers.
+            spec: the run.
+            paths: of the run's results.
+            replaced: why the containers were replaced before this run.
+            new: whether they were started for this run.
+        """
+        self._nodes, self._paths, self._new = nodes, paths, new
+        self._ranks = spec.world_size
+        self.replaced = replaced
+        live = nodes.directory / paths.directory.name
+        self._record = LiveRecord(live)
+        self._cancel, self._ended = live / CANCEL, live / ENDED
+        self._inspected_at = self._answered_at = time.monotonic()
+        self._began = int(time.time()) - 1  # of its log lines
+        self._lost = self._stopped = False
+        shutil.rmtree(live, ignore_errors=True)
+        live.mkdir()
+        shutil.copyfile(paths.spec, live / "spec.json")
+        hand_over(nodes.directory, live.name)
+
+    def wait(self, timeout_s: float) -> RunState:
+        deadline = time.monotonic() + timeout_s
+        while not self._ended.exists():
+            if time.monotonic() - self._inspected_at > INSPECT_S and (failure := self._failure()):
+                self._lost = True
+                return failure
+            ready = self._nodes.project.quota_pending and self._record.are_ready(self._ranks)
+            if ready and (error := self._nodes.project.apply_quotas()):
+                return RunState({}, 0, error)
+            if time.monotonic() > deadline:
+                return RunState({}, running=1)
+            time.sleep(POLL_S)
+        return self._final_state()
+
+    def _failure(self) -> RunState | None:
+        """The state if containers or the engine have failed, else None."""
+        self._inspected_at = time.monotonic()
+        try:
+            failure = self._nodes.failure()
+        except Exception as error:  # the SDK does not wrap the exceptions of its HTTP library
+            silent_s = time.monotonic() - self._answered_at
+            if silent_s < UNRESPONSIVE_S and is_responding(self._nodes.project.engine):
+                return None
+            return RunState({}, 0, f"the Docker engine stopped responding ({type(error).__name__})")
+        self._answered_at = time.monotonic()
+        if self._new:
+            self.engine_start_s = self._nodes.project.start_s
+        starts = bool(self._nodes.project.start_error)  # a second attempt would fail, too
+        return RunState({}, 0, failure, nodes_lost=not starts) if failure else None
+
+    def _final_state(self) -> RunState:
+        """The state after the coordinator has ended the run."""
+        ending = Ending.model_validate_json(self._ended.read_text())
+        agents, topology = self._record.agents, self._nodes.cluster.topology
+        names = {
+            _compose_name(agent["role"], agent["ordinal"]): node_name(
+                agent["role"], agent["ordinal"], agents, topology
+            )
+            for agent in agents
+        }
+        exits = {names.get(name, name): code for name, code in ending.exits.items()}
+        if not exits["coordinator"]:
+            return RunState(exits, running=0)
+        if ending.lost:
+            return RunState(exits, 0, f"the process of warm nodes {ending.lost}", nodes_lost=True)
+        if failure := self._failure():
+            self._lost = True
+            return failure
+        if not agents:
+            return RunState(exits, 0, self._record.registration_error)
+        # Events say why a started rank has failed.
+        silent = set(range(self._ranks)) - self._record.started
+        causes = [
+            f"{names[name]}: {ending.failures[name]}"
+            for agent in agents
+            for name in [_compose_name(agent["role"], agent["ordinal"])]
+            if name in ending.failures and silent & {*agent["ranks"]}
+        ]
+        return RunState(exits, 0, causes[0] if causes else None)
+
+    def new_events(self) -> list[Event]:
+        return self._record.new_events()
+
+    def stop(self) -> None:
+        """End the run, and save its logs. The containers stay up unless they do not end it in time."""
+        if self._stopped:
+            return
+        self._stopped = True
+        began = time.monotonic()
+        if not self._lost and not self._ended.exists():
+            self._cancel.touch()
+            deadline = began + CANCEL_S
+            while not self._ended.exists() and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+            self._lost = not self._ended.exists()
+        try:
+            self._save_logs()
+        except Exception:
+            if is_responding(self._nodes.project.engine):
+                raise
+        if self._lost:
+            self._nodes.close()
+            self.engine_stop_s = time.monotonic() - began
+
+    def _save_logs(self) -> None:
+        agents = self._record.agents
+        used = {("coordinator", 1), *((agent["role"], agent["ordinal"]) for agent in agents)}
+        for each in self._nodes.project.containers():
+            if (service(each), ordinal(each)) in used:
+                name = node_name(service(each), ordinal(each), agents, self._nodes.cluster.topology)
+                self._paths.log(name.replace(" ", "-")).write_bytes(self._log(each))
+
+    def _log(self, container: Container) -> bytes:
+        """The container's output during this run."""
+        begin, end = (f"{mark}\n".encode() for mark in log_marks(self._paths.directory.name))
+        deadline = time.monotonic() + LOG_S
+        while True:
+            output = b"".join(self._nodes.project.log(container, since=self._began))
+            _, _, own = output.rpartition(begin)
+            if end in own:
+                return own.partition(end)[0]
+            if has_ended(container) or self._lost or time.monotonic() > deadline:
+                return own
+            time.sleep(POLL_S)
+
+    def collect(self, paths: RunPaths) -> None:
+        reasons = [agent["replaced"] for agent in self._record.agents if agent["replaced"]]
+        self.replaced = self.replaced or next(iter(reasons), None)
+        self._record.collect(paths)
+
+
+def _compose_name(role: str, number: int) -> str:
+    """As compose shows it: node-3, launcher."""
+    return f"node-{number}" if role == "node" else role
