@@ -18,6 +18,7 @@ from tests.support.runs import SMALL, FinishedRun
 from trainer.spec.run_spec import RunSpec
 
 Execute = Callable[..., FinishedRun]
+OWN = f"shardyard.orchestrator={identity()}"  # the label of this process's containers and networks
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,18 @@ def execute(nodes: Nodes, tmp_path: Path) -> Execute:
 
 @pytest.fixture(autouse=True)
 def nothing_left(nodes: Nodes, tmp_path: Path) -> Iterator[None]:
-    """A test leaves no process, container or network of its runs."""
+    """A test leaves no process of its runs, and no container or network but those of warm nodes."""
+    before = leftovers(OWN) if nodes.runtime == "docker" else []
     yield
     assert node_processes(tmp_path) == []
-    if nodes.runtime == "docker":
-        assert leftovers(f"shardyard.orchestrator={identity()}") == []
+    if nodes.runtime == "docker" and nodes.cold:
+        assert set(leftovers(OWN)) <= set(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_warm_nodes_left() -> Iterator[None]:
+    """Warm nodes end with their runtime."""
+    yield
+    if containers_missing() is None:
+        runs.warm_runtime("docker").close()
+        assert leftovers(OWN) == []

@@ -102,19 +102,19 @@ def test_every_topology(tmp_path: Path) -> None:
     assert logs == {"compose.log", "coordinator.log", "launcher.log", "node-0.log", "node-1.log"}
 
 
-@pytest.mark.parametrize("transport", ["gloo", "mpi"])
-def test_out_of_memory(tmp_path: Path, transport: str) -> None:
-    dataset = {"name": "synthetic", "samples": 200_000}
-    row = one_run(
-        tmp_path, strategy="all_reduce", transport=transport, nodes=2, dataset=dataset, memory_mb=256
-    )
-    assert row.status == "failed"
-    assert re.search(r"node [01] .*256 MiB", str(row.cause)), row.cause
+# Nodes with 256 MiB are cold.
+@pytest.mark.parametrize(("transport", "memory_mb"), [("gloo", 256), ("gloo", 512), ("mpi", 512)])
+def test_out_of_memory(tmp_path: Path, transport: str, memory_mb: int) -> None:
+    fields = {"strategy": "all_reduce", "transport": transport, "nodes": 2, "memory_mb": memory_mb}
+    row = one_run(tmp_path, dataset={"name": "synthetic", "samples": 200_000}, **fields)
+    assert (row.status, row.warm) == ("failed", memory_mb == 512)
+    assert re.search(rf"node [01]\W.*{memory_mb} MiB", str(row.cause)), row.cause
+    assert row.nodes_replaced is None
 
 
 def test_failures_during_a_sweep(tmp_path: Path) -> None:
-    """One sweep of three runs: a container is killed, a node is suspended, then Ctrl-C."""
-    process, _, out = hanging_sweep(tmp_path)
+    """One sweep of three cold runs: a container is killed, a node is suspended, then Ctrl-C."""
+    process, _, out = hanging_sweep(tmp_path, "--cold")
     subprocess.run(["docker", "kill", container(out, "node-2")], check=True, capture_output=True)
     wait_until(lambda: len(failures(out)) == 1, timeout_s=60)
     assert re.match(r"node 1 .*killed together with its container", failures(out)[0])
@@ -126,6 +126,36 @@ def test_failures_during_a_sweep(tmp_path: Path) -> None:
     assert any(cause.startswith("node 0 is stuck") for cause in failures(out))
 
     wait_until_training(out, runs=3)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert containers(out) == []
+
+
+def test_run_whose_warm_containers_fail_is_repeated_on_new_ones(tmp_path: Path) -> None:
+    """The runs lose a killed node, a killed coordinator and a suspended node."""
+    file, out = tmp_path / "short.yml", tmp_path / "out"
+    file.write_text(HANGING.replace("work_s: 300", "work_s: 4"))
+    process = start_sweep(file, out, "--runtime", "docker")
+    for number, name in enumerate(("node-2", "coordinator-1"), start=1):
+        wait_until_training(out, runs=number)
+        subprocess.run(["docker", "kill", container(out, name)], check=True, capture_output=True)
+    wait_until_training(out, runs=3)
+    suspend = ["docker", "exec", container(out, "node-1"), "sh", "-c", "kill -STOP -1"]
+    subprocess.run(suspend, check=True, capture_output=True)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    found = sorted((row for row in map(read_result, out.glob("*/result.json")) if row), key=lambda r: r.key)
+    assert [(row.status, row.warm) for row in found] == [("ok", True)] * 3
+    causes = [str(row.nodes_replaced) for row in found]
+    assert "node-2 was killed by SIGKILL" in causes[0]
+    assert "coordinator was killed by SIGKILL" in causes[1]
+    assert "node-1 is stuck" in causes[2]
+    assert not (out / ".warm").exists()
+
+
+def test_interrupt_removes_warm_containers(tmp_path: Path) -> None:
+    process, _, out = hanging_sweep(tmp_path)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
@@ -192,11 +222,11 @@ def test_killed_sweep_resumes_from_its_checkpoints(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*/*/checkpoints"))
 
 
-def hanging_sweep(tmp_path: Path) -> tuple[subprocess.Popen[str], Path, Path]:
+def hanging_sweep(tmp_path: Path, *options: str) -> tuple[subprocess.Popen[str], Path, Path]:
     """A sweep whose runs hang, with both nodes of the first run up; its file and results directory."""
     file, out = tmp_path / "hanging.yml", tmp_path / "out"
     file.write_text(HANGING)
-    process = start_sweep(file, out, "--runtime", "docker")
+    process = start_sweep(file, out, "--runtime", "docker", *options)
     wait_until_training(out, runs=1)
     return process, file, out
 
@@ -206,7 +236,7 @@ def wait_until_training(out: Path, runs: int) -> None:
 
     def training() -> bool:
         plans = len(list(out.glob("*/plan.json")))
-        return plans == runs and len(list(out.glob("*/live/rank-*.jsonl"))) == 2
+        return plans == runs and len(list(out.rglob("rank-*.jsonl"))) == 2
 
     wait_until(training, timeout_s=90)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,15 @@ class DuringTraining(RecordingDisplay):
 
 
 @cache
+def data_directory() -> Path:
+    """An empty data directory for all runs of this process, so that they can share warm containers."""
+    directory = TemporaryDirectory(prefix="shardyard-data-")
+    atexit.register(directory.cleanup)
+    Path(directory.name).chmod(0o755)
+    return Path(directory.name)
+
+
+@cache
 def warm_runtime(name: str) -> Runtime:
     """A runtime whose nodes stay warm until this process ends."""
     runtime = RUNTIMES.load(name)()
@@ -89,7 +99,7 @@ def execute(
     """Execute one run; its results lie in `directory / run.key`."""
     paths = SweepPaths(directory)
     nodes = RUNTIMES.load(runtime)(cold=True) if cold else warm_runtime(runtime)
-    runner = SweepRunner(nodes, runtime, paths, directory / "data", display or RecordingDisplay())
+    runner = SweepRunner(nodes, runtime, paths, data_directory(), display or RecordingDisplay())
     return runner.run(run)
 
 
