@@ -114,7 +114,9 @@ def main() -> int:
     parser.add_argument("--times", type=int, help="rounds each, instead of the usual number")
     parser.add_argument("--nodes", type=int, help="default: 4; of kill: 3")
     parser.add_argument("--cpus", default="0.4", help="quota of a node")
-    parser.add_argument("--runtime", default="local", choices=list(RUNTIMES.entries), help="of kill")
+    parser.add_argument(
+        "--runtime", default="local", choices=list(RUNTIMES.entries), help="of kill, kill-sweep, warm"
+    )
     parser.add_argument("--strategies", nargs="*", default=["all_reduce", "ddp"], help="of kill")
     parser.add_argument("--checkpoint-epochs", type=int, help="of kill; default: no checkpoints")
     parser.add_argument("--spec", type=Path, help="of kill: another run, a YAML file of its fields")
@@ -132,9 +134,9 @@ def main() -> int:
         )
         return kill.main(runs, options.runtime, times, options.seed)
     if options.topologies == ["kill-sweep"]:
-        return kill_sweep.main(options.times or kill_sweep.TIMES, options.seed)
+        return kill_sweep.main(options.times or kill_sweep.TIMES, options.seed, options.runtime)
     if options.topologies == ["warm"]:
-        return warm_nodes.main(options.times or warm_nodes.TIMES, options.seed)
+        return warm_nodes.main(options.times or warm_nodes.TIMES, options.seed, options.runtime)
     options.nodes = options.nodes or 4
     lines, bad = [], 0
     with tempfile.TemporaryDirectory() as results:
