@@ -1,4 +1,4 @@
-"""`make bench`: run all benchmarks, or only the named ones."""
+"""`make bench`: run all benchmarks but those on request, or only the named ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from tests.bench import (
     augmentation,
     collectives,
     containers,
+    flower,
     model_partitioning,
     overhead,
     partitioners,
@@ -25,10 +26,14 @@ PARTS = {
     "bytes": traffic.main,
     "model": model_partitioning.main,
 }
+ON_REQUEST = {
+    "flower": flower.main,  # installs another package
+}
 
 if __name__ == "__main__":
     names = sys.argv[1:] or list(PARTS)
-    if unknown := set(names) - set(PARTS):
-        sys.exit(f"unknown part {', '.join(sorted(unknown))}; known: {', '.join(PARTS)}")
+    parts = PARTS | ON_REQUEST
+    if unknown := set(names) - set(parts):
+        sys.exit(f"unknown part {', '.join(sorted(unknown))}; known: {', '.join(parts)}")
     for name in names:
-        PARTS[name]()
+        parts[name]()

@@ -1,4 +1,4 @@
-"""Cost of containers: start-up and teardown, the image's size, and rebuilding it."""
+"""Cost of containers: the image's size, and rebuilding it. The cost of a run is in overhead.py."""
 
 from __future__ import annotations
 
@@ -11,34 +11,24 @@ import tempfile
 import time
 from pathlib import Path
 
-from orchestrator.runtimes.docker.engine import EngineError, reach
-from orchestrator.runtimes.docker.image import image_name, image_trouble
-from tests.bench.overhead import Row, compare
+from orchestrator.runtimes.docker.engine import reach
+from orchestrator.runtimes.docker.image import image_name
 from tests.support.command_line import PROJECT
+from tests.support.containers import containers_missing
 
-ROWS: list[Row] = [("ddp", "gloo"), ("all_reduce", "mpi")]
 SCRATCH = "shardyard-bench"
 
 
 def main() -> None:
-    if reason := missing():
+    if reason := containers_missing():
         print(f"containers: skipped, {reason}")
         return
     engine = reach()
-    compare("docker", ROWS)
     size = engine.client.images.get(image_name()).attrs["Size"]
     print(f"image {image_name()}: {size / 1e9:.2f} GB")
     seconds = rebuild()
     print(f"rebuild after a one-line change in trainer/: {statistics.median(seconds):.1f} s")
     subprocess.run(engine.command("image", "rm", "--force", SCRATCH), check=True, capture_output=True)
-
-
-def missing() -> str | None:
-    """Why containers cannot be started, as `doctor` prints it, or None."""
-    try:
-        return image_trouble(reach())
-    except EngineError as error:
-        return str(error)
 
 
 def rebuild() -> list[float]:

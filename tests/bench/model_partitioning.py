@@ -15,9 +15,9 @@ from typing import Any
 from orchestrator.results.records import RankResult, RunResult
 from orchestrator.runtimes.docker.engine import Engine, reach
 from tests.bench import link
-from tests.bench.containers import missing
 from tests.bench.runs import runs_on
 from tests.bench.two_links import FREE, SHAPED, TwoLinks
+from tests.support.containers import containers_missing
 from trainer.spec.run_spec import RunSpec
 
 HOLDERS = (2, 4)  # nodes that hold the model or a partition of it
@@ -86,7 +86,7 @@ class Measured:
 
 
 def main() -> None:
-    if reason := missing():
+    if reason := containers_missing():
         print(f"model: skipped, {reason}")
         return
     links = [FREE, SHAPED]

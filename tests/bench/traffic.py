@@ -9,8 +9,8 @@ import sys
 from typing import Any
 
 from orchestrator.results.records import RunResult
-from tests.bench.containers import missing
 from tests.bench.runs import Execute, runs_on
+from tests.support.containers import containers_missing
 from trainer.spec.run_spec import RunSpec
 
 PIXELS, CLASSES, BATCH = 64, 10, 4
@@ -28,7 +28,7 @@ ROWS = [
 
 
 def main() -> None:
-    if reason := missing():
+    if reason := containers_missing():
         print(f"bytes: skipped, {reason}")
         return
     print("bytes sent by the nodes' interfaces, and payload counted by the ranks")
