@@ -211,7 +211,8 @@ def test_lost_warm_parent_is_reported_with_its_node(cluster: LoopbackCluster) ->
         "node-2": [loses_its_parent, succeeds],
     }
     lost, after = cluster.serve(scripts, {}, {})
-    assert lost == Ending(exits={"node-2": 1, "coordinator": 1}, lost="of node-2 was killed by SIGKILL")
+    assert (lost.exits, lost.lost) == ({"node-2": 1, "coordinator": 1}, "of node-2 was killed by SIGKILL")
+    assert lost.failures.keys() == {"node-2"}
     assert after == OK
 
 

@@ -71,7 +71,7 @@ class WarmContainers:
 
     @property
     def expired(self) -> bool:
-        """Whether they exit because they had no run for a while: the coordinator exits first, with code 0."""
+        """Whether they exit after an idle time: the coordinator exits first, with code 0."""
         coordinators = [each for each in self.project.containers() if service(each) == "coordinator"]
         return any(has_ended(each) and not self.project.exit_code(each) for each in coordinators)
 
