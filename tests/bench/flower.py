@@ -15,7 +15,7 @@ from tests.bench.overhead import overhead
 from tests.bench.runs import runs_on
 
 REPEATS = 3
-PACKAGE = "flwr[simulation]"
+PACKAGE = "flwr[simulation]==1.41.0"
 # One round of federated averaging by two clients, which train the model of overhead.py with torch.
 SCRIPT = """
 import time
