@@ -320,12 +320,12 @@ def test_logs_without_an_end_are_saved(sweep: Sweep) -> None:
     run = sweep.start()
     sweep.assign_ranks(run, "ddp", 1, 2)
     begin, _ = log_marks(run._paths.directory.name)
-    sweep.api.output = {"node-1": f"{begin}\nlast words\n"}
+    sweep.api.output = {"node-1": f"{begin}\nkilled here\n"}
     ends(sweep, 137)
     sweep.finish(run, 1)
     run.wait(5)
     run.stop()
-    assert run._paths.log("node-0").read_text() == "last words\n"
+    assert run._paths.log("node-0").read_text() == "killed here\n"
 
 
 def test_collect_moves_the_coordinator_s_files(sweep: Sweep) -> None:
