@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.runtimes.docker import runtime as module
+from orchestrator.runtimes.docker import project
 from tests.unit.docker_support import FakeRun, Row, container, ended
 
 
@@ -166,7 +166,7 @@ def test_slow_answer_of_the_engine(fake: FakeRun, monkeypatch: pytest.MonkeyPatc
     before = fake.run.wait(0)
     fake.api.error = TimeoutError()
     assert fake.run.wait(0) == before
-    monkeypatch.setattr(module, "UNRESPONSIVE_S", -1.0)
+    monkeypatch.setattr(project, "UNRESPONSIVE_S", -1.0)
     assert "stopped responding (TimeoutError)" in str(fake.run.wait(0).error)
 
 

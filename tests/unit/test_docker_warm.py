@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.results.store import SweepPaths
+from orchestrator.runtimes.docker import project
 from orchestrator.runtimes.docker import runtime as runtime_module
 from orchestrator.runtimes.docker import warm as module
 from orchestrator.runtimes.docker.runtime import MAX_WARM, DockerRun, DockerRuntime
@@ -255,7 +256,7 @@ def test_slow_answer_of_the_engine(sweep: Sweep, monkeypatch: pytest.MonkeyPatch
     run = sweep.start()
     sweep.api.error = TimeoutError()
     assert run.wait(0.05).running == 1
-    monkeypatch.setattr(module, "UNRESPONSIVE_S", -1.0)
+    monkeypatch.setattr(project, "UNRESPONSIVE_S", -1.0)
     assert "stopped responding (TimeoutError)" in str(run.wait(0.05).error)
 
 

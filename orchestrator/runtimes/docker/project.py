@@ -16,6 +16,7 @@ from orchestrator.runtimes.docker.reaper import remove_project
 
 TERMINATE_S = 3  # between SIGTERM and SIGKILL; an agent gives its ranks 2 s of it
 COMPOSE_S = 60  # to stop or remove the containers
+UNRESPONSIVE_S = 10.0  # after which the engine counts as dead
 
 Container = Mapping[str, Any]  # as the engine lists it
 
@@ -29,7 +30,7 @@ class Project:
         self._log = log
         self._codes: dict[str, int] = {}  # by ID, of containers that have exited
         self.quota_pending = cluster.quota_pending
-        self._started = time.monotonic()
+        self._started = self.answered_at = time.monotonic()  # answered_at: last inspection that succeeded
         self.start_s = 0.0  # that compose has taken
         remove_project(engine, cluster.project)
         with open(log, "wb") as output:
@@ -63,6 +64,13 @@ class Project:
         label = {"label": f"com.docker.compose.project={self.cluster.project}"}
         found: list[Container] = self.engine.client.api.containers(all=True, filters=label)
         return [each for each in found if service(each) != "data" and each["State"] != "created"]
+
+    def engine_failure(self, error: Exception) -> str | None:
+        """Why the engine counts as dead after a request that failed with `error`; None if it does not."""
+        silent_s = time.monotonic() - self.answered_at
+        if silent_s < UNRESPONSIVE_S and is_responding(self.engine):
+            return None
+        return f"the Docker engine stopped responding ({type(error).__name__})"
 
     def exit_code(self, container: Container) -> int:
         """Exit code of a container that has exited; negative if it was killed by a signal."""

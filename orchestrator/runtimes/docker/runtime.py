@@ -43,7 +43,6 @@ from trainer.core.events import Event
 from trainer.spec.run_spec import RunSpec
 
 POLL_S = 0.25
-UNRESPONSIVE_S = 10.0  # after which the engine counts as dead
 MIN_WARM_MB = 512  # memory of a node that can be warm
 MAX_WARM = 16  # warm nodes at once: each keeps about 350 MB
 
@@ -161,8 +160,11 @@ class DockerRuntime(Runtime):
         """The run in warm containers, which are started unless they are up."""
         kind, replaced = _kind(plan.spec, run), None
         nodes = self._warm.pop(kind, None)
-        fits = nodes and not (nodes.closed or nodes.expired or nodes.cluster.scale < run.scale)
-        if nodes and (not fits or (replaced := nodes.failure())):
+        if nodes and (nodes.closed or nodes.cluster.scale < run.scale):
+            nodes.close()
+            nodes = None
+        elif nodes and (failure := nodes.failure()):
+            replaced = None if nodes.expired else failure
             nodes.close()
             nodes = None
         new = nodes is None
@@ -226,7 +228,6 @@ class DockerRun(RunHandle):
         self._engine, self._cluster, self._paths = engine, run, paths
         self._ranks = spec.world_size
         self._record = LiveRecord(paths.directory / LIVE)
-        self._answered = time.monotonic()
         self._state = RunState({}, running=1)
         self._stopped = False
         self._project = Project(engine, run, paths.log("compose"))
@@ -251,12 +252,9 @@ class DockerRun(RunHandle):
                 self._name(each): self._project.exit_code(each) for each in containers if has_ended(each)
             }
         except Exception as error:  # the SDK does not wrap the exceptions of its HTTP library
-            if time.monotonic() - self._answered < UNRESPONSIVE_S and is_responding(self._engine):
-                return self._state
-            return RunState(
-                self._state.exits, 0, f"the Docker engine stopped responding ({type(error).__name__})"
-            )
-        self._answered = time.monotonic()
+            dead = self._project.engine_failure(error)
+            return RunState(self._state.exits, 0, dead) if dead else self._state
+        self._project.answered_at = time.monotonic()
         running = sum(not has_ended(each) for each in containers) + starting
         if not exits and (start_error := self._project.start_error):
             return RunState(exits, running, start_error)

@@ -28,7 +28,6 @@ from trainer.spec.run_spec import RunSpec
 POLL_S = 0.02  # for the end of a run, and for its last log line
 INSPECT_S = 1.0  # between checks of the containers
 CANCEL_S = 12.0  # for agents to end their ranks
-UNRESPONSIVE_S = 10.0  # after which the engine counts as dead
 LOG_S = 3.0  # for the engine to log what a container has written
 
 
@@ -107,7 +106,7 @@ class WarmRun(RunHandle):
         live = nodes.directory / paths.directory.name
         self._record = LiveRecord(live)
         self._cancel, self._ended = live / CANCEL, live / ENDED
-        self._inspected_at = self._answered_at = time.monotonic()
+        self._inspected_at = nodes.project.answered_at = time.monotonic()
         self._began = int(time.time()) - 1  # of its log lines
         self._lost = self._stopped = False
         shutil.rmtree(live, ignore_errors=True)
@@ -135,11 +134,9 @@ class WarmRun(RunHandle):
         try:
             failure = self._nodes.failure()
         except Exception as error:  # the SDK does not wrap the exceptions of its HTTP library
-            silent_s = time.monotonic() - self._answered_at
-            if silent_s < UNRESPONSIVE_S and is_responding(self._nodes.project.engine):
-                return None
-            return RunState({}, 0, f"the Docker engine stopped responding ({type(error).__name__})")
-        self._answered_at = time.monotonic()
+            dead = self._nodes.project.engine_failure(error)
+            return RunState({}, 0, dead) if dead else None
+        self._nodes.project.answered_at = time.monotonic()
         if self._new:
             self.engine_start_s = self._nodes.project.start_s
         starts = bool(self._nodes.project.start_error)  # a second attempt would fail, too
@@ -167,13 +164,11 @@ class WarmRun(RunHandle):
             return RunState(exits, 0, self._record.registration_error)
         # Events say why a started rank has failed.
         silent = set(range(self._ranks)) - self._record.started
-        causes = [
-            f"{names[name]}: {ending.failures[name]}"
-            for agent in agents
-            for name in [_compose_name(agent["role"], agent["ordinal"])]
-            if name in ending.failures and silent & {*agent["ranks"]}
-        ]
-        return RunState(exits, 0, causes[0] if causes else None)
+        for agent in agents:
+            name = _compose_name(agent["role"], agent["ordinal"])
+            if name in ending.failures and silent & {*agent["ranks"]}:
+                return RunState(exits, 0, f"{names[name]}: {ending.failures[name]}")
+        return RunState(exits, 0)
 
     def new_events(self) -> list[Event]:
         return self._record.new_events()
