@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from trainer.comm.attempt_store import attempt_store
 from trainer.comm.base import Communicator, communication_errors
+from trainer.comm.rendezvous import rendezvous
 from trainer.core.clock import Clock
 
 if TYPE_CHECKING:
@@ -37,19 +39,11 @@ class TorchDistCommunicator(Communicator):
     def connect(cls, context: NodeContext, clock: Clock) -> TorchDistCommunicator:
         import torch.distributed as dist
 
-        from trainer.comm.attempt_store import attempt_store
-
-        rendezvous, store = context.rendezvous, None
-        with communication_errors(f"rendezvous of {context.size} ranks at {rendezvous}"):
-            if context.attempt is not None:
-                store = attempt_store(context)
-            elif rendezvous[:1] == "/":
-                # Not a file:// URL, which would end at a `#` or `?` in the path.
-                store = dist.FileStore(rendezvous, context.size)  # type: ignore[attr-defined]
+        with communication_errors(f"process group of {context.size} ranks at {context.rendezvous}"):
+            store = rendezvous(context) if context.attempt is None else attempt_store(context)
             dist.init_process_group(
                 cls.group,
                 store=store,
-                init_method=None if store else rendezvous,
                 rank=context.rank,
                 world_size=context.size,
                 timeout=timedelta(seconds=context.timeout_s),

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar
-from urllib.parse import urlsplit
 
 from trainer.comm.base import CommunicationError, Communicator, communication_errors
+from trainer.comm.rendezvous import rendezvous
 from trainer.core.clock import Clock
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ class RpcCommunicator(Communicator):
         constants.DEFAULT_PROCESS_GROUP_TIMEOUT = timedelta(seconds=context.timeout_s)
         # A peer that connects earlier may send at once.
         _mailbox.update((rank, SimpleQueue()) for rank in range(context.size))
-        store = _rendezvous(context)
+        store = rendezvous(context)
         with (
-            communication_errors(f"meeting of {context.size} ranks at {context.rendezvous}"),
+            communication_errors(f"RPC between {context.size} ranks at {context.rendezvous}"),
             warnings.catch_warnings(),
         ):
             # A warning about torch's own code, in every node's log.
@@ -247,39 +247,6 @@ def _pong() -> None:
 def _in_own_storage(tensor: Tensor) -> Tensor:
     """The tensor, copied if it is a view: TensorPipe may send the whole storage of a view."""
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
-
-
-def _rendezvous(context: NodeContext) -> Store:
-    """A store that all ranks have joined.
-
-    It is at `context.rendezvous`: the path of a file, or tcp://host:port where rank 0 listens. Raises
-    CommunicationError with the ranks that did not join in time.
-    """
-    from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
-
-    rendezvous, timeout = context.rendezvous, timedelta(seconds=context.timeout_s)
-    size, rank = context.size, context.rank
-    joined = [f"here/{each}" for each in range(size)]
-    url = urlsplit(rendezvous)
-    store: Store
-    with communication_errors(f"rendezvous at {rendezvous}"):
-        if rendezvous.startswith("/"):
-            store = FileStore(rendezvous, size)
-        elif url.scheme == "tcp" and url.hostname and url.port:
-            store = TCPStore(url.hostname, url.port, size, rank == 0, timeout, wait_for_workers=False)
-        else:
-            raise CommunicationError(f"rendezvous {rendezvous!r}: must be /path or tcp://host:port")
-        store.set_timeout(timeout)
-        store.set(joined[rank], "")
-        try:
-            store.wait(joined, timeout)
-        except RuntimeError:
-            missing = ", ".join(str(each) for each in range(size) if not store.check([joined[each]]))
-            if not missing:
-                raise
-            late = f"node {missing} did not join {rendezvous} within {context.timeout_s:g} s"
-            raise CommunicationError(late) from None
-    return store
 
 
 def _address_of(store: Store, context: NodeContext) -> str:

@@ -1,0 +1,79 @@
+"""The key-value store through which the ranks of a run find each other."""
+
+from __future__ import annotations
+
+import socket
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from trainer.comm.base import CommunicationError, communication_errors
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from trainer.core.context import NodeContext
+
+POLL_S = 0.01
+
+
+def rendezvous(context: NodeContext) -> Store:
+    """Join the other ranks at `context.rendezvous`.
+
+    Args:
+        context: Its rendezvous is the path of a file that all ranks share, or tcp://host:port, where rank 0
+            listens.
+
+    Returns:
+        A store that all ranks have joined.
+
+    Raises:
+        CommunicationError: The rendezvous is neither, or ranks did not join within `context.timeout_s`. The
+            error names them.
+    """
+    from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
+
+    address, timeout = context.rendezvous, timedelta(seconds=context.timeout_s)
+    size, rank = context.size, context.rank
+    joined = [f"here/{each}" for each in range(size)]
+    url = urlsplit(address)
+    store: Store
+    with communication_errors(f"rendezvous of {size} ranks at {address}"):
+        # Not a file:// URL, which would end at a `#` or `?` in the path.
+        if address.startswith("/"):
+            store = FileStore(address, size)
+        elif url.scheme == "tcp" and url.hostname and url.port:
+            if rank != 0:
+                _wait_for_rank_0(url.hostname, url.port, context)
+            store = TCPStore(url.hostname, url.port, size, rank == 0, timeout, wait_for_workers=False)
+        else:
+            raise CommunicationError(f"rendezvous {address!r}: must be /path or tcp://host:port")
+        store.set_timeout(timeout)
+        store.set(joined[rank], "")
+        try:
+            store.wait(joined, timeout)
+        except RuntimeError:
+            missing = ", ".join(str(each) for each in range(size) if not store.check([joined[each]]))
+            if not missing:
+                raise
+            late = f"node {missing} did not join {address} within {context.timeout_s:g} s"
+            raise CommunicationError(late) from None
+    return store
+
+
+def _wait_for_rank_0(host: str, port: int, context: NodeContext) -> None:
+    """Return when rank 0 listens.
+
+    torch's client waits half a second and longer after its first refused connection.
+    """
+    deadline = time.monotonic() + context.timeout_s
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=context.timeout_s).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                late = f"node 0 did not join {context.rendezvous} within {context.timeout_s:g} s"
+                raise CommunicationError(f"{late}: {error}") from None
+            time.sleep(POLL_S)
