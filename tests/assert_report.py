@@ -6,6 +6,8 @@ import csv
 import sys
 from pathlib import Path
 
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import read_result
 from trainer.spec.registries import STRATEGIES
 
 
@@ -25,6 +27,13 @@ def main(directory: Path) -> None:
     expected = {name for name in STRATEGIES.entries if STRATEGIES.load(name).trains}
     assert strategies == expected, strategies ^ expected
 
+    results = [read_result(directory / row["key"] / "result.json") for row in rows]
+    assert {result.topology for result in results if result} == {"single", "ddp", "mpi", "rpc"}
+    for result in results:
+        assert result
+        if result.runtime == "docker":
+            check_containers(result, directory / result.key)
+
     page = (directory / "report.html").read_text()
     for row in rows:
         assert row["key"] in page, f"{row['key']} is not in report.html"
@@ -32,6 +41,21 @@ def main(directory: Path) -> None:
     assert 'src="http' not in page
     assert (directory / "report.md").stat().st_size > 0
     print(f"report of {len(rows)} runs passes all checks")
+
+
+def check_containers(result: RunResult, directory: Path) -> None:
+    """The row has the usage of every node, and every container has a log."""
+    key, topology, count = result.key, result.topology, int(result.spec["nodes"])
+    nodes = [usage for usage in result.usage if usage.ranks]
+    assert len(nodes) == (1 if topology == "single" else count), f"{key}: usage of {len(nodes)} nodes"
+    for usage in nodes:
+        assert usage.cpu_s, f"{key}: no CPU time of {usage.name}"
+        if topology != "single":
+            assert (usage.sent_bytes or 0) > 1000, f"{key}: {usage.name} sent {usage.sent_bytes} bytes"
+    logs = {path.stem for path in directory.glob("*.log")} - {"compose"}  # of a set's first run
+    names = {f"node-{number}" for number in range(1 if topology == "single" else count)}
+    expected = names | {"coordinator"} | ({"launcher"} if topology == "mpi" else set())
+    assert logs == expected, f"{key}: logs {sorted(logs)}, expected {sorted(expected)}"
 
 
 if __name__ == "__main__":

@@ -17,28 +17,24 @@ from trainer.spec.run_spec import RunSpec
 
 Execute = Callable[..., FinishedRun]
 LINES = 20_000
-KILLED = "(?s)node 1.*SIGKILL"
 
 
-# Every fault on two transports, and every transport with two faults: one topology each.
+# Every fault on one transport, and every transport with one fault: one topology each.
+# tests/integration/test_lost_nodes.py and the soaks have more combinations.
 @pytest.mark.parametrize(
     ("fault", "transport", "status", "cause"),
     [
         ("flood", "gloo", "ok", None),
-        ("flood", "mpi", "ok", None),
-        ("crash", "memory", "failed", "node 1: InjectedFault: "),
         ("crash", "rpc", "failed", "node 1: InjectedFault: "),
-        ("kill", "gloo", "failed", KILLED),
-        ("kill", "mpi", "failed", KILLED),
+        ("kill", "mpi", "failed", "(?s)node 1.*SIGKILL"),
         ("stall", "memory", "timeout", r"stopped after \d+ s.*node 1"),
-        ("stall", "rpc", "timeout", r"stopped after \d+ s.*node 1"),
     ],
 )
 def test_injected_fault(
     execute: Execute, nodes: Nodes, fault: str, transport: str, status: str, cause: str | None
 ) -> None:
     strategy = {"name": "fault_injection", "fault": fault, "rank": 1, "work_s": 0.3, "lines": LINES}
-    timeout_s = nodes.start_up_s + 2 if fault == "stall" else 60.0
+    timeout_s = nodes.start_up_s + 2 if fault == "stall" else 120.0
     run = execute(strategy=strategy, transport=transport, nodes=3, timeout_s=timeout_s)
     assert run.result.status == status, run.result.cause
     if cause is None:

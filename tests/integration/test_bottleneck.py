@@ -127,8 +127,7 @@ def test_suspended_process_is_terminated_without_sigkill(busy: psutil.Process) -
     assert not busy.is_running()
 
 
-@pytest.mark.parametrize("transport", ["gloo", "mpi"])
-@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+@pytest.mark.parametrize(("transport", "cold"), [("gloo", False), ("mpi", False), ("gloo", True)])
 def test_rank_of_the_slower_node_trains_within_its_quota(
     tmp_path: Path, transport: str, cold: bool
 ) -> None:

@@ -69,7 +69,7 @@ def test_killed_rank_is_named(execute: Execute, tmp_path: Path, strategy: str, t
     assert result.status == "failed"
     assert f"node 1 (process {display.pid})" in first_cause(result, transport)
     assert "SIGKILL" in str(result.cause)
-    assert result.started_at + result.wall_s - display.at < 30
+    assert result.started_at + result.wall_s - display.at < 60  # timeout_s is 120
     assert node_processes(tmp_path) == []
 
 

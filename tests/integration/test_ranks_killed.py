@@ -36,7 +36,7 @@ def reported(kind: str, ranks: int) -> When:
     ("fields", "rank", "when", "seen"),
     [
         ({"strategy": "all_reduce", "nodes": 2}, 0, always, "before it started"),
-        ({"strategy": "ddp", "nodes": 3}, 1, reported("start", 3), "starting"),
+        ({"strategy": "ddp", "nodes": 2}, 1, reported("start", 2), "starting"),
         (
             {"strategy": "all_reduce", "nodes": 1, "processes_per_node": 2, "epochs": 300},
             *(1, reported("epoch", 2), "epoch"),
@@ -59,7 +59,7 @@ def test_restarted_run_ends_with_the_same_weights(
     with RankKiller(kill_process(tmp_path), rank, when=when) as killer:
         result = execute(killer, **run, transport="gloo", restarts=2)
     assert killer.killed
-    assert (result.status, result.cause) == ("ok", None)
+    assert (result.status, result.cause, result.warm) == ("ok", None, False)  # torchrun starts the ranks
     assert result.replicas_equal
     assert result.ranks[0].weights_digest == undisturbed.ranks[0].weights_digest
     assert result.accuracy == undisturbed.accuracy
@@ -97,7 +97,6 @@ def test_rank_killed_after_the_last_barrier_does_not_fail_the_run(execute: Execu
     result = execute(display, strategy=fault_injection, transport="gloo", nodes=3, restarts=1)
     assert (result.status, result.cause, result.restarted) == ("ok", None, 0)
     assert result.flags[-1] == "node 1 was killed after its result was written"
-    assert result.wall_s < 30
     assert node_processes(tmp_path) == []
 
 
@@ -118,5 +117,5 @@ def test_agents_end_with_the_orchestrator_and_restart_nothing(tmp_path: Path) ->
     wait_until(lambda: len(node_processes(tmp_path)) == 4)  # two agents, two ranks
     sweep.kill()
     sweep.communicate()
-    wait_until(lambda: node_processes(tmp_path) == [], timeout_s=10)
+    wait_until(lambda: node_processes(tmp_path) == [], timeout_s=30)
     assert run_cli("clean").returncode == 0

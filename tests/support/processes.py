@@ -23,8 +23,11 @@ def node_processes(directory: Path) -> list[psutil.Process]:
     return found
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = 30) -> Any:
-    """Poll `condition` until it is true; returns its value, and fails the test after `timeout_s`."""
+def wait_until(condition: Callable[[], Any], timeout_s: float = 120) -> Any:
+    """Poll `condition` until it is true; returns its value, and fails the test after `timeout_s`.
+
+    The default only ends a test that hangs: a start that takes 5 s can take 60 s on a loaded machine.
+    """
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"condition not met within {timeout_s:g} s"

@@ -25,6 +25,11 @@ class AssignmentError(Exception):
     """The containers cannot run the spec; the message is for the user."""
 
 
+def container_name(role: str, ordinal: int) -> str:
+    """As compose shows a container: node-3, launcher. Of the other services there is one container."""
+    return f"node-{ordinal}" if role == "node" else role
+
+
 @dataclass(frozen=True)
 class AgentInfo:
     """One container with an agent.
@@ -47,8 +52,8 @@ class AgentInfo:
 
     @property
     def name(self) -> str:
-        """As compose shows it: node-3, launcher."""
-        return f"node-{self.ordinal}" if self.role == "node" else self.role
+        """The name of the container."""
+        return container_name(self.role, self.ordinal)
 
 
 @dataclass(frozen=True)

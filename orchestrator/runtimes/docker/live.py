@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from orchestrator.results.store import RunPaths, write_atomic
+from trainer.cluster.rank_assignment import AgentInfo
 from trainer.core.events import Event, EventReader
+
+_AGENTS = TypeAdapter(list[AgentInfo])
 
 
 class LiveRecord:
@@ -35,11 +38,10 @@ class LiveRecord:
         return {event.rank for event in EventReader(self.directory).new() if event.kind == "start"}
 
     @property
-    def agents(self) -> list[dict[str, Any]]:
+    def agents(self) -> list[AgentInfo]:
         """The agents of the rank assignment; empty before ranks are assigned."""
         try:
-            agents: list[dict[str, Any]] = json.loads((self.directory / "assignment.json").read_text())
-            return agents
+            return _AGENTS.validate_json((self.directory / "assignment.json").read_text())
         except (OSError, ValueError):
             return []
 

@@ -13,6 +13,7 @@ from typing import Any
 from orchestrator.runtimes.docker.compose import Cluster
 from orchestrator.runtimes.docker.engine import Engine, command_error, is_responding
 from orchestrator.runtimes.docker.reaper import remove_project
+from trainer.cluster.rank_assignment import AgentInfo
 
 TERMINATE_S = 3  # between SIGTERM and SIGKILL; an agent gives its ranks 2 s of it
 COMPOSE_S = 60  # to stop or remove the containers
@@ -129,7 +130,7 @@ class Project:
             subprocess.run(command, env=environment, capture_output=True, timeout=COMPOSE_S)
 
 
-def node_name(role: str, number: int, agents: Iterable[Mapping[str, Any]], topology: str) -> str:
+def node_name(role: str, number: int, agents: Iterable[AgentInfo], topology: str) -> str:
     """The name by rank of a container: like compose's numbers, but from 0 and without gaps.
 
     Args:
@@ -143,8 +144,8 @@ def node_name(role: str, number: int, agents: Iterable[Mapping[str, Any]], topol
     if role != "node":
         return role
     for agent in agents:
-        if (agent["role"], agent["ordinal"]) == (role, number) and agent["ranks"]:
-            return f"node {agent['ranks'][0] // len(agent['ranks'])}"
+        if (agent.role, agent.ordinal) == (role, number) and agent.ranks:
+            return f"node {agent.ranks[0] // len(agent.ranks)}"
     first = 0 if topology == "rpc" else 1  # in rpc the master is node 0
     return f"node {number - first}"
 

@@ -22,6 +22,7 @@ from orchestrator.runtimes.docker.project import (
     service,
 )
 from trainer.cluster.hand_over import CANCEL, ENDED, Ending, hand_over, log_marks
+from trainer.cluster.rank_assignment import ROLES, container_name
 from trainer.core.events import Event, signal_name
 from trainer.spec.run_spec import RunSpec
 
@@ -54,7 +55,7 @@ class WarmContainers:
         starting = self.project.starting
         containers = self.project.containers()
         for each in containers:
-            name = _compose_name(service(each), ordinal(each))
+            name = container_name(service(each), ordinal(each))
             if has_ended(each):
                 code = self.project.exit_code(each)
                 how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
@@ -63,8 +64,8 @@ class WarmContainers:
                 return f"the warm container {name} is stuck: its health check fails"
         if error := self.project.start_error:
             return error
-        others = 1 + (self.cluster.topology in ("mpi", "rpc"))  # coordinator; launcher or master
-        if not starting and len(containers) < self.cluster.scale + others:
+        expected = self.cluster.scale + len(ROLES[self.cluster.topology])  # one is the coordinator
+        if not starting and len(containers) < expected:
             return "a warm container was removed"
         return None
 
@@ -146,12 +147,7 @@ class WarmRun(RunHandle):
         """The state after the coordinator has ended the run."""
         ending = Ending.model_validate_json(self._ended.read_text())
         agents, topology = self._record.agents, self._nodes.cluster.topology
-        names = {
-            _compose_name(agent["role"], agent["ordinal"]): node_name(
-                agent["role"], agent["ordinal"], agents, topology
-            )
-            for agent in agents
-        }
+        names = {agent.name: node_name(agent.role, agent.ordinal, agents, topology) for agent in agents}
         exits = {names.get(name, name): code for name, code in ending.exits.items()}
         if not exits["coordinator"]:
             return RunState(exits, running=0)
@@ -165,9 +161,8 @@ class WarmRun(RunHandle):
         # Events say why a started rank has failed.
         silent = set(range(self._ranks)) - self._record.started
         for agent in agents:
-            name = _compose_name(agent["role"], agent["ordinal"])
-            if name in ending.failures and silent & {*agent["ranks"]}:
-                return RunState(exits, 0, f"{names[name]}: {ending.failures[name]}")
+            if agent.name in ending.failures and silent & {*agent.ranks}:
+                return RunState(exits, 0, f"{names[agent.name]}: {ending.failures[agent.name]}")
         return RunState(exits, 0)
 
     def new_events(self) -> list[Event]:
@@ -196,7 +191,7 @@ class WarmRun(RunHandle):
 
     def _save_logs(self) -> None:
         agents = self._record.agents
-        used = {("coordinator", 1), *((agent["role"], agent["ordinal"]) for agent in agents)}
+        used = {("coordinator", 1), *((agent.role, agent.ordinal) for agent in agents)}
         for each in self._nodes.project.containers():
             if (service(each), ordinal(each)) in used:
                 name = node_name(service(each), ordinal(each), agents, self._nodes.cluster.topology)
@@ -216,11 +211,6 @@ class WarmRun(RunHandle):
             time.sleep(POLL_S)
 
     def collect(self, paths: RunPaths) -> None:
-        reasons = [agent["replaced"] for agent in self._record.agents if agent["replaced"]]
+        reasons = [agent.replaced for agent in self._record.agents if agent.replaced]
         self.replaced = self.replaced or next(iter(reasons), None)
         self._record.collect(paths)
-
-
-def _compose_name(role: str, number: int) -> str:
-    """As compose shows it: node-3, launcher."""
-    return f"node-{number}" if role == "node" else role
