@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orchestrator.report import formats, write_report
+import pytest
+
+from orchestrator.report import figures, formats, write_report
 from orchestrator.report.findings import find
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.model.comparison import Comparison, compare
@@ -263,6 +266,20 @@ def cells(columns: Sequence[Column[T]], items: Sequence[T]) -> list[dict[str, st
         }
         for item in items
     ]
+
+
+@contextmanager
+def unrendered_figures() -> Iterator[None]:
+    """Figures are built but not rendered, which takes most of a report's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "to_svg", lambda figure, name: '<svg viewBox="0 0 1 1"></svg>\n')
+        yield
+
+
+def write_page(directory: Path, *results: RunResult, **fields: Any) -> SweepPaths:
+    """As `write_sweep`, with empty figures."""
+    with unrendered_figures():
+        return write_sweep(directory, *results, **fields)
 
 
 def write_sweep(

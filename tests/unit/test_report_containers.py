@@ -18,7 +18,7 @@ from tests.unit.report_support import (
     cells,
     csv_lines,
     finding_of,
-    write_sweep,
+    write_page,
 )
 from tests.unit.test_report_locations import DOCKER, a_node, contained
 from tests.unit.test_report_pages import Page
@@ -119,7 +119,7 @@ def test_one_container_for_all_nodes_has_their_combined_limit() -> None:
 def test_the_page_has_a_section_on_containers_only_if_there_were_any(
     runs: list[RunResult], shown: bool, tmp_path: Path
 ) -> None:
-    page = Page(write_sweep(tmp_path, *runs).html.read_text())
+    page = Page(write_page(tmp_path, *runs).html.read_text())
     assert ("containers" in page.ids) is ("#containers" in page.links) is shown
 
 

@@ -24,7 +24,7 @@ from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.render.legend import legend
 from orchestrator.results.records import RunResult
 from tests.unit.conftest import PROJECT
-from tests.unit.report_support import SERIAL, a_comparison, a_run, row_of, write_sweep
+from tests.unit.report_support import SERIAL, a_comparison, a_run, row_of, write_page
 from tests.unit.test_report_pages import Page
 from trainer.spec.registries import STRATEGIES
 
@@ -190,7 +190,7 @@ def test_communication_time_by_model_size() -> None:
 
 
 def test_the_report_has_this_figure_once(tmp_path: Path) -> None:
-    paths = write_sweep(tmp_path, sized("all_reduce", 10, 0.1), sized("all_reduce", 100, 0.2))
+    paths = write_page(tmp_path, sized("all_reduce", 10, 0.1), sized("all_reduce", 100, 0.2))
     assert [file.name for file in paths.plots.glob("exchange*")] == ["exchange.svg"]
 
 
@@ -226,7 +226,7 @@ def test_the_legend_has_the_colours_of_the_figures() -> None:
 
 
 def test_the_page_names_the_file_of_each_strategy(tmp_path: Path) -> None:
-    paths = write_sweep(tmp_path, SERIAL, *tried())
+    paths = write_page(tmp_path, SERIAL, *tried())
     page = Page(paths.html.read_text())
     for name in NAMES:
         assert f"trainer/strategies/{name}.py" in page.text

@@ -29,6 +29,7 @@ from tests.unit.report_support import (
     a_run,
     in_parts,
     repeated,
+    unrendered_figures,
 )
 from tests.unit.test_report_data_partition import with_labels
 from tests.unit.test_report_learning import learned
@@ -232,9 +233,8 @@ def comparison() -> Comparison:
 
 @pytest.fixture(scope="module")
 def plots(comparison: Comparison) -> list[figures.Plot]:
-    """All figures, built but not rendered: only titles and captions are compared."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "to_svg", lambda figure, name: '<svg viewBox="0 0 1 1"></svg>\n')
+    """All figures; only titles and captions are compared."""
+    with unrendered_figures():
         return figures.draw(comparison)
 
 

@@ -34,7 +34,7 @@ from tests.unit.report_support import (
     in_parts,
     repeated,
     row_of,
-    write_sweep,
+    write_page,
 )
 from tests.unit.test_report_pages import Page
 
@@ -239,7 +239,7 @@ def test_the_table_has_memory_traffic_and_bubbles() -> None:
 def test_the_page_has_the_table_only_if_the_model_is_partitioned(
     other: RunResult, shown: bool, tmp_path: Path
 ) -> None:
-    page = Page(write_sweep(tmp_path, WHOLE, other).html.read_text())
+    page = Page(write_page(tmp_path, WHOLE, other).html.read_text())
     assert ("model-partitioning" in page.ids) is ("#model-partitioning" in page.links) is shown
 
 

@@ -37,6 +37,7 @@ from tests.unit.report_support import (
     a_run,
     cells,
     repeated,
+    write_page,
     write_sweep,
 )
 
@@ -100,7 +101,7 @@ SWEEPS = {
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_sweep_has_a_report(name: str, tmp_path: Path) -> None:
     results = SWEEPS[name]
-    paths = write_sweep(tmp_path, *results, pending=["ddp-gloo-n4-s0-0"])
+    paths = write_page(tmp_path, *results, pending=["ddp-gloo-n4-s0-0"])
     page = Page(paths.html.read_text())
     for key in read_comparison(paths).record.keys:
         assert key in page.ids
