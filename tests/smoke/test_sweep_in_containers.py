@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.support.command_line import run_cli, start_sweep
 from tests.support.containers import leftovers
 from tests.support.datasets import real_mnist_dir
 from tests.support.processes import wait_until
+from tests.support.runs import RunCache
 
 HANGING = """
 name: hanging
@@ -34,7 +36,13 @@ def nothing_left() -> Iterator[None]:
     """After every test, no container and no network of an orchestrator is left."""
     before = leftovers(LABEL)
     yield
-    wait_until(lambda: set(leftovers(LABEL)) <= set(before), timeout_s=30)
+    for sweep in psutil.Process().children():  # of a test that has failed
+        if "sweep" in sweep.cmdline():
+            sweep.send_signal(signal.SIGINT)
+            sweep.wait(60)
+    with suppress(AssertionError):
+        wait_until(lambda: set(leftovers(LABEL)) <= set(before), timeout_s=30)
+    assert set(leftovers(LABEL)) - set(before) == set()
 
 
 def sweep(file: Path, out: Path, *options: str | Path) -> subprocess.CompletedProcess[str]:
@@ -93,13 +101,13 @@ def test_failures_during_a_sweep(tmp_path: Path) -> None:
     """One sweep of three cold runs: a container is killed, a node is suspended, then Ctrl-C."""
     process, _, out = hanging_sweep(tmp_path, "--cold")
     subprocess.run(["docker", "kill", container(out, "node-2")], check=True, capture_output=True)
-    wait_until(lambda: len(failures(out)) == 1, timeout_s=60)
+    wait_until(lambda: len(failures(out)) == 1)
     assert re.match(r"node 1 .*killed together with its container", failures(out)[0])
 
     wait_until_training(out, runs=2)
     suspend = ["docker", "exec", container(out, "node-1"), "sh", "-c", "kill -STOP -1"]
     subprocess.run(suspend, check=True, capture_output=True)
-    wait_until(lambda: len(failures(out)) == 2, timeout_s=90)  # the health check, not the timeout
+    wait_until(lambda: len(failures(out)) == 2, 200)  # the health check, not the timeout
     assert any(cause.startswith("node 0 is stuck") for cause in failures(out))
 
     wait_until_training(out, runs=3)
@@ -110,24 +118,22 @@ def test_failures_during_a_sweep(tmp_path: Path) -> None:
 
 
 def test_run_whose_warm_containers_fail_is_repeated_on_new_ones(tmp_path: Path) -> None:
-    """The runs lose a killed node, a killed coordinator and a suspended node."""
+    """The runs lose a killed node and a suspended one; the soak also kills other containers."""
     file, out = tmp_path / "short.yml", tmp_path / "out"
-    file.write_text(HANGING.replace("work_s: 300", "work_s: 4"))
+    file.write_text(HANGING.replace("work_s: 300", "work_s: 4").replace("[1, 2, 3]", "[1, 2]"))
     process = start_sweep(file, out, "--runtime", "docker")
-    for number, name in enumerate(("node-2", "coordinator-1"), start=1):
-        wait_until_training(out, runs=number)
-        subprocess.run(["docker", "kill", container(out, name)], check=True, capture_output=True)
-    wait_until_training(out, runs=3)
+    wait_until_training(out, runs=1)
+    subprocess.run(["docker", "kill", container(out, "node-2")], check=True, capture_output=True)
+    wait_until_training(out, runs=2)
     suspend = ["docker", "exec", container(out, "node-1"), "sh", "-c", "kill -STOP -1"]
     subprocess.run(suspend, check=True, capture_output=True)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
     found = sorted((row for row in map(read_result, out.glob("*/result.json")) if row), key=lambda r: r.key)
-    assert [(row.status, row.warm) for row in found] == [("ok", True)] * 3
+    assert [(row.status, row.warm) for row in found] == [("ok", True)] * 2
     causes = [str(row.nodes_replaced) for row in found]
     assert "node-2 was killed by SIGKILL" in causes[0]
-    assert "coordinator was killed by SIGKILL" in causes[1]
-    assert "node-1 is stuck" in causes[2]
+    assert "node-1 is stuck" in causes[1]
     assert not (out / ".warm").exists()
 
 
@@ -171,12 +177,14 @@ def test_two_sweeps_at_once(tmp_path: Path) -> None:
         assert process.returncode == 0, output
 
 
-def test_killed_sweep_resumes_from_its_checkpoints(tmp_path: Path) -> None:
-    """The weights equal those of an uninterrupted run. On three nodes, DDP's bucket order matters."""
+def test_killed_sweep_resumes_from_its_checkpoints(run_cache: RunCache, tmp_path: Path) -> None:
+    """The weights equal those of an uninterrupted run of local processes.
+
+    On three nodes, DDP's bucket order matters.
+    """
     run = {
         "strategy": "ddp",
         "nodes": 3,
-        "cpus": 0.5,
         "dataset": {"name": "synthetic", "samples": 1500, "test_samples": 50, "noise": 1.0},
         "model": {"name": "lenet", "dropout": 0.3},
         "optimizer": "momentum",
@@ -187,12 +195,11 @@ def test_killed_sweep_resumes_from_its_checkpoints(tmp_path: Path) -> None:
     file, out = tmp_path / "one.yml", tmp_path / "out"
     file.write_text(json.dumps({"name": "one", "base": run, "blocks": [{}]}))
     killed = start_sweep(file, out, "--runtime", "docker")
-    wait_until(lambda: list(out.glob("*/checkpoints/docker/*/epoch-00001-step-*/rank-2.pt")), timeout_s=120)
+    wait_until(lambda: list(out.glob("*/checkpoints/docker/*/epoch-00001-step-*/rank-2.pt")))
     killed.kill()
     killed.communicate()
     assert sweep(file, out).returncode == 0
-    assert sweep(file, tmp_path / "whole").returncode == 0
-    (resumed,), (whole,) = rows(out).values(), rows(tmp_path / "whole").values()
+    (resumed,), whole = rows(out).values(), run_cache.get(**run).result
     assert [rank.weights_digest for rank in resumed.ranks] == [rank.weights_digest for rank in whole.ranks]
     assert resumed.certificate == whole.certificate
     assert "checkpoint" in resumed.flags[-1]
@@ -215,7 +222,7 @@ def wait_until_training(out: Path, runs: int) -> None:
         plans = len(list(out.glob("*/plan.json")))
         return plans == runs and len(list(out.rglob("rank-*.jsonl"))) == 2
 
-    wait_until(training, timeout_s=90)
+    wait_until(training)
 
 
 def failures(out: Path) -> list[str]:

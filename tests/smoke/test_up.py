@@ -156,7 +156,7 @@ def test_killed_node_ends_the_stack(stack: Make, tmp_path: Path, topology: str, 
     spec.write_text(json.dumps({"strategy": strategy, "transport": transport}))
     cluster = stack(topology, SHARDYARD_SPEC=str(spec))
     up = cluster.start(2)
-    wait_until(lambda: list(cluster.results.glob("*/rank-0.jsonl")), timeout_s=90)
+    wait_until(lambda: list(cluster.results.glob("*/rank-0.jsonl")))
     subprocess.run(["docker", "kill", f"{cluster.project}-node-1"], check=True, capture_output=True)
     output, _ = up.communicate(timeout=60)
     assert up.returncode != 0

@@ -204,6 +204,15 @@ def test_refused_quota_ends_the_run(slow: FakeRun) -> None:
     assert "Error response from daemon: no" in str(slow.run.wait(0).error)
 
 
+def test_node_that_ends_before_it_has_its_quota_is_the_failure(slow: FakeRun) -> None:
+    slow.answer = SimpleNamespace(returncode=1, stderr="Error response from daemon: not running\n")
+    slow.api.rows = [container("node", 1), ended("node", 2), container("node", 3)]
+    slow.api.codes["node-2"] = 137
+    slow.make_ready(0, 1, 2)
+    state = slow.run.wait(0)
+    assert (state.exits, state.error) == ({"node 1": -9}, None)
+
+
 def test_nodes_with_all_cores_need_no_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeRun(tmp_path, monkeypatch, cpus=4)
     fake.api.rows = [container("node", number) for number in (1, 2, 3)]

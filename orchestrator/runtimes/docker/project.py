@@ -82,12 +82,18 @@ class Project:
         return self._codes[identifier]
 
     def apply_quotas(self) -> str | None:
-        """Apply the nodes' CPU quotas, for which ready ranks wait. Returns why that failed, or None."""
+        """Apply the nodes' CPU quotas, for which ready ranks wait.
+
+        Returns:
+            Why that failed. None if it did not, or if a node has ended, which the next inspection reports.
+        """
         nodes = [each for each in self.containers() if service(each) not in ("coordinator", "data")]
         nodes.sort(key=lambda each: (service(each) == "node", ordinal(each)))
         for command in self.cluster.limit_cpus(*(each["Id"] for each in nodes)):
             if error := command_error(self.engine, *command):
-                return f"CPU quotas were not applied: {error}"
+                running = {each["Id"] for each in self.containers() if not has_ended(each)}
+                lost = any(each["Id"] not in running for each in nodes)
+                return None if lost else f"CPU quotas were not applied: {error}"
         self.quota_pending = False
         return None
 
