@@ -13,7 +13,7 @@ import pytest
 from orchestrator.cli import main
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import read_result
-from tests.support.command_line import run_cli, start_sweep
+from tests.support.command_line import PROJECT, environment, orchestrator, run_cli, start_sweep
 from tests.support.processes import node_processes, wait_until
 from tests.support.runs import HANGING_SWEEP
 
@@ -106,6 +106,23 @@ def test_nodes_end_when_the_orchestrator_is_killed(tmp_path: Path, transport: st
     after = [path.stat().st_mtime_ns for path in out.glob("*/result.json")]
     assert len(after) == 3
     assert before in after  # the finished run is not repeated
+
+
+def test_interruption_while_packages_are_imported_has_no_traceback() -> None:
+    process = subprocess.Popen(
+        orchestrator("sweep", "quickstart", "--dry-run"),
+        cwd=PROJECT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_until(lambda: "pydantic_core" in Path(f"/proc/{process.pid}/maps").read_text())
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=END_S)
+    assert "Traceback" not in output
+    # Python itself ends by SIGINT if it was in `exec`, as in the definition of a dataclass.
+    assert process.returncode in (130, -signal.SIGINT), output
 
 
 def test_clean_removes_what_a_killed_orchestrator_left(tmp_path: Path) -> None:
