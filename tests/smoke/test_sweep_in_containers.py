@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -99,8 +100,13 @@ def test_out_of_memory(tmp_path: Path, transport: str, memory_mb: int) -> None:
 
 
 def test_failures_during_a_sweep(tmp_path: Path) -> None:
-    """One sweep of three cold runs: a container is killed, a node is suspended, then Ctrl-C."""
+    """One sweep of three cold runs: a pause is no failure, a killed container and a suspended node are."""
     process, _, out = hanging_sweep(tmp_path, "--cold")
+    for command in ("pause", "unpause"):
+        subprocess.run(["docker", command, container(out, "node-1")], check=True, capture_output=True)
+        time.sleep(3)
+    assert failures(out) == []
+
     subprocess.run(["docker", "kill", container(out, "node-2")], check=True, capture_output=True)
     wait_until(lambda: len(failures(out)) == 1)
     assert re.match(r"node 1 .*killed together with its container", failures(out)[0])

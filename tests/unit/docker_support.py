@@ -33,11 +33,12 @@ def ended(service: str, number: int = 1) -> Row:
 
 
 class Api:
-    """A fake of the engine's API. codes: exit codes by container."""
+    """A fake of the engine's API. codes: exit codes by container. failing_streak: of health checks."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.codes: dict[str, int] = {}
+        self.failing_streak = 2
         self.error: Exception | None = None
         self.inspected: list[str] = []
         self.output: dict[str, str] = {}  # by container
@@ -53,7 +54,8 @@ class Api:
 
     def inspect_container(self, identifier: str) -> Row:
         self.inspected.append(identifier)
-        return {"State": {"ExitCode": self.codes.get(identifier, 0)}}
+        health = {"FailingStreak": self.failing_streak}
+        return {"State": {"ExitCode": self.codes.get(identifier, 0), "Health": health}}
 
     def logs(self, identifier: str, **options: Any) -> list[bytes]:
         self.asked.append(options)

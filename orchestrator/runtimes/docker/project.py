@@ -81,6 +81,17 @@ class Project:
             self._codes[identifier] = 128 - code if code > 128 else code
         return self._codes[identifier]
 
+    def is_stuck(self, container: Container) -> bool:
+        """Whether its health checks fail.
+
+        For a moment, the engine also calls a container unhealthy that was paused and goes on: it counts no
+        failed check of it.
+        """
+        if "(unhealthy)" not in container["Status"]:
+            return False
+        health = self.engine.client.api.inspect_container(container["Id"])["State"].get("Health") or {}
+        return bool(health.get("FailingStreak"))
+
     def apply_quotas(self) -> str | None:
         """Apply the nodes' CPU quotas, for which ready ranks wait.
 
@@ -168,7 +179,3 @@ def ordinal(container: Container) -> int:
 
 def has_ended(container: Container) -> bool:
     return container["State"] in ("exited", "dead")
-
-
-def is_unhealthy(container: Container) -> bool:
-    return "(unhealthy)" in container["Status"]

@@ -30,7 +30,6 @@ from orchestrator.runtimes.docker.project import (
     Container,
     Project,
     has_ended,
-    is_unhealthy,
     node_name,
     ordinal,
     service,
@@ -264,7 +263,7 @@ class DockerRun(RunHandle):
         if ready and (refusal := self._project.apply_quotas()):
             return RunState(exits, running, refusal)
         for each in containers:
-            if is_unhealthy(each):
+            if self._project.is_stuck(each):
                 return RunState(exits, running, f"{self._name(each)} is stuck: its health check fails")
         return RunState(exits, running)
 

@@ -16,7 +16,6 @@ from orchestrator.runtimes.docker.project import (
     Container,
     Project,
     has_ended,
-    is_unhealthy,
     node_name,
     ordinal,
     service,
@@ -60,7 +59,7 @@ class WarmContainers:
                 code = self.project.exit_code(each)
                 how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
                 return f"the warm container {name} {how}"
-            if is_unhealthy(each):
+            if self.project.is_stuck(each):
                 return f"the warm container {name} is stuck: its health check fails"
         if error := self.project.start_error:
             return error
