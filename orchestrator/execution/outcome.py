@@ -10,6 +10,13 @@ from orchestrator.runtimes.launch_plan import rank_name, rank_noun
 from trainer.core.events import EXIT_REPORTS, Event, signal_name
 from trainer.elastic.attempts import Attempts
 
+# Processes without which no rank can go on, by name.
+LEADERS = {
+    "coordinator": "the coordinator, which records the results,",
+    "mpirun": "mpirun, which starts the ranks,",
+    "launcher": "the launcher, which runs mpirun,",
+}
+
 
 def outcome(
     events: Sequence[Event],
@@ -52,16 +59,17 @@ def outcome(
     if done == everyone and results == everyone:
         return "ok", None
     if timed_out_s is not None:
-        return "timeout", f"stopped after {timed_out_s:g} s; {_last_seen(events, everyone - done, noun)}"
-
+        seen = _last_seen(events, everyone - done, noun) or f"all {noun}s had finished"
+        return "timeout", f"stopped after {timed_out_s:g} s; {seen}"
     if runtime_error:
         return "failed", runtime_error
 
     killed = [event for event in events if event.kind == "died"]
     if killed:
         return "failed", f"{process(killed[0].rank)} was {killed[0].fields['cause']}"
-    if exits.get("coordinator", 0) < 0:  # exit reports are sent to it
-        return "failed", f"the coordinator, which records the results, {_ending(exits['coordinator'])}"
+    for leader, title in LEADERS.items():
+        if exits.get(leader, 0) < 0:
+            return "failed", f"{title} {_ending(exits[leader])}"
     failures = sorted((e for e in events if e.kind == "failed"), key=lambda e: e.time)
     own = [failure for failure in failures if not failure.fields.get("peer")]
     silent = sorted(rank for rank in started if rank not in last)
@@ -71,6 +79,10 @@ def outcome(
             return "failed", f"{process(rank)} {_ending(code)}"
     if silent and exits.get("nodes"):
         return "failed", f"process {started[silent[0]]} with all {ranks} {noun}s {_ending(exits['nodes'])}"
+    if exits.get("nodes", 0) < 0:  # its ranks have noticed
+        return "failed", f"the process that started all {ranks} {noun}s {_ending(exits['nodes'])}"
+    if len(silent) == 1 and (number := exits.get("mpirun", 0) - 128) > 0:
+        return "failed", f"{process(silent[0])} {_ending(-number)}"
     if own:
         return "failed", f"{name(own[0].rank)}: {own[0].fields['cause']}"
     if not silent and started.keys() == everyone and (stopped := _stopped(events)):

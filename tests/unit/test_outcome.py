@@ -96,10 +96,30 @@ FAILURES: Mapping[str, tuple[list[Event], dict[str, int], str]] = {
         {"nodes": -SIGKILL},
         "process 100 with all 3 nodes was killed by SIGKILL",
     ),
-    "a rank of mpirun exits without an exit code of its own": (
+    "a rank of mpirun is killed, whose signal is in the exit code of mpirun": (
         up(0, 1) + terminated(0),
         {"mpirun": 137},
-        "node 1 (process 101) exited without a report, as after SIGKILL or when out of memory",
+        "node 1 (process 101) was killed by SIGKILL",
+    ),
+    "several ranks of mpirun have no report": (
+        up(0, 1),
+        {"mpirun": 137},
+        "node 0 (process 100) and node 1 (process 101) exited without a report, as after SIGKILL",
+    ),
+    "mpirun is killed": (
+        up(0, 1) + terminated(0, 1),
+        {"mpirun": -SIGKILL},
+        "mpirun, which starts the ranks, was killed by SIGKILL",
+    ),
+    "the container of mpirun is killed": (
+        up(0, 1),
+        {"launcher": -SIGKILL},
+        "the launcher, which runs mpirun, was killed by SIGKILL",
+    ),
+    "the process that has started the ranks is killed, and they notice": (
+        up(0, 1) + terminated(0, 1),
+        {"nodes": -SIGKILL},
+        "the process that started all 2 nodes was killed by SIGKILL",
     ),
     "a rank of mpirun exits and the other reports a peer error": (
         [*up(0, 1), failed(0, 3, RESET, peer=True)],
@@ -180,6 +200,11 @@ def test_runtime_error_takes_precedence_over_peer_errors() -> None:
     assert outcome(events, {}, 2, 60.0, runtime_error=stuck)[0] == "timeout"
 
 
+def test_time_limit_after_all_ranks_have_finished() -> None:
+    events = [*up(0, 1), *(event("done", rank, time=6) for rank in (0, 1))]
+    assert outcome(events, {}, 2, 60.0) == ("timeout", "stopped after 60 s; all nodes had finished")
+
+
 def test_killed_coordinator_is_the_cause_of_missing_results() -> None:
     reported = "the coordinator, which records the results, was killed by SIGKILL"
     assert outcome(up(0, 1) + finished(0), {"coordinator": -9, "node 1": 1}, 2, None) == (
@@ -226,7 +251,7 @@ def test_signal_without_a_name() -> None:
         (
             up(0, 1, 2, 3) + terminated(0, 1, 2),
             {"mpirun": 137},
-            "rank 3 of node 1 (process 103) exited",
+            "rank 3 of node 1 (process 103) was killed by SIGKILL",
         ),
         (up(0, 1, 2, 3), {"nodes": -SIGKILL}, "process 100 with all 4 ranks was killed by SIGKILL"),
         # The exit code of a container does not identify one of its ranks.
