@@ -130,9 +130,12 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def make_world_writable(directory: Path) -> None:
-    """Create a directory that containers can write to, which run under an unprivileged UID."""
+    """Create a directory that containers can write to, which run under an unprivileged UID.
+
+    It is sticky, so that other users cannot replace what is in it.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    directory.chmod(0o777)
+    directory.chmod(0o1777)
 
 
 def read_result(path: Path) -> RunResult | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from trainer.cluster import ssh
+from tests.unit.conftest import PROJECT
+from trainer.cluster import privileges, ssh
 from trainer.cluster.privileges import drop_privileges_to_owner, make_writable_for_nodes
 from trainer.cluster.rank_assignment import AssignmentError
 from trainer.core.cgroup import Usage, measure, quota, wait_for_quota
@@ -305,7 +307,7 @@ def test_nonempty_directory_of_root_keeps_its_owner(monkeypatch: pytest.MonkeyPa
 def test_empty_checkpoint_directory_becomes_world_writable(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     make_writable_for_nodes(tmp_path)
-    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o777
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o1777
     tmp_path.chmod(0o755)
     (tmp_path / "mine").touch()
     make_writable_for_nodes(tmp_path)
@@ -320,14 +322,25 @@ def test_directory_of_another_user_keeps_its_owner(monkeypatch: pytest.MonkeyPat
     assert calls == TAKEN
 
 
-@pytest.mark.parametrize(
-    ("uid", "witness"),
-    [(0, 0), (10001, 1000), (1000, 1000)],
-    ids=["root's spec", "not root", "already the owner"],
-)
-def test_nothing_changes_for_root_or_an_unprivileged_user(
-    monkeypatch: pytest.MonkeyPatch, uid: int, witness: int
-) -> None:
-    calls = Kernel(monkeypatch, uid, {SPEC: witness, RESULTS: 0}).calls
+def test_nothing_changes_for_an_unprivileged_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    for uid in (10001, 1000):
+        calls = Kernel(monkeypatch, uid, {SPEC: 1000, RESULTS: 0}).calls
+        drop_privileges_to_owner(SPEC, RESULTS)
+        assert calls == []
+
+
+def test_root_stays_root_without_capabilities_for_a_spec_of_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Kernel(monkeypatch, 0, {SPEC: 0, RESULTS: 0}).calls
+    monkeypatch.setattr(privileges, "drop_capabilities", lambda: calls.append(("capset",)))
     drop_privileges_to_owner(SPEC, RESULTS)
-    assert calls == []
+    assert calls == [("capset",)]
+
+
+def test_capabilities_are_dropped() -> None:
+    code = "from trainer.cluster.privileges import drop_capabilities as drop; drop(); "
+    code += "print(open('/proc/self/status').read())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True
+    )
+    status = dict(line.split(":\t", 1) for line in done.stdout.splitlines() if ":\t" in line)
+    assert {int(status[name], 16) for name in ("CapEff", "CapPrm", "CapInh")} == {0}

@@ -7,21 +7,27 @@ CHOWN, SETUID and SETGID, and switch to the spec's owner before they do anything
 
 from __future__ import annotations
 
+import ctypes
 import os
+import struct
 from contextlib import suppress
 from pathlib import Path
+
+CAPABILITY_VERSION = 0x20080522  # the third version of capset(2), with 64 capabilities
+CAPABILITY_SETS_BYTES = 24  # effective, permitted and inheritable, twice 32 bits of each
 
 
 def drop_privileges_to_owner(file: Path, *directories: Path) -> None:
     """Switch permanently to the user and group that own `file`, and give them the directories.
 
     The engine creates a missing mount source as root, so only empty directories of root change hands.
-    Nothing changes where the owner is root; under a rootless engine that is the user.
+    Where the owner is root, which under a rootless engine is the user, only the capabilities go.
     """
     if os.getuid() != 0:
         return
     owner = file.stat()
     if owner.st_uid == 0:
+        drop_capabilities()
         return
     for directory in directories:
         if directory.stat().st_uid == 0 and not any(directory.iterdir()):
@@ -32,6 +38,14 @@ def drop_privileges_to_owner(file: Path, *directories: Path) -> None:
     os.setresuid(owner.st_uid, owner.st_uid, owner.st_uid)  # drops all capabilities with it
 
 
+def drop_capabilities() -> None:
+    """Clear this process's capabilities. `no-new-privileges` keeps them from coming back. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header, sets = struct.pack("=Ii", CAPABILITY_VERSION, 0), bytes(CAPABILITY_SETS_BYTES)
+    if libc.capset(header, sets):
+        raise OSError(ctypes.get_errno(), "capabilities cannot be dropped")
+
+
 def make_writable_for_nodes(directory: Path) -> None:
     """Make an empty directory world-writable, if this user may. Nodes run under a fixed unprivileged UID.
 
@@ -39,4 +53,4 @@ def make_writable_for_nodes(directory: Path) -> None:
     """
     with suppress(OSError):
         if not any(directory.iterdir()):
-            directory.chmod(0o777)
+            directory.chmod(0o1777)  # sticky: only the owner of a file can remove it
