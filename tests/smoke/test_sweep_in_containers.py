@@ -17,6 +17,7 @@ import pytest
 
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import read_result
+from tests.smoke.confinement import assert_coordinator_confined, assert_node_confined
 from tests.support.command_line import run_cli, start_sweep
 from tests.support.containers import leftovers
 from tests.support.datasets import real_mnist_dir
@@ -144,8 +145,10 @@ def test_run_whose_warm_containers_fail_is_repeated_on_new_ones(tmp_path: Path) 
     assert not (out / ".warm").exists()
 
 
-def test_interrupt_removes_warm_containers(tmp_path: Path) -> None:
-    process, _, out = hanging_sweep(tmp_path)
+@pytest.mark.parametrize("transport", ["mpi", "memory"])
+def test_interrupt_removes_warm_containers(tmp_path: Path, transport: str) -> None:
+    process, _, out = hanging_sweep(tmp_path, transport=transport)
+    assert_confined(out)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
@@ -153,7 +156,8 @@ def test_interrupt_removes_warm_containers(tmp_path: Path) -> None:
 
 
 def test_reaper_removes_the_containers_of_a_killed_orchestrator(tmp_path: Path) -> None:
-    process, _, out = hanging_sweep(tmp_path)
+    process, _, out = hanging_sweep(tmp_path, transport="rpc")
+    assert_confined(out)
     process.kill()
     process.communicate(timeout=30)
     wait_until(lambda: containers(out) == [], timeout_s=30)
@@ -161,6 +165,7 @@ def test_reaper_removes_the_containers_of_a_killed_orchestrator(tmp_path: Path) 
 
 def test_next_start_removes_what_a_killed_reaper_left(tmp_path: Path) -> None:
     process, file, out = hanging_sweep(tmp_path)
+    assert_confined(out)
     for reaper in psutil.Process(process.pid).children():
         if "orchestrator.runtimes.docker.reaper" in reaper.cmdline():
             reaper.kill()
@@ -214,10 +219,12 @@ def test_killed_sweep_resumes_from_its_checkpoints(run_cache: RunCache, tmp_path
     assert not list(tmp_path.glob("*/*/checkpoints"))
 
 
-def hanging_sweep(tmp_path: Path, *options: str) -> tuple[subprocess.Popen[str], Path, Path]:
-    """A sweep whose runs hang, with both nodes of the first run up; its file and results directory."""
+def hanging_sweep(
+    tmp_path: Path, *options: str, transport: str = "gloo"
+) -> tuple[subprocess.Popen[str], Path, Path]:
+    """A sweep whose runs hang, with both ranks of the first run up; its file and results directory."""
     file, out = tmp_path / "hanging.yml", tmp_path / "out"
-    file.write_text(HANGING)
+    file.write_text(HANGING.replace("gloo", transport))
     process = start_sweep(file, out, "--runtime", "docker", *options)
     wait_until_training(out, runs=1)
     return process, file, out
@@ -231,6 +238,14 @@ def wait_until_training(out: Path, runs: int) -> None:
         return plans == runs and len(list(out.rglob("rank-*.jsonl"))) == 2
 
     wait_until(training)
+
+
+def assert_confined(out: Path) -> None:
+    """At least 25 statements hold for each container of the run in `out`."""
+    for name in containers(out):
+        if not name.endswith("-data-1"):  # it has exited
+            check = assert_coordinator_confined if "-coordinator-" in name else assert_node_confined
+            assert check(name) >= 25
 
 
 def failures(out: Path) -> list[str]:
