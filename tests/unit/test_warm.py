@@ -43,7 +43,7 @@ listener.listen()
 if sys.argv[2:]:
     threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 print("ready", flush=True)
-WarmParent(listener, 0, run).serve()
+WarmParent(listener, sys.stdin.fileno(), run).serve()
 """
 
 
@@ -55,14 +55,17 @@ class Parent:
         self.name = f"shardyard-test-{uuid4().hex}"
         command = [sys.executable, "-c", PARENT, self.name, *arguments]
         environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
-        self.process = subprocess.Popen(
-            command,
-            cwd=PROJECT,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self.owner, theirs = socket.socketpair()
+        self._answers = self.owner.makefile()
+        with theirs:
+            self.process = subprocess.Popen(
+                command,
+                cwd=PROJECT,
+                env=environment,
+                stdin=theirs.fileno(),
+                stdout=subprocess.PIPE,
+                text=True,
+            )
         assert self.process.stdout
         assert self.process.stdout.readline() == "ready\n"
 
@@ -75,13 +78,17 @@ class Parent:
         return process
 
     def status(self) -> dict[str, Any]:
-        with socket.socket(socket.AF_UNIX) as connection:
-            client.connect(connection, self.name)
-            connection.sendall(b"{}\n")
-            status: dict[str, Any] = json.loads(connection.makefile().readline())
+        self.owner.sendall(b"?")
+        status: dict[str, Any] = json.loads(self._answers.readline())
         return status
 
+    def disconnect(self) -> None:
+        """As the kernel does when the process that started the parent ends."""
+        self._answers.close()
+        self.owner.close()
+
     def close(self) -> None:
+        self.disconnect()
         for process in (self.process, *self._clients):
             process.kill()
             with process:  # closes its streams
@@ -186,7 +193,7 @@ def test_idle_parent_uses_no_cpu(parent: Parent) -> None:
     assert (sum(process.cpu_times()[:2]), process.num_ctx_switches().voluntary) == before
 
 
-@pytest.mark.parametrize("request_bytes", [b"", b"{", b"[]\n", b'{"environment": {}}\n'])
+@pytest.mark.parametrize("request_bytes", [b"", b"{", b"[]\n", b"{}\n", b'{"environment": {}}\n'])
 def test_bad_request_harms_no_other_client(parent: Parent, request_bytes: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         client.connect(connection, parent.name)
@@ -201,7 +208,7 @@ def test_parent_with_threads_refuses_to_fork() -> None:
         assert process.returncode == client.UNAVAILABLE
 
 
-@pytest.mark.parametrize("ending", ["lifeline", "SIGKILL"])
+@pytest.mark.parametrize("ending", ["owner", "SIGKILL"])
 def test_ranks_end_with_the_parent(ending: str) -> None:
     with closing(Parent()) as parent:
         process = parent.start("print(os.getpid(), flush=True); time.sleep(60)")
@@ -210,8 +217,7 @@ def test_ranks_end_with_the_parent(ending: str) -> None:
         if ending == "SIGKILL":
             parent.process.kill()
         else:
-            assert parent.process.stdin
-            parent.process.stdin.close()
+            parent.disconnect()
         wait_until(lambda: not alive(rank))
         process.communicate(timeout=20)
         assert process.returncode == client.UNAVAILABLE

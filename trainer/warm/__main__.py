@@ -1,6 +1,7 @@
 """`python -m trainer.warm NAME`: a warm parent, which ends when its standard input is closed.
 
-NAME is its abstract socket's. It prints one line once clients can connect.
+NAME is its abstract socket's. It prints one line once clients can connect. Standard input is a socket,
+through which the process that started the parent requests its status.
 """
 
 from __future__ import annotations

@@ -40,36 +40,38 @@ class Rank:
 
 
 class WarmParent:
-    """Serves clients (client.py) over a Unix socket.
+    """Serves clients (client.py) over a Unix socket, and status requests of its owner over another one.
 
     A forked child inherits the locks of threads that it does not have, so only a process with one thread
     can fork safely. The parent checks this before every fork, and refuses if a library started a thread.
     """
 
-    def __init__(self, listener: socket.socket, lifeline: int, run: Callable[[DatasetCache], int]) -> None:
+    def __init__(self, listener: socket.socket, owner: int, run: Callable[[DatasetCache], int]) -> None:
         """
         Args:
             listener: accepts clients.
-            lifeline: a descriptor that is closed when the process that started the parent has ended.
+            owner: a descriptor, connected to the process that started the parent. It receives a byte for
+                each status request, and is closed when that process has ended.
             run: called in a forked process, which has the client's environment. Returns its exit code.
         """
-        self._listener, self._lifeline, self._run = listener, lifeline, run
+        self._listener, self._owner, self._run = listener, owner, run
         self._datasets = DatasetCache()
         self._ranks: set[Rank] = set()
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> None:
-        """Serve clients until the lifeline is closed, or until no rank has run for IDLE_S.
+        """Serve clients until the owner has ended, or until no rank has run for IDLE_S.
 
         Ranks that still run end with this process.
         """
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._lifeline, selectors.EVENT_READ)
+        self._selector.register(self._owner, selectors.EVENT_READ)
         while ready := self._selector.select(None if self._ranks else IDLE_S):
             for key, _ in ready:
-                if key.fd == self._lifeline:
+                if key.fd != self._owner:
+                    key.data()
+                elif not self._answer():
                     return
-                key.data()
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
@@ -80,11 +82,7 @@ class WarmParent:
         streams: list[int] = []
         try:
             request = _receive(client, streams)
-            if "environment" in request:
-                self._start(client, request, streams)
-            else:
-                _send(client, **self._status())
-                client.close()
+            self._start(client, request, streams)
         except (OSError, ValueError) as error:
             print(f"warm parent: a client failed: {error}", file=sys.stderr)
             client.close()
@@ -92,8 +90,18 @@ class WarmParent:
             for stream in streams:
                 os.close(stream)
 
+    def _answer(self) -> bool:
+        """Answer a status request. Returns False if the owner has ended."""
+        try:
+            if not os.read(self._owner, 1):
+                return False
+            os.write(self._owner, json.dumps(self._status()).encode() + b"\n")
+        except ConnectionError:
+            return False
+        return True
+
     def _status(self) -> dict[str, Any]:
-        """What the process that started the parent checks between runs."""
+        """What the owner checks between runs."""
         process = psutil.Process()
         return {
             "ranks": len(self._ranks),
@@ -199,8 +207,8 @@ def _receive(client: socket.socket, streams: list[int]) -> dict[str, Any]:
         if not chunk or len(line) > MAX_REQUEST_BYTES:
             raise ValueError(f"incomplete request of {len(line)} bytes")
     request = json.loads(line)
-    if not isinstance(request, dict):
-        raise ValueError("a request is a JSON object")
+    if not isinstance(request, dict) or not request.keys() >= {"environment", "directory"}:
+        raise ValueError("a request has an environment and a directory")
     return request
 
 

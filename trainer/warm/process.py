@@ -9,9 +9,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TextIO
 
 from trainer.core.events import signal_name
 from trainer.spec.run_spec import THREAD_VARIABLES
@@ -37,11 +37,13 @@ class ParentProcess:
     def __init__(self, name: str, environment: Mapping[str, str]) -> None:
         """
         Args:
-            name: of the parent's abstract socket; unique in this network namespace.
+            name: of the parent's abstract socket; unique in the parent's network namespace.
             environment: variables of the parent, in addition to this process's.
         """
         self.name, self._environment = name, environment
         self._parent: subprocess.Popen[bytes] | None = None
+        self._status_socket: socket.socket | None = None
+        self._answers: TextIO | None = None  # what the parent sends through it
         self._first: Mapping[str, Any] = {}  # its status when it had started
 
     @property
@@ -65,22 +67,29 @@ class ParentProcess:
             return None
         return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
 
-    def ensure(self) -> str | None:
-        """Start the parent unless a healthy one runs. Returns why it was replaced, if it was.
+    def ensure(self, prefix: Sequence[str] = ()) -> str | None:
+        """Start the parent unless a healthy one runs.
 
-        Raises ParentError if it does not start.
+        Args:
+            prefix: A command that runs the parent, for example in a network namespace.
+
+        Returns:
+            Why the parent was replaced, if it was.
+
+        Raises:
+            ParentError: It does not start.
         """
         reason = self._unhealthy_reason()
         if reason or self._parent is None or self._parent.poll() is not None:
             self.close()
-            self._start()
+            self._start(prefix)
         return reason
 
-    def _start(self) -> None:
+    def _start(self, prefix: Sequence[str]) -> None:
         """Start the parent; once more if it is killed while it starts. Raises ParentError."""
         failure = None
         for _ in range(START_TRIES):
-            self._parent = self._started()
+            self._parent = self._started(prefix)
             output = self._parent.stdout
             if output and select.select([output], [], [], START_S)[0] and output.readline():
                 self._first = self._status()
@@ -89,16 +98,21 @@ class ParentProcess:
             self.close()
         raise ParentError(f"the process of warm nodes {failure}")
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self, prefix: Sequence[str]) -> subprocess.Popen[bytes]:
         # Threads of numerical libraries would keep the parent from forking. Ranks set their own number.
         threads = dict.fromkeys(THREAD_VARIABLES, "1")
-        return subprocess.Popen(
-            [sys.executable, "-m", "trainer.warm", self.name],
-            env={**os.environ, **self._environment, **threads},
-            stdin=subprocess.PIPE,  # closed by the kernel when this process ends, however it ends
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # only the orchestrator handles Ctrl-C
-        )
+        # The kernel closes our end when this process ends, however it ends. A pair, and not the socket of
+        # clients, because the parent's abstract name may be in a network namespace that we are not in.
+        self._status_socket, theirs = socket.socketpair()
+        self._answers = self._status_socket.makefile()
+        with theirs:
+            return subprocess.Popen(
+                [*prefix, sys.executable, "-m", "trainer.warm", self.name],
+                env={**os.environ, **self._environment, **threads},
+                stdin=theirs.fileno(),
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # only the orchestrator handles Ctrl-C
+            )
 
     def _unhealthy_reason(self) -> str | None:
         """Why the parent has to be replaced, or None. One that ended after an idle time is no failure."""
@@ -119,11 +133,12 @@ class ParentProcess:
 
     def _status(self) -> dict[str, Any]:
         """The parent's state. Raises OSError if it does not answer in time."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(ANSWER_S)
-            client.connect(connection, self.name)
-            connection.sendall(b"{}\n")
-            line = connection.makefile().readline()
+        if self._status_socket is None or self._answers is None:
+            raise ConnectionError("it has not been started")
+        self._status_socket.settimeout(ANSWER_S)
+        self._status_socket.sendall(b"?")
+        # After a timeout, every later read fails, so an answer that comes late is never taken for another.
+        line = self._answers.readline()
         if not line:
             raise ConnectionError("it closed the connection")
         status: dict[str, Any] = json.loads(line)
@@ -143,3 +158,7 @@ class ParentProcess:
         self._parent.kill()  # it has nothing to save, and its ranks end with it
         self._parent.communicate()
         self._parent = None
+        if self._status_socket and self._answers:
+            self._answers.close()
+            self._status_socket.close()
+        self._status_socket = self._answers = None
