@@ -58,6 +58,14 @@ Sets = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the runs and their commands, then exit.")]
 Cold = Annotated[bool, typer.Option("--cold", help="Start all processes afresh for every run.")]
+SharedNetwork = Annotated[
+    bool,
+    typer.Option(
+        "--shared-network",
+        help="Let local nodes use this machine's network instead of one of their own: local users can then "
+        "connect to the nodes, and over rpc run code as you; mpi also listens to other machines.",
+    ),
+]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop after the first failed run.")]
 
 
@@ -89,13 +97,15 @@ def sweep(
     dry_run: DryRun = False,
     fail_fast: FailFast = False,
     cold: Cold = False,
+    shared_network: SharedNetwork = False,
 ) -> None:
     """Run a sweep and write a report that compares its runs.
 
     Interrupted? Run the same command to resume."""
     loaded = load_sweep(find_sweep(file), sets or (), nodes)
     directory = out or Path("results") / loaded.spec.name
-    raise typer.Exit(_run(loaded, directory, select_runtime(runtime, cold), data_dir, dry_run, fail_fast))
+    selected = select_runtime(runtime, cold, shared_network)
+    raise typer.Exit(_run(loaded, directory, selected, data_dir, dry_run, fail_fast))
 
 
 def _run(
@@ -144,11 +154,12 @@ def lab(
     dry_run: DryRun = False,
     fail_fast: FailFast = False,
     cold: Cold = False,
+    shared_network: SharedNetwork = False,
 ) -> None:
     """Run a lab and compare its results with the published figures."""
     from orchestrator.commands.labs import load_lab, names_wanted
 
-    selected = select_runtime(runtime, cold)
+    selected = select_runtime(runtime, cold, shared_network)
     wanted = [load_lab(name, data_dir, sets or (), nodes, quick) for name in names_wanted(names, all_labs)]
     directory = out or Path("results") / ("labs-quick" if quick else "labs")
     codes = []

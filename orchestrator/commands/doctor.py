@@ -16,6 +16,7 @@ import psutil
 from orchestrator.results.environment import cores, gpus, installed
 from orchestrator.runtimes.docker.engine import EngineError, reach
 from orchestrator.runtimes.docker.image import image_name, image_trouble
+from orchestrator.runtimes.local.namespace import PrivateNetwork
 from orchestrator.runtimes.local.processes import mpirun
 from trainer.data.base import DataError
 from trainer.spec.registries import REGISTRIES
@@ -38,6 +39,7 @@ def examine(data_dir: Path) -> Iterator[Finding]:
     yield _torch()
     yield _mpi()
     yield from _engine()
+    yield network()
     yield _cores()
     yield _memory()
     yield _shared_memory()
@@ -76,6 +78,17 @@ def _engine() -> Iterator[Finding]:
     yield Finding(
         "trainer image", "missing" if problem else "ok", problem or f"{image_name()} is up to date"
     )
+
+
+def network() -> Finding:
+    """Whether local nodes have a network of their own."""
+    private = PrivateNetwork()
+    reason = private.unavailable_reason
+    private.close()
+    if reason is None:
+        return Finding("network", "ok", "local nodes have a network of their own, closed to other users")
+    detail = f"local nodes share this machine's: {reason}; rpc and mpi need --shared-network, or containers"
+    return Finding("network", "note", detail)
 
 
 def _cores() -> Finding:

@@ -88,12 +88,12 @@ def publish_report(paths: SweepPaths, console: Console) -> None:
     console.print(f"report: {paths.html}")
 
 
-def select_runtime(name: str | None, cold: bool = False) -> SelectedRuntime:
+def select_runtime(name: str | None, cold: bool = False, shared_network: bool = False) -> SelectedRuntime:
     """The runtime of this name; None: the first of the registry that is available. Raises InputError."""
     if name is None:
-        return _first_available(cold)
+        return _first_available(cold, shared_network)
     try:
-        runtime = RUNTIMES.load(name)(cold)
+        runtime = RUNTIMES.load(name)(cold, shared_network)
     except PydanticCustomError as error:
         raise InputError(f"--runtime {name}: {error}") from error
     if reason := runtime.unavailable_reason():
@@ -101,10 +101,10 @@ def select_runtime(name: str | None, cold: bool = False) -> SelectedRuntime:
     return SelectedRuntime(name, runtime, f"--runtime {name}")
 
 
-def _first_available(cold: bool) -> SelectedRuntime:
+def _first_available(cold: bool, shared_network: bool) -> SelectedRuntime:
     reasons: dict[str, str] = {}
     for name in RUNTIMES.entries:
-        runtime = RUNTIMES.load(name)(cold)
+        runtime = RUNTIMES.load(name)(cold, shared_network)
         reason = runtime.unavailable_reason()
         if reason is None:
             others = " or ".join(f"--runtime {other}" for other in RUNTIMES.entries if other != name)

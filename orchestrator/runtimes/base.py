@@ -76,9 +76,13 @@ class Runtime(ABC):
 
     info: ClassVar[RuntimeInfo]
 
-    def __init__(self, cold: bool = False) -> None:
-        """cold: start all processes afresh for every run."""
-        self.cold = cold
+    def __init__(self, cold: bool = False, shared_network: bool = False) -> None:
+        """
+        Args:
+            cold: Start all processes afresh for every run.
+            shared_network: Local nodes use the network of this machine. Containers never do.
+        """
+        self.cold, self.shared_network = cold, shared_network
 
     @abstractmethod
     def unavailable_reason(self) -> str | None:

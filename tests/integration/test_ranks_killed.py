@@ -13,12 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from orchestrator.results.records import RunResult
 from tests.support.command_line import run_cli, start_sweep
-from tests.support.processes import node_processes, wait_until
+from tests.support.processes import connections, node_processes, wait_until
 from tests.support.rank_killer import RankKiller, always, kill_process
 from tests.support.runs import RecordingDisplay, RunCache
 from trainer.core.events import Event
@@ -85,7 +84,7 @@ def test_rank_killed_after_the_last_barrier_does_not_fail_the_run(execute: Execu
         first, late = (event("start", rank).fields["pid"] for rank in (1, 2))
         os.kill(late, signal.SIGSTOP)
         event("result", 1)
-        wait_until(psutil.Process(first).net_connections)  # to the store of the barrier
+        wait_until(lambda: connections(first))  # to the store of the barrier
         time.sleep(0.5)
         os.kill(first, signal.SIGSTOP)
         os.kill(late, signal.SIGCONT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -17,7 +17,7 @@ from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths
 from orchestrator.runtimes.local.runtime import LocalRuntime
-from tests.support.processes import wait_until
+from tests.support.processes import private_network_missing, wait_until
 from tests.support.runs import SMALL, DuringTraining, RecordingDisplay
 from trainer.spec.run_spec import RunSpec
 from trainer.warm.process import GROWTH, ParentProcess
@@ -29,7 +29,7 @@ Find = Callable[[], psutil.Process]
 
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[LocalRuntime]:
-    started = LocalRuntime()
+    started = LocalRuntime(shared_network=private_network_missing() is not None)
     yield started
     started.close()
 
@@ -123,8 +123,8 @@ def test_parent_killed_while_it_starts_is_started_again(monkeypatch: pytest.Monk
     started: list[subprocess.Popen[bytes]] = []
     start = ParentProcess._started
 
-    def killed_once(nodes: ParentProcess) -> subprocess.Popen[bytes]:
-        started.append(start(nodes))
+    def killed_once(nodes: ParentProcess, prefix: Sequence[str]) -> subprocess.Popen[bytes]:
+        started.append(start(nodes, prefix))
         if len(started) == 1:
             started[0].kill()
         return started[-1]

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.processes import private_network_missing
+
 PROJECT = Path(__file__).resolve().parents[2]
 
 
@@ -17,7 +19,8 @@ def environment() -> dict[str, str]:
 
 
 def orchestrator(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "orchestrator", *map(str, arguments)]
+    options = ["--shared-network"] if arguments[0] in ("sweep", "lab") and private_network_missing() else []
+    return [sys.executable, "-m", "orchestrator", *map(str, arguments), *options]
 
 
 def run_cli(*arguments: str | Path, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:

@@ -1,13 +1,27 @@
-"""Find a run's processes on this machine, and wait for a condition."""
+"""Find a run's processes on this machine and their network, and wait for a condition."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from orchestrator.runtimes.local.namespace import PrivateNetwork
+
+
+@cache
+def private_network_missing() -> str | None:
+    """Why local nodes cannot have a network of their own here, or None. Tests then let them share one."""
+    network = PrivateNetwork()
+    reason = network.unavailable_reason
+    network.close()
+    return reason
 
 
 def node_processes(directory: Path) -> list[psutil.Process]:
@@ -21,6 +35,18 @@ def node_processes(directory: Path) -> list[psutil.Process]:
         except psutil.Error:
             continue
     return found
+
+
+def connections(pid: int) -> set[str]:
+    """The TCP connections of a process: their inodes, as the process's own network namespace lists them."""
+    tables = [Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:] for table in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table]
+    established = {f"socket:[{row[9]}]" for row in rows if row[3] == "01"}
+    found = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found.add(os.readlink(descriptor))
+    return found & established
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = 120) -> Any:

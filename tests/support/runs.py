@@ -20,6 +20,7 @@ from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, read_result
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.base import Runtime
+from tests.support.processes import private_network_missing
 from trainer.core.events import Event
 from trainer.spec.run_spec import RunSpec
 
@@ -85,10 +86,15 @@ def data_directory() -> Path:
     return Path(directory.name)
 
 
+def _runtime(name: str, cold: bool = False) -> Runtime:
+    runtime: Runtime = RUNTIMES.load(name)(cold, shared_network=private_network_missing() is not None)
+    return runtime
+
+
 @cache
 def warm_runtime(name: str) -> Runtime:
     """A runtime whose nodes stay warm until this process ends."""
-    runtime = RUNTIMES.load(name)()
+    runtime = _runtime(name)
     atexit.register(runtime.close)
     return runtime
 
@@ -98,7 +104,7 @@ def execute(
 ) -> RunResult:
     """Execute one run; its results lie in `directory / run.key`."""
     paths = SweepPaths(directory)
-    nodes = RUNTIMES.load(runtime)(cold=True) if cold else warm_runtime(runtime)
+    nodes = _runtime(runtime, cold=True) if cold else warm_runtime(runtime)
     runner = SweepRunner(nodes, runtime, paths, data_directory(), display or RecordingDisplay())
     return runner.run(run)
 

@@ -221,9 +221,9 @@ def test_rank_out_of_range(rank: str) -> None:
 
 def test_plan_lists_the_processes_and_writes_nothing(tmp_path: Path) -> None:
     spec, paths = run(transport="gloo", nodes=2), RunPaths(tmp_path / "run")
-    plan = LocalRuntime(cold=True).plan(spec, paths, tmp_path)
+    plan = LocalRuntime(cold=True, shared_network=True).plan(spec, paths, tmp_path)
     assert [process.argv for process in plan.processes] == [TRAINER, TRAINER]
-    warm = LocalRuntime().plan(spec, paths, tmp_path)
+    warm = LocalRuntime(shared_network=True).plan(spec, paths, tmp_path)
     assert [process.argv[:-1] for process in warm.processes] == [CLIENT, CLIENT]
     assert [process.environment["RANK"] for process in plan.processes] == ["0", "1"]
     assert [process.log for process in plan.processes] == ["node-0", "node-1"]
@@ -232,7 +232,7 @@ def test_plan_lists_the_processes_and_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_missing_mpirun_makes_only_mpi_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = LocalRuntime()
+    runtime = LocalRuntime(shared_network=True)
     assert runtime.unavailable_reason() is None
     assert runtime.unsupported_reason(run(transport="mpi")) is None
     monkeypatch.setattr(local, "mpirun", lambda: None)

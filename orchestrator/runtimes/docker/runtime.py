@@ -60,8 +60,8 @@ class DockerRuntime(Runtime):
         remote=False,
     )
 
-    def __init__(self, cold: bool = False) -> None:
-        super().__init__(cold)
+    def __init__(self, cold: bool = False, shared_network: bool = False) -> None:
+        super().__init__(cold, shared_network)
         self._engine: Engine | None = None
         self._image: str | None = None
         self._reaper: Reaper | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -135,8 +136,18 @@ def loopback() -> str:
 
 
 def planned(
-    spec: RunSpec, paths: RunPaths, data_dir: Path, live: Path, command: Sequence[str]
+    spec: RunSpec,
+    paths: RunPaths,
+    data_dir: Path,
+    live: Path,
+    command: Sequence[str],
+    prefix: Sequence[str] = (),
 ) -> list[Process]:
-    """All processes in starting order. The throttle comes first: it has to run before training starts."""
+    """All processes in starting order. The throttle comes first: it has to run before training starts.
+
+    Args:
+        prefix: Runs each command, for example in a network namespace.
+    """
     throttling = throttle(spec, paths, live)
-    return [*([throttling] if throttling else []), *processes(spec, paths, data_dir, live, command)]
+    started = [*([throttling] if throttling else []), *processes(spec, paths, data_dir, live, command)]
+    return [replace(process, argv=[*prefix, *process.argv]) for process in started]

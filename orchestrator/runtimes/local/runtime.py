@@ -23,6 +23,7 @@ from orchestrator.results.store import RunPaths, write_atomic
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.runtimes.identity import identity, is_gone
 from orchestrator.runtimes.launch_plan import LaunchPlan, Process
+from orchestrator.runtimes.local.namespace import PrivateNetwork
 from orchestrator.runtimes.local.processes import COLD, THROTTLE, mpirun, planned
 from orchestrator.shipped import python_path
 from trainer.core.events import Event, EventReader
@@ -37,6 +38,12 @@ POLITE_S = 1.5  # between SIGTERM and SIGKILL
 POLL_S = 0.02
 AGENT_EXIT_S = 5.0  # time for torchrun's agents to exit once all ranks have a result
 STOP_TIMES = 3
+# What others can do to a run of this topology whose nodes have no network of their own: ports have no
+# permissions, and the libraries do not authenticate. Over gloo they can only disturb the run.
+EXPOSED = {
+    "rpc": "other users of this machine could run code as you over transport rpc",
+    "mpi": "other users and machines could connect to mpirun and the ranks of transport mpi",
+}
 
 
 class LocalRuntime(Runtime):
@@ -51,8 +58,9 @@ class LocalRuntime(Runtime):
         remote=False,
     )
 
-    def __init__(self, cold: bool = False) -> None:
-        super().__init__(cold)
+    def __init__(self, cold: bool = False, shared_network: bool = False) -> None:
+        super().__init__(cold, shared_network)
+        self._network = PrivateNetwork()
         environment = {**_own_label(), "PYTHONPATH": python_path()}
         self._nodes = ParentProcess(f"shardyard-{os.getpid()}-{token_hex(4)}", environment)
 
@@ -70,16 +78,33 @@ class LocalRuntime(Runtime):
                 f"transport nccl needs a GPU for every rank: {spec.world_size} needed, "
                 f"nvidia-smi -L lists {found}"
             )
-        return None
+        return self._exposure(spec)
 
     def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
         # torchrun starts its ranks itself, and CUDA does not work in a forked process.
         warm = not self.cold and not spec.restarts and not spec.on_gpu and sys.platform == "linux"
         command = self._nodes.command if warm else COLD
-        started = planned(spec, paths, data_dir, _live(paths), command)
+        started = planned(spec, paths, data_dir, _live(paths), command, self._prefix())
         return LaunchPlan(spec, paths, data_dir, started, warm)
 
+    def _prefix(self) -> list[str]:
+        """What to put before a command to run it in the nodes' own network; empty if they have none."""
+        return [] if self.shared_network else self._network.prefix
+
+    def _exposure(self, spec: RunSpec) -> str | None:
+        """Why the run would let others in; None if it does not, or if the user has permitted it."""
+        if self.shared_network or spec.topology not in EXPOSED:
+            return None
+        if (reason := self._network.unavailable_reason) is None:
+            return None
+        return (
+            f"{EXPOSED[spec.topology]}, because nodes cannot have a network of their own here: {reason}. "
+            "Use --runtime docker, or --shared-network to permit it"
+        )
+
     def start(self, plan: LaunchPlan) -> RunHandle:
+        if reason := self._exposure(plan.spec):  # also for a caller that has not asked before
+            raise InputError(reason)
         replaced = self._ensure_nodes() if plan.warm else None
         live = _live(plan.paths)
         live.mkdir()
@@ -89,12 +114,13 @@ class LocalRuntime(Runtime):
 
     def _ensure_nodes(self) -> str | None:
         try:
-            return self._nodes.ensure()
+            return self._nodes.ensure(self._prefix())
         except ParentError as error:
             raise InputError(f"{error}; use --cold, which works without it") from error
 
     def close(self) -> None:
         self._nodes.close()
+        self._network.close()
 
     def clean(self) -> int:
         orphans = [process for process, environment in _labelled() if is_gone(_label(environment))]
