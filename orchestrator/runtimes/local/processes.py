@@ -116,7 +116,7 @@ def throttle(spec: RunSpec, paths: RunPaths, live: Path) -> Process | None:
 MPIRUN_OPTIONS = (
     # Nodes may outnumber cores: a waiting rank must yield its core.
     *("--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"),
-    # TCP over loopback, as gloo uses, so that transports compare.
+    # TCP over loopback, as gloo uses, so that transports compare. Open MPI still listens on all interfaces.
     *("--mca", "pml", "ob1", "--mca", "btl", "self,tcp", "--mca", "btl_tcp_if_include", "127.0.0.1/8"),
 )
 

@@ -47,7 +47,7 @@ EXPOSED = {
 
 
 class LocalRuntime(Runtime):
-    """Nodes as local processes, which share cores, memory and the loopback link."""
+    """Nodes as local processes, which share cores, memory and a loopback link of their own."""
 
     info: ClassVar = RuntimeInfo(
         enforces_limits=False,
