@@ -161,17 +161,22 @@ def _unshare(flags: int) -> None:
     if libc.unshare(flags):
         number = ctypes.get_errno()
         kind = "user" if flags & CLONE_NEWUSER else "network"
-        limit = " (there are too many)" if number == errno.ENOSPC else ""
-        raise OSError(number, f"cannot create a {kind} namespace: {os.strerror(number)}{limit}")
+        limited = number == errno.ENOSPC
+        reason = "the limit on their number is reached" if limited else os.strerror(number)
+        raise OSError(number, f"cannot create a {kind} namespace: {reason}")
 
 
 def _start_loopback() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
+        try:
+            ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
+        except OSError as error:
+            message = f"cannot start the loopback interface of a network namespace: {error.strerror}"
+            raise OSError(error.errno, message) from error
 
 
 if __name__ == "__main__":
     try:
         main(socket.socket(fileno=int(sys.argv[1])))
     except OSError as error:
-        sys.exit(error.strerror or str(error))
+        sys.exit(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
