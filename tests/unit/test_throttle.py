@@ -100,7 +100,9 @@ def test_process_added_while_others_are_stopped_is_stopped() -> None:
 def test_the_throttle_is_started_before_the_ranks(tmp_path: Path, transport: str) -> None:
     fields = {"nodes": 2, "processes_per_node": 2, "cpus": 2, "bottleneck_cpus": 0.25}
     run = RunSpec.model_validate({"strategy": "all_reduce", "transport": transport, **fields})
-    first, *others = LocalRuntime().plan(run, RunPaths(tmp_path / "run"), tmp_path).processes
+    first, *others = (
+        LocalRuntime(shared_network=True).plan(run, RunPaths(tmp_path / "run"), tmp_path).processes
+    )
     assert first.argv[2:-1] == [
         "orchestrator.runtimes.local.throttle",
         "0.25",
