@@ -39,7 +39,10 @@ def drop_privileges_to_owner(file: Path, *directories: Path) -> None:
 
 
 def drop_capabilities() -> None:
-    """Clear this process's capabilities. `no-new-privileges` keeps them from coming back. Raises OSError."""
+    """Clear this process's capabilities; `no-new-privileges` keeps them from coming back.
+
+    Raises OSError if the kernel refuses.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     header, sets = struct.pack("=Ii", CAPABILITY_VERSION, 0), bytes(CAPABILITY_SETS_BYTES)
     if libc.capset(header, sets):
