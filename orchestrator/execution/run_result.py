@@ -19,8 +19,8 @@ from orchestrator.results.records import (
 )
 from orchestrator.runtimes.launch_plan import rank_name, rank_noun
 from trainer.core.cgroup import NodeUsage
+from trainer.core.event_schema import CoverageRecord
 from trainer.core.events import Event, combined_digest
-from trainer.data.certificate import CoverageRecord
 from trainer.elastic.attempts import Attempts
 from trainer.spec.run_spec import RunSpec
 

@@ -10,10 +10,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from trainer.core.cgroup import NodeUsage
+from trainer.core.event_schema import CoverageRecord, PartitionRecord
 from trainer.core.events import Event
 from trainer.core.record import Record
 from trainer.core.result import TrainResult
-from trainer.data.certificate import CoverageRecord, PartitionRecord
 from trainer.spec.run_spec import RunSpec
 
 Status = Literal["ok", "failed", "timeout"]

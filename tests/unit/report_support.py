@@ -27,7 +27,7 @@ from orchestrator.results.records import (
 )
 from orchestrator.results.store import SweepPaths, SweepRecord, write_atomic
 from orchestrator.runtimes import RUNTIMES
-from trainer.data.certificate import CoverageRecord
+from trainer.core.event_schema import CoverageRecord
 from trainer.models.lenet import LeNet
 from trainer.spec.run_spec import RunSpec
 

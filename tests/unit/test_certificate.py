@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import jensenshannon
 
+from trainer.core.event_schema import CoverageRecord
 from trainer.core.events import MAX_BYTES, combined_digest
 from trainer.data.certificate import (
     Coverage,
-    CoverageRecord,
     CoverageTracker,
-    PartitionRecord,
     earth_movers_distance,
     js_divergence,
     label_counts,
     part_digest,
+    partition_record,
 )
 
 
@@ -77,9 +77,9 @@ def test_coverage_digest_combines_the_digests_of_the_parts() -> None:
     split = parts([4, 2, 0], [1, 3])
     record = CoverageTracker(5, 2).epoch(1, split)
     labels = np.array([0, 1, 0, 1, 0])
-    records = [PartitionRecord.of(1, order, labels, 2) for order in parts([0, 2, 4], [3, 1])]
+    records = [partition_record(1, order, labels, 2) for order in parts([0, 2, 4], [3, 1])]
     assert record.digest == combined_digest(part.digest for part in records)
-    exchanged = [PartitionRecord.of(1, order, labels, 2) for order in parts([0, 2, 1], [3, 4])]
+    exchanged = [partition_record(1, order, labels, 2) for order in parts([0, 2, 1], [3, 4])]
     assert record.digest != combined_digest(part.digest for part in exchanged)
 
 
@@ -88,7 +88,7 @@ def test_coverage_digest_combines_the_digests_of_the_parts() -> None:
 
 def test_part_record() -> None:
     labels = np.array([0, 0, 0, 0, 1, 1, 2, 2])
-    record = PartitionRecord.of(3, np.array([7, 0, 1]), labels, classes=4)
+    record = partition_record(3, np.array([7, 0, 1]), labels, classes=4)
     assert (record.epoch, record.samples, record.labels) == (3, 3, [2, 0, 1, 0])
     assert record.js_divergence == pytest.approx(jensenshannon([2, 0, 1, 0], [4, 2, 2, 0], base=2) ** 2)
     assert record.js_divergence_so_far == record.js_divergence
@@ -98,8 +98,8 @@ def test_part_record() -> None:
 
 def test_labels_accumulate_over_epochs() -> None:
     labels = np.array([0, 0, 1, 1])
-    first = PartitionRecord.of(1, np.array([0, 1]), labels, classes=2)
-    second = PartitionRecord.of(2, np.array([2, 3]), labels, classes=2, before=np.array(first.labels))
+    first = partition_record(1, np.array([0, 1]), labels, classes=2)
+    second = partition_record(2, np.array([2, 3]), labels, classes=2, before=np.array(first.labels))
     assert first.js_divergence == pytest.approx(second.js_divergence)
     assert first.js_divergence_so_far > 0.3
     assert second.js_divergence_so_far == 0
@@ -156,5 +156,5 @@ def test_earth_movers_distance_hand_computed(p: list[int], q: list[int], distanc
 def test_largest_record_fits_an_event() -> None:
     record = CoverageTracker(2, 1).epoch(1, parts([0, 1]))
     assert CoverageRecord(**record.model_dump()) == record
-    part = PartitionRecord.of(1, np.arange(100), np.zeros(100, int), classes=1000)
+    part = partition_record(1, np.arange(100), np.zeros(100, int), classes=1000)
     assert len(str(part.model_dump())) < MAX_BYTES  # 1000 classes, as in ImageNet

@@ -63,7 +63,7 @@ def test_events_are_written_to_one_file_per_rank(tmp_path: Path) -> None:
     events = [
         event("start", 1, 1.0, pid=5),
         event("start", 0, 2.0, pid=6),
-        event("epoch", 1, 3.0, loss=0.1),
+        event("ready", 1, 3.0),
     ]
     for each in events:
         record.add_event(each)

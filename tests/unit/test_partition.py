@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.data.certificate import CoverageTracker, PartitionRecord
+from trainer.data.certificate import CoverageTracker, partition_record
 from trainer.spec.registries import PARTITIONERS
 from trainer.spec.run_spec import RunSpec
 from trainer.training.loader import BatchLoader
@@ -33,7 +33,7 @@ def loaded_by_ranks(task: Task, epoch: int) -> tuple[PartitionSummary, list[list
     for rank in range(task.spec.world_size):
         loader = BatchLoader(train, task.spec, task.rngs, rank, task.spec.world_size)
         loaded.append(np.concatenate([indices for _, indices in loader.batches(epoch)]))
-    records = [PartitionRecord.of(epoch, part, train.labels, classes) for part in loaded]
+    records = [partition_record(epoch, part, train.labels, classes) for part in loaded]
     split = CoverageTracker(len(train.labels), len(loaded)).epoch(epoch, loaded)
     certified = PartitionSummary(
         labels=np.array([record.labels for record in records]),

@@ -13,7 +13,8 @@ from typing import Any
 
 from trainer.cluster.rank_assignment import AgentInfo, AssignmentError, RankAssignment
 from trainer.core.cgroup import NodeUsage
-from trainer.core.events import EXIT_REPORTS, Event, format_event, signal_name
+from trainer.core.event_schema import EXIT_REPORTS
+from trainer.core.events import Event, format_event, signal_name
 from trainer.elastic.attempts import AttemptTracker
 
 WEIGHTS = "weights.npy"  # the only file that an agent sends, and only rank 0's

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TypeVar
 
-from trainer.core.record import Record
+from trainer.core.record import Amount, Count, Rank, Record, Text
 
 CGROUP = Path("/sys/fs/cgroup")
 NETWORK = Path("/proc/net/dev")
@@ -28,13 +28,13 @@ class Usage(Record):
     reading; None also if there is none.
     """
 
-    cpu_s: float | None = None
-    throttled_s: float | None = None
-    memory_peak_mb: float | None = None
-    sent_bytes: int | None = None
-    received_bytes: int | None = None
-    out_of_memory: int = 0
-    cpus: float | None = None
+    cpu_s: Amount | None = None
+    throttled_s: Amount | None = None
+    memory_peak_mb: Amount | None = None
+    sent_bytes: Count | None = None
+    received_bytes: Count | None = None
+    out_of_memory: Count = 0
+    cpus: Amount | None = None
 
     def since(self, before: Usage) -> Usage:
         """Usage from `before` to this one, by the same container.
@@ -58,8 +58,8 @@ class NodeUsage(Usage):
     name: node-1 (numbered as compose does), launcher, master.
     """
 
-    name: str
-    ranks: list[int]
+    name: Text
+    ranks: list[Rank]
 
 
 def measure(cgroup: Path = CGROUP, network: Path = NETWORK, interface: str = "eth0") -> Usage:

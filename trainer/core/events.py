@@ -1,48 +1,28 @@
 """Events: what a rank reports while it runs, one JSON object per line. Imports no torch.
 
-Every event has `version`, `time` (seconds since 1970), `run` (key), `rank`, `host`, `kind`, and the
-fields of its kind:
-
-| kind | when | fields |
-| --- | --- | --- |
-| start | the process is up | pid, attempt (from 0, where torchrun starts ranks again) |
-| ready | set up; waits for its node's CPU quota, if one will be applied | |
-| train_start | clock starts, all ranks ready | parameters |
-| step | at most twice a second | epoch, epochs, step, steps, loss, accuracy (of the batch), samples_per_s |
-| partition | a rank finished an epoch | see certificate.PartitionRecord |
-| coverage | the first training rank finished an epoch | see certificate.CoverageRecord |
-| epoch | an epoch was evaluated | epoch, epochs, train_s, lr, loss (none of a server), accuracy, |
-| | | test_loss, target_reached (training ends here), consensus_distance (of replicas that differ) |
-| checkpoint | a checkpoint was written | epoch (completed), step (of the next epoch), bytes, seconds |
-| checkpoint_skipped | a checkpoint cannot be resumed from | epoch, step, cause |
-| resumed | a run resumes from a checkpoint | epoch, step, age_s (of the checkpoint), times (so far) |
-| train_end | clock stopped | |
-| result | training ended | see result.TrainResult |
-| done, failed, terminated, died | exit report | cause, traceback, signal, forced |
-| damaged | the reader found a line that is not an event | line |
-
-A restarted rank begins with another `start`, and only its events since then count. After `resumed` it
-repeats the `partition`, `coverage` and `epoch` events of the checkpoint.
+`event_schema` lists the kinds and their fields.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
-from math import isfinite
 from pathlib import Path
 from typing import Any, TextIO
 
-VERSION = 1
+from trainer.core.event_schema import EVENTS, VERSION, Head
+from trainer.core.record import checked, parse_object, printable
+
 MAX_BYTES = 8192  # pipes and log drivers may split longer lines
-EXIT_REPORTS = ("done", "failed", "terminated", "died")
+MAX_DAMAGED = 128  # lines of one file: each restart of a killed rank can leave one
 
 
 @dataclass(frozen=True)
@@ -69,17 +49,21 @@ class Event:
 
     @classmethod
     def from_line(cls, line: str) -> Event:
-        """The inverse of `to_line`. Raises ValueError for anything else."""
-        fields = json.loads(line)
-        if not isinstance(fields, dict) or fields.pop("version", None) != VERSION:
-            raise ValueError(f"not an event of version {VERSION}: {line[:80]!r}")
-        try:
-            head = {name: fields.pop(name) for name in ("time", "run", "rank", "host", "kind")}
-        except KeyError as missing:
-            raise ValueError(f"event without {missing}: {line[:80]!r}") from None
-        event = cls(**head, fields=fields)
-        if not (isinstance(event.time, int | float) and isfinite(event.time) and type(event.rank) is int):
-            raise ValueError(f"event with an invalid time or rank: {line[:80]!r}")
+        """The inverse of `to_line`, with visible escapes for control characters.
+
+        Raises ValueError for anything else; the message names the kind and the field that does not fit.
+        """
+        if len(line) + 1 >= MAX_BYTES:
+            raise ValueError(f"a line of {len(line)} characters; allowed: fewer than {MAX_BYTES}")
+        fields = parse_object(line)
+        own = {name: fields.pop(name) for name in Head.model_fields if name in fields}
+        head = checked(Head, own, "event")
+        if head.kind not in EVENTS:
+            raise ValueError(f"event: kind: {head.kind[:80]!r} is none of {', '.join(EVENTS)}")
+        body = checked(EVENTS[head.kind], fields, f"event {head.kind}")
+        found = body.model_dump(exclude_unset=True)
+        event = cls(head.time, head.run, head.rank, head.host, head.kind, found)
+        event.to_line()  # escapes can make it too long to be stored
         return event
 
 
@@ -143,33 +127,86 @@ def _end_last_line(path: Path) -> None:
             file.write(b"\n")
 
 
-class EventReader:
-    """Reads the events of a directory as they are written, each exactly once."""
+@dataclass
+class _Position:
+    """How far a reader has read one file. time: of the last event."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._offsets: dict[Path, int] = {}
+    offset: int = 0
+    time: float = field(default_factory=time.time)
+    damaged: int = 0
+    given_up: bool = False
+
+
+class EventReader:
+    """Reads the events of a directory as they are written, each exactly once.
+
+    What does not fit the schema becomes an event of kind `damaged`, e.g. after a full disk.
+    """
+
+    def __init__(
+        self, directory: Path, ranks: int | None = None, max_bytes_per_rank: int | None = None
+    ) -> None:
+        """
+        Args:
+            directory: With a file per rank.
+            ranks: Number of ranks of the run, whose files are read; None: all files are.
+            max_bytes_per_rank: What is read of a file; a longer one is damaged. None: all of it.
+        """
+        self._directory, self._ranks, self._max_bytes = directory, ranks, max_bytes_per_rank
+        self._positions: dict[int, _Position] = {}  # by rank
 
     def new(self) -> list[Event]:
         """The events since the last call, in order of time. Incomplete lines are left for the next call."""
         events: list[Event] = []
         for path in sorted(self._directory.glob("rank-*.jsonl")):
-            with open(path, "rb") as file:
-                file.seek(self._offsets.get(path, 0))
-                whole, newline, _ = file.read().rpartition(b"\n")
-            self._offsets[path] = self._offsets.get(path, 0) + len(whole + newline)
-            lines = whole.decode(errors="replace").split("\n")
-            events += [_read(line, path) for line in lines if line]
+            name = re.fullmatch(r"rank-(0|[1-9]\d{0,4})\.jsonl", path.name)
+            if name and path.is_file() and (self._ranks is None or int(name[1]) < self._ranks):
+                rank = int(name[1])
+                events += self._new_of(path, rank, self._positions.setdefault(rank, _Position()))
         return sorted(events, key=lambda event: event.time)
 
+    def _new_of(self, path: Path, rank: int, position: _Position) -> Iterator[Event]:
+        if position.given_up:
+            return
+        with open(path, "rb") as file:
+            file.seek(position.offset)
+            most = -1 if self._max_bytes is None else self._max_bytes - position.offset
+            data = file.read(most)
+            more = len(data) == most and bool(file.read(1))
+        whole, newline, rest = data.rpartition(b"\n")
+        position.offset += len(whole + newline)
+        for line in whole.split(b"\n") if whole else ():
+            if not line:
+                continue
+            try:
+                event = _event_of(rank, line.decode(errors="replace"))
+            except ValueError as error:
+                event = _damaged(rank, position.time, str(error), line)
+                position.damaged += 1
+            position.time = event.time
+            yield event
+            if position.damaged == MAX_DAMAGED:
+                position.given_up = True
+                return
+        if more or len(rest) >= MAX_BYTES:
+            position.given_up = True
+            limit = (
+                f"{MAX_BYTES} bytes in one line" if len(rest) >= MAX_BYTES else f"{self._max_bytes} bytes"
+            )
+            yield _damaged(rank, position.time, f"events: more than {limit}", rest)
 
-def _read(line: str, path: Path) -> Event:
-    """The event; for an invalid line, e.g. after a full disk, one of kind `damaged`."""
-    try:
-        return Event.from_line(line)
-    except ValueError:
-        rank = int(path.stem.partition("-")[2])
-        return Event(time.time(), "", rank, "", "damaged", {"line": line[:80]})
+
+def _event_of(rank: int, line: str) -> Event:
+    """The event in a line of a rank's file. Raises ValueError."""
+    event = Event.from_line(line)
+    if event.rank != rank:
+        raise ValueError(f"event {event.kind}: rank: {event.rank} in the file of rank {rank}")
+    return event
+
+
+def _damaged(rank: int, at: float, reason: str, line: bytes) -> Event:
+    excerpt = printable(line[:80].decode(errors="replace"))
+    return Event(at, "", rank, "", "damaged", {"line": excerpt, "reason": reason[:500]})
 
 
 def read_events(path: Path) -> Iterator[Event]:

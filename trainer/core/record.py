@@ -1,11 +1,78 @@
-"""The base of every record that goes to disk: written by a rank, read by the orchestrator, defined once."""
+"""Records: what ranks and orchestrator exchange or store, defined once and checked where it enters."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import json
+import unicodedata
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+MAX_EXCERPT = 60  # characters of a rejected value in an error message
 
 
 class Record(BaseModel):
     """A frozen, checked record. An unknown, missing or mistyped field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def printable(text: str) -> str:
+    r"""The text with visible escapes (\x1b) for what controls a terminal or ends a line.
+
+    Newline and tab stay. Escaped are control and format characters, such as those that reverse the
+    direction of writing, line and paragraph separators, and halves of surrogate pairs, which UTF-8 cannot
+    encode.
+    """
+    return "".join(_escaped(character) for character in text)
+
+
+def _escaped(character: str) -> str:
+    hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return ascii(character)[1:-1] if hidden and character not in "\n\t" else character
+
+
+# Ranges include everything that a run can measure, and nothing that overflows in a sum or a chart.
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Amount = Annotated[float, Field(ge=0, le=1e15)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Real = Annotated[float, Field(ge=-3.5e38, le=3.5e38)]  # every finite float32
+Rank = Annotated[int, Field(ge=0, lt=2**16)]
+Text = Annotated[str, AfterValidator(printable)]
+
+R = TypeVar("R", bound=Record)
+
+
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """The JSON object in `text`. Raises ValueError for anything else."""
+    try:
+        value = json.loads(text, parse_constant=_reject)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"not JSON ({error}): {_excerpt(text)}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"not a JSON object: {_excerpt(value)}")
+    return value
+
+
+def checked(model: type[R], fields: dict[str, Any], what: str) -> R:
+    """The record with these fields; numbers and strings are not converted into each other.
+
+    Raises ValueError: the message starts with `what` and names the first wrong field.
+    """
+    try:
+        return model.model_validate(fields, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        field = printable(".".join(str(part)[:MAX_EXCERPT] for part in first["loc"]))
+        wrong = "" if first["type"] == "missing" else f", not {_excerpt(first['input'])}"
+        raise ValueError(f"{what}: {field}: {first['msg']}{wrong}") from None
+
+
+def _reject(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number")
+
+
+def _excerpt(value: object) -> str:
+    return printable(repr(value)[:MAX_EXCERPT])

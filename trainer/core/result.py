@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainer.core.record import Record
+from trainer.core.record import Amount, Count, Real, Record, Share, Text
 
 
 class Diverged(Exception):
@@ -29,22 +29,22 @@ class TrainResult(Record):
             too many to list.
     """
 
-    steps: int
-    samples: int
-    train_s: float
-    work_cpu_s: float | None
-    seconds: dict[str, float]
-    bytes_sent: float
-    accuracy: float | None = None
-    test_loss: float | None = None
-    local_accuracy: float | None = None
-    weights_digest: str | None = None
-    parameters: int = 0
-    peak_memory_mb: float = 0.0
-    staleness_mean: float | None = None
-    staleness_max: int | None = None
-    state_bytes: dict[str, int] | None = None
-    activation_bytes: int | None = None
-    blocks: list[str] | None = None
-    bytes_to: list[int] | None = None
-    wait_s_by_rank: list[float] | None = None
+    steps: Count
+    samples: Count
+    train_s: Amount
+    work_cpu_s: Amount | None
+    seconds: dict[str, Amount]
+    bytes_sent: Amount
+    accuracy: Share | None = None
+    test_loss: Real | None = None
+    local_accuracy: Share | None = None
+    weights_digest: Text | None = None
+    parameters: Count = 0
+    peak_memory_mb: Amount = 0.0
+    staleness_mean: Amount | None = None
+    staleness_max: Count | None = None
+    state_bytes: dict[Text, Count] | None = None
+    activation_bytes: Count | None = None
+    blocks: list[Text] | None = None
+    bytes_to: list[Count] | None = None
+    wait_s_by_rank: list[Amount] | None = None

@@ -14,8 +14,8 @@ from hashlib import sha256
 import numpy as np
 import numpy.typing as npt
 
+from trainer.core.event_schema import CoverageRecord, PartitionRecord
 from trainer.core.events import combined_digest
-from trainer.core.record import Record
 from trainer.data.base import Indices, Labels
 
 Counts = npt.NDArray[np.int64]
@@ -59,37 +59,28 @@ def earth_movers_distance(p_counts: npt.ArrayLike, q_counts: npt.ArrayLike) -> f
     return float(np.abs(p - q).sum())
 
 
-class PartitionRecord(Record):
-    """What one rank trained on in one epoch."""
+def partition_record(
+    epoch: int, trained_on: Indices, labels: Labels, classes: int, before: Counts | None = None
+) -> PartitionRecord:
+    """The record of one rank's epoch.
 
-    epoch: int
-    samples: int
-    labels: list[int]  # samples per class
-    js_divergence: float  # of the partition's labels from the training set's, bits
-    js_divergence_so_far: float  # the same over all epochs up to this one
-    earth_movers_distance: float | None = None  # of the partition's labels from the training set's, 0 … 2
-    digest: str
-
-    @classmethod
-    def of(
-        cls, epoch: int, trained_on: Indices, labels: Labels, classes: int, before: Counts | None = None
-    ) -> PartitionRecord:
-        """
-        Args:
-            trained_on: Indices of the samples trained on in this epoch.
-            labels: Labels of the training set, shape (samples,).
-            before: Samples per class in earlier epochs, shape (classes,).
-        """
-        counts, whole = label_counts(labels[trained_on], classes), label_counts(labels, classes)
-        return cls(
-            epoch=epoch,
-            samples=len(trained_on),
-            labels=counts.tolist(),
-            js_divergence=js_divergence(counts, whole),
-            js_divergence_so_far=js_divergence(counts if before is None else counts + before, whole),
-            earth_movers_distance=earth_movers_distance(counts, whole),
-            digest=part_digest(trained_on),
-        )
+    Args:
+        epoch: Its number, from 1.
+        trained_on: Indices of the samples trained on in this epoch.
+        labels: Labels of the training set, shape (samples,).
+        classes: Number of classes.
+        before: Samples per class in earlier epochs, shape (classes,).
+    """
+    counts, whole = label_counts(labels[trained_on], classes), label_counts(labels, classes)
+    return PartitionRecord(
+        epoch=epoch,
+        samples=len(trained_on),
+        labels=counts.tolist(),
+        js_divergence=js_divergence(counts, whole),
+        js_divergence_so_far=js_divergence(counts if before is None else counts + before, whole),
+        earth_movers_distance=earth_movers_distance(counts, whole),
+        digest=part_digest(trained_on),
+    )
 
 
 @dataclass(frozen=True)
@@ -106,21 +97,6 @@ class Coverage:
         for part in parts:
             holders[np.unique(part)] += 1
         return cls(float(np.mean(holders >= 1)), float(np.mean(holders >= 2)))
-
-
-class CoverageRecord(Record):
-    """Coverage and overlap of the planned partitions in one epoch, and in all epochs up to it.
-
-    uneven: how partitions of different sizes are handled: join, drop or pad; see trainer.core.strategy.
-    """
-
-    epoch: int
-    uneven: str = "join"
-    coverage: float
-    overlap: float
-    coverage_so_far: float
-    overlap_so_far: float
-    digest: str
 
 
 class CoverageTracker:

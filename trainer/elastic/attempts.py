@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-from trainer.core.events import EXIT_REPORTS, Event
+from trainer.core.event_schema import EXIT_REPORTS
+from trainer.core.events import Event
 
 
 class AttemptTracker:

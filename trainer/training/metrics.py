@@ -11,7 +11,7 @@ import torch
 
 from trainer.core.events import EventWriter
 from trainer.data.base import Indices, Labels
-from trainer.data.certificate import CoverageTracker, PartitionRecord
+from trainer.data.certificate import CoverageTracker, partition_record
 from trainer.training.evaluation import check_loss
 from trainer.training.loader import Batch
 from trainer.training.memory import peak_memory_mb
@@ -53,7 +53,7 @@ class TrainingMetrics:
     def report_partition(self, epoch: int) -> None:
         """Report the samples that this rank has trained on in the epoch."""
         indices = np.concatenate(self.epoch_indices)
-        record = PartitionRecord.of(epoch, indices, self._labels, self._classes, self._label_counts)
+        record = partition_record(epoch, indices, self._labels, self._classes, self._label_counts)
         self._label_counts += record.labels
         self.report("partition", **record.model_dump())
 

@@ -1,0 +1,196 @@
+"""The kinds of events and their fields. Events are checked against this table where they are read.
+
+A restarted rank begins with another `start`, and only its events since then count. After `resumed` it
+repeats the `partition`, `coverage` and `epoch` events of the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from trainer.core.clock import PHASES
+from trainer.core.record import Amount, Count, Rank, Real, Record, Share, Text
+from trainer.core.result import TrainResult
+
+VERSION = 1
+EXIT_REPORTS = ("done", "failed", "terminated", "died")
+Attempt = Annotated[int, Field(ge=0, le=100)]  # as many as a run can have restarts
+
+
+class Head(Record):
+    """What every event has. time: seconds since 1970. run: its key. rank: that the event is of."""
+
+    version: Literal[1]
+    time: Annotated[float, Field(ge=0, le=1e11)]
+    run: Text
+    rank: Rank
+    host: Text
+    kind: Text
+
+
+class Empty(Record):
+    """Fields of `ready`, `train_end` and other kinds that have none."""
+
+
+class Start(Record):
+    """The process is up. attempt: where torchrun starts ranks again."""
+
+    pid: Annotated[int, Field(ge=1, lt=2**31)]
+    attempt: Attempt = 0
+
+
+class TrainStart(Record):
+    """The clock starts; all ranks are ready."""
+
+    parameters: Count
+
+
+class Step(Record):
+    """At most twice a second. loss, accuracy: of the batch."""
+
+    epoch: Count
+    epochs: Count
+    step: Count
+    steps: Count
+    loss: Real
+    accuracy: Share
+    samples_per_s: Amount
+
+
+class PartitionRecord(Record):
+    """What one rank trained on in one epoch."""
+
+    epoch: Count
+    samples: Count
+    labels: list[Count]  # samples per class
+    js_divergence: Amount  # of the partition's labels from the training set's, bits
+    js_divergence_so_far: Amount  # the same over all epochs up to this one
+    earth_movers_distance: Amount | None = None  # of the partition's labels from the training set's, 0 … 2
+    digest: Text
+
+
+class CoverageRecord(Record):
+    """Coverage and overlap of the planned partitions in one epoch, and in all epochs up to it.
+
+    uneven: how partitions of different sizes are handled: join, drop or pad; see trainer.core.strategy.
+    """
+
+    epoch: Count
+    uneven: Text = "join"
+    coverage: Share
+    overlap: Share
+    coverage_so_far: Share
+    overlap_so_far: Share
+    digest: Text
+
+
+class Epoch(Record):
+    """An epoch was evaluated.
+
+    Attributes:
+        loss: of the last batch; None of a server.
+        target_reached: training ends here.
+        consensus_distance: of replicas that differ.
+    """
+
+    epoch: Count
+    epochs: Count
+    train_s: Amount
+    loss: Real | None
+    accuracy: Share
+    test_loss: Real
+    lr: Amount | None = None
+    target_reached: bool = False
+    consensus_distance: Real | None = None
+
+
+class Checkpoint(Record):
+    """A checkpoint was written. epoch: completed. step: of the next epoch."""
+
+    epoch: Count
+    step: Count
+    bytes: Count
+    seconds: Amount
+
+
+class CheckpointSkipped(Record):
+    """The run cannot resume from a checkpoint."""
+
+    epoch: Count
+    step: Count
+    cause: Text
+
+
+class Resumed(Record):
+    """The run resumes from a checkpoint. times: so far; only rank 0 counts them."""
+
+    epoch: Count
+    step: Count
+    age_s: Real
+    times: Count | None
+
+
+def _with_all_phases(seconds: dict[str, float]) -> dict[str, float]:
+    known, required = {*PHASES}, {*PHASES} - {"checkpoint"}
+    if not required <= seconds.keys() <= known:
+        raise ValueError(f"phases must be {', '.join(PHASES)}")
+    return seconds
+
+
+class Result(TrainResult):
+    """Training ended."""
+
+    seconds: Annotated[dict[str, Amount], AfterValidator(_with_all_phases)]
+
+
+class Done(Record):
+    """The rank has finished. forced: it hung afterwards."""
+
+    forced: bool = False
+
+
+class Failed(Record):
+    """An exception ended the rank. peer: the error is about another rank, which may be the true cause."""
+
+    cause: Text
+    peer: bool = False
+    traceback: Text = ""
+
+
+class Ended(Record):
+    """A signal, or another process, ended the rank."""
+
+    cause: Text
+    signal: Text | None = None
+    attempt: Attempt = 0
+
+
+class Damaged(Record):
+    """The reader found a line that is not an event, or too much to read."""
+
+    line: Text
+    reason: Text
+
+
+EVENTS: Mapping[str, type[Record]] = {
+    "start": Start,
+    "ready": Empty,  # set up; waits for its node's CPU quota, if one will be applied
+    "train_start": TrainStart,
+    "step": Step,
+    "partition": PartitionRecord,  # of each rank, after an epoch
+    "coverage": CoverageRecord,  # of the first training rank, after an epoch
+    "epoch": Epoch,
+    "checkpoint": Checkpoint,
+    "checkpoint_skipped": CheckpointSkipped,
+    "resumed": Resumed,
+    "train_end": Empty,  # the clock stopped
+    "result": Result,
+    "done": Done,
+    "failed": Failed,
+    "terminated": Ended,
+    "died": Ended,
+    "damaged": Damaged,
+}
