@@ -38,6 +38,7 @@ def build_result(
     timed_out_s: float | None,
     runtime_error: str | None = None,
     usage: Sequence[NodeUsage] = (),
+    invalid: str | None = None,
     weights_kept: bool = True,
     cores: float,
     environment: dict[str, Any],
@@ -52,6 +53,7 @@ def build_result(
         timed_out_s: the time limit, if the run exceeded it.
         runtime_error: an error that the runtime itself found.
         usage: of the containers, if nodes are containers.
+        invalid: why a record of the run cannot be used.
         warm: whether warm nodes forked the ranks. nodes_replaced: why these nodes were replaced.
         engine_s: seconds in which an engine started and stopped containers.
     """
@@ -66,6 +68,10 @@ def build_result(
         restarts=spec.restarts,
     )
     events = attempts.events_of(attempts.effective)
+    if invalid := invalid or _inconsistency(spec, events):
+        cause = invalid if status == "ok" else cause
+        status = "failed" if status == "ok" else status
+        events = []  # a report computes with what is left
     ranks, unattributed = comparable_waits(ranks_of(events), runtime_info)
     certificate = certify(events)
     if status == "ok" and spec.strategy.trains:
@@ -112,6 +118,28 @@ def build_result(
         usage=list(usage),
         environment=environment,
     )
+
+
+def _inconsistency(spec: RunSpec, events: Sequence[Event]) -> str | None:
+    """What in a rank's events contradicts the spec, or None."""
+    reported: set[int] = set()
+    for event in events:
+        fields = event.fields
+        lengths = {"bytes_to": spec.world_size, "wait_s_by_rank": spec.world_size}
+        if event.kind == "partition":
+            lengths = {"labels": spec.dataset.class_count}
+        listed = {name: fields[name] for name in lengths if fields.get(name) is not None}
+        wrong = [name for name, values in listed.items() if len(values) != lengths[name]]
+        if fields.get("epoch", 0) > spec.epochs:
+            wrong.append("epoch")
+        if event.kind == "result" and event.rank in reported:
+            wrong.append("a second one")
+        if wrong:
+            name = rank_name(event.rank, spec.processes_per_node)
+            return f"{name}'s event {event.kind} contradicts the run: {wrong[0]}"
+        if event.kind == "result":
+            reported.add(event.rank)
+    return None
 
 
 def _replaced(reason: str | None, overall: str) -> list[str]:

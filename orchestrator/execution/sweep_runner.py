@@ -25,6 +25,7 @@ from orchestrator.results.store import (
 )
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.sweeps.load import Sweep
+from trainer.core.cgroup import NodeUsage
 from trainer.core.events import Event, read_events
 from trainer.data.base import DataError
 from trainer.spec.run_spec import RunSpec
@@ -131,6 +132,7 @@ class SweepRunner:
             if not state.nodes_lost:
                 break
             replaced = f"{state.error} during the run, which was then repeated"
+        usage, invalid = _usage(paths)
         result = build_result(
             spec,
             list(read_events(paths.events)),
@@ -142,7 +144,8 @@ class SweepRunner:
             ended_at=time.time(),
             timed_out_s=timed_out_s,
             runtime_error=state.error,
-            usage=read_usage(paths.usage),
+            usage=usage,
+            invalid=invalid,
             cores=self.runtime.cores(),
             weights_kept=paths.weights.exists(),
             environment=self._environment,
@@ -174,6 +177,14 @@ class SweepRunner:
                     return state, None
             if now > deadline:
                 return state, timeout_s
+
+
+def _usage(paths: RunPaths) -> tuple[list[NodeUsage], str | None]:
+    """Usage of the run's nodes, and why it cannot be read."""
+    try:
+        return read_usage(paths.usage), None
+    except ValueError as error:
+        return [], str(error)
 
 
 def _remove(directory: Path) -> str | None:

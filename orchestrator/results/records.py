@@ -199,7 +199,8 @@ class RunResult(Record):
         """Mean seconds per phase over the ranks."""
         if not self.ranks:
             return {}
-        return {phase: fmean(rank.seconds[phase] for rank in self.ranks) for phase in self.ranks[0].seconds}
+        phases = dict.fromkeys(phase for rank in self.ranks for phase in rank.seconds)
+        return {phase: fmean(rank.seconds.get(phase, 0.0) for rank in self.ranks) for phase in phases}
 
     @property
     def replicas_equal(self) -> bool:

@@ -16,6 +16,9 @@ from orchestrator.errors import InputError
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
 from trainer.core.cgroup import NodeUsage
+from trainer.core.record import checked, parse_object
+
+MAX_USAGE_BYTES = 2**20  # about 300 bytes of each of at most 1024 nodes
 
 
 class SweepRecord(BaseModel):
@@ -153,12 +156,15 @@ def read_result(path: Path) -> RunResult | None:
 
 
 def read_usage(path: Path) -> list[NodeUsage]:
-    """Usage of a run's containers; empty if none was recorded."""
+    """Usage of a run's containers; empty if none was recorded. Raises ValueError for an invalid file."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with open(path, "rb") as file:
+            data = file.read(MAX_USAGE_BYTES + 1)
     except FileNotFoundError:
         return []
-    return [NodeUsage.model_validate_json(line) for line in lines]
+    if len(data) > MAX_USAGE_BYTES:
+        raise ValueError(f"{path.name}: more than {MAX_USAGE_BYTES} bytes")
+    return [checked(NodeUsage, parse_object(line, path.name), path.name) for line in data.splitlines()]
 
 
 def read_record(paths: SweepPaths) -> SweepRecord:

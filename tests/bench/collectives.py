@@ -26,6 +26,7 @@ from tests.bench.step import ratio
 from trainer.comm.base import Communicator
 from trainer.launch.environment import read_context
 from trainer.launch.ranks import connect
+from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 
 FLOATS = (5_000, 100_000, 1_000_000, 10_000_000)
@@ -71,7 +72,7 @@ def measured(transport: str, ranks: int) -> dict[str, Turns]:
             for each in processes(run, paths, Path(directory), live)
         ]
         deadline = time.monotonic() + PATIENCE_S
-        with LocalRun(started, paths, live) as handle:
+        with LocalRun(started, paths, live, OutputLimits.of(run)) as handle:
             while (state := handle.wait(1)).running and not state.failing and time.monotonic() < deadline:
                 pass
         if state.failing or state.running:

@@ -169,6 +169,13 @@ def test_control_characters_become_visible(character: str, escape: str) -> None:
     assert Event.from_line(read.to_line()) == read  # so that stored events can be read again
 
 
+@pytest.mark.parametrize("depth", [*range(100, 1300, 50), 4000])
+def test_nesting_of_any_depth_is_rejected(depth: int) -> None:
+    nested = "[" * depth + "]" * depth
+    invalid(nested)
+    invalid(line("failed", cause="X").replace('"X"', nested))
+
+
 def test_escapes_may_not_make_an_event_too_long_to_store() -> None:
     assert str(MAX_BYTES) in invalid(json.dumps({**HEAD, "kind": "failed", "cause": "\b" * 3500}))
 

@@ -69,6 +69,7 @@ SHARED_MODULES = (
     "elastic.command",
     "models.split_points",
     "spec.checks",
+    "spec.output_limits",
     "spec.registries",
     "spec.run_spec",
     "training.partition",

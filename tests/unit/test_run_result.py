@@ -26,7 +26,7 @@ def digest(rank: int, epoch: int = 1) -> str:
 
 
 def part(rank: int, epoch: int = 1, **changed: Any) -> Event:
-    fields = {"samples": 5, "labels": [2, 3], "digest": digest(rank, epoch)} | JS
+    fields = {"samples": 5, "labels": [2, 3, *[0] * 8], "digest": digest(rank, epoch)} | JS
     return event("partition", rank, epoch=epoch, **{**fields, **changed})
 
 

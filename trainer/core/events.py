@@ -54,8 +54,8 @@ class Event:
         Raises ValueError for anything else; the message names the kind and the field that does not fit.
         """
         if len(line) + 1 >= MAX_BYTES:
-            raise ValueError(f"a line of {len(line)} characters; allowed: fewer than {MAX_BYTES}")
-        fields = parse_object(line)
+            raise ValueError(f"event: a line of {len(line)} characters; allowed: fewer than {MAX_BYTES}")
+        fields = parse_object(line, "event")
         own = {name: fields.pop(name) for name in Head.model_fields if name in fields}
         head = checked(Head, own, "event")
         if head.kind not in EVENTS:

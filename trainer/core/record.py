@@ -43,16 +43,16 @@ Text = Annotated[str, AfterValidator(printable)]
 R = TypeVar("R", bound=Record)
 
 
-def parse_object(text: str | bytes) -> dict[str, Any]:
-    """The JSON object in `text`. Raises ValueError for anything else."""
+def parse_object(text: str | bytes, what: str) -> dict[str, Any]:
+    """The JSON object in `text`. Raises ValueError for anything else; the message starts with `what`."""
     try:
         value = json.loads(text, parse_constant=_reject)
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise ValueError(f"{what}: nested too deeply: {_excerpt(text)}") from None
     except ValueError as error:
-        raise ValueError(f"not JSON ({error}): {_excerpt(text)}") from None
+        raise ValueError(f"{what}: not JSON ({error}): {_excerpt(text)}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"not a JSON object: {_excerpt(value)}")
+        raise ValueError(f"{what}: not a JSON object: {_excerpt(value)}")
     return value
 
 
@@ -75,4 +75,7 @@ def _reject(constant: str) -> None:
 
 
 def _excerpt(value: object) -> str:
-    return printable(repr(value)[:MAX_EXCERPT])
+    if isinstance(value, list | dict):  # which may be nested too deeply for `repr`
+        return f"a {type(value).__name__}"
+    text = value[:MAX_EXCERPT] if isinstance(value, str | bytes) else value
+    return printable(repr(text)[:MAX_EXCERPT])

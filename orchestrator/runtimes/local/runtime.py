@@ -28,6 +28,7 @@ from orchestrator.runtimes.local.processes import COLD, THROTTLE, mpirun, planne
 from orchestrator.shipped import python_path
 from trainer.core.events import Event, EventReader
 from trainer.elastic.attempts import AttemptTracker
+from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 from trainer.warm.client import UNAVAILABLE
 from trainer.warm.process import EXIT_S, ParentError, ParentProcess
@@ -110,7 +111,8 @@ class LocalRuntime(Runtime):
         live.mkdir()
         attempts = AttemptTracker(plan.spec.world_size) if plan.spec.restarts else None
         nodes = self._nodes if plan.warm else None
-        return LocalRun(plan.processes, plan.paths, live, attempts, nodes, replaced)
+        limits = OutputLimits.of(plan.spec)
+        return LocalRun(plan.processes, plan.paths, live, limits, attempts, nodes, replaced)
 
     def _ensure_nodes(self) -> str | None:
         try:
@@ -146,19 +148,25 @@ class LocalRun(RunHandle):
         started: list[Process],
         paths: RunPaths,
         live: Path,
+        limits: OutputLimits,
         attempts: AttemptTracker | None = None,
         nodes: ParentProcess | None = None,
         replaced: str | None = None,
     ) -> None:
         """
         Args:
+            started: the processes to start.
+            paths: of the run's results.
+            live: the directory to which ranks write.
+            limits: of what they may write.
             attempts: follows the attempts of a run that torchrun may restart.
             nodes: the warm nodes that fork the ranks. replaced: why they were replaced before the run.
         """
-        self._live, self._attempts = live, attempts
+        self._paths, self._live, self._limits, self._attempts = paths, live, limits, attempts
         self._nodes, self.replaced = nodes, replaced
         self._finished_at: float | None = None
-        self._reader = EventReader(live)
+        self._reader = self._new_reader()
+        self._damage: str | None = None
         # The run is part of the label, because one orchestrator may execute several.
         self._label = {**_own_label(), "SHARDYARD_RUN": str(live.resolve())}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -184,7 +192,9 @@ class LocalRun(RunHandle):
             time.sleep(POLL_S)
         # The throttle runs until `stop`, so the run does not wait for it.
         running = [name for name in self._processes if name not in exits and name != THROTTLE]
-        error = "the throttle of the last node has ended before the run" if THROTTLE in exits else None
+        error = self._damage or self._excess()
+        if THROTTLE in exits:
+            error = error or "the throttle of the last node has ended before the run"
         if self._nodes and (lost := _loss(self._nodes, exits, bool(running))):
             return RunState(exits, len(running), f"the process of warm nodes {lost}", nodes_lost=True)
         # An agent whose rank is killed now would wait for a rendezvous with agents that have exited.
@@ -203,7 +213,23 @@ class LocalRun(RunHandle):
                 self._attempts.add(event)
             if self._attempts.finished is not None:
                 self._finished_at = self._finished_at or time.monotonic()
+        else:  # with restarts, a killed rank may leave an incomplete line
+            damaged = (event for event in events if event.kind == "damaged")
+            reasons = (
+                f"rank {event.rank}'s events are damaged: {event.fields['reason']}" for event in damaged
+            )
+            self._damage = self._damage or next(reasons, None)
         return events
+
+    def _new_reader(self) -> EventReader:
+        return EventReader(self._live, self._limits.ranks, self._limits.event_bytes)
+
+    def _excess(self) -> str | None:
+        """Why the weights that rank 0 has written are not kept, or None."""
+        written = self._live / self._paths.weights.name
+        if written.exists() and written.stat().st_size > self._limits.weight_bytes:
+            return f"weights: more than {self._limits.weight_bytes} bytes, its node's memory_mb"
+        return None
 
     def stop(self) -> None:
         # Repeat it: an agent may start a rank while it is being stopped.
@@ -218,7 +244,11 @@ class LocalRun(RunHandle):
             self._nodes.wait_until_idle()
 
     def collect(self, paths: RunPaths) -> None:
-        events = EventReader(self._live).new()
+        events = self._new_reader().new()
+        if excess := self._excess():
+            now, fields = time.time(), {"line": "", "reason": excess}
+            events.append(Event(now, "", 0, "", "damaged", fields))
+            (self._live / paths.weights.name).unlink()
         write_atomic(paths.events, "".join(event.to_line() + "\n" for event in events))
         for path in (paths.weights, paths.usage):
             with suppress(FileNotFoundError):
