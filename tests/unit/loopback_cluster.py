@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 import os
 import random
@@ -15,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.unit.cluster_support import FIELDS
@@ -22,12 +25,20 @@ from tests.unit.conftest import event, rank_fields
 from trainer.cluster import coordinator as module
 from trainer.cluster.coordinator import Coordinator
 from trainer.cluster.hand_over import ENDED, SPEC, Ending, hand_over, take_over
-from trainer.cluster.protocol import MAX_LINE_BYTES, Connection, Message
+from trainer.cluster.protocol import FROM_COORDINATOR, MAX_ASSIGNMENT_BYTES, Connection, Message
 from trainer.cluster.rank_assignment import RankAssignment
 
 USAGE = {"cpu_s": 1.0, "throttled_s": None, "out_of_memory": 0}
-HELLO = b'{"kind": "hello", "public_keys": {"key": "K", "host_key": "H"}}\n'
+KEYS = {"key": f"ssh-ed25519 {'K' * 68}", "host_key": f"ssh-ed25519 {'H' * 68}"}
+HELLO = json.dumps({"kind": "hello", "public_keys": KEYS}).encode() + b"\n"
 TIMEOUT_S = 10.0  # for a whole test
+
+
+def weights_file(parameters: int) -> bytes:
+    """What numpy.save writes for this many weights."""
+    file = io.BytesIO()
+    np.save(file, np.arange(parameters, dtype=np.float32))
+    return file.getvalue()
 
 
 @dataclass
@@ -65,6 +76,12 @@ class FakeAgent:
         await self.send_event("start", pid=1)
         await self.send_event("result", **rank_fields())
         await self.send_event("done")
+
+    async def send_weights(self, *parts: bytes, complete: bool = True) -> None:
+        """Send the weights in these parts."""
+        for number, part in enumerate(parts, start=1):
+            chunk = base64.b64encode(part).decode()
+            await self.connection.send("weights", chunk=chunk, last=complete and number == len(parts))
 
     async def exit(
         self, code: int = 0, cause: str | None = None, out_of_memory: int = 0, lost: str | None = None
@@ -222,13 +239,13 @@ class LoopbackCluster:
         while True:
             try:
                 reader, writer = await asyncio.open_connection(
-                    "127.0.0.1", self.port, local_addr=(address, 0), limit=MAX_LINE_BYTES
+                    "127.0.0.1", self.port, local_addr=(address, 0), limit=MAX_ASSIGNMENT_BYTES
                 )
                 break
             except ConnectionRefusedError:
                 await asyncio.sleep(0.005)
         writer.write(hello)
-        return FakeAgent(Connection(reader, writer))
+        return FakeAgent(Connection(reader, writer, FROM_COORDINATOR))
 
     @property
     def causes(self) -> dict[str, str]:

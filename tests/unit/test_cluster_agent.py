@@ -16,7 +16,7 @@ import pytest
 from tests.unit import loopback_cluster
 from tests.unit.cluster_support import assigned, index_of
 from tests.unit.conftest import event, rank_fields
-from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster, Script, keeps_training
+from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster, Script, keeps_training, weights_file
 from trainer.cluster import agent as module
 from trainer.cluster import mpi_rank
 from trainer.cluster.agent import Agent
@@ -84,11 +84,11 @@ def writes(home: Path, *kinds: str) -> str:
 def test_events_and_weights_arrive_before_exit_codes(
     cluster: LoopbackCluster, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights = os.urandom(module.CHUNK_BYTES + 100)  # two chunks
+    weights = weights_file(module.CHUNK_BYTES // 4)  # two chunks
     (home / "weights").write_bytes(weights)
     wrote = writes(home, "start", "result", "done")
     script(monkeypatch, f"test $ROLE = test && cp {home}/weights {home}/out/weights.npy && {wrote}")
-    assert cluster.run({"node-1": real}) == 0
+    assert cluster.run({"node-1": real}, save_weights=True) == 0
     assert cluster.kinds(0) == ["start", "result", "done"]
     assert (cluster.directory / "weights.npy").read_bytes() == weights
     assert cluster.codes == [0]

@@ -11,7 +11,15 @@ import pytest
 
 from tests.unit import loopback_cluster
 from tests.unit.conftest import rank_fields
-from tests.unit.loopback_cluster import HELLO, FakeAgent, LoopbackCluster, keeps_training, succeeds
+from tests.unit.loopback_cluster import (
+    HELLO,
+    KEYS,
+    FakeAgent,
+    LoopbackCluster,
+    keeps_training,
+    succeeds,
+    weights_file,
+)
 from trainer.cluster import coordinator as module
 from trainer.core.events import Event
 
@@ -106,27 +114,28 @@ def test_public_keys_reach_all_agents(cluster: LoopbackCluster) -> None:
     assert cluster.run({"node-1": succeeds, "node-2": succeeds}) == 0
     assignment = cluster.agents["node-2"].assignment
     assert assignment is not None
-    assert [agent.public_keys for agent in assignment.agents] == [{"key": "K", "host_key": "H"}] * 2
+    assert [agent.public_keys for agent in assignment.agents] == [KEYS] * 2
 
 
 def test_weights_are_saved(cluster: LoopbackCluster) -> None:
+    weights = weights_file(100)
+
     async def sends(agent: FakeAgent) -> None:
         await agent.receive_assignment()
         await agent.report_success()
-        for chunk, last in (("QUJD", False), ("REVG", True)):
-            await agent.connection.send("weights", chunk=chunk, last=last)
+        await agent.send_weights(weights[:100], weights[100:200], weights[200:])
         await agent.exit()
         await agent.wait_for_shutdown()
 
     assert cluster.run({"node-1": sends}, save_weights=True) == 0
-    assert (cluster.directory / "weights.npy").read_bytes() == b"ABCDEF"
+    assert (cluster.directory / "weights.npy").read_bytes() == weights
 
 
 def test_incomplete_weights_are_not_saved(cluster: LoopbackCluster) -> None:
     async def dies(agent: FakeAgent) -> None:
         await agent.receive_assignment()
         await agent.report_success()
-        await agent.connection.send("weights", chunk="QUJD", last=False)
+        await agent.send_weights(weights_file(100)[:200], complete=False)
         await agent.exit()
         await agent.wait_for_shutdown()
 
@@ -147,12 +156,13 @@ def test_coordinator_stays_while_weights_arrive(
         await agent.exit()
         await agent.receive()
         assert agent.received[-1] == "shutdown"
-        for number in range(8):
+        for first in range(0, len(weights), 100):
             await asyncio.sleep(0.1)
-            await agent.connection.send("weights", chunk="QUJD", last=number == 7)
+            await agent.send_weights(weights[first : first + 100], complete=first + 100 >= len(weights))
 
-    assert cluster.run({"node-1": slow}, save_weights=False) == 0
-    assert (cluster.directory / "weights.npy").read_bytes() == b"ABC" * 8
+    weights = weights_file(150)  # 8 parts
+    assert cluster.run({"node-1": slow}, save_weights=True) == 0
+    assert (cluster.directory / "weights.npy").read_bytes() == weights
 
 
 def test_full_disk_fails_the_run(cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +191,7 @@ def test_event_of_a_rank_on_another_node_is_rejected(cluster: LoopbackCluster) -
         await agent.wait_for_shutdown()
 
     assert cluster.run({"node-1": keeps_training, "node-2": forges}) == 1
-    assert "rank 0" in cluster.causes["node-2"]
+    assert "rank: 0" in cluster.causes["node-2"]
 
 
 def test_coordinator_waits_only_for_agents_with_processes(cluster: LoopbackCluster) -> None:
@@ -390,9 +400,9 @@ def test_failed_rank_that_hangs_ends_the_run(cluster: LoopbackCluster) -> None:
 def test_weights_of_another_rank_are_rejected(cluster: LoopbackCluster) -> None:
     async def sends(agent: FakeAgent) -> None:
         await agent.receive_assignment()
-        await agent.connection.send("weights", chunk="QUJD", last=True)
+        await agent.send_weights(weights_file(1))
         await agent.wait_for_shutdown()
 
-    assert cluster.run({"node-1": keeps_training, "node-2": sends}) == 1
+    assert cluster.run({"node-1": keeps_training, "node-2": sends}, save_weights=True) == 1
     assert list(cluster.causes) == ["node-2"]
     assert not (cluster.directory / "weights.npy").exists()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 
-from trainer.cluster.protocol import MAX_LINE_BYTES, Connection, Message
+from trainer.cluster.protocol import FROM_AGENT, MAX_LINE_BYTES, Connection, Message
 
 
 def received(send: Callable[[Connection, asyncio.StreamWriter], Awaitable[None]]) -> list[Message | None]:
@@ -19,7 +18,7 @@ def received(send: Callable[[Connection, asyncio.StreamWriter], Awaitable[None]]
         over = asyncio.Event()
 
         async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            connection = Connection(reader, writer)
+            connection = Connection(reader, writer, FROM_AGENT)
             received.append(await connection.receive())
             while received[-1] is not None:
                 received.append(await connection.receive())
@@ -30,7 +29,7 @@ def received(send: Callable[[Connection, asyncio.StreamWriter], Awaitable[None]]
         server = await asyncio.start_server(listen, "127.0.0.1", 0, limit=MAX_LINE_BYTES)
         port = server.sockets[0].getsockname()[1]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        connection = Connection(reader, writer)
+        connection = Connection(reader, writer, {})
         await send(connection, writer)
         await connection.close()
         await over.wait()
@@ -40,21 +39,23 @@ def received(send: Callable[[Connection, asyncio.StreamWriter], Awaitable[None]]
     return received
 
 
-FIELDS: list[dict[str, Any]] = [
-    {},
-    {"line": 'newline\n and "quotes" and \u2028 and 漢字'},
-    {"codes": {"0": -9}, "cause": None, "usage": {"cpu_s": 0.5}},
-    {"chunk": "x" * (MAX_LINE_BYTES - 100)},
+USAGE = {"cpu_s": 0.5, "throttled_s": None, "out_of_memory": 0}
+MESSAGES: list[Message] = [
+    {"kind": "hello"},
+    {"kind": "hello", "public_keys": {"key": f"ssh-ed25519 {'A' * 68}"}, "replaced": "it was killed"},
+    {"kind": "event", "line": 'newline\n and "quotes" and \u2028 and 漢字'},
+    {"kind": "exit", "codes": {"0": -9}, "cause": None, "usage": USAGE},
+    {"kind": "weights", "chunk": "x" * (MAX_LINE_BYTES - 100), "last": False},
 ]
 
 
-@pytest.mark.parametrize("fields", FIELDS, ids=range(len(FIELDS)))
-def test_message_round_trip(fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize("message", MESSAGES, ids=range(len(MESSAGES)))
+def test_message_round_trip(message: Message) -> None:
     async def send(connection: Connection, _: asyncio.StreamWriter) -> None:
-        await connection.send("first", **fields)
-        await connection.send("second")
+        await connection.send(**message)
+        await connection.send("hello")
 
-    assert received(send) == [{"kind": "first", **fields}, {"kind": "second"}, None]
+    assert received(send) == [message, {"kind": "hello"}, None]
 
 
 @pytest.mark.parametrize(
@@ -83,9 +84,8 @@ def test_send_after_disconnect_is_ignored() -> None:
             writer.transport.abort()
 
         server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
-        connection = Connection(
-            *await asyncio.open_connection("127.0.0.1", server.sockets[0].getsockname()[1])
-        )
+        streams = await asyncio.open_connection("127.0.0.1", server.sockets[0].getsockname()[1])
+        connection = Connection(*streams, FROM_AGENT)
         assert await connection.receive() is None
         for _ in range(20):
             await connection.send("event", line="x" * 10_000)

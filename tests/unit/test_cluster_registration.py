@@ -121,29 +121,6 @@ def test_unknown_address_is_rejected_during_registration(cluster: LoopbackCluste
     assert cluster.run({"node-1": succeeds, "node-2": succeeds}, unknown) == 0
 
 
-@pytest.mark.parametrize(
-    "first_message",
-    [b"GET / HTTP/1.1\r\n", b'{"hello": {}}\n'],
-)
-def test_invalid_hello_is_rejected(
-    cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch, first_message: bytes
-) -> None:
-    monkeypatch.setattr(module, "REGISTRATION_S", 0.2)
-    original = cluster.connect
-
-    async def connect(address: str, hello: bytes = HELLO) -> FakeAgent:
-        return await original(address, first_message if address == "127.0.0.2" else hello)
-
-    async def rejected(agent: FakeAgent) -> None:
-        message = await agent.receive()
-        assert message is not None
-        assert message["kind"] == "rejected"
-
-    cluster.connect = connect  # type: ignore[method-assign]
-    assert cluster.run({"node-1": is_shut_down, "node-2": rejected}) == 1
-    assert cluster.summary == ["FAILED: node-2 did not register in 0.2 s"]
-
-
 # Open MPI
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.unit.cluster_support import assigned
 from tests.unit.conftest import event, rank_fields
+from tests.unit.loopback_cluster import weights_file
 from trainer.cluster.rank_assignment import AgentInfo
 from trainer.cluster.run_record import RunRecord, signal_name
 from trainer.core.cgroup import NodeUsage
@@ -73,7 +74,7 @@ def test_events_are_written_to_one_file_per_rank(tmp_path: Path) -> None:
 
 
 def test_weights_arrive_in_chunks(tmp_path: Path) -> None:
-    record, weights = run_record(tmp_path), bytes(range(256)) * 3
+    record, weights = run_record(tmp_path, save_weights=True), weights_file(150)
     for first in range(0, len(weights), 100):
         assert not (tmp_path / "live" / "weights.npy").exists()
         chunk = base64.b64encode(weights[first : first + 100]).decode()

@@ -31,7 +31,7 @@ from trainer.cluster.commands import (
     launcher_of,
 )
 from trainer.cluster.hand_over import log_marks
-from trainer.cluster.protocol import MAX_LINE_BYTES, PORT, Connection
+from trainer.cluster.protocol import FROM_COORDINATOR, MAX_ASSIGNMENT_BYTES, PORT, Connection
 from trainer.cluster.rank_assignment import AssignmentError, RankAssignment
 from trainer.cluster.run_record import WEIGHTS
 from trainer.core.cgroup import measure
@@ -43,7 +43,7 @@ CONNECT_S = 120.0  # to reach the coordinator, which compose starts after every 
 FORWARD_S = 0.2  # between checks for new events
 TERMINATE_S = 2.0  # between SIGTERM and SIGKILL
 WAIT_S = 3600.0  # for ranks
-CHUNK_BYTES = 3 * 2**16  # of a file per message; base64 makes it a third larger
+CHUNK_BYTES = 3 * 2**13  # of a file per message; base64 makes it a third larger
 
 
 class CoordinatorGone(Exception):
@@ -130,7 +130,8 @@ class Agent:
         while True:
             (HOME / "alive").touch()
             try:
-                return Connection(*await asyncio.open_connection("coordinator", PORT, limit=MAX_LINE_BYTES))
+                streams = await asyncio.open_connection("coordinator", PORT, limit=MAX_ASSIGNMENT_BYTES)
+                return Connection(*streams, FROM_COORDINATOR)
             except OSError:
                 if time.monotonic() > deadline:
                     raise AssignmentError(f"no coordinator answered within {CONNECT_S:.0f} s") from None

@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,14 @@ from typing import Any
 
 from trainer.cluster.commands import CHECKPOINTS
 from trainer.cluster.hand_over import CANCEL, ENDED, SPEC, Ending, log_marks, take_over
-from trainer.cluster.protocol import MAX_LINE_BYTES, PORT, Connection, Message
+from trainer.cluster.protocol import (
+    FROM_AGENT,
+    MAX_HELLO_BYTES,
+    MAX_LINE_BYTES,
+    PORT,
+    Connection,
+    Message,
+)
 from trainer.cluster.rank_assignment import (
     ROLES,
     AgentInfo,
@@ -25,9 +33,10 @@ from trainer.cluster.rank_assignment import (
     read_spec,
 )
 from trainer.cluster.run_record import RunRecord
-from trainer.core.events import Event
 
 REGISTRATION_S = 120.0  # from the coordinator's start until every agent must have registered
+HELLO_S = 20.0  # from an agent's connection until it must have registered
+MAX_CONNECTIONS = 64  # of one container during a run; it needs one
 GRACE_S = 2.0  # after one agent has failed, the others have this long to report failures of their own
 CANCEL_POLL_S = 0.2
 BACKLOG = 1024  # of warm agents that wait for the next run
@@ -58,6 +67,9 @@ class Coordinator:
         self._fields, self._limits = fields, limits
         self._expected: dict[str, tuple[str, int]] = {}  # address: role, ordinal
         self._agents: dict[str, tuple[AgentInfo, Connection]] = {}  # by address
+        self._connections: Counter[str] = Counter()  # by address, those that have ended included
+        self._connected: set[str] = set()  # addresses
+        self._refused: str | None = None  # why a container cannot register
         self._changed = asyncio.Event()  # an agent registered, reported, exited or was lost
         self._interrupted = asyncio.Event()
         self._interruption = ""  # its cause
@@ -67,6 +79,7 @@ class Coordinator:
         self._run_record: RunRecord | None = None
         self.exits: dict[str, int] = {}  # exit codes of agents, as their containers would have them
         self.lost: str | None = None  # how a warm parent has failed
+        self.untrusted: str | None = None  # which container has sent invalid data, and what
 
     @property
     def failures(self) -> Mapping[str, str]:
@@ -77,9 +90,12 @@ class Coordinator:
         """Coordinate from registration to the last agent's exit. Returns exit code and summary."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._interrupt, "stopped by SIGTERM")
         cancelling = asyncio.create_task(self._until_cancelled()) if self._listener else None
-        server = await self._listen()
+        server = await self._bind()
         try:
             try:
+                # First: only the run's containers are listened to.
+                self._expected = expected_agents(self._topology)
+                await server.start_serving()
                 fields = await self._register()
             finally:
                 if self._listener:  # it stays open: agents that reconnect wait there for the next run
@@ -110,10 +126,12 @@ class Coordinator:
         shutil.rmtree(CHECKPOINTS / run_record.key, ignore_errors=True)  # no longer needed
         return 0, run_record.summary()
 
-    async def _listen(self) -> asyncio.Server:
+    async def _bind(self) -> asyncio.Server:
+        """The server, which does not accept connections yet."""
+        options: dict[str, Any] = {"limit": MAX_LINE_BYTES, "start_serving": False}
         if self._listener is None:
-            return await asyncio.start_server(self._serve, port=PORT, limit=MAX_LINE_BYTES)
-        return await asyncio.start_server(self._serve, sock=self._listener.dup(), limit=MAX_LINE_BYTES)
+            return await asyncio.start_server(self._serve, port=PORT, **options)
+        return await asyncio.start_server(self._serve, sock=self._listener.dup(), **options)
 
     async def _until_cancelled(self) -> None:
         """Watch for the file by which the orchestrator cancels a run in warm containers."""
@@ -128,7 +146,6 @@ class Coordinator:
 
     async def _register(self) -> Mapping[str, Any]:
         """Wait until every container's agent has registered. Returns the fields of the run's spec."""
-        self._expected = expected_agents(self._topology)
         await self._until_all_registered()
         # Only now: an agent that registered later would find no coordinator and wait for one.
         if isinstance(self._fields, AssignmentError):
@@ -154,79 +171,142 @@ class Coordinator:
         return run_record
 
     async def _until_all_registered(self) -> None:
-        """Raises AssignmentError if an agent exits first or does not register in time."""
+        """Raises AssignmentError if an agent exits first, does not register in time, or sends junk."""
         deadline = time.monotonic() + REGISTRATION_S
         while missing := self._expected.keys() - self._agents.keys():
             if self._interrupted.is_set():
                 raise AssignmentError(self._interruption)
             if time.monotonic() > deadline:
                 raise AssignmentError(f"{self._names(missing)} did not register in {REGISTRATION_S:g} s")
-            await self._until(lambda: self._interrupted.is_set() or self._all_registered(), 1.0)
+            await self._until(self._registration_over, 1.0)
+            if self._refused:
+                break
             # The engine's DNS drops the name of a container that has exited.
             if gone := self._expected.keys() - expected_agents(self._topology).keys():
                 raise AssignmentError(f"{self._names(gone)} exited before it registered; its log says why")
+        if self._refused:
+            raise AssignmentError(self._refused)
 
-    def _all_registered(self) -> bool:
-        return self._agents.keys() >= self._expected.keys()
+    def _registration_over(self) -> bool:
+        all_registered = self._agents.keys() >= self._expected.keys()
+        return all_registered or self._interrupted.is_set() or self._refused is not None
 
     def _names(self, addresses: Iterable[str]) -> str:
         found = sorted(self._expected[address] for address in addresses)
         return ", ".join(f"node-{ordinal}" if role == "node" else role for role, ordinal in found)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one agent's connection, from its `hello` to its end."""
-        connection = Connection(reader, writer)
-        hello = await connection.receive()
+        """Serve one connection, from its `hello` to its end. Reads nothing from strangers."""
+        connection = Connection(reader, writer, FROM_AGENT)
         address = connection.peer
-        await self._until(lambda: bool(self._expected), REGISTRATION_S)
-        if hello is None or address not in self._expected or self._run_record or address in self._agents:
+        if not self._admits(address):
             await connection.send("rejected", cause="rejected: the run has started without this container")
             await connection.close()
             return
-        role, ordinal = self._expected[address]
-        keys, replaced = hello.get("public_keys", {}), hello.get("replaced")
-        agent = AgentInfo(role, ordinal, address, public_keys=keys, replaced=replaced)
-        self._agents[address] = (agent, connection)
+        self._connected.add(address)
+        try:
+            if await self._has_registered(address, connection):
+                await self._listen_to(address, connection)
+        finally:
+            self._connected.discard(address)
+            await connection.close()
+
+    def _admits(self, address: str) -> bool:
+        """Whether a new connection may register an agent."""
+        self._connections[address] += 1
+        if address not in self._expected:
+            return False
+        if self._connections[address] > MAX_CONNECTIONS:
+            self._refuse(address, f"more than {MAX_CONNECTIONS} connections")
+        return address not in self._connected and not self._run_record and not self._refused
+
+    def _refuse(self, address: str, reason: str) -> None:
+        """Fail the run because of what one of its containers has sent."""
+        cause = f"{self._names([address])} sent invalid data: {reason}"
+        self.untrusted = self.untrusted or cause
+        if self._run_record is None:
+            self._refused = self._refused or cause
+        elif address in self._agents and self._is_needed(address):
+            self._run_record.reject(self._agents[address][0], reason)
         self._changed.set()
+
+    def _is_needed(self, address: str) -> bool:
+        """Whether the run has assigned something to the agent."""
+        agents = self._run_record.assignment.agents if self._run_record else ()
+        return any(address == agent.address for agent in agents)
+
+    async def _has_registered(self, address: str, connection: Connection) -> bool:
+        """Register the agent with its `hello`; fail the run if it is not valid."""
+        try:
+            hello = await asyncio.wait_for(connection.receive(MAX_HELLO_BYTES), HELLO_S)
+            reason = connection.error
+        except TimeoutError:
+            hello, reason = None, f"no hello within {HELLO_S:g} s"
+        role, ordinal = self._expected[address]
+        if hello and not (reason := self._fault_of(hello, role)):
+            keys, replaced = hello.get("public_keys", {}), hello.get("replaced")
+            agent = AgentInfo(role, ordinal, address, public_keys=keys, replaced=replaced)
+            self._agents[address] = (agent, connection)
+            self._changed.set()
+            return True
+        if reason:
+            self._refuse(address, reason)
+            await connection.send("rejected", cause=f"rejected: {reason}")
+        return False
+
+    def _fault_of(self, hello: Message, role: str) -> str | None:
+        """What is wrong with the first message of an agent, or None."""
+        if hello["kind"] != "hello":
+            return f"message {hello['kind']} before hello"
+        needed = "key" if role == "launcher" else "host_key"
+        if self._topology == "mpi" and needed not in hello.get("public_keys", {}):
+            return f"message hello: public_keys: {needed}: missing"
+        return None
+
+    async def _listen_to(self, address: str, connection: Connection) -> None:
+        """Handle a registered agent's messages until it disconnects or one is not valid."""
         try:
             while message := await connection.receive():
                 self._handle(address, message)
-        except (KeyError, TypeError, ValueError) as error:
-            if self._run_record:
-                self._run_record.fail(self._agents[address][0], f"sent an invalid message: {error!r}")
+            if connection.error:
+                self._refuse(address, connection.error)
+        except ValueError as error:
+            self._refuse(address, str(error))
         finally:
             self._disconnect(address)
-            await connection.close()
 
     def _handle(self, address: str, message: Message) -> None:
+        """Raises ValueError if the agent may not send this message now."""
         self._last_message_at = time.monotonic()
         agent, _ = self._agents[address]
-        if self._run_record is None:
-            return
+        run_record = self._run_record
+        if run_record is None:
+            raise ValueError(f"message {message['kind']} before the assignment")
         match message["kind"]:
             case "event":
-                event = Event.from_line(message["line"])
-                if event.rank not in agent.ranks:
-                    raise ValueError(f"an event of rank {event.rank}, which is not this agent's")
-                self._run_record.add_event(event)
-                self._changed.set()  # a rank that has failed may hang, so its process may never end
-            case "weights":
-                if 0 not in agent.ranks:
-                    raise ValueError("weights, which only rank 0 sends")
-                self._run_record.add_weights(message["chunk"], message["last"])
-            case "exit":
-                codes = {int(rank): code for rank, code in message["codes"].items()}
-                self._run_record.record_exit(agent, codes, bool(message["usage"]["out_of_memory"]))
-                self._run_record.add_usage(agent, message["usage"])
-                cause = message["cause"] or self._run_record.exit_cause(agent, codes)
-                if cause and not self._run_record.shutting_down:
-                    self._run_record.fail(agent, cause)
-                self.exits[agent.name] = 1 if cause else 0
-                if lost := message.get("lost"):
-                    self.lost = f"of {agent.name} {lost}"
-                self._exited.add(address)
-                self._running.discard(address)
-                self._changed.set()
+                run_record.receive_event(agent, message["line"])
+            case "weights" if 0 in agent.ranks:
+                run_record.add_weights(message["chunk"], message["last"])
+            case "exit" if address not in self._exited:
+                self._handle_exit(run_record, agent, message)
+            case kind:
+                raise ValueError(f"message {kind} is not expected from this agent")
+        self._changed.set()  # also by an event: a rank that has failed may hang, and its process never end
+
+    def _handle_exit(self, run_record: RunRecord, agent: AgentInfo, message: Message) -> None:
+        codes = {int(rank): code for rank, code in message["codes"].items()}
+        if not codes.keys() <= {*agent.ranks}:
+            raise ValueError("message exit: codes: of a rank that is not this agent's")
+        run_record.record_exit(agent, codes, bool(message["usage"].get("out_of_memory")))
+        run_record.add_usage(agent, message["usage"])
+        cause = message["cause"] or run_record.exit_cause(agent, codes)
+        if cause and not run_record.shutting_down:
+            run_record.fail(agent, cause)
+        self.exits[agent.name] = 1 if cause else 0
+        if lost := message.get("lost"):
+            self.lost = f"of {agent.name} {lost}"
+        self._exited.add(agent.address)
+        self._running.discard(agent.address)
 
     def _disconnect(self, address: str) -> None:
         """Handle a closed connection. An agent that has sent no exit codes was killed."""
@@ -235,7 +315,7 @@ class Coordinator:
         # mpirun may exit with code 0, and be heard, before the node that it lost is: that shows here.
         if (
             run_record
-            and any(address == needed.address for needed in run_record.assignment.agents)
+            and self._is_needed(address)
             and address not in self._exited
             and not (run_record.shutting_down and run_record.failures)
         ):
@@ -339,7 +419,12 @@ def serve(topology: str, directory: Path) -> int:
             code, lines = _coordinate(coordinator, run)
             print("\n".join([*lines, end]), flush=True)
             exits = {**coordinator.exits, "coordinator": code}
-            ending = Ending(exits=exits, failures=dict(coordinator.failures), lost=coordinator.lost)
+            ending = Ending(
+                exits=exits,
+                failures=dict(coordinator.failures),
+                lost=coordinator.lost,
+                untrusted=coordinator.untrusted,
+            )
             draft = run / f".{ENDED}"
             draft.write_text(ending.model_dump_json())
             draft.replace(run / ENDED)

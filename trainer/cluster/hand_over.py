@@ -28,11 +28,13 @@ class Ending(Record):
     exits: exit code by agent (node-1, launcher) and of the coordinator, as its container would have it.
     failures: the first known cause, by agent.
     lost: how a warm parent has failed; None if none has.
+    untrusted: which container has sent invalid data, and what; None if none has.
     """
 
     exits: dict[str, int]
     failures: dict[str, str] = Field(default_factory=dict)
     lost: str | None = None
+    untrusted: str | None = None
 
 
 def hand_over(directory: Path, name: str) -> None:

@@ -1,34 +1,105 @@
 """The protocol between agent and coordinator: one JSON object per line, each with its `kind`.
 
-| kind | from | fields |
-| --- | --- | --- |
-| hello | agent | public_keys |
-| assignment | coordinator | spec, agents, index (of the receiver) |
-| rejected | coordinator | cause |
-| event | agent | line |
-| weights | agent | chunk (base64), last |
-| exit | agent | codes (by rank), cause, usage |
-| shutdown | coordinator | finished (torchrun need not restart ranks any more) |
+Nodes run code that is not trusted. So each end checks every message against a table of kinds, and limits
+its length.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from trainer.core.cgroup import Usage
+from trainer.core.record import Record, Text, checked, parse_object
 
 PORT = 29400  # the coordinator's; only the run's own network reaches it
-MAX_LINE_BYTES = 2**20  # buffered in memory while a line arrives
+# Twice as much is buffered in memory while a line arrives.
+MAX_ASSIGNMENT_BYTES = 2**20  # a line from the coordinator: it lists all agents
+MAX_LINE_BYTES = 2**16  # a line from an agent, of which there are up to 1025
+MAX_HELLO_BYTES = 2**12
 
 Message = dict[str, Any]
+PublicKey = Annotated[str, Field(pattern=r"\Assh-ed25519 [A-Za-z0-9+/]{40,100}={0,2}\z")]
+ExitCode = Annotated[int, Field(ge=-255, le=255)]  # negative: a signal
+
+
+class Hello(Record):
+    """An agent registers. replaced: why its warm parent was replaced before the run."""
+
+    public_keys: dict[Literal["key", "host_key"], PublicKey] = Field(default_factory=dict)
+    replaced: Text | None = None
+
+
+class EventLine(Record):
+    """An event of one of the agent's ranks."""
+
+    line: str
+
+
+class WeightsChunk(Record):
+    """A part of rank 0's final weights, in base64."""
+
+    chunk: str
+    last: bool
+
+
+class Exit(Record):
+    """The agent's processes have ended.
+
+    Attributes:
+        codes: by rank.
+        cause: why the agent has failed, if its exit codes do not say so.
+        usage: of its container.
+        lost: how its warm parent has failed.
+    """
+
+    codes: dict[Annotated[str, Field(pattern=r"\A[0-9]{1,5}\z")], ExitCode]
+    cause: Text | None
+    usage: Usage
+    lost: Text | None = None
+
+
+class Assignment(Record):
+    """The agent gets ranks. index: of the receiver among the agents."""
+
+    spec: dict[str, Any]
+    agents: list[dict[str, Any]]
+    index: int
+
+
+class Rejected(Record):
+    """The agent gets no ranks."""
+
+    cause: Text
+
+
+class Shutdown(Record):
+    """The agent ends its processes. finished: torchrun need not restart ranks any more."""
+
+    finished: bool = False
+
+
+Kinds = Mapping[str, type[Record]]
+FROM_AGENT: Kinds = {"hello": Hello, "event": EventLine, "weights": WeightsChunk, "exit": Exit}
+FROM_COORDINATOR: Kinds = {"assignment": Assignment, "rejected": Rejected, "shutdown": Shutdown}
 
 
 class Connection:
-    """One end of a connection."""
+    """One end of a connection.
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+    Attributes:
+        error: what is wrong with the last line, which was not a message; None if there was none.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kinds: Kinds) -> None:
+        """kinds: what the other end may send."""
+        self._reader, self._writer, self._kinds = reader, writer, kinds
+        self.error: str | None = None
 
     @property
     def peer(self) -> str:
@@ -41,14 +112,37 @@ class Connection:
             self._writer.write(json.dumps({"kind": kind, **fields}).encode() + b"\n")
             await self._writer.drain()
 
-    async def receive(self) -> Message | None:
-        """The next message, or None if the other end has disconnected or sent no valid message."""
+    async def receive(self, max_bytes: int | None = None) -> Message | None:
+        """The next message, or None if the other end has disconnected or sent something else.
+
+        max_bytes: of the line, if it may not be as long as the reader's limit.
+        """
         try:
             line = await self._reader.readline()
-            message = json.loads(line) if line.endswith(b"\n") else None
-        except (ConnectionError, ValueError):  # disconnected, too long, or not JSON
+        except ConnectionError:
             return None
-        return message if isinstance(message, dict) and "kind" in message else None
+        except ValueError:
+            self.error = "a message without an end"
+            return None
+        if max_bytes and len(line) > max_bytes:
+            self.error = f"a message of {len(line)} bytes; allowed: at most {max_bytes}"
+            return None
+        if not line.endswith(b"\n"):
+            return None
+        try:
+            return self._message(line)
+        except ValueError as error:
+            self.error = str(error)
+            return None
+
+    def _message(self, line: bytes) -> Message:
+        """The message in a line. Raises ValueError; the message names kind and field."""
+        fields = parse_object(line, "message")
+        kind = fields.pop("kind", None)
+        if not isinstance(kind, str) or kind not in self._kinds:
+            raise ValueError(f"message: kind: none of {', '.join(self._kinds)}")
+        found = checked(self._kinds[kind], fields, f"message {kind}")
+        return {"kind": kind, **found.model_dump(exclude_unset=True)}
 
     async def close(self) -> None:
         self._writer.close()

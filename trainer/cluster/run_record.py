@@ -11,11 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from trainer.cluster.incoming_weights import IncomingWeights
 from trainer.cluster.rank_assignment import AgentInfo, AssignmentError, RankAssignment
 from trainer.core.cgroup import NodeUsage
 from trainer.core.event_schema import EXIT_REPORTS
 from trainer.core.events import Event, format_event, signal_name
 from trainer.elastic.attempts import AttemptTracker
+from trainer.spec.output_limits import OutputLimits
 
 WEIGHTS = "weights.npy"  # the only file that an agent sends, and only rank 0's
 
@@ -46,6 +48,10 @@ class RunRecord:
         self.failures: dict[str, str] = {}
         self.shutting_down = False
         self._disk_full = False
+        self._limits = OutputLimits.of(assignment.spec)
+        self._event_bytes = dict.fromkeys(range(assignment.spec.world_size), 0)  # by rank
+        self._incoming = IncomingWeights(self._limits.weight_bytes)
+        self._rejected: set[str] = set()  # names of agents
         agents = [{**asdict(agent), "public_keys": {}} for agent in assignment.agents]
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -56,6 +62,26 @@ class RunRecord:
                 f"results cannot be written by user {os.getuid()}: {error.strerror}; set SHARDYARD_RESULTS "
                 "to a directory that belongs to the owner of the run's spec"
             ) from None
+
+    def receive_event(self, agent: AgentInfo, line: str) -> None:
+        """Record an event from an agent. Raises ValueError if it is invalid, or one too many."""
+        event = Event.from_line(line)
+        if event.rank not in agent.ranks:
+            raise ValueError(f"event {event.kind}: rank: {event.rank} is not this agent's")
+        self._event_bytes[event.rank] += len(line) + 1
+        if self._event_bytes[event.rank] > self._limits.event_bytes:
+            raise ValueError(f"events: more than {self._limits.event_bytes} bytes of rank {event.rank}")
+        self.add_event(event)
+
+    def reject(self, agent: AgentInfo, reason: str) -> None:
+        """Fail the run because of what an agent has sent; once per agent."""
+        if agent.name in self._rejected:
+            return
+        self._rejected.add(agent.name)
+        self.fail(agent, f"sent invalid data: {reason}")
+        for rank in agent.ranks[:1]:  # so that the orchestrator learns of it
+            fields = {"line": "", "reason": reason[:500]}
+            self.add_event(Event(time.time(), self.key, rank, "", "damaged", fields))
 
     def add_event(self, event: Event) -> None:
         """Record one event of one rank."""
@@ -80,12 +106,23 @@ class RunRecord:
             self._resumed = event
         if self.assignment.spec.restarts:
             return  # the run fails only when torchrun gives up, which its agent reports
+        if event.kind == "damaged":
+            cause = f"rank {event.rank}'s events are damaged: {event.fields['reason']}"
+            self.fail(self.assignment.agent_of(event.rank), cause)
         if event.kind in ("failed", "died") or (event.kind == "terminated" and not self.shutting_down):
             self.fail(self.assignment.agent_of(event.rank), f"rank {event.rank} {_ending(event)}")
 
     def add_weights(self, chunk: str, last: bool) -> None:
-        """Append a chunk (base64) of rank 0's final weights; the file appears once it is complete."""
-        self._append(f"{WEIGHTS}.part", base64.b64decode(chunk))
+        """Append a chunk (base64) of rank 0's final weights; the file appears once it is complete.
+
+        Raises ValueError if it is not a part of such a file.
+        """
+        try:
+            data = base64.b64decode(chunk, validate=True)
+        except ValueError as error:
+            raise ValueError(f"message weights: chunk: {error}") from None
+        self._incoming.add(data, last)
+        self._append(f"{WEIGHTS}.part", data)
         if last and not self._disk_full:
             (self._directory / f"{WEIGHTS}.part").replace(self._directory / WEIGHTS)
 

@@ -47,7 +47,7 @@ class Usage(Record):
             memory_peak_mb=None if self.memory_peak_mb == before.memory_peak_mb else self.memory_peak_mb,
             sent_bytes=_difference(self.sent_bytes, before.sent_bytes),
             received_bytes=_difference(self.received_bytes, before.received_bytes),
-            out_of_memory=self.out_of_memory - before.out_of_memory,
+            out_of_memory=max(0, self.out_of_memory - before.out_of_memory),  # 0 if it is unreadable
             cpus=self.cpus,
         )
 

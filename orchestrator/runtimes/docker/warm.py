@@ -148,8 +148,12 @@ class WarmRun(RunHandle):
         agents, topology = self._record.agents, self._nodes.cluster.topology
         names = {agent.name: node_name(agent.role, agent.ordinal, agents, topology) for agent in agents}
         exits = {names.get(name, name): code for name, code in ending.exits.items()}
+        if ending.untrusted:
+            self._lost = True  # no other run takes these containers
         if not exits["coordinator"]:
             return RunState(exits, running=0)
+        if ending.untrusted and not agents:  # an earlier run may have spoilt the container
+            return RunState(exits, 0, ending.untrusted, nodes_lost=True)
         if ending.lost:
             return RunState(exits, 0, f"the process of warm nodes {ending.lost}", nodes_lost=True)
         if failure := self._failure():
