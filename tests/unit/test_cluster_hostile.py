@@ -166,7 +166,7 @@ def test_coordinator_does_not_read_from_strangers(cluster: LoopbackCluster, addr
         await agent.wait_for_shutdown()
 
     assert cluster.run({"node-1": succeeds, "node-2": attacks}) == 0
-    assert peak < 20 * 2**20  # 240 connections took 500 MiB
+    assert peak < 20 * 2**20  # without limits, 240 connections take 277 MiB
 
 
 def test_too_many_connections_fail_the_run(cluster: LoopbackCluster) -> None:
@@ -185,7 +185,7 @@ def test_too_many_connections_fail_the_run(cluster: LoopbackCluster) -> None:
 
 
 def raw_event(kind: str, rank: int = 1, /, **fields: Any) -> str:
-    head = {"version": 1, "time": time.time(), "run": "key", "rank": rank, "host": "h", "kind": kind}
+    head = {"version": 1, "time": 2e9, "run": "key", "rank": rank, "host": "h", "kind": kind}
     return json.dumps(head | fields)
 
 

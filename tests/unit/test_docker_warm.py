@@ -67,11 +67,14 @@ class Sweep:
         code: int = 0,
         lost: str | None = None,
         failures: dict[str, str] | None = None,
+        untrusted: str | None = None,
         **exits: int,
     ) -> None:
         """Let the coordinator end the run."""
         names = {name.replace("_", "-"): exit for name, exit in exits.items()}
-        ending = Ending(exits={**names, "coordinator": code}, failures=failures or {}, lost=lost)
+        ending = Ending(
+            exits={**names, "coordinator": code}, failures=failures or {}, lost=lost, untrusted=untrusted
+        )
         (self.live(run) / ENDED).write_text(ending.model_dump_json())
 
     def assign_ranks(self, run: WarmRun, topology: str, *ordinals: int) -> None:
@@ -160,6 +163,27 @@ def test_run_without_ranks_has_the_error_of_the_coordinator(sweep: Sweep) -> Non
     sweep.finish(run, 1)
     state = run.wait(5)
     assert (state.error, state.nodes_lost) == ("node-2 did not register", False)
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_containers_that_sent_invalid_data_take_no_other_run(sweep: Sweep, registered: bool) -> None:
+    run = sweep.start()
+    if registered:
+        sweep.assign_ranks(run, "ddp", 1, 2)
+        damaged = event("damaged", 1, line="", reason="message: kind")
+        (sweep.live(run) / "rank-1.jsonl").write_text(damaged.to_line() + "\n")
+    sweep.finish(run, 1, untrusted="node-2 sent invalid data: message: kind")
+    state = run.wait(5)
+    # If ranks were assigned, the run's own code did it. Else an earlier run may have spoilt the container.
+    assert state.nodes_lost is not registered
+    assert state.error == (None if registered else "node-2 sent invalid data: message: kind")
+    run.stop()
+    run.collect(run._paths)
+    assert ("message: kind" in run._paths.events.read_text()) is registered
+    following = sweep.start(seed=1)
+    assert sweep.nodes(following) is not sweep.nodes(run)
+    assert sweep.nodes(run).closed
+    assert "node-2" in str(following.replaced)
 
 
 def test_lost_warm_parent_is_a_loss_of_nodes(sweep: Sweep) -> None:

@@ -162,7 +162,7 @@ class DockerRuntime(Runtime):
         if nodes and (nodes.closed or nodes.cluster.scale < run.scale):
             nodes.close()
             nodes = None
-        elif nodes and (failure := nodes.failure()):
+        elif nodes and (failure := nodes.untrusted or nodes.failure()):
             replaced = None if nodes.expired else failure
             nodes.close()
             nodes = None

@@ -32,7 +32,11 @@ LOG_S = 3.0  # for the engine to log what a container has written
 
 
 class WarmContainers:
-    """The containers of one compose project, for runs with the same topology and limits."""
+    """The containers of one compose project, for runs with the same topology and limits.
+
+    Attributes:
+        untrusted: which of them has sent invalid data, and what; then no other run takes them.
+    """
 
     def __init__(self, engine: Engine, cluster: Cluster, directory: Path, log: Path) -> None:
         """Start them; return at once.
@@ -45,6 +49,7 @@ class WarmContainers:
         """
         self.cluster, self.directory = cluster, directory
         self.closed = False
+        self.untrusted: str | None = None
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
         self.project = Project(engine, cluster, log)
@@ -148,8 +153,7 @@ class WarmRun(RunHandle):
         agents, topology = self._record.agents, self._nodes.cluster.topology
         names = {agent.name: node_name(agent.role, agent.ordinal, agents, topology) for agent in agents}
         exits = {names.get(name, name): code for name, code in ending.exits.items()}
-        if ending.untrusted:
-            self._lost = True  # no other run takes these containers
+        self._nodes.untrusted = ending.untrusted
         if not exits["coordinator"]:
             return RunState(exits, running=0)
         if ending.untrusted and not agents:  # an earlier run may have spoilt the container
