@@ -155,6 +155,11 @@ class EventReader:
         self._directory, self._ranks, self._max_bytes = directory, ranks, max_bytes_per_rank
         self._positions: dict[int, _Position] = {}  # by rank
 
+    @property
+    def has_given_up(self) -> bool:
+        """Whether it reads no more of some file, because there is too much in it."""
+        return any(position.given_up for position in self._positions.values())
+
     def new(self) -> list[Event]:
         """The events since the last call, in order of time. Incomplete lines are left for the next call."""
         events: list[Event] = []

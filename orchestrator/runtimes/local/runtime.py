@@ -213,12 +213,11 @@ class LocalRun(RunHandle):
                 self._attempts.add(event)
             if self._attempts.finished is not None:
                 self._finished_at = self._finished_at or time.monotonic()
-        else:  # with restarts, a killed rank may leave an incomplete line
-            damaged = (event for event in events if event.kind == "damaged")
-            reasons = (
-                f"rank {event.rank}'s events are damaged: {event.fields['reason']}" for event in damaged
-            )
-            self._damage = self._damage or next(reasons, None)
+        # With restarts, a killed rank may leave an incomplete line, which does not matter.
+        if not self._attempts or self._reader.has_given_up:
+            damaged = [event for event in events if event.kind == "damaged"]
+            for event in damaged[-1:]:
+                self._damage = f"rank {event.rank}'s events are damaged: {event.fields['reason']}"
         return events
 
     def _new_reader(self) -> EventReader:
@@ -226,10 +225,10 @@ class LocalRun(RunHandle):
 
     def _excess(self) -> str | None:
         """Why the weights that rank 0 has written are not kept, or None."""
-        written = self._live / self._paths.weights.name
-        if written.exists() and written.stat().st_size > self._limits.weight_bytes:
-            return f"weights: more than {self._limits.weight_bytes} bytes, its node's memory_mb"
-        return None
+        written, most = self._live / self._paths.weights.name, self._limits.weight_bytes
+        if not written.is_file() or written.stat().st_size <= most:
+            return None
+        return f"weights: more than {most} bytes" if most else "weights: the spec does not save them"
 
     def stop(self) -> None:
         # Repeat it: an agent may start a rank while it is being stopped.
@@ -246,14 +245,13 @@ class LocalRun(RunHandle):
     def collect(self, paths: RunPaths) -> None:
         events = self._new_reader().new()
         if excess := self._excess():
-            now, fields = time.time(), {"line": "", "reason": excess}
-            events.append(Event(now, "", 0, "", "damaged", fields))
+            events.append(Event(time.time(), "", 0, "", "damaged", {"line": "", "reason": excess}))
             (self._live / paths.weights.name).unlink()
         write_atomic(paths.events, "".join(event.to_line() + "\n" for event in events))
         for path in (paths.weights, paths.usage):
-            with suppress(FileNotFoundError):
+            if (self._live / path.name).is_file():  # a pipe would block its reader
                 (self._live / path.name).replace(path)
-        shutil.rmtree(self._live)
+        shutil.rmtree(self._live, ignore_errors=True)
 
 
 def _own_label() -> dict[str, str]:

@@ -1,0 +1,93 @@
+"""What a run may write: enough for every valid run, and far less than a disk."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.conftest import event, rank_fields
+from trainer.cluster.incoming_weights import HEADER_BYTES, IncomingWeights
+from trainer.core.events import MAX_BYTES, EventReader
+from trainer.spec.output_limits import OutputLimits
+from trainer.spec.run_spec import RunSpec
+
+THIRD = 1 / 3
+
+
+def longest_events(spec: RunSpec, checkpoints: int) -> int:
+    """Bytes of as many and as long events as a rank can write in one attempt."""
+    counts = {"epoch": 10_000, "step": 10**9}
+    step = {
+        **counts,
+        "epochs": 10_000,
+        "steps": 10**9,
+        "loss": THIRD,
+        "accuracy": THIRD,
+        "samples_per_s": 1e6 / 3,
+    }
+    labels = [spec.dataset.train_samples] * spec.dataset.class_count
+    skew = dict.fromkeys(["js_divergence", "js_divergence_so_far", "earth_movers_distance"], THIRD)
+    shares = dict.fromkeys(["coverage", "overlap", "coverage_so_far", "overlap_so_far"], THIRD)
+    part = {"epoch": 1, "samples": 10**6, "labels": labels, **skew, "digest": "0" * 16}
+    epoch = dict.fromkeys(["train_s", "loss", "accuracy", "test_loss", "lr", "consensus_distance"], THIRD)
+    written: list[tuple[int, str, dict[str, Any]]] = [
+        (1, "start", {"pid": 2**22, "attempt": 100}),
+        (1, "result", rank_fields(wait_s_by_rank=[THIRD] * 64, bytes_to=[10**9] * 64)),
+        (1, "failed", {"cause": "x" * 3000, "traceback": "x" * 3000}),
+        (int(2 * spec.timeout_s), "step", step),
+        (spec.epochs, "partition", part),
+        (spec.epochs, "coverage", {"epoch": 1, "uneven": "join", **shares, "digest": "0" * 16}),
+        (spec.epochs, "epoch", {"epoch": 1, "epochs": 10_000, **epoch, "target_reached": False}),
+        (spec.epochs + checkpoints, "checkpoint", {**counts, "bytes": 10**10, "seconds": THIRD}),
+    ]
+    return sum(
+        count * len(event(kind, 10_000, 1700000000.123456, **fields).to_line())
+        for count, kind, fields in written
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "checkpoints"),
+    [
+        ({}, 0),
+        ({"epochs": 1, "timeout_s": 0.1}, 0),
+        ({"epochs": 100, "timeout_s": 3600}, 0),
+        ({"dataset": {"name": "synthetic", "classes": 500}}, 0),
+        ({"batch_size": 1, "checkpoint_steps": 1}, 3 * 1500),
+    ],
+)
+def test_longest_valid_run_is_allowed(fields: dict[str, Any], checkpoints: int) -> None:
+    spec = RunSpec.model_validate({"strategy": "all_reduce", "nodes": 2, **fields})
+    assert longest_events(spec, checkpoints) < OutputLimits.of(spec).event_bytes
+
+
+def test_limits_of_a_small_run_are_small() -> None:
+    limits = OutputLimits.of(RunSpec.model_validate({"strategy": "all_reduce", "nodes": 3}))
+    assert (limits.ranks, limits.weight_bytes) == (3, 0)
+    assert limits.event_bytes < 2 * 2**20
+
+
+@pytest.mark.parametrize("part", [1, 100, HEADER_BYTES, 10**6])
+@pytest.mark.parametrize("parameters", [0, 1, 1000])
+def test_every_vector_of_weights_is_allowed(parameters: int, part: int) -> None:
+    file = io.BytesIO()
+    np.save(file, np.zeros(parameters, dtype=np.float32))
+    data, incoming = file.getvalue(), IncomingWeights(HEADER_BYTES + 4 * parameters)
+    for first in range(0, len(data), part):
+        incoming.add(data[first : first + part], last=first + part >= len(data))
+    with pytest.raises(ValueError, match="weights"):
+        incoming.add(b"", last=True)
+
+
+def test_reader_says_when_it_has_given_up(tmp_path: Path) -> None:
+    reader = EventReader(tmp_path, max_bytes_per_rank=MAX_BYTES)
+    (tmp_path / "rank-0.jsonl").write_text("junk\n")
+    reader.new()
+    assert not reader.has_given_up
+    (tmp_path / "rank-0.jsonl").write_text("junk\n" + "x" * 2 * MAX_BYTES)
+    reader.new()
+    assert reader.has_given_up
