@@ -219,6 +219,7 @@ EXIT = {"kind": "exit", "codes": {}, "cause": None, "usage": USAGE}
         (sent_event("result", steps=1), "event result: samples"),
         (sent_event("odd\x1b[2J"), "event: kind"),
         (sent_event("done", 0), "rank: 0"),
+        (sent_event("start", pid=1, attempt=1), "attempt: 1"),
         (sent_event("done", True), "rank"),
         (sent_event("done", -1), "rank"),
         (sent_event("step", loss=float("nan")), "NaN"),

@@ -68,6 +68,8 @@ class RunRecord:
         event = Event.from_line(line)
         if event.rank not in agent.ranks:
             raise ValueError(f"event {event.kind}: rank: {event.rank} is not this agent's")
+        if (attempt := event.fields.get("attempt", 0)) > self.assignment.spec.restarts:
+            raise ValueError(f"event {event.kind}: attempt: {attempt}, more than the run has restarts")
         self._event_bytes[event.rank] += len(line) + 1
         if self._event_bytes[event.rank] > self._limits.event_bytes:
             raise ValueError(f"events: more than {self._limits.event_bytes} bytes of rank {event.rank}")

@@ -24,7 +24,7 @@ def printable(text: str) -> str:
     direction of writing, line and paragraph separators, and halves of surrogate pairs, which UTF-8 cannot
     encode.
     """
-    return "".join(_escaped(character) for character in text)
+    return text if text.isprintable() else "".join(map(_escaped, text))
 
 
 def _escaped(character: str) -> str:
