@@ -282,13 +282,15 @@ def test_host_name_is_escaped_where_it_is_recorded(cluster: LoopbackCluster) -> 
     assert {each.host for each in LiveRecord(cluster.directory).new_events()} >= {"a\\x1b]0;b\\x07"}
 
 
-def test_events_are_limited(cluster: LoopbackCluster) -> None:
-    line = raw_event("checkpoint_skipped", epoch=1, step=1, cause="x" * 7000)
+@pytest.mark.parametrize("text", ["x" * 7000, "漢" * 1000], ids=["ASCII", "longer as written"])
+def test_events_are_limited(cluster: LoopbackCluster, text: str) -> None:
+    fields = json.loads(raw_event("checkpoint_skipped", epoch=1, step=1, cause=text))
+    line = json.dumps(fields, ensure_ascii=False)
 
     async def floods(agent: FakeAgent) -> None:
         spec = (await agent.receive_assignment()).spec
         limits.append(OutputLimits.of(spec).event_bytes)
-        for _ in range(20 * limits[0] // 7000):
+        for _ in range(2 * limits[0] // 6000):
             await agent.connection.send("event", line=line)
         await waits(agent)
 

@@ -70,7 +70,7 @@ class RunRecord:
             raise ValueError(f"event {event.kind}: rank: {event.rank} is not this agent's")
         if (attempt := event.fields.get("attempt", 0)) > self.assignment.spec.restarts:
             raise ValueError(f"event {event.kind}: attempt: {attempt}, more than the run has restarts")
-        self._event_bytes[event.rank] += len(line) + 1
+        self._event_bytes[event.rank] += len(event.to_line()) + 1  # as written, which can be longer
         if self._event_bytes[event.rank] > self._limits.event_bytes:
             raise ValueError(f"events: more than {self._limits.event_bytes} bytes of rank {event.rank}")
         self.add_event(event)
