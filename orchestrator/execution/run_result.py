@@ -139,6 +139,10 @@ def _inconsistency(spec: RunSpec, events: Sequence[Event]) -> str | None:
             return f"{name}'s event {event.kind} contradicts the run: {wrong[0]}"
         if event.kind == "result":
             reported.add(event.rank)
+    evaluated = {event.fields["epoch"]: event.rank for event in events if event.kind == "epoch"}
+    if evaluated and max(evaluated) != len(evaluated):
+        name = rank_name(evaluated[max(evaluated)], spec.processes_per_node)
+        return f"{name}'s event epoch contradicts the run: no rank has evaluated all epochs before it"
     return None
 
 

@@ -21,6 +21,7 @@ from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 
 HOSTILE, HONEST = 1, 2  # seeds of the runs
+EPOCH = {"epochs": 2, "train_s": 1.0, "loss": 0.5, "accuracy": 0.5, "test_loss": 0.5}
 PARTITION = {"epoch": 1, "samples": 1, "labels": [1], "js_divergence": 0.0, "js_divergence_so_far": 0.0}
 
 
@@ -127,6 +128,7 @@ def test_invalid_event_fails_its_run(attack: Attack, line: str, named: str) -> N
         (honest_lines(1, wait_s_by_rank=[])[3:], "wait_s_by_rank"),
         ([raw("partition", **PARTITION, digest="0")], "labels"),
         ([raw("checkpoint_skipped", epoch=10**9, step=1, cause="x")], "epoch"),
+        ([raw("epoch", epoch=2, **EPOCH)], "epoch"),
     ],
 )
 def test_event_that_contradicts_the_spec_fails_its_run(

@@ -17,6 +17,7 @@ from trainer.core.result import TrainResult
 
 VERSION = 1
 EXIT_REPORTS = ("done", "failed", "terminated", "died")
+Number = Annotated[int, Field(ge=1, le=2**53)]  # of an epoch or a step
 Attempt = Annotated[int, Field(ge=0, le=100)]  # as many as a run can have restarts
 
 
@@ -51,10 +52,10 @@ class TrainStart(Record):
 class Step(Record):
     """At most twice a second. loss, accuracy: of the batch."""
 
-    epoch: Count
-    epochs: Count
-    step: Count
-    steps: Count
+    epoch: Number
+    epochs: Number
+    step: Number
+    steps: Number
     loss: Real
     accuracy: Share
     samples_per_s: Amount
@@ -96,8 +97,8 @@ class Epoch(Record):
         consensus_distance: of replicas that differ.
     """
 
-    epoch: Count
-    epochs: Count
+    epoch: Number
+    epochs: Number
     train_s: Amount
     loss: Real | None
     accuracy: Share

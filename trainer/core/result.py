@@ -33,7 +33,7 @@ class TrainResult(Record):
     samples: Count
     train_s: Amount
     work_cpu_s: Amount | None
-    seconds: dict[str, Amount]
+    seconds: dict[str, Real]
     bytes_sent: Amount
     accuracy: Share | None = None
     test_loss: Real | None = None
