@@ -424,7 +424,7 @@ def test_hostile_node_harms_only_its_own_run(cluster: LoopbackCluster) -> None:
 
 def test_surplus_node_does_not_harm_the_run(cluster: LoopbackCluster) -> None:
     async def attacks(agent: FakeAgent) -> None:
-        while not cluster.connections["node-1"][0].assignment:
+        while not any(each.assignment for each in cluster.connections["node-1"]):
             await asyncio.sleep(0.005)
         agent.connection._writer.write(b"junk\n")
         await waits(agent)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from trainer.comm import gloo
 from trainer.comm.base import CommunicationError
 from trainer.comm.nccl import NcclCommunicator, synchronized
 from trainer.core.clock import Clock
@@ -28,6 +29,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: reported.append(("device", device)))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(gloo, "rendezvous", lambda context: f"store of rank {context.rank}")
     monkeypatch.setattr(dist, "init_process_group", lambda *group, **how: reported.append((*group, how)))
     return reported
 
@@ -36,7 +38,7 @@ def test_rank_selects_its_gpu_before_it_connects(cuda: list[Any]) -> None:
     comm = NcclCommunicator.connect(context(1), Clock())
     device, (group, how) = cuda
     assert device == ("device", 1)
-    assert (group, how["rank"], how["world_size"]) == ("nccl", 5, 8)
+    assert (group, how["rank"], how["world_size"], how["store"]) == ("nccl", 5, 8, "store of rank 5")
     assert how["device_id"] == torch.device("cuda:1")
     assert (comm.device, comm.topology) == ("cuda:1", "ddp")
     assert NcclCommunicator.device == "cuda"  # connect() does not change the class
