@@ -169,6 +169,7 @@ class LoopbackCluster:
         *runs: Mapping[str, Any],
         topology: str = "ddp",
         before_run: Callable[[int], None] = lambda number: None,
+        before_end: Callable[[], None] = lambda: None,
     ) -> list[Ending]:
         """Let a warm coordinator take these runs, one after the other. Returns how they ended.
 
@@ -177,6 +178,7 @@ class LoopbackCluster:
             runs: fields of each run. The first is in the directory `run-1`, and so on.
             topology: of the containers.
             before_run: called before a run is handed over, with its number.
+            before_end: called before the coordinator ends.
         """
         addresses = {name: f"127.0.0.{number}" for number, name in enumerate(scripts, start=1)}
         self.expected = {address: _role(name) for name, address in addresses.items()}
@@ -187,6 +189,7 @@ class LoopbackCluster:
         def take_next(directory: Path) -> Path | None:
             nonlocal taken
             if taken == len(runs):
+                before_end()
                 return None
             before_run(taken + 1)
             run = self.run_directory(taken + 1)

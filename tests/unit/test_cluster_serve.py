@@ -220,9 +220,9 @@ def test_coordinator_ends_without_runs(cluster: LoopbackCluster) -> None:
     async def waits(agent: FakeAgent) -> None:
         assert await agent.receive() is None
 
-    def wait_for_agent(number: int) -> None:
-        while not cluster.connections["node-1"][number - 1 :]:
+    def wait_for_second_connection() -> None:  # which would be refused after the end
+        while len(cluster.connections["node-1"]) < 2:
             time.sleep(0.005)
 
     scripts: dict[str, list[Script]] = {"node-1": [succeeds, waits]}
-    assert len(cluster.serve(scripts, {}, before_run=wait_for_agent)) == 1
+    assert len(cluster.serve(scripts, {}, before_end=wait_for_second_connection)) == 1
