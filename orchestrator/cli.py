@@ -1,4 +1,7 @@
-"""The command line. Exit codes: 0 all ok, 1 some run failed, 2 bad input, 130 interrupted."""
+"""The command line.
+
+Exit codes: 0 all ok, 1 a run failed or results cannot be written, 2 bad input, 130 interrupted.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from orchestrator.commands.sweep import (
     select_runtime,
     text_console,
 )
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, StorageError
 from orchestrator.results.store import SweepPaths, claimed, write_atomic
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.shipped import find_sweep
@@ -310,3 +313,6 @@ def main() -> None:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except StorageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)

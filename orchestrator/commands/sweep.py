@@ -6,7 +6,7 @@ import json
 import shlex
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TextIO
 from pydantic_core import PydanticCustomError
 from rich.console import Console
 
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, StorageError
 from orchestrator.results.store import SweepPaths
 from orchestrator.results.times import time_line
 from orchestrator.runtimes import RUNTIMES
@@ -67,6 +67,10 @@ def run_sweep(
         return INTERRUPTED
     except InputError:
         if results:  # report the finished runs even if the rest cannot run
+            publish_report(paths, console)
+        raise
+    except StorageError:
+        with suppress(OSError, InputError):  # there may be no room for a report, or no record of the sweep
             publish_report(paths, console)
         raise
     finally:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, StorageError, storage_trouble
 from orchestrator.execution.run_result import build_result
 from orchestrator.results.environment import environment
 from orchestrator.results.records import RunResult
@@ -85,8 +87,9 @@ class SweepRunner:
     def results(self, sweep: Sweep) -> Iterator[RunResult]:
         """Execute the runs that are not done yet; yields one result per run, in order.
 
-        Raises InputError: at once if results cannot be written, and at the end if checkpoints of a finished
-        run cannot be removed.
+        Raises:
+            StorageError: Results cannot be written. The run in progress has a row if there is room for it.
+            InputError: At the end, if checkpoints of a finished run cannot be removed.
         """
         total = len(sweep.runs)
         unremoved = []
@@ -96,10 +99,12 @@ class SweepRunner:
             skipped = done is not None and done.status == "ok"
             if done is None or not skipped:
                 self.progress.begin(number, total, run)
+                started_at = time.time()
                 try:
                     done = self.run(run)
                 except OSError as error:  # e.g. a full disk: no run can succeed
-                    raise InputError(f"{paths.directory}: cannot be written ({error})") from error
+                    self._write_lost_result(run, started_at, storage_trouble(error))
+                    raise StorageError(paths.directory, error) from error
             # Skipped runs too: their sweep may have been killed right after it wrote the result.
             if done.status == "ok" and (reason := _remove(paths.checkpoints)):
                 unremoved.append(
@@ -113,7 +118,8 @@ class SweepRunner:
     def run(self, spec: RunSpec) -> RunResult:
         """Execute one run, from the start or its last checkpoint, and write its result.
 
-        An interrupted run leaves logs and checkpoints, but no result.
+        An interrupted run leaves logs and checkpoints, but no result. Raises OSError if results cannot be
+        written.
         """
         started_at, paths = time.time(), self.paths.run(spec.key)
         replaced: str | None = None
@@ -132,6 +138,8 @@ class SweepRunner:
             if not state.nodes_lost:
                 break
             replaced = f"{state.error} during the run, which was then repeated"
+        if not paths.spec.exists():
+            raise FileNotFoundError(errno.ENOENT, "removed during the run", str(paths.directory))
         usage, invalid = _usage(paths)
         result = build_result(
             spec,
@@ -157,6 +165,27 @@ class SweepRunner:
         if result.status == "ok":
             shutil.rmtree(paths.checkpoints, ignore_errors=True)  # `results` reports what remains
         return result
+
+    def _write_lost_result(self, spec: RunSpec, started_at: float, trouble: str) -> None:
+        """Remove what a run was writing, and write a row without its events if there is room for it."""
+        paths = self.paths.run(spec.key)
+        shutil.rmtree(paths.live, ignore_errors=True)
+        result = build_result(
+            spec,
+            [],
+            {},
+            runtime=self.runtime_name,
+            runtime_info=self.runtime.info,
+            node_kind=self.runtime.node_kind(),
+            started_at=started_at,
+            ended_at=time.time(),
+            timed_out_s=None,
+            runtime_error=f"the results of the run were lost: {paths.directory}: {trouble}",
+            cores=self.runtime.cores(),
+            environment=self._environment,
+        )
+        with suppress(OSError):
+            write_atomic(paths.result, result.model_dump_json(indent=2))
 
     def _watch(self, handle: RunHandle, timeout_s: float) -> tuple[RunState, float | None]:
         """Wait until all processes have ended, one has failed, or the time limit has passed.

@@ -64,6 +64,11 @@ class RunPaths:
         return self.directory / "weights.npy"
 
     @property
+    def live(self) -> Path:
+        """To which ranks or the coordinator write; exists only during the run."""
+        return self.directory / "live"
+
+    @property
     def warm(self) -> Path:
         """Through which warm containers get the runs of a sweep; exists only while they do."""
         return self.directory.parent / ".warm"
@@ -125,11 +130,15 @@ def write_atomic(path: Path, text: str) -> None:
     """Write a file atomically, also with respect to a crash or a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(draft, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
+    try:
+        with open(draft, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def make_world_writable(directory: Path) -> None:

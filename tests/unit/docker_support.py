@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.docker import project as module
-from orchestrator.runtimes.docker.compose import LIVE, cluster
+from orchestrator.runtimes.docker.compose import cluster
 from orchestrator.runtimes.docker.engine import Engine
 from orchestrator.runtimes.docker.runtime import DockerRun
 from tests.unit.cluster_support import FIELDS, assigned
@@ -125,11 +125,11 @@ class FakeRun(FakeEngine):
         (self.up,) = self.ups
 
     def assign_ranks(self, topology: str, *ordinals: int, **fields: Any) -> None:
-        RunRecord(self.paths.directory / LIVE, assigned(topology, *ordinals, **fields))
+        RunRecord(self.paths.live, assigned(topology, *ordinals, **fields))
 
     def make_ready(self, *ranks: int) -> None:
         """Let ranks report that they are ready to train."""
-        write_ready(self.paths.directory / LIVE, *ranks)
+        write_ready(self.paths.live, *ranks)
 
 
 def write_ready(live: Path, *ranks: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.results.store import RunPaths
-from orchestrator.runtimes.docker.compose import COMPOSE, LIVE, Cluster, cluster, warm_cluster
+from orchestrator.runtimes.docker.compose import COMPOSE, Cluster, cluster, warm_cluster
 from trainer.spec.run_spec import RunSpec
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -86,7 +86,7 @@ def test_environment(tmp_path: Path) -> None:
     assert run.environment == {
         "SHARDYARD_SPEC": f"{tmp_path}/run/spec.json",
         "SHARDYARD_RESULTS": f"{tmp_path}/run",
-        "SHARDYARD_RUN": LIVE,
+        "SHARDYARD_RUN": "live",
         "SHARDYARD_WARM": "",
         "SHARDYARD_DATA": "/data",
         "SHARDYARD_CHECKPOINTS": "",  # even if the user exports it

@@ -13,7 +13,6 @@ import pytest
 from orchestrator.errors import InputError
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.docker import runtime as module
-from orchestrator.runtimes.docker.compose import LIVE
 from orchestrator.runtimes.docker.engine import Engine, EngineError
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 from tests.unit.conftest import event
@@ -57,7 +56,7 @@ def test_stop_ignores_errors_of_a_dead_engine(fake: FakeRun) -> None:
 
 def test_collect_moves_the_coordinator_s_files(fake: FakeRun) -> None:
     fake.assign_ranks("ddp", 1, 2)
-    live = fake.paths.directory / LIVE
+    live = fake.paths.live
     for rank in (0, 1):
         (live / f"rank-{rank}.jsonl").write_text(event("start", rank, 5.0 - rank, pid=7).to_line() + "\n")
     (live / "usage.jsonl").write_text("{}\n")
@@ -105,7 +104,7 @@ def test_runtime(runtime: DockerRuntime, tmp_path: Path) -> None:
     compose, quota = runtime.plan(spec(cpus=0.5), RunPaths(tmp_path), tmp_path).processes
     assert compose.argv[:3] == ["docker", "--host", "unix:///x.sock"]
     assert quota.argv[3:6] == ["update", "--cpus", "0.5"]
-    assert compose.environment["SHARDYARD_RUN"] == LIVE
+    assert compose.environment["SHARDYARD_RUN"] == "live"
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import pytest
 
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, StorageError
 from orchestrator.execution import sweep_runner as module
 from orchestrator.execution.sweep_runner import SweepRunner
 from orchestrator.results.records import RunResult
-from orchestrator.results.store import RunPaths, SweepPaths
+from orchestrator.results.store import RunPaths, SweepPaths, read_result
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.runtimes.local.runtime import LocalRuntime
@@ -91,6 +93,42 @@ def test_environment_is_read_once_per_sweep(tmp_path: Path, monkeypatch: pytest.
         ).results(sweep)
     )
     assert len(environments) == 2
+
+
+def fills_the_disk(paths: RunPaths) -> NoReturn:
+    paths.live.mkdir()
+    (paths.live / "rank-0.jsonl").touch()
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(paths.events))
+
+
+def removes_the_results(paths: RunPaths) -> None:
+    shutil.rmtree(paths.directory.parent)
+    paths.events.parent.mkdir(parents=True)
+    paths.events.touch()
+
+
+@pytest.mark.parametrize(
+    ("collect", "trouble"), [(fills_the_disk, "the disk is full"), (removes_the_results, "it was removed")]
+)
+def test_sweep_stops_when_results_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collect: Callable[[RunPaths], None], trouble: str
+) -> None:
+    """The run has a row, and what it was writing is removed."""
+    monkeypatch.setattr(FakeRunHandle, "collect", lambda handle, paths: collect(paths))
+    file = tmp_path / "s.yml"
+    file.write_text("name: s\nblocks: [{base: {strategy: fault_injection}, axes: {nodes: [1, 2]}}]")
+    sweep, paths = load_sweep(file), SweepPaths(tmp_path / "out")
+    runner = SweepRunner(FakeRuntime(), "nothing", paths, tmp_path, SilentDisplay())
+    runner.prepare(sweep)
+    with pytest.raises(StorageError, match=trouble):
+        list(runner.results(sweep))
+    first, second = (paths.run(run.key) for run in sweep.runs)
+    row = read_result(first.result)
+    assert row is not None
+    assert row.status == "failed"
+    assert trouble in str(row.cause)
+    assert not first.live.exists()
+    assert not second.directory.exists()
 
 
 def finished_with_checkpoints(tmp_path: Path, runs: int) -> tuple[SweepRunner, Sweep, list[Path]]:

@@ -12,8 +12,6 @@ from orchestrator.runtimes.docker.image import IMAGE
 from orchestrator.shipped import COMPOSE
 from trainer.spec.run_spec import RunSpec
 
-LIVE = "live"  # subdirectory of a run's directory to which the coordinator writes
-
 
 @dataclass(frozen=True)
 class Cluster:
@@ -99,7 +97,7 @@ def cluster(
             "SHARDYARD_SPEC": str(paths.spec.resolve()),
             "SHARDYARD_DATA": str(data_dir.resolve()),
             "SHARDYARD_RESULTS": str(directory),
-            "SHARDYARD_RUN": LIVE,
+            "SHARDYARD_RUN": paths.live.name,
             "SHARDYARD_WARM": "",
             # Set even if empty, so that a value in the user's shell does not apply.
             "SHARDYARD_CHECKPOINTS": str(checkpoints_of(paths).resolve()) if spec.checkpoints else "",

@@ -16,7 +16,7 @@ from orchestrator.results.environment import gpus
 from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths, make_world_writable
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
-from orchestrator.runtimes.docker.compose import LIVE, Cluster, checkpoints_of, cluster, warm_cluster
+from orchestrator.runtimes.docker.compose import Cluster, checkpoints_of, cluster, warm_cluster
 from orchestrator.runtimes.docker.engine import Engine, EngineError, is_responding, reach
 from orchestrator.runtimes.docker.image import (
     image_id,
@@ -226,7 +226,7 @@ class DockerRun(RunHandle):
     def __init__(self, engine: Engine, run: Cluster, spec: RunSpec, paths: RunPaths) -> None:
         self._engine, self._cluster, self._paths = engine, run, paths
         self._ranks = spec.world_size
-        self._record = LiveRecord(paths.directory / LIVE)
+        self._record = LiveRecord(paths.live)
         self._state = RunState({}, running=1)
         self._stopped = False
         self._project = Project(engine, run, paths.log("compose"))

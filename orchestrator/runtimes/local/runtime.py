@@ -85,7 +85,7 @@ class LocalRuntime(Runtime):
         # torchrun starts its ranks itself, and CUDA does not work in a forked process.
         warm = not self.cold and not spec.restarts and not spec.on_gpu and sys.platform == "linux"
         command = self._nodes.command if warm else COLD
-        started = planned(spec, paths, data_dir, _live(paths), command, self._prefix())
+        started = planned(spec, paths, data_dir, paths.live, command, self._prefix())
         return LaunchPlan(spec, paths, data_dir, started, warm)
 
     def _prefix(self) -> list[str]:
@@ -107,7 +107,7 @@ class LocalRuntime(Runtime):
         if reason := self._exposure(plan.spec):  # also for a caller that has not asked before
             raise InputError(reason)
         replaced = self._ensure_nodes() if plan.warm else None
-        live = _live(plan.paths)
+        live = plan.paths.live
         live.mkdir()
         attempts = AttemptTracker(plan.spec.world_size) if plan.spec.restarts else None
         nodes = self._nodes if plan.warm else None
@@ -134,10 +134,6 @@ def _loss(nodes: ParentProcess, exits: Mapping[str, int], running: bool) -> str 
     if UNAVAILABLE in exits.values():
         return nodes.failure(EXIT_S) or "did not fork a rank, whose log says why"
     return nodes.failure() if running else None
-
-
-def _live(paths: RunPaths) -> Path:
-    return paths.directory / "live"
 
 
 class LocalRun(RunHandle):
