@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.runtimes import RUNTIMES
-from tests.soak import kill, kill_sweep, warm_nodes
+from tests.soak import fuzz, kill, kill_sweep, warm_nodes
 from tests.support.containers import leftovers, spec_of_up
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -109,7 +109,7 @@ def main() -> int:
         "topologies",
         nargs="*",
         default=list(TIMES),
-        help="default: all; kill, kill-sweep, warm: see tests/soak",
+        help="default: all; fuzz, kill, kill-sweep, warm: see tests/soak",
     )
     parser.add_argument("--times", type=int, help="rounds each, instead of the usual number")
     parser.add_argument("--nodes", type=int, help="default: 4; of kill: 3")
@@ -137,6 +137,8 @@ def main() -> int:
         return kill_sweep.main(options.times or kill_sweep.TIMES, options.seed, options.runtime)
     if options.topologies == ["warm"]:
         return warm_nodes.main(options.times or warm_nodes.TIMES, options.seed, options.runtime)
+    if options.topologies == ["fuzz"]:
+        return fuzz.main(options.times)
     options.nodes = options.nodes or 4
     lines, bad = [], 0
     with tempfile.TemporaryDirectory() as results:
