@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,9 @@ def test_interruption_while_packages_are_imported_has_no_traceback() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=partial(
+            signal.signal, signal.SIGINT, signal.SIG_DFL
+        ),  # shells ignore it in the background
     )
     wait_until(lambda: "pydantic_core" in Path(f"/proc/{process.pid}/maps").read_text())
     process.send_signal(signal.SIGINT)

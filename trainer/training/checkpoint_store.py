@@ -18,6 +18,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainer.core.record import Amount, Record, checked, parse_object
+
 VERSION = 1
 TEMPORARY = ".tmp"
 RESUMED = "resumed"
@@ -27,6 +29,23 @@ SOURCES = Path(__file__).resolve().parents[1]
 
 class CheckpointError(Exception):
     """A checkpoint cannot be written or read. The message says why."""
+
+
+class Header(Record):
+    """The first line of a checkpoint.
+
+    sources: of the trainer. time: seconds since 1970. sha256: of what follows.
+    """
+
+    version: int
+    run: str
+    rank: int
+    ranks: int
+    position: list[int]
+    torch: str
+    sources: str
+    time: Amount
+    sha256: str
 
 
 class Position(NamedTuple):
@@ -101,29 +120,32 @@ class CheckpointStore:
         import torch
 
         header, payload = self._read_file(position)
-        if header.get("sha256") != sha256(payload).hexdigest():
+        if header.sha256 != sha256(payload).hexdigest():
             raise CheckpointError("damaged: the checksum is wrong")
-        if (by := header.get("torch")) != torch.__version__:
-            raise CheckpointError(f"written with torch {by}; this is torch {torch.__version__}")
-        if (by := header.get("sources")) != source_digest():
+        if header.torch != torch.__version__:
+            raise CheckpointError(f"written with torch {header.torch}; this is torch {torch.__version__}")
+        if header.sources != source_digest():
             these = source_digest()
-            raise CheckpointError(f"written by trainer sources {by}; these are {these}")
-        state: dict[str, Any] = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
-        return state, float(header["time"])
+            raise CheckpointError(f"written by trainer sources {header.sources}; these are {these}")
+        try:
+            state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+        except Exception as error:  # what torch raises depends on the content
+            raise CheckpointError(f"damaged: torch cannot load it ({type(error).__name__})") from error
+        if not isinstance(state, dict):
+            raise CheckpointError("damaged: its state is not a dictionary")
+        return state, header.time
 
-    def _read_file(self, position: Position) -> tuple[dict[str, Any], bytes]:
+    def _read_file(self, position: Position) -> tuple[Header, bytes]:
         try:
             first, _, payload = self._path(position).read_bytes().partition(b"\n")
-            header = json.loads(first)
-            if not isinstance(header, dict):
-                raise ValueError
+            header = checked(Header, parse_object(first, "header"), "header")
         except OSError as error:
             raise CheckpointError(f"cannot be read: {error.strerror}") from error
-        except ValueError:
-            raise CheckpointError("damaged: it has no checkpoint header") from None
+        except ValueError as error:
+            raise CheckpointError(f"damaged: {error}") from None
         for name, expected in {**self._identity, "position": list(position)}.items():
-            if header.get(name) != expected:
-                raise CheckpointError(f"its {name} is {header.get(name)}, not {expected}")
+            if (found := getattr(header, name)) != expected:
+                raise CheckpointError(f"its {name} is {found}, not {expected}")
         return header, payload
 
     def positions(self) -> list[Position]:
