@@ -6,7 +6,7 @@ import errno
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -141,27 +141,20 @@ class SweepRunner:
         if not paths.spec.exists():
             raise FileNotFoundError(errno.ENOENT, "removed during the run", str(paths.directory))
         usage, invalid = _usage(paths)
-        result = build_result(
+        result = self._write_result(
             spec,
             list(read_events(paths.events)),
             state.exits,
-            runtime=self.runtime_name,
-            runtime_info=self.runtime.info,
-            node_kind=self.runtime.node_kind(),
             started_at=started_at,
-            ended_at=time.time(),
             timed_out_s=timed_out_s,
             runtime_error=state.error,
             usage=usage,
             invalid=invalid,
-            cores=self.runtime.cores(),
             weights_kept=paths.weights.exists(),
-            environment=self._environment,
             warm=plan.warm,
             nodes_replaced=replaced,
             engine_s=(handle.engine_start_s, handle.engine_stop_s),
         )
-        write_atomic(paths.result, result.model_dump_json(indent=2))
         if result.status == "ok":
             shutil.rmtree(paths.checkpoints, ignore_errors=True)  # `results` reports what remains
         return result
@@ -170,22 +163,28 @@ class SweepRunner:
         """Remove what a run was writing, and write a row without its events if there is room for it."""
         paths = self.paths.run(spec.key)
         shutil.rmtree(paths.live, ignore_errors=True)
+        lost = f"the results of the run were lost: {paths.directory}: {trouble}"
+        with suppress(OSError):
+            self._write_result(spec, [], {}, started_at=started_at, timed_out_s=None, runtime_error=lost)
+
+    def _write_result(
+        self, spec: RunSpec, events: Sequence[Event], exits: Mapping[str, int], **fields: Any
+    ) -> RunResult:
+        """Write the result of a run that has just ended. fields: other arguments of `build_result`."""
         result = build_result(
             spec,
-            [],
-            {},
+            events,
+            exits,
             runtime=self.runtime_name,
             runtime_info=self.runtime.info,
             node_kind=self.runtime.node_kind(),
-            started_at=started_at,
             ended_at=time.time(),
-            timed_out_s=None,
-            runtime_error=f"the results of the run were lost: {paths.directory}: {trouble}",
             cores=self.runtime.cores(),
             environment=self._environment,
+            **fields,
         )
-        with suppress(OSError):
-            write_atomic(paths.result, result.model_dump_json(indent=2))
+        write_atomic(self.paths.run(spec.key).result, result.model_dump_json(indent=2))
+        return result
 
     def _watch(self, handle: RunHandle, timeout_s: float) -> tuple[RunState, float | None]:
         """Wait until all processes have ended, one has failed, or the time limit has passed.
