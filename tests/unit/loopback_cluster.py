@@ -110,6 +110,15 @@ async def succeeds(agent: FakeAgent) -> None:
     await agent.wait_for_shutdown()
 
 
+async def succeeds_later(agent: FakeAgent) -> None:
+    """As `succeeds`, after other agents have had time to act."""
+    await agent.receive_assignment()
+    await asyncio.sleep(0.1)
+    await agent.report_success()
+    await agent.exit()
+    await agent.wait_for_shutdown()
+
+
 async def keeps_training(agent: FakeAgent) -> None:
     """Script of an agent whose ranks train until shutdown."""
     await agent.receive_assignment()
@@ -223,6 +232,11 @@ class LoopbackCluster:
         assert code == 0
         endings = [self.run_directory(number + 1) / ENDED for number in range(len(runs))]
         return [Ending.model_validate_json(path.read_text()) for path in endings]
+
+    async def until_assigned(self, name: str) -> None:
+        """Wait until an agent of a warm coordinator has its ranks."""
+        while not any(each.assignment for each in self.connections[name]):
+            await asyncio.sleep(0.005)
 
     def run_directory(self, number: int) -> Path:
         """The directory of a warm coordinator's run, from 1."""

@@ -24,6 +24,7 @@ from tests.unit.loopback_cluster import (
     Script,
     keeps_training,
     succeeds,
+    succeeds_later,
     weights_file,
 )
 from trainer.cluster import coordinator as module
@@ -424,19 +425,11 @@ def test_hostile_node_harms_only_its_own_run(cluster: LoopbackCluster) -> None:
 
 def test_surplus_node_does_not_harm_the_run(cluster: LoopbackCluster) -> None:
     async def attacks(agent: FakeAgent) -> None:
-        while not any(each.assignment for each in cluster.connections["node-1"]):
-            await asyncio.sleep(0.005)
+        await cluster.until_assigned("node-1")
         agent.connection._writer.write(b"junk\n")
         await waits(agent)
 
-    async def outlives_it(agent: FakeAgent) -> None:
-        await agent.receive_assignment()
-        await asyncio.sleep(0.1)
-        await agent.report_success()
-        await agent.exit()
-        await agent.wait_for_shutdown()
-
-    (ending,) = cluster.serve({"node-1": [outlives_it], "node-2": [attacks]}, {"nodes": 1})
+    (ending,) = cluster.serve({"node-1": [succeeds_later], "node-2": [attacks]}, {"nodes": 1})
     assert ending.exits == {"node-1": 0, "coordinator": 0}
     assert str(ending.untrusted).startswith("node-2 ")
 

@@ -19,6 +19,7 @@ from tests.unit.loopback_cluster import (
     is_surplus,
     keeps_training,
     succeeds,
+    succeeds_later,
 )
 from trainer.cluster import coordinator as module
 from trainer.cluster.hand_over import CANCEL, NEXT, Ending, log_marks
@@ -103,16 +104,9 @@ def test_surplus_agent_gets_ranks_of_the_next_larger_run(cluster: LoopbackCluste
 
 def test_lost_surplus_agent_does_not_fail_the_run(cluster: LoopbackCluster) -> None:
     async def disconnects(agent: FakeAgent) -> None:
-        await until(lambda: cluster.connections["node-1"][0].assignment)
+        await cluster.until_assigned("node-1")
 
-    async def outlives_it(agent: FakeAgent) -> None:
-        await agent.receive_assignment()
-        await asyncio.sleep(0.1)
-        await agent.report_success()
-        await agent.exit()
-        await agent.wait_for_shutdown()
-
-    (ending,) = cluster.serve({"node-1": [outlives_it], "node-2": [disconnects]}, {"nodes": 1})
+    (ending,) = cluster.serve({"node-1": [succeeds_later], "node-2": [disconnects]}, {"nodes": 1})
     assert ending.exits == {"node-1": 0, "coordinator": 0}
 
 
