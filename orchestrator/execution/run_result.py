@@ -6,6 +6,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestrator.execution.faults import (
+    contradicts,
+    fault_flags,
+    fault_of_loss,
+    injected_faults,
+    repeated_steps,
+)
 from orchestrator.execution.outcome import cause_of_loss, outcome
 from orchestrator.results.limits import bottleneck_flags, limit_flags, memory_flags
 from orchestrator.results.records import (
@@ -68,6 +75,8 @@ def build_result(
         restarts=spec.restarts,
     )
     events = attempts.events_of(attempts.effective)
+    injected = injected_faults(spec, attempts)
+    cause = fault_of_loss(spec, cause, injected)
     if invalid := invalid or _inconsistency(spec, events):
         cause = invalid if status == "ok" else cause
         status = "failed" if status == "ok" else status
@@ -94,6 +103,8 @@ def build_result(
         started_at=started_at,
         wall_s=ended_at - started_at,
         restarted=attempts.effective,
+        faults=injected,
+        repeated_steps=repeated_steps(attempts),
         warm=warm,
         nodes_replaced=nodes_replaced,
         startup_s=None if first is None else first - started_at,
@@ -107,6 +118,7 @@ def build_result(
             *_uneven_parts(spec, certificate),
             *_hung(spec, events),
             *_resumed(attempts, started_at, overall),
+            *fault_flags(spec, injected),
             *_restarted(spec, attempts, overall),
             *_replaced(nodes_replaced, overall),
         ]
@@ -130,6 +142,8 @@ def _inconsistency(spec: RunSpec, events: Sequence[Event]) -> str | None:
             lengths = {"labels": spec.dataset.class_count}
         listed = {name: fields[name] for name in lengths if fields.get(name) is not None}
         wrong = [name for name, values in listed.items() if len(values) != lengths[name]]
+        if contradicts(spec, event):
+            wrong.append("fault")
         if fields.get("epoch", 0) > spec.epochs:
             wrong.append("epoch")
         if event.kind == "result" and event.rank in reported:

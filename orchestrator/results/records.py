@@ -81,6 +81,26 @@ class Certificate(Record):
         return max((part.js_divergence_so_far for part in self.parts if part.epoch == last), default=None)
 
 
+class InjectedFault(Record):
+    """A fault that a run injected into one of its nodes, and where it fired.
+
+    Attributes:
+        fault: its number in the spec, from 0.
+        rank: the first rank of the node that it reached.
+        epoch: that the rank was in; 0 before the first.
+        step: steps that the rank had taken.
+        second: seconds since the rank started training, in the attempt in which it fired.
+    """
+
+    fault: int
+    node: int
+    rank: int
+    action: str
+    epoch: int
+    step: int
+    second: float
+
+
 class RunResult(Record):
     """The outcome of one run. Times in seconds, memory in MiB, accuracies 0 … 1."""
 
@@ -102,6 +122,8 @@ class RunResult(Record):
     engine_stop_s: float = 0.0
     cores: float  # shared by the nodes
     restarted: int = 0  # how often the ranks were restarted
+    faults: list[InjectedFault] = Field(default=[])
+    repeated_steps: int = 0  # trained again after restarts; see orchestrator.execution.faults
     warm: bool = False  # the ranks were forked by warm nodes, which had torch and the data in memory
     nodes_replaced: str | None = None  # why warm nodes were replaced before or during the run
     flags: list[str]  # what limits the comparison with other runs, as sentences

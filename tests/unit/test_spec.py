@@ -409,6 +409,7 @@ CHANGES: dict[str, Any] = {
     "memory_mb": 1024,
     "pids": 256,
     "shm_mb": 64,
+    "faults": [{"kill": {"node": 0}, "at": {"epoch": 2}}],
 }
 # Other fields that a change needs in order to take effect.
 REQUIRED_WITH: dict[str, dict[str, Any]] = {
@@ -421,8 +422,10 @@ REQUIRED_WITH: dict[str, dict[str, Any]] = {
 
 
 def test_key_depends_on_all_other_fields() -> None:
-    # checkpoint_steps is in the key, too, but one_shot does not support it: see test_checkpoints.py.
-    assert set(RunSpec.model_fields) - set(CHANGES) == {"timeout_s", "restarts", "checkpoint_steps"}
+    # checkpoint_steps and on_loss are in the key, too, but one_shot does not support them: see
+    # test_checkpoints.py and test_faults.py.
+    others = {"timeout_s", "restarts", "checkpoint_steps", "on_loss"}
+    assert set(RunSpec.model_fields) - set(CHANGES) == others
     keys = {spec(**REQUIRED_WITH.get(field, {}), **{field: value}).key for field, value in CHANGES.items()}
     plain = {spec(**REQUIRED_WITH.get(field, {})).key for field in CHANGES}
     assert len(keys) == len(CHANGES)

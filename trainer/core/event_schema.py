@@ -16,6 +16,7 @@ from trainer.core.record import Amount, Count, Rank, Real, Record, Share, Text
 from trainer.core.result import TrainResult
 
 VERSION = 1
+MAX_FAULTS = 32  # of a run
 EXIT_REPORTS = ("done", "failed", "terminated", "died")
 Number = Annotated[int, Field(ge=1, le=2**53)]  # of an epoch or a step
 Attempt = Annotated[int, Field(ge=0, le=100)]  # as many as a run can have restarts
@@ -132,6 +133,26 @@ class Resumed(Record):
     step: Count
     age_s: Real
     times: Count | None
+    steps_taken: Count = 0  # by the rank, up to the checkpoint; older events lack it
+
+
+class Injected(Record):
+    """A fault of the spec, written before it acts.
+
+    Attributes:
+        fault: its number in the spec, from 0.
+        epoch: that the rank was in; 0 before the first.
+        step: steps that the rank had taken.
+        second: seconds since training started in this process.
+        earlier: it fired before the rank was started again, and the rank repeats the event.
+    """
+
+    fault: Annotated[int, Field(ge=0, lt=MAX_FAULTS)]
+    action: Text
+    epoch: Count
+    step: Count
+    second: Amount
+    earlier: bool = False
 
 
 def _with_all_phases(seconds: dict[str, float]) -> dict[str, float]:
@@ -187,6 +208,7 @@ EVENTS: Mapping[str, type[Record]] = {
     "checkpoint": Checkpoint,
     "checkpoint_skipped": CheckpointSkipped,
     "resumed": Resumed,
+    "fault": Injected,
     "train_end": Empty,  # the clock stopped
     "result": Result,
     "done": Done,

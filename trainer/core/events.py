@@ -269,6 +269,9 @@ def format_event(event: Event) -> str | None:
             text = f"checkpoint after {_place(fields)} is not used: {fields['cause']}"
         case "resumed":
             text = f"resumed from the checkpoint after {_place(fields)}"
+        case "fault":
+            where = f"in epoch {fields['epoch']}, after {fields['step']:,} steps"
+            text = f"fault {fields['fault']} of the spec: {fields['action']} {where}"
         case "failed":
             text = f"failed: {fields['cause']}\n{fields.get('traceback', '')}".rstrip()
         case "terminated" | "died":

@@ -67,6 +67,8 @@ class Strategy(Component):
     forks: ClassVar[bool] = False
     # Units after which checkpoints can be taken, if replica and metrics are the whole state.
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ()
+    # Transports over which the other nodes continue when one is lost; empty: they cannot.
+    elastic_transports: ClassVar[tuple[str, ...]] = ()
     # False: time spent waiting for other ranks counts as communication.
     attributes_stragglers: ClassVar[bool] = True
     # What a reader must know before comparing its numbers.

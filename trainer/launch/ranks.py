@@ -25,6 +25,7 @@ from trainer.launch.watchdog import Watchdog
 from trainer.spec.registries import TRANSPORTS
 from trainer.training.bare_session import BareSession
 from trainer.training.checkpoint_store import CheckpointError
+from trainer.training.faults import FaultError
 from trainer.training.limits import QuotaError
 from trainer.training.task import Task
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 TEARDOWN_S = 10.0
 # Errors with self-explanatory messages; others are shown with their type.
-EXPLAINED = (DataError, CommunicationError, Diverged, CheckpointError, QuotaError)
+EXPLAINED = (DataError, CommunicationError, Diverged, CheckpointError, QuotaError, FaultError)
 
 
 def run_rank(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pydantic_core import PydanticCustomError
 
 from trainer.core.strategy import Interval
+from trainer.spec.faults import Fault
 from trainer.spec.fields import RunFields
 from trainer.spec.registries import OPTIMIZERS, STRATEGIES, TRANSPORTS
 
@@ -31,6 +32,8 @@ CHECK_ERROR_TYPES = (
     "checkpoint_epochs",
     "checkpoint_steps",
     "restarts",
+    "faults",
+    "on_loss",
 )
 
 CheckError = PydanticCustomError | None
@@ -295,6 +298,77 @@ def restarts(run: RunFields) -> CheckError:
     )
 
 
+def faults(run: RunFields) -> CheckError:
+    if not run.faults:
+        return None
+    reason = None
+    if not run.strategy.trains:
+        reason = f"{run.name_of('strategy')} does not train"
+    elif run.topology == "single":
+        reason = f"over {run.transport} all nodes share one process or its memory"
+    if reason is not None:
+        return PydanticCustomError(
+            "faults",
+            "{count} faults are not possible: {reason}; allowed: none",
+            {"count": len(run.faults), "reason": reason},
+        )
+    for index, fault in enumerate(run.faults):
+        if problem := _fault_problem(run, fault):
+            return PydanticCustomError(
+                "faults",
+                "fault {index}, {action}: {problem}",
+                {"index": index, "action": fault.action, "problem": problem},
+            )
+    return None
+
+
+def _fault_problem(run: RunFields, fault: Fault) -> str | None:
+    """What in a fault does not fit the run: the field, its value and what is allowed."""
+    effect, at = fault.effect, fault.at
+    if fault.node >= run.nodes:
+        return f"node is {fault.node}; allowed: 0 to {run.nodes - 1}"
+    if at.epoch is not None and at.epoch > run.epochs:
+        return f"at.epoch is {at.epoch}; allowed: 1 to {run.epochs}, the epochs of the run"
+    for name, seconds in {**effect.durations, "at.second": at.second}.items():
+        if seconds is not None and seconds > run.timeout_s:
+            return f"{name} is {seconds:g}; allowed: at most timeout_s, which is {run.timeout_s:g}"
+    if fault.kill and fault.kill.return_after is not None and run.on_loss != "continue":
+        return (
+            f"return_after is {fault.kill.return_after:g}, but on_loss is {run.on_loss}; "
+            "allowed: null, or on_loss: continue"
+        )
+    if not effect.drops_packets:
+        return None
+    if run.on_gpu:
+        return f"not possible over {run.transport}, which does not need TCP; allowed: kill, pause, slow"
+    if run.nodes < 2:
+        return "a single node receives nothing from others; allowed: nodes 2 or more"
+    if run.processes_per_node > 1:
+        return "not possible with several ranks per node; allowed: processes_per_node 1"
+    return None
+
+
+def on_loss(run: RunFields) -> CheckError:
+    if run.on_loss == "stop":
+        return None
+    name, reason = run.name_of("strategy"), None
+    elastic = run.strategy.elastic_transports
+    if not elastic:
+        others = [other for other in STRATEGIES.entries if STRATEGIES.load(other).elastic_transports]
+        allowed = f"stop{', or one of ' if others else ''}{', '.join(others)}"
+        reason = f"{name} cannot continue without a node; allowed: {allowed}"
+    elif run.transport not in elastic:
+        reason = (
+            f"{name} cannot continue without a node over {run.transport}; allowed: stop, or transport "
+            f"{', '.join(elastic)}"
+        )
+    elif run.restarts:
+        reason = f"restarts is {run.restarts}, which starts all nodes again; allowed: stop, or restarts: 0"
+    if reason is None:
+        return None
+    return PydanticCustomError("on_loss", "{wanted}: {reason}", {"wanted": run.on_loss, "reason": reason})
+
+
 CHECKS: tuple[Callable[[RunFields], CheckError], ...] = (
     transport,
     processes_per_node,
@@ -312,6 +386,8 @@ CHECKS: tuple[Callable[[RunFields], CheckError], ...] = (
     augmentation,
     checkpoints,
     restarts,
+    faults,
+    on_loss,
 )
 
 

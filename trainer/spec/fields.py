@@ -10,11 +10,13 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from trainer.core.event_schema import MAX_FAULTS
 from trainer.core.strategy import Strategy
 from trainer.data.augmentations.base import Augmentation
 from trainer.data.base import Dataset, Partitioner
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
+from trainer.spec.faults import Fault
 from trainer.spec.registries import (
     AUGMENTATIONS,
     DATASETS,
@@ -154,6 +156,14 @@ class RunFields(BaseModel):
     )
     checkpoint_steps: int | None = Field(
         None, ge=1, description="steps between checkpoints; excludes checkpoint_epochs"
+    )
+    faults: list[Fault] = Field(
+        [],
+        max_length=MAX_FAULTS,
+        description="faults that are injected into nodes: an action, and `at`",
+    )
+    on_loss: Literal["stop", "continue"] = Field(
+        "stop", description="what the other nodes do when one is lost: stop, or continue without it"
     )
     save_weights: bool = Field(False, description="save the final weights as weights.npy beside the result")
     timeout_s: float = Field(600, gt=0, le=7 * 86400, description="seconds after which the run is stopped")

@@ -54,6 +54,11 @@ class RunSpec(RunFields):
                     fields[field] = value
             elif field in _LARGE_BATCH_FIELDS and self.batch_multiplier == 1:
                 continue
+            elif field == "faults":
+                if value:
+                    fields[field] = [
+                        fault.model_dump(mode="json", exclude_defaults=True) for fault in value
+                    ]
             elif field not in _NOT_IN_KEY and value != info.default:
                 fields[field] = value
         return fields

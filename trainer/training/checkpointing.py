@@ -94,14 +94,15 @@ class Checkpointer:
     def restore(self, checkpoint: Checkpoint, replica: Replica) -> Position:
         """Restore replica, metrics, clock and traffic. Returns the position. Raises CheckpointError."""
         position, state = checkpoint.position, checkpoint.state
-        self._events.write(
-            "resumed",
-            epoch=position.epochs,
-            step=position.steps,
-            age_s=time.time() - checkpoint.written_at,
-            times=self._store.record_resumption() if self._comm.rank == 0 else None,
-        )
         try:
+            self._events.write(
+                "resumed",
+                epoch=position.epochs,
+                step=position.steps,
+                age_s=time.time() - checkpoint.written_at,
+                times=self._store.record_resumption() if self._comm.rank == 0 else None,
+                steps_taken=state["metrics"]["steps"],
+            )
             replica.restore(state["replica"])
             self._metrics.restore(state["metrics"])
             self._comm.clock.restore(state["clock"])

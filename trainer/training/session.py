@@ -21,6 +21,7 @@ from trainer.core.result import TrainResult
 from trainer.core.strategy import Init, Uneven, Weighting
 from trainer.training.checkpointing import BEGINNING, Checkpointer
 from trainer.training.evaluation import Evaluation, check_loss
+from trainer.training.faults import FaultInjector
 from trainer.training.limits import wait_for_limits
 from trainer.training.loader import Batch, BatchLoader
 from trainer.training.lr_schedule import Target, learning_rate
@@ -72,6 +73,7 @@ class Session:
         self.evaluate = Evaluation(data.test, comm, *shares)
         self._metrics = TrainingMetrics(data.train.labels, data.classes, parts, events)
         self._checkpointer = Checkpointer(context, task.spec, events, comm, self._metrics)
+        self._faults = FaultInjector(context, task.spec, events, comm.clock)
         self._resumed_at = BEGINNING
         self._replica: Replica
         self._evaluates_final_weights = False
@@ -106,6 +108,7 @@ class Session:
         self.comm.barrier()
         self._events.write("train_start", parameters=replica.parameter_count)
         self.clock.start()
+        self._faults.started(self.steps_taken)
         if init == "broadcast" and not checkpoint:
             self._broadcast_weights()
 
@@ -165,6 +168,7 @@ class Session:
         for epoch in range(self._resumed_at.epochs + 1, spec.epochs + 1):
             lr = learning_rate(spec, epoch)
             replica.set_lr(lr)
+            self._faults.at_epoch(epoch)
             yield epoch
             if evaluate in ("replicas", "server"):
                 self._average_buffers()
@@ -226,8 +230,10 @@ class Session:
     def server_steps(self, steps: int) -> Iterator[int]:
         """The steps of a parameter server, 1-based, which it takes with the workers' gradients."""
         for step in range(1, steps + 1):
+            self._faults.before_step(self.steps_taken)
             yield step
             self._metrics.steps += 1
+            self._faults.after_step()
 
     @property
     def steps_taken(self) -> int:
@@ -257,6 +263,7 @@ class Session:
                 batch, indices = next(batches, (None, None))
             if batch is None or indices is None:
                 break
+            self._faults.before_step(metrics.steps)
             metrics.epoch_indices.append(indices)
             if metrics.steps == 0:  # every step keeps the same amount
                 with Activations() as activations:
@@ -265,6 +272,7 @@ class Session:
             else:
                 yield batch
             metrics.steps += 1
+            self._faults.after_step()
             metrics.samples += len(indices) if self._reports_samples else 0
             progress.after_step(batch, len(indices))
             self._checkpointer.after_step(epoch, batch, replica)
@@ -291,6 +299,7 @@ class Session:
 
     def result(self) -> TrainResult:
         """Stop the clock and collect the metrics. Every rank calls it."""
+        self._faults.ended()
         self.clock.stop()
         self._events.write("train_end")
         wait_s_by_rank = attribute_stragglers(self.comm)
