@@ -9,6 +9,8 @@ SHARDYARD_PREFIX       prefix of console lines; {rank} stands for the rank
 SHARDYARD_RENDEZVOUS   rendezvous of torch.distributed
 SHARDYARD_PARENT_PID   process to end with
 SHARDYARD_ATTEMPT      how many times torchrun has restarted the ranks
+SHARDYARD_MEMBERSHIP   file that shows which ranks are alive; the others continue when one is lost
+SHARDYARD_INCARNATION  how often this rank alone was started again
 SHARDYARD_CPU_QUOTA    CPU quota that this container must have before training starts
 SHARDYARD_THROTTLED    directory of the throttle's marks; ranks of the slower local node wait for theirs
 """
@@ -52,8 +54,10 @@ def main(datasets: DatasetCache | None = None) -> int:
         run = run_forked if spec.strategy.forks else run_threads
         return 0 if _load_data(task, events) and run(context, task, events, orchestrator) else 1
     with Watchdog([events], orchestrator) as watchdog:
-        attempt = {} if context.attempt is None else {"attempt": context.attempt}
-        events.write("start", pid=os.getpid(), **attempt)
+        again = {} if context.attempt is None else {"attempt": context.attempt}
+        if context.incarnation:
+            again = {"incarnation": context.incarnation}
+        events.write("start", pid=os.getpid(), **again)
         return 0 if _load_data(task, events) and run_process(context, task, events, watchdog) else 1
 
 

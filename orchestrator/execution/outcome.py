@@ -27,6 +27,7 @@ def outcome(
     processes_per_node: int = 1,
     runtime_error: str | None = None,
     restarts: int = 0,
+    continues: bool = False,
 ) -> tuple[Status, str | None]:
     """Status and cause of a run.
 
@@ -39,6 +40,7 @@ def outcome(
         runtime_error: an error that the runtime itself found.
         restarts: how often torchrun may restart the ranks. The processes are then its agents, one per node,
             and an attempt has succeeded once every rank has a result and one has reported `done`.
+        continues: whether the ranks that are left continue when one dies.
     """
     if restarts:
         return _of_attempts(events, exits, ranks, timed_out_s, processes_per_node, runtime_error)
@@ -57,7 +59,9 @@ def outcome(
     done = {event.rank for event in events if event.kind == "done"}
     results = {event.rank for event in events if event.kind == "result"}
     everyone = set(range(ranks))
-    if done == everyone and results == everyone:
+    if continues:
+        everyone -= {event.rank for event in events if event.kind == "died"} - done
+    if done and done == everyone and results >= everyone:
         return "ok", None
     if timed_out_s is not None:
         seen = _last_seen(events, everyone - done, noun) or f"all {noun}s had finished"
@@ -66,6 +70,9 @@ def outcome(
         return "failed", runtime_error
 
     killed = [event for event in events if event.kind == "died"]
+    if continues:  # the run has outlived the earlier ones, and all of them if an error ended it
+        failed = any(event.kind == "failed" and not event.fields.get("peer") for event in events)
+        killed = [] if failed else killed[-1:]
     if killed:
         return "failed", f"{process(killed[0].rank)} was {killed[0].fields['cause']}"
     for leader, title in LEADERS.items():

@@ -73,6 +73,7 @@ def build_result(
         spec.processes_per_node,
         runtime_error,
         restarts=spec.restarts,
+        continues=spec.on_loss == "continue",
     )
     events = attempts.events_of(attempts.effective)
     injected = injected_faults(spec, attempts)
@@ -82,7 +83,7 @@ def build_result(
         status = "failed" if status == "ok" else status
         events = []  # a report computes with what is left
     ranks, unattributed = comparable_waits(ranks_of(events), runtime_info)
-    certificate = certify(events)
+    certificate = certify(events, spec.strategy.servers)
     if status == "ok" and spec.strategy.trains:
         cause = _uncertified(certificate, _last_epoch(spec, events))
         if spec.save_weights and not weights_kept:
@@ -120,6 +121,7 @@ def build_result(
             *_resumed(attempts, started_at, overall),
             *fault_flags(spec, injected),
             *_restarted(spec, attempts, overall),
+            *_continued(spec, events),
             *_replaced(nodes_replaced, overall),
         ]
         if status == "ok"
@@ -244,6 +246,22 @@ def _restarted(spec: RunSpec, attempts: Attempts, overall: str) -> list[str]:
     return found
 
 
+def _continued(spec: RunSpec, events: Sequence[Event]) -> list[str]:
+    """Flag the ranks that were lost while the others continued, and those that returned."""
+    found = []
+    for event in events:
+        name = rank_name(event.rank, spec.processes_per_node)
+        if event.kind == "died":
+            found.append(f"{name} was {event.fields['cause']}; the others continued without it")
+        elif event.kind == "start" and event.fields.get("incarnation"):
+            found.append(f"{name} was started again")
+    if found:
+        found.append(
+            "straggler attribution is not reported: lost nodes took the times of their exchanges along"
+        )
+    return found
+
+
 def _uneven_parts(spec: RunSpec, certificate: Certificate | None) -> list[str]:
     """Flag samples repeated or dropped so that all nodes take equally many steps."""
     if certificate is None or not (spec.partitioner.disjoint and spec.partitioner.covers):
@@ -258,9 +276,14 @@ def _uneven_parts(spec: RunSpec, certificate: Certificate | None) -> list[str]:
     return []
 
 
-def certify(events: Sequence[Event]) -> Certificate | None:
-    """The certificate: the samples trained on, checked against the partition. None without training."""
-    splits = [CoverageRecord(**event.fields) for event in events if event.kind == "coverage"]
+def certify(events: Sequence[Event], servers: int = 0) -> Certificate | None:
+    """The certificate: the samples trained on, checked against the partition. None without training.
+
+    servers: ranks before the first that has samples.
+    """
+    reported = [CoverageRecord(**event.fields) for event in events if event.kind == "coverage"]
+    # Of a run that continues without a lost rank, every rank reports the same plan.
+    splits = [*{split.epoch: split for split in reported}.values()]
     parts = [
         CertifiedPart(rank=event.rank, **event.fields) for event in events if event.kind == "partition"
     ]
@@ -269,13 +292,20 @@ def certify(events: Sequence[Event]) -> Certificate | None:
     digests: dict[int, dict[int, str]] = defaultdict(dict)
     for part in parts:
         digests[part.epoch][part.rank] = part.digest
-    verified = all(
+    died = {event.rank for event in events if event.kind == "died"}
+    lost = 0
+    for split in splits:
+        for rank, planned in enumerate(split.parts or (), start=servers):
+            if rank in died and rank not in digests[split.epoch]:
+                lost += planned.samples
+                digests[split.epoch][rank] = planned.digest
+    verified = all(split in splits for split in reported) and all(
         split.digest == combined_digest(digest for _, digest in sorted(digests[split.epoch].items()))
         for split in splits
     )
     splits.sort(key=lambda split: split.epoch)
     parts.sort(key=lambda part: (part.epoch, part.rank))
-    return Certificate(verified=verified, splits=splits, parts=parts)
+    return Certificate(verified=verified, splits=splits, parts=parts, samples_lost=lost)
 
 
 def _normalised_over(run: RunSpec) -> str | None:

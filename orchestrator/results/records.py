@@ -64,12 +64,16 @@ class CertifiedPart(PartitionRecord):
 class Certificate(Record):
     """The samples that the nodes trained on, checked against the partition.
 
-    verified: in every epoch the digest of the partition equals that of the samples trained on.
+    Attributes:
+        verified: in every epoch the digest of the partition equals that of the samples trained on.
+        samples_lost: of the partition that no rank has reported, because their rank was lost. A sample
+            counts once for each epoch.
     """
 
     verified: bool
     splits: list[CoverageRecord]
     parts: list[CertifiedPart]
+    samples_lost: int = 0
 
     def first_epoch(self) -> list[CertifiedPart]:
         """The parts of epoch 1, by rank."""

@@ -12,6 +12,8 @@ from trainer.comm.traffic import Traffic
 from trainer.core.clock import Clock, Span
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from trainer.core.context import NodeContext
@@ -80,6 +82,14 @@ class Communicator(ABC):
     @abstractmethod
     def connect(cls, context: NodeContext, clock: Clock) -> Communicator:
         """Connect to the other ranks. Returns once all of them have connected."""
+
+    @classmethod
+    def connect_elastic(cls, context: NodeContext, clock: Clock, membership: Path) -> Communicator:
+        """As `connect`, for a run whose other ranks continue when one is lost.
+
+        membership: file that shows which ranks are alive, see core.membership.
+        """
+        raise NotImplementedError(f"{cls.__name__} cannot lose ranks; the spec's checks prevent this")
 
     def all_reduce(self, buffer: Tensor, op: Op) -> None:
         """Replace `buffer`, shape (n,), in place by its elementwise sum or mean over all ranks."""
@@ -205,6 +215,15 @@ class Communicator(ABC):
             if self.size > 1:
                 self._barrier()
         self._record_collective(span, 0)
+
+    def admit(self) -> list[int]:
+        """Let ranks join that were started again; every rank calls it. Returns the ranks that joined."""
+        return []
+
+    @property
+    def changed(self) -> bool:
+        """Whether ranks were lost or have returned."""
+        return False
 
     def close(self) -> None:  # noqa: B027  (optional)
         """Disconnect from the other ranks after success; after a failure `abort` is called instead."""

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer.comm.attempt_store import attempt_store
 from trainer.comm.base import Communicator, communication_errors
+from trainer.comm.elastic import ElasticCommunicator
 from trainer.comm.rendezvous import rendezvous
 from trainer.core.clock import Clock
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from trainer.core.context import NodeContext
@@ -133,3 +136,9 @@ class GlooCommunicator(TorchDistCommunicator):
     """gloo over TCP, by torch.distributed."""
 
     group: ClassVar[str] = "gloo"
+
+    @classmethod
+    def connect_elastic(cls, context: NodeContext, clock: Clock, membership: Path) -> Communicator:
+        from trainer.comm.elastic_gloo import GlooGroups
+
+        return ElasticCommunicator(context, clock, GlooGroups(context, clock), membership)

@@ -19,6 +19,8 @@ class NodeContext:
         rendezvous: where the ranks of torch.distributed meet: a file's path, a URL such as
             tcp://node-1:29500, or, for a run that torchrun restarts, HOST:PORT of torchrun's store.
         attempt: how many times torchrun has restarted the ranks; None where it does not restart them.
+        membership: file that shows which ranks are alive; None for a run that stops when one is lost.
+        incarnation: how often this rank was started again in such a run.
         oversubscribed: a rank has less than one core, so waiting must not burn CPU time.
         timeout_s: longest wait for another rank.
         out_dir: directory for results; None keeps none.
@@ -34,6 +36,8 @@ class NodeContext:
     local_rank: int = 0
     rendezvous: str = ""
     attempt: int | None = None
+    membership: Path | None = None
+    incarnation: int = 0
     oversubscribed: bool = False
     timeout_s: float = 600.0
     out_dir: Path | None = None

@@ -38,10 +38,16 @@ class Empty(Record):
 
 
 class Start(Record):
-    """The process is up. attempt: where torchrun starts ranks again."""
+    """The process is up.
+
+    Attributes:
+        attempt: where torchrun starts ranks again.
+        incarnation: how often this rank alone was started again.
+    """
 
     pid: Annotated[int, Field(ge=1, lt=2**31)]
     attempt: Attempt = 0
+    incarnation: Attempt = 0
 
 
 class TrainStart(Record):
@@ -74,10 +80,20 @@ class PartitionRecord(Record):
     digest: Text
 
 
+class PlannedPart(Record):
+    """A part of the planned partition."""
+
+    samples: Count
+    digest: Text
+
+
 class CoverageRecord(Record):
     """Coverage and overlap of the planned partitions in one epoch, and in all epochs up to it.
 
-    uneven: how partitions of different sizes are handled: join, drop or pad; see trainer.core.strategy.
+    Attributes:
+        uneven: how partitions of different sizes are handled: join, drop or pad; see trainer.core.strategy.
+        digest: of the whole partition.
+        parts: of the partition, in a run that continues when it loses a rank.
     """
 
     epoch: Count
@@ -87,6 +103,7 @@ class CoverageRecord(Record):
     coverage_so_far: Share
     overlap_so_far: Share
     digest: Text
+    parts: list[PlannedPart] | None = None
 
 
 class Epoch(Record):

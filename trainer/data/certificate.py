@@ -14,7 +14,7 @@ from hashlib import sha256
 import numpy as np
 import numpy.typing as npt
 
-from trainer.core.event_schema import CoverageRecord, PartitionRecord
+from trainer.core.event_schema import CoverageRecord, PartitionRecord, PlannedPart
 from trainer.core.events import combined_digest
 from trainer.data.base import Indices, Labels
 
@@ -115,12 +115,19 @@ class CoverageTracker:
     def seen(self, seen: npt.NDArray[np.bool_]) -> None:
         self._seen = list(seen)
 
-    def epoch(self, epoch: int, parts: Sequence[Indices], uneven: str = "join") -> CoverageRecord:
-        """Add the partitions of one epoch and return its record."""
+    def epoch(
+        self, epoch: int, parts: Sequence[Indices], uneven: str = "join", each: bool = False
+    ) -> CoverageRecord:
+        """Add the partitions of one epoch and return its record. each: with every part of its own."""
         for seen, part in zip(self._seen, parts, strict=True):
             seen[part] = True
         now = Coverage.of(parts, self._samples)
         so_far = Coverage.of([np.flatnonzero(seen) for seen in self._seen], self._samples)
+        digests = [part_digest(part) for part in parts]
+        planned = [
+            PlannedPart(samples=len(part), digest=digest)
+            for part, digest in zip(parts, digests, strict=True)
+        ]
         return CoverageRecord(
             epoch=epoch,
             uneven=uneven,
@@ -128,5 +135,6 @@ class CoverageTracker:
             overlap=now.overlap,
             coverage_so_far=so_far.coverage,
             overlap_so_far=so_far.overlap,
-            digest=combined_digest(part_digest(part) for part in parts),
+            digest=combined_digest(digests),
+            parts=planned if each else None,
         )

@@ -50,6 +50,8 @@ def read_context(spec: RunSpec, env: Mapping[str, str]) -> NodeContext:
         data_dir=Path(env.get("SHARDYARD_DATA", "data")),
         rendezvous=rendezvous,
         attempt=attempt,
+        membership=Path(env["SHARDYARD_MEMBERSHIP"]) if "SHARDYARD_MEMBERSHIP" in env else None,
+        incarnation=_integer(env, "SHARDYARD_INCARNATION") if "SHARDYARD_INCARNATION" in env else 0,
         oversubscribed=spec.oversubscribed,
         timeout_s=spec.timeout_s,
         out_dir=Path(env["SHARDYARD_OUT"]) if "SHARDYARD_OUT" in env else None,

@@ -112,7 +112,10 @@ def run_process(context: NodeContext, task: Task, events: EventWriter, watchdog:
 
 def connect(context: NodeContext) -> Communicator:
     """Connect this process's only rank to the others over the run's transport."""
-    return TRANSPORTS.load(context.transport).connect(context, rank_clock(1))
+    transport, clock = TRANSPORTS.load(context.transport), rank_clock(1)
+    if context.membership is not None:
+        return transport.connect_elastic(context, clock, context.membership)
+    return transport.connect(context, clock)
 
 
 def rank_clock(ranks: int) -> Clock:

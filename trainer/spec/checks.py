@@ -36,6 +36,8 @@ CHECK_ERROR_TYPES = (
     "on_loss",
 )
 
+MAX_CONTINUING = 128  # nodes of a run with `on_loss: continue`: events list its partition
+
 CheckError = PydanticCustomError | None
 
 
@@ -362,11 +364,34 @@ def on_loss(run: RunFields) -> CheckError:
             f"{name} cannot continue without a node over {run.transport}; allowed: stop, or transport "
             f"{', '.join(elastic)}"
         )
-    elif run.restarts:
-        reason = f"restarts is {run.restarts}, which starts all nodes again; allowed: stop, or restarts: 0"
+    else:
+        reason = _obstacle_to_continue(run)
     if reason is None:
         return None
     return PydanticCustomError("on_loss", "{wanted}: {reason}", {"wanted": run.on_loss, "reason": reason})
+
+
+def _obstacle_to_continue(run: RunFields) -> str | None:
+    """The field because of which the others cannot continue without a node: its value, what is allowed."""
+    if run.restarts:
+        return f"restarts is {run.restarts}, which starts all nodes again; allowed: stop, or restarts: 0"
+    if run.checkpoints:
+        return "the run writes checkpoints of all nodes; allowed: stop, or a run without checkpoints"
+    if run.save_weights:
+        return (
+            "save_weights saves those of node 0, which can be lost; allowed: stop, or save_weights: false"
+        )
+    if run.processes_per_node > 1:
+        return f"processes_per_node is {run.processes_per_node}; allowed: stop, or processes_per_node: 1"
+    if not 2 <= run.nodes <= MAX_CONTINUING:
+        return f"nodes is {run.nodes}; allowed: stop, or 2 to {MAX_CONTINUING} nodes"
+    if getattr(run.strategy, "weighting", "equal") != "equal":
+        return "weighting is size, the mean of all nodes' sizes; allowed: stop, or weighting: equal"
+    if run.target_accuracy is not None and run.return_after:
+        return (
+            "a node that returns does not know whether the target was reached; allowed: stop, or no target"
+        )
+    return None
 
 
 CHECKS: tuple[Callable[[RunFields], CheckError], ...] = (

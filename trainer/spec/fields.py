@@ -215,6 +215,15 @@ class RunFields(BaseModel):
         return self.checkpoint_epochs is not None or self.checkpoint_steps is not None
 
     @property
+    def return_after(self) -> dict[int, float]:
+        """Seconds after which a killed node comes back, by the number of the fault that kills it."""
+        return {
+            number: fault.kill.return_after
+            for number, fault in enumerate(self.faults)
+            if fault.kill and fault.kill.return_after is not None
+        }
+
+    @property
     def on_gpu(self) -> bool:
         """Whether ranks compute on GPUs. Follows from the transport."""
         return TRANSPORTS.load(self.transport).device != "cpu"

@@ -32,6 +32,7 @@ class DiLoCo(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
+    elastic_transports: ClassVar[tuple[str, ...]] = ("gloo",)
 
     local_steps: int = Field(10, ge=1, description="H: inner steps per outer step; the paper's is 500")
     outer_lr: float = Field(0.7, gt=0, le=10, description="learning rate of the outer step")
@@ -46,6 +47,8 @@ class DiLoCo(Strategy):
         velocity = start.new_zeros(n)
         steps = 0  # in this round
         for epoch in session.epochs(evaluate="average"):
+            start, velocity = session.catch_up(start), session.catch_up(velocity)
+            steps = session.catch_up_count(steps)
             for batch in session.synchronous_batches(epoch, self.uneven):
                 if batch.share:
                     replica.backward(batch)

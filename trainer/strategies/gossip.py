@@ -37,6 +37,7 @@ class Gossip(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
+    elastic_transports: ClassVar[tuple[str, ...]] = ("gloo",)
 
     graph: Graph = Field("ring", description="which nodes are neighbours")
     order: Literal["mix_then_step", "step_then_mix"] = Field(
@@ -46,11 +47,11 @@ class Gossip(Strategy):
     uneven: Uneven = "join"
 
     def train(self, session: Session) -> None:
-        distances = neighbours(self.graph, session.size)
         replica = session.replica(weights_seed=session.rank)
         session.start(replica, self.init)
         for epoch in session.epochs(evaluate="average"):
             for batch in session.synchronous_batches(epoch, self.uneven):
+                distances = neighbours(self.graph, session.comm.size)
                 if batch.share:
                     replica.backward(batch)
                 if self.order == "mix_then_step":

@@ -28,6 +28,7 @@ class LocalSGD(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
+    elastic_transports: ClassVar[tuple[str, ...]] = ("gloo",)
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     local_steps: int | None = Field(
@@ -44,6 +45,7 @@ class LocalSGD(Strategy):
         # Steps since the last average. A resumed run has taken some of them before the checkpoint.
         steps = session.steps_taken % self.local_steps if self.local_steps else session.steps_taken
         for epoch in session.epochs(evaluate="average", weighting=self.weighting):
+            steps = session.catch_up_count(steps)
             for batch in session.synchronous_batches(epoch, self.uneven):
                 if batch.share:
                     replica.backward(batch)

@@ -18,14 +18,14 @@ BATCH = 1000
 class Evaluation:
     """The test split on the model's device, divided among the ranks.
 
-    share, of: index of this rank's part of the test split, and number of parts. Ranks that hold partitions
-    of one model take the same part.
+    part: index of this rank's part of the test split, and number of parts. Ranks that hold partitions of
+    one model take the same part. None: one part for each rank of `comm`.
     """
 
-    def __init__(self, test: Split, comm: Communicator, share: int, of: int) -> None:
+    def __init__(self, test: Split, comm: Communicator, part: tuple[int, int] | None = None) -> None:
         self._images = torch.from_numpy(test.images).to(comm.device)
         self._labels = torch.from_numpy(test.labels).to(comm.device)
-        self._comm, self._share, self._of = comm, share, of
+        self._comm, self._part = comm, part
 
     @torch.no_grad()
     def __call__(self, replica: Replica, *, alone: bool) -> tuple[float, float]:
@@ -33,10 +33,21 @@ class Evaluation:
 
         alone: evaluate on this rank only; otherwise each evaluates its part, and the counts are summed.
         """
-        share, of = (0, 1) if alone else (self._share, self._of)
         total = len(self._labels)
-        mine = slice(share * total // of, (share + 1) * total // of)
-        images, labels = self._images[mine].split(BATCH), self._labels[mine].split(BATCH)
+        while True:
+            share, of = (0, 1) if alone else self._part or (self._comm.rank, self._comm.size)
+            members = self._comm.parent_ranks
+            counts = self._counts(replica, slice(share * total // of, (share + 1) * total // of))
+            if not alone and self._comm.size > 1:
+                self._comm.all_reduce(counts, "sum")
+            if alone or members == self._comm.parent_ranks:  # else the part of a lost rank is missing
+                break
+        check_loss(counts[1].item(), "on the test split")
+        return counts[0].item() / total, counts[1].item() / total
+
+    def _counts(self, replica: Replica, part: slice) -> torch.Tensor:
+        """Correct answers, and the sum of losses, on a part of the test split."""
+        images, labels = self._images[part].split(BATCH), self._labels[part].split(BATCH)
         counts = torch.zeros(2, device=self._comm.device)
         with replica.evaluating():
             for x, y in zip(images, labels, strict=True):
@@ -44,10 +55,7 @@ class Evaluation:
                 if output is not None:  # of the ranks that hold one model, one has the output
                     counts[0] += (output.argmax(dim=1) == y).sum()
                     counts[1] += nll_loss(output, y, reduction="sum")
-        if not alone and self._comm.size > 1:
-            self._comm.all_reduce(counts, "sum")
-        check_loss(counts[1].item(), "on the test split")
-        return counts[0].item() / total, counts[1].item() / total
+        return counts
 
 
 def check_loss(loss: float, where: str) -> None:

@@ -57,9 +57,10 @@ class TrainingMetrics:
         self._label_counts += record.labels
         self.report("partition", **record.model_dump())
 
-    def report_coverage(self, epoch: int, parts: list[Indices], uneven: str) -> None:
-        """Report how the partition covers the training set."""
-        self.report("coverage", **self._coverage.epoch(epoch, parts, uneven).model_dump())
+    def report_coverage(self, epoch: int, parts: list[Indices], uneven: str, each: bool) -> None:
+        """Report how the partition covers the training set. each: with every part of its own."""
+        record = self._coverage.epoch(epoch, parts, uneven, each)
+        self.report("coverage", **record.model_dump(exclude_none=True))
 
     def state(self) -> dict[str, Any]:
         """All metrics, as plain values and tensors."""

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from trainer.comm.base import Communicator
@@ -65,12 +66,8 @@ class Session:
         self._loader = BatchLoader(
             data.train, task.spec, task.rngs, self._replica_number, parts, device, augment
         )
-        shares = (
-            (self._replica_number % parts, parts)
-            if strategy.partitions_model
-            else (context.rank, context.size)
-        )
-        self.evaluate = Evaluation(data.test, comm, *shares)
+        test_part = (self._replica_number % parts, parts) if strategy.partitions_model else None
+        self.evaluate = Evaluation(data.test, comm, test_part)
         self._metrics = TrainingMetrics(data.train.labels, data.classes, parts, events)
         self._checkpointer = Checkpointer(context, task.spec, events, comm, self._metrics)
         self._faults = FaultInjector(context, task.spec, events, comm.clock)
@@ -78,6 +75,9 @@ class Session:
         self._replica: Replica
         self._evaluates_final_weights = False
         self._staleness: Sequence[int] = ()
+        self._continues = context.membership is not None
+        self._returned = bool(context.incarnation)  # this rank, while the others were training
+        self._joining: list[int] = []  # ranks that have returned before the present epoch
 
     def replica(self, weights_seed: int = 0) -> Replica:
         """A new replica. Ranks with the same `weights_seed` start from the same weights."""
@@ -88,6 +88,8 @@ class Session:
         self, replica: Replica, init: Init | None = None, warm_up: Callable[[Batch], object] | None = None
     ) -> None:
         """Start the clock on all ranks at once; resume from the last checkpoint, if there is one.
+
+        A rank that has returned starts alone: it receives the others' weights before its first epoch.
 
         Args:
             replica: the one to train, evaluate and checkpoint.
@@ -105,10 +107,14 @@ class Session:
             self._resumed_at = self._checkpointer.restore(checkpoint, replica)
         wait_for_limits(self._context, self._events)
         reset_peak_memory()
-        self.comm.barrier()
+        if not self._returned:
+            self.comm.barrier()
         self._events.write("train_start", parameters=replica.parameter_count)
         self.clock.start()
         self._faults.started(self.steps_taken)
+        if self._returned:
+            self._joining = [self.rank]
+            return
         if init == "broadcast" and not checkpoint:
             self._broadcast_weights()
 
@@ -139,7 +145,8 @@ class Session:
         buffers = self._replica.flat_buffers()
         if len(buffers) and self.peers:
             self.peers.all_reduce(buffers.mul_(not self.is_server), "sum")
-            self._replica.set_flat_buffers(buffers.div_(self.spec.num_replicas))
+            training = sum(rank >= self.spec.strategy.servers for rank in self.peers.parent_ranks)
+            self._replica.set_flat_buffers(buffers.div_(training))
 
     def epochs(
         self,
@@ -165,7 +172,14 @@ class Session:
         target = Target(spec.target_accuracy, spec.patience)
         for accuracy in self._metrics.accuracies:  # in epochs before a checkpoint
             target.reached(accuracy)
-        for epoch in range(self._resumed_at.epochs + 1, spec.epochs + 1):
+        first = self._resumed_at.epochs + 1
+        if self._returned:
+            first = self._share_position(first)
+        for epoch in range(first, spec.epochs + 1):
+            if not (self._returned and epoch == first):
+                self._joining = self.comm.admit()
+                if self._joining:
+                    self._share_position(epoch)
             lr = learning_rate(spec, epoch)
             replica.set_lr(lr)
             self._faults.at_epoch(epoch)
@@ -207,6 +221,31 @@ class Session:
             if reached:
                 return
             self._checkpointer.after_epoch(epoch, replica)
+
+    def _share_position(self, epoch: int) -> int:
+        """Let a rank that has returned take over the epoch and the weights of the others.
+
+        Returns:
+            The epoch that all are at.
+        """
+        epoch = self.catch_up_count(epoch)
+        self._replica.set_weights(self.catch_up(self._replica.weights()))
+        return epoch
+
+    def catch_up(self, values: Tensor) -> Tensor:
+        """The others' values on a rank that has returned before this epoch; elsewhere `values` itself.
+
+        values: float32, shape (n,), the same on all other ranks.
+        """
+        if self._joining:
+            members = self.comm.parent_ranks
+            root = next(index for index, rank in enumerate(members) if rank not in self._joining)
+            self.comm.broadcast(values, root)
+        return values
+
+    def catch_up_count(self, count: int) -> int:
+        """As `catch_up`, of one whole number below 2²⁴."""
+        return int(self.catch_up(torch.tensor([float(count)])).item())
 
     def _rms(self, value: Tensor) -> float:
         """The root mean square over ranks of one number each."""
@@ -281,9 +320,10 @@ class Session:
         if self._reports_samples:
             with self.clock.phase("evaluate"):
                 metrics.report_partition(epoch)
-                if self._replica_number == 0:
+                # Of a run that continues without a lost rank, any rank may be left, so all report it.
+                if self._replica_number == 0 or (self._continues and not self._returned):
                     samples = self._loader.samples_by_part(epoch, uneven)
-                    metrics.report_coverage(epoch, samples, uneven)
+                    metrics.report_coverage(epoch, samples, uneven, each=self._continues)
         metrics.epoch_indices = []
 
     def report_staleness(self, staleness: Sequence[int]) -> None:
@@ -302,7 +342,9 @@ class Session:
         self._faults.ended()
         self.clock.stop()
         self._events.write("train_end")
-        wait_s_by_rank = attribute_stragglers(self.comm)
+        # Ranks that were lost have taken the times of their exchanges with them.
+        attributed = not self.comm.changed
+        wait_s_by_rank = attribute_stragglers(self.comm) if attributed else []
         spec, replica, metrics, bytes_to = self.spec, self._replica, self._metrics, self.comm.bytes_to
         # CPU time means nothing where several threads share it, or where the host waits for its GPU.
         if spec.threads_for(self.rank) == 1 and not spec.on_gpu:
@@ -335,8 +377,8 @@ class Session:
             state_bytes=state_bytes,
             activation_bytes=replica.activation_bytes,
             blocks=replica.blocks,
-            bytes_to=[bytes_to[rank] for rank in range(self.comm.size)] if bytes_to else None,
+            bytes_to=[bytes_to[rank] for rank in range(self.size)] if bytes_to else None,
             wait_s_by_rank=[round(seconds, 6) for seconds in wait_s_by_rank]
-            if 1 < self.comm.size <= MAX_WAITS_LISTED
+            if attributed and 1 < self.comm.size <= MAX_WAITS_LISTED
             else None,
         )

@@ -16,6 +16,7 @@ from orchestrator.shipped import python_path
 from trainer.elastic.command import torchrun
 from trainer.spec.run_spec import RunSpec
 
+MEMBERSHIP = "membership.json"
 THROTTLE = "throttle"  # its name among the processes of a run
 COLD = (sys.executable, "-m", "trainer")  # starts a rank afresh
 
@@ -51,6 +52,8 @@ def processes(
                 **_interfaces(),
                 "WORLD_SIZE": str(spec.world_size),
             }
+            if spec.on_loss == "continue":
+                rendezvous["SHARDYARD_MEMBERSHIP"] = str(live.resolve() / MEMBERSHIP)
             started = []
             for rank in range(spec.world_size):
                 node, local_rank = divmod(rank, spec.processes_per_node)

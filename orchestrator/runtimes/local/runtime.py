@@ -23,6 +23,7 @@ from orchestrator.results.store import RunPaths, write_atomic
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.runtimes.identity import identity, is_gone
 from orchestrator.runtimes.launch_plan import LaunchPlan, Process
+from orchestrator.runtimes.local.elastic import ElasticRanks
 from orchestrator.runtimes.local.namespace import PrivateNetwork
 from orchestrator.runtimes.local.processes import COLD, THROTTLE, mpirun, planned
 from orchestrator.shipped import python_path
@@ -112,7 +113,8 @@ class LocalRuntime(Runtime):
         attempts = AttemptTracker(plan.spec.world_size) if plan.spec.restarts else None
         nodes = self._nodes if plan.warm else None
         limits = OutputLimits.of(plan.spec)
-        return LocalRun(plan.processes, plan.paths, live, limits, attempts, nodes, replaced)
+        elastic = ElasticRanks(plan, live) if plan.spec.on_loss == "continue" else None
+        return LocalRun(plan.processes, plan.paths, live, limits, attempts, nodes, replaced, elastic)
 
     def _ensure_nodes(self) -> str | None:
         try:
@@ -148,6 +150,7 @@ class LocalRun(RunHandle):
         attempts: AttemptTracker | None = None,
         nodes: ParentProcess | None = None,
         replaced: str | None = None,
+        elastic: ElasticRanks | None = None,
     ) -> None:
         """
         Args:
@@ -157,9 +160,11 @@ class LocalRun(RunHandle):
             limits: of what they may write.
             attempts: follows the attempts of a run that torchrun may restart.
             nodes: the warm nodes that fork the ranks. replaced: why they were replaced before the run.
+            elastic: follows the ranks of a run that continues when one is lost.
         """
         self._paths, self._live, self._limits, self._attempts = paths, live, limits, attempts
-        self._nodes, self.replaced = nodes, replaced
+        self._nodes, self.replaced, self._elastic = nodes, replaced, elastic
+        self._unread: list[Event] = []
         self._finished_at: float | None = None
         self._reader = self._new_reader()
         self._damage: str | None = None
@@ -168,18 +173,21 @@ class LocalRun(RunHandle):
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         try:
             for process in started:
-                with open(paths.log(process.log), "ab") as log:
-                    self._processes[process.name] = subprocess.Popen(
-                        process.argv,
-                        env={**os.environ, **process.environment, **self._label},
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        start_new_session=True,  # only the orchestrator handles Ctrl-C
-                    )
+                self._start(process)
         except BaseException:
             self.stop()
             raise
+
+    def _start(self, process: Process) -> None:
+        with open(self._paths.log(process.log), "ab") as log:
+            self._processes[process.name] = subprocess.Popen(
+                process.argv,
+                env={**os.environ, **process.environment, **self._label},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # only the orchestrator handles Ctrl-C
+            )
 
     def wait(self, timeout_s: float) -> RunState:
         before = len(self._exits())
@@ -187,7 +195,8 @@ class LocalRun(RunHandle):
         while len(exits := self._exits()) == before and time.monotonic() < deadline:
             time.sleep(POLL_S)
         # The throttle runs until `stop`, so the run does not wait for it.
-        running = [name for name in self._processes if name not in exits and name != THROTTLE]
+        ended = {*exits, THROTTLE, *(self._elastic.lost if self._elastic else ())}
+        running = [name for name in self._processes if name not in ended]
         error = self._damage or self._excess()
         if THROTTLE in exits:
             error = error or "the throttle of the last node has ended before the run"
@@ -200,10 +209,26 @@ class LocalRun(RunHandle):
 
     def _exits(self) -> dict[str, int]:
         codes = {name: process.poll() for name, process in self._processes.items()}
-        return {name: code for name, code in codes.items() if code is not None}
+        exits = {name: code for name, code in codes.items() if code is not None}
+        return self._without_lost(self._elastic, exits) if self._elastic else exits
+
+    def _without_lost(self, elastic: ElasticRanks, exits: dict[str, int]) -> dict[str, int]:
+        """The exits but those of ranks without which the others continue. Starts ranks that return."""
+        self._read()
+        for name, code in exits.items():
+            elastic.record_exit(name, code)
+        for process in elastic.due():
+            self._start(process)
+        return {name: code for name, code in exits.items() if name not in elastic.lost}
+
+    def _read(self) -> None:
+        self._unread += (events := self._reader.new())
+        if self._elastic:
+            self._elastic.add(events)
 
     def new_events(self) -> list[Event]:
-        events = self._reader.new()
+        self._read()
+        events, self._unread = self._unread, []
         if self._attempts:
             for event in events:
                 self._attempts.add(event)

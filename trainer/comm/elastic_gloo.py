@@ -1,0 +1,164 @@
+"""Groups of an elastic run over gloo: a process group of its own for each."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from trainer.comm.base import CommunicationError, Communicator, communication_errors
+from trainer.comm.elastic import Group, Groups
+from trainer.comm.rendezvous import rendezvous
+from trainer.core.clock import Clock
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch._C._distributed_c10d import Store
+
+    from trainer.core.context import NodeContext
+
+POLL_S = 0.02
+CONNECT_S = 30.0  # for the members of a group, which have all arrived, to connect
+FIRST_PORT, PORTS = 30000, 20000  # of the rendezvous of later groups, in containers
+
+
+class GlooGroup(Group):
+    """One process group of gloo. Its operations raise CommunicationError when a member is lost."""
+
+    topology = "ddp"
+
+    def __init__(self, rank: int, size: int, clock: Clock, group: Any) -> None:
+        super().__init__(rank, size, clock)
+        self.group = group
+
+    def _all_reduce(self, buffer: Tensor) -> None:
+        with communication_errors("all-reduce"):
+            self.group.allreduce([buffer]).wait()
+
+    def _all_gather(self, buffer: Tensor) -> Tensor:
+        gathered = buffer.new_empty(self.size, buffer.numel())
+        with communication_errors("all-gather"):
+            self.group.allgather([list(gathered.unbind())], [buffer]).wait()
+        return gathered
+
+    def _all_to_all(self, buffer: Tensor) -> Tensor:
+        received = buffer.new_empty(buffer.shape)
+        with communication_errors("all-to-all"):
+            self.group.alltoall_base(received, buffer, [], []).wait()
+        return received
+
+    def _broadcast(self, buffer: Tensor, root: int) -> None:
+        with communication_errors("broadcast"):
+            self.group.broadcast(buffer, root).wait()
+
+    def _send(self, buffer: Tensor, to: int) -> None:
+        with communication_errors("send"):
+            self.group.send([buffer], to, 0).wait()
+
+    def _recv(self, buffer: Tensor, source: int) -> None:
+        with communication_errors("receive"):
+            self.group.recv([buffer], source, 0).wait()
+
+    def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
+        received = buffer.new_empty(buffer.shape)
+        with communication_errors("shift"):
+            sent = self.group.send([buffer], to, 0)
+            self.group.recv([received], source, 0).wait()
+            sent.wait()
+        return received
+
+    def _barrier(self) -> None:
+        with communication_errors("barrier"):
+            self.group.barrier().wait()
+
+    def _split(self, groups: list[list[int]], number: int) -> Communicator:
+        raise NotImplementedError("no elastic strategy splits its communicator")
+
+    def leave(self) -> None:
+        # Connections close when the last reference is gone; exceptions hold some in circles.
+        self.group = None
+        gc.collect()
+
+    def interrupt(self) -> None:
+        if (group := self.group) is not None:
+            group.abort()
+
+
+class GlooGroups(Groups):
+    """The groups of one rank. Their members find each other at a file or port that follows from a name."""
+
+    def __init__(self, context: NodeContext, clock: Clock) -> None:
+        self._context, self._clock = context, clock
+
+    def first(self) -> Group:
+        context = self._context
+        with communication_errors(f"process group of {context.size} ranks at {context.rendezvous}"):
+            return self._group(rendezvous(context), range(context.size), context.timeout_s)
+
+    def form(
+        self, name: str, ranks: Sequence[int], host: int, address: str, give_up: Callable[[], bool]
+    ) -> Group:
+        own = self._context.rank
+        with communication_errors(f"process group {name} of {len(ranks)} ranks"):
+            if len(ranks) == 1:
+                return GlooGroup(0, 1, self._clock, None)
+            store = self._store(name, address, own == host, give_up)
+            store.set(f"here/{own}", "")
+            while not store.check([f"here/{rank}" for rank in ranks]):
+                if give_up():
+                    raise CommunicationError(f"process group {name}: a member was lost")
+                time.sleep(POLL_S)
+            return self._group(store, ranks, CONNECT_S)
+
+    def _group(self, store: Store, ranks: Sequence[int], connect_s: float) -> GlooGroup:
+        """A process group over `store`, in which all of these ranks have arrived."""
+        import torch.distributed as dist
+
+        rank = ranks.index(self._context.rank)
+        group = dist.ProcessGroupGloo(store, rank, len(ranks), timeout=timedelta(seconds=connect_s))
+        group.set_timeout(timedelta(seconds=self._context.timeout_s))
+        return GlooGroup(rank, len(ranks), self._clock, group)
+
+    def _store(self, name: str, address: str, serves: bool, give_up: Callable[[], bool]) -> Store:
+        """The store of this name, which the rank at `address` serves."""
+        from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
+
+        if self._context.rendezvous.startswith("/"):
+            return FileStore(f"{self._context.rendezvous}-{name}")
+        port = FIRST_PORT + crc32(name.encode()) % PORTS
+        if not serves:
+            _wait_for_listener(address, port, give_up)
+        timeout = timedelta(seconds=self._context.timeout_s)
+        return TCPStore(address, port, None, serves, timeout, wait_for_workers=False)
+
+    def invite(self, name: str, address: str, group: str) -> None:
+        deadline = time.monotonic() + CONNECT_S
+        with communication_errors(f"inviting {name}"):
+            store = self._store(name, address, False, lambda: time.monotonic() > deadline)
+            store.set("group", group)
+
+    def invitation(self, name: str, address: str, timeout_s: float) -> str:
+        deadline = time.monotonic() + timeout_s
+        with communication_errors(f"waiting for an invitation as {name}"):
+            self._waiting = store = self._store(name, address, True, lambda: False)
+            while not store.check(["group"]):
+                if time.monotonic() > deadline:
+                    raise CommunicationError(f"{name}: the other nodes did not answer in {timeout_s:g} s")
+                time.sleep(POLL_S)
+            return str(store.get("group").decode())
+
+
+def _wait_for_listener(host: str, port: int, give_up: Callable[[], bool]) -> None:
+    """Return when the port accepts connections. Raises CommunicationError."""
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=1.0).close()
+            return
+        except OSError as error:
+            if give_up():
+                raise CommunicationError(f"{host}:{port}: {error}") from None
+            time.sleep(POLL_S)
