@@ -19,10 +19,10 @@ from orchestrator.results.records import RunResult
 from orchestrator.results.store import read_result
 from tests.smoke.confinement import assert_coordinator_confined, assert_node_confined
 from tests.support.command_line import run_cli, start_sweep
-from tests.support.containers import leftovers
+from tests.support.containers import cut_off, leftovers
 from tests.support.datasets import real_mnist_dir
 from tests.support.processes import wait_until
-from tests.support.runs import RunCache
+from tests.support.runs import SMALL, RunCache
 
 HANGING = """
 name: hanging
@@ -53,8 +53,7 @@ def sweep(file: Path, out: Path, *options: str | Path) -> subprocess.CompletedPr
 
 def rows(out: Path) -> dict[str, RunResult]:
     """The results by `strategy transport`."""
-    found = [read_result(path) for path in out.glob("*/result.json")]
-    return {f"{row.spec['strategy']['name']} {row.spec['transport']}": row for row in found if row}
+    return {f"{row.spec['strategy']['name']} {row.spec['transport']}": row for row in all_rows(out)}
 
 
 def one_run(tmp_path: Path, *options: str | Path, **fields: Any) -> RunResult:
@@ -125,6 +124,31 @@ def test_failures_during_a_sweep(tmp_path: Path) -> None:
     assert containers(out) == []
 
 
+def test_node_that_is_cut_off_the_network_is_named(tmp_path: Path) -> None:
+    """Its run does not wait for the time limit of 300 s, and the next one starts."""
+    process, out = training_sweep(tmp_path, 10_000, 1)
+    (network,) = [name for name in leftovers(LABEL) if name.endswith(f"{project(out)}_run")]
+    cut = ["docker", "network", "disconnect", network.removeprefix("network "), container(out, "node-2")]
+    subprocess.run(cut, check=True, capture_output=True)
+    cut_at = time.time()
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 1, output
+    cut_row, next_row = sorted(all_rows(out), key=lambda row: row.started_at)
+    assert (cut_row.status, next_row.status) == ("failed", "ok")
+    assert re.match(r"node 1 .*heartbeat", str(cut_row.cause))
+    assert cut_row.started_at + cut_row.wall_s - cut_at < 60
+
+
+def test_node_that_is_cut_off_for_a_moment_costs_nothing(tmp_path: Path) -> None:
+    process, out = training_sweep(tmp_path, 200)
+    cut_off(container(out, "node-2"), seconds=4)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    (row,) = all_rows(out)
+    assert (row.status, row.nodes_replaced) == ("ok", None)
+    assert row.replicas_equal
+
+
 def test_run_whose_warm_containers_fail_is_repeated_on_new_ones(tmp_path: Path) -> None:
     """The runs lose a killed node and a suspended one; the soak also kills other containers."""
     file, out = tmp_path / "short.yml", tmp_path / "out"
@@ -137,7 +161,7 @@ def test_run_whose_warm_containers_fail_is_repeated_on_new_ones(tmp_path: Path) 
     subprocess.run(suspend, check=True, capture_output=True)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
-    found = sorted((row for row in map(read_result, out.glob("*/result.json")) if row), key=lambda r: r.key)
+    found = sorted(all_rows(out), key=lambda row: row.key)
     assert [(row.status, row.warm) for row in found] == [("ok", True)] * 2
     causes = [str(row.nodes_replaced) for row in found]
     assert "node-2 was killed by SIGKILL" in causes[0]
@@ -230,6 +254,18 @@ def hanging_sweep(
     return process, file, out
 
 
+def training_sweep(tmp_path: Path, *epochs: int) -> tuple[subprocess.Popen[str], Path]:
+    """A sweep of cold runs with these epochs, whose first one trains; and its results directory."""
+    file, out = tmp_path / "training.yml", tmp_path / "out"
+    base = {"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "timeout_s": 300}
+    base |= {name: SMALL[name] for name in ("dataset", "model")}
+    blocks = [{"base": {"epochs": number}} for number in epochs]
+    file.write_text(json.dumps({"name": "training", "base": base, "blocks": blocks}))
+    process = start_sweep(file, out, "--runtime", "docker", "--cold")
+    wait_until(lambda: sum('"train_start"' in path.read_text() for path in out.rglob("rank-*.jsonl")) == 2)
+    return process, out
+
+
 def wait_until_training(out: Path, runs: int) -> None:
     """Wait until this many runs have a plan, and both ranks of the last one have started."""
 
@@ -249,16 +285,24 @@ def assert_confined(out: Path) -> None:
 
 
 def failures(out: Path) -> list[str]:
-    return [str(row.cause) for row in map(read_result, out.glob("*/result.json")) if row]
+    return [str(row.cause) for row in all_rows(out)]
+
+
+def all_rows(out: Path) -> list[RunResult]:
+    return [row for row in map(read_result, out.glob("*/result.json")) if row]
+
+
+def project(out: Path) -> str:
+    """The compose project of the run in `out` that has no result."""
+    (plan,) = [path for path in out.glob("*/plan.json") if not (path.parent / "result.json").exists()]
+    argv = json.loads(plan.read_text())["processes"][0]["argv"]
+    return str(argv[argv.index("-p") + 1])
 
 
 def containers(out: Path) -> list[str]:
     """Names of the containers of the run in `out` that has no result."""
-    (plan,) = [path for path in out.glob("*/plan.json") if not (path.parent / "result.json").exists()]
-    argv = json.loads(plan.read_text())["processes"][0]["argv"]
-    project = argv[argv.index("-p") + 1]
     listed = subprocess.run(
-        ["docker", "ps", "-a", "--format", "{{.Names}}", "--filter", f"name=^{project}-"],
+        ["docker", "ps", "-a", "--format", "{{.Names}}", "--filter", f"name=^{project(out)}-"],
         capture_output=True,
         text=True,
         check=True,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.runtimes.docker.engine import EngineError, reach
-from orchestrator.runtimes.docker.image import image_trouble
+from orchestrator.runtimes.docker.image import image_name, image_trouble
 from orchestrator.shipped import COMPOSE
 
 
@@ -28,6 +28,27 @@ def spec_of_up(topology: str, directory: Path, **fields: Any) -> Path:
     bare = json.loads((COMPOSE / "specs" / f"{topology}.json").read_text())
     spec.write_text(json.dumps({**bare, "dataset": "digits", **fields}))
     return spec
+
+
+# Takes the network interface of a container down for some seconds. Needs no tool of the image.
+CUT = """
+import fcntl, socket, struct, sys, time
+def switch(up):
+    request = struct.pack("16sH14x", b"eth0", 0)
+    (flags,) = struct.unpack_from("H", fcntl.ioctl(link, 0x8913, request), 16)  # SIOCGIFFLAGS
+    fcntl.ioctl(link, 0x8914, struct.pack("16sH14x", b"eth0", flags & ~1 | up))  # SIOCSIFFLAGS
+link = socket.socket()
+switch(0)
+time.sleep(float(sys.argv[1]))
+switch(1)
+"""
+
+
+def cut_off(container: str, seconds: float) -> None:
+    """Cut a running container off its network for this long."""
+    namespace = ["--network", f"container:{container}", "--cap-add", "NET_ADMIN", "--user", "0"]
+    python = ["--entrypoint", "python", image_name(), "-c", CUT, str(seconds)]
+    subprocess.run(["docker", "run", "--rm", *namespace, *python], check=True, capture_output=True)
 
 
 def leftovers(label: str) -> list[str]:

@@ -139,6 +139,52 @@ def test_shutdown_terminates_the_processes(
         os.kill(int((home / "pid").read_text()), 0)
 
 
+class Mute:
+    """A connection to a coordinator that is cut off the network after it has sent these messages."""
+
+    def __init__(self, *messages: dict[str, Any]) -> None:
+        self._left = [*messages]
+        self.aborted = False
+
+    async def send(self, kind: str, **_: Any) -> None: ...
+
+    async def receive(self) -> dict[str, Any]:
+        if not self._left:
+            await asyncio.Event().wait()
+        return self._left.pop(0)
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    async def close(self) -> None: ...
+
+
+def test_agent_that_is_cut_off_ends_its_processes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assignment = {"kind": "assignment", **assigned("ddp", 1).to_message(0)}
+    connection = Mute(assignment, *[{"kind": "alive"}] * 3)
+
+    async def connect(self: Agent) -> Any:
+        return connection
+
+    monkeypatch.setattr(Agent, "_connect", connect)
+    monkeypatch.setattr(module, "COORDINATOR_SILENCE_S", 0.3)
+    monkeypatch.setattr(module, "LOOK_S", 0.02)
+    script(monkeypatch, f"trap 'exit 143' TERM; echo $$ > {home}/pid; while :; do sleep 0.02; done")
+    assert run_agent() == 1
+    assert connection.aborted
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((home / "pid").read_text()), 0)
+
+
+def test_agent_that_the_coordinator_answers_is_not_cut_off(
+    cluster: LoopbackCluster, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"COORDINATOR_SILENCE_S": 0.5, "LOOK_S": 0.02, "BEAT_S": 0.05}.items():
+        monkeypatch.setattr(module, name, value)
+    script(monkeypatch, f"sleep 1; {writes(home, 'start', 'result', 'done')}")
+    assert cluster.run({"node-1": real}) == 0
+
+
 # Before ranks are assigned
 
 

@@ -162,13 +162,12 @@ def test_kill_at_shutdown_is_no_failure(tmp_path: Path) -> None:
         ({1: -9}, False, "killed by SIGKILL"),
         ({1: -11}, False, "killed by SIGSEGV"),
         ({1: -40}, False, "killed by signal 40"),
-        (None, False, "killed together with its container, or disconnected from the coordinator"),
         ({1: -9}, True, "killed: its node needed more than 64 MiB of memory"),
         ({}, True, "killed: its node needed more than 64 MiB of memory"),
     ],
 )
 def test_died_event_for_a_rank_without_exit_report(
-    tmp_path: Path, codes: dict[int, int] | None, out_of_memory: bool, cause: str
+    tmp_path: Path, codes: dict[int, int], out_of_memory: bool, cause: str
 ) -> None:
     record = run_record(tmp_path, memory_mb=64)
     start(record, 0, 1)
@@ -180,15 +179,13 @@ def test_died_event_for_a_rank_without_exit_report(
 
 
 @pytest.mark.parametrize("report", ["done", "failed", "terminated", "died"])
-@pytest.mark.parametrize(("codes", "out_of_memory"), [({1: -9}, False), (None, False), ({1: -9}, True)])
-def test_no_second_exit_report(
-    tmp_path: Path, report: str, codes: dict[int, int] | None, out_of_memory: bool
-) -> None:
+@pytest.mark.parametrize("out_of_memory", [False, True])
+def test_no_second_exit_report(tmp_path: Path, report: str, out_of_memory: bool) -> None:
     record = run_record(tmp_path)
     start(record, 0, 1)
     record.add_event(event(report, 1, cause="reported"))
     failures = dict(record.failures)
-    record.record_exit(agent(record, "node-2"), codes, out_of_memory)
+    record.record_exit(agent(record, "node-2"), {1: -9}, out_of_memory)
     assert record.failures == failures
     assert [cause for _, _, cause in died_events(tmp_path)] == (["reported"] if report == "died" else [])
 
@@ -202,10 +199,28 @@ def test_no_died_event_for_a_rank_that_exited(tmp_path: Path, codes: dict[int, i
 
 
 def test_rank_killed_before_it_started(tmp_path: Path) -> None:
+    """No event of the rank can say so."""
     record = run_record(tmp_path)
     record.record_exit(agent(record, "node-1"), {0: -9}, False)
     assert record.failures == {"node-1": "rank 0, before it started: killed by SIGKILL"}
+    assert record.unreported == record.failures
     assert EventReader(tmp_path / "live").new() == []
+
+
+def test_lost_agent_whose_ranks_have_started(tmp_path: Path) -> None:
+    """Events of its ranks say so, unless they have written their exit reports."""
+    record = run_record(tmp_path, processes_per_node=2)
+    start(record, 2, 3)
+    finish(record, 2)
+    record.record_loss(agent(record, "node-2"), "cut off")
+    assert died_events(tmp_path) == [(3, "died", "cut off")]
+    assert (record.failures, record.unreported) == ({"node-2": "rank 3 was cut off"}, {})
+
+
+def test_lost_agent_whose_ranks_have_not_started(tmp_path: Path) -> None:
+    record = run_record(tmp_path)
+    record.record_loss(agent(record, "node-2"), "cut off")
+    assert record.unreported == record.failures == {"node-2": "rank 1, before it started: cut off"}
 
 
 def test_died_events_for_all_ranks_of_a_node(tmp_path: Path) -> None:
@@ -213,7 +228,7 @@ def test_died_events_for_all_ranks_of_a_node(tmp_path: Path) -> None:
     start(record, 0, 1, 2, 3)
     finish(record, 2)
     record.record_exit(agent(record, "node-2"), {2: 0, 3: -9}, False)
-    record.record_exit(agent(record, "node-1"), None, False)
+    record.record_loss(agent(record, "node-1"), "killed")
     assert sorted(rank for rank, _, _ in died_events(tmp_path)) == [0, 1, 3]
     assert record.failures["node-2"] == "rank 3 was killed by SIGKILL"
 

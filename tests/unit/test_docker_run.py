@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.runtimes.docker import project
 from tests.unit.docker_support import FakeRun, Row, container, ended
+from trainer.cluster.hand_over import ENDED, Ending
 
 
 @pytest.fixture
@@ -42,6 +43,17 @@ def test_exits_are_named_by_rank(fake: FakeRun) -> None:
     state = fake.run.wait(5)
     assert state.exits == {"node 2": 3, "node 0": 0, "node 1": -9, "coordinator": 1}
     assert (state.running, state.error) == (0, None)
+
+
+def test_cause_that_no_event_reports_is_named_by_its_node(fake: FakeRun) -> None:
+    fake.assign_ranks("ddp", 10, 2, 5)
+    ending = Ending(exits={}, unreported={"node-5": "rank 1, before it started: killed"})
+    (fake.paths.live / ENDED).write_text(ending.model_dump_json())
+    fake.api.rows = [ended("node", 5), container("coordinator")]
+    assert fake.run.wait(0).error is None
+    fake.api.codes = {"coordinator-1": 1}
+    fake.api.rows = [ended("node", 5), ended("coordinator")]
+    assert fake.run.wait(5).error == "node 1: rank 1, before it started: killed"
 
 
 @pytest.mark.parametrize(

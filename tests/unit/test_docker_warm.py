@@ -68,12 +68,19 @@ class Sweep:
         lost: str | None = None,
         failures: dict[str, str] | None = None,
         untrusted: str | None = None,
+        cut_off: str | None = None,
+        unreported: dict[str, str] | None = None,
         **exits: int,
     ) -> None:
         """Let the coordinator end the run."""
         names = {name.replace("_", "-"): exit for name, exit in exits.items()}
         ending = Ending(
-            exits={**names, "coordinator": code}, failures=failures or {}, lost=lost, untrusted=untrusted
+            exits={**names, "coordinator": code},
+            failures=failures or {},
+            unreported=unreported or {},
+            lost=lost,
+            cut_off=cut_off,
+            untrusted=untrusted,
         )
         (self.live(run) / ENDED).write_text(ending.model_dump_json())
 
@@ -184,6 +191,24 @@ def test_containers_that_sent_invalid_data_take_no_other_run(sweep: Sweep, regis
     assert sweep.nodes(following) is not sweep.nodes(run)
     assert sweep.nodes(run).closed
     assert "node-2" in str(following.replaced)
+
+
+def test_container_that_is_cut_off_the_network_is_a_loss_of_nodes(sweep: Sweep) -> None:
+    """It runs, and its health check passes."""
+    run = sweep.start()
+    sweep.assign_ranks(run, "ddp", 1, 2)
+    sweep.finish(run, 1, cut_off="the warm container node-2 was cut off")
+    state = run.wait(5)
+    assert (state.error, state.nodes_lost) == ("the warm container node-2 was cut off", True)
+    run.stop()
+    assert sweep.nodes(run).closed
+
+
+def test_cause_that_no_event_reports_is_named_by_its_node(sweep: Sweep) -> None:
+    run = sweep.start("mpi", 2)
+    sweep.assign_ranks(run, "mpi", 4, 7)
+    sweep.finish(run, 1, unreported={"node-7": "rank 1, before it started: killed", "launcher": "later"})
+    assert run.wait(5).error == "node 1: rank 1, before it started: killed"
 
 
 def test_lost_warm_parent_is_a_loss_of_nodes(sweep: Sweep) -> None:

@@ -29,7 +29,7 @@ from trainer.elastic.attempts import Attempts
 from trainer.launch.environment import LaunchError, read_context
 from trainer.spec.run_spec import RunSpec
 
-LOST = "killed, or disconnected from the coordinator"
+LOST = "killed together with its container, or disconnected from the coordinator"
 AGENT = (sys.executable, "-m", "trainer.elastic")
 ignore_sigterm = pytest.fixture(autouse=True)(loopback_cluster.ignore_sigterm)
 

@@ -31,6 +31,7 @@ from trainer.cluster.commands import (
     launcher_of,
 )
 from trainer.cluster.hand_over import log_marks
+from trainer.cluster.heartbeat import BEAT_S, COORDINATOR_SILENCE_S, LOOK_S, Silence
 from trainer.cluster.protocol import FROM_COORDINATOR, MAX_ASSIGNMENT_BYTES, PORT, Connection
 from trainer.cluster.rank_assignment import AssignmentError, RankAssignment
 from trainer.cluster.run_record import WEIGHTS
@@ -70,6 +71,7 @@ class Agent:
         self._processes: list[tuple[Command, asyncio.subprocess.Process]] = []
         self._shutdown = asyncio.Event()
         self._finished = False  # then exit codes no longer matter, see RunRecord.finished
+        self._cut_off = False  # from the coordinator
         self._sending = asyncio.Lock()
         self._sshd: subprocess.Popen[bytes] | None = None
 
@@ -100,6 +102,7 @@ class Agent:
         self._write_files(assignment)
         listening = asyncio.create_task(self._wait_for_shutdown(connection))
         forwarding = asyncio.create_task(self._forward(connection))
+        beating = asyncio.create_task(self._beat(connection))
         codes, cause = await self._run_processes(assignment)
         # All events and the weights are sent before the exit codes.
         await self._send_new_events(connection)
@@ -109,10 +112,10 @@ class Agent:
         lost = None if usage.out_of_memory else self._loss(codes)
         await connection.send("exit", codes=codes, cause=cause, usage=usage.model_dump(), lost=lost)
         await self._shutdown.wait()
-        for task in (listening, forwarding):
+        for task in (listening, forwarding, beating):
             task.cancel()
         await self._send_new_events(connection)
-        return 1 if not self._finished and (cause or any(codes.values())) else 0
+        return 1 if not self._finished and (cause or self._cut_off or any(codes.values())) else 0
 
     def _set_up_ssh(self) -> dict[str, str]:
         """Create this container's keys and start sshd, for Open MPI only. Returns the public keys."""
@@ -244,17 +247,37 @@ class Agent:
                 return
 
     async def _wait_for_shutdown(self, connection: Connection) -> None:
-        """Shut down when the coordinator says so or its connection is lost."""
-        while (message := await connection.receive()) and message["kind"] != "shutdown":
-            pass
+        """Shut down when the coordinator says so or is silent, or its connection is lost."""
+        silence = Silence()
+        while True:
+            receiving = asyncio.ensure_future(connection.receive())
+            while not receiving.done():
+                (HOME / "alive").touch()
+                if silence.look() > COORDINATOR_SILENCE_S:
+                    print(f"{self._role}: no heartbeat of the coordinator: cut off the network", flush=True)
+                    self._cut_off = True
+                    receiving.cancel()
+                    connection.abort()  # else what is left to send blocks the end
+                    self._shutdown.set()
+                    return
+                await asyncio.wait({receiving}, timeout=LOOK_S)
+            message = receiving.result()
+            if not message or message["kind"] == "shutdown":
+                break
+            silence.end()
         self._finished = bool(message and message.get("finished"))
         self._shutdown.set()
 
     async def _forward(self, connection: Connection) -> None:
         while True:
-            (HOME / "alive").touch()
             await self._send_new_events(connection)
             await asyncio.sleep(FORWARD_S)
+
+    async def _beat(self, connection: Connection) -> None:
+        """Send heartbeats, which the coordinator answers."""
+        while True:
+            await connection.send("alive")
+            await asyncio.sleep(BEAT_S)
 
     async def _send_new_events(self, connection: Connection) -> None:
         async with self._sending:  # two calls must not send out of order

@@ -15,6 +15,7 @@ from typing import Any
 
 from trainer.cluster.commands import CHECKPOINTS
 from trainer.cluster.hand_over import CANCEL, ENDED, SPEC, Ending, log_marks, take_over
+from trainer.cluster.heartbeat import AGENT_SILENCE_S, BEAT_S, LOOK_S, SUSPECT_S, Silence
 from trainer.cluster.protocol import (
     FROM_AGENT,
     MAX_HELLO_BYTES,
@@ -41,6 +42,9 @@ GRACE_S = 2.0  # after one agent has failed, the others have this long to report
 CANCEL_POLL_S = 0.2
 BACKLOG = 1024  # of warm agents that wait for the next run
 SHUTDOWN_S = 5.0  # after `shutdown`: longest silence of all agents before the coordinator exits
+COORDINATOR_CUT_OFF = f"cut off the network: no heartbeat of any node for {AGENT_SILENCE_S:g} s"
+LOST = "killed together with its container, or disconnected from the coordinator"
+CUT_OFF = f"cut off the network, or its container hangs: no heartbeat for {AGENT_SILENCE_S:g} s"
 
 
 class Coordinator:
@@ -74,17 +78,24 @@ class Coordinator:
         self._interrupted = asyncio.Event()
         self._interruption = ""  # its cause
         self._running: set[str] = set()  # addresses of agents whose processes have not ended
-        self._exited: set[str] = set()  # addresses of agents that have sent exit codes
+        self._exited: set[str] = set()  # addresses of agents that have sent exit codes or are cut off
+        self._silences: dict[str, Silence] = {}  # by address, of agents that the run needs
         self._last_message_at = 0.0
         self._run_record: RunRecord | None = None
         self.exits: dict[str, int] = {}  # exit codes of agents, as their containers would have them
         self.lost: str | None = None  # how a warm parent has failed
         self.untrusted: str | None = None  # which container has sent invalid data, and what
+        self.cut_off: str | None = None  # which container has been silent
 
     @property
     def failures(self) -> Mapping[str, str]:
         """The first known cause, by agent."""
         return self._run_record.failures if self._run_record else {}
+
+    @property
+    def unreported(self) -> Mapping[str, str]:
+        """The causes that no event reports, by agent."""
+        return self._run_record.unreported if self._run_record else {}
 
     async def run(self) -> tuple[int, list[str]]:
         """Coordinate from registration to the last agent's exit. Returns exit code and summary."""
@@ -101,13 +112,14 @@ class Coordinator:
                 if self._listener:  # it stays open: agents that reconnect wait there for the next run
                     server.close()
             run_record = self._run_record = await self._start_run(fields)
+            watching = asyncio.create_task(self._watch_agents(run_record))
             ended = asyncio.create_task(self._until_run_ended(run_record))
             stopped = asyncio.create_task(self._interrupted.wait())
             both, first = {ended, stopped}, asyncio.FIRST_COMPLETED
             # Of warm containers, the orchestrator keeps the time, which includes what precedes this.
             timeout_s = None if self._listener else run_record.timeout_s
             done, _ = await asyncio.wait(both, timeout=timeout_s, return_when=first)
-            for task in (ended, stopped):
+            for task in (watching, ended, stopped):
                 task.cancel()
             if self._interrupted.is_set():
                 run_record.failures.setdefault("the run", self._interruption)
@@ -267,7 +279,12 @@ class Coordinator:
         """Handle a registered agent's messages until it disconnects or one is not valid."""
         try:
             while message := await connection.receive():
-                self._handle(address, message)
+                if address in self._silences:
+                    self._silences[address].end()
+                if message["kind"] == "alive":
+                    await connection.send("alive")
+                else:
+                    self._handle(address, message)
             if connection.error:
                 self._refuse(address, connection.error)
         except ValueError as error:
@@ -310,6 +327,8 @@ class Coordinator:
 
     def _disconnect(self, address: str) -> None:
         """Handle a closed connection. An agent that has sent no exit codes was killed."""
+        if address not in self._agents:
+            return
         agent, _ = self._agents.pop(address)
         run_record = self._run_record
         # mpirun may exit with code 0, and be heard, before the node that it lost is: that shows here.
@@ -319,10 +338,38 @@ class Coordinator:
             and address not in self._exited
             and not (run_record.shutting_down and run_record.failures)
         ):
-            run_record.record_exit(agent, None, False)
-            run_record.fail(agent, "killed, or disconnected from the coordinator")
+            run_record.record_loss(agent, LOST)
         self._running.discard(address)
         self._changed.set()
+
+    async def _watch_agents(self, run_record: RunRecord) -> None:
+        """Fail the run when an agent that it needs is silent for too long."""
+        needed = [each for each in run_record.assignment.agents if each.ranks or each.role == "launcher"]
+        self._silences = {agent.address: Silence() for agent in needed}
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for address in self._silences.keys() - (self._agents.keys() - self._exited):
+                del self._silences[address]  # its exit or the end of its connection says more
+            silent_s = {address: silence.look() for address, silence in self._silences.items()}
+            late = [address for address, seconds in silent_s.items() if seconds > AGENT_SILENCE_S]
+            # All within two heartbeats: not each node has lost its network, but this container.
+            alone = len(silent_s) > 1 and min(silent_s.values()) > AGENT_SILENCE_S - 2 * BEAT_S
+            if late and alone:
+                run_record.fail_here(COORDINATOR_CUT_OFF)
+                self.cut_off = f"the warm container coordinator was {COORDINATOR_CUT_OFF}"
+                late = list(silent_s)
+            for address in late:
+                agent, connection = self._agents[address]
+                if not alone:
+                    run_record.record_loss(agent, CUT_OFF, reported=bool(agent.ranks))
+                    self.cut_off = self.cut_off or f"the warm container {agent.name} was {CUT_OFF}"
+                self._exited.add(address)
+                connection.abort()  # nothing waits for it any more
+                self._disconnect(address)
+
+    def _is_suspect(self) -> bool:
+        """Whether an agent that the run needs may be cut off the network."""
+        return any(silence.seconds > SUSPECT_S for silence in self._silences.values())
 
     async def _until_run_ended(self, run_record: RunRecord) -> None:
         """Wait until all processes have ended, or one has failed and the grace period is over."""
@@ -334,6 +381,8 @@ class Coordinator:
         if run_record.failures.keys() == {"launcher"}:
             # mpirun exits when it loses a node, often before that node's connection breaks.
             await self._until(lambda: len(run_record.failures) > 1, GRACE_S)
+        # Peers of a node that is cut off may report errors before its silence is long enough to name it.
+        await self._until(lambda: not self._is_suspect(), AGENT_SILENCE_S)
 
     async def _shut_down(self) -> None:
         """Tell all agents to exit, and wait for their last events.
@@ -405,7 +454,11 @@ def main(topology: str, spec: Path, directory: Path, limits: Mapping[str, float]
     Returns:
         The exit code, and the lines of the summary.
     """
-    return _coordinate(Coordinator(topology, _fields(spec), directory, limits), directory)
+    coordinator = Coordinator(topology, _fields(spec), directory, limits)
+    code, lines = _coordinate(coordinator, directory)
+    with suppress(OSError):  # as in `_coordinate`
+        _write_ending(coordinator, code, directory)
+    return code, lines
 
 
 def serve(topology: str, directory: Path) -> int:
@@ -418,17 +471,23 @@ def serve(topology: str, directory: Path) -> int:
             coordinator = Coordinator(topology, fields, run, {}, listener)
             code, lines = _coordinate(coordinator, run)
             print("\n".join([*lines, end]), flush=True)
-            exits = {**coordinator.exits, "coordinator": code}
-            ending = Ending(
-                exits=exits,
-                failures=dict(coordinator.failures),
-                lost=coordinator.lost,
-                untrusted=coordinator.untrusted,
-            )
-            draft = run / f".{ENDED}"
-            draft.write_text(ending.model_dump_json())
-            draft.replace(run / ENDED)
+            _write_ending(coordinator, code, run)
     return 0
+
+
+def _write_ending(coordinator: Coordinator, code: int, run: Path) -> None:
+    """Let the orchestrator know how the run in this directory has ended."""
+    ending = Ending(
+        exits={**coordinator.exits, "coordinator": code},
+        failures=dict(coordinator.failures),
+        unreported=dict(coordinator.unreported),
+        lost=coordinator.lost,
+        cut_off=coordinator.cut_off,
+        untrusted=coordinator.untrusted,
+    )
+    draft = run / f".{ENDED}"
+    draft.write_text(ending.model_dump_json())
+    draft.replace(run / ENDED)
 
 
 def _fields(spec: Path) -> Mapping[str, Any] | AssignmentError:

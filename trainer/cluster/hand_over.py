@@ -3,7 +3,8 @@
     DIRECTORY/NAME/spec.json   written by the orchestrator: the run. The coordinator adds the run record.
     DIRECTORY/next             then written by the orchestrator: NAME. The coordinator removes it.
     DIRECTORY/NAME/cancel      written by the orchestrator to end the run early.
-    DIRECTORY/NAME/ended.json  written by the coordinator when the run has ended: an Ending.
+    DIRECTORY/NAME/ended.json  written by the coordinator when the run has ended: an Ending. Also of a
+                               cold run.
 
 A mounted directory is the one channel that every engine has, those in virtual machines included.
 """
@@ -27,13 +28,17 @@ class Ending(Record):
 
     exits: exit code by agent (node-1, launcher) and of the coordinator, as its container would have it.
     failures: the first known cause, by agent.
+    unreported: those of them that no event of a rank reports.
     lost: how a warm parent has failed; None if none has.
+    cut_off: which container was cut off the network; None if none was.
     untrusted: which container has sent invalid data, and what; None if none has.
     """
 
     exits: dict[str, int]
     failures: dict[str, str] = Field(default_factory=dict)
+    unreported: dict[str, str] = Field(default_factory=dict)
     lost: str | None = None
+    cut_off: str | None = None
     untrusted: str | None = None
 
 

@@ -22,6 +22,7 @@ PORT = 29400  # the coordinator's; only the run's own network reaches it
 MAX_ASSIGNMENT_BYTES = 2**20  # a line from the coordinator: it lists all agents
 MAX_LINE_BYTES = 2**16  # a line from an agent, of which there are up to 1025
 MAX_HELLO_BYTES = 2**12
+SEND_S = 15.0  # for the other end to read, unless it is cut off the network
 
 Message = dict[str, Any]
 PublicKey = Annotated[str, Field(pattern=r"\Assh-ed25519 [A-Za-z0-9+/]{40,100}={0,2}\z")]
@@ -64,6 +65,10 @@ class Exit(Record):
     lost: Text | None = None
 
 
+class Alive(Record):
+    """A heartbeat: the other end is there."""
+
+
 class Assignment(Record):
     """The agent gets ranks. index: of the receiver among the agents."""
 
@@ -85,8 +90,19 @@ class Shutdown(Record):
 
 
 Kinds = Mapping[str, type[Record]]
-FROM_AGENT: Kinds = {"hello": Hello, "event": EventLine, "weights": WeightsChunk, "exit": Exit}
-FROM_COORDINATOR: Kinds = {"assignment": Assignment, "rejected": Rejected, "shutdown": Shutdown}
+FROM_AGENT: Kinds = {
+    "hello": Hello,
+    "alive": Alive,
+    "event": EventLine,
+    "weights": WeightsChunk,
+    "exit": Exit,
+}
+FROM_COORDINATOR: Kinds = {
+    "assignment": Assignment,
+    "alive": Alive,
+    "rejected": Rejected,
+    "shutdown": Shutdown,
+}
 
 
 class Connection:
@@ -107,10 +123,14 @@ class Connection:
         return str((self._writer.get_extra_info("peername") or [""])[0])
 
     async def send(self, kind: str, **fields: Any) -> None:
-        """Send a message. It is lost if the other end has disconnected."""
-        with suppress(ConnectionError):
+        """Send a message. It is lost if the other end has disconnected.
+
+        If the other end does not read, return after SEND_S, and leave the message in memory.
+        """
+        with suppress(ConnectionError, TimeoutError):
             self._writer.write(json.dumps({"kind": kind, **fields}).encode() + b"\n")
-            await self._writer.drain()
+            async with asyncio.timeout(SEND_S):
+                await self._writer.drain()
 
     async def receive(self, max_bytes: int | None = None) -> Message | None:
         """The next message, or None if the other end has disconnected or sent something else.
@@ -145,6 +165,13 @@ class Connection:
         return {"kind": kind, **found.model_dump(exclude_unset=True)}
 
     async def close(self) -> None:
+        """Send what is left, and disconnect."""
         self._writer.close()
-        with suppress(ConnectionError):
-            await self._writer.wait_closed()
+        with suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(SEND_S):
+                await self._writer.wait_closed()
+        self.abort()
+
+    def abort(self) -> None:
+        """Disconnect at once, also from an end that is cut off the network."""
+        self._writer.transport.abort()

@@ -30,6 +30,7 @@ class RunRecord:
     Attributes:
         results: fields of each rank's result event.
         failures: the first known cause, by agent.
+        unreported: those of them that no event of a rank reports.
         shutting_down: set before agents are told to exit; their ranks' exits are no failures then.
     """
 
@@ -46,6 +47,7 @@ class RunRecord:
         self._resumed: Event | None = None
         self.results: dict[int, Mapping[str, Any]] = {}
         self.failures: dict[str, str] = {}
+        self.unreported: dict[str, str] = {}
         self.shutting_down = False
         self._disk_full = False
         self._limits = OutputLimits.of(assignment.spec)
@@ -80,7 +82,7 @@ class RunRecord:
         if agent.name in self._rejected:
             return
         self._rejected.add(agent.name)
-        self.fail(agent, f"sent invalid data: {reason}")
+        self.fail(agent, f"sent invalid data: {reason}", reported=bool(agent.ranks))
         for rank in agent.ranks[:1]:  # so that the orchestrator learns of it
             fields = {"line": "", "reason": reason[:500]}
             self.add_event(Event(time.time(), self.key, rank, "", "damaged", fields))
@@ -97,7 +99,8 @@ class RunRecord:
             return
         for agent in self.assignment.agents:
             if not self._required(agent):
-                self.failures.pop(agent.name, None)
+                for causes in (self.failures, self.unreported):
+                    causes.pop(agent.name, None)
         if event.kind in EXIT_REPORTS:
             self._exit_reports[event.rank] = event
         if event.kind == "start":
@@ -143,13 +146,12 @@ class RunRecord:
             self._disk_full = True
             self.failures.setdefault("coordinator", f"results cannot be written: {error.strerror}")
 
-    def record_exit(self, agent: AgentInfo, codes: Mapping[int, int] | None, out_of_memory: bool) -> None:
+    def record_exit(self, agent: AgentInfo, codes: Mapping[int, int], out_of_memory: bool) -> None:
         """Record a `died` event for each of the agent's ranks that was killed without an exit report.
 
         Args:
             agent: whose processes have ended.
-            codes: exit codes by rank, negative for a signal; empty for ranks that mpirun started. None if
-                the agent is gone, and its ranks with it.
+            codes: exit codes by rank, negative for a signal; empty for ranks that mpirun started.
             out_of_memory: whether the kernel killed a process of the container for lack of memory.
         """
         for rank in agent.ranks:
@@ -157,26 +159,47 @@ class RunRecord:
                 continue
             if out_of_memory:
                 cause = f"killed: its node needed more than {self.assignment.spec.memory_mb} MiB of memory"
-            elif codes is None:
-                cause = "killed together with its container, or disconnected from the coordinator"
             elif self.shutting_down:
                 continue  # it ignored SIGTERM, and its own agent has killed it
             elif codes.get(rank, 0) < 0:
                 cause = f"killed by {signal_name(-codes[rank])}"
             else:
                 continue  # it exited by itself and its log says why, or mpirun reports it
-            if rank in self._starts:
-                host = self._starts[rank].host
-                self.add_event(Event(time.time(), self.key, rank, host, "died", {"cause": cause}))
-            else:
-                self.fail(agent, f"rank {rank}, before it started: {cause}")
+            self._record_death(agent, rank, cause)
 
-    def fail(self, agent: AgentInfo, cause: str) -> None:
-        """Note why an agent has failed, unless a cause is known or the run can finish without it."""
+    def record_loss(self, agent: AgentInfo, cause: str, reported: bool = True) -> None:
+        """Fail the run because an agent is gone, and its ranks with it.
+
+        reported: see `fail`.
+        """
+        for rank in agent.ranks:
+            if rank not in self._exit_reports:
+                self._record_death(agent, rank, cause)
+        self.fail(agent, cause, reported)
+
+    def _record_death(self, agent: AgentInfo, rank: int, cause: str) -> None:
+        if rank in self._starts:
+            host = self._starts[rank].host
+            self.add_event(Event(time.time(), self.key, rank, host, "died", {"cause": cause}))
+        else:
+            self.fail(agent, f"rank {rank}, before it started: {cause}", reported=False)
+
+    def fail(self, agent: AgentInfo, cause: str, reported: bool = True) -> None:
+        """Note why an agent has failed, unless a cause is known or the run can finish without it.
+
+        reported: whether an event of a rank or an exit code says so, too.
+        """
         if not self._required(agent):
             return
         lines = cause.strip().splitlines() or ["for an unknown reason"]
         self.failures.setdefault(agent.name, lines[0][:200])  # the events have all of it
+        if not reported:
+            self.unreported.setdefault(agent.name, lines[0][:200])
+
+    def fail_here(self, cause: str) -> None:
+        """Note why the coordinator cannot go on."""
+        self.failures.setdefault("coordinator", cause)
+        self.unreported.setdefault("coordinator", cause)
 
     @property
     def finished(self) -> bool:

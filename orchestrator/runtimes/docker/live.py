@@ -9,6 +9,8 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from orchestrator.results.store import RunPaths, write_atomic
+from orchestrator.runtimes.docker.project import node_name
+from trainer.cluster.hand_over import ENDED, Ending
 from trainer.cluster.rank_assignment import AgentInfo
 from trainer.core.events import Event, EventReader
 
@@ -44,6 +46,17 @@ class LiveRecord:
             return _AGENTS.validate_json((self.directory / "assignment.json").read_text())
         except (OSError, ValueError):
             return []
+
+    def unreported(self, topology: str) -> str | None:
+        """The first cause that no event reports, with the name of its node; None if the run has none."""
+        try:
+            ending = Ending.model_validate_json((self.directory / ENDED).read_text())
+        except (OSError, ValueError):
+            return None
+        agents = self.agents
+        names = {agent.name: node_name(agent.role, agent.ordinal, agents, topology) for agent in agents}
+        causes = [f"{names.get(name, name)}: {cause}" for name, cause in ending.unreported.items()]
+        return next(iter(causes), None)
 
     @property
     def registration_error(self) -> str:

@@ -259,6 +259,8 @@ class DockerRun(RunHandle):
             return RunState(exits, running, start_error)
         if exits.get("coordinator") and not self._record.agents:
             return RunState(exits, running, self._record.registration_error)
+        if exits.get("coordinator") and (cause := self._record.unreported(self._cluster.topology)):
+            return RunState(exits, running, cause)
         ready = self._project.quota_pending and self._record.are_ready(self._ranks)
         if ready and (refusal := self._project.apply_quotas()):
             return RunState(exits, running, refusal)

@@ -158,6 +158,9 @@ class WarmRun(RunHandle):
             return RunState(exits, running=0)
         if ending.untrusted and not agents:  # an earlier run may have spoilt the container
             return RunState(exits, 0, ending.untrusted, nodes_lost=True)
+        if ending.cut_off:  # it runs, and its health check passes
+            self._lost = True
+            return RunState(exits, 0, ending.cut_off, nodes_lost=True)
         if ending.lost:
             return RunState(exits, 0, f"the process of warm nodes {ending.lost}", nodes_lost=True)
         if failure := self._failure():
@@ -165,6 +168,8 @@ class WarmRun(RunHandle):
             return failure
         if not agents:
             return RunState(exits, 0, self._record.registration_error)
+        if cause := self._record.unreported(topology):
+            return RunState(exits, 0, cause)
         # Events say why a started rank has failed.
         silent = set(range(self._ranks)) - self._record.started
         for agent in agents:
