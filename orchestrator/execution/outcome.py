@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
@@ -17,6 +18,10 @@ LEADERS = {
     "mpirun": "mpirun, which starts the ranks,",
     "launcher": "the launcher, which runs mpirun,",
 }
+# What mpirun writes about the first process that it has lost; it kills the others itself.
+MPIRUN_REPORT = re.compile(
+    r"noticed that process rank (\d{1,5}) with PID [^(]{1,400}?\bsignal\s(\d{1,2})\b"
+)
 
 
 def outcome(
@@ -28,6 +33,7 @@ def outcome(
     runtime_error: str | None = None,
     restarts: int = 0,
     continues: bool = False,
+    launcher_log: str = "",
 ) -> tuple[Status, str | None]:
     """Status and cause of a run.
 
@@ -41,6 +47,7 @@ def outcome(
         restarts: how often torchrun may restart the ranks. The processes are then its agents, one per node,
             and an attempt has succeeded once every rank has a result and one has reported `done`.
         continues: whether the ranks that are left continue when one dies.
+        launcher_log: what mpirun has written, if it starts the ranks.
     """
     if restarts:
         return _of_attempts(events, exits, ranks, timed_out_s, processes_per_node, runtime_error)
@@ -81,10 +88,17 @@ def outcome(
     failures = sorted((e for e in events if e.kind == "failed"), key=lambda e: e.time)
     own = [failure for failure in failures if not failure.fields.get("peer")]
     silent = sorted(rank for rank in started if rank not in last)
-    for rank in silent:
+    absent = sorted(everyone - set(started))
+    # A signal before an exit code: ranks that exit by themselves may do so because they have lost a peer.
+    for rank in sorted([*silent, *absent], key=lambda rank: exits.get(name(rank), 0) >= 0):
         code = exits.get(name(rank), 0)
-        if code:
+        if code < 0 and rank in absent:
+            return "failed", f"{name(rank)} {_ending(code)} before it started"
+        if code and rank in silent:
             return "failed", f"{process(rank)} {_ending(code)}"
+    if (report := MPIRUN_REPORT.search(launcher_log)) and int(report[1]) in everyone - last.keys():
+        when = " before it started" if int(report[1]) in absent else ""
+        return "failed", f"{process(int(report[1]))} {_ending(-int(report[2]))}{when}"
     if silent and exits.get("nodes"):
         return "failed", f"process {started[silent[0]]} with all {ranks} {noun}s {_ending(exits['nodes'])}"
     if exits.get("nodes", 0) < 0:  # its ranks have noticed
@@ -104,7 +118,6 @@ def outcome(
     if silent:
         names = " and ".join(process(rank) for rank in silent)
         return "failed", f"{names} exited without a report, as after SIGKILL or when out of memory"
-    absent = sorted(everyone - set(started))
     codes = ", ".join(f"{name}: exit code {code}" for name, code in exits.items() if code)
     if absent:
         numbers = ", ".join(str(rank) for rank in absent)

@@ -47,6 +47,7 @@ def build_result(
     usage: Sequence[NodeUsage] = (),
     invalid: str | None = None,
     weights_kept: bool = True,
+    launcher_log: str = "",
     cores: float,
     environment: dict[str, Any],
     warm: bool = False,
@@ -61,6 +62,7 @@ def build_result(
         runtime_error: an error that the runtime itself found.
         usage: of the containers, if nodes are containers.
         invalid: why a record of the run cannot be used.
+        launcher_log: what mpirun has written, if it starts the ranks.
         warm: whether warm nodes forked the ranks. nodes_replaced: why these nodes were replaced.
         engine_s: seconds in which an engine started and stopped containers.
     """
@@ -74,6 +76,7 @@ def build_result(
         runtime_error,
         restarts=spec.restarts,
         continues=spec.on_loss == "continue",
+        launcher_log=launcher_log,
     )
     events = attempts.events_of(attempts.effective)
     injected = injected_faults(spec, attempts)

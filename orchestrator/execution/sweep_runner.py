@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ from trainer.spec.run_spec import RunSpec
 TICK_S = 0.25
 # Time that the other processes have to write their own exit reports after one has failed.
 GRACE_S = 2.0
+LOG_BYTES = 2**16  # of the launcher's log, which ends with what mpirun says about lost ranks
 ATTEMPTS = 2  # of a run that has lost its warm nodes
 
 
@@ -151,6 +153,7 @@ class SweepRunner:
             usage=usage,
             invalid=invalid,
             weights_kept=paths.weights.exists(),
+            launcher_log=_launcher_log(paths),
             warm=plan.warm,
             nodes_replaced=replaced,
             engine_s=(handle.engine_start_s, handle.engine_stop_s),
@@ -213,6 +216,17 @@ def _usage(paths: RunPaths) -> tuple[list[NodeUsage], str | None]:
         return read_usage(paths.usage), None
     except ValueError as error:
         return [], str(error)
+
+
+def _launcher_log(paths: RunPaths) -> str:
+    """The end of what mpirun has written; empty if it does not start the ranks."""
+    try:
+        with open(paths.log("launcher"), "rb") as log:
+            log.seek(0, os.SEEK_END)
+            log.seek(max(0, log.tell() - LOG_BYTES))
+            return log.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
 
 
 def _remove(directory: Path) -> str | None:

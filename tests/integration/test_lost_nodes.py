@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 from orchestrator.results.records import RunResult
 from tests.support import runs
 from tests.support.processes import node_processes
+from tests.support.rank_killer import RankKiller, When, always, kill_process, reported
 from tests.support.runs import SMALL, RecordingDisplay
 from trainer.spec.run_spec import RunSpec
 
@@ -70,6 +72,20 @@ def test_killed_rank_is_named(execute: Execute, tmp_path: Path, strategy: str, t
     assert f"node 1 (process {display.pid})" in first_cause(result, transport)
     assert "SIGKILL" in str(result.cause)
     assert result.started_at + result.wall_s - display.at < 60  # timeout_s is 120
+    assert node_processes(tmp_path) == []
+
+
+@pytest.mark.parametrize("when", [always, reported("start", 1)], ids=["at-process-start", "at-rendezvous"])
+@pytest.mark.parametrize("transport", ["gloo", "mpi", "rpc"])
+def test_rank_killed_before_training_is_named(
+    execute: Execute, tmp_path: Path, transport: str, when: When
+) -> None:
+    """Alone, though its peers may report that it did not join, or not even start."""
+    with RankKiller(kill_process(tmp_path), 1, when=when) as killer:
+        result = execute(killer, strategy="all_reduce", transport=transport, nodes=3, epochs=5000)
+    assert killer.killed
+    assert result.status == "failed"
+    assert re.match(r"node 1\b(?! and).* was killed by SIGKILL", str(result.cause)), result.cause
     assert node_processes(tmp_path) == []
 
 

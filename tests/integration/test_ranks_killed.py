@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,11 @@ import pytest
 from orchestrator.results.records import RunResult
 from tests.support.command_line import run_cli, start_sweep
 from tests.support.processes import connections, node_processes, wait_until
-from tests.support.rank_killer import RankKiller, always, kill_process
+from tests.support.rank_killer import RankKiller, When, always, kill_process, reported
 from tests.support.runs import RecordingDisplay, RunCache
 from trainer.core.events import Event
 
 Execute = Callable[..., RunResult]
-When = Callable[[Sequence[Event]], bool]
-
-
-def reported(kind: str, ranks: int) -> When:
-    """Condition: this many ranks have written an event of this kind."""
-    return lambda events: len({event.rank for event in events if event.kind == kind}) >= ranks
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from trainer.core.events import Event
 
 POLL_S = 0.01
 Kill = Callable[[int], bool]  # kills a rank's process; False if there is none yet
+When = Callable[[Sequence[Event]], bool]
 
 
 def always(_: Sequence[Event]) -> bool:
@@ -25,12 +26,15 @@ def always(_: Sequence[Event]) -> bool:
     return True
 
 
+def reported(kind: str, ranks: int) -> When:
+    """Condition: this many ranks have written an event of this kind."""
+    return lambda events: len({event.rank for event in events if event.kind == kind}) >= ranks
+
+
 class RankKiller(RecordingDisplay):
     """A display that kills a rank once, while its context is entered."""
 
-    def __init__(
-        self, kill: Kill, rank: int, after_s: float = 0.0, when: Callable[[Sequence[Event]], bool] = always
-    ) -> None:
+    def __init__(self, kill: Kill, rank: int, after_s: float = 0.0, when: When = always) -> None:
         """Kill when the rank has a process, `after_s` seconds have passed and `when(events)` holds."""
         super().__init__()
         self._kill, self._rank, self._after_s, self._when = kill, rank, after_s, when
@@ -63,7 +67,7 @@ def kill_process(directory: Path) -> Kill:
             try:
                 environment = process.environ()
                 ours = environment.get("SHARDYARD_RUN", "").startswith(str(directory.resolve()))
-                if ours and environment.get("RANK") == str(rank):
+                if ours and str(rank) in (environment.get("RANK"), environment.get("OMPI_COMM_WORLD_RANK")):
                     os.kill(process.pid, signal.SIGKILL)
                     return True
             except (psutil.Error, ProcessLookupError):

@@ -85,6 +85,21 @@ FAILURES: Mapping[str, tuple[list[Event], dict[str, int], str]] = {
         {"node 1": -SIGKILL},
         "node 1 (process 101) was killed by SIGKILL",
     ),
+    "killed before it started, the other reports a peer error": (
+        [*up(0), failed(0, 3, "node 1 did not join", peer=True)],
+        {"node 0": 1, "node 1": -SIGKILL},
+        "node 1 was killed by SIGKILL before it started",
+    ),
+    "killed before it started, the other loses its connection and exits": (
+        up(0),
+        {"node 0": 1, "node 1": -SIGKILL},
+        "node 1 was killed by SIGKILL before it started",
+    ),
+    "killed, a peer with a lower number exits without a report": (
+        up(0, 1),
+        {"node 0": 1, "node 1": -SIGKILL},
+        "node 1 (process 101) was killed by SIGKILL",
+    ),
     "killed by a crash in C": (up(0), {"node 0": -11}, "node 0 (process 100) was killed by SIGSEGV"),
     "killed after its result": (
         up(0, 1) + finished(0) + [event("result", 1)],
@@ -167,6 +182,35 @@ def test_failure_names_the_node_that_caused_it(situation: str) -> None:
     assert status == "failed"
     assert reported is not None
     assert reported.startswith(cause)
+
+
+KILLED_0 = """WARNING: Open MPI failed to TCP connect to a peer MPI process.
+prterun noticed that process rank 0 with PID 20956 on node vm exited on
+signal 9 (Killed).
+"""
+
+
+@pytest.mark.parametrize(
+    ("events", "code", "cause"),
+    [
+        # mpirun has killed rank 1, which is the only one without a report that has started.
+        (up(1), 137, "node 0 was killed by SIGKILL before it started"),
+        ([], 137, "node 0 was killed by SIGKILL before it started"),
+        (up(0, 1), 137, "node 0 (process 100) was killed by SIGKILL"),
+        ([*up(0, 1), failed(1, 3, RESET, peer=True)], 1, "node 0 (process 100) was killed by SIGKILL"),
+        # It has an exit report, so it was not killed.
+        ([*up(0, 1), failed(0, 3, "ValueError: odd")], 1, "node 0: ValueError: odd"),
+    ],
+)
+def test_mpirun_names_the_rank_that_was_killed(events: list[Event], code: int, cause: str) -> None:
+    _, reported = outcome(events, {"mpirun": code}, 2, None, launcher_log=KILLED_0)
+    assert reported is not None
+    assert reported.startswith(cause)
+
+
+def test_mpirun_s_report_of_an_unknown_rank_is_ignored() -> None:
+    log = KILLED_0.replace("rank 0", "rank 7")
+    assert "7" not in str(outcome(up(0, 1), {"mpirun": 1}, 2, None, launcher_log=log)[1])
 
 
 def test_exit_code_1_is_not_reported_as_a_kill() -> None:
