@@ -423,6 +423,14 @@ def test_hostile_node_harms_only_its_own_run(cluster: LoopbackCluster) -> None:
     assert (after.exits["coordinator"], after.untrusted) == (0, None)
 
 
+def test_launcher_that_sends_invalid_data_is_named(cluster: LoopbackCluster) -> None:
+    """It has no rank whose events could name it."""
+    scripts = {"node-1": [keeps_training], "node-2": [keeps_training], "launcher": [sends(b"junk\n")]}
+    (ending,) = cluster.serve(scripts, {}, topology="mpi")
+    assert ending.unreported.keys() == ending.failures.keys() == {"launcher"}
+    assert "invalid data" in ending.unreported["launcher"]
+
+
 def test_surplus_node_does_not_harm_the_run(cluster: LoopbackCluster) -> None:
     async def attacks(agent: FakeAgent) -> None:
         await cluster.until_assigned("node-1")

@@ -13,6 +13,7 @@ from tests.unit import loopback_cluster
 from tests.unit.conftest import rank_fields
 from tests.unit.loopback_cluster import HELLO, FakeAgent, LoopbackCluster, keeps_training, succeeds
 from trainer.cluster import coordinator as module
+from trainer.cluster.hand_over import ENDED, Ending
 from trainer.cluster.rank_assignment import AssignmentError
 
 ignore_sigterm = pytest.fixture(autouse=True)(loopback_cluster.ignore_sigterm)
@@ -229,3 +230,5 @@ def test_unreadable_spec(cluster: LoopbackCluster, tmp_path: Path, text: str | N
     code, _ = module.main("ddp", spec, tmp_path / "live", {})
     assert code == 1
     assert (tmp_path / "live" / "summary.txt").read_text().startswith("FAILED: the run's spec ")
+    ending = Ending.model_validate_json((tmp_path / "live" / ENDED).read_text())
+    assert ending == Ending(exits={"coordinator": 1})
