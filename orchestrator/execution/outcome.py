@@ -9,7 +9,7 @@ from itertools import groupby
 from orchestrator.results.records import Status
 from orchestrator.runtimes.launch_plan import rank_name, rank_noun
 from trainer.core.event_schema import EXIT_REPORTS
-from trainer.core.events import Event, signal_name
+from trainer.core.events import Event, damage, signal_name
 from trainer.elastic.attempts import Attempts
 
 # Processes without which no rank can go on, by name.
@@ -61,7 +61,7 @@ def outcome(
         return f"{name(rank)} (process {started[rank]})" if rank in started else name(rank)
 
     if damaged := [event for event in events if event.kind == "damaged"]:
-        return "failed", f"{name(damaged[0].rank)}'s events are damaged: {damaged[0].fields['reason']}"
+        return "failed", damage(damaged[0], name(damaged[0].rank))
     last = {event.rank: event for event in events if event.kind in EXIT_REPORTS}
     done = {event.rank for event in events if event.kind == "done"}
     results = {event.rank for event in events if event.kind == "result"}

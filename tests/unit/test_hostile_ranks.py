@@ -103,6 +103,7 @@ def test_honest_run_is_ok(attack: Attack) -> None:
         (raw("epoch", epoch=1, epochs=1), "event epoch: train_s"),
         (raw("result", steps=1), "event result: samples"),
         (raw("start", pid=1, more=2), "event start: more"),
+        (raw("start", pid=1, attempt=1), "event start: attempt"),
         (raw("done", 7), "event done: rank"),
         (raw("done", True), "event: rank"),
         (raw("step", loss=float("nan")), "NaN"),

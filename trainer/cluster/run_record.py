@@ -15,7 +15,7 @@ from trainer.cluster.incoming_weights import IncomingWeights
 from trainer.cluster.rank_assignment import AgentInfo, AssignmentError, RankAssignment
 from trainer.core.cgroup import NodeUsage
 from trainer.core.event_schema import EXIT_REPORTS
-from trainer.core.events import Event, format_event, signal_name
+from trainer.core.events import Event, check_attempt, damage, format_event, signal_name
 from trainer.elastic.attempts import AttemptTracker
 from trainer.spec.output_limits import OutputLimits
 
@@ -70,8 +70,7 @@ class RunRecord:
         event = Event.from_line(line)
         if event.rank not in agent.ranks:
             raise ValueError(f"event {event.kind}: rank: {event.rank} is not this agent's")
-        if (attempt := event.fields.get("attempt", 0)) > self.assignment.spec.restarts:
-            raise ValueError(f"event {event.kind}: attempt: {attempt}, more than the run has restarts")
+        check_attempt(event, self.assignment.spec.restarts)
         self._event_bytes[event.rank] += len(event.to_line()) + 1  # as written, which can be longer
         if self._event_bytes[event.rank] > self._limits.event_bytes:
             raise ValueError(f"events: more than {self._limits.event_bytes} bytes of rank {event.rank}")
@@ -112,8 +111,7 @@ class RunRecord:
         if self.assignment.spec.restarts:
             return  # the run fails only when torchrun gives up, which its agent reports
         if event.kind == "damaged":
-            cause = f"rank {event.rank}'s events are damaged: {event.fields['reason']}"
-            self.fail(self.assignment.agent_of(event.rank), cause)
+            self.fail(self.assignment.agent_of(event.rank), damage(event))
         if event.kind in ("failed", "died") or (event.kind == "terminated" and not self.shutting_down):
             self.fail(self.assignment.agent_of(event.rank), f"rank {event.rank} {_ending(event)}")
 

@@ -144,15 +144,21 @@ class EventReader:
     """
 
     def __init__(
-        self, directory: Path, ranks: int | None = None, max_bytes_per_rank: int | None = None
+        self,
+        directory: Path,
+        ranks: int | None = None,
+        max_bytes_per_rank: int | None = None,
+        restarts: int | None = None,
     ) -> None:
         """
         Args:
             directory: With a file per rank.
             ranks: Number of ranks of the run, whose files are read; None: all files are.
             max_bytes_per_rank: What is read of a file; a longer one is damaged. None: all of it.
+            restarts: That the run may have; None: any number.
         """
         self._directory, self._ranks, self._max_bytes = directory, ranks, max_bytes_per_rank
+        self._restarts = restarts
         self._positions: dict[int, _Position] = {}  # by rank
 
     @property
@@ -185,6 +191,8 @@ class EventReader:
                 continue
             try:
                 event = _event_of(rank, line.decode(errors="replace"))
+                if self._restarts is not None:
+                    check_attempt(event, self._restarts)
             except ValueError as error:
                 event = _damaged(rank, position.time, str(error), line)
                 position.damaged += 1
@@ -199,6 +207,20 @@ class EventReader:
                 f"{MAX_BYTES} bytes in one line" if len(rest) >= MAX_BYTES else f"{self._max_bytes} bytes"
             )
             yield _damaged(rank, position.time, f"events: more than {limit}", rest)
+
+
+def check_attempt(event: Event, restarts: int) -> None:
+    """Raise ValueError if a run with this many restarts has no such attempt.
+
+    Its events would replace those of all ranks in the attempt before it.
+    """
+    if (attempt := event.fields.get("attempt", 0)) > restarts:
+        raise ValueError(f"event {event.kind}: attempt: {attempt}, more than the run has restarts")
+
+
+def damage(event: Event, name: str | None = None) -> str:
+    """What an event of kind `damaged` says. name: of its rank, if it is not `rank N`."""
+    return f"{name or f'rank {event.rank}'}'s events are damaged: {event.fields['reason']}"
 
 
 def _event_of(rank: int, line: str) -> Event:

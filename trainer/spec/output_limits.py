@@ -21,12 +21,14 @@ class OutputLimits:
 
     Attributes:
         ranks: number of ranks.
+        restarts: how often they may be restarted.
         event_bytes: of each rank's events, over all attempts.
         weight_bytes: of the final weights, 0 if the spec does not save them. Their exact size needs torch,
             but they fit in a node's memory.
     """
 
     ranks: int
+    restarts: int
     event_bytes: int
     weight_bytes: int
 
@@ -38,4 +40,5 @@ class OutputLimits:
         checkpoints = steps // spec.checkpoint_steps if spec.checkpoint_steps else 0
         attempt = START_AND_END_BYTES + spec.epochs * epoch_bytes + checkpoints * CHECKPOINT_BYTES
         events = (spec.restarts + 1) * attempt + int(spec.timeout_s * BYTES_PER_S)
-        return cls(spec.world_size, events, spec.memory_mb * 2**20 if spec.save_weights else 0)
+        weights = spec.memory_mb * 2**20 if spec.save_weights else 0
+        return cls(spec.world_size, spec.restarts, events, weights)

@@ -27,7 +27,7 @@ from orchestrator.runtimes.local.elastic import ElasticRanks
 from orchestrator.runtimes.local.namespace import PrivateNetwork
 from orchestrator.runtimes.local.processes import COLD, THROTTLE, mpirun, planned
 from orchestrator.shipped import python_path
-from trainer.core.events import Event, EventReader
+from trainer.core.events import Event, EventReader, damage
 from trainer.elastic.attempts import AttemptTracker
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
@@ -238,11 +238,11 @@ class LocalRun(RunHandle):
         if not self._attempts or self._reader.has_given_up:
             damaged = [event for event in events if event.kind == "damaged"]
             for event in damaged[-1:]:
-                self._damage = f"rank {event.rank}'s events are damaged: {event.fields['reason']}"
+                self._damage = damage(event)
         return events
 
     def _new_reader(self) -> EventReader:
-        return EventReader(self._live, self._limits.ranks, self._limits.event_bytes)
+        return EventReader(self._live, self._limits.ranks, self._limits.event_bytes, self._limits.restarts)
 
     def _excess(self) -> str | None:
         """Why the weights that rank 0 has written are not kept, or None."""
