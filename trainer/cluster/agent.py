@@ -20,6 +20,7 @@ from trainer.cluster.clean_up import remove_traces
 from trainer.cluster.commands import (
     HOME,
     HOSTS,
+    MEMBERSHIP,
     OUT,
     SPEC,
     SSH,
@@ -34,9 +35,10 @@ from trainer.cluster.hand_over import log_marks
 from trainer.cluster.heartbeat import BEAT_S, COORDINATOR_SILENCE_S, LOOK_S, Silence
 from trainer.cluster.protocol import FROM_COORDINATOR, MAX_ASSIGNMENT_BYTES, PORT, Connection
 from trainer.cluster.rank_assignment import AssignmentError, RankAssignment
-from trainer.cluster.run_record import WEIGHTS
+from trainer.cluster.run_record import WEIGHTS, membership_of
 from trainer.core.cgroup import measure
-from trainer.core.events import EventReader
+from trainer.core.events import EventReader, EventWriter, signal_name
+from trainer.core.membership import Membership, is_return
 from trainer.warm.client import UNAVAILABLE
 from trainer.warm.process import EXIT_S, ParentError, ParentProcess
 
@@ -72,6 +74,11 @@ class Agent:
         self._shutdown = asyncio.Event()
         self._finished = False  # then exit codes no longer matter, see RunRecord.finished
         self._cut_off = False  # from the coordinator
+        self._return_after: Mapping[
+            int, float
+        ] = {}  # seconds, by number of the fault that kills
+        self._return_after_s: float | None = None  # of the fault that has just fired
+        self._incarnation = 0  # of its ranks
         self._sending = asyncio.Lock()
         self._sshd: subprocess.Popen[bytes] | None = None
 
@@ -103,7 +110,7 @@ class Agent:
         listening = asyncio.create_task(self._wait_for_shutdown(connection))
         forwarding = asyncio.create_task(self._forward(connection))
         beating = asyncio.create_task(self._beat(connection))
-        codes, cause = await self._run_processes(assignment)
+        codes, cause = await self._run_processes(assignment, connection)
         # All events and the weights are sent before the exit codes.
         await self._send_new_events(connection)
         await self._send_weights(connection)
@@ -166,6 +173,9 @@ class Agent:
     def _write_files(self, assignment: RankAssignment) -> None:
         """Write the files that this container's processes read."""
         SPEC.write_text(assignment.spec.model_dump_json())
+        if tracker := membership_of(assignment):
+            tracker.current.write(MEMBERSHIP)
+            self._return_after = assignment.spec.return_after
         if self._topology != "mpi":
             return
         launcher = launcher_of(assignment)
@@ -199,18 +209,15 @@ class Agent:
         failure = self._parent.failure(EXIT_S if refused else 0.0) if self._parent else None
         return failure or ("did not fork a rank, whose log says why" if refused else None)
 
-    async def _run_processes(self, assignment: RankAssignment) -> tuple[dict[int, int], str | None]:
+    async def _run_processes(
+        self, assignment: RankAssignment, connection: Connection
+    ) -> tuple[dict[int, int], str | None]:
         """Start this container's processes and wait for them. Returns exit codes by rank, and a cause."""
         for command in commands(assignment, os.getpid(), self._trainer):
-            process = await asyncio.create_subprocess_exec(
-                *command.argv,
-                env={**os.environ, **command.environment},
-                stderr=asyncio.subprocess.STDOUT,  # one stream, so that the engine keeps the order of lines
-            )
-            self._processes.append((command, process))
+            self._processes.append((command, await _start(command)))
         if not self._processes:
             return await self._serve_ssh()
-        ended = asyncio.ensure_future(self._all_ended())
+        ended = asyncio.ensure_future(self._all_ended(connection))
         shutdown = asyncio.ensure_future(self._shutdown.wait())
         await asyncio.wait([ended, shutdown], return_when=asyncio.FIRST_COMPLETED)
         shutdown.cancel()
@@ -220,10 +227,30 @@ class Agent:
         launcher = next((_code(p) for c, p in self._processes if not c.ranks), 0)
         return codes, f"mpirun ended with exit code {launcher}" if launcher else None
 
-    async def _all_ended(self) -> bool:
-        for _, process in self._processes:
-            await process.wait()
-        return True
+    async def _all_ended(self, connection: Connection) -> bool:
+        """Wait for all processes, and start those again whose rank returns."""
+        while True:
+            for _, process in self._processes:
+                await process.wait()
+            await self._send_new_events(connection)  # they say whether it returns
+            if (after_s := self._return_after_s) is None:
+                return True
+            self._return_after_s = None
+            for rank in self._processes[0][0].ranks:
+                self._report_death(rank, _code(self._processes[0][1]))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._shutdown.wait(), after_s)
+                return True
+            self._incarnation += 1
+            again = {"SHARDYARD_INCARNATION": str(self._incarnation)}
+            commands = [command for command, _ in self._processes]
+            self._processes = [(command, await _start(command, again)) for command in commands]
+
+    def _report_death(self, rank: int, code: int) -> None:
+        """Write the exit report of a rank that returns; the exit codes are only sent at the end."""
+        name = signal_name(-code)
+        writer = EventWriter(str(self.run_key), rank, OUT)
+        writer.write_quietly("died", cause=f"killed by {name}", signal=name)
 
     async def _serve_ssh(self) -> tuple[dict[int, int], str | None]:
         """Run no process but sshd, through which mpirun starts ranks, until shutdown."""
@@ -264,6 +291,8 @@ class Agent:
             message = receiving.result()
             if not message or message["kind"] == "shutdown":
                 break
+            if message.pop("kind") == "membership":
+                Membership.model_validate(message).write(MEMBERSHIP)
             silence.end()
         self._finished = bool(message and message.get("finished"))
         self._shutdown.set()
@@ -282,6 +311,8 @@ class Agent:
     async def _send_new_events(self, connection: Connection) -> None:
         async with self._sending:  # two calls must not send out of order
             for event in self._events.new():
+                if event.kind == "fault" and is_return(event, self._return_after):
+                    self._return_after_s = self._return_after[event.fields["fault"]]
                 await connection.send("event", line=event.to_line())
 
     async def _send_weights(self, connection: Connection) -> None:
@@ -301,6 +332,17 @@ def _pass_health_check() -> None:
     """Let the health check pass until the next touch, so that waiting takes no CPU time."""
     (HOME / "alive").touch()
     os.utime(HOME / "alive", times=(time.time() + WAIT_S,) * 2)
+
+
+async def _start(
+    command: Command, environment: Mapping[str, str] | None = None
+) -> asyncio.subprocess.Process:
+    """Start a process. environment: variables in addition to the command's."""
+    return await asyncio.create_subprocess_exec(
+        *command.argv,
+        env={**os.environ, **command.environment, **(environment or {})},
+        stderr=asyncio.subprocess.STDOUT,  # one stream, so that the engine keeps the order of lines
+    )
 
 
 def _code(process: asyncio.subprocess.Process) -> int:

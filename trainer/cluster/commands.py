@@ -15,6 +15,7 @@ HOME = Path("/run/shardyard")  # a tmpfs, gone with the container
 OUT = HOME / "out"  # events and weights of this container's ranks
 CHECKPOINTS = Path("/checkpoints")  # mounted from the host; one subdirectory per run key
 SPEC = HOME / "spec.json"
+MEMBERSHIP = HOME / "membership.json"
 SSH = HOME / "ssh"
 HOSTS = HOME / "hosts"
 RENDEZVOUS_PORT = 29500
@@ -95,6 +96,8 @@ def environment(assignment: RankAssignment, pid: int) -> dict[str, str]:
     }
     if spec.checkpoints:
         found["SHARDYARD_CHECKPOINTS"] = str(CHECKPOINTS / spec.key)
+    if spec.on_loss == "continue":
+        found["SHARDYARD_MEMBERSHIP"] = str(MEMBERSHIP)
     if spec.topology == "mpi":
         # mpirun would collect its ranks' output; each node's output belongs in its own log.
         found["SHARDYARD_CONSOLE"] = f"/proc/{pid}/fd/1"

@@ -40,6 +40,7 @@ HELLO_S = 20.0  # from an agent's connection until it must have registered
 MAX_CONNECTIONS = 64  # of one container during a run; it needs one
 GRACE_S = 2.0  # after one agent has failed, the others have this long to report failures of their own
 CANCEL_POLL_S = 0.2
+ANNOUNCE_S = 0.1  # between looks at who is alive
 BACKLOG = 1024  # of warm agents that wait for the next run
 SHUTDOWN_S = 5.0  # after `shutdown`: longest silence of all agents before the coordinator exits
 COORDINATOR_CUT_OFF = f"cut off the network: no heartbeat of any node for {AGENT_SILENCE_S:g} s"
@@ -113,13 +114,14 @@ class Coordinator:
                     server.close()
             run_record = self._run_record = await self._start_run(fields)
             watching = asyncio.create_task(self._watch_agents(run_record))
+            announcing = asyncio.create_task(self._announce(run_record))
             ended = asyncio.create_task(self._until_run_ended(run_record))
             stopped = asyncio.create_task(self._interrupted.wait())
             both, first = {ended, stopped}, asyncio.FIRST_COMPLETED
             # Of warm containers, the orchestrator keeps the time, which includes what precedes this.
             timeout_s = None if self._listener else run_record.timeout_s
             done, _ = await asyncio.wait(both, timeout=timeout_s, return_when=first)
-            for task in (watching, ended, stopped):
+            for task in (watching, announcing, ended, stopped):
                 task.cancel()
             if self._interrupted.is_set():
                 run_record.failures.setdefault("the run", self._interruption)
@@ -371,12 +373,30 @@ class Coordinator:
         """Whether an agent that the run needs may be cut off the network."""
         return any(silence.seconds > SUSPECT_S for silence in self._silences.values())
 
+    async def _announce(self, run_record: RunRecord) -> None:
+        """Let agents know which ranks are alive, whenever that has changed."""
+        announced = 0
+        while membership := run_record.membership:
+            if (current := membership.current).generation > announced:
+                announced = current.generation
+                for _, connection in [*self._agents.values()]:
+                    await connection.send("membership", **current.model_dump())
+            await asyncio.sleep(ANNOUNCE_S)
+
+    def _must_wait(self, run_record: RunRecord) -> bool:
+        """Whether processes run whose end the run needs: not those of ranks that were left behind."""
+        membership, running = run_record.membership, self._running
+        if membership is None or not membership.over:
+            return bool(running)
+        agents = (self._agents[address][0] for address in running if address in self._agents)
+        return any({*agent.ranks} - membership.without_work for agent in agents)
+
     async def _until_run_ended(self, run_record: RunRecord) -> None:
         """Wait until all processes have ended, or one has failed and the grace period is over."""
-        while self._running and not run_record.failures and not run_record.finished:
+        while self._must_wait(run_record) and not run_record.failures and not run_record.finished:
             self._changed.clear()
             await self._changed.wait()
-        if self._running:
+        if self._must_wait(run_record):
             await self._until(lambda: not self._running, GRACE_S)
         if run_record.failures.keys() == {"launcher"}:
             # mpirun exits when it loses a node, often before that node's connection breaks.

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trainer.core.cgroup import Usage
+from trainer.core.membership import Membership
 from trainer.core.record import Record, Text, checked, parse_object
 
 PORT = 29400  # the coordinator's; only the run's own network reaches it
@@ -100,6 +101,7 @@ FROM_AGENT: Kinds = {
 FROM_COORDINATOR: Kinds = {
     "assignment": Assignment,
     "alive": Alive,
+    "membership": Membership,
     "rejected": Rejected,
     "shutdown": Shutdown,
 }

@@ -16,6 +16,7 @@ from trainer.cluster.rank_assignment import AgentInfo, AssignmentError, RankAssi
 from trainer.core.cgroup import NodeUsage
 from trainer.core.event_schema import EXIT_REPORTS
 from trainer.core.events import Event, check_attempt, damage, format_event, signal_name
+from trainer.core.membership import MembershipTracker
 from trainer.elastic.attempts import AttemptTracker
 from trainer.spec.output_limits import OutputLimits
 
@@ -31,6 +32,7 @@ class RunRecord:
         results: fields of each rank's result event.
         failures: the first known cause, by agent.
         unreported: those of them that no event of a rank reports.
+        membership: which ranks are alive, of a run that continues when one is lost; else None.
         shutting_down: set before agents are told to exit; their ranks' exits are no failures then.
     """
 
@@ -49,6 +51,7 @@ class RunRecord:
         self.failures: dict[str, str] = {}
         self.unreported: dict[str, str] = {}
         self.shutting_down = False
+        self.membership = membership_of(assignment)
         self._disk_full = False
         self._limits = OutputLimits.of(assignment.spec)
         self._event_bytes = dict.fromkeys(range(assignment.spec.world_size), 0)  # by rank
@@ -89,6 +92,9 @@ class RunRecord:
     def add_event(self, event: Event) -> None:
         """Record one event of one rank."""
         self._append(f"rank-{event.rank}.jsonl", event.to_line().encode() + b"\n")
+        tolerated = self._survives(event)
+        if self.membership:
+            self.membership.add(event)
         attempt = self._attempts.add(event)
         if self._attempts.effective > self._attempt:  # discard the state of earlier attempts
             self._attempt, self._resumed = self._attempts.effective, None
@@ -104,6 +110,7 @@ class RunRecord:
             self._exit_reports[event.rank] = event
         if event.kind == "start":
             self._starts[event.rank] = event
+            self._exit_reports.pop(event.rank, None)  # of its earlier incarnation
         if event.kind == "result":
             self.results[event.rank] = event.fields
         if event.kind == "resumed":
@@ -112,8 +119,14 @@ class RunRecord:
             return  # the run fails only when torchrun gives up, which its agent reports
         if event.kind == "damaged":
             self.fail(self.assignment.agent_of(event.rank), damage(event))
+        if tolerated:
+            return
         if event.kind in ("failed", "died") or (event.kind == "terminated" and not self.shutting_down):
             self.fail(self.assignment.agent_of(event.rank), f"rank {event.rank} {_ending(event)}")
+
+    def _survives(self, event: Event) -> bool:
+        """Whether the run continues although a rank has died."""
+        return event.kind == "died" and bool(self.membership and self.membership.survives(event.rank))
 
     def add_weights(self, chunk: str, last: bool) -> None:
         """Append a chunk (base64) of rank 0's final weights; the file appears once it is complete.
@@ -206,6 +219,8 @@ class RunRecord:
 
     def _required(self, agent: AgentInfo) -> bool:
         """Whether the run needs the agent. When finished, it needs only rank 0's, for the weights."""
+        if self.membership and agent.ranks:
+            return not {*agent.ranks} <= self.membership.absent
         return not self.finished or (0 in agent.ranks and not self._has_weights)
 
     def exit_cause(self, agent: AgentInfo, codes: Mapping[int, int]) -> str | None:
@@ -226,6 +241,8 @@ class RunRecord:
         """Whether every rank has reported its result and exited, and the weights are saved."""
         done = {rank for rank, event in self._exit_reports.items() if event.kind == "done"}
         everyone = set(range(self.assignment.spec.world_size))
+        if self.membership:
+            everyone -= self.membership.lost.keys() - done
         ended = self.finished or done == everyone
         return self._has_weights and ended and self.results.keys() == everyone
 
@@ -273,6 +290,15 @@ class RunRecord:
         if len(digests) == 1:
             return f"same weights on all {noun}"
         return f"{noun} ended with different weights"
+
+
+def membership_of(assignment: RankAssignment) -> MembershipTracker | None:
+    """Follows which ranks are alive; None for a run that stops when one is lost."""
+    spec = assignment.spec
+    if spec.on_loss == "stop":
+        return None
+    addresses = {rank: agent.address for agent in assignment.agents for rank in agent.ranks}
+    return MembershipTracker(addresses, range(spec.strategy.servers), spec.return_after)
 
 
 def _ending(event: Event) -> str:

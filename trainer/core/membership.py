@@ -56,6 +56,11 @@ class Membership(Record):
         return checked(cls, parse_object(path.read_text(encoding="utf-8"), str(path)), str(path))
 
 
+def is_return(event: Event, return_after: Mapping[int, float]) -> bool:
+    """Whether a fault that has just fired kills a rank which is to be started again."""
+    return event.fields["fault"] in return_after and not event.fields.get("earlier")
+
+
 class MembershipTracker:
     """The membership of a run, from its events.
 
@@ -75,6 +80,7 @@ class MembershipTracker:
         self._addresses, self._required, self._return_after = dict(addresses), required, return_after
         self._incarnations = dict.fromkeys(sorted(addresses), 0)
         self._training: set[int] = set()
+        self._done: set[int] = set()
         self._returns: dict[int, float] = {}  # by rank
         self._generation = 0
         self.lost: dict[int, int] = {}  # how often, by rank
@@ -94,7 +100,7 @@ class MembershipTracker:
         match event.kind:
             case "train_start":
                 self._training.add(rank)
-            case "fault" if event.fields["fault"] in self._return_after:
+            case "fault" if is_return(event, self._return_after):
                 self._returns[rank] = self._return_after[event.fields["fault"]]
             case "died" if rank in self._incarnations and self.survives(rank):
                 del self._incarnations[rank]
@@ -108,9 +114,27 @@ class MembershipTracker:
                 self._incarnations[rank] = self.lost[rank]
                 self._generation += 1
                 return True
-            case "done" | "failed" | "terminated":
+            case "done":
+                self._training.discard(rank)
+                self._done.add(rank)
+            case "failed" | "terminated":
                 self._training.discard(rank)
         return False
+
+    @property
+    def over(self) -> bool:
+        """Whether all ranks that train have finished."""
+        return bool(self._done) and not self._training
+
+    @property
+    def without_work(self) -> set[int]:
+        """The ranks that are lost, and those that wait for the others to let them join."""
+        return self._addresses.keys() - self._training - self._done
+
+    @property
+    def absent(self) -> set[int]:
+        """The ranks that are lost and have not returned."""
+        return self._addresses.keys() - self._incarnations.keys()
 
     def returns_after(self, rank: int) -> float | None:
         """Seconds after which a rank that is lost is to be started again; None: never. Asked once."""

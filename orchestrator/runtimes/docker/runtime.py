@@ -128,9 +128,10 @@ class DockerRuntime(Runtime):
     def _is_warm(self, spec: RunSpec) -> bool:
         """Whether the run takes warm containers."""
         # Checkpoints are mounted for one run; torchrun starts its ranks itself; CUDA does not work in a
-        # forked process; and a warm parent takes memory of its node.
+        # forked process; a warm parent takes memory of its node; and a lost container ends a warm set.
         small = spec.memory_mb < MIN_WARM_MB
-        return not (self.cold or spec.checkpoints or spec.restarts or spec.on_gpu or small)
+        elastic = spec.on_loss == "continue"
+        return not (self.cold or elastic or spec.checkpoints or spec.restarts or spec.on_gpu or small)
 
     def expect(self, runs: Sequence[RunSpec], data_dir: Path) -> None:
         for spec in filter(self._is_warm, runs):
@@ -225,7 +226,7 @@ class DockerRun(RunHandle):
 
     def __init__(self, engine: Engine, run: Cluster, spec: RunSpec, paths: RunPaths) -> None:
         self._engine, self._cluster, self._paths = engine, run, paths
-        self._ranks = spec.world_size
+        self._ranks, self._continues = spec.world_size, spec.on_loss == "continue"
         self._record = LiveRecord(paths.live)
         self._state = RunState({}, running=1)
         self._stopped = False
@@ -264,6 +265,8 @@ class DockerRun(RunHandle):
         ready = self._project.quota_pending and self._record.are_ready(self._ranks)
         if ready and (refusal := self._project.apply_quotas()):
             return RunState(exits, running, refusal)
+        if self._continues and "coordinator" not in exits:
+            return RunState({}, running)  # the coordinator knows whether the others continue
         for each in containers:
             if self._project.is_stuck(each):
                 return RunState(exits, running, f"{self._name(each)} is stuck: its health check fails")

@@ -51,10 +51,16 @@ class ElasticRanks:
         writer = EventWriter(self._spec.key, rank, self._live)
         writer.write_quietly("died", cause=f"killed by {cause}", signal=cause)
 
+    @property
+    def superfluous(self) -> set[str]:
+        """Names of the processes for which the run does not wait: all ranks that train have finished."""
+        idle = self._tracker.without_work if self._tracker.over else set()
+        return {name for name, rank in self._rank_of.items() if rank in idle} | self.lost
+
     def due(self) -> list[Process]:
         """The processes of ranks that return now."""
         now, returning = time.monotonic(), []
-        for rank, at in [*self._due.items()]:
+        for rank, at in [] if self._tracker.over else [*self._due.items()]:
             if now >= at:
                 del self._due[rank]
                 process = self._process_of[rank]

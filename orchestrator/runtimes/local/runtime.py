@@ -195,7 +195,7 @@ class LocalRun(RunHandle):
         while len(exits := self._exits()) == before and time.monotonic() < deadline:
             time.sleep(POLL_S)
         # The throttle runs until `stop`, so the run does not wait for it.
-        ended = {*exits, THROTTLE, *(self._elastic.lost if self._elastic else ())}
+        ended = {*exits, THROTTLE, *(self._elastic.superfluous if self._elastic else ())}
         running = [name for name in self._processes if name not in ended]
         error = self._damage or self._excess()
         if THROTTLE in exits:
