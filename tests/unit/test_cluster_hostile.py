@@ -443,7 +443,11 @@ def test_surplus_node_does_not_harm_the_run(cluster: LoopbackCluster) -> None:
 
 
 def test_poisoned_hello_of_a_warm_node_is_named(cluster: LoopbackCluster) -> None:
+    def wait_for_connections() -> None:  # which would be refused after the end
+        while not all(cluster.connections.values()):
+            time.sleep(0.005)
+
     says_hello(cluster, keys(host_key="a\nb"))
-    (ending,) = cluster.serve({"node-1": [waits], "node-2": [waits]}, {})
+    (ending,) = cluster.serve({"node-1": [waits], "node-2": [waits]}, {}, before_end=wait_for_connections)
     assert ending.exits == {"coordinator": 1}
     assert str(ending.untrusted).startswith("node-2 ")
