@@ -114,8 +114,8 @@ def test_failures_during_a_sweep(tmp_path: Path) -> None:
     wait_until_training(out, runs=2)
     suspend = ["docker", "exec", container(out, "node-1"), "sh", "-c", "kill -STOP -1"]
     subprocess.run(suspend, check=True, capture_output=True)
-    wait_until(lambda: len(failures(out)) == 2, 200)  # the health check, not the timeout
-    assert any(cause.startswith("node 0 is stuck") for cause in failures(out))
+    wait_until(lambda: len(failures(out)) == 2, 200)  # silence or health check, not the timeout
+    assert any(re.match(r"node 0\b", cause) for cause in failures(out))
 
     wait_until_training(out, runs=3)
     process.send_signal(signal.SIGINT)
@@ -165,7 +165,7 @@ def test_run_whose_warm_containers_fail_is_repeated_on_new_ones(tmp_path: Path) 
     assert [(row.status, row.warm) for row in found] == [("ok", True)] * 2
     causes = [str(row.nodes_replaced) for row in found]
     assert "node-2 was killed by SIGKILL" in causes[0]
-    assert "node-1 is stuck" in causes[1]
+    assert "node-1" in causes[1]  # its silence or its health check, whichever is noticed first
     assert not (out / ".warm").exists()
 
 
