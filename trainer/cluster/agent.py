@@ -74,9 +74,7 @@ class Agent:
         self._shutdown = asyncio.Event()
         self._finished = False  # then exit codes no longer matter, see RunRecord.finished
         self._cut_off = False  # from the coordinator
-        self._return_after: Mapping[
-            int, float
-        ] = {}  # seconds, by number of the fault that kills
+        self._return_after: Mapping[int, float] = {}  # seconds, by number of the fault that kills
         self._return_after_s: float | None = None  # of the fault that has just fired
         self._incarnation = 0  # of its ranks
         self._sending = asyncio.Lock()

@@ -220,6 +220,17 @@ class Communicator(ABC):
         """Let ranks join that were started again; every rank calls it. Returns the ranks that joined."""
         return []
 
+    def leave_lost(self) -> set[int] | None:
+        """Form a group without the ranks that are lost, if there are any since the last exchange.
+
+        A rank calls it again and again while it waits for another one outside of this class, because all
+        others take part.
+
+        Returns:
+            The ranks without which the others continue; None if the run ends when one is lost.
+        """
+        return None
+
     @property
     def changed(self) -> bool:
         """Whether ranks were lost or have returned."""

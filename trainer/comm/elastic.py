@@ -76,13 +76,17 @@ class Groups(ABC):
             CommunicationError: the group has not formed.
         """
 
-    @abstractmethod
     def invite(self, name: str, address: str, group: str) -> None:
         """Let a rank that waits under this name know its group. Raises CommunicationError."""
+        raise NotImplementedError("no rank can return over this transport")
 
-    @abstractmethod
     def invitation(self, name: str, address: str, timeout_s: float) -> str:
         """Wait for an `invite`. Raises CommunicationError."""
+        raise NotImplementedError("no rank can return over this transport")
+
+    def close(self, group: Group) -> None:
+        """Disconnect after success."""
+        group.leave()
 
 
 class ElasticCommunicator(Communicator):
@@ -318,9 +322,14 @@ class ElasticCommunicator(Communicator):
     def close(self) -> None:
         self._barrier()
         self._closed = True
-        self._group.leave()
+        self._groups.close(self._group)
 
     # Ranks that return
+
+    def leave_lost(self) -> set[int] | None:
+        if self._lacks_member(self._membership()):
+            self._regroup("a node was lost")
+        return {*range(self._world)} - self._incarnations.keys()
 
     @property
     def changed(self) -> bool:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -31,9 +34,16 @@ class GlooGroup(Group):
 
     topology = "ddp"
 
-    def __init__(self, rank: int, size: int, clock: Clock, group: Any) -> None:
+    def __init__(
+        self, rank: int, size: int, clock: Clock, group: Any, sockets: Mapping[int, str] | None = None
+    ) -> None:
+        """
+        Args:
+            group: torch's ProcessGroupGloo; None for a single rank.
+            sockets: those of the group, by descriptor.
+        """
         super().__init__(rank, size, clock)
-        self.group = group
+        self.group, self._sockets = group, dict(sockets or {})
 
     def _all_reduce(self, buffer: Tensor) -> None:
         with communication_errors("all-reduce"):
@@ -84,8 +94,13 @@ class GlooGroup(Group):
         gc.collect()
 
     def interrupt(self) -> None:
-        if (group := self.group) is not None:
-            group.abort()
+        # ProcessGroupGloo.abort does not end an operation that waits. Without its connections it fails.
+        present = _sockets()
+        for number, name in self._sockets.items():
+            if present.get(number) == name:
+                with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+                    connection.getpeername()  # not of a listener, whose end would end the process
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 class GlooGroups(Groups):
@@ -118,10 +133,11 @@ class GlooGroups(Groups):
         """A process group over `store`, in which all of these ranks have arrived."""
         import torch.distributed as dist
 
-        rank = ranks.index(self._context.rank)
+        rank, before = ranks.index(self._context.rank), _sockets()
         group = dist.ProcessGroupGloo(store, rank, len(ranks), timeout=timedelta(seconds=connect_s))
         group.set_timeout(timedelta(seconds=self._context.timeout_s))
-        return GlooGroup(rank, len(ranks), self._clock, group)
+        sockets = {number: name for number, name in _sockets().items() if before.get(number) != name}
+        return GlooGroup(rank, len(ranks), self._clock, group, sockets)
 
     def _store(self, name: str, address: str, serves: bool, give_up: Callable[[], bool]) -> Store:
         """The store of this name, which the rank at `address` serves."""
@@ -150,6 +166,16 @@ class GlooGroups(Groups):
                     raise CommunicationError(f"{name}: the other nodes did not answer in {timeout_s:g} s")
                 time.sleep(POLL_S)
             return str(store.get("group").decode())
+
+
+def _sockets() -> dict[int, str]:
+    """The name of every socket of this process, by descriptor; a name is never used again."""
+    found = {}
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed since it was listed
+            if (name := os.readlink(each)).startswith("socket:"):
+                found[int(each.name)] = name
+    return found
 
 
 def _wait_for_listener(host: str, port: int, give_up: Callable[[], bool]) -> None:

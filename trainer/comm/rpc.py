@@ -16,10 +16,13 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer.comm.base import CommunicationError, Communicator, communication_errors
+from trainer.comm.elastic import ElasticCommunicator
 from trainer.comm.rendezvous import rendezvous
 from trainer.core.clock import Clock
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
     from torch._C._distributed_c10d import Store
 
@@ -29,9 +32,9 @@ WORKER_THREADS = 4  # answer requests; only rpc_split's requests block, on the p
 HEARTBEAT_S = 0.5  # between pings of a rank that this rank waits for
 PING_TIMEOUT_S = 3.0  # for an idle rank to answer a ping
 
-# Tensors received, by sender. Global, because a process has one RPC agent, and its requests name functions
-# and not objects.
-_mailbox: dict[int, SimpleQueue[Tensor]] = {}
+# Tensors received, by group and sender. Global, because a process has one RPC agent, and its requests name
+# functions and not objects.
+_mailboxes: dict[tuple[str, int], SimpleQueue[Tensor]] = {}
 
 
 class RpcCommunicator(Communicator):
@@ -54,10 +57,15 @@ class RpcCommunicator(Communicator):
         store: Store,
         timeout_s: float,
         ranks: Sequence[int] = (),
+        group: str = "",
     ) -> None:
-        """ranks: The global rank of each rank here; empty for all ranks of the run."""
+        """
+        Args:
+            ranks: The global rank of each rank here; empty for all ranks of the run.
+            group: Ranks receive only what was sent in the group of this name.
+        """
         super().__init__(rank, size, clock)
-        self._ranks = ranks or range(size)
+        self._ranks, self._name = ranks or range(size), group
         self._rpc = rpc
         self._store = store
         self._timeout_s = timeout_s
@@ -69,8 +77,6 @@ class RpcCommunicator(Communicator):
 
         # torch has no parameter for this, and would wait 25 days for a rank that fails during start-up.
         constants.DEFAULT_PROCESS_GROUP_TIMEOUT = timedelta(seconds=context.timeout_s)
-        # A peer that connects earlier may send at once.
-        _mailbox.update((rank, SimpleQueue()) for rank in range(context.size))
         store = rendezvous(context)
         with (
             communication_errors(f"RPC between {context.size} ranks at {context.rendezvous}"),
@@ -93,6 +99,12 @@ class RpcCommunicator(Communicator):
                 ),
             )
         return cls(context.rank, context.size, clock, rpc, store, context.timeout_s)
+
+    @classmethod
+    def connect_elastic(cls, context: NodeContext, clock: Clock, membership: Path) -> Communicator:
+        from trainer.comm.elastic_rpc import RpcGroups
+
+        return ElasticCommunicator(context, clock, RpcGroups(context, clock), membership)
 
     def close(self) -> None:
         # Each rank stays until it has answered the last request.
@@ -170,12 +182,19 @@ class RpcCommunicator(Communicator):
                 answers[peer] = self._rpc.rpc_async(
                     worker_name(peer),
                     _deliver,
-                    args=(mine, _in_own_storage(tensor)),
+                    args=(self._name, mine, _in_own_storage(tensor)),
                     timeout=self._timeout_s,
                 )
         for peer, answer in answers.items():
             with rpc_errors(peer, "sending to"):
-                answer.wait()
+                self._await(answer)
+
+    def _await(self, answer: Any) -> None:
+        """Wait for the answer of a remote call."""
+        answer.wait()
+
+    def _check(self) -> None:
+        """Raise CommunicationError if a wait is in vain."""
 
     def _take(self, source: int) -> Tensor:
         """The next tensor from rank `source` in this rank's mailbox."""
@@ -184,9 +203,10 @@ class RpcCommunicator(Communicator):
         heartbeat = Heartbeat(source, self._timeout_s)
         while (left_s := deadline - time.monotonic()) > 0:
             try:
-                return _mailbox[source].get(timeout=min(HEARTBEAT_S, left_s))
+                return _mailbox(self._name, source).get(timeout=min(HEARTBEAT_S, left_s))
             except Empty:
                 heartbeat.check()
+                self._check()
         raise CommunicationError(
             f"waiting for node {source} failed: no message within {self._timeout_s:g} s"
         )
@@ -235,9 +255,14 @@ def check_alive(ranks: Iterable[int]) -> None:
             call.wait()
 
 
-def _deliver(source: int, tensor: Tensor) -> None:
+def _mailbox(group: str, source: int) -> SimpleQueue[Tensor]:
+    """What a rank has sent in a group. A peer may send before this rank has joined the group."""
+    return _mailboxes.setdefault((group, source), SimpleQueue())
+
+
+def _deliver(group: str, source: int, tensor: Tensor) -> None:
     """Runs in the receiving process."""
-    _mailbox[source].put(tensor)
+    _mailbox(group, source).put(tensor)
 
 
 def _pong() -> None:

@@ -6,6 +6,7 @@ thread ever waits, and the server's clock shows what the server does.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -71,6 +72,10 @@ class BoundedStaleness:
         """Ranks of the workers with steps left in the epoch."""
         return [rank for rank, remaining in self._remaining.items() if remaining]
 
+    def drop(self, rank: int) -> None:
+        """Expect no more gradients of a worker that is lost."""
+        self._remaining[rank] = 0
+
     def complete_step(self, rank: int) -> None:
         """Record that the gradient of a worker has been applied."""
         self._remaining[rank] -= 1
@@ -90,7 +95,9 @@ class Server:
     def __init__(self, replica: Replica, comm: Communicator, timeout_s: float) -> None:
         """timeout_s: without any request until the server gives up."""
         self._replica, self._comm, self._timeout_s = replica, comm, timeout_s
-        self._heartbeats = {rank: Heartbeat(rank, timeout_s) for rank in range(comm.size) if rank != SERVER}
+        self._heartbeats = {
+            rank: Heartbeat(rank, timeout_s) for rank in comm.parent_ranks if rank != SERVER
+        }
         self._last_heartbeat = time.monotonic()
         self._updates = 0
         self._updates_at_pull: dict[int, int] = {}
@@ -99,17 +106,27 @@ class Server:
     def start_epoch(self, progress: BoundedStaleness) -> None:
         """Schedule the workers of the next epoch by `progress`."""
         self._progress = progress
+        self._drop_lost()
+
+    def pushes_left(self) -> Iterator[None]:
+        """One item for each gradient to come, while workers have steps left in the epoch."""
+        while self._progress.unfinished:
+            yield
 
     @contextmanager
-    def next_push(self) -> Iterator[Tensor]:
+    def next_push(self) -> Iterator[Tensor | None]:
         """Yield the next pushed gradient, shape (parameters,); the block applies it.
 
-        Pulls that arrive earlier are answered first. Raises CommunicationError, which names the workers
-        that are missing.
+        Pulls that arrive earlier are answered first. None: the run continues without lost workers, and
+        none is left with steps in this epoch. Raises CommunicationError, which names the workers that are
+        missing.
         """
-        while (push := self._next_request()).gradient is None:
+        while (push := self._next_request()) and push.gradient is None:
             self._pending_pulls.append(push)
             self._answer_pulls()
+        if push is None:
+            yield None
+            return
         yield push.gradient
         staleness = self._updates - self._updates_at_pull[push.rank]
         self._updates += 1
@@ -117,23 +134,41 @@ class Server:
         self._respond(push, staleness)
         self._answer_pulls()
 
-    def _next_request(self) -> Request:
+    def _next_request(self) -> Request | None:
         deadline = time.monotonic() + self._timeout_s
         while (now := time.monotonic()) < deadline:
             # Also while requests keep arriving: they come from the workers that are alive.
             if now - self._last_heartbeat > HEARTBEAT_S:
                 self._last_heartbeat = now
-                for rank in self._progress.unfinished:
-                    self._heartbeats[rank].check()
+                self._check_workers()
+                if not self._progress.unfinished:
+                    return None
             with self._comm.clock.phase("wait"):
                 try:
-                    return _requests.get(timeout=min(HEARTBEAT_S, deadline - now))
+                    request = _requests.get(timeout=min(HEARTBEAT_S, deadline - now))
                 except Empty:
                     continue
+            if request.rank in self._progress.unfinished:  # else it was dropped
+                return request
         missing = ", ".join(map(str, self._progress.unfinished))
         raise CommunicationError(
             f"waiting for node {missing} failed: no request within {self._timeout_s:g} s"
         )
+
+    def _check_workers(self) -> None:
+        """Drop lost workers if the run continues without them. Raises CommunicationError if it does not."""
+        if not self._drop_lost():
+            for rank in self._progress.unfinished:
+                self._heartbeats[rank].check()
+
+    def _drop_lost(self) -> bool:
+        """Drop the workers that are lost. False if the run does not continue without them."""
+        if (absent := self._comm.leave_lost()) is None:
+            return False
+        for rank in absent:
+            self._progress.drop(rank)
+        self._answer_pulls()  # of workers that were ahead of them
+        return True
 
     def _answer_pulls(self) -> None:
         pulls, self._pending_pulls = self._pending_pulls, []
@@ -160,6 +195,7 @@ class Worker:
     def __init__(self, comm: Communicator, timeout_s: float) -> None:
         """timeout_s: of each request."""
         self._comm, self._timeout_s = comm, timeout_s
+        self._rank = comm.parent_ranks[comm.rank]  # in the run, also when others are lost
 
     def pull(self) -> Tensor:
         """Return the server's parameters, flat, once this worker may start a step.
@@ -184,8 +220,13 @@ class Worker:
 
     def _request(self, doing: str, gradient: Tensor | None) -> Any:
         with self._comm.clock.phase("communicate"), rpc_errors(SERVER, doing):
-            value, in_server_s = rpc.rpc_async(
-                worker_name(SERVER), _request, args=(self._comm.rank, gradient), timeout=self._timeout_s
-            ).wait()
+            answer = rpc.rpc_async(
+                worker_name(SERVER), _request, args=(self._rank, gradient), timeout=self._timeout_s
+            )
+            answered = threading.Event()
+            answer.then(lambda _: answered.set())
+            while not answered.wait(HEARTBEAT_S):
+                self._comm.leave_lost()
+            value, in_server_s = answer.wait()
         self._comm.clock.transfer("communicate", "wait", in_server_s)
         return value

@@ -387,6 +387,8 @@ def _obstacle_to_continue(run: RunFields) -> str | None:
         return f"nodes is {run.nodes}; allowed: stop, or 2 to {MAX_CONTINUING} nodes"
     if getattr(run.strategy, "weighting", "equal") != "equal":
         return "weighting is size, the mean of all nodes' sizes; allowed: stop, or weighting: equal"
+    if run.topology == "rpc" and run.return_after:
+        return f"a node cannot return over {run.transport}; allowed: stop, or no return_after"
     if run.target_accuracy is not None and run.return_after:
         return (
             "a node that returns does not know whether the target was reached; allowed: stop, or no target"

@@ -30,6 +30,7 @@ class AsyncParameterServer(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("rpc",)
+    elastic_transports: ClassVar[tuple[str, ...]] = ("rpc",)
     min_nodes: ClassVar[int] = 2
     servers: ClassVar[int] = 1
     caveat: ClassVar[str | None] = (
@@ -58,8 +59,10 @@ class AsyncParameterServer(Strategy):
         for epoch in session.epochs(evaluate="server"):
             steps = session.steps(epoch)
             server.start_epoch(BoundedStaleness(dict(enumerate(steps, start=1)), self.max_staleness))
-            for _ in session.server_steps(sum(steps)):
+            for _ in session.server_steps(server.pushes_left()):
                 with server.next_push() as gradient:
+                    if gradient is None:  # all workers are lost that had steps left
+                        break
                     with session.clock.phase("compute"):
                         replica.set_gradient(gradient)
                     replica.step()

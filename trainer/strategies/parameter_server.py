@@ -45,7 +45,7 @@ class ParameterServer(Strategy):
         zeros = torch.zeros(
             replica.parameter_count, device=session.comm.device
         )  # the server's own gradient
-        for _ in session.server_steps(session.synchronous_steps(epoch, self.uneven)):
+        for _ in session.server_steps(range(session.synchronous_steps(epoch, self.uneven))):
             gradients = cast("Tensor", session.comm.gather(zeros, root=0))  # None only on workers
             with session.clock.phase("compute"):
                 replica.set_gradient(gradients.sum(dim=0))

@@ -89,7 +89,7 @@ class RpcSplit(Strategy):
         session.comm.barrier()
         session.start(stage)
         for _ in session.epochs():
-            for _ in session.server_steps(stage.run_epoch()):
+            for _ in session.server_steps(range(stage.run_epoch())):
                 pass  # the master's requests have taken the steps
 
     def _choose_split_points(self, session: Session) -> list[str]:

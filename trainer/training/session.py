@@ -6,7 +6,7 @@ A strategy's file holds its algorithm; everything that strategies share is here.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import Any, Literal
 
@@ -266,9 +266,9 @@ class Session:
         """Number of `synchronous_batches`."""
         return self._loader.synchronous_steps(epoch, uneven)
 
-    def server_steps(self, steps: int) -> Iterator[int]:
+    def server_steps(self, steps: Iterable[object]) -> Iterator[int]:
         """The steps of a parameter server, 1-based, which it takes with the workers' gradients."""
-        for step in range(1, steps + 1):
+        for step, _ in enumerate(steps, start=1):
             self._faults.before_step(self.steps_taken)
             yield step
             self._metrics.steps += 1
