@@ -15,6 +15,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from orchestrator.commands import labs
@@ -222,6 +223,49 @@ def _values(name: str, info: FieldInfo) -> str:
     return _allowed(info)
 
 
+def _faults(_: Path) -> str:
+    """The actions of faults and the moments at which they fire, with the parameters of each."""
+    (fault,) = get_args(RunSpec.model_fields["faults"].annotation)
+    rows = []
+    for name, info in fault.model_fields.items():
+        of = _part(info.annotation)
+        for parameter, field in of.model_fields.items():
+            inner = _part(field.annotation)
+            if inner is None:
+                required = "required" if field.is_required() else _yaml(field.default)
+                rows.append((f"`{name}.{parameter}`", required, _limits(field), field.description or ""))
+                continue
+            for each, deeper in inner.model_fields.items():
+                required = "required" if deeper.is_required() else _yaml(deeper.default)
+                path = f"`{name}.{parameter}.{each}`"
+                rows.append((path, required, _limits(deeper), deeper.description or ""))
+    return _table(("field", "default", "allowed", "meaning"), rows)
+
+
+def _part(annotation: Any) -> Any:
+    """The pydantic model in an annotation, or None."""
+    options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    models = [each for each in options if isinstance(each, type) and issubclass(each, BaseModel)]
+    return models[0] if models else None
+
+
+def _limits(info: FieldInfo) -> str:
+    """The limits of a number, also where null is allowed beside it."""
+    if found := _allowed(info):
+        return found
+    for option in get_args(info.annotation):
+        metadata = [limit for each in getattr(option, "__metadata__", ()) for limit in _each_limit(each)]
+        if metadata:
+            return ", ".join(metadata)
+    return ""
+
+
+def _each_limit(of: Any) -> list[str]:
+    """The limits in a pydantic field's metadata."""
+    metadata = of.metadata if isinstance(of, FieldInfo) else [of]
+    return [limit for each in metadata if (limit := _limit(each))]
+
+
 def _labs(directory: Path) -> str:
     """The labs, with datasets and numbers of runs and epochs."""
     rows = []
@@ -252,5 +296,6 @@ TABLES: dict[str, Callable[[Path], str]] = {
     },
     "components": _names,
     "run fields": _run_fields,
+    "faults": _faults,
     "labs": _labs,
 }

@@ -109,6 +109,7 @@ def build_result(
         restarted=attempts.effective,
         faults=injected,
         repeated_steps=repeated_steps(attempts),
+        elapsed_s=_elapsed_s(attempts, last),
         warm=warm,
         nodes_replaced=nodes_replaced,
         startup_s=None if first is None else first - started_at,
@@ -135,6 +136,13 @@ def build_result(
         usage=list(usage),
         environment=environment,
     )
+
+
+def _elapsed_s(attempts: Attempts, end: float | None) -> float | None:
+    """Seconds from the first training step of any attempt to `end`, in seconds since 1970."""
+    events = [event for number in range(attempts.effective + 1) for event in attempts.events_of(number)]
+    start = min((event.time for event in events if event.kind == "train_start"), default=None)
+    return None if start is None or end is None else max(0.0, end - start)
 
 
 def _inconsistency(spec: RunSpec, events: Sequence[Event]) -> str | None:

@@ -128,6 +128,9 @@ class RunResult(Record):
     restarted: int = 0  # how often the ranks were restarted
     faults: list[InjectedFault] = Field(default=[])
     repeated_steps: int = 0  # trained again after restarts; see orchestrator.execution.faults
+    samples_lost: int = 0  # of lost nodes, on which no node trained
+    # From the first training step of the first attempt to the last step, with evaluation and restarts.
+    elapsed_s: float | None = None
     warm: bool = False  # the ranks were forked by warm nodes, which had torch and the data in memory
     nodes_replaced: str | None = None  # why warm nodes were replaced before or during the run
     flags: list[str]  # what limits the comparison with other runs, as sentences

@@ -20,7 +20,8 @@ def time_shares(results: Iterable[RunResult]) -> dict[str, float]:
     """Seconds of the runs by purpose, which add up to their wall time; purposes below 0.05 s are left out.
 
     Starting lasts until the first step, stopping from the last step to the row. Time in which the
-    engine starts and stops containers is neither. Evaluating is the rest between first and last step.
+    engine starts and stops containers is neither. Evaluating is the rest between first and last step. The
+    training time of a run that was resumed contains work from before its start-up, which is left out here.
     """
     shares = dict.fromkeys(PURPOSES, 0.0)
     for result in results:
@@ -29,8 +30,9 @@ def time_shares(results: Iterable[RunResult]) -> dict[str, float]:
             shares["runs without training"] += result.wall_s
             continue
         engine_start, engine_stop = min(result.engine_start_s, start), min(result.engine_stop_s, stop)
-        shares["training"] += train
-        shares["evaluating"] += result.wall_s - start - stop - train
+        between = result.wall_s - start - stop
+        shares["training"] += min(train, between)
+        shares["evaluating"] += between - min(train, between)
         shares["starting"] += start - engine_start
         shares["stopping"] += stop - engine_stop
         shares["waiting for the engine"] += engine_start + engine_stop

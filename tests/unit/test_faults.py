@@ -340,12 +340,12 @@ def test_dropped_packets_arrive_after_the_cut(pair: tuple[socket.socket, socket.
     assert ends <= found
     assert ends.isdisjoint(others)
     loss = PacketLoss([other.dup()])
-    loss.attach(1.0)
+    loss.start(1.0)
     one.sendall(b"lost")
     other.settimeout(0.3)
     with pytest.raises(TimeoutError):
         other.recv(4)
-    loss.detach()
+    loss.stop()
     other.settimeout(10)
     assert other.recv(4) == b"lost"
 
@@ -355,18 +355,18 @@ def test_share_of_packets_is_lost_and_sent_again(pair: tuple[socket.socket, sock
     one, other = pair
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     loss = PacketLoss([other.dup()])
-    loss.attach(0.5)
-    for number in range(20):
+    loss.start(0.5)
+    for number in range(100):
         one.sendall(bytes([number]))
         time.sleep(0.001)
     received = b""
-    while len(received) < 20:
-        received += other.recv(20)
-    assert received == bytes(range(20))
+    while len(received) < 100:
+        received += other.recv(100)
+    assert received == bytes(range(100))
     # struct tcp_info: tcpi_total_retrans, a 32-bit number at byte 100.
     info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
     assert int.from_bytes(info[100:104], sys.byteorder) > 0
-    loss.detach()
+    loss.stop()
 
 
 PAUSED = """

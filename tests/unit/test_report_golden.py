@@ -18,6 +18,7 @@ import pytest
 from orchestrator.report import figures, formats
 from orchestrator.report.findings import find
 from orchestrator.report.findings.base import KINDS
+from orchestrator.report.metrics.faults import fault_costs
 from orchestrator.report.model.comparison import Comparison, compare
 from orchestrator.report.render import columns, html, markdown
 from orchestrator.results.records import RunResult
@@ -32,6 +33,7 @@ from tests.unit.report_support import (
     unrendered_figures,
 )
 from tests.unit.test_report_data_partition import with_labels
+from tests.unit.test_report_faults import KILL, disturbed
 from tests.unit.test_report_learning import learned
 from tests.unit.test_report_locations import NEWER, a_node, contained
 from tests.unit.test_report_stragglers import WAITS_FOR_LAST, waiting
@@ -128,6 +130,21 @@ def textbook() -> list[RunResult]:
     ]
 
 
+def with_faults() -> list[RunResult]:
+    """Three seeds with and without a kill, two seeds with a pause, and a run without counterpart."""
+    pause = [{"pause": {"node": 1, "seconds": 2}, "at": {"random": {"steps": [5, 5]}}}]
+    found = [
+        disturbed(elapsed_s + extra_s, seed=seed, lr=0.4, accuracy=0.9 - extra_s / 100, **fields)
+        for extra_s, seeds, fields in (
+            (0.0, 3, {}),
+            (2.0, 3, {"faults": KILL, "restarts": 1, "checkpoint_epochs": 1, "repeated_steps": 7}),
+            (1.0, 2, {"faults": pause, "samples_lost": 4}),
+        )
+        for seed, elapsed_s in enumerate((8.0, 8.5, 9.0)[:seeds])
+    ]
+    return [*found, disturbed(lr=0.4, strategy="ddp", faults=KILL)]
+
+
 def larger_model() -> list[RunResult]:
     run = a_run("all_reduce", nodes=3, transport="mpi", communicate_s=2.0, model="mlp", cores=2)
     return [
@@ -150,6 +167,7 @@ def golden_comparison() -> Comparison:
         *with_target(),
         *with_a_slow_node(),
         *textbook(),
+        *with_faults(),
         one,
         *theirs,
         fixed,
@@ -249,6 +267,11 @@ def test_the_golden_comparison_has_every_finding_and_figure(
 def test_the_golden_comparison_fills_every_column(table: str, comparison: Comparison) -> None:
     shown = columns.filled(getattr(columns, table), comparison.groups)
     assert shown == list(getattr(columns, table))
+
+
+def test_the_golden_comparison_fills_every_column_about_faults(comparison: Comparison) -> None:
+    costs = fault_costs(comparison)
+    assert columns.filled(columns.FAULTS, costs) == list(columns.FAULTS)
 
 
 def test_markdown(comparison: Comparison, plots: list[figures.Plot]) -> None:

@@ -162,7 +162,7 @@ def killed(attempt: int, rank: int) -> Event:
 
 
 def step(rank: int, attempt: int) -> Event:
-    return event("step", rank, 10.0 * attempt + 5, epoch=1, step=37)
+    return event("step", rank, 10.0 * attempt + 5, epoch=1, step=37, steps=90)
 
 
 RESET = {"cause": "all-reduce failed: connection reset", "peer": True, "traceback": "…"}
@@ -286,6 +286,16 @@ def test_row_names_lost_ranks_and_counts_nothing_twice() -> None:
     assert [rank.rank for rank in result.ranks] == [0, 1]
     assert result.certificate is not None
     assert len(result.certificate.parts) == 2
+
+
+def test_elapsed_time_includes_lost_attempts() -> None:
+    def training(kind: str, at: float, **fields: Any) -> Event:
+        return replace(event(kind, 0, **fields), time=at)
+
+    first = [*up(0, 0, 1), training("train_start", 3.0, parameters=5), killed(0, 1)]
+    second = [training("train_start", 12.0, parameters=5), training("train_end", 17.5)]
+    attempt = good(1)
+    assert restarted(*first, *attempt[:3], *second, *attempt[3:]).elapsed_s == 14.5
 
 
 def test_certificate_excludes_lost_attempts() -> None:

@@ -93,6 +93,7 @@ def test_row_of_a_successful_run() -> None:
     result = row(trained({"train_s": 2.0, "accuracy": 0.7}, {"train_s": 3.0, "accuracy": 0.6}))
     assert (result.status, result.cause, result.flags) == ("ok", None, [])
     assert (result.wall_s, result.startup_s, result.teardown_s) == (14.5, 2.0, 3.5)
+    assert (result.elapsed_s, result.faults, result.repeated_steps) == (9.0, [], 0)
     assert [rank.rank for rank in result.ranks] == [0, 1]
     assert [(point.rank, point.epoch, point.accuracy) for point in result.epochs] == [
         (0, 1, 0.8),

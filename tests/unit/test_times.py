@@ -37,6 +37,11 @@ def test_shares_add_up_to_the_wall_time() -> None:
     )
 
 
+def test_work_from_before_a_restart_leaves_no_negative_share() -> None:
+    shares = time_shares([timed(wall_s=6.0)])  # trained longer than from the last start-up to the end
+    assert shares == pytest.approx({"training": 1.0, "starting": 4.0, "stopping": 1.0})
+
+
 def test_engine_that_starts_containers_after_training_began_leaves_no_negative_share() -> None:
     shares = time_shares([timed(engine_start_s=5.0)])
     assert shares["waiting for the engine"] == 4.0

@@ -45,7 +45,7 @@ class Means(Protocol):
 
 
 class RealMeans:
-    """Signals to this process, and filters on its sockets."""
+    """Signals to this process, and options of its sockets."""
 
     def __init__(self, context: NodeContext) -> None:
         self._rendezvous = context.rendezvous
@@ -66,11 +66,11 @@ class RealMeans:
             raise OSError("this process has no TCP connection to another rank")
         loss = PacketLoss(found)
         try:
-            loss.attach(share)
+            loss.start(share)
         except OSError:
-            loss.detach()
+            loss.stop()
             raise
-        return loss.detach
+        return loss.stop
 
 
 class FaultInjector:

@@ -9,6 +9,7 @@ from orchestrator.report.findings import (
     accuracy,
     cautions,
     data_partition,
+    faults,
     model_partition,
     published,
     speed,
@@ -50,7 +51,14 @@ WORKLOAD_RULES: tuple[Callable[[WorkloadView], Iterator[Finding]], ...] = (
     cautions.no_serial,
     cautions.other_seeds,
 )
+# Of a workload with faults. Its wall times lack what faults cost: lost work and restarts.
+FAULTY_RULES: tuple[Callable[[WorkloadView], Iterator[Finding]], ...] = (
+    stragglers.straggler,
+    cautions.shared_cores,
+    cautions.not_repeated,
+)
 SWEEP_RULES: tuple[Callable[[Comparison], Iterator[Finding]], ...] = (
+    faults.fault_cost,
     cautions.failed,
     cautions.pending,
     cautions.unverified,
@@ -67,7 +75,8 @@ def find(comparison: Comparison) -> list[Finding]:
     found: list[Finding] = []
     for view in map(comparison.view, comparison.workloads):
         workload = view.workload if view.one_of_many else None
-        findings = [finding for rule in WORKLOAD_RULES for finding in rule(view)]
+        rules = FAULTY_RULES if view.workload.faults else WORKLOAD_RULES
+        findings = [finding for rule in rules for finding in rule(view)]
         findings += stragglers.slow_node(view, comparison)
         found += [replace(finding, workload=workload) for finding in findings]
     first = [finding for rule in PUBLISHED_RULES for finding in rule(comparison)]

@@ -47,6 +47,7 @@ KINDS = {
     "partitioner_effect": Kind("Partitioning"),
     "partitioners_harmless": Kind("Partitioning"),
     "slow_node": Kind("Slow node"),
+    "fault_cost": Kind("Faults"),
     "shared_cores": Kind("Shared cores", caution=True),
     "not_repeated": Kind("Not repeated", caution=True),
     "no_serial": Kind("No serial run", caution=True),

@@ -36,6 +36,7 @@ class Workload:
     bottleneck_cpus: float | None = None  # of the last node, if it had fewer than the others
     target_accuracy: float | None = None  # 0 … 1, ends the training
     patience: int = 1  # consecutive epochs in which the target must be reached
+    faults: str = ""  # that were injected
     location: str = ""  # where the nodes ran; named only if the directory's runs differ in it
 
     @classmethod
@@ -55,6 +56,7 @@ class Workload:
             run.bottleneck_cpus,
             run.target_accuracy,
             run.patience,
+            faults_label(run),
             location,
         )
 
@@ -67,12 +69,16 @@ class Workload:
         return (
             f"{self.dataset}, {self.model}, {self.optimizer} lr {self.lr:g}, "
             f"batch {self.batch_size} {batch}, {epochs}{self._until}{augmentation}{threads}{self._limits}"
-            f"{self._slower}{', on GPUs' if self.on_gpu else ''}{self._location}"
+            f"{self._slower}{', on GPUs' if self.on_gpu else ''}{self._location}{self._faults}"
         )
 
     @property
     def _location(self) -> str:
         return f", {self.location}" if self.location else ""
+
+    @property
+    def _faults(self) -> str:
+        return f", with {self.faults}" if self.faults else ""
 
     @property
     def _slower(self) -> str:
@@ -155,10 +161,16 @@ def component_label(run: RunSpec, field: str, but: Collection[str] = ()) -> str:
 
 
 def strategy_label(run: RunSpec) -> str:
-    """The strategy's label, with the checkpoint interval, since checkpoints cost time."""
+    """The strategy's label, with the checkpoint interval, which costs time, and `on_loss=continue`."""
     fields = ("checkpoint_epochs", "checkpoint_steps")
     intervals = [f"{name}={every}" for name in fields if (every := getattr(run, name))]
-    return " ".join([component_label(run, "strategy"), *intervals])
+    on_loss = [] if run.on_loss == "stop" else [f"on_loss={run.on_loss}"]
+    return " ".join([component_label(run, "strategy"), *intervals, *on_loss])
+
+
+def faults_label(run: RunSpec) -> str:
+    """`kill of node 2 at epoch 3`; empty without faults."""
+    return listed([fault.title for fault in run.faults]) if run.faults else ""
 
 
 LR_SCHEDULE_FIELDS = ("lr_scaling", "warm_up_epochs")

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import fmean
 
-from orchestrator.report.model.labels import ClusterShape, Workload, component_label, strategy_label
+from orchestrator.report.model.labels import (
+    ClusterShape,
+    Workload,
+    component_label,
+    faults_label,
+    strategy_label,
+)
 from orchestrator.results.limits import shares_cores, speedup_limit
 from orchestrator.results.records import CertifiedPart, RankResult, RunResult
 from trainer.spec.run_spec import RunSpec
@@ -15,6 +21,7 @@ NO_SERIAL = "no serial run of the same workload"
 OTHER_EPOCHS = "the serial run trained for another number of epochs, with this seed or another one"
 NOT_OK = "the run is not ok"
 UNEQUAL_NODES = "the last node was slower than the others"
+FAULTS = "faults were injected"
 NO_TRAINING = "the strategy trains nothing"
 
 
@@ -98,6 +105,26 @@ class Row:
     def partitioner_label(self) -> str:
         """Empty if every node trains on the whole training set."""
         return component_label(self.run, "partitioner") if self.run.strategy.uses_partition else ""
+
+    @property
+    def faults_label(self) -> str:
+        """What was injected into its nodes; empty without faults."""
+        return faults_label(self.run)
+
+    @property
+    def elapsed_s(self) -> float | None:
+        """From the first training step to the last, with evaluation, lost work and restarts."""
+        return self._measured.elapsed_s if self._measured else None
+
+    @property
+    def repeated_steps(self) -> int | None:
+        """Steps that were lost and trained again after restarts."""
+        return self._measured.repeated_steps if self._measured else None
+
+    @property
+    def samples_lost(self) -> int | None:
+        """Samples of lost nodes on which no node trained."""
+        return self._measured.samples_lost if self._measured else None
 
     @property
     def _measured(self) -> RunResult | None:
@@ -263,6 +290,8 @@ class Row:
             return NO_TRAINING
         if self.run.bottleneck_cpus is not None:
             return UNEQUAL_NODES
+        if self.run.faults:
+            return FAULTS
         if not self.baseline:
             return NO_SERIAL
         return None if self.baseline.train_s else OTHER_EPOCHS

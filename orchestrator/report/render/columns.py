@@ -18,6 +18,7 @@ from orchestrator.report.metrics.communication import (
 )
 from orchestrator.report.metrics.containers import containers, metric
 from orchestrator.report.metrics.data_partition import distance_max, distance_mean
+from orchestrator.report.metrics.faults import FaultCost
 from orchestrator.report.metrics.learning import (
     first_lr,
     last_epoch,
@@ -395,4 +396,74 @@ PUBLISHED: tuple[Column[PublishedLine], ...] = (
         "Coverage, measured",
         _measured("coverage", lambda row: row.coverage, formats.percent),
     ),
+)
+
+
+def _with_range(spread: Spread | None, write: Callable[[float], str]) -> Cell:
+    """The mean, with the range over seeds as detail."""
+    if spread is None:
+        return Cell(ABSENT)
+    mean, span = write(spread.mean), spread.range(write)
+    return Cell(mean, "" if span == mean else span)
+
+
+def _short(value: float) -> str:
+    """A mean of counts."""
+    return f"{value:.4g}"
+
+
+def _on_loss(cost: FaultCost) -> Cell:
+    run = cost.group.first.run
+    return Cell(count(run.restarts, "restart") if run.restarts else run.on_loss)
+
+
+FAULTS: tuple[Column[FaultCost], ...] = (
+    *(
+        Column(column.key, column.title, lambda cost, column=column: column.cell(cost.group), column.number)  # type: ignore[misc]
+        for column in IDENTITY
+    ),
+    Column("faults", "Faults", lambda cost: Cell(cost.group.first.faults_label), number=False),
+    Column("on_loss", "On loss", _on_loss, number=False),
+    Column("seeds", "Seeds", lambda cost: Cell(str(len(cost.pairs)) if cost.pairs else ABSENT)),
+    Column(
+        "time_without",
+        "Time without",
+        lambda cost: _with_range(cost.without_faults(lambda row: row.elapsed_s), formats.seconds),
+    ),
+    Column(
+        "time_with",
+        "Time with",
+        lambda cost: _with_range(cost.with_faults(lambda row: row.elapsed_s), formats.seconds),
+    ),
+    Column(
+        "extra_time",
+        "Extra time",
+        lambda cost: _with_range(cost.difference(lambda row: row.elapsed_s), formats.seconds),
+    ),
+    Column(
+        "repeated_steps",
+        "Steps repeated",
+        lambda cost: _with_range(cost.with_faults(lambda row: row.repeated_steps), _short),
+    ),
+    Column(
+        "samples_lost",
+        "Samples lost",
+        lambda cost: _with_range(cost.with_faults(lambda row: row.samples_lost), _short),
+    ),
+    Column(
+        "accuracy_without",
+        "Accuracy without",
+        lambda cost: _with_range(cost.without_faults(lambda row: row.accuracy), formats.percent),
+    ),
+    Column(
+        "accuracy_with",
+        "Accuracy with",
+        lambda cost: _with_range(cost.with_faults(lambda row: row.accuracy), formats.percent),
+    ),
+    Column(
+        "accuracy_difference",
+        "Accuracy, difference",
+        lambda cost: _with_range(cost.difference(lambda row: row.accuracy), formats.points),
+    ),
+    Column("missing", "No numbers because", lambda cost: Cell(cost.missing or ABSENT), number=False),
 )

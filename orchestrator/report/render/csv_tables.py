@@ -141,6 +141,14 @@ RESULT_COLUMNS: dict[str, Callable[[Row], Value]] = {
     "checkpoint_s": lambda row: row.seconds.get("checkpoint"),
     "checkpoint_epochs": lambda row: row.run.checkpoint_epochs,
     "checkpoint_steps": lambda row: row.run.checkpoint_steps,
+    "faults": lambda row: row.faults_label or None,
+    "faults_injected": lambda row: len(row.result.faults),
+    "on_loss": lambda row: row.run.on_loss,
+    "restarts": lambda row: row.run.restarts,
+    "restarted": lambda row: row.result.restarted,
+    "elapsed_s": lambda row: row.elapsed_s,
+    "repeated_steps": lambda row: row.repeated_steps,
+    "samples_lost": lambda row: row.samples_lost,
 }
 
 

@@ -16,6 +16,7 @@ from orchestrator.report.figures import Plot
 from orchestrator.report.figures.svg import inline
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.metrics.containers import containers, single_container
+from orchestrator.report.metrics.faults import fault_costs
 from orchestrator.report.metrics.model_partition import is_partitioned
 from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison
@@ -26,6 +27,7 @@ from orchestrator.report.model.rows import NO_SERIAL, OTHER_EPOCHS, Row
 from orchestrator.report.render.columns import (
     CERTIFICATES,
     CONTAINERS,
+    FAULTS,
     GROUPS,
     MODEL_PARTITION,
     PUBLISHED,
@@ -103,6 +105,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
     chapters = _chapters(comparison, plots)
     columns = filled(RUNS, comparison.rows)
     published = published_lines(comparison)
+    costs = fault_costs(comparison)
     return environment.get_template("template.html.j2").render(
         record=comparison.record,
         summary=one_line(comparison),
@@ -113,6 +116,8 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         published_columns=filled(PUBLISHED, published),
         differences=differences(comparison),
         chapters=chapters,
+        fault_costs=costs,
+        fault_columns=filled(FAULTS, costs),
         legend=legend(comparison.groups),
         partitioned=any(chapter.partitioned for chapter in chapters),
         contained=any(chapter.contained for chapter in chapters),
@@ -173,7 +178,7 @@ def _evidence(finding: Finding) -> list[tuple[str, list[Row]]]:
     """The finding's runs, grouped by configuration."""
     rows_by_name: dict[str, list[Row]] = {}
     for row in finding.rows:
-        parts = [run_label(row), row.partitioner_label, row.shape.label, row.location]
+        parts = [run_label(row), row.partitioner_label, row.shape.label, row.location, row.faults_label]
         rows_by_name.setdefault(" · ".join(filter(None, parts)), []).append(row)
     return list(rows_by_name.items())
 
@@ -199,7 +204,7 @@ def _runs(comparison: Comparison, columns: Sequence[Column[Row]], notes: Sequenc
             RunLine(
                 key=key,
                 name=run_label(row),
-                detail=" · ".join(filter(None, [row.partitioner_label, row.location])),
+                detail=" · ".join(filter(None, [row.partitioner_label, row.location, row.faults_label])),
                 nodes=row.shape.short,
                 seed=str(row.seed),
                 status=STATES[row.status],

@@ -8,11 +8,13 @@ from typing import TypeVar
 from orchestrator.report.figures import Plot
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.metrics.containers import containers
+from orchestrator.report.metrics.faults import fault_costs
 from orchestrator.report.metrics.model_partition import is_partitioned
 from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.render.columns import (
     CONTAINERS,
+    FAULTS,
     GROUPS,
     MODEL_PARTITION,
     PUBLISHED,
@@ -52,6 +54,8 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         parts += [] if published else ["## The published experiment"]
         facts = [("Source", record.lab.source), *differences(comparison)]
         parts += ["\n".join(f"- {name}: {_plain(fact)}" for name, fact in facts)]
+    if costs := fault_costs(comparison):
+        parts += ["## What faults cost", _table(filled(FAULTS, costs), costs)]
     for workload in comparison.workloads:
         groups = [group for group in comparison.groups if group.first.trains and group.workload == workload]
         parts += [f"## {_plain(workload.label)}", _table(filled(GROUPS, groups), groups)]
