@@ -108,3 +108,12 @@ def test_run_killed_by_a_fault_resumes_without_it(execute: Execute) -> None:
     assert (result.status, result.cause) == ("ok", None)
     assert where(result) == [("kill", 0, 5, 12)]
     assert result.repeated_steps == 0
+
+
+def test_node_that_is_paused_at_the_time_limit_leaves_no_process(execute: Execute, tmp_path: Path) -> None:
+    """Neither the stopped ranks nor the helper that would continue them."""
+    pause = {"pause": {"node": 1, "seconds": 20.0}, "at": {"step": 2}}
+    result = execute(**RUN, transport="gloo", timeout_s=20.0, faults=[pause])
+    assert result.status == "timeout"
+    assert where(result) == [("pause", 1, 1, 1)]
+    assert node_processes(tmp_path) == []
