@@ -260,7 +260,7 @@ def _restarted(spec: RunSpec, attempts: Attempts, overall: str) -> list[str]:
 def _continued(spec: RunSpec, events: Sequence[Event]) -> list[str]:
     """Flag the ranks that were lost while the others continued, and those that returned."""
     found = []
-    for event in events:
+    for event in events if spec.on_loss == "continue" else ():
         name = rank_name(event.rank, spec.processes_per_node)
         if event.kind == "died":
             found.append(f"{name} was {event.fields['cause']}; the others continued without it")

@@ -128,7 +128,6 @@ class RunResult(Record):
     restarted: int = 0  # how often the ranks were restarted
     faults: list[InjectedFault] = Field(default=[])
     repeated_steps: int = 0  # trained again after restarts; see orchestrator.execution.faults
-    samples_lost: int = 0  # of lost nodes, on which no node trained
     # From the first training step of the first attempt to the last step, with evaluation and restarts.
     elapsed_s: float | None = None
     warm: bool = False  # the ranks were forked by warm nodes, which had torch and the data in memory
@@ -143,6 +142,11 @@ class RunResult(Record):
     @property
     def run(self) -> RunSpec:
         return RunSpec.model_validate(self.spec)
+
+    @property
+    def samples_lost(self) -> int:
+        """Samples of lost nodes that no node trained on; a sample counts once for each epoch."""
+        return self.certificate.samples_lost if self.certificate else 0
 
     @property
     def times_compare(self) -> bool:

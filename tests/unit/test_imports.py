@@ -61,6 +61,7 @@ SHARED_MODULES = (
     "core.cgroup",
     "core.event_schema",
     "core.events",
+    "core.membership",
     "core.record",
     "core.registry",
     "core.result",

@@ -289,8 +289,9 @@ class Agent:
             message = receiving.result()
             if not message or message["kind"] == "shutdown":
                 break
-            if message.pop("kind") == "membership":
-                Membership.model_validate(message).write(MEMBERSHIP)
+            if message["kind"] == "membership":
+                fields = {name: value for name, value in message.items() if name != "kind"}
+                Membership.model_validate(fields).write(MEMBERSHIP)
             silence.end()
         self._finished = bool(message and message.get("finished"))
         self._shutdown.set()

@@ -7,16 +7,17 @@ mailboxes.
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer.comm.base import CommunicationError, Communicator, communication_errors
-from trainer.comm.elastic import ElasticCommunicator
+from trainer.comm.elastic import ElasticCommunicator, Group, Groups
 from trainer.comm.rendezvous import rendezvous
 from trainer.core.clock import Clock
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from trainer.core.context import NodeContext
 
 WORKER_THREADS = 4  # answer requests; only rpc_split's requests block, on the previous stage
+POLL_S = 0.02  # between looks at the store
 HEARTBEAT_S = 0.5  # between pings of a rank that this rank waits for
 PING_TIMEOUT_S = 3.0  # for an idle rank to answer a ping
 
@@ -102,8 +104,6 @@ class RpcCommunicator(Communicator):
 
     @classmethod
     def connect_elastic(cls, context: NodeContext, clock: Clock, membership: Path) -> Communicator:
-        from trainer.comm.elastic_rpc import RpcGroups
-
         return ElasticCommunicator(context, clock, RpcGroups(context, clock), membership)
 
     def close(self) -> None:
@@ -210,6 +210,83 @@ class RpcCommunicator(Communicator):
         raise CommunicationError(
             f"waiting for node {source} failed: no message within {self._timeout_s:g} s"
         )
+
+
+class RpcGroup(RpcCommunicator, Group):
+    """Some ranks of the one RPC network. A message reaches only the group in which it was sent."""
+
+    _left = False
+
+    def _split(self, groups: list[list[int]], number: int) -> RpcCommunicator:
+        raise NotImplementedError("no elastic strategy splits its communicator")
+
+    def _await(self, answer: Any) -> None:
+        answered = threading.Event()
+        answer.then(lambda _: answered.set())
+        while not answered.wait(HEARTBEAT_S):
+            self._check()
+        answer.wait()  # raises its error
+
+    def _check(self) -> None:
+        if self._left:
+            raise CommunicationError("the group has lost a node")
+
+    def leave(self) -> None:
+        self._left = True
+
+    def interrupt(self) -> None:
+        self._left = True
+
+
+class RpcGroups(Groups):
+    """The groups of one rank. RPC has connected all ranks of the run, so a group needs no rendezvous."""
+
+    def __init__(self, context: NodeContext, clock: Clock) -> None:
+        self._context, self._clock = context, clock
+        self._network = RpcCommunicator.connect(context, clock)
+
+    def first(self) -> Group:
+        return self._group("first", range(self._context.size))
+
+    def form(
+        self, name: str, ranks: Sequence[int], host: int, address: str, give_up: Callable[[], bool]
+    ) -> Group:
+        return self._group(name, ranks)
+
+    def _group(self, name: str, ranks: Sequence[int]) -> RpcGroup:
+        network, rank = self._network, ranks.index(self._context.rank)
+        group = RpcGroup(
+            rank,
+            len(ranks),
+            self._clock,
+            network._rpc,
+            network._store,
+            self._context.timeout_s,
+            ranks,
+            name,
+        )
+        group.parent_ranks = ranks
+        return group
+
+    def close(self, group: Group) -> None:
+        """Disconnect without the ranks that are lost, for which RPC's own shutdown would wait."""
+        if group.size == self._context.size:
+            self._network.close()
+            return
+        own, store = self._context.rank, self._network._store
+        with communication_errors("shutdown"):
+            for phase in ("answered", "left"):  # a rank may end when the others have its answers
+                store.set(f"{phase}/{own}", "")
+                others = group.parent_ranks if own == 0 or phase == "answered" else ()
+                self._wait([f"{phase}/{rank}" for rank in others])
+            self._network._rpc.shutdown(graceful=False)
+
+    def _wait(self, keys: list[str]) -> None:
+        deadline = time.monotonic() + self._context.timeout_s
+        while keys and not self._network._store.check(keys):
+            if time.monotonic() > deadline:
+                raise CommunicationError("shutdown: a node did not answer")
+            time.sleep(POLL_S)
 
 
 def worker_name(rank: int) -> str:
