@@ -73,7 +73,7 @@ def with_tables(text: str, page: Path) -> str:
     return _BLOCK.sub(block, text)
 
 
-def _table(header: tuple[str, ...], rows: Rows) -> str:
+def markdown_table(header: tuple[str, ...], rows: Rows) -> str:
     """A Markdown table; every line ends in a newline."""
     lines = [header, tuple("---" for _ in header), *rows]
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
@@ -141,7 +141,7 @@ def _brief(kind: str) -> Callable[[Path], str]:
         for name, found in listed(kind).items():
             yield _link(found, name, directory), _summary(found)
 
-    return lambda directory: _table((kind, "description"), rows(directory))
+    return lambda directory: markdown_table((kind, "description"), rows(directory))
 
 
 def _with_parameters(kind: str) -> Callable[[Path], str]:
@@ -155,7 +155,7 @@ def _with_parameters(kind: str) -> Callable[[Path], str]:
             written = ", ".join(f"`{field}` ({_yaml(info.default)})" for field, info in own.items())
             yield _link(each, name, directory), _summary(each), written
 
-    return lambda directory: _table((kind, "description", "parameters (default)"), rows(directory))
+    return lambda directory: markdown_table((kind, "description", "parameters (default)"), rows(directory))
 
 
 def _transports(directory: Path) -> str:
@@ -164,7 +164,7 @@ def _transports(directory: Path) -> str:
         (_link(found, name, directory), _summary(found), ", ".join(found.transports))
         for name, found in listed("strategy").items()
     ]
-    return _table(("strategy", "description", "transports"), rows)
+    return markdown_table(("strategy", "description", "transports"), rows)
 
 
 def _parameters(kind: str) -> Callable[[Path], str]:
@@ -185,7 +185,7 @@ def _parameters(kind: str) -> Callable[[Path], str]:
             )
             yield field, of, *rest
 
-    return lambda _: _table(("parameter", "of", "default", "allowed", "meaning"), rows())
+    return lambda _: markdown_table(("parameter", "of", "default", "allowed", "meaning"), rows())
 
 
 def _names(directory: Path) -> str:
@@ -196,13 +196,13 @@ def _names(directory: Path) -> str:
         (f"[{heading}]({reference}#{heading})", ", ".join(f"`{name}`" for name in listed(kind)))
         for kind, heading in headings.items()
     ]
-    return _table(("kind", "names"), rows)
+    return markdown_table(("kind", "names"), rows)
 
 
 def _run_fields(_: Path) -> str:
     """The fields of a run, with defaults and descriptions."""
     defaults = {"strategy": "required", "transport": "the strategy's first", "threads": "from `cpus`"}
-    return _table(
+    return markdown_table(
         ("field", "default", "allowed", "meaning"),
         [
             (
@@ -277,7 +277,7 @@ def _labs(directory: Path) -> str:
         epochs = f"{sum(run.epochs for run in sweep.runs)}{at_most}"
         page = os.path.relpath(PROJECT / "docs" / "labs" / f"{name}.md", directory)
         rows.append((f"[{name}]({page})", title.removesuffix("."), data, str(len(sweep.runs)), epochs))
-    return _table(("lab", "exercise", "data", "runs", "epochs in all"), rows)
+    return markdown_table(("lab", "exercise", "data", "runs", "epochs in all"), rows)
 
 
 def _plural(kind: str) -> str:

@@ -8,9 +8,14 @@ from pathlib import Path
 import psutil
 
 
-def identity() -> str:
-    """Identifies this process even if its PID is reused: "1234 86400/9f0c… pid:[4026531836]"."""
-    return f"{os.getpid()} {_since(os.getpid())} {_namespace()}"
+def identity(pid: int | None = None) -> str:
+    """Identifies a process even if its PID is reused: "1234 86400/9f0c… pid:[4026531836]".
+
+    Args:
+        pid: of a process in the same namespace; default: this process.
+    """
+    number = os.getpid() if pid is None else pid
+    return f"{number} {_since(number)} {_namespace()}"
 
 
 def is_gone(label: str) -> bool:

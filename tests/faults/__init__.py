@@ -1,0 +1,1 @@
+"""The fault matrix: one table of faults with declared verdicts, executed by `make faults`."""

@@ -1,0 +1,80 @@
+"""`make faults`: play the cases of the fault matrix, and judge them.
+
+python -m tests.faults [WORD...]            cases whose names contain one of the words
+python -m tests.faults orchestrator-ends    force the end of the orchestrator at random moments
+python -m tests.faults sweep-ends           kill a sweep again and again until it is finished
+python -m tests.faults docs                 write docs/faults.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.faults.case import DOCKER, LOCAL
+from tests.faults.page import write_page
+from tests.faults.runner import Played, References, missing, play
+from tests.faults.table import CASES
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("words", nargs="*", help="of the names of cases; default: all cases")
+    parser.add_argument("--runtime", choices=[LOCAL, DOCKER], action="append", help="default: both")
+    parser.add_argument("--seeds", type=int, default=3, help="how often each case is played")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--skip", nargs="*", default=[], help="names of cases to leave out")
+    parser.add_argument("--alone", action="store_true", help="also stop the Docker engine of this machine")
+    parser.add_argument("--json", type=Path, help="a file for all results")
+    options = parser.parse_args()
+    if options.words == ["docs"]:
+        return write_page()
+    chosen = [
+        (case, runtime)
+        for runtime in options.runtime or [LOCAL, DOCKER]
+        for case in CASES
+        if runtime in case.runtimes and case.name not in options.skip
+        if not options.words or any(word in case.name for word in options.words)
+    ]
+    references = References()
+    played: list[Played] = []
+    skipped: Counter[str] = Counter()
+    for number, (case, runtime) in enumerate(chosen, start=1):
+        reason = missing(case, runtime)
+        if case.fault.alone and not options.alone:
+            reason = "stops the engine: --alone"
+        if reason:
+            skipped[runtime] += 1
+            print(f"{number}/{len(chosen)} {case.name} {runtime}: skipped, {reason}", flush=True)
+            continue
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
+            began = time.monotonic()
+            done = play(case, runtime, seed, references)
+            played.append(done)
+            took = "" if done.seconds is None else f", {done.seconds:.1f} s after the fault"
+            verdict = "; ".join(done.wrong) or "ok"
+            print(
+                f"{number}/{len(chosen)} {case.name} {runtime} seed {seed} "
+                f"({time.monotonic() - began:.0f} s{took}): {verdict}",
+                flush=True,
+            )
+            if done.wrong:
+                print(f"    said: {done.said[-600:]}", flush=True)
+            if options.json:
+                options.json.write_text(json.dumps([asdict(each) for each in played], indent=1))
+    for runtime in options.runtime or [LOCAL, DOCKER]:
+        of = [each for each in played if each.runtime == runtime]
+        good = sum(not each.wrong for each in of)
+        print(f"{runtime}: {good} of {len(of)} hold, {skipped[runtime]} cases skipped")
+        for name, count in Counter(each.case for each in of if each.wrong).items():
+            print(f"  {name}: {count} failed")
+    return 1 if any(each.wrong for each in played) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

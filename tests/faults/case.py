@@ -1,0 +1,125 @@
+"""What a case of the matrix declares: a fault, its moment, a run, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.faults.scene import Scene
+
+LOCAL, DOCKER = "local", "docker"
+Strike = Callable[["Scene", Random], None]
+
+
+class Moment(StrEnum):
+    """When the fault strikes; the seed varies the moment within it."""
+
+    BEFORE = "before the sweep"
+    START = "start"
+    ASSIGNMENT = "connecting"
+    FIRST_STEP = "first step"
+    EPOCH = "epoch"
+    EVALUATION = "evaluation"
+    CHECKPOINT = "checkpoint"
+    TEARDOWN = "teardown"
+    RESTART = "restart"
+
+
+class Earlier(Enum):
+    """What the same command has done before the one that is judged."""
+
+    NOTHING = 0
+    KILLED = 1  # it was killed after a checkpoint
+    FINISHED = 2
+
+
+class Then(StrEnum):
+    """What the sweep does next."""
+
+    OK = "the run ends ok"
+    GOES_ON = "goes on with the next run"
+    STOPS = "stops; the same command resumes"
+
+
+def _nothing(scene: Scene) -> None: ...
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong.
+
+    Attributes:
+        words: for the page.
+        strike: makes it happen, at the moment of the case.
+        arrange: prepares it before the command starts. repair: undoes it before the command runs again.
+        needs_root: whether only root can do it. needs_data: whether it needs the files of MNIST.
+        alone: whether it disturbs other users of the engine.
+    """
+
+    words: str
+    strike: Strike
+    arrange: Callable[[Scene], None] = _nothing
+    repair: Callable[[Scene], None] = _nothing
+    needs_root: bool = False
+    needs_data: bool = False
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What a row or the command's output states. words: for the page. pattern: how it is checked."""
+
+    words: str
+    pattern: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What must follow.
+
+    Attributes:
+        status: of the run's row, any of these; empty: it has no row yet.
+        named: who is named. {nodes} stands for the victims: the first node that is named must be one.
+        cause: what is said about it. Both are only checked in a row that is not silent.
+        within_s: from the fault to the row, or to the end of the command where the sweep stops.
+        silent: statuses whose row need not name anything, such as ok after a fault that came too late.
+    """
+
+    status: tuple[str, ...]
+    named: Fact | None
+    cause: Fact | None
+    within_s: float
+    then: Then
+    exit_code: int
+    silent: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the matrix.
+
+    Attributes:
+        run: fields of the run that is disturbed; a healthy run follows it in the sweep.
+        victims: the ranks of which the seed chooses `count`; default: all.
+        options: of the command.
+        again: whether the same command is run again, and must end as if nothing had happened.
+        sample: whether CI runs it.
+    """
+
+    name: str
+    fault: Fault
+    moment: Moment
+    run: Mapping[str, Any]
+    verdict: Verdict
+    runtimes: tuple[str, ...] = (LOCAL, DOCKER)
+    victims: tuple[int, ...] = ()
+    count: int = 1
+    options: tuple[str, ...] = ()
+    earlier: Earlier = Earlier.NOTHING
+    again: bool = False
+    sample: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)

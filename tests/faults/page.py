@@ -1,0 +1,64 @@
+"""Write the tables of docs/faults.md from the matrix."""
+
+from __future__ import annotations
+
+import re
+
+from orchestrator.commands.docs import PROJECT, markdown_table
+from orchestrator.results.store import write_atomic
+from tests.faults.case import LOCAL, Case, Then
+from tests.faults.table import SECTIONS
+
+PAGE = PROJECT / "docs" / "faults.md"
+_BLOCK = re.compile(r"(?ms)^(<!-- faults -->\n).*?^(<!-- end of faults -->)$")
+STATUS = {"ok": "ok", "failed": "failed", "timeout": "timeout"}
+
+
+def with_cases(text: str) -> str:
+    """The text of the page with current tables."""
+    return _BLOCK.sub(lambda match: f"{match[1]}{tables()}{match[2]}", text)
+
+
+def tables() -> str:
+    """A heading and a table for each section."""
+    header = ("fault", "when", "where", "the row", "who is named, and why", "within", "the sweep")
+    parts = []
+    for title, cases in SECTIONS.items():
+        parts.append(f"\n## {title}\n\n{markdown_table(header, map(row, cases))}")
+    return "".join(parts) + "\n"
+
+
+def row(case: Case) -> tuple[str, ...]:
+    """A case as a row."""
+    verdict = case.verdict
+    named = ": ".join(fact.words for fact in (verdict.named, verdict.cause) if fact)
+    then = verdict.then.value
+    if case.again and verdict.then is not Then.STOPS:
+        then += "; the same command resumes"
+    runtimes = " and ".join("local processes" if each == LOCAL else "containers" for each in case.runtimes)
+    options = "".join(f", `{option}`" for option in case.options)
+    run = f"{_name(case)}"
+    return (
+        case.fault.words,
+        case.moment.value,
+        f"{runtimes}{options}; {run}",
+        " or ".join(verdict.status) or "none",
+        named or "–",
+        f"{verdict.within_s:g} s",
+        then,
+    )
+
+
+def _name(case: Case) -> str:
+    strategy = case.run["strategy"]
+    name = strategy["name"] if isinstance(strategy, dict) else strategy
+    return f"`{name}` over `{case.run['transport']}`"
+
+
+def write_page() -> int:
+    """Update the page; returns the exit code."""
+    old = PAGE.read_text(encoding="utf-8")
+    if (new := with_cases(old)) != old:
+        write_atomic(PAGE, new)
+        print(f"wrote {PAGE}")
+    return 0

@@ -1,0 +1,162 @@
+"""Where nodes run: find their processes on this machine, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from orchestrator.runtimes.docker.reaper import LABEL
+from orchestrator.runtimes.local.runtime import LABEL as LOCAL_LABEL
+from tests.support.containers import leftovers
+from tests.support.processes import node_processes
+from trainer.spec.run_spec import RunSpec
+
+
+class Place(ABC):
+    """The processes of one orchestrator's nodes."""
+
+    def __init__(self, orchestrator: psutil.Process, label: str, out: Path) -> None:
+        """label: the identity of the orchestrator."""
+        self.orchestrator, self.label, self.out = orchestrator, label, out
+
+    @abstractmethod
+    def rank(self, run: RunSpec, rank: int, pid: int) -> psutil.Process | None:
+        """The process of a rank that has reported this PID."""
+
+    @abstractmethod
+    def starting(self, run: RunSpec, rank: int) -> psutil.Process | None:
+        """A process that becomes this rank, or starts it."""
+
+    @abstractmethod
+    def processes(self, word: str) -> Iterator[psutil.Process]:
+        """Processes of the orchestrator or its nodes whose command line contains a word."""
+
+    @abstractmethod
+    def left(self) -> list[str]:
+        """What is left of the nodes, as text."""
+
+    def commands(self, word: str) -> Iterator[psutil.Process]:
+        """Descendants of the orchestrator on this machine whose command line contains a word."""
+        with suppress(psutil.NoSuchProcess):
+            yield from _with(word, self.orchestrator.children(recursive=True))
+
+
+class LocalPlace(Place):
+    """Processes of this machine."""
+
+    def rank(self, run: RunSpec, rank: int, pid: int) -> psutil.Process | None:
+        return _alive(pid)
+
+    def starting(self, run: RunSpec, rank: int) -> psutil.Process | None:
+        for process in node_processes(self.out):
+            with suppress(psutil.Error):
+                if process.environ().get("RANK") == str(rank):
+                    return process
+        return None
+
+    def processes(self, word: str) -> Iterator[psutil.Process]:
+        return self.commands(word)
+
+    def left(self) -> list[str]:
+        own = self.label.partition(" ")[0]
+        found = {process.pid for process in node_processes(self.out)}
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                ours = process.environ().get(LOCAL_LABEL) == own
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.add(process.pid)
+        return [f"process {pid}" for pid in sorted(found)]
+
+
+class DockerPlace(Place):
+    """Containers of an engine on this machine, whose processes it can see."""
+
+    def containers(self, role: str = "", number: int | None = None) -> list[dict[str, Any]]:
+        """The containers of a service and with a number, as `docker inspect` describes them."""
+        filters = [f"label={LABEL}={self.label}"]
+        filters += [f"label=com.docker.compose.service={role}"] if role else []
+        filters += [] if number is None else [f"label=com.docker.compose.container-number={number}"]
+        found = docker("ps", "-aq", *(part for each in filters for part in ("--filter", each))).split()
+        if not found:
+            return []
+        try:
+            inspected: list[dict[str, Any]] = json.loads(docker("inspect", *found) or "[]")
+        except ValueError:
+            return []  # one was removed meanwhile
+        return inspected
+
+    def node(self, run: RunSpec, rank: int) -> dict[str, Any] | None:
+        """The container of a rank's node."""
+        node = rank // run.processes_per_node
+        if run.topology == "single":
+            node = 0
+        if run.topology == "rpc":
+            found = self.containers("node", node) if node else self.containers("master")
+        else:
+            found = self.containers("node", node + 1)
+        return found[0] if found else None
+
+    def rank(self, run: RunSpec, rank: int, pid: int) -> psutil.Process | None:
+        container = self.node(run, rank)
+        return next((p for p in inside(container) if inner_pid(p) == pid), None) if container else None
+
+    def starting(self, run: RunSpec, rank: int) -> psutil.Process | None:
+        container = self.node(run, rank)
+        return next(_with("trainer.cluster", inside(container)), None) if container else None
+
+    def processes(self, word: str) -> Iterator[psutil.Process]:
+        for container in self.containers():
+            yield from _with(word, inside(container))
+
+    def left(self) -> list[str]:
+        return [
+            *leftovers(f"{LABEL}={self.label}"),
+            *(f"process {p.pid}" for p in node_processes(self.out)),
+        ]
+
+
+def docker(*arguments: str) -> str:
+    return subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False).stdout
+
+
+def inside(container: dict[str, Any]) -> list[psutil.Process]:
+    """The processes in a container."""
+    pid = int(container["State"]["Pid"])
+    with suppress(psutil.NoSuchProcess):
+        if pid:
+            init = psutil.Process(pid)
+            return [init, *init.children(recursive=True)]
+    return []
+
+
+def inner_pid(process: psutil.Process) -> int:
+    """The PID that a process has in its own namespace."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    return 0
+
+
+def _with(word: str, processes: list[psutil.Process]) -> Iterator[psutil.Process]:
+    for process in processes:
+        with suppress(psutil.Error):
+            if word in " ".join(process.cmdline()):
+                yield process
+
+
+def _alive(pid: int) -> psutil.Process | None:
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process
+    return None
+
+
+PLACES: dict[str, type[Place]] = {"local": LocalPlace, "docker": DockerPlace}

@@ -1,0 +1,245 @@
+"""Play a case: run the command, let the fault strike, and judge what follows."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+from orchestrator.errors import InputError
+from orchestrator.results.records import RunResult
+from tests.faults.case import DOCKER, Case, Earlier, Moment, Then
+from tests.faults.places import docker
+from tests.faults.scene import END_S, MOMENT_S, Scene, SceneError, clean
+from tests.support.containers import containers_missing
+from tests.support.datasets import mnist_missing
+
+HANG_S = 10.0  # beyond the deadline, after which a row counts as hanging
+LEFT_S = 30.0  # for what the watchdogs and the reaper end after an orchestrator was killed
+Weights = dict[str, list[str | None]]
+
+
+@dataclass(frozen=True)
+class Played:
+    """One case on one runtime with one seed.
+
+    Attributes:
+        seconds: from the fault to the row, or to the end of the command; None if the case came to neither.
+        said: the cause, flags or message.
+        wrong: what does not hold.
+    """
+
+    case: str
+    runtime: str
+    seed: int
+    victims: list[int]
+    seconds: float | None
+    said: str
+    wrong: list[str]
+
+
+class References:
+    """Weights of undisturbed sweeps, one sweep per file, on local processes."""
+
+    def __init__(self) -> None:
+        self._weights: dict[str, Weights] = {}
+
+    def of(self, case: Case) -> Weights:
+        """The weights of an undisturbed sweep of the case."""
+        name = Scene.document(case)
+        if name not in self._weights:
+            with TemporaryDirectory(prefix="shardyard-reference-") as directory:
+                scene = Scene(case, "local", Random(0), Path(directory))
+                case.fault.arrange(scene) if case.fault.needs_data else None
+                scene.start()
+                if code := scene.wait(2 * MOMENT_S):
+                    raise SceneError(f"the undisturbed sweep ended with exit code {code}: {scene.output}")
+                self._weights[name] = weights(scene)
+        return self._weights[name]
+
+
+def missing(case: Case, runtime: str) -> str | None:
+    """Why a case cannot be played here, or None."""
+    if case.fault.needs_root and os.getuid():
+        return "needs root"
+    if case.fault.needs_data and (absent := mnist_missing()):
+        return absent
+    return containers_missing() if runtime == DOCKER else None
+
+
+def play(case: Case, runtime: str, seed: int, references: References) -> Played:
+    """Play a case once."""
+    with TemporaryDirectory(prefix="shardyard-faults-", ignore_cleanup_errors=True) as name:
+        directory = Path(name)
+        directory.chmod(0o755)  # containers read the data directory
+        scene = Scene(case, runtime, Random(f"{case.name} {runtime} {seed}"), directory)
+        wrong: list[str] = []
+        try:
+            wrong = _play(scene, references)
+        except (SceneError, InputError) as error:
+            wrong = [str(error)]
+        finally:
+            wrong += _end(scene)
+    took = scene.ended_at - scene.struck_at if scene.struck_at and scene.ended_at else None
+    return Played(case.name, runtime, seed, scene.victims, took, scene.said, wrong)
+
+
+def _play(scene: Scene, references: References) -> list[str]:
+    """Returns what does not hold."""
+    case, verdict = scene.case, scene.case.verdict
+    expected = references.of(case) if case.again or case.earlier is not Earlier.NOTHING else None
+    case.fault.arrange(scene)
+    if case.earlier is not Earlier.NOTHING:
+        _earlier(scene)
+    if case.moment is Moment.BEFORE:
+        scene.strike()
+    scene.start()
+    if case.moment is not Moment.BEFORE:
+        scene.reach(case.moment)
+        scene.strike()
+    wrong = _await(scene)
+    code = scene.wait(END_S)
+    row = scene.row() if verdict.then is not Then.STOPS else None
+    wrong += judge(scene, row, code)
+    if case.again:
+        case.fault.repair(scene)
+        if code < 0:  # a new command may find nodes that are about to end
+            _until(lambda: not scene.place.left(), LEFT_S)
+        scene.start()
+        if code := scene.wait(2 * MOMENT_S):
+            wrong.append(f"the same command ended with exit code {code}: {scene.output[-400:]}")
+        wrong += _traceback(scene)
+    if (expected is not None and verdict.then is not Then.GOES_ON) or case.again:
+        found = weights(scene)
+        if found != expected:
+            wrong.append(f"weights differ from those of an undisturbed sweep: {found}, not {expected}")
+    return wrong
+
+
+def _earlier(scene: Scene) -> None:
+    """Run the command before the one that is judged."""
+    scene.start()
+    if scene.case.earlier is Earlier.FINISHED:
+        if code := scene.wait(2 * MOMENT_S):
+            raise SceneError(f"the first command ended with exit code {code}")
+        return
+    scene.reach(Moment.CHECKPOINT)
+    scene.orchestrator.send_signal(signal.SIGKILL)
+    scene.wait(HANG_S)
+    if not _until(lambda: not scene.place.left(), LEFT_S):
+        raise SceneError(f"left by the first command: {scene.place.left()}")
+
+
+def _await(scene: Scene) -> list[str]:
+    """Wait for the row of the disturbed run, or for the end of the command where the sweep stops."""
+    verdict, stops = scene.case.verdict, scene.case.verdict.then is Then.STOPS
+
+    def over() -> bool:
+        if not scene.running:
+            return True
+        with suppress(InputError):
+            return not stops and (row := scene.row()) is not None and row.started_at > scene.started_at
+        return False
+
+    if not _until(over, verdict.within_s + HANG_S):
+        raise SceneError(f"hangs: no end {verdict.within_s + HANG_S:.0f} s after the fault")
+    scene.ended_at = time.time()
+    took = scene.ended_at - scene.struck_at
+    return [] if took <= verdict.within_s else [f"took {took:.1f} s, not {verdict.within_s:g} s"]
+
+
+def judge(scene: Scene, row: RunResult | None, code: int) -> list[str]:
+    """What in the row and the command's output differs from the verdict."""
+    verdict, wrong = scene.case.verdict, _traceback(scene)
+    healthy = next(each.key for each in scene.runs if each.key != scene.run.key)
+    silent = row is not None and row.status in verdict.silent
+    if code != (0 if silent else verdict.exit_code):
+        wrong.append(f"exit code {code}, not {verdict.exit_code}: {scene.output[-400:]}")
+    if verdict.then is Then.STOPS:
+        said = scene.output
+    elif row is None:
+        return [*wrong, "the run has no row"]
+    else:
+        skipped = [
+            f"node {event['rank']}: {event['cause']}"
+            for event in scene.events()
+            if event["kind"] == "checkpoint_skipped" and "some rank" not in event["cause"]
+        ]
+        said = "; ".join(filter(None, [row.cause, row.nodes_replaced, *row.flags, *skipped]))
+        if row.status not in verdict.status:
+            wrong.append(f"{row.status}, not {' or '.join(verdict.status)}")
+        other = scene.row(healthy)
+        if other is None or other.status != "ok":
+            wrong.append(f"the next run is not ok: {other.cause if other else 'it has no row'}")
+    scene.said = said.strip()
+    return wrong if silent else wrong + unnamed(scene, said)
+
+
+def unnamed(scene: Scene, said: str) -> list[str]:
+    """Which facts of the verdict are not stated."""
+    verdict, wrong = scene.case.verdict, []
+    if verdict.named and verdict.named.pattern:
+        if not re.search(verdict.named.pattern, said):
+            wrong.append(f"does not name {verdict.named.words}")
+    elif verdict.named:
+        nodes = {str(rank // scene.run.processes_per_node) for rank in scene.victims}
+        first = re.search(r"\bnodes? (\d+)", said)
+        if scene.run.processes_per_node > 1 and scene.run.nodes == 1:
+            first = re.search(r"\brank (\d+)", said)
+        if not first or (scene.case.fault.strike.__name__ != "nothing" and first[1] not in nodes):
+            wrong.append(f"names {first[0] if first else 'no node'}, not node {' or '.join(nodes)}")
+    if verdict.cause and not re.search(verdict.cause.pattern, said):
+        wrong.append(f"does not say: {verdict.cause.words}")
+    return wrong
+
+
+def weights(scene: Scene) -> Weights:
+    """The weights of all runs that are ok, by key."""
+    rows = [scene.row(run.key) for run in scene.runs]
+    return {
+        row.key: [rank.weights_digest for rank in row.ranks] for row in rows if row and row.status == "ok"
+    }
+
+
+def _traceback(scene: Scene) -> list[str]:
+    return ["there is a traceback"] if "Traceback" in scene.output else []
+
+
+def _end(scene: Scene) -> list[str]:
+    """End and remove everything. Returns what was left although the command had ended."""
+    ended = not scene.running
+    scene.end()
+    left: list[str] = []
+    if ended and not _until(lambda: not scene.left(), LEFT_S):
+        left = [f"{each} is left" for each in scene.left()]
+    if left or not ended:
+        clean(scene.runtime)
+        for each in scene.left():
+            kind, _, name = each.partition(" ")
+            if kind == "process":
+                with suppress(ProcessLookupError):
+                    os.kill(int(name), signal.SIGKILL)
+            elif kind == "container":
+                docker("rm", "-f", name)
+    for mounted in (scene.checkpoints, scene.out):
+        if mounted.is_mount():
+            subprocess.run(["umount", "-l", str(mounted)], check=False)
+    return left
+
+
+def _until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Poll until the condition holds; returns whether it does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True

@@ -1,0 +1,647 @@
+"""All cases, by section of the page. docs/faults.md is written from this table."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tests.faults import strikes
+from tests.faults.case import DOCKER, LOCAL, Case, Earlier, Fact, Fault, Moment, Then, Verdict
+
+# Runs
+
+TRAINING: dict[str, Any] = {
+    "dataset": {"name": "synthetic", "samples": 240, "test_samples": 64, "noise": 1.0},
+    "model": {"name": "mlp", "hidden": [16]},
+    "lr": 0.1,
+    "timeout_s": 120,
+}
+# Lasts longer than any case.
+LONG = {**TRAINING, "epochs": 10_000}
+# Ends in seconds, so that it can be resumed.
+SHORT = {**TRAINING, "epochs": 300}
+GLOO = {"strategy": "all_reduce", "transport": "gloo", "nodes": 2}
+MPI = {"strategy": "all_reduce", "transport": "mpi", "nodes": 2}
+RPC = {"strategy": "all_reduce", "transport": "rpc", "nodes": 2}
+SERVER = {"strategy": "parameter_server", "transport": "gloo", "nodes": 3}
+ASYNC = {"strategy": "async_parameter_server", "transport": "rpc", "nodes": 3}
+SPLIT = {"strategy": "rpc_split", "transport": "rpc", "nodes": 3}
+PIPELINE = {"strategy": "pipeline", "transport": "gloo", "nodes": 3}
+TORCH_PIPELINE = {"strategy": "pipeline_torch", "transport": "gloo", "nodes": 3}
+HOGWILD = {"strategy": "hogwild", "transport": "memory", "nodes": 3}
+# Nearly all of its time is evaluation.
+EVALUATING = {
+    **LONG,
+    **GLOO,
+    "dataset": {"name": "synthetic", "samples": 64, "test_samples": 20_000, "noise": 1.0},
+}
+# Nearly all of its time is checkpoints.
+CHECKPOINTING = {**LONG, **GLOO, "checkpoint_steps": 1}
+RESUMABLE = {**SHORT, **GLOO, "checkpoint_epochs": 10}
+RESTARTED = {**SHORT, **GLOO, "restarts": 3, "checkpoint_epochs": 10}
+
+# Facts
+
+NODE = Fact("the node", "")  # checked against the victims
+KILLED = Fact("killed by SIGKILL", "SIGKILL|killed together with its container")
+COORDINATOR = Fact("the coordinator", r"\bcoordinator\b")
+LAUNCHER = Fact("mpirun or the launcher", r"\b(mpirun|launcher)\b")
+WARM = Fact("the warm nodes", r"\bwarm (nodes|container)\b")
+RESULTS = Fact("the results directory", r"/out\b")
+DATA = Fact("the file", r"train-images-idx3-ubyte\.gz")
+
+# Verdicts
+
+
+def fails(cause: Fact | None, within_s: float = 15.0, named: Fact | None = NODE) -> Verdict:
+    """The run fails, and the sweep goes on."""
+    return Verdict(("failed",), named, cause, within_s, Then.GOES_ON, 1)
+
+
+def ends_ok(within_s: float = 90.0, named: Fact | None = None, cause: Fact | None = None) -> Verdict:
+    """The run ends ok; what has happened is a flag of its row."""
+    return Verdict(("ok",), named, cause, within_s, Then.OK, 0)
+
+
+def stops(named: Fact | None, cause: Fact | None, code: int, within_s: float = 20.0) -> Verdict:
+    """The sweep stops."""
+    return Verdict((), named, cause, within_s, Then.STOPS, code)
+
+
+# Faults
+
+KILL = strikes.signal_ranks(signal.SIGKILL, "a rank gets SIGKILL")
+SUSPEND = strikes.signal_ranks(signal.SIGSTOP, "a rank is suspended (SIGSTOP)")
+INJECTED = Fault("", strikes.nothing)
+
+
+def injected(fault: str, words: str) -> tuple[Fault, Mapping[str, Any]]:
+    """A fault of the strategy fault_injection, and its run."""
+    strategy = {"name": "fault_injection", "fault": fault, "rank": 1, "work_s": 0.3}
+    return replace(INJECTED, words=words), {"strategy": strategy, "transport": "gloo", "nodes": 2}
+
+
+CRASH, CRASHING = injected("crash", "a rank raises an exception")
+STALL, STALLING = injected("stall", "a rank computes forever")
+
+KILLED_RANKS = (
+    Case(
+        "kill-at-start",
+        Fault("a rank gets SIGKILL", strikes.kill_starting_rank),
+        Moment.START,
+        {**LONG, **GLOO},
+        fails(Fact("killed by SIGKILL", "SIGKILL")),
+        (LOCAL,),
+        sample=True,
+    ),
+    Case("kill-connecting", KILL, Moment.ASSIGNMENT, {**LONG, **GLOO}, fails(KILLED)),
+    Case("kill-first-step", KILL, Moment.FIRST_STEP, {**LONG, **GLOO}, fails(KILLED)),
+    Case("kill-epoch", KILL, Moment.EPOCH, {**LONG, **GLOO}, fails(KILLED), sample=True),
+    Case("kill-evaluation", KILL, Moment.EVALUATION, EVALUATING, fails(KILLED)),
+    Case("kill-checkpoint", KILL, Moment.CHECKPOINT, CHECKPOINTING, fails(KILLED)),
+    Case(
+        "kill-then-resume",
+        KILL,
+        Moment.CHECKPOINT,
+        RESUMABLE,
+        Verdict(("failed", "ok"), NODE, KILLED, 30.0, Then.GOES_ON, 1, silent=("ok",)),
+        again=True,
+    ),
+    Case(
+        "kill-teardown",
+        KILL,
+        Moment.TEARDOWN,
+        {**TRAINING, **GLOO, "epochs": 20},
+        Verdict(("failed", "ok"), NODE, KILLED, 15.0, Then.GOES_ON, 1, silent=("ok",)),
+    ),
+    Case("kill-mpi", KILL, Moment.EPOCH, {**LONG, **MPI, "nodes": 3}, fails(KILLED)),
+    Case("kill-mpi-connecting", KILL, Moment.ASSIGNMENT, {**LONG, **MPI}, fails(KILLED)),
+    Case("kill-rpc", KILL, Moment.EPOCH, {**LONG, **RPC}, fails(KILLED)),
+    Case("kill-ddp", KILL, Moment.EPOCH, {**LONG, **GLOO, "strategy": "ddp", "nodes": 3}, fails(KILLED)),
+    Case("kill-fsdp", KILL, Moment.EPOCH, {**LONG, **GLOO, "strategy": "fsdp"}, fails(KILLED)),
+    Case(
+        "kill-several-in-node",
+        KILL,
+        Moment.EPOCH,
+        {**LONG, **GLOO, "processes_per_node": 2},
+        fails(KILLED),
+        (LOCAL,),
+    ),
+    Case("kill-server", KILL, Moment.EPOCH, {**LONG, **SERVER}, fails(KILLED), victims=(0,)),
+    Case("kill-worker", KILL, Moment.EPOCH, {**LONG, **SERVER}, fails(KILLED), victims=(1, 2)),
+    Case("kill-async-server", KILL, Moment.EPOCH, {**LONG, **ASYNC}, fails(KILLED), victims=(0,)),
+    Case("kill-async-worker", KILL, Moment.EPOCH, {**LONG, **ASYNC}, fails(KILLED), victims=(1, 2)),
+    Case("kill-stage", KILL, Moment.EPOCH, {**LONG, **PIPELINE}, fails(KILLED)),
+    Case("kill-torch-stage", KILL, Moment.EPOCH, {**LONG, **TORCH_PIPELINE}, fails(KILLED), (LOCAL,)),
+    Case("kill-rpc-master", KILL, Moment.EPOCH, {**LONG, **SPLIT}, fails(KILLED), victims=(0,)),
+    Case("kill-rpc-stage", KILL, Moment.EPOCH, {**LONG, **SPLIT}, fails(KILLED), victims=(1, 2)),
+    Case("kill-hogwild", KILL, Moment.EPOCH, {**LONG, **HOGWILD}, fails(KILLED)),
+    Case(
+        "kill-hogwild-parent",
+        Fault("the parent of hogwild's ranks gets SIGKILL", strikes.kill_parent_of_ranks),
+        Moment.EPOCH,
+        {**LONG, **HOGWILD},
+        fails(KILLED, named=Fact("the process that started the ranks", "process that started all|warm")),
+        options=("--cold",),
+    ),
+    Case(
+        "kill-two",
+        strikes.signal_ranks(signal.SIGKILL, "two ranks get SIGKILL at once"),
+        Moment.EPOCH,
+        {**LONG, **GLOO, "nodes": 3},
+        fails(KILLED),
+        count=2,
+    ),
+    Case(
+        "terminate",
+        strikes.signal_ranks(signal.SIGTERM, "a rank gets SIGTERM from another program"),
+        Moment.EPOCH,
+        {**LONG, **GLOO},
+        fails(Fact("stopped by SIGTERM from outside", "SIGTERM")),
+    ),
+    Case(
+        "crash",
+        CRASH,
+        Moment.FIRST_STEP,
+        CRASHING,
+        fails(Fact("the exception", "InjectedFault")),
+        victims=(1,),
+    ),
+    Case(
+        "stall",
+        STALL,
+        Moment.FIRST_STEP,
+        {**STALLING, "timeout_s": 30.0},
+        Verdict(("timeout",), NODE, Fact("where it was last seen", "last seen"), 40.0, Then.GOES_ON, 1),
+        victims=(1,),
+    ),
+)
+
+SUSPENDED = (
+    Case(
+        "suspend-short",
+        Fault("a rank is suspended for 3 s", strikes.suspend_for(3.0)),
+        Moment.EPOCH,
+        {**SHORT, **GLOO},
+        ends_ok(),
+    ),
+    Case(
+        "suspend",
+        SUSPEND,
+        Moment.EPOCH,
+        {**LONG, **GLOO, "timeout_s": 40.0},
+        Verdict(("failed", "timeout"), NODE, None, 50.0, Then.GOES_ON, 1),
+    ),
+    Case(
+        "suspend-connecting",
+        SUSPEND,
+        Moment.ASSIGNMENT,
+        {**LONG, **GLOO, "timeout_s": 40.0},
+        Verdict(("failed", "timeout"), NODE, None, 50.0, Then.GOES_ON, 1),
+    ),
+    Case(
+        "suspend-node",
+        Fault("all processes of a node are suspended", strikes.suspend_container),
+        Moment.EPOCH,
+        {**LONG, **GLOO},
+        fails(Fact("is stuck, or silent", "stuck|silent|heartbeat|no answer"), 60.0),
+        (DOCKER,),
+        options=("--cold",),
+    ),
+    Case(
+        "pause-short",
+        Fault("a container is paused for 5 s", strikes.pause(5.0)),
+        Moment.EPOCH,
+        {**SHORT, **GLOO},
+        ends_ok(),
+        (DOCKER,),
+    ),
+    Case(
+        "pause",
+        Fault("a container is paused", strikes.pause(None)),
+        Moment.EPOCH,
+        {**LONG, **GLOO, "timeout_s": 60.0},
+        Verdict(("failed", "timeout"), NODE, None, 70.0, Then.GOES_ON, 1),
+        (DOCKER,),
+        options=("--cold",),
+    ),
+    Case(
+        "cut",
+        Fault("a node is cut off from the network", strikes.cut(None), needs_root=True),
+        Moment.EPOCH,
+        {**LONG, **GLOO},
+        fails(None),
+        (DOCKER,),
+        options=("--cold",),
+    ),
+    Case(
+        "cut-short",
+        Fault("a node is cut off for 3 s", strikes.cut(3.0), needs_root=True),
+        Moment.EPOCH,
+        {**SHORT, **GLOO},
+        ends_ok(),
+        (DOCKER,),
+    ),
+)
+
+RESTARTS = (
+    Case(
+        "restart-rank",
+        KILL,
+        Moment.EPOCH,
+        RESTARTED,
+        ends_ok(named=NODE, cause=Fact("lost, and all ranks were restarted", "restarted")),
+    ),
+    Case(
+        "restart-again",
+        Fault("a rank gets SIGKILL, and another one during the restart", strikes.kill_again),
+        Moment.RESTART,
+        RESTARTED,
+        ends_ok(named=NODE, cause=Fact("lost, and all ranks were restarted", "restarted")),
+        count=2,
+    ),
+    Case(
+        "restarts-used-up",
+        Fault("more ranks get SIGKILL than restarts are allowed", strikes.kill_again),
+        Moment.RESTART,
+        {**RESTARTED, "epochs": 1000, "restarts": 1},
+        fails(Fact("killed by SIGKILL, after 1 restart", "after 1 restart"), 40.0),
+        count=2,
+    ),
+    Case(
+        "restart-agent",
+        strikes.kill_process("trainer.elastic", "a torchrun agent gets SIGKILL"),
+        Moment.EPOCH,
+        {**RESTARTED, "epochs": 1000},
+        fails(
+            Fact("killed by SIGKILL", "SIGKILL|killed"),
+            40.0,
+            named=Fact("the node", r"node \d|torchrun"),
+        ),
+    ),
+)
+
+PROCESSES = (
+    Case(
+        "warm-parent",
+        strikes.kill_process("trainer.warm", "a warm parent gets SIGKILL"),
+        Moment.EPOCH,
+        {**SHORT, **GLOO},
+        ends_ok(named=WARM, cause=Fact("the run was repeated", "repeated")),
+        sample=True,
+    ),
+    Case(
+        "warm-client",
+        strikes.kill_process("warm/client.py", "the client of a warm parent gets SIGKILL"),
+        Moment.EPOCH,
+        {**LONG, **GLOO},
+        fails(KILLED),
+        (LOCAL,),
+        victims=(0, 1),
+        count=2,
+    ),
+    Case(
+        "mpirun",
+        strikes.kill_process("mpirun", "mpirun gets SIGKILL", in_containers="bin/mpirun"),
+        Moment.EPOCH,
+        {**LONG, **MPI},
+        fails(None, named=LAUNCHER),
+    ),
+    Case(
+        "mpirun-at-start",
+        strikes.kill_command("mpirun", "mpirun gets SIGKILL"),
+        Moment.START,
+        {**LONG, **MPI},
+        fails(None, named=LAUNCHER),
+        (LOCAL,),
+    ),
+    Case(
+        "launcher",
+        Fault("the launcher's container is killed", strikes.kill_container("launcher")),
+        Moment.EPOCH,
+        {**LONG, **MPI},
+        fails(None, named=LAUNCHER),
+        (DOCKER,),
+        options=("--cold",),
+    ),
+    Case(
+        "coordinator",
+        Fault("the coordinator's container is killed", strikes.kill_container("coordinator")),
+        Moment.EPOCH,
+        {**LONG, **GLOO},
+        fails(KILLED, named=COORDINATOR),
+        (DOCKER,),
+        options=("--cold",),
+    ),
+    Case(
+        "coordinator-warm",
+        Fault("the coordinator's warm container is killed", strikes.kill_container("coordinator")),
+        Moment.EPOCH,
+        {**SHORT, **GLOO},
+        ends_ok(named=COORDINATOR, cause=Fact("the run was repeated", "repeated")),
+        (DOCKER,),
+    ),
+    Case(
+        "agent",
+        strikes.kill_process("trainer.cluster node", "a node's agent gets SIGKILL"),
+        Moment.EPOCH,
+        {**LONG, **GLOO},
+        fails(None, named=Fact("the node", r"\bnode \d")),
+        (DOCKER,),
+        options=("--cold",),
+    ),
+    Case(
+        "agent-warm",
+        strikes.kill_process("trainer.cluster node", "a warm node's agent gets SIGKILL"),
+        Moment.EPOCH,
+        {**SHORT, **GLOO},
+        ends_ok(named=Fact("the node", r"node-\d"), cause=Fact("the run was repeated", "repeated")),
+        (DOCKER,),
+    ),
+    Case(
+        "container-at-start",
+        Fault("a node's container is killed", strikes.kill_container("node")),
+        Moment.START,
+        {**LONG, **GLOO},
+        fails(None, 30.0),
+        (DOCKER,),
+        options=("--cold",),
+    ),
+    Case(
+        "container",
+        Fault("a node's container is killed", strikes.kill_container("node")),
+        Moment.EPOCH,
+        {**LONG, **GLOO},
+        fails(Fact("killed together with its container", "container")),
+        (DOCKER,),
+        options=("--cold",),
+    ),
+    Case(
+        "container-warm",
+        Fault("a warm node's container is killed", strikes.kill_container("node")),
+        Moment.EPOCH,
+        {**SHORT, **GLOO},
+        ends_ok(named=Fact("the node", r"node-\d"), cause=Fact("the run was repeated", "repeated")),
+        (DOCKER,),
+    ),
+    Case(
+        "throttle",
+        strikes.kill_command("local.throttle", "the throttle of a slower node gets SIGKILL"),
+        Moment.EPOCH,
+        {**LONG, **GLOO, "bottleneck_cpus": 0.5},
+        fails(Fact("has ended before the run", "ended before"), named=Fact("the throttle", "throttle")),
+        (LOCAL,),
+    ),
+    Case(
+        "compose",
+        strikes.kill_command("compose", "docker compose gets SIGKILL"),
+        Moment.START,
+        {**LONG, **GLOO},
+        fails(None, 40.0, named=Fact("docker compose", "compose")),
+        (DOCKER,),
+        options=("--cold",),
+    ),
+    Case(
+        "engine",
+        Fault(
+            "the Docker engine gets SIGKILL",
+            strikes.stop_engine,
+            repair=strikes.start_engine,
+            needs_root=True,
+            alone=True,
+        ),
+        Moment.EPOCH,
+        {**LONG, **GLOO},
+        stops(Fact("the Docker engine", "engine"), None, 2, 60.0),
+        (DOCKER,),
+    ),
+)
+
+LIMITS = (
+    Case(
+        "memory",
+        Fault("a node needs more memory than its limit", strikes.nothing),
+        Moment.START,
+        {**GLOO, "memory_mb": 256, "dataset": {"name": "synthetic", "samples": 200_000}},
+        fails(Fact("its limit", "256 MiB"), 60.0),
+        (DOCKER,),
+    ),
+    Case(
+        "allocation",
+        Fault("a node asks for more memory than there is", strikes.nothing),
+        Moment.START,
+        {
+            **GLOO,
+            "dataset": {"name": "synthetic", "samples": 100, "height": 10**6, "width": 10**6},
+        },
+        fails(Fact("the allocation", "allocate|memory"), 30.0),
+    ),
+    Case(
+        "pids",
+        Fault("a node starts more processes and threads than its limit", strikes.nothing),
+        Moment.START,
+        {**LONG, **GLOO, "pids": 16, "threads": 32},
+        fails(None, 60.0, named=Fact("the node", r"node")),
+        (DOCKER,),
+    ),
+    Case(
+        "shared-memory",
+        Fault("a node's /dev/shm is too small for the model", strikes.nothing),
+        Moment.START,
+        {**LONG, **HOGWILD, "shm_mb": 16, "model": {"name": "mlp", "hidden": [20_000]}},
+        fails(None, 60.0, named=Fact("the node", r"node|process")),
+        (DOCKER,),
+    ),
+    Case(
+        "temporary-full",
+        Fault("a node's /tmp is full", strikes.fill_directory("/tmp")),
+        Moment.EPOCH,
+        {**SHORT, **GLOO},
+        ends_ok(),
+        (DOCKER,),
+    ),
+    Case(
+        "events-full",
+        Fault("a node's directory for events is full", strikes.fill_directory("/run/shardyard")),
+        Moment.EPOCH,
+        {**LONG, **GLOO},
+        fails(Fact("no space left", "space"), 30.0),
+        (DOCKER,),
+    ),
+)
+
+FILES = (
+    Case(
+        "results-full",
+        strikes.full_disk(strikes.results_of, "the disk of the results is full"),
+        Moment.EPOCH,
+        {**LONG, **GLOO, "checkpoint_epochs": 1},
+        stops(RESULTS, Fact("the disk is full", "disk is full"), 1),
+    ),
+    Case(
+        "results-removed",
+        Fault("the results directory of a run is removed", strikes.remove_results),
+        Moment.EPOCH,
+        {**LONG, **GLOO},
+        stops(RESULTS, Fact("it was removed", "removed"), 1),
+    ),
+    Case(
+        "checkpoints-full",
+        strikes.full_disk(strikes.checkpoints_of, "the disk of the checkpoints is full"),
+        Moment.CHECKPOINT,
+        RESUMABLE,
+        fails(Fact("no space left", "No space left")),
+        again=True,
+    ),
+    Case(
+        "data-removed",
+        strikes.damaged_data(
+            "a file of the dataset is missing and cannot be downloaded", lambda p: p.unlink()
+        ),
+        Moment.BEFORE,
+        {**GLOO, "dataset": "mnist", "model": "mlp", "epochs": 1},
+        stops(DATA, None, 2),
+        environment={"https_proxy": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"},
+        again=True,
+    ),
+    Case(
+        "data-damaged",
+        strikes.damaged_data("a file of the dataset is damaged", strikes.truncate),
+        Moment.BEFORE,
+        {**GLOO, "dataset": "mnist", "model": "mlp", "epochs": 1},
+        stops(DATA, None, 2),
+        again=True,
+    ),
+    Case(
+        "data-unreadable",
+        strikes.damaged_data(
+            "a file of the dataset cannot be read by the containers' user", lambda path: path.chmod(0o600)
+        ),
+        Moment.BEFORE,
+        {**GLOO, "dataset": "mnist", "model": "mlp", "epochs": 1},
+        stops(DATA, None, 2),
+        (DOCKER,),
+        again=True,
+    ),
+    Case(
+        "checkpoint-damaged",
+        strikes.damaged_checkpoint("the last checkpoint of a rank is damaged", strikes.flip),
+        Moment.BEFORE,
+        RESUMABLE,
+        ends_ok(named=NODE, cause=Fact("why it was skipped", "damaged")),
+        earlier=Earlier.KILLED,
+    ),
+    Case(
+        "checkpoint-foreign",
+        strikes.damaged_checkpoint("the last checkpoint is of another run", strikes.of_another_run),
+        Moment.BEFORE,
+        RESUMABLE,
+        ends_ok(named=NODE, cause=Fact("why it was skipped", "run is other-")),
+        earlier=Earlier.KILLED,
+    ),
+    Case(
+        "checkpoint-empty",
+        strikes.damaged_checkpoint("the last checkpoint of a rank is empty", strikes.empty),
+        Moment.BEFORE,
+        RESUMABLE,
+        ends_ok(named=NODE, cause=Fact("why it was skipped", "damaged")),
+        earlier=Earlier.KILLED,
+        sample=True,
+    ),
+    Case(
+        "checkpoint-linked",
+        strikes.damaged_checkpoint("the last checkpoint of a rank is a link to another file", strikes.link),
+        Moment.BEFORE,
+        RESUMABLE,
+        ends_ok(named=NODE, cause=Fact("why it was skipped", "damaged|cannot be read")),
+        earlier=Earlier.KILLED,
+    ),
+    Case(
+        "result-damaged",
+        Fault(
+            "the result of a finished run is damaged", strikes.damaged_result, repair=strikes.remove_result
+        ),
+        Moment.BEFORE,
+        {**TRAINING, **GLOO, "epochs": 2},
+        stops(Fact("the file", r"result\.json"), Fact("delete it to run again", "delete it"), 2),
+        (LOCAL,),
+        earlier=Earlier.FINISHED,
+        again=True,
+        sample=True,
+    ),
+    Case(
+        "record-damaged",
+        Fault("the record of the sweep is damaged", strikes.damaged_record),
+        Moment.BEFORE,
+        {**TRAINING, **GLOO, "epochs": 2},
+        ends_ok(),
+        (LOCAL,),
+        earlier=Earlier.FINISHED,
+    ),
+    Case(
+        "events-damaged",
+        Fault("a rank writes something else than an event", strikes.damage_events),
+        Moment.EPOCH,
+        {**LONG, **GLOO},
+        fails(Fact("its events are damaged", "damaged")),
+        (LOCAL,),
+    ),
+)
+
+ORCHESTRATOR = (
+    *(
+        Case(
+            f"orchestrator-{number.name.lower()}",
+            strikes.signal_orchestrator(number, f"the orchestrator gets {number.name}{origin}"),
+            Moment.EPOCH if number is signal.SIGKILL else Moment.CHECKPOINT,
+            {**RESUMABLE},
+            stops(None, None, 130 if number is not signal.SIGKILL else -9),
+            again=True,
+            sample=number is signal.SIGINT,
+        )
+        for number, origin in (
+            (signal.SIGINT, " (Ctrl-C)"),
+            (signal.SIGTERM, ""),
+            (signal.SIGHUP, " (the terminal is closed)"),
+            (signal.SIGKILL, ""),
+        )
+    ),
+    Case(
+        "orchestrator-at-start",
+        strikes.signal_orchestrator(signal.SIGKILL, "the orchestrator gets SIGKILL"),
+        Moment.START,
+        {**SHORT, **GLOO},
+        stops(None, None, -9),
+        again=True,
+    ),
+    Case(
+        "orchestrator-mpi",
+        strikes.signal_orchestrator(signal.SIGKILL, "the orchestrator gets SIGKILL"),
+        Moment.EPOCH,
+        {**SHORT, **MPI},
+        stops(None, None, -9),
+        again=True,
+    ),
+    Case(
+        "orchestrator-and-reaper",
+        Fault("the orchestrator and its reaper get SIGKILL", strikes.kill_orchestrator_and_reaper),
+        Moment.EPOCH,
+        {**SHORT, **GLOO},
+        stops(None, None, -9),
+        (DOCKER,),
+        again=True,
+    ),
+)
+
+SECTIONS: dict[str, tuple[Case, ...]] = {
+    "Ranks": KILLED_RANKS,
+    "Suspended and unreachable nodes": SUSPENDED,
+    "Restarts": RESTARTS,
+    "Other processes and containers": PROCESSES,
+    "Limits": LIMITS,
+    "Files and disks": FILES,
+    "The orchestrator": ORCHESTRATOR,
+}
+CASES: tuple[Case, ...] = tuple(case for cases in SECTIONS.values() for case in cases)
