@@ -10,7 +10,7 @@ ARGS ?=
 # Worker processes of the tests that start no containers. The slow ones follow each other, so idle workers steal them.
 WORKERS ?= -n 3 --dist worksteal
 
-.PHONY: help engine image venv sweep labs labs-quick report partitions model doctor test test-process test-all golden smoke check soak bench docs picture clean
+.PHONY: help engine image venv sweep labs labs-quick report partitions model doctor test test-process test-all golden smoke check soak faults bench docs picture clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -74,6 +74,9 @@ smoke: $(VENV)/ready-dev ## run only the tests that start containers
 soak: $(VENV)/ready-dev ## start and stop every topology repeatedly; ARGS="ddp --times 5" for less, ARGS=kill to kill ranks
 	$(RUN) -m tests.soak $(ARGS)
 
+faults: $(VENV)/ready-dev ## play every case of docs/faults.md; ARGS="kill --runtime local --seeds 1" for some
+	$(RUN) -m tests.faults $(ARGS)
+
 check: $(VENV)/ready-dev ## lint, format and types
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
@@ -84,6 +87,7 @@ bench: $(VENV)/ready-dev ## measure speed and overhead; ARGS="collectives bytes"
 
 docs: venv ## renew the tables of components in README and docs, and the JSON Schemas
 	$(RUN) -m orchestrator docs
+	$(RUN) -m tests.faults docs
 	$(RUN) -m orchestrator schema
 
 picture: venv ## draw the README's picture; ARGS=results/quickstart to use other results

@@ -17,13 +17,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.faults.case import DOCKER, LOCAL
+from tests.faults.ends import end_orchestrators, end_sweep
 from tests.faults.page import write_page
 from tests.faults.runner import Played, References, missing, play
 from tests.faults.table import CASES
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.faults",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("words", nargs="*", help="of the names of cases; default: all cases")
     parser.add_argument("--runtime", choices=[LOCAL, DOCKER], action="append", help="default: both")
     parser.add_argument("--seeds", type=int, default=3, help="how often each case is played")
@@ -31,12 +36,21 @@ def main() -> int:
     parser.add_argument("--skip", nargs="*", default=[], help="names of cases to leave out")
     parser.add_argument("--alone", action="store_true", help="also stop the Docker engine of this machine")
     parser.add_argument("--json", type=Path, help="a file for all results")
+    parser.add_argument("--times", type=int, help="of orchestrator and sweep, on each runtime")
     options = parser.parse_args()
-    if options.words == ["docs"]:
-        return write_page()
+    runtimes = options.runtime or [LOCAL, DOCKER]
+    match options.words:
+        case ["docs"]:
+            return write_page()
+        case ["orchestrator"]:
+            return max(
+                end_orchestrators(options.times or 200, options.first_seed, each) for each in runtimes
+            )
+        case ["sweep"]:
+            return max(end_sweep(options.times or 50, options.first_seed, each) for each in runtimes)
     chosen = [
         (case, runtime)
-        for runtime in options.runtime or [LOCAL, DOCKER]
+        for runtime in runtimes
         for case in CASES
         if runtime in case.runtimes and case.name not in options.skip
         if not options.words or any(word in case.name for word in options.words)
@@ -67,7 +81,7 @@ def main() -> int:
                 print(f"    said: {done.said[-600:]}", flush=True)
             if options.json:
                 options.json.write_text(json.dumps([asdict(each) for each in played], indent=1))
-    for runtime in options.runtime or [LOCAL, DOCKER]:
+    for runtime in runtimes:
         of = [each for each in played if each.runtime == runtime]
         good = sum(not each.wrong for each in of)
         print(f"{runtime}: {good} of {len(of)} hold, {skipped[runtime]} cases skipped")

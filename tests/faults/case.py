@@ -107,7 +107,7 @@ class Case:
         victims: the ranks of which the seed chooses `count`; default: all.
         options: of the command.
         again: whether the same command is run again, and must end as if nothing had happened.
-        sample: whether CI runs it.
+        sample: the runtimes on which CI plays it.
     """
 
     name: str
@@ -121,5 +121,5 @@ class Case:
     options: tuple[str, ...] = ()
     earlier: Earlier = Earlier.NOTHING
     again: bool = False
-    sample: bool = False
+    sample: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -6,12 +6,11 @@ import re
 
 from orchestrator.commands.docs import PROJECT, markdown_table
 from orchestrator.results.store import write_atomic
-from tests.faults.case import LOCAL, Case, Then
+from tests.faults.case import DOCKER, LOCAL, Case, Then
 from tests.faults.table import SECTIONS
 
 PAGE = PROJECT / "docs" / "faults.md"
 _BLOCK = re.compile(r"(?ms)^(<!-- faults -->\n).*?^(<!-- end of faults -->)$")
-STATUS = {"ok": "ok", "failed": "failed", "timeout": "timeout"}
 
 
 def with_cases(text: str) -> str:
@@ -21,11 +20,21 @@ def with_cases(text: str) -> str:
 
 def tables() -> str:
     """A heading and a table for each section."""
-    header = ("fault", "when", "where", "the row", "who is named, and why", "within", "the sweep")
+    header = (
+        "case",
+        "fault",
+        "when",
+        "run",
+        "runtime",
+        "row",
+        "who is named, and why",
+        "within",
+        "the sweep",
+    )
     parts = []
     for title, cases in SECTIONS.items():
         parts.append(f"\n## {title}\n\n{markdown_table(header, map(row, cases))}")
-    return "".join(parts) + "\n"
+    return "".join(parts)
 
 
 def row(case: Case) -> tuple[str, ...]:
@@ -35,13 +44,14 @@ def row(case: Case) -> tuple[str, ...]:
     then = verdict.then.value
     if case.again and verdict.then is not Then.STOPS:
         then += "; the same command resumes"
-    runtimes = " and ".join("local processes" if each == LOCAL else "containers" for each in case.runtimes)
+    where = {(LOCAL,): "local", (DOCKER,): "containers"}.get(case.runtimes, "both")
     options = "".join(f", `{option}`" for option in case.options)
-    run = f"{_name(case)}"
     return (
+        f"`{case.name}`",
         case.fault.words,
         case.moment.value,
-        f"{runtimes}{options}; {run}",
+        f"`{_strategy(case)}`, `{case.run['transport']}`",
+        f"{where}{options}",
         " or ".join(verdict.status) or "none",
         named or "–",
         f"{verdict.within_s:g} s",
@@ -49,10 +59,9 @@ def row(case: Case) -> tuple[str, ...]:
     )
 
 
-def _name(case: Case) -> str:
+def _strategy(case: Case) -> str:
     strategy = case.run["strategy"]
-    name = strategy["name"] if isinstance(strategy, dict) else strategy
-    return f"`{name}` over `{case.run['transport']}`"
+    return str(strategy["name"] if isinstance(strategy, dict) else strategy)
 
 
 def write_page() -> int:

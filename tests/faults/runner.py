@@ -17,10 +17,11 @@ from tempfile import TemporaryDirectory
 from orchestrator.errors import InputError
 from orchestrator.results.records import RunResult
 from tests.faults.case import DOCKER, Case, Earlier, Moment, Then
-from tests.faults.places import docker
 from tests.faults.scene import END_S, MOMENT_S, Scene, SceneError, clean
 from tests.support.containers import containers_missing
 from tests.support.datasets import mnist_missing
+from tests.support.places import docker
+from tests.support.runs import weights_in
 
 HANG_S = 10.0  # beyond the deadline, after which a row counts as hanging
 LEFT_S = 30.0  # for what the watchdogs and the reaper end after an orchestrator was killed
@@ -62,7 +63,7 @@ class References:
                 scene.start()
                 if code := scene.wait(2 * MOMENT_S):
                     raise SceneError(f"the undisturbed sweep ended with exit code {code}: {scene.output}")
-                self._weights[name] = weights(scene)
+                self._weights[name] = weights_in(scene.out)
         return self._weights[name]
 
 
@@ -118,7 +119,7 @@ def _play(scene: Scene, references: References) -> list[str]:
             wrong.append(f"the same command ended with exit code {code}: {scene.output[-400:]}")
         wrong += _traceback(scene)
     if (expected is not None and verdict.then is not Then.GOES_ON) or case.again:
-        found = weights(scene)
+        found = weights_in(scene.out)
         if found != expected:
             wrong.append(f"weights differ from those of an undisturbed sweep: {found}, not {expected}")
     return wrong
@@ -199,14 +200,6 @@ def unnamed(scene: Scene, said: str) -> list[str]:
     if verdict.cause and not re.search(verdict.cause.pattern, said):
         wrong.append(f"does not say: {verdict.cause.words}")
     return wrong
-
-
-def weights(scene: Scene) -> Weights:
-    """The weights of all runs that are ok, by key."""
-    rows = [scene.row(run.key) for run in scene.runs]
-    return {
-        row.key: [rank.weights_digest for rank in row.ranks] for row in rows if row and row.status == "ok"
-    }
 
 
 def _traceback(scene: Scene) -> list[str]:

@@ -21,8 +21,8 @@ from orchestrator.results.store import SweepPaths, read_result
 from orchestrator.runtimes.identity import identity
 from orchestrator.sweeps.load import load_sweep
 from tests.faults.case import DOCKER, Case, Moment
-from tests.faults.places import PLACES, DockerPlace, Place
 from tests.support.command_line import PROJECT, environment, orchestrator
+from tests.support.places import PLACES, DockerPlace, Place
 from trainer.spec.run_spec import RunSpec
 
 POLL_S = 0.02
@@ -94,7 +94,7 @@ class Scene:
         self._places.append(PLACES[self.runtime](process, identity(self.command.pid), self.out))
 
     def _environment(self) -> dict[str, str]:
-        """Temporary files lie in the case; torch's cache, which all programs of a user share, beside them."""
+        """Temporary files lie in the case; torch's cache, which programs share, lies beside them."""
         cache = str(self.directory / "cache")
         return {
             "TMPDIR": str(self.temporary),

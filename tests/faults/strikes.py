@@ -13,11 +13,11 @@ from pathlib import Path
 
 import psutil
 
-from tests.faults.case import Fault, Strike
-from tests.faults.places import docker, inside
+from tests.faults.case import Fault, Moment, Strike
 from tests.faults.scene import Scene
 from tests.support.command_line import PROJECT
 from tests.support.datasets import shared_data_dir
+from tests.support.places import docker, inside
 from trainer.data.datasets.mnist import Mnist
 
 DISK_MB = 48  # of a small file system: enough for a sweep
@@ -31,8 +31,12 @@ def signal_ranks(number: signal.Signals, words: str) -> Fault:
     """Send a signal to the victims, one right after the other."""
 
     def strike(scene: Scene, _: random.Random) -> None:
-        for process in [scene.rank(rank) for rank in scene.victims]:
-            process.send_signal(number)
+        late = scene.case.moment is Moment.TEARDOWN  # then the rank may have ended
+        find = scene.position if late else scene.rank
+        for process in [find(rank) for rank in scene.victims]:
+            if process:
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
 
     return Fault(words, strike)
 

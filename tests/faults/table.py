@@ -72,7 +72,12 @@ def stops(named: Fact | None, cause: Fact | None, code: int, within_s: float = 2
 
 # Faults
 
-KILL = strikes.signal_ranks(signal.SIGKILL, "a rank gets SIGKILL")
+
+def kill(what: str) -> Fault:
+    return strikes.signal_ranks(signal.SIGKILL, f"{what} gets SIGKILL")
+
+
+KILL = kill("a rank")
 SUSPEND = strikes.signal_ranks(signal.SIGSTOP, "a rank is suspended (SIGSTOP)")
 INJECTED = Fault("", strikes.nothing)
 
@@ -94,11 +99,11 @@ KILLED_RANKS = (
         {**LONG, **GLOO},
         fails(Fact("killed by SIGKILL", "SIGKILL")),
         (LOCAL,),
-        sample=True,
+        sample=(LOCAL,),
     ),
     Case("kill-connecting", KILL, Moment.ASSIGNMENT, {**LONG, **GLOO}, fails(KILLED)),
     Case("kill-first-step", KILL, Moment.FIRST_STEP, {**LONG, **GLOO}, fails(KILLED)),
-    Case("kill-epoch", KILL, Moment.EPOCH, {**LONG, **GLOO}, fails(KILLED), sample=True),
+    Case("kill-epoch", KILL, Moment.EPOCH, {**LONG, **GLOO}, fails(KILLED), sample=(LOCAL,)),
     Case("kill-evaluation", KILL, Moment.EVALUATION, EVALUATING, fails(KILLED)),
     Case("kill-checkpoint", KILL, Moment.CHECKPOINT, CHECKPOINTING, fails(KILLED)),
     Case(
@@ -113,7 +118,8 @@ KILLED_RANKS = (
         "kill-teardown",
         KILL,
         Moment.TEARDOWN,
-        {**TRAINING, **GLOO, "epochs": 20},
+        # Writing many weights takes a moment.
+        {**TRAINING, **GLOO, "epochs": 3, "model": {"name": "mlp", "hidden": [8000]}, "save_weights": True},
         Verdict(("failed", "ok"), NODE, KILLED, 15.0, Then.GOES_ON, 1, silent=("ok",)),
     ),
     Case("kill-mpi", KILL, Moment.EPOCH, {**LONG, **MPI, "nodes": 3}, fails(KILLED)),
@@ -123,21 +129,70 @@ KILLED_RANKS = (
     Case("kill-fsdp", KILL, Moment.EPOCH, {**LONG, **GLOO, "strategy": "fsdp"}, fails(KILLED)),
     Case(
         "kill-several-in-node",
-        KILL,
+        kill("one of two ranks in a node"),
         Moment.EPOCH,
         {**LONG, **GLOO, "processes_per_node": 2},
         fails(KILLED),
         (LOCAL,),
     ),
-    Case("kill-server", KILL, Moment.EPOCH, {**LONG, **SERVER}, fails(KILLED), victims=(0,)),
-    Case("kill-worker", KILL, Moment.EPOCH, {**LONG, **SERVER}, fails(KILLED), victims=(1, 2)),
-    Case("kill-async-server", KILL, Moment.EPOCH, {**LONG, **ASYNC}, fails(KILLED), victims=(0,)),
-    Case("kill-async-worker", KILL, Moment.EPOCH, {**LONG, **ASYNC}, fails(KILLED), victims=(1, 2)),
-    Case("kill-stage", KILL, Moment.EPOCH, {**LONG, **PIPELINE}, fails(KILLED)),
-    Case("kill-torch-stage", KILL, Moment.EPOCH, {**LONG, **TORCH_PIPELINE}, fails(KILLED), (LOCAL,)),
-    Case("kill-rpc-master", KILL, Moment.EPOCH, {**LONG, **SPLIT}, fails(KILLED), victims=(0,)),
-    Case("kill-rpc-stage", KILL, Moment.EPOCH, {**LONG, **SPLIT}, fails(KILLED), victims=(1, 2)),
-    Case("kill-hogwild", KILL, Moment.EPOCH, {**LONG, **HOGWILD}, fails(KILLED)),
+    Case(
+        "kill-server",
+        kill("the parameter server"),
+        Moment.EPOCH,
+        {**LONG, **SERVER},
+        fails(KILLED),
+        victims=(0,),
+    ),
+    Case(
+        "kill-worker",
+        kill("a worker of the parameter server"),
+        Moment.EPOCH,
+        {**LONG, **SERVER},
+        fails(KILLED),
+        victims=(1, 2),
+    ),
+    Case(
+        "kill-async-server",
+        kill("the asynchronous parameter server"),
+        Moment.EPOCH,
+        {**LONG, **ASYNC},
+        fails(KILLED),
+        victims=(0,),
+    ),
+    Case(
+        "kill-async-worker",
+        kill("a worker of the asynchronous parameter server"),
+        Moment.EPOCH,
+        {**LONG, **ASYNC},
+        fails(KILLED),
+        victims=(1, 2),
+    ),
+    Case("kill-stage", kill("a pipeline stage"), Moment.EPOCH, {**LONG, **PIPELINE}, fails(KILLED)),
+    Case(
+        "kill-torch-stage",
+        kill("a stage of torch's pipeline"),
+        Moment.EPOCH,
+        {**LONG, **TORCH_PIPELINE},
+        fails(KILLED),
+        (LOCAL,),
+    ),
+    Case(
+        "kill-rpc-master",
+        kill("the RPC master"),
+        Moment.EPOCH,
+        {**LONG, **SPLIT},
+        fails(KILLED),
+        victims=(0,),
+    ),
+    Case(
+        "kill-rpc-stage",
+        kill("a node with a part of the RPC master's model"),
+        Moment.EPOCH,
+        {**LONG, **SPLIT},
+        fails(KILLED),
+        victims=(1, 2),
+    ),
+    Case("kill-hogwild", kill("a rank of hogwild"), Moment.EPOCH, {**LONG, **HOGWILD}, fails(KILLED)),
     Case(
         "kill-hogwild-parent",
         Fault("the parent of hogwild's ranks gets SIGKILL", strikes.kill_parent_of_ranks),
@@ -290,7 +345,7 @@ PROCESSES = (
         Moment.EPOCH,
         {**SHORT, **GLOO},
         ends_ok(named=WARM, cause=Fact("the run was repeated", "repeated")),
-        sample=True,
+        sample=(LOCAL,),
     ),
     Case(
         "warm-client",
@@ -433,6 +488,7 @@ LIMITS = (
         Fault("a node asks for more memory than there is", strikes.nothing),
         Moment.START,
         {
+            **TRAINING,
             **GLOO,
             "dataset": {"name": "synthetic", "samples": 100, "height": 10**6, "width": 10**6},
         },
@@ -548,7 +604,7 @@ FILES = (
         RESUMABLE,
         ends_ok(named=NODE, cause=Fact("why it was skipped", "damaged")),
         earlier=Earlier.KILLED,
-        sample=True,
+        sample=(LOCAL,),
     ),
     Case(
         "checkpoint-linked",
@@ -569,7 +625,7 @@ FILES = (
         (LOCAL,),
         earlier=Earlier.FINISHED,
         again=True,
-        sample=True,
+        sample=(LOCAL,),
     ),
     Case(
         "record-damaged",
@@ -599,7 +655,7 @@ ORCHESTRATOR = (
             {**RESUMABLE},
             stops(None, None, 130 if number is not signal.SIGKILL else -9),
             again=True,
-            sample=number is signal.SIGINT,
+            sample=(LOCAL,) if number is signal.SIGINT else (),
         )
         for number, origin in (
             (signal.SIGINT, " (Ctrl-C)"),

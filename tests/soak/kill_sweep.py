@@ -15,20 +15,24 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
 
-from orchestrator.results.store import read_result
 from orchestrator.runtimes.docker.reaper import LABEL
+from orchestrator.runtimes.identity import identity
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from tests.support.command_line import PROJECT, start_sweep
 from tests.support.containers import leftovers
+from tests.support.places import PLACES, Place
 from tests.support.processes import node_processes
+from tests.support.runs import weights_in
 
 TIMES = 20
+Find = Callable[[Place], Iterator[psutil.Process]]
 BASE = {"dataset": "digits", "model": "mlp", "epochs": 6, "nodes": 2, "timeout_s": 60}
 BLOCKS: dict[str, list[dict[str, Any]]] = {
     "local": [
@@ -67,12 +71,12 @@ def main(times: int, seed: int, runtime: str) -> int:
         began = time.monotonic()
         start_sweep(file, Path(directory) / "undisturbed", "--runtime", runtime).communicate()
         duration = time.monotonic() - began
-        expected = weights(Path(directory) / "undisturbed")
+        expected = weights_in(Path(directory) / "undisturbed")
         for number in range(times):
             target = [*targets][number % len(targets)]
             out = Path(directory) / str(number)
             after_s, commands = disturbed(file, out, runtime, target, draws.uniform(0, duration))
-            wrong = [] if weights(out) == expected else [f"rows differ: {weights(out)}"]
+            wrong = [] if weights_in(out) == expected else [f"rows differ: {weights_in(out)}"]
             if commands > targets[target]:
                 wrong.append(f"took {commands} commands")
             wrong += [f"process {process.pid} is left" for process in node_processes(out)]
@@ -93,11 +97,11 @@ def disturbed(file: Path, out: Path, runtime: str, target: str, after_s: float) 
     after_s: earliest moment of the kill, from the start of the command.
     """
     process = start_sweep(file, out, "--runtime", runtime)
-    find = (TARGETS if runtime == "local" else IN_CONTAINERS)[target]
+    place = PLACES[runtime](psutil.Process(process.pid), identity(process.pid), out)
     began = time.monotonic()
     time.sleep(after_s)
     while process.poll() is None:
-        if victim := next(find(psutil.Process(process.pid), out), None):
+        if victim := next(TARGETS[target](place), None):
             victim.send_signal(signal.SIGKILL)
             break
         time.sleep(0.01)
@@ -112,80 +116,28 @@ def disturbed(file: Path, out: Path, runtime: str, target: str, after_s: float) 
     return after_s, commands
 
 
-def weights(out: Path) -> dict[str, list[str | None]]:
-    """The weights of all runs that are ok, by key."""
-    results = [read_result(path) for path in out.glob("*/result.json")]
-    return {
-        each.key: [rank.weights_digest for rank in each.ranks]
-        for each in results
-        if each and each.status == "ok"
-    }
+def forked(place: Place) -> Iterator[psutil.Process]:
+    """The ranks that warm parents have forked."""
+    for parent in place.processes("trainer.warm"):
+        with suppress(psutil.NoSuchProcess):
+            yield from parent.children()
 
 
-def ranks(_: psutil.Process, out: Path) -> Iterator[psutil.Process]:
-    """The ranks of the current run, from their start events."""
-    for path in out.glob("*/live/rank-*.jsonl"):
-        try:
-            first = json.loads(path.read_text().splitlines()[0])
-            yield psutil.Process(first["pid"])
-        except (OSError, IndexError, ValueError, KeyError, psutil.NoSuchProcess):
-            continue
+def with_command(word: str) -> Find:
+    return lambda place: place.processes(word)
 
 
-def with_command(word: str) -> Callable[[psutil.Process, Path], Iterator[psutil.Process]]:
-    """Descendants of the orchestrator whose command contains a word."""
-
-    def find(orchestrator: psutil.Process, _: Path) -> Iterator[psutil.Process]:
-        try:
-            for child in orchestrator.children(recursive=True):
-                if any(word in part for part in child.cmdline()):
-                    yield child
-        except psutil.NoSuchProcess:
-            return
-
-    return find
-
-
-TARGETS: dict[str, Callable[[psutil.Process, Path], Iterator[psutil.Process]]] = {
-    "rank": ranks,
-    "client": with_command("warm/client.py"),
-    "mpirun": with_command("mpirun"),
-    "warm parent": with_command("trainer.warm"),
-    "orchestrator": lambda orchestrator, _: iter([orchestrator]),
-}
-
-
-def in_warm_container(word: str) -> Callable[[psutil.Process, Path], Iterator[psutil.Process]]:
-    """Processes in warm containers whose command contains a word."""
-
-    def find(_: psutil.Process, __: Path) -> Iterator[psutil.Process]:
-        for process in psutil.process_iter():
-            try:
-                warm = process.environ().get("SHARDYARD_WARM") == "1"
-                if warm and word in " ".join(process.cmdline()):
-                    yield process
-            except psutil.Error:
-                continue
-
-    return find
-
-
-def forked_ranks(orchestrator: psutil.Process, out: Path) -> Iterator[psutil.Process]:
-    """The children of warm parents in containers."""
-    for parent in in_warm_container("trainer.warm")(orchestrator, out):
-        yield from parent.children()
-
-
-def engine(_: psutil.Process, __: Path) -> Iterator[psutil.Process]:
+def engine(_: Place) -> Iterator[psutil.Process]:
     return (process for process in psutil.process_iter() if process.name() == "dockerd")
 
 
-IN_CONTAINERS: dict[str, Callable[[psutil.Process, Path], Iterator[psutil.Process]]] = {
-    "rank": forked_ranks,
-    "mpirun": in_warm_container("bin/mpirun"),
-    "warm parent": in_warm_container("trainer.warm"),
-    "agent": in_warm_container("trainer.cluster node"),
-    "coordinator": in_warm_container("trainer.cluster coordinator"),
-    "orchestrator": lambda orchestrator, _: iter([orchestrator]),
+TARGETS: dict[str, Find] = {
+    "rank": forked,
+    "client": with_command("warm/client.py"),
+    "mpirun": with_command("bin/mpirun"),
+    "warm parent": with_command("trainer.warm"),
+    "agent": with_command("trainer.cluster node"),
+    "coordinator": with_command("trainer.cluster coordinator"),
+    "orchestrator": lambda place: iter([place.orchestrator]),
     "engine": engine,
 }

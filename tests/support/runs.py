@@ -109,6 +109,16 @@ def execute(
     return runner.run(run)
 
 
+def weights_in(out: Path) -> dict[str, list[str | None]]:
+    """The digests of the weights of all runs of a results directory that are ok, by key."""
+    results = [read_result(path) for path in out.glob("*/result.json")]
+    return {
+        each.key: [rank.weights_digest for rank in each.ranks]
+        for each in results
+        if each and each.status == "ok"
+    }
+
+
 @dataclass(frozen=True)
 class FinishedRun:
     """A run's result and its directory."""
