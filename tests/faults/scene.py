@@ -65,7 +65,9 @@ class Scene:
     @staticmethod
     def document(case: Case) -> str:
         """The sweep file of a case."""
-        same = {name: case.run[name] for name in ("strategy", "transport", "nodes") if name in case.run}
+        same = {name: case.run[name] for name in ("strategy", "transport", "nodes")}
+        if isinstance(same["strategy"], dict):  # without the parameters that make it fail
+            same["strategy"] = same["strategy"]["name"]
         blocks = [{"base": dict(case.run)}, {"base": {**same, **HEALTHY}}]
         return json.dumps({"name": "faults", "blocks": blocks})
 

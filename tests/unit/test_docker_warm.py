@@ -36,6 +36,7 @@ class Sweep:
         monkeypatch.setattr(runtime_module, "Reaper", lambda label: None)
         monkeypatch.setattr(module, "INSPECT_S", -1.0)
         monkeypatch.setattr(module, "LOG_S", 0.05)
+        monkeypatch.setattr(module, "LOSS_S", 0.05)
         monkeypatch.setattr(module, "CANCEL_S", 0.05)
         self.runtime = DockerRuntime()
 
@@ -261,6 +262,20 @@ def test_failed_container_is_a_loss_of_nodes(
     assert state.running == 0
     run.stop()
     assert sweep.nodes(run).closed
+
+
+def test_container_that_the_engine_calls_running_for_a_moment_is_a_loss_of_nodes(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent has disconnected, and the coordinator has ended the run."""
+    run = sweep.start()
+    sweep.assign_ranks(run, "ddp", 1, 2)
+    sweep.finish(run, 1, failures={"node-1": "killed, or disconnected from the coordinator"}, node_2=1)
+    monkeypatch.setattr(module, "LOSS_S", 5.0)
+    monkeypatch.setattr(module.time, "sleep", lambda _: ends(sweep, 137))
+    state = run.wait(5)
+    assert state.nodes_lost
+    assert "node-1 was killed by SIGKILL" in str(state.error)
 
 
 def test_successful_run_does_not_need_its_containers(sweep: Sweep) -> None:

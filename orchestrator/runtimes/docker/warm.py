@@ -29,6 +29,7 @@ POLL_S = 0.02  # for the end of a run, and for its last log line
 INSPECT_S = 1.0  # between checks of the containers
 CANCEL_S = 12.0  # for agents to end their ranks
 LOG_S = 3.0  # for the engine to log what a container has written
+LOSS_S = 5.0  # for the engine to notice the end of a container whose agent has disconnected
 
 
 class WarmContainers:
@@ -163,7 +164,12 @@ class WarmRun(RunHandle):
             return RunState(exits, 0, ending.cut_off, nodes_lost=True)
         if ending.lost:
             return RunState(exits, 0, f"the process of warm nodes {ending.lost}", nodes_lost=True)
-        if failure := self._failure():
+        # The coordinator often notices the end of a container before the engine does.
+        disconnected = ending.failures.keys() - ending.exits.keys()
+        deadline = time.monotonic() + (LOSS_S if disconnected else 0.0)
+        while not (failure := self._failure()) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        if failure:
             self._lost = True
             return failure
         if not agents:
