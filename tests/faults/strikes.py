@@ -97,6 +97,12 @@ def kill_command(word: str, words: str) -> Fault:
     return Fault(words, strike)
 
 
+def kill_with_orchestrator(scene: Scene, _: random.Random) -> None:
+    """Kill the victims' ranks and the orchestrator at once."""
+    for process in [*(scene.rank(rank) for rank in scene.victims), scene.orchestrator]:
+        process.kill()
+
+
 def signal_orchestrator(number: signal.Signals, words: str) -> Fault:
     return Fault(words, lambda scene, _: scene.orchestrator.send_signal(number))
 
@@ -129,12 +135,14 @@ def start_engine(scene: Scene) -> None:
 # Containers
 
 
-def kill_container(role: str) -> Strike:
-    """Kill a container of a service; of `node`, the victims'."""
+def kill_containers(*roles: str) -> Strike:
+    """Kill containers of these services at once; of `node`, the victims'."""
 
     def strike(scene: Scene, _: random.Random) -> None:
-        for name in _containers(scene, role):
-            docker("kill", name)
+        def found() -> list[str]:
+            return [name for role in roles for name in _containers(scene, role)]
+
+        docker("kill", *scene.until(found, f"no container of {' or '.join(roles)}"))
 
     return strike
 
@@ -294,6 +302,11 @@ def of_another_run(path: Path) -> None:
     """Make a checkpoint that of another run."""
     head, newline, state = path.read_bytes().partition(b"\n")
     path.write_bytes(head.replace(b'"run": "', b'"run": "other-') + newline + state)
+
+
+def forbid(path: Path) -> None:
+    """Take away the permission to read a file."""
+    path.chmod(0)
 
 
 def empty(path: Path) -> None:

@@ -210,6 +210,14 @@ KILLED_RANKS = (
         count=2,
     ),
     Case(
+        "kill-all",
+        strikes.signal_ranks(signal.SIGKILL, "all ranks get SIGKILL at once"),
+        Moment.EPOCH,
+        {**LONG, **GLOO, "nodes": 3},
+        fails(KILLED),
+        count=3,
+    ),
+    Case(
         "terminate",
         strikes.signal_ranks(signal.SIGTERM, "a rank gets SIGTERM from another program"),
         Moment.EPOCH,
@@ -348,6 +356,13 @@ PROCESSES = (
         sample=(LOCAL,),
     ),
     Case(
+        "warm-parent-at-start",
+        strikes.kill_process("trainer.warm", "a warm parent gets SIGKILL"),
+        Moment.START,
+        {**SHORT, **GLOO},
+        ends_ok(named=WARM, cause=Fact("the run was repeated", "repeated|before")),
+    ),
+    Case(
         "warm-client",
         strikes.kill_process("warm/client.py", "the client of a warm parent gets SIGKILL"),
         Moment.EPOCH,
@@ -374,7 +389,7 @@ PROCESSES = (
     ),
     Case(
         "launcher",
-        Fault("the launcher's container is killed", strikes.kill_container("launcher")),
+        Fault("the launcher's container is killed", strikes.kill_containers("launcher")),
         Moment.EPOCH,
         {**LONG, **MPI},
         fails(None, named=LAUNCHER),
@@ -383,7 +398,7 @@ PROCESSES = (
     ),
     Case(
         "coordinator",
-        Fault("the coordinator's container is killed", strikes.kill_container("coordinator")),
+        Fault("the coordinator's container is killed", strikes.kill_containers("coordinator")),
         Moment.EPOCH,
         {**LONG, **GLOO},
         fails(KILLED, named=COORDINATOR),
@@ -392,11 +407,38 @@ PROCESSES = (
     ),
     Case(
         "coordinator-warm",
-        Fault("the coordinator's warm container is killed", strikes.kill_container("coordinator")),
+        Fault("the coordinator's warm container is killed", strikes.kill_containers("coordinator")),
         Moment.EPOCH,
         {**SHORT, **GLOO},
         ends_ok(named=COORDINATOR, cause=Fact("the run was repeated", "repeated")),
         (DOCKER,),
+    ),
+    *(
+        Case(
+            f"coordinator-{moment.name.lower()}",
+            Fault("the coordinator's container is killed", strikes.kill_containers("coordinator")),
+            moment,
+            {**LONG, **GLOO},
+            fails(None, 30.0, named=COORDINATOR),
+            (DOCKER,),
+            options=("--cold",),
+        )
+        for moment in (Moment.START, Moment.ASSIGNMENT)
+    ),
+    Case(
+        "coordinator-and-node",
+        Fault(
+            "the coordinator's and a node's container are killed at once",
+            strikes.kill_containers("coordinator", "node"),
+        ),
+        Moment.EPOCH,
+        {**LONG, **GLOO},
+        fails(
+            Fact("killed", "SIGKILL|killed"),
+            named=Fact("the coordinator or the node", r"coordinator|node \d"),
+        ),
+        (DOCKER,),
+        options=("--cold",),
     ),
     Case(
         "agent",
@@ -417,7 +459,7 @@ PROCESSES = (
     ),
     Case(
         "container-at-start",
-        Fault("a node's container is killed", strikes.kill_container("node")),
+        Fault("a node's container is killed", strikes.kill_containers("node")),
         Moment.START,
         {**LONG, **GLOO},
         fails(None, 30.0),
@@ -426,7 +468,7 @@ PROCESSES = (
     ),
     Case(
         "container",
-        Fault("a node's container is killed", strikes.kill_container("node")),
+        Fault("a node's container is killed", strikes.kill_containers("node")),
         Moment.EPOCH,
         {**LONG, **GLOO},
         fails(Fact("killed together with its container", "container")),
@@ -434,8 +476,36 @@ PROCESSES = (
         options=("--cold",),
     ),
     Case(
+        "container-connecting",
+        Fault("a node's container is killed", strikes.kill_containers("node")),
+        Moment.ASSIGNMENT,
+        {**LONG, **GLOO},
+        fails(Fact("killed together with its container", "container")),
+        (DOCKER,),
+        options=("--cold",),
+    ),
+    Case(
+        "container-checkpoint",
+        Fault("a node's container is killed", strikes.kill_containers("node")),
+        Moment.CHECKPOINT,
+        RESUMABLE,
+        Verdict(("failed", "ok"), NODE, KILLED, 30.0, Then.GOES_ON, 1, silent=("ok",)),
+        (DOCKER,),
+        again=True,
+    ),
+    Case(
+        "containers",
+        Fault("two nodes' containers are killed at once", strikes.kill_containers("node")),
+        Moment.EPOCH,
+        {**LONG, **GLOO, "nodes": 3},
+        fails(Fact("killed together with its container", "container")),
+        (DOCKER,),
+        count=2,
+        options=("--cold",),
+    ),
+    Case(
         "container-warm",
-        Fault("a warm node's container is killed", strikes.kill_container("node")),
+        Fault("a warm node's container is killed", strikes.kill_containers("node")),
         Moment.EPOCH,
         {**SHORT, **GLOO},
         ends_ok(named=Fact("the node", r"node-\d"), cause=Fact("the run was repeated", "repeated")),
@@ -615,6 +685,15 @@ FILES = (
         earlier=Earlier.KILLED,
     ),
     Case(
+        "checkpoint-unreadable",
+        strikes.damaged_checkpoint("the last checkpoint of a rank cannot be read", strikes.forbid),
+        Moment.BEFORE,
+        RESUMABLE,
+        ends_ok(named=NODE, cause=Fact("why it was skipped", "cannot be read")),
+        (DOCKER,),  # as root, local processes read any file
+        earlier=Earlier.KILLED,
+    ),
+    Case(
         "result-damaged",
         Fault(
             "the result of a finished run is damaged", strikes.damaged_result, repair=strikes.remove_result
@@ -677,6 +756,14 @@ ORCHESTRATOR = (
         strikes.signal_orchestrator(signal.SIGKILL, "the orchestrator gets SIGKILL"),
         Moment.EPOCH,
         {**SHORT, **MPI},
+        stops(None, None, -9),
+        again=True,
+    ),
+    Case(
+        "orchestrator-and-rank",
+        Fault("a rank and the orchestrator get SIGKILL at once", strikes.kill_with_orchestrator),
+        Moment.EPOCH,
+        RESUMABLE,
         stops(None, None, -9),
         again=True,
     ),
