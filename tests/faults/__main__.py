@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from collections import Counter
@@ -36,8 +37,10 @@ def main() -> int:
     parser.add_argument("--skip", nargs="*", default=[], help="names of cases to leave out")
     parser.add_argument("--alone", action="store_true", help="also stop the Docker engine of this machine")
     parser.add_argument("--json", type=Path, help="a file for all results")
+    parser.add_argument("--keep", type=Path, help="a directory for the files of cases that fail")
     parser.add_argument("--times", type=int, help="of orchestrator and sweep, on each runtime")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # end what the case in progress has started
     runtimes = options.runtime or [LOCAL, DOCKER]
     match options.words:
         case ["docs"]:
@@ -68,7 +71,7 @@ def main() -> int:
             continue
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             began = time.monotonic()
-            done = play(case, runtime, seed, references)
+            done = play(case, runtime, seed, references, options.keep)
             played.append(done)
             took = "" if done.seconds is None else f", {done.seconds:.1f} s after the fault"
             verdict = "; ".join(done.wrong) or "ok"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -76,8 +77,8 @@ def missing(case: Case, runtime: str) -> str | None:
     return containers_missing() if runtime == DOCKER else None
 
 
-def play(case: Case, runtime: str, seed: int, references: References) -> Played:
-    """Play a case once."""
+def play(case: Case, runtime: str, seed: int, references: References, keep: Path | None = None) -> Played:
+    """Play a case once. keep: where to copy its files to if it fails."""
     with TemporaryDirectory(prefix="shardyard-faults-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
         directory.chmod(0o755)  # containers read the data directory
@@ -88,6 +89,8 @@ def play(case: Case, runtime: str, seed: int, references: References) -> Played:
         except (SceneError, InputError) as error:
             wrong = [str(error)]
         finally:
+            if wrong and keep:
+                shutil.copytree(directory, keep / f"{case.name}-{runtime}-{seed}", dirs_exist_ok=True)
             wrong += _end(scene)
     took = scene.ended_at - scene.struck_at if scene.struck_at and scene.ended_at else None
     return Played(case.name, runtime, seed, scene.victims, took, scene.said, wrong)

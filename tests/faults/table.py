@@ -99,7 +99,6 @@ KILLED_RANKS = (
         {**LONG, **GLOO},
         fails(Fact("killed by SIGKILL", "SIGKILL")),
         (LOCAL,),
-        sample=(LOCAL,),
     ),
     Case("kill-connecting", KILL, Moment.ASSIGNMENT, {**LONG, **GLOO}, fails(KILLED)),
     Case("kill-first-step", KILL, Moment.FIRST_STEP, {**LONG, **GLOO}, fails(KILLED)),
@@ -353,7 +352,6 @@ PROCESSES = (
         Moment.EPOCH,
         {**SHORT, **GLOO},
         ends_ok(named=WARM, cause=Fact("the run was repeated", "repeated")),
-        sample=(LOCAL,),
     ),
     Case(
         "warm-parent-at-start",
@@ -704,7 +702,6 @@ FILES = (
         (LOCAL,),
         earlier=Earlier.FINISHED,
         again=True,
-        sample=(LOCAL,),
     ),
     Case(
         "record-damaged",
@@ -722,6 +719,7 @@ FILES = (
         {**LONG, **GLOO},
         fails(Fact("its events are damaged", "damaged")),
         (LOCAL,),
+        sample=(LOCAL,),
     ),
 )
 

@@ -138,20 +138,6 @@ def test_allocation_that_fails_is_the_cause(execute: Execute) -> None:
     assert "Unable to allocate" in str(result.cause)  # NumPy's message
 
 
-def test_damaged_event_fails_the_run(execute: Execute, tmp_path: Path) -> None:
-    def damage() -> None:
-        while not (live := list(tmp_path.glob("results/*/live/rank-0.jsonl"))):
-            time.sleep(0.02)
-        with open(live[0], "a") as file:
-            file.write('{"version": 1, "ti\n')
-
-    threading.Thread(target=damage, daemon=True).start()
-    strategy = {"name": "fault_injection", "work_s": 2.0}
-    result = execute(strategy=strategy, transport="gloo", nodes=2)
-    assert result.status == "failed"
-    assert "node 0" in str(result.cause)
-
-
 def test_ranks_of_a_node_append_to_one_log(execute: Execute, tmp_path: Path) -> None:
     strategy = {"name": "fault_injection", "fault": "flood", "rank": 3, "work_s": 0.1, "lines": 1000}
     result = execute(strategy=strategy, transport="gloo", nodes=2, processes_per_node=2)

@@ -13,8 +13,15 @@ PROJECT = Path(__file__).resolve().parents[2]
 
 
 def environment() -> dict[str, str]:
-    """This process's environment without Shardyard's variables, and with runtime local as the default."""
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("SHARDYARD_")}
+    """This process's environment with runtime local as the default.
+
+    Of Shardyard's variables, only the name of the image is inherited.
+    """
+    inherited = {
+        key: value
+        for key, value in os.environ.items()
+        if key == "SHARDYARD_IMAGE" or not key.startswith("SHARDYARD_")
+    }
     return {**inherited, "SHARDYARD_RUNTIME": "local"}
 
 
