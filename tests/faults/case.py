@@ -57,7 +57,8 @@ class Fault:
         strike: makes it happen, at the moment of the case.
         arrange: prepares it before the command starts. repair: undoes it before the command runs again.
         needs_root: whether only root can do it. needs_data: whether it needs the files of MNIST.
-        alone: whether it disturbs other users of the engine.
+        alone: whether it disturbs other users of the engine. leaves: whether the next command has to
+        remove what it leaves.
     """
 
     words: str
@@ -67,6 +68,7 @@ class Fault:
     needs_root: bool = False
     needs_data: bool = False
     alone: bool = False
+    leaves: bool = False
 
 
 @dataclass(frozen=True)

@@ -534,6 +534,7 @@ PROCESSES = (
             repair=strikes.start_engine,
             needs_root=True,
             alone=True,
+            leaves=True,
         ),
         Moment.EPOCH,
         {**LONG, **GLOO},
@@ -767,7 +768,11 @@ ORCHESTRATOR = (
     ),
     Case(
         "orchestrator-and-reaper",
-        Fault("the orchestrator and its reaper get SIGKILL", strikes.kill_orchestrator_and_reaper),
+        Fault(
+            "the orchestrator and its reaper get SIGKILL",
+            strikes.kill_orchestrator_and_reaper,
+            leaves=True,
+        ),
         Moment.EPOCH,
         {**SHORT, **GLOO},
         stops(None, None, -9),
