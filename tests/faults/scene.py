@@ -22,7 +22,7 @@ from orchestrator.runtimes.identity import identity
 from orchestrator.sweeps.load import load_sweep
 from tests.faults.case import DOCKER, Case, Moment
 from tests.support.command_line import PROJECT, environment, orchestrator
-from tests.support.places import PLACES, DockerPlace, Place
+from tests.support.places import MPIRUN, PLACES, DockerPlace, Place
 from trainer.spec.run_spec import RunSpec
 
 POLL_S = 0.02
@@ -203,7 +203,7 @@ class Scene:
             self.until(lambda: self._reported("train_end"), "training has not ended")
 
     def _starting(self) -> bool:
-        return bool(self.place.starting(self.run, 0)) or any(self.place.commands("mpirun"))
+        return bool(self.place.starting(self.run, 0)) or any(self.place.commands(*MPIRUN))
 
     def _reported(self, kind: str, all_ranks: bool = False) -> bool:
         ranks = {event["rank"] for event in self.events() if event["kind"] == kind}

@@ -78,21 +78,20 @@ def kill_again(scene: Scene, draws: random.Random) -> None:
 # Other processes
 
 
-def kill_process(word: str, words: str, in_containers: str = "") -> Fault:
-    """Kill a process whose command line contains the word, or another word in containers."""
+def kill_process(words: str, *commands: str) -> Fault:
+    """Kill a process of the nodes whose command line contains one of these."""
 
     def strike(scene: Scene, _: random.Random) -> None:
-        wanted = (in_containers or word) if scene.in_containers else word
-        scene.until(lambda: next(scene.place.processes(wanted), None), f"no {wanted}").kill()
+        scene.until(lambda: next(scene.place.processes(*commands), None), f"no {commands[0]}").kill()
 
     return Fault(words, strike)
 
 
-def kill_command(word: str, words: str) -> Fault:
+def kill_command(words: str, *commands: str) -> Fault:
     """Kill a descendant of the orchestrator on this machine."""
 
     def strike(scene: Scene, _: random.Random) -> None:
-        scene.until(lambda: next(scene.place.commands(word), None), f"no {word}").kill()
+        scene.until(lambda: next(scene.place.commands(*commands), None), f"no {commands[0]}").kill()
 
     return Fault(words, strike)
 

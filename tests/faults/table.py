@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.faults import strikes
 from tests.faults.case import DOCKER, LOCAL, Case, Earlier, Fact, Fault, Moment, Then, Verdict
+from tests.support.places import MPIRUN
 
 # Runs
 
@@ -334,7 +335,7 @@ RESTARTS = (
     ),
     Case(
         "restart-agent",
-        strikes.kill_process("trainer.elastic", "a torchrun agent gets SIGKILL"),
+        strikes.kill_process("a torchrun agent gets SIGKILL", "trainer.elastic"),
         Moment.EPOCH,
         {**RESTARTED, "epochs": 1000},
         fails(
@@ -348,21 +349,21 @@ RESTARTS = (
 PROCESSES = (
     Case(
         "warm-parent",
-        strikes.kill_process("trainer.warm", "a warm parent gets SIGKILL"),
+        strikes.kill_process("a warm parent gets SIGKILL", "trainer.warm"),
         Moment.EPOCH,
         {**SHORT, **GLOO},
         ends_ok(named=WARM, cause=Fact("the run was repeated", "repeated")),
     ),
     Case(
         "warm-parent-at-start",
-        strikes.kill_process("trainer.warm", "a warm parent gets SIGKILL"),
+        strikes.kill_process("a warm parent gets SIGKILL", "trainer.warm"),
         Moment.START,
         {**SHORT, **GLOO},
         ends_ok(named=WARM, cause=Fact("the run was repeated", "repeated|before")),
     ),
     Case(
         "warm-client",
-        strikes.kill_process("warm/client.py", "the client of a warm parent gets SIGKILL"),
+        strikes.kill_process("the client of a warm parent gets SIGKILL", "warm/client.py"),
         Moment.EPOCH,
         {**LONG, **GLOO},
         fails(KILLED),
@@ -372,14 +373,14 @@ PROCESSES = (
     ),
     Case(
         "mpirun",
-        strikes.kill_process("mpirun", "mpirun gets SIGKILL", in_containers="bin/mpirun"),
+        strikes.kill_process("mpirun gets SIGKILL", *MPIRUN),
         Moment.EPOCH,
         {**LONG, **MPI},
         fails(None, named=LAUNCHER),
     ),
     Case(
         "mpirun-at-start",
-        strikes.kill_command("mpirun", "mpirun gets SIGKILL"),
+        strikes.kill_command("mpirun gets SIGKILL", *MPIRUN),
         Moment.START,
         {**LONG, **MPI},
         fails(None, named=LAUNCHER),
@@ -440,7 +441,7 @@ PROCESSES = (
     ),
     Case(
         "agent",
-        strikes.kill_process("trainer.cluster node", "a node's agent gets SIGKILL"),
+        strikes.kill_process("a node's agent gets SIGKILL", "trainer.cluster node"),
         Moment.EPOCH,
         {**LONG, **GLOO},
         fails(None, named=Fact("the node", r"\bnode \d")),
@@ -449,7 +450,7 @@ PROCESSES = (
     ),
     Case(
         "agent-warm",
-        strikes.kill_process("trainer.cluster node", "a warm node's agent gets SIGKILL"),
+        strikes.kill_process("a warm node's agent gets SIGKILL", "trainer.cluster node"),
         Moment.EPOCH,
         {**SHORT, **GLOO},
         ends_ok(named=Fact("the node", r"node-\d"), cause=Fact("the run was repeated", "repeated")),
@@ -511,7 +512,7 @@ PROCESSES = (
     ),
     Case(
         "throttle",
-        strikes.kill_command("local.throttle", "the throttle of a slower node gets SIGKILL"),
+        strikes.kill_command("the throttle of a slower node gets SIGKILL", "local.throttle"),
         Moment.EPOCH,
         {**LONG, **GLOO, "bottleneck_cpus": 0.5},
         fails(Fact("has ended before the run", "ended before"), named=Fact("the throttle", "throttle")),
@@ -519,7 +520,7 @@ PROCESSES = (
     ),
     Case(
         "compose",
-        strikes.kill_command("compose", "docker compose gets SIGKILL"),
+        strikes.kill_command("docker compose gets SIGKILL", "compose"),
         Moment.START,
         {**LONG, **GLOO},
         fails(None, 40.0, named=Fact("docker compose", "compose")),

@@ -27,7 +27,7 @@ from orchestrator.runtimes.identity import identity
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from tests.support.command_line import PROJECT, start_sweep
 from tests.support.containers import leftovers
-from tests.support.places import PLACES, Place
+from tests.support.places import MPIRUN, PLACES, Place
 from tests.support.processes import node_processes
 from tests.support.runs import weights_in
 
@@ -123,8 +123,8 @@ def forked(place: Place) -> Iterator[psutil.Process]:
             yield from parent.children()
 
 
-def with_command(word: str) -> Find:
-    return lambda place: place.processes(word)
+def with_command(*words: str) -> Find:
+    return lambda place: place.processes(*words)
 
 
 def engine(_: Place) -> Iterator[psutil.Process]:
@@ -134,7 +134,7 @@ def engine(_: Place) -> Iterator[psutil.Process]:
 TARGETS: dict[str, Find] = {
     "rank": forked,
     "client": with_command("warm/client.py"),
-    "mpirun": with_command("bin/mpirun"),
+    "mpirun": with_command(*MPIRUN),
     "warm parent": with_command("trainer.warm"),
     "agent": with_command("trainer.cluster node"),
     "coordinator": with_command("trainer.cluster coordinator"),

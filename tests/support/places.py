@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from orchestrator.runtimes.local.runtime import LABEL as LOCAL_LABEL
 from tests.support.containers import leftovers
 from tests.support.processes import node_processes
 from trainer.spec.run_spec import RunSpec
+
+MPIRUN = ("bin/mpirun", "bin/prterun")  # Open MPI's mpirun becomes prterun
 
 
 class Place(ABC):
@@ -35,17 +37,17 @@ class Place(ABC):
         """A process that becomes this rank, or starts it."""
 
     @abstractmethod
-    def processes(self, word: str) -> Iterator[psutil.Process]:
-        """Processes of the orchestrator or its nodes whose command line contains a word."""
+    def processes(self, *words: str) -> Iterator[psutil.Process]:
+        """Processes of the orchestrator or its nodes whose command line contains one of the words."""
 
     @abstractmethod
     def left(self) -> list[str]:
         """What is left of the nodes, as text."""
 
-    def commands(self, word: str) -> Iterator[psutil.Process]:
-        """Descendants of the orchestrator on this machine whose command line contains a word."""
+    def commands(self, *words: str) -> Iterator[psutil.Process]:
+        """Descendants of the orchestrator on this machine whose command line contains one of the words."""
         with suppress(psutil.NoSuchProcess):
-            yield from _with(word, self.orchestrator.children(recursive=True))
+            yield from _with(words, self.orchestrator.children(recursive=True))
 
 
 class LocalPlace(Place):
@@ -61,8 +63,8 @@ class LocalPlace(Place):
                     return process
         return None
 
-    def processes(self, word: str) -> Iterator[psutil.Process]:
-        return self.commands(word)
+    def processes(self, *words: str) -> Iterator[psutil.Process]:
+        return self.commands(*words)
 
     def left(self) -> list[str]:
         own = self.label.partition(" ")[0]
@@ -109,11 +111,11 @@ class DockerPlace(Place):
 
     def starting(self, run: RunSpec, rank: int) -> psutil.Process | None:
         container = self.node(run, rank)
-        return next(_with("trainer.cluster", inside(container)), None) if container else None
+        return next(_with(["trainer.cluster"], inside(container)), None) if container else None
 
-    def processes(self, word: str) -> Iterator[psutil.Process]:
+    def processes(self, *words: str) -> Iterator[psutil.Process]:
         for container in self.containers():
-            yield from _with(word, inside(container))
+            yield from _with(words, inside(container))
 
     def left(self) -> list[str]:
         return [
@@ -145,10 +147,11 @@ def inner_pid(process: psutil.Process) -> int:
     return 0
 
 
-def _with(word: str, processes: list[psutil.Process]) -> Iterator[psutil.Process]:
+def _with(words: Sequence[str], processes: list[psutil.Process]) -> Iterator[psutil.Process]:
     for process in processes:
         with suppress(psutil.Error):
-            if word in " ".join(process.cmdline()):
+            command = " ".join(process.cmdline())
+            if any(word in command for word in words):
                 yield process
 
 
