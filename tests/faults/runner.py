@@ -199,7 +199,7 @@ def unnamed(scene: Scene, said: str) -> list[str]:
         first = re.search(r"\bnodes? (\d+)", said)
         if scene.run.processes_per_node > 1 and scene.run.nodes == 1:
             first = re.search(r"\brank (\d+)", said)
-        if not first or (scene.case.fault.strike.__name__ != "nothing" and first[1] not in nodes):
+        if not first or first[1] not in nodes:
             wrong.append(f"names {first[0] if first else 'no node'}, not node {' or '.join(nodes)}")
     if verdict.cause and not re.search(verdict.cause.pattern, said):
         wrong.append(f"does not say: {verdict.cause.words}")

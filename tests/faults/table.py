@@ -46,6 +46,7 @@ RESTARTED = {**SHORT, **GLOO, "restarts": 3, "checkpoint_epochs": 10}
 # Facts
 
 NODE = Fact("the node", "")  # checked against the victims
+ANY_NODE = Fact("the node", r"\bnode \d")  # any of those to which it happened
 KILLED = Fact("killed by SIGKILL", "SIGKILL|killed together with its container")
 COORDINATOR = Fact("the coordinator", r"\bcoordinator\b")
 LAUNCHER = Fact("mpirun or the launcher", r"\b(mpirun|launcher)\b")
@@ -444,7 +445,7 @@ PROCESSES = (
         strikes.kill_process("a node's agent gets SIGKILL", "trainer.cluster node"),
         Moment.EPOCH,
         {**LONG, **GLOO},
-        fails(None, named=Fact("the node", r"\bnode \d")),
+        fails(None, named=ANY_NODE),
         (DOCKER,),
         options=("--cold",),
     ),
@@ -550,7 +551,7 @@ LIMITS = (
         Fault("a node needs more memory than its limit", strikes.nothing),
         Moment.START,
         {**GLOO, "memory_mb": 256, "dataset": {"name": "synthetic", "samples": 200_000}},
-        fails(Fact("its limit", "256 MiB"), 60.0),
+        fails(Fact("its limit", "256 MiB"), 60.0, ANY_NODE),
         (DOCKER,),
     ),
     Case(
@@ -562,14 +563,14 @@ LIMITS = (
             **GLOO,
             "dataset": {"name": "synthetic", "samples": 100, "height": 10**6, "width": 10**6},
         },
-        fails(Fact("the allocation", "allocate|memory"), 30.0),
+        fails(Fact("the allocation", "allocate|memory"), 30.0, ANY_NODE),
     ),
     Case(
         "pids",
         Fault("a node starts more processes and threads than its limit", strikes.nothing),
         Moment.START,
         {**LONG, **GLOO, "pids": 16, "threads": 32},
-        fails(None, 60.0, named=Fact("the node", r"node")),
+        fails(None, 60.0, ANY_NODE),
         (DOCKER,),
     ),
     Case(
