@@ -132,7 +132,7 @@ class SweepRunner:
             write_atomic(paths.plan, json.dumps({"runtime": self.runtime_name, **plan.as_dict()}, indent=2))
             with self.runtime.start(plan) as handle:
                 try:
-                    state, timed_out_s = self._watch(handle, spec.timeout_s)
+                    state, timed_out_s = self._watch(handle, spec.timeout_s, paths)
                 finally:
                     handle.stop()
                     handle.collect(paths)
@@ -140,8 +140,7 @@ class SweepRunner:
             if not state.nodes_lost:
                 break
             replaced = f"{state.error} during the run, which was then repeated"
-        if not paths.spec.exists():
-            raise FileNotFoundError(errno.ENOENT, "removed during the run", str(paths.directory))
+        _check_not_removed(paths)
         usage, invalid = _usage(paths)
         result = self._write_result(
             spec,
@@ -189,16 +188,18 @@ class SweepRunner:
         write_atomic(self.paths.run(spec.key).result, result.model_dump_json(indent=2))
         return result
 
-    def _watch(self, handle: RunHandle, timeout_s: float) -> tuple[RunState, float | None]:
+    def _watch(self, handle: RunHandle, timeout_s: float, paths: RunPaths) -> tuple[RunState, float | None]:
         """Wait until all processes have ended, one has failed, or the time limit has passed.
 
-        Returns the state, and the time limit if it has passed.
+        Returns the state, and the time limit if it has passed. Raises FileNotFoundError if the run's
+        directory is removed, because there will be no result.
         """
         deadline = time.monotonic() + timeout_s
         failing_since: float | None = None
         while True:
             state = handle.wait(TICK_S)
             self.progress.events(handle.new_events())
+            _check_not_removed(paths)
             now = time.monotonic()
             if not state.running or state.error:
                 return state, None
@@ -208,6 +209,12 @@ class SweepRunner:
                     return state, None
             if now > deadline:
                 return state, timeout_s
+
+
+def _check_not_removed(paths: RunPaths) -> None:
+    """Raises FileNotFoundError if the directory of a run in progress was removed."""
+    if not paths.spec.exists():
+        raise FileNotFoundError(errno.ENOENT, "removed during the run", str(paths.directory))
 
 
 def _usage(paths: RunPaths) -> tuple[list[NodeUsage], str | None]:

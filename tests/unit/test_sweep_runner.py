@@ -107,6 +107,21 @@ def removes_the_results(paths: RunPaths) -> None:
     paths.events.touch()
 
 
+def test_run_ends_when_its_results_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, not at its end: its nodes would compute for nothing."""
+    monkeypatch.setattr(FakeRunHandle, "wait", lambda *_: RunState({}, running=1))
+    paths, run = SweepPaths(tmp_path / "out"), RunSpec.model_validate({"strategy": "fault_injection"})
+
+    def remove(*_: object) -> list[Event]:
+        shutil.rmtree(paths.run(run.key).directory)
+        return []
+
+    monkeypatch.setattr(FakeRunHandle, "new_events", remove)
+    monkeypatch.setattr(FakeRunHandle, "collect", lambda *_: None)
+    with pytest.raises(FileNotFoundError):
+        SweepRunner(FakeRuntime(), "nothing", paths, tmp_path, SilentDisplay()).run(run)
+
+
 @pytest.mark.parametrize(
     ("collect", "trouble"), [(fills_the_disk, "the disk is full"), (removes_the_results, "it was removed")]
 )
