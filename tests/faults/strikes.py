@@ -232,7 +232,11 @@ def full_disk(directory: Callable[[Scene], Path], words: str) -> Fault:
                 file.write(bytes(2**16))
 
     def repair(scene: Scene) -> None:
-        (directory(scene) / "full").unlink(missing_ok=True)
+        """Move the files to a larger disk."""
+        path, kept = directory(scene), scene.directory / "kept"
+        (path / "full").unlink(missing_ok=True)
+        for command in (["cp", "-a", path, kept], ["umount", path], ["cp", "-aT", kept, path]):
+            subprocess.run(list(map(str, command)), check=True)
 
     return Fault(words, strike, arrange, repair, needs_root=True)
 
