@@ -621,7 +621,7 @@ FILES = (
         strikes.full_disk(strikes.checkpoints_of, "the disk of the checkpoints is full"),
         Moment.CHECKPOINT,
         RESUMABLE,
-        fails(Fact("no space left", "No space left")),
+        fails(Fact("no space left", "No space left"), named=ANY_NODE),
         again=True,
     ),
     Case(
