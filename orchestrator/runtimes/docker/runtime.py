@@ -6,7 +6,7 @@ import shlex
 import shutil
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,7 +38,7 @@ from orchestrator.runtimes.docker.reaper import Reaper, remove_orphans
 from orchestrator.runtimes.docker.warm import WarmContainers, WarmRun
 from orchestrator.runtimes.identity import identity
 from orchestrator.runtimes.launch_plan import LaunchPlan, Process
-from trainer.core.events import Event
+from trainer.core.events import Event, signal_name
 from trainer.spec.run_spec import RunSpec
 
 POLL_S = 0.25
@@ -195,6 +195,15 @@ class DockerRuntime(Runtime):
         return cluster(spec, paths, data_dir, orchestrator=identity(), cores=self.cores(), image=image)
 
 
+def _killed_early(exits: Mapping[str, int]) -> str | None:
+    """Which container was killed before ranks were assigned; the coordinator only misses it. None: none."""
+    killed = sorted((name, code) for name, code in exits.items() if code < 0)
+    if not killed:
+        return None
+    name, code = killed[0]
+    return f"{name} was killed by {signal_name(-code)} together with its container, before it registered"
+
+
 def _kind(spec: RunSpec, run: Cluster) -> Kind:
     """What runs must have in common to use the same warm containers: mounts, image and limits.
 
@@ -259,7 +268,7 @@ class DockerRun(RunHandle):
         if not exits and (start_error := self._project.start_error):
             return RunState(exits, running, start_error)
         if exits.get("coordinator") and not self._record.agents:
-            return RunState(exits, running, self._record.registration_error)
+            return RunState(exits, running, _killed_early(exits) or self._record.registration_error)
         if exits.get("coordinator") and (cause := self._record.unreported(self._cluster.topology)):
             return RunState(exits, running, cause)
         ready = self._project.quota_pending and self._record.are_ready(self._ranks)
