@@ -39,7 +39,7 @@ LOCAL: list[dict[str, Any]] = [
     {"strategy": "all_reduce", "transport": "mpi"},
     {"strategy": "all_reduce", "transport": "rpc"},
     {"strategy": "one_shot", "transport": "memory"},
-    {"strategy": "ddp", "transport": "gloo", "restarts": 1, "seed": 1},
+    {"strategy": "ddp", "transport": "gloo", "restarts": 1},
 ]
 # Each topology starts containers of its own, which takes longer than the runs.
 DOCKER: list[dict[str, Any]] = [
@@ -48,6 +48,7 @@ DOCKER: list[dict[str, Any]] = [
     {"strategy": "all_reduce", "transport": "gloo", "checkpoint_epochs": 2, "epochs": 60},
 ]
 RUNS = {"local": LOCAL, "docker": DOCKER}
+SEEDS = 4  # of each run in a sweep that is killed again and again
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,12 @@ def end_orchestrators(times: int, seed: int, runtime: str) -> int:
 def end_sweep(times: int, seed: int, runtime: str) -> int:
     """Kill a sweep `times` times, or until it is finished; returns the exit code."""
     draws, wrong, kills = random.Random(seed), [], 0
-    with _sweep(runtime) as (file, directory):
+    with _sweep(runtime, SEEDS) as (file, directory):
         _, first_row = _undisturbed(file, directory, runtime)
         expected, out = weights_in(directory / "undisturbed"), directory / "killed"
         while kills < times and weights_in(out) != expected:
-            # Few commands finish a run, and many of them end in the start of one.
-            ended = _end(file, out, runtime, signal.SIGKILL, draws.uniform(0, 1.3 * first_row))
+            # Most commands end during start, some after a run or two.
+            ended = _end(file, out, runtime, signal.SIGKILL, draws.uniform(0, 1.2 * first_row))
             kills += ended.code == -signal.SIGKILL
             wrong += ended.wrong
             _say(f"{kills}/{times} {len(weights_in(out))} of {len(expected)} runs done", ended)
@@ -99,10 +100,12 @@ def end_sweep(times: int, seed: int, runtime: str) -> int:
 
 
 @contextmanager
-def _sweep(runtime: str) -> Iterator[tuple[Path, Path]]:
+def _sweep(runtime: str, seeds: int = 1) -> Iterator[tuple[Path, Path]]:
+    """The sweep file, and a directory for results."""
     with TemporaryDirectory(prefix="shardyard-ends-") as name:
         file = Path(name) / "ends.yml"
-        blocks = [{"base": fields} for fields in RUNS[runtime]]
+        axes = {"seed": list(range(1, seeds + 1))}
+        blocks = [{"base": fields, "axes": axes} for fields in RUNS[runtime]]
         file.write_text(json.dumps({"name": "ends", "base": BASE, "blocks": blocks}))
         yield file, Path(name)
 
