@@ -563,7 +563,7 @@ LIMITS = (
             **GLOO,
             "dataset": {"name": "synthetic", "samples": 100, "height": 10**6, "width": 10**6},
         },
-        fails(Fact("the allocation", "allocate|memory"), 30.0, ANY_NODE),
+        fails(Fact("the allocation", "allocate|memory"), 60.0, ANY_NODE),
     ),
     Case(
         "pids",
@@ -594,7 +594,7 @@ LIMITS = (
         Fault("a node's directory for events is full", strikes.fill_directory("/run/shardyard")),
         Moment.EPOCH,
         {**LONG, **GLOO},
-        fails(Fact("no space left", "space"), 30.0),
+        fails(Fact("its exit code, and that its log says why", "see its log|space"), 30.0),
         (DOCKER,),
     ),
 )
