@@ -126,10 +126,13 @@ def _end(file: Path, out: Path, runtime: str, sent: signal.Signals, after_s: flo
     """Start the sweep, send the signal, and wait until nothing is left."""
     process = start_sweep(file, out, "--runtime", runtime)
     place = PLACES[runtime](psutil.Process(process.pid), identity(process.pid), out)
-    time.sleep(after_s)
-    process.send_signal(sent)
-    output, _ = process.communicate(timeout=EXIT_S)
-    wrong = ["there is a traceback"] if "Traceback" in output else []
+    try:
+        time.sleep(after_s)
+        process.send_signal(sent)
+        output, _ = process.communicate(timeout=EXIT_S)
+    finally:
+        process.kill()
+    wrong = [f"there is a traceback: {output[-1500:]}"] if "Traceback" in output else []
     # Before its packages are imported, Python itself ends by the signal; a sweep may also be finished.
     if process.returncode not in (0, -sent, 130 if sent is not signal.SIGKILL else -sent):
         wrong.append(f"exit code {process.returncode}")

@@ -207,7 +207,8 @@ def unnamed(scene: Scene, said: str) -> list[str]:
 
 
 def _traceback(scene: Scene) -> list[str]:
-    return ["there is a traceback"] if "Traceback" in scene.output else []
+    trace = scene.output.partition("Traceback")
+    return [f"there is a traceback: {trace[2][:1500]}"] if trace[1] else []
 
 
 def _end(scene: Scene) -> list[str]:

@@ -24,7 +24,7 @@ def references() -> References:
     return References()
 
 
-@pytest.mark.parametrize(("case", "runtime"), _sample())
+@pytest.mark.parametrize(("case", "runtime"), [*_sample()])
 def test_case_holds(case: Case, runtime: str, references: References) -> None:
     if reason := missing(case, runtime):
         pytest.skip(reason)
