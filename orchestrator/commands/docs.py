@@ -239,7 +239,7 @@ def _faults(_: Path) -> str:
                 required = "required" if deeper.is_required() else _yaml(deeper.default)
                 path = f"`{name}.{parameter}.{each}`"
                 rows.append((path, required, _limits(deeper), deeper.description or ""))
-    return _table(("field", "default", "allowed", "meaning"), rows)
+    return markdown_table(("field", "default", "allowed", "meaning"), rows)
 
 
 def _part(annotation: Any) -> Any:

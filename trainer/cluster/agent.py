@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import NoReturn
 
 from trainer.cluster import mpi_rank, ssh
@@ -247,8 +247,8 @@ class Agent:
     def _report_death(self, rank: int, code: int) -> None:
         """Write the exit report of a rank that returns; the exit codes are only sent at the end."""
         name = signal_name(-code)
-        writer = EventWriter(str(self.run_key), rank, OUT)
-        writer.write_quietly("died", cause=f"killed by {name}", signal=name)
+        with closing(EventWriter(str(self.run_key), rank, OUT)) as writer:
+            writer.write_quietly("died", cause=f"killed by {name}", signal=name)
 
     async def _serve_ssh(self) -> tuple[dict[int, int], str | None]:
         """Run no process but sshd, through which mpirun starts ranks, until shutdown."""

@@ -107,6 +107,11 @@ class EventWriter:
             self._file.write(event.to_line() + "\n")
         return event
 
+    def close(self) -> None:
+        """Close the file."""
+        if self._file:
+            self._file.close()
+
     def as_rank(self, rank: int) -> EventWriter:
         """A writer for another rank of the same run."""
         return EventWriter(self._run, rank, self._directory, self._console, self._prefix)

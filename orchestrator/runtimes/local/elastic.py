@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,8 +49,8 @@ class ElasticRanks:
             return
         self.lost.add(name)
         cause = signal_name(-code)
-        writer = EventWriter(self._spec.key, rank, self._live)
-        writer.write_quietly("died", cause=f"killed by {cause}", signal=cause)
+        with closing(EventWriter(self._spec.key, rank, self._live)) as writer:
+            writer.write_quietly("died", cause=f"killed by {cause}", signal=cause)
 
     @property
     def superfluous(self) -> set[str]:

@@ -1,0 +1,319 @@
+"""ElasticCommunicator: ranks are lost in every operation, and the others agree on every result."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from trainer.comm.base import CommunicationError
+from trainer.comm.elastic import ElasticCommunicator, Group, Groups
+from trainer.comm.memory import MemoryCommunicator, ThreadGroup
+from trainer.core.clock import Clock
+from trainer.core.context import NodeContext
+from trainer.core.membership import Member, Membership
+
+TIMEOUT_S = 30.0
+
+
+class Lost(Exception):
+    """Ends the thread of a rank that is lost."""
+
+
+@dataclass
+class World:
+    """All ranks of a test: their groups, and the file with the membership."""
+
+    path: Path
+    size: int
+    groups: dict[str, ThreadGroup] = field(default_factory=dict)
+    invitations: dict[str, str] = field(default_factory=dict)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    generation: int = 0
+
+    def __post_init__(self) -> None:
+        self.incarnations = dict.fromkeys(range(self.size), 0)
+        self.write()
+
+    def write(self) -> None:
+        members = [Member(rank=r, incarnation=i) for r, i in sorted(self.incarnations.items())]
+        Membership(generation=self.generation, members=members).write(self.path)
+
+    def lose(self, rank: int) -> None:
+        with self.changed:
+            del self.incarnations[rank]
+            self.generation += 1
+            self.write()
+
+    def restore(self, rank: int, incarnation: int) -> None:
+        with self.changed:
+            self.incarnations[rank] = incarnation
+            self.generation += 1
+            self.write()
+
+    def context(self, rank: int, incarnation: int = 0) -> NodeContext:
+        return NodeContext(rank, self.size, "gloo", Path(), timeout_s=TIMEOUT_S, incarnation=incarnation)
+
+
+class ThreadsGroup(MemoryCommunicator, Group):
+    """A group of threads."""
+
+    def leave(self) -> None:
+        self.abort()
+
+    def interrupt(self) -> None:
+        self.abort()
+
+
+class ThreadsGroups(Groups):
+    """Groups of the threads of a World."""
+
+    def __init__(self, world: World, rank: int) -> None:
+        self._world, self._rank = world, rank
+
+    def first(self) -> Group:
+        return self.form("first", range(self._world.size), 0, "", lambda: False)
+
+    def form(
+        self, name: str, ranks: Sequence[int], host: int, address: str, give_up: Callable[[], bool]
+    ) -> Group:
+        with self._world.changed:
+            shared = self._world.groups.setdefault(name, ThreadGroup(len(ranks), TIMEOUT_S))
+        return ThreadsGroup(ranks.index(self._rank), len(ranks), Clock(), shared)
+
+    def invite(self, name: str, address: str, group: str) -> None:
+        with self._world.changed:
+            self._world.invitations[name] = group
+            self._world.changed.notify_all()
+
+    def invitation(self, name: str, address: str, timeout_s: float) -> str:
+        with self._world.changed:
+            if not self._world.changed.wait_for(lambda: name in self._world.invitations, timeout_s):
+                raise CommunicationError("no invitation")
+            return self._world.invitations[name]
+
+
+class Failing(ElasticCommunicator):
+    """Lets its rank be lost in the operation of a number, before or after it has taken part."""
+
+    def __init__(self, world: World, rank: int, lost_in: int | None = None, after: bool = False) -> None:
+        self._test, self._lost_in, self._after = world, lost_in, after
+        groups = ThreadsGroups(world, rank)
+        incarnation = world.incarnations[rank]
+        super().__init__(world.context(rank, incarnation), Clock(), groups, world.path)
+
+    def _failure_of(self, run: Callable[[Group], Tensor]) -> str | None:
+        if self._count != self._lost_in:
+            return super()._failure_of(run)
+        if self._after:
+            super()._failure_of(run)
+        self._group.leave()
+        self._test.lose(self._own)
+        raise Lost
+
+
+def in_threads(ranks: Sequence[int], work: Callable[[int], list[float]]) -> dict[int, list[float]]:
+    """What `work` returns for each rank that is not lost."""
+
+    def caught(rank: int) -> list[float] | None:
+        try:
+            return work(rank)
+        except Lost:
+            return None
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        found = dict(zip(ranks, pool.map(caught, ranks), strict=True))
+    return {rank: values for rank, values in found.items() if values is not None}
+
+
+def program(comm: ElasticCommunicator, rounds: int = 3) -> list[float]:
+    """All operations that have one result for all ranks."""
+    results = []
+    for number in range(rounds):
+        own = torch.full((4,), float(comm._own + 1) * 10**number)
+        comm.all_reduce(own, "sum")
+        results.append(own[0].item())
+        results.append(comm.all_gather(torch.tensor([1.0])).sum().item())
+        sent = torch.tensor([float(number)])
+        comm.broadcast(sent, root=comm.size - 1)
+        results.append(sent.item())
+        comm.barrier()
+        results.append(float(comm.size))
+    comm.barrier()  # ranks that have completed the last operation help those that have not
+    return results
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "membership.json", 4)
+
+
+OPERATIONS = 12  # of `program`
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("lost_in", range(OPERATIONS))
+def test_survivors_agree_on_every_result(world: World, lost_in: int, after: bool) -> None:
+    def work(rank: int) -> list[float]:
+        return program(Failing(world, rank, lost_in if rank == 1 else None, after))
+
+    results = in_threads(range(4), work)
+    # A broadcast needs its source, which is the last rank here.
+    assert results.keys() == {0, 2, 3}
+    assert len({tuple(values) for values in results.values()}) == 1
+    values = results[0]
+    sizes = values[3::4]
+    assert sizes == sorted(sizes, reverse=True)
+    # An operation in which a rank took part to the end may count with or without it, but for all alike.
+    first = lost_in // 4 + (lost_in % 4 == 3 and after)
+    assert all(size == 4 for size in sizes[: lost_in // 4])
+    assert all(size == 3 for size in sizes[first:])
+    sums = [values[round_ * 4] / 10**round_ for round_ in range(3)]
+    assert set(sums) <= {10.0, 8.0}  # of four ranks, or of three
+    assert sums == sorted(sums, reverse=True)
+
+
+def test_two_ranks_are_lost_in_different_operations(world: World) -> None:
+    lost = {0: 2, 2: 7}
+
+    def work(rank: int) -> list[float]:
+        return program(Failing(world, rank, lost.get(rank)))
+
+    results = in_threads(range(4), work)
+    assert results.keys() == {1, 3}
+    assert results[1] == results[3]
+    assert results[1][-1] == 2
+
+
+def test_last_rank_continues_alone(world: World) -> None:
+    def work(rank: int) -> list[float]:
+        return program(Failing(world, rank, None if rank == 3 else 1))
+
+    results = in_threads(range(4), work)
+    assert results.keys() == {3}
+    assert results[3][-4:] == [400.0, 1.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize("lost_in", range(6))
+def test_neighbours_of_a_lost_rank_continue_to_shift(world: World, lost_in: int) -> None:
+    """Ranks may be several shifts apart when one is lost; then all have done equally many."""
+
+    def work(rank: int) -> list[float]:
+        comm = Failing(world, rank, lost_in if rank == 2 else None)
+        for _ in range(6):
+            comm.shift(torch.tensor([float(rank)]), 1)
+        total = torch.tensor([float(rank)])
+        comm.all_reduce(total, "sum")
+        return [total.item(), float(comm.size), *comm.shift(torch.tensor([float(rank)]), 1).tolist()]
+
+    results = in_threads(range(4), work)
+    assert {rank: values[:2] for rank, values in results.items()} == {
+        0: [4.0, 3.0],
+        1: [4.0, 3.0],
+        3: [4.0, 3.0],
+    }
+    assert {rank: values[2] for rank, values in results.items()} == {0: 3.0, 1: 0.0, 3: 1.0}  # a new ring
+
+
+def test_broadcast_fails_if_its_source_is_lost(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.comm.elastic.DECLARED_S", 0.3)
+
+    def work(rank: int) -> list[float]:
+        comm = Failing(world, rank, 0 if rank == 0 else None)
+        with pytest.raises(CommunicationError, match="node 0"):
+            comm.broadcast(torch.tensor([1.0]), root=0)
+        return []
+
+    assert in_threads(range(4), work).keys() == {1, 2, 3}
+
+
+def test_rank_that_was_declared_lost_by_mistake_ends(world: World) -> None:
+    """As a node that was cut off the network and comes back."""
+    suspended, resumed = threading.Event(), threading.Event()
+
+    def work(rank: int) -> list[float]:
+        comm = Failing(world, rank)
+        comm.barrier()
+        if rank == 1:
+            suspended.set()
+            assert resumed.wait(TIMEOUT_S)
+            with pytest.raises(CommunicationError, match="without this one"):
+                comm.barrier()
+            return []
+        if rank == 0:
+            assert suspended.wait(TIMEOUT_S)
+            world.lose(1)
+        values = program(comm)
+        resumed.set()
+        return values
+
+    results = in_threads(range(4), work)
+    assert results[0] == results[2] == results[3]
+    assert results[0][-1] == 3
+
+
+def test_exchange_that_fails_without_a_loss_is_an_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.comm.elastic.DECLARED_S", 0.3)
+
+    def work(rank: int) -> list[float]:
+        comm = Failing(world, rank)
+        if rank == 0:
+            comm._group.leave()
+        with pytest.raises(CommunicationError, match="declared lost"):
+            comm.barrier()
+        return []
+
+    assert len(in_threads(range(4), work)) == 4
+
+
+def test_rank_that_was_started_again_joins_between_epochs(world: World) -> None:
+    trained, restarted = threading.Barrier(4), threading.Event()
+
+    def work(rank: int) -> list[float]:
+        comm = Failing(world, rank, 1 if rank == 1 else None)
+        joined: list[int] = []
+        results = []
+        for epoch in range(4):
+            if epoch == 2:
+                trained.wait(TIMEOUT_S)
+                assert restarted.wait(TIMEOUT_S)
+            joined += comm.admit()
+            total = torch.tensor([1.0])
+            comm.all_reduce(total, "sum")
+            results.append(total.item())
+        assert joined == [1]
+        assert comm.changed
+        return results
+
+    def again() -> list[float]:
+        comm = Failing(world, 1)
+        assert comm.returned
+        results = []
+        for epoch in range(2, 4):
+            if epoch > 2:
+                assert comm.admit() == []
+            total = torch.tensor([1.0])
+            comm.all_reduce(total, "sum")
+            results.append(total.item())
+        return results
+
+    def restart() -> list[float]:
+        trained.wait(TIMEOUT_S)
+        world.restore(1, 1)
+        restarted.set()
+        return again()
+
+    with ThreadPoolExecutor(1) as pool:
+        returning = pool.submit(restart)
+        results = in_threads(range(4), work)
+        assert returning.result() == [4.0, 4.0]
+    assert [*results] == [0, 2, 3]
+    assert all(values == [3.0, 3.0, 4.0, 4.0] for values in results.values())
