@@ -29,7 +29,10 @@ def main(name: str) -> None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind("\0" + name)
     listener.listen(128)
-    print("ready", flush=True)
+    try:
+        print("ready", flush=True)
+    except BrokenPipeError:  # the orchestrator was killed meanwhile
+        os._exit(1)
     WarmParent(listener, sys.stdin.fileno(), run_ranks).serve()
 
 
