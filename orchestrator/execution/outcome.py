@@ -31,6 +31,7 @@ def outcome(
     timed_out_s: float | None,
     processes_per_node: int = 1,
     runtime_error: str | None = None,
+    suspended: Mapping[int, int] | None = None,
     restarts: int = 0,
     continues: bool = False,
     launcher_log: str = "",
@@ -44,6 +45,7 @@ def outcome(
         exits: exit codes by process name, which is `rank_name` where every rank is a process of its own.
         timed_out_s: the time limit, if the run exceeded it.
         runtime_error: an error that the runtime itself found.
+        suspended: PIDs of the ranks that were stopped by a signal when the time was over, by rank.
         restarts: how often torchrun may restart the ranks. The processes are then its agents, one per node,
             and an attempt has succeeded once every rank has a result and one has reported `done`.
         continues: whether the ranks that are left continue when one dies.
@@ -70,6 +72,10 @@ def outcome(
         everyone -= {event.rank for event in events if event.kind == "died"} - done
     if done and done == everyone and results >= everyone:
         return "ok", None
+    if timed_out_s is not None and suspended:
+        names = " and ".join(f"{name(rank)} (process {pid})" for rank, pid in sorted(suspended.items()))
+        verb = "was" if len(suspended) == 1 else "were"
+        return "timeout", f"stopped after {timed_out_s:g} s; {names} {verb} suspended by a signal"
     if timed_out_s is not None:
         seen = _last_seen(events, everyone - done, noun) or f"all {noun}s had finished"
         return "timeout", f"stopped after {timed_out_s:g} s; {seen}"

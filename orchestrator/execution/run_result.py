@@ -44,6 +44,7 @@ def build_result(
     ended_at: float,
     timed_out_s: float | None,
     runtime_error: str | None = None,
+    suspended: Mapping[int, int] | None = None,
     usage: Sequence[NodeUsage] = (),
     invalid: str | None = None,
     weights_kept: bool = True,
@@ -60,6 +61,7 @@ def build_result(
         started_at, ended_at: seconds since 1970.
         timed_out_s: the time limit, if the run exceeded it.
         runtime_error: an error that the runtime itself found.
+        suspended: PIDs of the ranks that were stopped by a signal when the time was over, by rank.
         usage: of the containers, if nodes are containers.
         invalid: why a record of the run cannot be used.
         launcher_log: what mpirun has written, if it starts the ranks.
@@ -74,6 +76,7 @@ def build_result(
         timed_out_s,
         spec.processes_per_node,
         runtime_error,
+        suspended=suspended,
         restarts=spec.restarts,
         continues=spec.on_loss == "continue",
         launcher_log=launcher_log,

@@ -133,6 +133,8 @@ class SweepRunner:
             with self.runtime.start(plan) as handle:
                 try:
                     state, timed_out_s = self._watch(handle, spec.timeout_s, paths)
+                    # The throttle of a slower node stops and continues its processes all the time.
+                    suspended = handle.suspended() if timed_out_s and not spec.bottleneck_cpus else {}
                 finally:
                     handle.stop()
                     handle.collect(paths)
@@ -149,6 +151,7 @@ class SweepRunner:
             started_at=started_at,
             timed_out_s=timed_out_s,
             runtime_error=state.error,
+            suspended=suspended,
             usage=usage,
             invalid=invalid,
             weights_kept=paths.weights.exists(),

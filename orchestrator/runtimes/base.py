@@ -57,6 +57,10 @@ class RunHandle(AbstractContextManager["RunHandle"]):
     def new_events(self) -> list[Event]:
         """The events since the last call, in order of time."""
 
+    def suspended(self) -> dict[int, int]:
+        """PIDs of the ranks that are stopped by a signal, by rank; empty where that is not known."""
+        return {}
+
     @abstractmethod
     def collect(self, paths: RunPaths) -> None:
         """Move logs, events and weights to their final paths. Called once, after `stop`."""

@@ -256,14 +256,16 @@ SUSPENDED = (
         SUSPEND,
         Moment.EPOCH,
         {**LONG, **GLOO, "timeout_s": 40.0},
-        Verdict(("failed", "timeout"), NODE, None, 50.0, Then.GOES_ON, 1),
+        Verdict(("timeout",), NODE, Fact("suspended by a signal", "suspended"), 50.0, Then.GOES_ON, 1),
+        (LOCAL,),
     ),
     Case(
         "suspend-connecting",
         SUSPEND,
         Moment.ASSIGNMENT,
         {**LONG, **GLOO, "timeout_s": 40.0},
-        Verdict(("failed", "timeout"), NODE, None, 50.0, Then.GOES_ON, 1),
+        Verdict(("timeout",), NODE, Fact("suspended by a signal", "suspended"), 50.0, Then.GOES_ON, 1),
+        (LOCAL,),
     ),
     Case(
         "suspend-node",

@@ -119,6 +119,8 @@ def test_suspended_rank_is_killed_at_the_timeout(execute: Execute, tmp_path: Pat
     display = SignalRank(signal.SIGSTOP, 0, after="start")
     result = execute(display, strategy="all_reduce", transport="gloo", nodes=2, epochs=5000, timeout_s=8.0)
     assert result.status == "timeout"
+    assert f"node 0 (process {display.pid})" in str(result.cause)
+    assert "node 1" not in str(result.cause)
     assert node_processes(tmp_path) == []
 
 

@@ -165,6 +165,7 @@ class LocalRun(RunHandle):
         self._paths, self._live, self._limits, self._attempts = paths, live, limits, attempts
         self._nodes, self.replaced, self._elastic = nodes, replaced, elastic
         self._unread: list[Event] = []
+        self._pids: dict[int, int] = {}  # by rank
         self._finished_at: float | None = None
         self._reader = self._new_reader()
         self._damage: str | None = None
@@ -229,6 +230,7 @@ class LocalRun(RunHandle):
     def new_events(self) -> list[Event]:
         self._read()
         events, self._unread = self._unread, []
+        self._pids |= {event.rank: event.fields["pid"] for event in events if event.kind == "start"}
         if self._attempts:
             for event in events:
                 self._attempts.add(event)
@@ -250,6 +252,9 @@ class LocalRun(RunHandle):
         if not written.is_file() or written.stat().st_size <= most:
             return None
         return f"weights: more than {most} bytes" if most else "weights: the spec does not save them"
+
+    def suspended(self) -> dict[int, int]:
+        return {rank: pid for rank, pid in self._pids.items() if _is_stopped(pid)}
 
     def stop(self) -> None:
         # Repeat it: an agent may start a rank while it is being stopped.
@@ -273,6 +278,13 @@ class LocalRun(RunHandle):
             if (self._live / path.name).is_file():  # a pipe would block its reader
                 (self._live / path.name).replace(path)
         shutil.rmtree(self._live, ignore_errors=True)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.Error:
+        return False
 
 
 def _own_label() -> dict[str, str]:
