@@ -108,7 +108,7 @@ class EventWriter:
         return event
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, which a process that outlives the run must not keep open."""
         if self._file:
             self._file.close()
 

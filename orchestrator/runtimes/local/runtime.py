@@ -218,9 +218,10 @@ class LocalRun(RunHandle):
         self._read()
         for name, code in exits.items():
             elastic.record_exit(name, code)
+        lost = {*elastic.lost}  # before ranks return: `exits` has the codes of their earlier processes
         for process in elastic.due():
             self._start(process)
-        return {name: code for name, code in exits.items() if name not in elastic.lost}
+        return {name: code for name, code in exits.items() if name not in lost}
 
     def _read(self) -> None:
         self._unread += (events := self._reader.new())
