@@ -100,7 +100,7 @@ class Coverage:
 
 
 class CoverageTracker:
-    """Tracks the coverage of the planned partitions over epochs. Used on the first training rank only."""
+    """Tracks the coverage of the planned partitions over epochs. Used on ranks that report it."""
 
     def __init__(self, samples: int, nodes: int) -> None:
         self._samples = samples
@@ -115,12 +115,16 @@ class CoverageTracker:
     def seen(self, seen: npt.NDArray[np.bool_]) -> None:
         self._seen = list(seen)
 
+    def add(self, parts: Sequence[Indices]) -> None:
+        """Add the partitions of one epoch."""
+        for seen, part in zip(self._seen, parts, strict=True):
+            seen[part] = True
+
     def epoch(
         self, epoch: int, parts: Sequence[Indices], uneven: str = "join", each: bool = False
     ) -> CoverageRecord:
         """Add the partitions of one epoch and return its record. each: with every part of its own."""
-        for seen, part in zip(self._seen, parts, strict=True):
-            seen[part] = True
+        self.add(parts)
         now = Coverage.of(parts, self._samples)
         so_far = Coverage.of([np.flatnonzero(seen) for seen in self._seen], self._samples)
         digests = [part_digest(part) for part in parts]

@@ -57,6 +57,10 @@ class TrainingMetrics:
         self._label_counts += record.labels
         self.report("partition", **record.model_dump())
 
+    def cover(self, parts: list[Indices]) -> None:
+        """Add the partitions of an epoch in which this rank was lost, so that its reports include them."""
+        self._coverage.add(parts)
+
     def report_coverage(self, epoch: int, parts: list[Indices], uneven: str, each: bool) -> None:
         """Report how the partition covers the training set. each: with every part of its own."""
         record = self._coverage.epoch(epoch, parts, uneven, each)

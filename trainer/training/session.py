@@ -77,6 +77,7 @@ class Session:
         self._staleness: Sequence[int] = ()
         self._continues = context.membership is not None
         self._returned = bool(context.incarnation)  # this rank, while the others were training
+        self._uncovered = self._returned  # the partitions of the epochs before it returned
         self._joining: list[int] = []  # ranks that have returned before the present epoch
 
     def replica(self, weights_seed: int = 0) -> Replica:
@@ -296,6 +297,11 @@ class Session:
         self, epoch: int, batches: Iterator[tuple[Batch, np.ndarray]], uneven: Uneven
     ) -> Iterator[Batch]:
         metrics, replica = self._metrics, self._replica
+        if self._uncovered:
+            with self.clock.phase("evaluate"):
+                for missed in range(1, epoch):
+                    metrics.cover(self._loader.samples_by_part(missed, uneven))
+            self._uncovered = False
         progress = StepProgress(epoch, self.spec.epochs, replica, self._events)
         while True:
             with self.clock.phase("data"):
@@ -321,7 +327,7 @@ class Session:
             with self.clock.phase("evaluate"):
                 metrics.report_partition(epoch)
                 # Of a run that continues without a lost rank, any rank may be left, so all report it.
-                if self._replica_number == 0 or (self._continues and not self._returned):
+                if self._replica_number == 0 or self._continues:
                     samples = self._loader.samples_by_part(epoch, uneven)
                     metrics.report_coverage(epoch, samples, uneven, each=self._continues)
         metrics.epoch_indices = []
