@@ -325,3 +325,112 @@ def test_failure_of_a_complete_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (15, "SIGTERM"), (40, "signal 40")])
 def test_signal_names(number: int, name: str) -> None:
     assert signal_name(number) == name
+
+
+# Runs that continue without a lost rank
+
+
+def continuing(directory: Path, nodes: int = 3) -> RunRecord:
+    """A record of such a run, in which all ranks train."""
+    record = run_record(directory, nodes=nodes, **CONTINUES)
+    train(record, *range(nodes))
+    return record
+
+
+def train(record: RunRecord, *ranks: int) -> None:
+    start(record, *ranks)
+    for rank in ranks:
+        record.add_event(event("train_start", rank, parameters=1))
+
+
+CONTINUES: dict[str, Any] = {"strategy": "gossip", "transport": "gloo", "on_loss": "continue"}
+KILLED = {"cause": "killed by SIGKILL"}
+
+
+@pytest.mark.parametrize("how", ["event", "exit code", "agent"])
+def test_lost_rank_is_no_failure(tmp_path: Path, how: str) -> None:
+    record = continuing(tmp_path)
+    lost = agent(record, "node-2")
+    if how == "event":
+        record.add_event(event("died", 1, **KILLED))
+    elif how == "exit code":
+        record.record_exit(lost, {1: -9}, False)
+        record.fail(lost, "killed by SIGKILL")  # as the coordinator does with exit codes
+    else:
+        record.record_loss(lost, "killed together with its container")
+    assert record.failures == record.unreported == {}
+    assert record.membership is not None
+    assert [*record.membership.current.incarnations] == [0, 2]
+    assert [(rank, kind) for rank, kind, _ in died_events(tmp_path)] == [(1, "died")]
+    finish(record, 0)
+    assert not record.complete
+    finish(record, 2)
+    assert record.complete
+    assert record.summary()[0].startswith("ok: ")
+
+
+def test_rank_that_returns_has_no_exit_report(tmp_path: Path) -> None:
+    record = continuing(tmp_path)
+    record.add_event(event("died", 1, **KILLED))
+    record.add_event(event("start", 1, pid=7, incarnation=1))
+    record.add_event(event("train_start", 1, parameters=1))
+    finish(record, 0, 1, 2)
+    assert record.complete
+
+
+def test_rank_that_returns_is_needed_again(tmp_path: Path) -> None:
+    record = continuing(tmp_path)
+    record.add_event(event("died", 1, **KILLED))
+    record.add_event(event("start", 1, pid=7, incarnation=1))
+    record.add_event(event("train_start", 1, parameters=1))
+    record.add_event(event("failed", 1, cause="odd"))
+    assert record.failures == {"node-2": "rank 1 failed: odd"}
+
+
+def test_every_rank_but_one_can_be_lost(tmp_path: Path) -> None:
+    record = continuing(tmp_path)
+    for rank in (1, 0):
+        record.add_event(event("died", rank, **KILLED))
+    assert record.failures == {}
+    assert record.membership is not None
+    assert [*record.membership.current.incarnations] == [2]
+    record.add_event(event("died", 2, **KILLED))
+    assert record.failures == {"node-3": "rank 2 was killed by SIGKILL"}
+    assert not record.complete
+
+
+def test_rank_can_be_lost_twice(tmp_path: Path) -> None:
+    record = continuing(tmp_path)
+    for incarnation in (1, 2):
+        record.add_event(event("died", 1, **KILLED))
+        record.add_event(event("start", 1, pid=7, incarnation=incarnation))
+        record.add_event(event("train_start", 1, parameters=1))
+    assert record.failures == {}
+    assert record.membership is not None
+    assert record.membership.current.incarnations == {0: 0, 1: 2, 2: 0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "events", "name"),
+    [
+        # A server is required.
+        ({"strategy": "async_parameter_server", "transport": "rpc"}, ["train_start"], "master"),
+        ({}, [], "node-1"),  # it does not train yet
+    ],
+)
+def test_loss_that_ends_a_run(tmp_path: Path, fields: dict[str, Any], events: list[str], name: str) -> None:
+    topology = "rpc" if fields else "ddp"
+    record = run_record(tmp_path, topology, 3, **{**CONTINUES, **fields})
+    train(record, 1, 2)
+    start(record, 0)
+    for kind in events:
+        record.add_event(event(kind, 0, **({"parameters": 1} if kind == "train_start" else {})))
+    record.add_event(event("died", 0, **KILLED))
+    assert record.failures == {name: "rank 0 was killed by SIGKILL"}
+
+
+@pytest.mark.parametrize("kind", ["failed", "terminated"])
+def test_error_of_a_rank_fails_a_run_that_would_continue_without_it(tmp_path: Path, kind: str) -> None:
+    record = continuing(tmp_path)
+    record.add_event(event(kind, 1, cause="odd"))
+    assert [*record.failures] == ["node-2"]
