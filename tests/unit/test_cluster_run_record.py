@@ -434,3 +434,12 @@ def test_error_of_a_rank_fails_a_run_that_would_continue_without_it(tmp_path: Pa
     record = continuing(tmp_path)
     record.add_event(event(kind, 1, cause="odd"))
     assert [*record.failures] == ["node-2"]
+
+
+def test_rank_lost_after_its_result(tmp_path: Path) -> None:
+    """Before `done`: its result is one too many."""
+    record = continuing(tmp_path)
+    record.add_event(event("result", 1, **rank_fields()))
+    record.add_event(event("died", 1, **KILLED))
+    finish(record, 0, 2)
+    assert record.complete

@@ -238,13 +238,13 @@ class RunRecord:
 
     @property
     def complete(self) -> bool:
-        """Whether every rank has reported its result and exited, and the weights are saved."""
+        """Whether every rank that is not lost has reported its result and exited, and weights are saved."""
         done = {rank for rank, event in self._exit_reports.items() if event.kind == "done"}
         everyone = set(range(self.assignment.spec.world_size))
         if self.membership:
             everyone -= self.membership.lost.keys() - done
         ended = self.finished or done == everyone
-        return self._has_weights and ended and self.results.keys() == everyone
+        return self._has_weights and ended and self.results.keys() >= everyone
 
     @property
     def _has_weights(self) -> bool:
