@@ -406,3 +406,144 @@ def test_weights_of_another_rank_are_rejected(cluster: LoopbackCluster) -> None:
     assert cluster.run({"node-1": keeps_training, "node-2": sends}, save_weights=True) == 1
     assert list(cluster.causes) == ["node-2"]
     assert not (cluster.directory / "weights.npy").exists()
+
+
+# Runs that continue without a lost rank
+
+CONTINUES = {"strategy": "gossip", "transport": "gloo", "on_loss": "continue"}
+
+
+async def starts_training(agent: FakeAgent) -> None:
+    await agent.receive_assignment()
+    await agent.send_event("start", pid=7)
+    await agent.send_event("train_start", parameters=1)
+
+
+async def receive_membership(agent: FakeAgent) -> dict[int, int]:
+    """Wait for the next membership. Returns the incarnations of the ranks that are alive."""
+    message = await agent.receive()
+    assert message is not None
+    assert message["kind"] == "membership"
+    return {member["rank"]: member["incarnation"] for member in message["members"]}
+
+
+async def finishes(agent: FakeAgent) -> None:
+    """The rest of the script of an agent whose rank trains."""
+    await agent.send_event("result", **rank_fields())
+    await agent.send_event("done")
+    await agent.exit()
+    await agent.wait_for_shutdown()
+
+
+async def outlives_one(agent: FakeAgent) -> None:
+    await starts_training(agent)
+    assert [*await receive_membership(agent)] == [0, 2]
+    await finishes(agent)
+
+
+@pytest.mark.parametrize("how", ["disconnects", "reports the death", "reports the exit"])
+def test_agents_learn_of_a_lost_rank(cluster: LoopbackCluster, how: str) -> None:
+    async def dies(agent: FakeAgent) -> None:
+        await starts_training(agent)
+        await asyncio.sleep(0.05)  # the others train, too
+        if how == "disconnects":
+            await agent.connection.close()
+            return
+        if how == "reports the death":
+            await agent.send_event("died", cause="killed by SIGKILL", signal="SIGKILL")
+        await agent.exit(-9)
+        await agent.wait_for_shutdown()
+
+    assert cluster.run({"node-1": outlives_one, "node-2": dies, "node-3": outlives_one}, **CONTINUES) == 0
+    assert cluster.kinds(1) == ["start", "train_start", "died"]
+    assert cluster.agents["node-1"].received == ["assignment", "membership", "shutdown"]
+
+
+def test_agents_learn_of_a_rank_that_returns(cluster: LoopbackCluster) -> None:
+    async def stays(agent: FakeAgent) -> None:
+        await starts_training(agent)
+        seen = [await receive_membership(agent), await receive_membership(agent)]
+        assert seen == [{0: 0, 2: 0}, {0: 0, 1: 1, 2: 0}]
+        await finishes(agent)
+
+    async def returns(agent: FakeAgent) -> None:
+        await starts_training(agent)
+        await asyncio.sleep(0.05)
+        await agent.send_event("died", cause="killed by SIGKILL", signal="SIGKILL")
+        assert 1 not in await receive_membership(agent)
+        await agent.send_event("start", pid=8, incarnation=1)
+        assert (await receive_membership(agent))[1] == 1
+        await agent.send_event("train_start", parameters=1)
+        await finishes(agent)
+
+    assert cluster.run({"node-1": stays, "node-2": returns, "node-3": stays}, **CONTINUES) == 0
+    assert cluster.kinds(1) == ["start", "train_start", "died", "start", "train_start", "result", "done"]
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_run_ends_without_a_rank_that_does_not_train(cluster: LoopbackCluster, returns: bool) -> None:
+    """Its agent waits to start it again, or it waits for the others to let it join."""
+
+    async def waits(agent: FakeAgent) -> None:
+        await starts_training(agent)
+        await asyncio.sleep(0.05)
+        await agent.send_event("died", cause="killed by SIGKILL", signal="SIGKILL")
+        assert 1 not in await receive_membership(agent)
+        if returns:
+            await agent.send_event("start", pid=8, incarnation=1)
+        while (message := await agent.receive()) and message["kind"] != "shutdown":
+            pass
+        if returns:
+            await agent.send_event("terminated", cause="stopped by SIGTERM")
+        await agent.exit(143 if returns else -9)
+        await agent.connection.close()
+
+    assert cluster.run({"node-1": outlives_one, "node-2": waits, "node-3": outlives_one}, **CONTINUES) == 0
+    assert cluster.agents["node-2"].received[-1] == "shutdown"
+
+
+def test_loss_of_all_ranks_fails_the_run(cluster: LoopbackCluster) -> None:
+    async def dies(agent: FakeAgent) -> None:
+        await starts_training(agent)
+        await asyncio.sleep(0.05)
+        await agent.connection.close()
+
+    async def dies_last(agent: FakeAgent) -> None:
+        await starts_training(agent)
+        assert [*await receive_membership(agent)] == [1]
+
+    assert cluster.run({"node-1": dies, "node-2": dies_last}, **CONTINUES) == 1
+    assert cluster.causes == {"node-2": f"rank 1 was {LOST}"}
+
+
+def test_error_fails_a_run_that_would_continue_without_the_rank(cluster: LoopbackCluster) -> None:
+    async def fails(agent: FakeAgent) -> None:
+        await starts_training(agent)
+        await agent.send_event("failed", cause="ValueError: odd")
+        await agent.exit(1)
+        await agent.wait_for_shutdown()
+
+    assert (
+        cluster.run({"node-1": keeps_training, "node-2": fails, "node-3": keeps_training}, **CONTINUES) == 1
+    )
+    assert cluster.causes == {"node-2": "rank 1 failed: ValueError: odd"}
+
+
+def test_continuing_run_that_is_stopped_fails(cluster: LoopbackCluster) -> None:
+    async def trains(agent: FakeAgent) -> None:
+        await starts_training(agent)
+        assert [*await receive_membership(agent)] == [0, 2]
+        if agent.ranks == (0,):
+            loopback_cluster.terminate_this_process()
+        await agent.receive()
+        await agent.send_event("terminated", cause="stopped by SIGTERM")
+        await agent.exit(143)
+        await agent.connection.close()
+
+    async def dies(agent: FakeAgent) -> None:
+        await starts_training(agent)
+        await asyncio.sleep(0.05)
+        await agent.connection.close()
+
+    assert cluster.run({"node-1": trains, "node-2": dies, "node-3": trains}, **CONTINUES) == 1
+    assert cluster.causes == {"the run": "stopped by SIGTERM"}
