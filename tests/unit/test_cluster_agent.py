@@ -23,6 +23,8 @@ from trainer.cluster.agent import Agent
 from trainer.cluster.commands import TRAINER, Command
 from trainer.cluster.protocol import Connection
 from trainer.cluster.rank_assignment import AssignmentError, RankAssignment
+from trainer.core.events import Event
+from trainer.core.membership import Membership
 from trainer.warm.client import UNAVAILABLE
 from trainer.warm.process import START_S, ParentError
 
@@ -33,7 +35,7 @@ ignore_sigterm = pytest.fixture(autouse=True)(loopback_cluster.ignore_sigterm)
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The directory that stands in for /run/shardyard."""
     home = tmp_path / "home"
-    for name in ("HOME", "OUT", "SPEC", "SSH", "HOSTS"):
+    for name in ("HOME", "OUT", "SPEC", "MEMBERSHIP", "SSH", "HOSTS"):
         path = getattr(module, name)
         monkeypatch.setattr(module, name, home / path.relative_to("/run/shardyard"))
     monkeypatch.setattr(mpi_rank, "COMMAND", home / mpi_rank.COMMAND.relative_to("/run/shardyard"))
@@ -76,6 +78,7 @@ async def real(_: FakeAgent) -> None: ...
 def writes(home: Path, *kinds: str) -> str:
     """Shell that writes events of rank 0."""
     fields: dict[str, dict[str, Any]] = {"start": {"pid": 7}, "result": rank_fields()}
+    fields["train_start"] = {"parameters": 1}
     lines = "".join(event(kind, **fields.get(kind, {})).to_line() + "\n" for kind in kinds)
     (home / "lines").write_text(lines)
     return f"cat {home}/lines >> {home}/out/rank-0.jsonl"
@@ -458,3 +461,145 @@ def test_node_serves_ssh_until_shutdown_or_sshd_exits(home: Path) -> None:
     ended, sshd = asyncio.run(serve(None))
     assert ended == ({}, None)
     assert sshd.terminated
+
+
+# Runs that continue without a lost rank
+
+CONTINUES: dict[str, Any] = {
+    "strategy": "gossip",
+    "transport": "gloo",
+    "on_loss": "continue",
+    "faults": [{"kill": {"node": 0, "return_after": 0.05}, "at": {"epoch": 1}}],
+}
+LATER = 4e9  # events are sorted by time, and the agent writes one of its own between these
+FAULT = event("fault", fault=0, action="kill", epoch=1, step=0, second=0.5)
+STARTS = [event("start", pid=7), event("train_start", parameters=1)]
+ENDS = [event("result", time=LATER, **rank_fields()), event("done", time=LATER)]
+AGAIN = event("start", time=LATER, pid=8, incarnation=1)
+TRAINS_AGAIN = event("train_start", time=LATER, parameters=1)
+
+
+def lines(*events: Event) -> str:
+    return "".join(event.to_line() + "\n" for event in events)
+
+
+def dies_and_returns(home: Path, *again: str) -> str:
+    """Shell of rank 0, which its fault kills; started again, it does the rest."""
+    (home / "first").write_text(lines(*STARTS, FAULT))
+    (home / "second").write_text(lines(AGAIN, TRAINS_AGAIN, *ENDS))
+    out = f"{home}/out/rank-0.jsonl"
+    return "; ".join(
+        [
+            f"if [ -z $SHARDYARD_INCARNATION ]; then cat {home}/first >> {out}; sleep 0.1; kill -9 $$; fi",
+            f"echo $SHARDYARD_INCARNATION >> {home}/started",
+            *(again or [f"cat {home}/second >> {out}"]),
+        ]
+    )
+
+
+def memberships(home: Path) -> dict[int, int]:
+    """The incarnations of the ranks that are alive, by the file that this agent's ranks read."""
+    return Membership.read(home / "membership.json").incarnations
+
+
+async def trains(agent: FakeAgent) -> None:
+    """The other rank of the run, which finishes when rank 0 has returned."""
+    await agent.receive_assignment()
+    await agent.send_event("start", pid=7)
+    await agent.send_event("train_start", parameters=1)
+    incarnations: dict[int, int] = {}
+    while incarnations != {0: 1, 1: 0}:
+        message = await agent.receive()
+        assert message is not None
+        incarnations = {member["rank"]: member["incarnation"] for member in message["members"]}
+    await agent.send_event("result", **rank_fields())
+    await agent.send_event("done")
+    await agent.exit()
+    await agent.wait_for_shutdown()
+
+
+def test_agent_starts_a_killed_rank_again(
+    cluster: LoopbackCluster, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(monkeypatch, dies_and_returns(home))
+    assert cluster.run({"node-1": real, "node-2": trains}, **CONTINUES) == 0
+    assert cluster.kinds(0) == [
+        *("start", "train_start", "fault", "died"),
+        *("start", "train_start", "result", "done"),
+    ]
+    assert (home / "started").read_text().split() == ["1"]
+    assert cluster.codes == [0]
+
+
+def test_ranks_see_who_is_alive(
+    cluster: LoopbackCluster, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the start, after a loss of another rank, and after its return."""
+    seen = []
+
+    async def watch(expected: dict[int, int]) -> None:
+        async with asyncio.timeout(5):
+            while memberships(home) != expected:
+                await asyncio.sleep(0.01)
+        seen.append(expected)
+
+    async def returns(agent: FakeAgent) -> None:
+        await agent.receive_assignment()
+        async with asyncio.timeout(5):
+            while not (home / "membership.json").exists():
+                await asyncio.sleep(0.01)
+        await watch({0: 0, 1: 0})
+        async with asyncio.timeout(5):
+            while not (cluster.directory / "rank-0.jsonl").exists() or len(cluster.kinds(0)) < 2:
+                await asyncio.sleep(0.01)
+        for kind, fields in {"start": {"pid": 7}, "train_start": {"parameters": 1}}.items():
+            await agent.send_event(kind, **fields)
+        await agent.send_event("died", cause="killed by SIGKILL", signal="SIGKILL")
+        await watch({0: 0})
+        await agent.send_event("start", pid=8, incarnation=1)
+        await watch({0: 0, 1: 1})
+        (home / "go").touch()
+        while (message := await agent.receive()) and message["kind"] != "shutdown":
+            pass
+        await agent.send_event("terminated", cause="stopped by SIGTERM")
+        await agent.exit(143)
+
+    first, last = writes(home, "start", "train_start"), f"{home}/last"
+    Path(last).write_text(lines(*ENDS))
+    wait = f"until [ -e {home}/go ]; do sleep 0.02; done; cat {last} >> {home}/out/rank-0.jsonl"
+    script(monkeypatch, f"{first}; {wait}")
+    assert cluster.run({"node-1": real, "node-2": returns}, **CONTINUES) == 0
+    assert len(seen) == 3
+
+
+def test_killed_rank_is_not_started_again_after_shutdown(
+    cluster: LoopbackCluster, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def finishes(agent: FakeAgent) -> None:
+        await agent.receive_assignment()
+        await agent.send_event("start", pid=7)
+        await agent.send_event("train_start", parameters=1)
+        await agent.receive()
+        await agent.send_event("result", **rank_fields())
+        await agent.send_event("done")
+        await agent.exit()
+        await agent.wait_for_shutdown()
+
+    late = [{"kill": {"node": 0, "return_after": 60}, "at": {"epoch": 1}}]
+    script(monkeypatch, dies_and_returns(home))
+    assert cluster.run({"node-1": real, "node-2": finishes}, **{**CONTINUES, "faults": late}) == 0
+    assert cluster.kinds(0) == ["start", "train_start", "fault", "died"]
+    assert not (home / "started").exists()
+
+
+def test_rank_that_has_returned_ends_at_shutdown(
+    cluster: LoopbackCluster, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for the others to let it join, and they have finished."""
+    (home / "again").write_text(lines(AGAIN))
+    waits = f"cat {home}/again >> {home}/out/rank-0.jsonl; echo $$ > {home}/pid; exec sleep 60"
+    script(monkeypatch, dies_and_returns(home, waits))
+    assert cluster.run({"node-1": real, "node-2": trains}, **CONTINUES) == 0
+    assert cluster.kinds(0) == ["start", "train_start", "fault", "died", "start"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((home / "pid").read_text()), 0)

@@ -14,6 +14,7 @@ from trainer.cluster import mpi_rank
 from trainer.cluster.commands import (
     HOSTS,
     INTERFACE,
+    MEMBERSHIP,
     OUT,
     PREFIX,
     SPEC,
@@ -158,6 +159,20 @@ def test_lines_of_ranks_that_share_a_node_have_a_prefix(
     count = () if topology == "single" else (2,)
     assignment = at(assigned(topology, 1, *count, **fields), "node-1")
     assert environment(assignment, PID)["SHARDYARD_PREFIX"] == prefix
+
+
+def test_ranks_of_a_continuing_run_read_who_is_alive() -> None:
+    fields = {"strategy": "gossip", "transport": "gloo"}
+    assignment = at(assigned("ddp", 1, 2, on_loss="continue", **fields), "node-2")
+    (command,) = commands(assignment, PID)
+    assert command.environment["SHARDYARD_MEMBERSHIP"] == str(MEMBERSHIP)
+    context = read_context(assignment.spec, command.environment)
+    assert (context.membership, context.incarnation) == (MEMBERSHIP, 0)
+    again = read_context(assignment.spec, {**command.environment, "SHARDYARD_INCARNATION": "2"})
+    assert again.incarnation == 2
+    (command,) = commands(at(assigned("ddp", 1, 2, **fields), "node-2"), PID)
+    assert "SHARDYARD_MEMBERSHIP" not in command.environment
+    assert read_context(assignment.spec, command.environment).membership is None
 
 
 # Open MPI

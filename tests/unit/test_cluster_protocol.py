@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from trainer.cluster.protocol import FROM_AGENT, MAX_LINE_BYTES, Connection, Message
+from trainer.cluster.protocol import FROM_AGENT, FROM_COORDINATOR, MAX_LINE_BYTES, Connection, Message
 
 
 def received(send: Callable[[Connection, asyncio.StreamWriter], Awaitable[None]]) -> list[Message | None]:
@@ -56,6 +58,24 @@ def test_message_round_trip(message: Message) -> None:
         await connection.send("hello")
 
     assert received(send) == [message, {"kind": "hello"}, None]
+
+
+def test_agents_receive_who_is_alive() -> None:
+    """Each message from the coordinator is checked, and one about an unknown field is refused."""
+    alive = {"generation": 2, "members": [{"rank": 3, "incarnation": 1, "address": "10.0.0.4"}]}
+
+    async def receive(fields: dict[str, Any]) -> tuple[Message | None, str | None]:
+        reader = asyncio.StreamReader()
+        reader.feed_data(json.dumps({"kind": "membership", **fields}).encode() + b"\n")
+        connection = Connection(reader, None, FROM_COORDINATOR)  # type: ignore[arg-type]
+        return await connection.receive(), connection.error
+
+    assert asyncio.run(receive(alive)) == ({"kind": "membership", **alive}, None)
+    for wrong in ({"generation": -1}, {"members": [{"rank": 3}]}, {"extra": 1}):
+        message, error = asyncio.run(receive({**alive, **wrong}))
+        assert message is None
+        assert next(iter(wrong)) in str(error)
+    assert "membership" not in FROM_AGENT
 
 
 @pytest.mark.parametrize(

@@ -184,6 +184,26 @@ def test_slow_answer_of_the_engine(fake: FakeRun, monkeypatch: pytest.MonkeyPatc
     assert "stopped responding (TimeoutError)" in str(fake.run.wait(0).error)
 
 
+# Runs that continue without a lost node
+
+
+def test_lost_nodes_do_not_fail_a_continuing_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator knows whether the others continue."""
+    fields = {"strategy": "gossip", "transport": "gloo", "on_loss": "continue"}
+    fake = FakeRun(tmp_path, monkeypatch, **fields)
+    fake.assign_ranks("ddp", 1, 2, 3, **fields)
+    fake.up.returncode = 0
+    fake.api.codes = {"node-2": 137}
+    left = container("node", 1, health="unhealthy")  # its agent is silent before that
+    fake.api.rows = [left, ended("node", 2), container("node", 3), container("coordinator")]
+    state = fake.run.wait(0)
+    assert (state.exits, state.running, state.error) == ({}, 3, None)
+    fake.api.rows = [ended("node", 1), ended("node", 2), ended("node", 3), ended("coordinator")]
+    state = fake.run.wait(5)
+    assert state.exits == {"node 0": 0, "node 1": -9, "node 2": 0, "coordinator": 0}
+    assert (state.running, state.error) == (0, None)
+
+
 # Bottleneck
 
 

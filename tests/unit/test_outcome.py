@@ -345,3 +345,63 @@ def test_timeout_names_the_last_position_of_each_node(events: list[Event], posit
     status, cause = outcome(events, {}, 2, 12.5)
     assert status == "timeout"
     assert cause == f"stopped after 12.5 s; {positions}"
+
+
+# Runs that continue without a lost rank
+
+
+def died(rank: int, time: float = 3) -> Event:
+    return event("died", rank, time, cause="killed by SIGKILL")
+
+
+LOST = [*up(0, 1, 2), died(1)]
+AGAIN = event("start", 1, 4, pid=201, incarnation=1)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        LOST + finished(0, 2),
+        [*up(0, 1, 2), died(1), died(0, 4), *finished(2)],
+        [*LOST, AGAIN, *finished(0, 1, 2)],
+        [*LOST, AGAIN, *finished(0, 2), *terminated(1)],  # it waited for the others to let it join
+        [*up(0, 1, 2), event("result", 1), died(1), *finished(0, 2)],
+    ],
+    ids=["lost", "two lost", "returned", "waited", "lost after its result"],
+)
+def test_continuing_run_is_ok_without_lost_ranks(events: list[Event]) -> None:
+    assert outcome(events, {"node 1": -SIGKILL}, 3, None, continues=True) == ("ok", None)
+    assert outcome(events, {}, 3, 60.0, continues=True) == ("ok", None)
+    assert outcome([each for each in events if each.kind != "done"], {}, 3, None, continues=True)[1]
+    if AGAIN not in events:
+        assert outcome(events, {"node 1": -SIGKILL}, 3, None)[0] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("events", "exits", "cause"),
+    [
+        # The last loss ended the run.
+        ([*up(0, 1, 2), died(1), died(0, 4), died(2, 5)], {}, "node 2 (process 102) was killed by SIGKILL"),
+        ([*LOST, failed(0, 4, "ValueError: odd")], {}, "node 0: ValueError: odd"),
+        (
+            [*LOST, failed(0, 4, RESET, peer=True), died(2, 5)],
+            {},
+            "node 2 (process 102) was killed by SIGKILL",
+        ),
+        ([*LOST, AGAIN, *finished(0), failed(1, 9, "odd")], {}, "node 1: odd"),
+        ([*LOST, *finished(0), event("done", 2)], {}, "node 1 (process 101) was killed by SIGKILL"),
+        ([*up(0, 1, 2), *finished(0, 2)], {"node 1": 1}, "node 1 (process 101) exited with code 1"),
+    ],
+    ids=["all lost", "an error later", "a loss after", "an error of a returned", "no result", "no report"],
+)
+def test_continuing_run_fails_by_what_ended_it(
+    events: list[Event], exits: dict[str, int], cause: str
+) -> None:
+    status, reported = outcome(events, exits, 3, None, continues=True)
+    assert status == "failed"
+    assert str(reported).startswith(cause)
+
+
+def test_time_limit_of_a_continuing_run_names_the_ranks_that_are_left() -> None:
+    _, cause = outcome([*LOST, *finished(0)], {}, 3, 9.0, continues=True)
+    assert cause == "stopped after 9 s; node 2 last seen starting"

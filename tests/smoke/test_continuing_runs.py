@@ -1,0 +1,99 @@
+"""Runs that continue when a node is lost, in containers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import read_result
+from tests.support.command_line import start_sweep
+from tests.support.containers import leftovers
+from tests.support.processes import wait_until
+
+LABEL = "shardyard.orchestrator"
+RETURNS = {"kill": {"node": 1, "return_after": 1}, "at": {"epoch": 2}}
+# Epochs of about a second, so that the container of a node can be killed in one of them.
+SWEEP = {
+    "name": "continuing",
+    "base": {
+        "transport": "gloo",
+        "nodes": 3,
+        "dataset": {"name": "synthetic", "samples": 3000, "test_samples": 64, "noise": 1.0},
+        "model": {"name": "mlp", "hidden": [16]},
+        "epochs": 8,
+        "batch_size": 5,
+        "threads": 1,
+        "on_loss": "continue",
+        "timeout_s": 120,
+    },
+    "blocks": [
+        {"base": {"strategy": "local_sgd", "faults": [RETURNS]}},
+        {"base": {"strategy": "gossip"}},
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """After the test, no container and no network of an orchestrator is left."""
+    before = leftovers(LABEL)
+    yield
+    assert set(leftovers(LABEL)) - set(before) == set()
+
+
+def test_runs_continue_without_a_killed_rank_and_without_a_killed_container(tmp_path: Path) -> None:
+    """The rank of the first run is killed by a fault, and returns."""
+    file, out = tmp_path / "continuing.yml", tmp_path / "out"
+    file.write_text(json.dumps(SWEEP))
+    process = start_sweep(file, out, "--runtime", "docker")
+    try:
+        wait_until(lambda: epochs(out, "gossip") > 0 or process.poll() is not None, timeout_s=90)
+        subprocess.run(["docker", "kill", container(out, "node-3")], check=True, capture_output=True)
+        output, _ = process.communicate(timeout=90)
+    finally:
+        process.terminate()
+    assert process.returncode == 0, output
+    returned, lost = row_of(out, "local_sgd"), row_of(out, "gossip")
+
+    assert (returned.status, returned.cause, lost.status, lost.cause) == ("ok", None, "ok", None)
+    assert returned.restarted == lost.restarted == 0
+    assert [rank.rank for rank in returned.ranks] == [0, 1, 2]
+    assert [rank.rank for rank in lost.ranks] == [0, 1]
+    for row, node in ((returned, 1), (lost, 2)):
+        (fault_of,) = {flag.split(" was ")[0] for flag in row.flags if "continued without" in flag}
+        assert fault_of == f"node {node}"
+        assert row.certificate is not None
+        assert row.certificate.verified
+        trained = {(part.epoch, part.rank) for part in row.certificate.parts}
+        missed = {(epoch, rank) for epoch in range(1, 9) for rank in range(3)} - trained
+        assert {rank for _, rank in missed} == {node}
+        assert row.certificate.samples_lost == 1000 * len(missed) > 0
+        assert {rank.wait_s_by_rank for rank in row.ranks} == {None}
+    assert any(flag.startswith("node 1 ") and "again" in flag for flag in returned.flags)
+
+
+def epochs(out: Path, strategy: str) -> int:
+    """How many epochs all nodes of the run have reported."""
+    found = [
+        path.read_text().count('"kind": "epoch"') for path in out.rglob(f"{strategy}-*/live/rank-*.jsonl")
+    ]
+    return min(found, default=0) if len(found) == 3 else 0
+
+
+def container(out: Path, name: str) -> str:
+    """The container of this name of the run in progress."""
+    (plan,) = [path for path in out.glob("*/plan.json") if not (path.parent / "result.json").exists()]
+    argv = json.loads(plan.read_text())["processes"][0]["argv"]
+    return f"{argv[argv.index('-p') + 1]}-{name}"
+
+
+def row_of(out: Path, strategy: str) -> RunResult:
+    (path,) = out.glob(f"{strategy}-*/result.json")
+    row = read_result(path)
+    assert row is not None
+    return row
