@@ -35,6 +35,7 @@ from trainer.training.packet_loss import PacketLoss, connections, service_ports
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 KILL = {"kill": {"node": 1}, "at": {"epoch": 2}}
+RETURNING = {"kill": {"node": 1, "return_after": 2}, "at": {"epoch": 2}}
 
 
 def spec(*faults: Any, **fields: Any) -> RunSpec:
@@ -484,3 +485,40 @@ def test_event_about_a_fault_that_the_spec_does_not_have(odd: Event) -> None:
     assert contradicts(run, odd)
     assert not contradicts(run, fault())
     assert injected_faults(run, attempts([odd])) == []
+
+
+# Runs that continue without a lost node
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"strategy": "all_reduce"}, ("all_reduce", "stop, or one of", "gossip", "local_sgd")),
+        ({"transport": "mpi"}, ("gossip", "over mpi", "stop, or transport gloo")),
+        ({"restarts": 1}, ("restarts is 1", "restarts: 0")),
+        ({"strategy": "local_sgd", "checkpoint_epochs": 1}, ("checkpoints", "without checkpoints")),
+        ({"save_weights": True}, ("save_weights", "save_weights: false")),
+        ({"processes_per_node": 2}, ("processes_per_node is 2", "processes_per_node: 1")),
+        ({"nodes": 1}, ("nodes is 1", "2 to 128")),
+        ({"nodes": 129}, ("nodes is 129", "2 to 128")),
+        (
+            {"strategy": {"name": "local_sgd", "weighting": "size"}},
+            ("weighting is size", "weighting: equal"),
+        ),
+        (
+            {"strategy": "async_parameter_server", "transport": "rpc", "faults": [RETURNING]},
+            ("over rpc", "no return_after"),
+        ),
+        (
+            {"strategy": "local_sgd", "target_accuracy": 0.9, "faults": [RETURNING]},
+            ("target", "no target"),
+        ),
+    ],
+)
+def test_obstacles_to_continue(fields: dict[str, Any], named: tuple[str, ...]) -> None:
+    continuing = {"strategy": "gossip", "transport": "gloo", "nodes": 3, "on_loss": "continue"}
+    with pytest.raises(ValidationError) as caught:
+        RunSpec.model_validate({**continuing, **fields})
+    (line,) = error_lines(caught.value, dotted)
+    assert [part for part in ("on_loss", "continue", "allowed: stop", *named) if part not in line] == []
+    assert RunSpec.model_validate({**continuing, "faults": [RETURNING]}).on_loss == "continue"

@@ -389,3 +389,103 @@ def test_out_of_memory_kill_in_a_successful_run_is_flagged() -> None:
     (flag,) = row(trained({}, {}), runtime="docker", usage=[usage]).flags
     assert flag.startswith("node 0 needed more than 2,048 MiB of memory")
     assert row(failing(), runtime="docker", usage=[usage]).flags == []
+
+
+# Runs that continue without a lost rank
+
+CONTINUES: dict[str, Any] = {"strategy": "local_sgd", "nodes": 3, "epochs": 2, "on_loss": "continue"}
+
+
+def planned(rank: int, epoch: int) -> Event:
+    """The `coverage` event of one rank of such a run."""
+    whole = split(3, epoch)
+    parts = [{"samples": 5 + each, "digest": digest(each, epoch)} for each in range(3)]
+    return replace(whole, rank=rank, fields={**whole.fields, "parts": parts})
+
+
+def rank_until(rank: int, epochs: int) -> list[Event]:
+    """Events of a rank that was lost after this many epochs; of 2: it has finished."""
+    all_events = rank_events(rank)
+    first = [each for each in all_events if each.kind in ("start", "train_start")]
+    last = [each for each in all_events if each.kind in ("train_end", "result", "done")]
+    reports = [
+        each
+        for epoch in range(1, epochs + 1)
+        for each in (
+            part(rank, epoch),
+            planned(rank, epoch),
+            event(
+                "epoch", rank, 19, epoch=epoch, epochs=2, train_s=2.0, loss=0.5, accuracy=0.8, test_loss=1
+            ),
+        )
+    ]
+    died = event("died", rank, time=19.5, cause="killed by SIGKILL")
+    return [*first, *reports, *(last if epochs == 2 else [died])]
+
+
+def continued(*epochs: int) -> RunResult:
+    """The row of a run whose ranks have trained for so many epochs."""
+    return row([e for rank, number in enumerate(epochs) for e in rank_until(rank, number)], **CONTINUES)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "samples_lost"),
+    [((2, 2, 2), 0), ((2, 1, 2), 6), ((2, 0, 2), 12), ((1, 2, 0), 5 + 7 + 7)],
+)
+def test_samples_of_lost_ranks(epochs: tuple[int, ...], samples_lost: int) -> None:
+    """Also of node 0, whose place in the row others take."""
+    result = continued(*epochs)
+    assert (result.status, result.cause) == ("ok", None)
+    assert result.certificate is not None
+    assert result.certificate.verified
+    assert result.certificate.samples_lost == samples_lost
+    assert [each.epoch for each in result.certificate.splits] == [1, 2]
+    assert len(result.certificate.parts) == sum(epochs)
+    lost = {f"node {rank}" for rank, number in enumerate(epochs) if number < 2}
+    assert {flag.split(" was ")[0] for flag in result.flags if "continued without" in flag} == lost
+    assert [rank.rank for rank in result.ranks] == [r for r, number in enumerate(epochs) if number == 2]
+    assert any("straggler attribution" in flag for flag in result.flags) == bool(lost)
+
+
+def test_rank_that_returns_is_flagged() -> None:
+    events = [e for rank, number in enumerate((2, 1, 2)) for e in rank_until(rank, number)]
+    again = event("start", 1, time=20, pid=2, incarnation=1)
+    assert any("node 1 was started again" in flag for flag in row([*events, again], **CONTINUES).flags)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        # Of a rank that is left, a part that was not reported is not lost.
+        lambda events: [
+            e for e in events if (e.kind, e.rank, e.fields.get("epoch")) != ("partition", 0, 2)
+        ],
+        # The lost rank has trained on other samples.
+        lambda events: [
+            part(1, 1, digest="f" * 16) if (e.kind, e.rank) == ("partition", 1) else e for e in events
+        ],
+        # The ranks that are left disagree about the plan.
+        lambda events: [
+            replace(e, fields={**e.fields, "coverage": 0.5}) if (e.kind, e.rank) == ("coverage", 2) else e
+            for e in events
+        ],
+    ],
+    ids=["a part is missing", "other samples", "another plan"],
+)
+def test_certificate_of_a_continuing_run_is_not_verified(change: Any) -> None:
+    events = [e for rank, number in enumerate((2, 1, 2)) for e in rank_until(rank, number)]
+    result = row(change(events), **CONTINUES)
+    assert result.certificate is not None
+    assert not result.certificate.verified
+    assert result.status == "failed"
+
+
+def test_run_without_a_plan_has_no_lost_samples() -> None:
+    """Its parts are not listed: nothing can stand in for a part that was not reported."""
+    events = [
+        replace(e, fields={**e.fields, "parts": None}) if e.kind == "coverage" else e
+        for e in rank_until(0, 2)
+    ]
+    certificate = certify([*events, *rank_until(1, 0)])
+    assert certificate is not None
+    assert (certificate.samples_lost, certificate.verified) == (0, False)
