@@ -16,6 +16,7 @@ from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 
 THIRD = 1 / 3
+CONTINUES = {"strategy": "gossip", "transport": "gloo", "on_loss": "continue"}
 
 
 def longest_events(spec: RunSpec, checkpoints: int) -> int:
@@ -32,6 +33,8 @@ def longest_events(spec: RunSpec, checkpoints: int) -> int:
     labels = [spec.dataset.train_samples] * spec.dataset.class_count
     skew = dict.fromkeys(["js_divergence", "js_divergence_so_far", "earth_movers_distance"], THIRD)
     shares = dict.fromkeys(["coverage", "overlap", "coverage_so_far", "overlap_so_far"], THIRD)
+    parts = [{"samples": 10**6, "digest": "0" * 16}] * spec.world_size * (spec.on_loss == "continue")
+    coverage = {"epoch": 1, "uneven": "join", **shares, "digest": "0" * 16, "parts": parts or None}
     part = {"epoch": 1, "samples": 10**6, "labels": labels, **skew, "digest": "0" * 16}
     epoch = dict.fromkeys(["train_s", "loss", "accuracy", "test_loss", "lr", "consensus_distance"], THIRD)
     written: list[tuple[int, str, dict[str, Any]]] = [
@@ -40,7 +43,7 @@ def longest_events(spec: RunSpec, checkpoints: int) -> int:
         (1, "failed", {"cause": "x" * 3000, "traceback": "x" * 3000}),
         (int(2 * spec.timeout_s), "step", step),
         (spec.epochs, "partition", part),
-        (spec.epochs, "coverage", {"epoch": 1, "uneven": "join", **shares, "digest": "0" * 16}),
+        (spec.epochs, "coverage", coverage),
         (spec.epochs, "epoch", {"epoch": 1, "epochs": 10_000, **epoch, "target_reached": False}),
         (spec.epochs + checkpoints, "checkpoint", {**counts, "bytes": 10**10, "seconds": THIRD}),
     ]
@@ -58,6 +61,7 @@ def longest_events(spec: RunSpec, checkpoints: int) -> int:
         ({"epochs": 100, "timeout_s": 3600}, 0),
         ({"dataset": {"name": "synthetic", "classes": 500}}, 0),
         ({"batch_size": 1, "checkpoint_steps": 1}, 3 * 1500),
+        ({**CONTINUES, "nodes": 128, "epochs": 1000, "timeout_s": 0.1}, 0),
     ],
 )
 def test_longest_valid_run_is_allowed(fields: dict[str, Any], checkpoints: int) -> None:
