@@ -26,7 +26,7 @@ KILLED = "[ $SHARDYARD_INCARNATION ] || kill -9 $$; exec sleep 60"
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[LocalRun]:
-    """A run whose node 1 is killed by a fault, and returns."""
+    """A run whose node 1 is killed by a fault, and returns. A throttle runs beside the nodes."""
     spec = RunSpec.model_validate(
         {"strategy": "gossip", "transport": "gloo", "nodes": 2, "on_loss": "continue", "faults": [RETURNS]}
     )
@@ -36,14 +36,15 @@ def run(tmp_path: Path) -> Iterator[LocalRun]:
         Process(f"node {rank}", ["sh", "-c", script], {}, f"node-{rank}")
         for rank, script in enumerate(scripts)
     ]
-    plan = LaunchPlan(spec, paths, tmp_path, started)
+    throttle = Process("throttle", ["sleep", "60"], {}, "throttle")
+    plan = LaunchPlan(spec, paths, tmp_path, [*started, throttle])
     paths.live.mkdir()
     events = [event(kind, rank, **fields) for rank in range(2) for kind, fields in STARTED.items()]
     for each in (*events, event("fault", 1, **FAULT)):
         with open(paths.live / f"rank-{each.rank}.jsonl", "a") as file:
             file.write(each.to_line() + "\n")
     run = LocalRun(
-        started, paths, paths.live, OutputLimits.of(spec), elastic=ElasticRanks(plan, paths.live)
+        plan.processes, paths, paths.live, OutputLimits.of(spec), elastic=ElasticRanks(plan, paths.live)
     )
     yield run
     run.stop()

@@ -389,6 +389,12 @@ def _obstacle_to_continue(run: RunFields) -> str | None:
         return "weighting is size, the mean of all nodes' sizes; allowed: stop, or weighting: equal"
     if run.topology == "rpc" and run.return_after:
         return f"a node cannot return over {run.transport}; allowed: stop, or no return_after"
+    last = run.nodes - 1
+    if run.bottleneck_cpus is not None and any(run.faults[each].node == last for each in run.return_after):
+        return (
+            f"bottleneck_cpus limits the first process of node {last}, and not the one that returns; "
+            f"allowed: stop, or no return_after of node {last}"
+        )
     if run.target_accuracy is not None and run.return_after:
         return (
             "a node that returns does not know whether the target was reached; allowed: stop, or no target"

@@ -27,7 +27,8 @@ class ElasticRanks:
         ranks = range(plan.spec.world_size)
         names = [rank_name(rank, plan.spec.processes_per_node) for rank in ranks]
         self._rank_of = {name: rank for rank, name in enumerate(names)}
-        self._process_of = {self._rank_of[each.name]: each for each in plan.processes}
+        ranked = [each for each in plan.processes if each.name in self._rank_of]  # not the throttle
+        self._process_of = {self._rank_of[each.name]: each for each in ranked}
         required = range(plan.spec.strategy.servers)
         self._tracker = MembershipTracker(dict.fromkeys(ranks, ""), required, plan.spec.return_after)
         self._due: dict[int, float] = {}  # when ranks return, by rank
