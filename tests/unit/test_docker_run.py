@@ -198,6 +198,8 @@ def test_lost_nodes_do_not_fail_a_continuing_run(tmp_path: Path, monkeypatch: py
     fake.api.rows = [left, ended("node", 2), container("node", 3), container("coordinator")]
     state = fake.run.wait(0)
     assert (state.exits, state.running, state.error) == ({}, 3, None)
+    fake.api.rows = [ended("node", 2)]  # the coordinator was not started
+    assert fake.run.wait(0).exits == {"node 1": -9}
     fake.api.rows = [ended("node", 1), ended("node", 2), ended("node", 3), ended("coordinator")]
     state = fake.run.wait(5)
     assert state.exits == {"node 0": 0, "node 1": -9, "node 2": 0, "coordinator": 0}

@@ -274,7 +274,8 @@ class DockerRun(RunHandle):
         ready = self._project.quota_pending and self._record.are_ready(self._ranks)
         if ready and (refusal := self._project.apply_quotas()):
             return RunState(exits, running, refusal)
-        if self._continues and "coordinator" not in exits:
+        coordinated = any(service(each) == "coordinator" for each in containers)
+        if self._continues and coordinated and "coordinator" not in exits:
             return RunState({}, running)  # the coordinator knows whether the others continue
         for each in containers:
             if self._project.is_stuck(each):
