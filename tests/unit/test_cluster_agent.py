@@ -476,6 +476,7 @@ FAULT = event("fault", fault=0, action="kill", epoch=1, step=0, second=0.5)
 STARTS = [event("start", pid=7), event("train_start", parameters=1)]
 ENDS = [event("result", time=LATER, **rank_fields()), event("done", time=LATER)]
 AGAIN = event("start", time=LATER, pid=8, incarnation=1)
+WAITS = event("waiting", time=LATER, incarnation=1)
 TRAINS_AGAIN = event("train_start", time=LATER, parameters=1)
 
 
@@ -486,7 +487,7 @@ def lines(*events: Event) -> str:
 def dies_and_returns(home: Path, *again: str) -> str:
     """Shell of rank 0, which its fault kills; started again, it does the rest."""
     (home / "first").write_text(lines(*STARTS, FAULT))
-    (home / "second").write_text(lines(AGAIN, TRAINS_AGAIN, *ENDS))
+    (home / "second").write_text(lines(AGAIN, WAITS, TRAINS_AGAIN, *ENDS))
     out = f"{home}/out/rank-0.jsonl"
     return "; ".join(
         [
@@ -525,7 +526,7 @@ def test_agent_starts_a_killed_rank_again(
     assert cluster.run({"node-1": real, "node-2": trains}, **CONTINUES) == 0
     assert cluster.kinds(0) == [
         *("start", "train_start", "fault", "died"),
-        *("start", "train_start", "result", "done"),
+        *("start", "waiting", "train_start", "result", "done"),
     ]
     assert (home / "started").read_text().split() == ["1"]
     assert cluster.codes == [0]
@@ -557,6 +558,7 @@ def test_ranks_see_who_is_alive(
         await agent.send_event("died", cause="killed by SIGKILL", signal="SIGKILL")
         await watch({0: 0})
         await agent.send_event("start", pid=8, incarnation=1)
+        await agent.send_event("waiting", incarnation=1)
         await watch({0: 0, 1: 1})
         (home / "go").touch()
         while (message := await agent.receive()) and message["kind"] != "shutdown":
@@ -596,10 +598,10 @@ def test_rank_that_has_returned_ends_at_shutdown(
     cluster: LoopbackCluster, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for the others to let it join, and they have finished."""
-    (home / "again").write_text(lines(AGAIN))
+    (home / "again").write_text(lines(AGAIN, WAITS))
     waits = f"cat {home}/again >> {home}/out/rank-0.jsonl; echo $$ > {home}/pid; exec sleep 60"
     script(monkeypatch, dies_and_returns(home, waits))
     assert cluster.run({"node-1": real, "node-2": trains}, **CONTINUES) == 0
-    assert cluster.kinds(0) == ["start", "train_start", "fault", "died", "start"]
+    assert cluster.kinds(0) == ["start", "train_start", "fault", "died", "start", "waiting"]
     with pytest.raises(ProcessLookupError):
         os.kill(int((home / "pid").read_text()), 0)

@@ -373,6 +373,7 @@ def test_rank_that_returns_has_no_exit_report(tmp_path: Path) -> None:
     record = continuing(tmp_path)
     record.add_event(event("died", 1, **KILLED))
     record.add_event(event("start", 1, pid=7, incarnation=1))
+    record.add_event(event("waiting", 1, incarnation=1))
     record.add_event(event("train_start", 1, parameters=1))
     finish(record, 0, 1, 2)
     assert record.complete
@@ -382,6 +383,7 @@ def test_rank_that_returns_is_needed_again(tmp_path: Path) -> None:
     record = continuing(tmp_path)
     record.add_event(event("died", 1, **KILLED))
     record.add_event(event("start", 1, pid=7, incarnation=1))
+    record.add_event(event("waiting", 1, incarnation=1))
     record.add_event(event("train_start", 1, parameters=1))
     record.add_event(event("failed", 1, cause="odd"))
     assert record.failures == {"node-2": "rank 1 failed: odd"}
@@ -404,6 +406,7 @@ def test_rank_can_be_lost_twice(tmp_path: Path) -> None:
     for incarnation in (1, 2):
         record.add_event(event("died", 1, **KILLED))
         record.add_event(event("start", 1, pid=7, incarnation=incarnation))
+        record.add_event(event("waiting", 1, incarnation=incarnation))
         record.add_event(event("train_start", 1, parameters=1))
     assert record.failures == {}
     assert record.membership is not None

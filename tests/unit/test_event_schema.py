@@ -25,6 +25,7 @@ SHARES = {"coverage": 1.0, "overlap": 0.0, "coverage_so_far": 1.0, "overlap_so_f
 VALID: dict[str, dict[str, Any]] = {
     "start": {"pid": 7, "attempt": 1},
     "ready": {},
+    "waiting": {"incarnation": 1},
     "train_start": {"parameters": 50},
     "step": STEP,
     "partition": {"epoch": 1, "samples": 6, "labels": [1, 2, 3], **SKEW, "digest": "0" * 16},

@@ -52,10 +52,20 @@ def test_rank_that_returns_has_another_incarnation() -> None:
     tracked.add(killed(1))
     assert tracked.returns_after(1) == 2.5
     assert tracked.returns_after(1) is None  # asked once
-    assert not tracked.add(event("start", 1, pid=9))  # an event of its first incarnation
-    assert tracked.add(event("start", 1, pid=9, incarnation=1))
+    assert not tracked.add(event("start", 1, pid=9, incarnation=1))  # it is not ready to join
+    assert tracked.absent == {1}
+    assert tracked.add(event("waiting", 1, incarnation=1))
     assert tracked.current.incarnations == {0: 0, 1: 1, 2: 0}
     assert tracked.current.generation == 2
+
+
+def test_rank_that_returns_may_be_lost_before_it_joins() -> None:
+    tracked = tracker()
+    tracked.add(killed(1))
+    tracked.add(event("waiting", 1, incarnation=1))
+    assert tracked.add(killed(1))
+    assert tracked.absent == {1}
+    assert tracked.lost == {1: 2}
 
 
 def test_repeated_fault_does_not_start_a_rank_again() -> None:
@@ -92,7 +102,7 @@ def test_rank_that_dies_before_it_trains_ends_the_run() -> None:
 def test_run_is_over_without_a_rank_that_waits_to_join() -> None:
     tracked = tracker()
     tracked.add(killed(1))
-    tracked.add(event("start", 1, pid=9, incarnation=1))
+    tracked.add(event("waiting", 1, incarnation=1))
     assert not tracked.over
     for rank in (0, 2):
         tracked.add(event("done", rank))

@@ -264,9 +264,15 @@ class RunRecord:
             causes = [f"  {name}: {cause}" for name, cause in self.failures.items()]
             return [f"FAILED: {size}, {what}", *(causes or ["  not all results were received and saved"])]
         used = self._attempts.effective
+        lost = [f"  {name} was lost; the others continued without it" for name in self._lost_agents()]
         restarts = [f"  a rank was lost and all ranks were restarted: {used} of {spec.restarts} restarts"]
-        figures = [*self._figures(), *(restarts if used else [])]
+        figures = [*self._figures(), *lost, *(restarts if used else [])]
         return [f"ok: {size}, world size {spec.world_size}, {what}", *figures]
+
+    def _lost_agents(self) -> list[str]:
+        """Names of the agents whose ranks were lost, those that returned included."""
+        lost = self.membership.lost if self.membership else {}
+        return [agent.name for agent in self.assignment.agents if lost.keys() & {*agent.ranks}]
 
     def _figures(self) -> list[str]:
         results = [self.results[rank] for rank in sorted(self.results)]

@@ -368,6 +368,7 @@ class ElasticCommunicator(Communicator):
                 listed = ",".join(f"{each}:{joined[each]}" for each in sorted(joined))
                 self._groups.invite(name, address, listed)
             self._group = self._form(f"{name}-joined", rank, address)
+            self._group._barrier()  # either all ranks are in the new group, or none is
         except CommunicationError:
             self._incarnations, self._group = before, group
             return False
@@ -389,5 +390,6 @@ class ElasticCommunicator(Communicator):
         pairs = [each.split(":") for each in listed.split(",")]
         self._incarnations = {int(rank): int(incarnation) for rank, incarnation in pairs}
         self._group = self._form(f"{name}-joined", self._own, address)
+        self._group._barrier()
         self._agree()
         self._count = self._resume_at

@@ -50,6 +50,12 @@ class Start(Record):
     incarnation: Attempt = 0
 
 
+class Waiting(Record):
+    """A rank that was started again is ready to join the others. incarnation: as in Start."""
+
+    incarnation: Annotated[int, Field(ge=1, le=100)]
+
+
 class TrainStart(Record):
     """The clock starts; all ranks are ready."""
 
@@ -217,6 +223,7 @@ class Damaged(Record):
 EVENTS: Mapping[str, type[Record]] = {
     "start": Start,
     "ready": Empty,  # set up; waits for its node's CPU quota, if one will be applied
+    "waiting": Waiting,  # of a rank that was started again: the others may let it join
     "train_start": TrainStart,
     "step": Step,
     "partition": PartitionRecord,  # of each rank, after an epoch

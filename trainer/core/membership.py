@@ -64,7 +64,8 @@ def is_return(event: Event, return_after: Mapping[int, float]) -> bool:
 class MembershipTracker:
     """The membership of a run, from its events.
 
-    A rank that dies while it trains is lost, and the others continue. Any other death ends the run.
+    A rank that dies while it trains is lost, and the others continue. Any other death ends the run. A rank
+    that was started again is absent until it waits for the others, so that they need not wait for it.
     """
 
     def __init__(
@@ -108,9 +109,7 @@ class MembershipTracker:
                 self.lost[rank] = self.lost.get(rank, 0) + 1
                 self._generation += 1
                 return True
-            case "start" if rank not in self._incarnations:
-                if event.fields.get("incarnation", 0) != self.lost[rank]:
-                    return False
+            case "waiting" if rank in self.absent and event.fields["incarnation"] == self.lost[rank]:
                 self._incarnations[rank] = self.lost[rank]
                 self._generation += 1
                 return True
@@ -133,7 +132,7 @@ class MembershipTracker:
 
     @property
     def absent(self) -> set[int]:
-        """The ranks that are lost and have not returned."""
+        """The ranks that are lost and do not wait to join."""
         return self._addresses.keys() - self._incarnations.keys()
 
     def returns_after(self, rank: int) -> float | None:
@@ -143,4 +142,5 @@ class MembershipTracker:
     def survives(self, rank: int) -> bool:
         """Whether the others continue if this rank dies now."""
         others = self._training - {rank, *self._required}
-        return rank in self._training and rank not in self._required and bool(others)
+        works = rank in self._training or self._incarnations.get(rank, 0) > 0
+        return works and rank not in self._required and bool(others)

@@ -107,6 +107,8 @@ def _exit_together(
 
 def run_process(context: NodeContext, task: Task, events: EventWriter, watchdog: Watchdog) -> bool:
     """The one rank of this process; it connects over the run's transport."""
+    if context.incarnation:
+        events.write("waiting", incarnation=context.incarnation)
     return run_rank(context, task, events, watchdog, lambda: connect(context))
 
 

@@ -46,6 +46,8 @@ class ElasticRanks:
     def record_exit(self, name: str, code: int) -> None:
         """Record that a process has ended; write the exit report of a rank that was killed."""
         rank = self._rank_of.get(name)
+        if code and rank in self._tracker.absent:  # it was started again, and failed before it joined
+            self.lost.add(name)
         if rank is None or code >= 0 or name in self.lost or not self._tracker.survives(rank):
             return
         self.lost.add(name)
