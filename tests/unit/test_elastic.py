@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +36,7 @@ class World:
     invitations: dict[str, str] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
     generation: int = 0
+    started: list[ElasticCommunicator] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.incarnations = dict.fromkeys(range(self.size), 0)
@@ -104,6 +105,7 @@ class Failing(ElasticCommunicator):
 
     def __init__(self, world: World, rank: int, lost_in: int | None = None, after: bool = False) -> None:
         self._test, self._lost_in, self._after = world, lost_in, after
+        world.started.append(self)
         groups = ThreadsGroups(world, rank)
         incarnation = world.incarnations[rank]
         super().__init__(world.context(rank, incarnation), Clock(), groups, world.path)
@@ -150,8 +152,14 @@ def program(comm: ElasticCommunicator, rounds: int = 3) -> list[float]:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path / "membership.json", 4)
+def world(tmp_path: Path) -> Iterator[World]:
+    started = World(tmp_path / "membership.json", 4)
+    yield started
+    for comm in started.started:
+        comm.abort()
+    for thread in threading.enumerate():
+        if thread.name == "membership":
+            thread.join(TIMEOUT_S)
 
 
 OPERATIONS = 12  # of `program`

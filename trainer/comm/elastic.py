@@ -142,7 +142,7 @@ class ElasticCommunicator(Communicator):
         def run(group: Group) -> Tensor:
             return group._all_gather(buffer) if group.size > 1 else buffer.clone().unsqueeze(0)
 
-        return self._perform(run).view(-1, buffer.numel())
+        return self._perform(run).clone().view(-1, buffer.numel())  # its caller may change it
 
     def _broadcast(self, buffer: Tensor, root: int) -> None:
         source = self.members[root]
@@ -324,7 +324,9 @@ class ElasticCommunicator(Communicator):
         self._closed = True
         self._groups.close(self._group)
 
-    # Ranks that return
+    def abort(self) -> None:
+        self._closed = True
+        self._group.leave()
 
     def leave_lost(self) -> set[int] | None:
         if self._lacks_member(self._membership()):
@@ -334,6 +336,8 @@ class ElasticCommunicator(Communicator):
     @property
     def changed(self) -> bool:
         return self.returned or len(self.members) < self._world or any(self._incarnations.values())
+
+    # Ranks that return
 
     def admit(self) -> list[int]:
         """Let ranks join that were started again. Every rank calls it between two epochs.
