@@ -679,7 +679,6 @@ FILES = (
         RESUMABLE,
         ends_ok(named=NODE, cause=Fact("why it was skipped", "damaged")),
         earlier=Earlier.KILLED,
-        sample=(LOCAL,),
     ),
     Case(
         "checkpoint-linked",

@@ -32,7 +32,8 @@ SWEEP = {
         "timeout_s": 120,
     },
     "blocks": [
-        {"base": {"strategy": "local_sgd", "faults": [RETURNS]}},
+        # The others do not wait for a node that starts again, which imports torch.
+        {"base": {"strategy": "local_sgd", "epochs": 30, "faults": [RETURNS]}},
         {"base": {"strategy": "gossip"}},
     ],
 }
@@ -70,7 +71,7 @@ def test_runs_continue_without_a_killed_rank_and_without_a_killed_container(tmp_
         assert row.certificate is not None
         assert row.certificate.verified
         trained = {(part.epoch, part.rank) for part in row.certificate.parts}
-        missed = {(epoch, rank) for epoch in range(1, 9) for rank in range(3)} - trained
+        missed = {(epoch, rank) for epoch in range(1, row.run.epochs + 1) for rank in range(3)} - trained
         assert {rank for _, rank in missed} == {node}
         assert row.certificate.samples_lost == 1000 * len(missed) > 0
         assert {rank.wait_s_by_rank for rank in row.ranks} == {None}
