@@ -18,20 +18,13 @@ import psutil
 from orchestrator.runtimes.identity import identity
 from tests.support.command_line import start_sweep
 from tests.support.places import PLACES
-from tests.support.runs import weights_in
+from tests.support.runs import SMALL, weights_in
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LIMIT_S = 300.0  # of a command
 EXIT_S = 40.0  # from the signal to the end of the command
 LEFT_S = 30.0  # from the end of the command until nothing is left
-BASE: dict[str, Any] = {
-    "dataset": {"name": "synthetic", "samples": 240, "test_samples": 64, "noise": 1.0},
-    "model": {"name": "mlp", "hidden": [16]},
-    "lr": 0.1,
-    "epochs": 20,
-    "nodes": 2,
-    "timeout_s": 120,
-}
+BASE: dict[str, Any] = {**SMALL, "epochs": 20, "nodes": 2}
 # Every way to start ranks: warm and cold, mpirun, remote calls, shared memory and torchrun.
 LOCAL: list[dict[str, Any]] = [
     {"strategy": "all_reduce", "transport": "gloo"},

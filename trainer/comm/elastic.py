@@ -37,12 +37,30 @@ ABSENT = -1.0
 NO_COMMON_RESULT = "an elastic communicator has collectives and shifts only"
 
 
-class Group(Communicator):
-    """A group of ranks, whose operations raise CommunicationError when a member is lost."""
+class CollectivesOnly(Communicator):
+    """A communicator of an elastic run: it has only the operations that several ranks can repeat."""
+
+    topology: ClassVar[str] = "ddp"
 
     @classmethod
     def connect(cls, context: NodeContext, clock: Clock) -> Communicator:
-        raise NotImplementedError("Groups forms it")
+        raise NotImplementedError("a transport's `connect_elastic` makes it")
+
+    def _all_to_all(self, buffer: Tensor) -> Tensor:
+        raise NotImplementedError(NO_COMMON_RESULT)
+
+    def _send(self, buffer: Tensor, to: int) -> None:
+        raise NotImplementedError(NO_COMMON_RESULT)
+
+    def _recv(self, buffer: Tensor, source: int) -> None:
+        raise NotImplementedError(NO_COMMON_RESULT)
+
+    def _split(self, groups: list[list[int]], number: int) -> Communicator:
+        raise NotImplementedError(NO_COMMON_RESULT)
+
+
+class Group(CollectivesOnly):
+    """A group of ranks, whose operations raise CommunicationError when a member is lost."""
 
     @abstractmethod
     def leave(self) -> None:
@@ -89,15 +107,13 @@ class Groups(ABC):
         group.leave()
 
 
-class ElasticCommunicator(Communicator):
+class ElasticCommunicator(CollectivesOnly):
     """A communicator that outlives the loss of ranks.
 
     Attributes:
         rank, size: this rank's number among the members, and their number.
         members: the ranks that took part in the last completed operation; the same for all of them.
     """
-
-    topology: ClassVar[str] = "ddp"
 
     def __init__(self, context: NodeContext, clock: Clock, groups: Groups, path: Path) -> None:
         """path: of the file with the membership."""
@@ -122,10 +138,6 @@ class ElasticCommunicator(Communicator):
             self._group = groups.first()
         self._set_members()
         threading.Thread(target=self._watch, name="membership", daemon=True).start()
-
-    @classmethod
-    def connect(cls, context: NodeContext, clock: Clock) -> Communicator:
-        raise NotImplementedError("a transport's `connect_elastic` makes it")
 
     # Operations
 
@@ -176,18 +188,6 @@ class ElasticCommunicator(Communicator):
             return group._shift(buffer, *peers)
 
         return self._perform(run, behind=buffer)
-
-    def _all_to_all(self, buffer: Tensor) -> Tensor:
-        raise NotImplementedError(NO_COMMON_RESULT)
-
-    def _send(self, buffer: Tensor, to: int) -> None:
-        raise NotImplementedError(NO_COMMON_RESULT)
-
-    def _recv(self, buffer: Tensor, source: int) -> None:
-        raise NotImplementedError(NO_COMMON_RESULT)
-
-    def _split(self, groups: list[list[int]], number: int) -> Communicator:
-        raise NotImplementedError(NO_COMMON_RESULT)
 
     def _perform(self, run: Callable[[Group], Tensor], behind: Tensor | None = None) -> Tensor:
         """Complete the next operation, in as many groups as it takes. Returns its result.

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from trainer.comm.base import CommunicationError, Communicator, communication_errors
+from trainer.comm.base import CommunicationError, communication_errors
 from trainer.comm.elastic import Group, Groups
-from trainer.comm.rendezvous import rendezvous
+from trainer.comm.rendezvous import rendezvous, wait_for_listener
+from trainer.comm.sockets import open_sockets
 from trainer.core.clock import Clock
 
 if TYPE_CHECKING:
@@ -26,13 +26,12 @@ if TYPE_CHECKING:
 
 POLL_S = 0.02
 CONNECT_S = 30.0  # for the members of a group, which have all arrived, to connect
+ATTEMPT_S = 1.0  # to connect to a rendezvous
 FIRST_PORT, PORTS = 30000, 20000  # of the rendezvous of later groups, in containers
 
 
 class GlooGroup(Group):
     """One process group of gloo. Its operations raise CommunicationError when a member is lost."""
-
-    topology = "ddp"
 
     def __init__(
         self, rank: int, size: int, clock: Clock, group: Any, sockets: Mapping[int, str] | None = None
@@ -55,23 +54,9 @@ class GlooGroup(Group):
             self.group.allgather([list(gathered.unbind())], [buffer]).wait()
         return gathered
 
-    def _all_to_all(self, buffer: Tensor) -> Tensor:
-        received = buffer.new_empty(buffer.shape)
-        with communication_errors("all-to-all"):
-            self.group.alltoall_base(received, buffer, [], []).wait()
-        return received
-
     def _broadcast(self, buffer: Tensor, root: int) -> None:
         with communication_errors("broadcast"):
             self.group.broadcast(buffer, root).wait()
-
-    def _send(self, buffer: Tensor, to: int) -> None:
-        with communication_errors("send"):
-            self.group.send([buffer], to, 0).wait()
-
-    def _recv(self, buffer: Tensor, source: int) -> None:
-        with communication_errors("receive"):
-            self.group.recv([buffer], source, 0).wait()
 
     def _shift(self, buffer: Tensor, to: int, source: int) -> Tensor:
         received = buffer.new_empty(buffer.shape)
@@ -85,9 +70,6 @@ class GlooGroup(Group):
         with communication_errors("barrier"):
             self.group.barrier().wait()
 
-    def _split(self, groups: list[list[int]], number: int) -> Communicator:
-        raise NotImplementedError("no elastic strategy splits its communicator")
-
     def leave(self) -> None:
         # Connections close when the last reference is gone; exceptions hold some in circles.
         self.group = None
@@ -95,7 +77,7 @@ class GlooGroup(Group):
 
     def interrupt(self) -> None:
         # ProcessGroupGloo.abort does not end an operation that waits. Without its connections it fails.
-        present = _sockets()
+        present = open_sockets()
         for number, name in self._sockets.items():
             if present.get(number) == name:
                 with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
@@ -133,10 +115,10 @@ class GlooGroups(Groups):
         """A process group over `store`, in which all of these ranks have arrived."""
         import torch.distributed as dist
 
-        rank, before = ranks.index(self._context.rank), _sockets()
+        rank, before = ranks.index(self._context.rank), open_sockets()
         group = dist.ProcessGroupGloo(store, rank, len(ranks), timeout=timedelta(seconds=connect_s))
         group.set_timeout(timedelta(seconds=self._context.timeout_s))
-        sockets = {number: name for number, name in _sockets().items() if before.get(number) != name}
+        sockets = {number: name for number, name in open_sockets().items() if before.get(number) != name}
         return GlooGroup(rank, len(ranks), self._clock, group, sockets)
 
     def _store(self, name: str, address: str, serves: bool, give_up: Callable[[], bool]) -> Store:
@@ -147,7 +129,10 @@ class GlooGroups(Groups):
             return FileStore(f"{self._context.rendezvous}-{name}")
         port = FIRST_PORT + crc32(name.encode()) % PORTS
         if not serves:
-            _wait_for_listener(address, port, give_up)
+            try:
+                wait_for_listener(address, port, ATTEMPT_S, give_up)
+            except OSError as error:
+                raise CommunicationError(f"{address}:{port}: {error}") from None
         timeout = timedelta(seconds=self._context.timeout_s)
         return TCPStore(address, port, None, serves, timeout, wait_for_workers=False)
 
@@ -166,25 +151,3 @@ class GlooGroups(Groups):
                     raise CommunicationError(f"{name}: the other nodes did not answer in {timeout_s:g} s")
                 time.sleep(POLL_S)
             return str(store.get("group").decode())
-
-
-def _sockets() -> dict[int, str]:
-    """The name of every socket of this process, by descriptor; a name is never used again."""
-    found = {}
-    for each in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # closed since it was listed
-            if (name := os.readlink(each)).startswith("socket:"):
-                found[int(each.name)] = name
-    return found
-
-
-def _wait_for_listener(host: str, port: int, give_up: Callable[[], bool]) -> None:
-    """Return when the port accepts connections. Raises CommunicationError."""
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=1.0).close()
-            return
-        except OSError as error:
-            if give_up():
-                raise CommunicationError(f"{host}:{port}: {error}") from None
-            time.sleep(POLL_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -68,12 +69,28 @@ def _wait_for_rank_0(host: str, port: int, context: NodeContext) -> None:
     torch's client waits half a second and longer after its first refused connection.
     """
     deadline = time.monotonic() + context.timeout_s
+    try:
+        wait_for_listener(host, port, context.timeout_s, lambda: time.monotonic() > deadline)
+    except OSError as error:
+        late = f"node 0 did not join {context.rendezvous} within {context.timeout_s:g} s"
+        raise CommunicationError(f"{late}: {error}") from None
+
+
+def wait_for_listener(host: str, port: int, timeout_s: float, give_up: Callable[[], bool]) -> None:
+    """Return when the port accepts connections.
+
+    Args:
+        timeout_s: of each attempt.
+        give_up: asked after each attempt that fails.
+
+    Raises:
+        OSError: of the last attempt.
+    """
     while True:
         try:
-            socket.create_connection((host, port), timeout=context.timeout_s).close()
+            socket.create_connection((host, port), timeout=timeout_s).close()
             return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                late = f"node 0 did not join {context.rendezvous} within {context.timeout_s:g} s"
-                raise CommunicationError(f"{late}: {error}") from None
+        except OSError:
+            if give_up():
+                raise
             time.sleep(POLL_S)

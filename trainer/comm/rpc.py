@@ -217,15 +217,8 @@ class RpcGroup(RpcCommunicator, Group):
 
     _left = False
 
-    def _split(self, groups: list[list[int]], number: int) -> RpcCommunicator:
-        raise NotImplementedError("no elastic strategy splits its communicator")
-
     def _await(self, answer: Any) -> None:
-        answered = threading.Event()
-        answer.then(lambda _: answered.set())
-        while not answered.wait(HEARTBEAT_S):
-            self._check()
-        answer.wait()  # raises its error
+        wait_and_look(answer, self._check)
 
     def _check(self) -> None:
         if self._left:
@@ -320,6 +313,15 @@ class Heartbeat:
                 if self._answer is not None:
                     self._answer.wait()
                 self._answer = rpc.rpc_async(worker_name(self._rank), _pong, timeout=self._timeout_s)
+
+
+def wait_and_look(answer: Any, look: Callable[[], object]) -> Any:
+    """The value of a remote call. Calls `look` every HEARTBEAT_S meanwhile, which may raise."""
+    answered = threading.Event()
+    answer.then(lambda _: answered.set())
+    while not answered.wait(HEARTBEAT_S):
+        look()
+    return answer.wait()
 
 
 def check_alive(ranks: Iterable[int]) -> None:

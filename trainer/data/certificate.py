@@ -128,10 +128,10 @@ class CoverageTracker:
         now = Coverage.of(parts, self._samples)
         so_far = Coverage.of([np.flatnonzero(seen) for seen in self._seen], self._samples)
         digests = [part_digest(part) for part in parts]
-        planned = [
-            PlannedPart(samples=len(part), digest=digest)
-            for part, digest in zip(parts, digests, strict=True)
-        ]
+        planned = None
+        if each:
+            sizes = [len(part) for part in parts]
+            planned = [PlannedPart(samples=n, digest=d) for n, d in zip(sizes, digests, strict=True)]
         return CoverageRecord(
             epoch=epoch,
             uneven=uneven,
@@ -140,5 +140,5 @@ class CoverageTracker:
             coverage_so_far=so_far.coverage,
             overlap_so_far=so_far.overlap,
             digest=combined_digest(digests),
-            parts=planned if each else None,
+            parts=planned,
         )

@@ -6,7 +6,6 @@ thread ever waits, and the server's clock shows what the server does.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from torch.distributed import rpc
 from torch.futures import Future
 
 from trainer.comm.base import CommunicationError, Communicator
-from trainer.comm.rpc import HEARTBEAT_S, Heartbeat, rpc_errors, worker_name
+from trainer.comm.rpc import HEARTBEAT_S, Heartbeat, rpc_errors, wait_and_look, worker_name
 from trainer.training.replica import Replica
 
 SERVER = 0  # its rank
@@ -223,10 +222,6 @@ class Worker:
             answer = rpc.rpc_async(
                 worker_name(SERVER), _request, args=(self._rank, gradient), timeout=self._timeout_s
             )
-            answered = threading.Event()
-            answer.then(lambda _: answered.set())
-            while not answered.wait(HEARTBEAT_S):
-                self._comm.leave_lost()
-            value, in_server_s = answer.wait()
+            value, in_server_s = wait_and_look(answer, self._comm.leave_lost)
         self._comm.clock.transfer("communicate", "wait", in_server_s)
         return value

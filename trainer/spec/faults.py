@@ -35,12 +35,13 @@ class Action(Strict):
     @property
     def lasting(self) -> bool:
         """Whether it stays in force until training ends, over restarts of the ranks."""
-        return False
+        return self.durations.get("seconds", 0.0) is None
 
     @property
     def durations(self) -> dict[str, float | None]:
         """Its fields in seconds."""
-        return {}
+        fields = type(self).model_fields
+        return {name: getattr(self, name) for name in ("seconds", "return_after") if name in fields}
 
 
 class Kill(Action):
@@ -50,19 +51,11 @@ class Kill(Action):
         None, description="seconds after which the node comes back; only with on_loss: continue"
     )
 
-    @property
-    def durations(self) -> dict[str, float | None]:
-        return {"return_after": self.return_after}
-
 
 class Pause(Action):
     """SIGSTOP of the node's ranks, and SIGCONT after `seconds`."""
 
     seconds: Seconds = Field(description="seconds for which the node's processes are stopped")
-
-    @property
-    def durations(self) -> dict[str, float | None]:
-        return {"seconds": self.seconds}
 
 
 class Slow(Action):
@@ -70,14 +63,6 @@ class Slow(Action):
 
     factor: float = Field(gt=1, le=1000, description="how many times as long the node's steps take")
     seconds: Seconds | None = Field(None, description="seconds that it lasts; null: until training ends")
-
-    @property
-    def lasting(self) -> bool:
-        return self.seconds is None
-
-    @property
-    def durations(self) -> dict[str, float | None]:
-        return {"seconds": self.seconds}
 
 
 class CutOff(Action):
@@ -87,10 +72,6 @@ class CutOff(Action):
 
     seconds: Seconds = Field(description="seconds for which no packet arrives at the node")
 
-    @property
-    def durations(self) -> dict[str, float | None]:
-        return {"seconds": self.seconds}
-
 
 class Drop(Action):
     """A share of the packets that arrive at the node is lost."""
@@ -99,14 +80,6 @@ class Drop(Action):
 
     share: float = Field(gt=0, lt=1, description="share of the arriving packets that is lost")
     seconds: Seconds | None = Field(None, description="seconds that it lasts; null: until training ends")
-
-    @property
-    def lasting(self) -> bool:
-        return self.seconds is None
-
-    @property
-    def durations(self) -> dict[str, float | None]:
-        return {"seconds": self.seconds}
 
 
 class RandomStep(Strict):

@@ -20,6 +20,8 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from random import Random
 
+from trainer.comm.sockets import open_sockets
+
 SLICE_S = 0.002  # in which either all packets are lost or none
 NEVER = 255  # the largest TTL, which no packet has
 # By address family: level of the options, minimum TTL of arriving packets, TTL of packets sent.
@@ -91,11 +93,9 @@ def connections(service_ports: Collection[int] = ()) -> list[socket.socket]:
         service_ports: ports of services that are no ranks, whose connections are left out.
     """
     found = []
-    for entry in os.listdir("/proc/self/fd"):
-        with suppress(OSError, ValueError):  # closed meanwhile, no socket, or not connected
-            if not os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
-                continue
-            each = socket.socket(fileno=os.dup(int(entry)))
+    for number in open_sockets():
+        with suppress(OSError, ValueError):  # closed meanwhile, or not connected
+            each = socket.socket(fileno=os.dup(number))
             if _is_connection(each, service_ports):
                 found.append(each)
             else:
