@@ -17,6 +17,8 @@ class TrainResult(Record):
         work_cpu_s: CPU time without communication, waiting, evaluation and checkpoints, which is what the
             rank would need on a core of its own; None on a GPU.
         seconds: wall time of each phase.
+        test_samples: number of samples on which the accuracy was measured; None in older results.
+        chance_accuracy: that of the most frequent label as the answer for all; None in older results.
         local_accuracy: of the rank's own model before the final average, where the strategy has one.
         weights_digest: 16 hex digits of the final weights.
         staleness_mean, staleness_max: updates by other ranks between the rank's pull of the weights and its
@@ -37,6 +39,8 @@ class TrainResult(Record):
     bytes_sent: Amount
     accuracy: Share | None = None
     test_loss: Real | None = None
+    test_samples: Count | None = None
+    chance_accuracy: Share | None = None
     local_accuracy: Share | None = None
     weights_digest: Text | None = None
     parameters: Count = 0

@@ -65,6 +65,8 @@ class Strategy(Component):
     trains: ClassVar[bool] = True
     # In topology single, ranks are forked processes instead of threads.
     forks: ClassVar[bool] = False
+    # Ranks update one model in shared memory: each step of any rank is an update of it.
+    shares_model: ClassVar[bool] = False
     # Units after which checkpoints can be taken, if replica and metrics are the whole state.
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ()
     # Transports over which the other nodes continue when one is lost; empty: they cannot.

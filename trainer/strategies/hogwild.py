@@ -25,6 +25,7 @@ class Hogwild(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ("memory",)
     forks: ClassVar[bool] = True
+    shares_model: ClassVar[bool] = True
     evaluates_together: ClassVar[bool] = False
     caveat: ClassVar[str | None] = (
         "one machine only: its ranks share memory, nothing crosses a link, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import isfinite
 
+import numpy as np
 import torch
 from torch.nn.functional import nll_loss
 
@@ -26,6 +27,8 @@ class Evaluation:
         self._images = torch.from_numpy(test.images).to(comm.device)
         self._labels = torch.from_numpy(test.labels).to(comm.device)
         self._comm, self._part = comm, part
+        self.samples = len(test.labels)
+        self.chance = float(np.bincount(test.labels).max()) / self.samples  # of one answer for all samples
 
     @torch.no_grad()
     def __call__(self, replica: Replica, *, alone: bool) -> tuple[float, float]:

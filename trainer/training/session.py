@@ -374,6 +374,8 @@ class Session:
             bytes_sent=self.comm.bytes_sent,
             accuracy=accuracy,
             test_loss=test_loss,
+            test_samples=self.evaluate.samples,
+            chance_accuracy=self.evaluate.chance,
             local_accuracy=local_accuracy,
             weights_digest=None if weights is None else hashlib.sha256(weights.tobytes()).hexdigest()[:16],
             parameters=replica.parameter_count,
