@@ -6,14 +6,15 @@ from orchestrator.results.store import SweepPaths, write_atomic
 
 
 def write_report(paths: SweepPaths) -> None:
-    """Write results.csv, epochs.csv, report.md, report.html and plots/*.svg beside the sweep's results.
+    """Write the report's files beside the sweep's results.
 
-    Runs without a result are listed as pending. Figures of an earlier report that this one does not have
-    are removed. Raises InputError for invalid files.
+    These are results.csv, epochs.csv, findings.json, report.md, report.html and plots/*.svg. Runs without a
+    result are listed as pending. Figures of an earlier report that this one does not have are removed.
+    Raises InputError for invalid files.
     """
     # Imported here, since matplotlib is slow to load and most commands draw nothing.
     from orchestrator.report.figures import draw
-    from orchestrator.report.findings import find
+    from orchestrator.report.findings import find, findings_json
     from orchestrator.report.model.comparison import read_comparison
     from orchestrator.report.render import html, markdown
     from orchestrator.report.render.csv_tables import epochs_csv, results_csv
@@ -22,6 +23,7 @@ def write_report(paths: SweepPaths) -> None:
     findings, plots = find(comparison), draw(comparison)
     write_atomic(paths.csv, results_csv(comparison))
     write_atomic(paths.epochs_csv, epochs_csv(comparison))
+    write_atomic(paths.findings, findings_json(findings))
     for plot in plots:
         write_atomic(paths.plots / f"{plot.name}.svg", plot.svg)
     for file in set(paths.plots.glob("*.svg")) - {paths.plots / f"{plot.name}.svg" for plot in plots}:

@@ -111,6 +111,10 @@ class SweepPaths:
         return self.directory / "epochs.csv"
 
     @property
+    def findings(self) -> Path:
+        return self.directory / "findings.json"
+
+    @property
     def markdown(self) -> Path:
         return self.directory / "report.md"
 

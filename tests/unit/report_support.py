@@ -241,6 +241,11 @@ def repeated(
     return [a_run(strategy, seed=seed, **{what: value}, **fields) for seed, value in enumerate(values)]
 
 
+def around(mean: float, step: float = 0.001, seeds: int = 5) -> list[float]:
+    """Values of so many seeds, `step` apart."""
+    return [mean + step * (seed - (seeds - 1) / 2) for seed in range(seeds)]
+
+
 def csv_lines(comparison: Comparison) -> list[dict[str, str]]:
     return list(csv.DictReader(results_csv(comparison).splitlines()))
 

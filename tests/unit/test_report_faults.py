@@ -71,16 +71,16 @@ def test_cost_is_the_difference_of_runs_with_equal_seeds() -> None:
     assert "missing" not in shown
 
 
-def test_finding_states_the_difference_of_means_from_three_seeds_on() -> None:
+def test_finding_claims_a_difference_from_three_seeds_on() -> None:
     finding = finding_of(a_comparison(*with_and_without()), "fault_cost")
-    assert finding.data["seeds"] == 3
-    assert finding.data["extra_s"] == 3.0
-    assert finding.data["repeated_steps"] == 7
-    assert finding.data["accuracy_difference"] == pytest.approx(-0.01)
+    time, accuracy = finding.data["compared"]
+    assert (time["quantity"], accuracy["quantity"]) == ("elapsed_s", "accuracy")
+    assert time["values"] == [finding.data["elapsed_s"], finding.data["undisturbed_s"]]
+    assert accuracy["values"][0] - accuracy["values"][1] == pytest.approx(-0.01)
+    assert (time["decision"], finding.data["repeated_steps"]) == ("undecided", 7)
     assert len(finding.rows) == 6
-    fewer = finding_of(a_comparison(*with_and_without(2)), "fault_cost")
-    assert fewer.data["extra_s"] is None
-    assert fewer.data["accuracy_difference"] is None
+    fewer = finding_of(a_comparison(*with_and_without(2)), "fault_cost").data["compared"]
+    assert [each["decision"] for each in fewer] == ["too_few_seeds"] * 2
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from tests.unit.report_support import (
     a_comparison,
     a_pipeline,
     a_run,
+    around,
     cells,
     csv_lines,
     finding_of,
@@ -381,17 +382,16 @@ def test_the_least_memory_is_reported_with_its_time_per_step() -> None:
     data = finding_of(a_comparison(WHOLE, all_reduce_in_memory(), a_pipeline()), "least_memory").data
     assert (data["strategy"], data["bytes"]) == (PIPELINE, 12_200)
     assert (data["compared_with"], data["compared_bytes"]) == ("serial", 19_000)
-    assert data["step_s"] == {
-        PIPELINE: pytest.approx(0.05),
-        "all_reduce over mpi": pytest.approx(0.02),
-        "serial": pytest.approx(8 / 90),
-    }
+    assert [each["values"] for each in data["compared"]] == [
+        pytest.approx([0.05, 0.02]),
+        pytest.approx([0.05, 8 / 90]),
+    ]
     assert findings_of(a_comparison(WHOLE, all_reduce_in_memory()), "least_memory") == []
 
 
 def test_ranks_that_are_threads_have_no_times() -> None:
     comparison = a_comparison(WHOLE, a_pipeline(transport="memory"))
-    assert "step_s" not in finding_of(comparison, "least_memory").data
+    assert "compared" not in finding_of(comparison, "least_memory").data
     assert findings_of(comparison, "bubble") == []
 
 
@@ -423,8 +423,9 @@ def test_split_points_and_schedules_are_no_variants_of_accuracy() -> None:
     assert findings_of(a_comparison(SERIAL, *runs), "variant") == []
 
 
-def test_fewer_steps_are_those_of_the_strategies_that_lose() -> None:
-    serial = a_run(accuracy=0.95, steps=180)
-    losing = a_run("one_shot", nodes=2, accuracy=0.8, steps=90)
-    equal = a_run("pipeline", nodes=2, accuracy=0.95, steps=180)
-    assert finding_of(a_comparison(serial, losing, equal), "fewer_steps").data["steps"] == (90, 90)
+def test_fewer_updates_are_those_of_the_strategies_that_lose() -> None:
+    serial = repeated("serial", around(0.95), "accuracy", steps=180)
+    losing = repeated("one_shot", around(0.8), "accuracy", nodes=2, steps=90)
+    equal = repeated("pipeline", around(0.95), "accuracy", nodes=2, steps=180)
+    data = finding_of(a_comparison(*serial, *losing, *equal), "fewer_updates").data
+    assert data["updates"] == {"one_shot over mpi": (90, 90)}

@@ -104,27 +104,29 @@ def test_a_block_without_ok_runs_is_not_run() -> None:
 
 def test_an_ablation_has_the_difference_of_each_step() -> None:
     finding = finding_of(a_lab(), "ablation")
-    assert finding.data == {
+    compared = finding.data["compared"]
+    assert [each["values"] for each in compared] == [
+        pytest.approx(values) for values in ([0.7, 0.3], [0.9, 0.7], [0.9, 0.3])
+    ]
+    assert {each["decision"] for each in compared} == {"too_few_seeds"}
+    assert {name: finding.data[name] for name in ("nodes", "measure", "first", "last")} == {
         "nodes": 2,
         "measure": "accuracy",
         "first": 0.3,
         "last": 0.9,
-        "steps": [
-            {
-                "difference": pytest.approx(0.4),
-                "fixes": "2 different initial weights",
-                "changes": ["strategy.init independent → broadcast"],
-                "verdict": "single_seed",
-            },
-            {
-                "difference": pytest.approx(0.2),
-                "fixes": "averaging",
-                "changes": ["strategy one_shot → serial", "transport mpi → memory", "nodes 2 → 1"],
-                "verdict": "single_seed",
-            },
-        ],
-        "repeated": False,
     }
+    assert finding.data["steps"] == [
+        {
+            "fixes": "2 different initial weights",
+            "changes": ["strategy.init independent → broadcast"],
+            "decision": "too_few_seeds",
+        },
+        {
+            "fixes": "averaging",
+            "changes": ["strategy one_shot → serial", "transport mpi → memory", "nodes 2 → 1"],
+            "decision": "too_few_seeds",
+        },
+    ]
     assert {row.key for row in finding.rows} == {THEIRS[1].key, FIXED.key, ALONE.key}
 
 
@@ -205,7 +207,7 @@ def test_an_ablation_step_selects_runs_of_its_block() -> None:
     record = a_record([*slow, *alike], lab=Lab.model_validate(lab), blocks=blocks)
     comparison = compare(record, [(run.key, run) for run in [*slow, *alike]])
     data = finding_of(comparison, "ablation").data
-    assert (data["first"], data["last"]) == (9.0, 4.0)
+    assert (data["first"], data["last"]) == (pytest.approx(9.0), pytest.approx(4.0))
     (step,) = data["steps"]
     assert (step["fixes"], step["changes"]) == ("half a core", ["bottleneck_cpus 0.5 → null"])
 

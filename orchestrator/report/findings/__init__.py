@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from orchestrator.report.findings import (
@@ -16,22 +17,26 @@ from orchestrator.report.findings import (
     stragglers,
     target,
     textbook_optimizers,
+    verdict,
 )
 from orchestrator.report.findings.base import Finding
+from orchestrator.report.findings.claims import Claims
+from orchestrator.report.formats import JOIN
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 
 # The rules, in the order in which a report shows their findings.
-PUBLISHED_RULES: tuple[Callable[[Comparison], Iterator[Finding]], ...] = (
+PUBLISHED_RULES: tuple[Callable[[Comparison, Claims], Iterator[Finding]], ...] = (
     published.ablations,
     published.times,
     textbook_optimizers.loss_curves,
 )
-WORKLOAD_RULES: tuple[Callable[[WorkloadView], Iterator[Finding]], ...] = (
+WORKLOAD_RULES: tuple[Callable[[WorkloadView, Claims], Iterator[Finding]], ...] = (
+    verdict.front,
+    verdict.more_nodes,
     target.target_first,
     target.target_some_seeds,
     target.target_never,
     speed.fastest,
-    speed.fewer_nodes_faster,
     speed.slower_than_serial,
     speed.transports,
     speed.all_reduce_and_ddp,
@@ -41,24 +46,29 @@ WORKLOAD_RULES: tuple[Callable[[WorkloadView], Iterator[Finding]], ...] = (
     model_partition.bubble_fractions,
     model_partition.split_point,
     accuracy.best_accuracy,
-    accuracy.fewer_steps,
+    accuracy.fewer_updates,
     accuracy.averaging,
     accuracy.variants,
     data_partition.partitioner_loss,
     data_partition.partitioner_effect,
     cautions.shared_cores,
-    cautions.not_repeated,
+    cautions.too_few_seeds,
+    cautions.drift,
+    cautions.not_learned,
     cautions.no_serial,
     cautions.other_seeds,
 )
 # Of a workload with faults. Its wall times lack what faults cost: lost work and restarts.
-FAULTY_RULES: tuple[Callable[[WorkloadView], Iterator[Finding]], ...] = (
+FAULTY_RULES: tuple[Callable[[WorkloadView, Claims], Iterator[Finding]], ...] = (
     stragglers.straggler,
     cautions.shared_cores,
-    cautions.not_repeated,
+    cautions.too_few_seeds,
+    cautions.drift,
+    cautions.not_learned,
 )
-SWEEP_RULES: tuple[Callable[[Comparison], Iterator[Finding]], ...] = (
+SWEEP_RULES: tuple[Callable[[Comparison, Claims], Iterator[Finding]], ...] = (
     faults.fault_cost,
+    verdict.undecided,
     cautions.failed,
     cautions.pending,
     cautions.unverified,
@@ -71,16 +81,42 @@ SWEEP_RULES: tuple[Callable[[Comparison], Iterator[Finding]], ...] = (
 
 
 def find(comparison: Comparison) -> list[Finding]:
-    """All findings: on published results, on each workload, and then on the sweep as a whole."""
+    """All findings: on published results, on each workload, and then on the sweep as a whole.
+
+    The comparisons of all findings share the probability of a false claim. The first pass counts them.
+    """
+    claims = Claims()
+    _apply_rules(comparison, claims)
+    return _apply_rules(comparison, claims.counted())
+
+
+def findings_json(findings: Sequence[Finding]) -> str:
+    """findings.json: every finding with its numbers, its runs and what was decided."""
+    entries = [
+        {
+            "kind": finding.kind,
+            "topic": finding.topic,
+            "caution": finding.caution,
+            "workload": finding.workload.label if finding.workload else None,
+            "text": finding.text.replace(JOIN, " "),
+            "runs": [row.key for row in finding.rows],
+            "data": finding.data,
+        }
+        for finding in findings
+    ]
+    return json.dumps(entries, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _apply_rules(comparison: Comparison, claims: Claims) -> list[Finding]:
     found: list[Finding] = []
     for view in map(comparison.view, comparison.workloads):
         workload = view.workload if view.one_of_many else None
         rules = FAULTY_RULES if view.workload.faults else WORKLOAD_RULES
-        findings = [finding for rule in rules for finding in rule(view)]
-        findings += stragglers.slow_node(view, comparison)
+        findings = [finding for rule in rules for finding in rule(view, claims)]
+        findings += stragglers.slow_node(view, claims, comparison)
         found += [replace(finding, workload=workload) for finding in findings]
-    first = [finding for rule in PUBLISHED_RULES for finding in rule(comparison)]
-    last = [finding for rule in SWEEP_RULES for finding in rule(comparison)]
+    first = [finding for rule in PUBLISHED_RULES for finding in rule(comparison, claims)]
+    last = [finding for rule in SWEEP_RULES for finding in rule(comparison, claims)]
     return first + _merged(found, len(comparison.workloads)) + last
 
 

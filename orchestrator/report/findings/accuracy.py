@@ -1,159 +1,201 @@
-"""Findings about accuracy: its distance to serial, and the choices it depends on."""
+"""Findings about accuracy: its difference from serial, and the choices it depends on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from orchestrator.report.findings.base import REMARKS, Finding, evidence
-from orchestrator.report.formats import percent, points, size, whole
-from orchestrator.report.metrics.learning import same_epochs, target_reached
+from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.claims import Claims, Compared, compared_data
+from orchestrator.report.formats import count, listed, percent, points, size, whole
+from orchestrator.report.metrics.learning import same_epochs, target_reached, updates
+from orchestrator.report.metrics.quantities import ACCURACY, AVERAGING_GAIN
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import LR_SCHEDULE_FIELDS, parameters
-from orchestrator.report.statistics.spread import Spread, compare_spreads
+from orchestrator.report.statistics.spread import Spread
+
+MAX_NAMED = 4  # in one sentence
 
 
-def _ranked(groups: Sequence[Group]) -> list[tuple[Spread, Group]]:
+def _ranked(groups: Sequence[Group]) -> list[Group]:
     """Groups by accuracy, the best first; without runs that ended at a target accuracy."""
-    ranked = [(spread, group) for group in groups if (spread := group.accuracy) and not _ended_early(group)]
-    return sorted(ranked, key=lambda item: -item[0].mean)
+    known = [group for group in groups if ACCURACY.sample(group) and not _ended_early(group)]
+    return sorted(known, key=lambda group: -ACCURACY.mean_of(group))
 
 
 def _ended_early(group: Group) -> bool:
     return any(target_reached(row) for row in group.ok_rows)
 
 
-def best_accuracy(view: WorkloadView) -> Iterator[Finding]:
-    """The best and the worst accuracy, and their differences to serial."""
-    ranked = _ranked(view.candidates)
+def best_accuracy(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """The highest accuracy, whether it is the best, and the strategies that differ from serial."""
+    ranked = _ranked(view.ranked_candidates)
     if not ranked:
         return
-    serial = view.serial.accuracy if view.serial else None
-    best, group = ranked[0]
-    data: dict[str, Any] = {"best": view.name(group), "accuracy": best.mean}
+    first, *others = ranked
+    ranking = claims.all_pairs(ACCURACY, ranked)
+    serial = view.serial if view.serial and ACCURACY.sample(view.serial) else None
+    against = claims.with_reference(ACCURACY, serial, ranked) if serial else []
+    data: dict[str, Any] = {
+        "best": view.name(ranking.best) if ranking.best else None,
+        "worst": view.name(ranking.worst) if ranking.worst else None,
+        "highest": view.name(first),
+        "accuracy": ACCURACY.mean_of(first),
+        "compared": compared_data([*against, *ranking.comparisons]),
+    }
+    text = f"At {view.shape.label}, {view.name(first)} reached {percent(ACCURACY.mean_of(first))}"
+    if ranking.best is first:
+        text += f", the best accuracy of {count(len(ranked), 'configuration')}"
+    text += "."
+    if others and ranking.best is None:
+        even = [group for group in others if not ranking.better(first, group)]
+        text += f" Which accuracy is the best is undecided between it and {_shortened(view, even)}."
+    if ranking.worst and len(ranked) > 2:
+        text += f" The worst is {view.name(ranking.worst)}: {percent(ACCURACY.mean_of(ranking.worst))}."
     if serial:
-        data |= {"serial_accuracy": serial.mean, "verdict": compare_spreads(best, serial)}
-    text = (
-        f"At {view.shape.label}, {view.name(group)} reached "
-        f"{'the best accuracy,' if len(ranked) > 1 else 'an accuracy of'} {percent(best.mean)}"
-        f"{_from_serial(best, serial, group)}."
-    )
-    rows = [group, view.serial]
-    if len(ranked) > 1:
-        worst, last = ranked[-1]
-        if compare_spreads(best, worst) != "equal":
-            data |= {"worst": view.name(last), "worst_accuracy": worst.mean}
-            text += (
-                f" The worst was {view.name(last)}: {percent(worst.mean)}"
-                f"{_from_serial(worst, serial, last)}."
-            )
-            rows.append(last)
-    yield Finding("best_accuracy", text, evidence(rows), data)
+        data["serial_accuracy"] = ACCURACY.mean_of(serial)
+        text += f" Serial reached {percent(ACCURACY.mean_of(serial))}{_from_serial(view, against)}"
+    yield Finding("best_accuracy", text, evidence([*ranked, serial]), data)
 
 
-def _from_serial(spread: Spread, serial: Spread | None, group: Group) -> str:
-    difference = group.over(lambda row: row.accuracy_difference)
-    if not serial or not difference:
-        return ""
-    remark = REMARKS[compare_spreads(spread, serial)]
-    return f" ({points(difference.mean)} from serial's {percent(serial.mean)}{remark})"
+def _from_serial(view: WorkloadView, against: Sequence[Compared]) -> str:
+    """`; below it are one_shot over mpi, 94.1%: −1.2 points (−1.9 to −0.5).`"""
+    parts = []
+    for relation, found in (
+        ("below", [each for each in against if each.verdict == "less"]),
+        ("above", [each for each in against if each.verdict == "more"]),
+    ):
+        named = [f"{view.name(each.left)}, {percent(each.values[0])}: {each.written}" for each in found]
+        if named:
+            parts.append(f"{relation} it {'is' if len(named) == 1 else 'are'} {listed(named)}")
+    undecided = [each for each in against if each.verdict == "undecided"]
+    if undecided:
+        whose = "all" if len(undecided) == len(against) else "the other"
+        parts.append(
+            f"{whose} {count(len(undecided), 'difference')} from it "
+            f"{'is' if len(undecided) == 1 else 'are'} undecided"
+        )
+    return f"; {'; '.join(parts)}." if parts else "."
 
 
-def fewer_steps(view: WorkloadView) -> Iterator[Finding]:
-    """A reason for lost accuracy at equal epochs: each rank takes fewer steps than serial."""
-    serial = view.serial.over(lambda row: row.steps) if view.serial else None
-    losing = [
-        group
-        for group in view.candidates
-        if view.serial
-        and same_epochs([*group.ok_rows, *view.serial.ok_rows])
-        and (accuracy := group.accuracy)
-        and (reference := view.serial.accuracy)
-        and accuracy.mean < reference.mean
-        and not accuracy.overlaps(reference)
-    ]
-    steps = Spread.of(row.steps for group in losing for row in group.ok_rows)
-    if not serial or not steps or steps.high >= serial.low:
+def _shortened(view: WorkloadView, groups: Sequence[Group]) -> str:
+    names = [view.name(group) for group in groups]
+    more = len(names) - MAX_NAMED
+    return listed(names if more <= 1 else [*names[:MAX_NAMED], f"{more} more"])
+
+
+def fewer_updates(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """A reason for lost accuracy on the same samples: the model is updated less often than serial's."""
+    serial = view.serial
+    ranked = _ranked(view.ranked_candidates)
+    if not serial or not ACCURACY.sample(serial):
         return
+    losing = [
+        each.left
+        for each in claims.with_reference(ACCURACY, serial, ranked)
+        if each.verdict == "less" and _same_samples(each.left, serial)
+    ]
+    own = serial.over(updates)
+    fewer = [
+        (taken, group)
+        for group in losing
+        if own and (taken := group.over(updates)) and taken.high < own.low
+    ]
+    if not own or not fewer:
+        return
+    parts = [f"{view.name(group)} {taken.range(whole)}" for taken, group in fewer]
     yield Finding(
-        "fewer_steps",
-        f"Same samples, fewer steps: at {view.shape.label} a rank of the strategies below serial took "
-        f"{steps.range(whole)} optimizer steps, serial {serial.range(whole)}. "
-        f"At equal epochs this alone can cost accuracy.",
-        evidence([*losing, view.serial]),
-        {"steps": (steps.low, steps.high), "serial_steps": (serial.low, serial.high)},
+        "fewer_updates",
+        f"Same samples, fewer updates of the model: at {view.shape.label} serial's was updated "
+        f"{own.range(whole)} times, those of strategies below serial less often: {listed(parts)}. "
+        "Fewer updates alone can cost accuracy.",
+        evidence([*(group for _, group in fewer), serial]),
+        {
+            "updates": {view.name(group): (taken.low, taken.high) for taken, group in fewer},
+            "serial_updates": (own.low, own.high),
+        },
     )
 
 
-def averaging(view: WorkloadView) -> Iterator[Finding]:
+def _same_samples(group: Group, serial: Group) -> bool:
+    """Whether the runs used the whole training set as often as serial's."""
+    rows = [*group.ok_rows, *serial.ok_rows]
+    whole_set = all(row.coverage in (None, 1.0) and not row.overlap for row in rows)
+    return same_epochs(rows) and whole_set
+
+
+def averaging(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """The accuracy of the averaged model against that of the nodes' local models."""
-    for group in view.line_groups:
-        if group not in view.candidates:
+    groups = [
+        group for group in view.line_groups if group in view.candidates and AVERAGING_GAIN.sample(group)
+    ]
+    for gain in claims.with_zero(AVERAGING_GAIN, groups):
+        group = gain.left
+        local = group.over(lambda row: row.local_accuracy)
+        final = Spread.of(row.accuracy for row in group.ok_rows if row.local_accuracy is not None)
+        if not local or not final:
             continue
-        local, gain = group.over(lambda row: row.local_accuracy), group.over(lambda row: row.averaging_gain)
-        final = group.accuracy
-        if not local or not gain or not final:
-            continue
-        if gain.low < 0 < gain.high:
-            effect, verdict = (
-                f"changes that by {points(gain.mean)}, within the range over seeds",
-                "within_range",
-            )
-        elif points(gain.mean) == points(0.0):
-            effect, verdict = "changes nothing", "equal"
+        verb = {"more": "gains", "less": "loses"}.get(gain.verdict)
+        change = points(round(final.mean, 3) - round(local.mean, 3))
+        effect = f"{verb} {change.lstrip('+−')}" if verb else f"changes that by {change}"
+        if gain.verdict == "equal":
+            effect, remark = "changes nothing", ""
         else:
-            verb = "gains" if gain.mean > 0 else "loses"
-            remark = "" if gain.seeds > 1 else " (not repeated)"
-            effect, verdict = f"{verb} {points(abs(gain.mean)).removeprefix('+')}{remark}", verb
+            remark = gain.remark
         yield Finding(
             "averaging",
             f"{view.name(group)} at {view.shape.label}: the nodes' local models reached "
-            f"{percent(local.mean)} on average. Averaging them {effect}: {percent(final.mean)}.",
+            f"{percent(local.mean)} on average. Averaging them {effect}{remark}: {percent(final.mean)}.",
             evidence([group]),
             {
                 "strategy": view.name(group),
                 "local_accuracy": local.mean,
                 "accuracy": final.mean,
-                "gain": gain.mean,
-                "effect": verdict,
+                "effect": gain.verdict,
+                "compared": compared_data([gain]),
             },
         )
 
 
-def variants(view: WorkloadView) -> Iterator[Finding]:
+def variants(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """A strategy with other parameters than the default, all else equal."""
     same: dict[tuple[str | int, ...], list[Group]] = {}
     for group in view.candidates:
         same.setdefault((group.strategy, *group.line[1:]), []).append(group)
+    pairs = []
     for groups in same.values():
         default = next((group for group in groups if group.strategy_label == group.strategy), groups[0])
-        for other in groups:
-            left, right = default.accuracy, other.accuracy
-            if default.strategy_label == other.strategy_label or not left or not right:
-                continue
-            if default.first.run.strategy.partitions_model:  # equal mathematics however it is partitioned
-                continue
-            mine, others = _differing_parameters(default, other)
-            verdict = compare_spreads(left, right)
-            yield Finding(
-                "variant",
-                f"{default.strategy} over {default.transport}{view.partitioner(default)} at "
-                f"{view.shape.label} reached {percent(left.mean)} with {_pairs(mine)} and "
-                f"{percent(right.mean)} with {_pairs(others)}: {points(right.mean - left.mean)}"
-                f"{REMARKS[verdict]}{_sent(default, other)}.",
-                evidence([default, other]),
-                {
-                    "strategy": default.strategy,
-                    "parameters": (mine, others),
-                    "accuracy": (left.mean, right.mean),
-                    "bytes_sent": tuple(
-                        sent.mean if (sent := group.over(lambda row: row.bytes_sent_per_rank)) else None
-                        for group in (default, other)
-                    ),
-                    "verdict": verdict,
-                },
-            )
+        if default.first.run.strategy.partitions_model:  # equal mathematics however it is partitioned
+            continue
+        pairs += [
+            (other, default)
+            for other in groups
+            if other.strategy_label != default.strategy_label
+            and ACCURACY.sample(default)
+            and ACCURACY.sample(other)
+        ]
+    for compared in claims.pairs(ACCURACY, pairs):
+        other, default = compared.left, compared.right
+        mine, others = _differing_parameters(default, other)
+        yield Finding(
+            "variant",
+            f"{default.strategy} over {default.transport}{view.partitioner(default)} at "
+            f"{view.shape.label} reached {percent(compared.values[1])} with {_pairs(mine)} and "
+            f"{percent(compared.values[0])} with {_pairs(others)}{compared.aside}"
+            f"{_sent(default, other)}.",
+            evidence([default, other]),
+            {
+                "strategy": default.strategy,
+                "parameters": (mine, others),
+                "accuracy": compared.values[::-1],
+                "bytes_sent": tuple(
+                    sent.mean if (sent := group.over(lambda row: row.bytes_sent_per_rank)) else None
+                    for group in (default, other)
+                ),
+                "compared": compared_data([compared]),
+            },
+        )
 
 
 def _sent(one: Group, other: Group) -> str:

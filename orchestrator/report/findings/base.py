@@ -9,7 +9,6 @@ from typing import Any
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import Workload
 from orchestrator.report.model.rows import Row
-from orchestrator.report.statistics.spread import Verdict
 
 
 @dataclass(frozen=True)
@@ -26,11 +25,12 @@ KINDS = {
     "published_time": Kind("Published"),
     "textbook_curve_equal": Kind("Textbook optimizer"),
     "textbook_curve_differs": Kind("Textbook optimizer", caution=True),
+    "front": Kind("Accuracy and time"),
     "target_first": Kind("Target accuracy"),
     "target_some_seeds": Kind("Target accuracy"),
     "target_never": Kind("Target accuracy"),
     "fastest": Kind("Wall time"),
-    "fewer_nodes_faster": Kind("Wall time"),
+    "more_nodes": Kind("More nodes"),
     "slower_than_serial": Kind("Wall time"),
     "transports": Kind("Transport"),
     "all_reduce_and_ddp": Kind("Exchange"),
@@ -40,16 +40,18 @@ KINDS = {
     "bubble": Kind("Bubble"),
     "split_point": Kind("Split point"),
     "best_accuracy": Kind("Accuracy"),
-    "fewer_steps": Kind("Accuracy"),
+    "fewer_updates": Kind("Accuracy"),
     "averaging": Kind("Averaging"),
     "variant": Kind("Parameters"),
     "partitioner_loss": Kind("Partitioning"),
     "partitioner_effect": Kind("Partitioning"),
-    "partitioners_harmless": Kind("Partitioning"),
     "slow_node": Kind("Slow node"),
     "fault_cost": Kind("Faults"),
     "shared_cores": Kind("Shared cores", caution=True),
-    "not_repeated": Kind("Not repeated", caution=True),
+    "too_few_seeds": Kind("Too few seeds", caution=True),
+    "undecided": Kind("Undecided", caution=True),
+    "drift": Kind("Drift", caution=True),
+    "not_learned": Kind("Not learned", caution=True),
     "no_serial": Kind("No serial run", caution=True),
     "other_seeds": Kind("Other seeds", caution=True),
     "failed": Kind("Failed", caution=True),
@@ -86,15 +88,6 @@ class Finding:
     def caution(self) -> bool:
         """Whether it limits which numbers may be compared or trusted."""
         return KINDS[self.kind].caution
-
-
-# How a sentence qualifies a difference.
-REMARKS: dict[Verdict, str] = {
-    "beyond_range": "",
-    "within_range": ", a difference within the range over seeds",
-    "single_seed": ", a difference that rests on a single seed",
-    "equal": ", no difference",
-}
 
 
 def evidence(groups: Iterable[Group | None]) -> tuple[Row, ...]:

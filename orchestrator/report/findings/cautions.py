@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import count, listed, ratio, seconds
 from orchestrator.report.metrics.containers import ran_out_of_memory
+from orchestrator.report.metrics.learning import learned
 from orchestrator.report.model.comparison import Comparison, WorkloadView
-from orchestrator.report.model.groups import Group
+from orchestrator.report.model.groups import Group, config_of
 from orchestrator.report.model.labels import ClusterShape
 from orchestrator.report.model.rows import NO_SERIAL, UNEQUAL_NODES, Row
+from orchestrator.report.statistics.contrasts import MIN_SEEDS
+from orchestrator.report.statistics.drift import time_drift
 from orchestrator.results.limits import counted, written
 
 MAX_NAMED = 6  # per sentence; the tables list all
 SEPARATED = ("runtime", "image")  # runs that differ in these are never compared, see model.locations
 
 
-def shared_cores(view: WorkloadView) -> Iterator[Finding]:
+def shared_cores(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """Shared cores, which limit the wall-clock speedup but not the CPU-time speedup."""
     sharing = [group for group in view.groups if group.first.shares_cores]
     if not sharing:
@@ -63,35 +68,77 @@ def _on(shapes: list[ClusterShape]) -> str:
     return listed([*(shape.short for shape in others), last.label])
 
 
-def not_repeated(view: WorkloadView) -> Iterator[Finding]:
-    """Configurations with a single ok seed."""
-    once = [group for group in view.groups if not group.repeated]
-    if not once:
+def too_few_seeds(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """Configurations with fewer seeds than a claim of a difference needs."""
+    few = [group for group in view.groups if len(group.ok_rows) < MIN_SEEDS]
+    if not few:
         return
-    everything = len(once) == len(view.groups)
-    subject = (
-        "No configuration was repeated"
-        if everything
-        else f"Only one seed was run for {listed(_names(view, once))}"
-    )
+    everything = len(few) == len(view.groups)
+    which = "every configuration" if everything else listed(_names(view, few))
     yield Finding(
-        "not_repeated",
-        f"{subject}: a difference seen with one seed may be chance.",
-        evidence(once),
+        "too_few_seeds",
+        f"Fewer than {MIN_SEEDS} seeds finished for {which}: no difference from them is claimed.",
+        evidence(few),
         {
             "all": everything,
-            "configurations": [f"{view.name(group)} on {group.shape.label}" for group in once],
+            "configurations": [f"{view.name(group)} on {group.shape.label}" for group in few],
         },
     )
 
 
 def _names(view: WorkloadView, groups: list[Group]) -> list[str]:
     """The first few names, and the number of the rest."""
-    names = [f"{view.name(group)} on {group.shape.label}" for group in groups]
+    return _first([f"{view.name(group)} on {group.shape.label}" for group in groups])
+
+
+def drift(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """How much slower the machine was at the end of the sweep than at its start."""
+    rows = [
+        row
+        for group in view.groups
+        if group.first.result.times_compare
+        for row in group.ok_rows
+        if row.train_s
+    ]
+    found = time_drift([(row.result.started_at, _configuration(row), row.train_s or 0.0) for row in rows])
+    if found is None:
+        return
+    text = (
+        f"From the first run to the last, wall times changed by a factor of {ratio(found.factor)} "
+        f"({ratio(found.low)} to {ratio(found.high)})"
+    )
+    if not found.low <= 1 <= found.high:
+        text += ": the machine was not equally fast all the time. Runs in random order bear it alike"
+    yield Finding(
+        "drift",
+        f"{text}.",
+        tuple(rows),
+        {"factor": found.factor, "interval": (found.low, found.high)},
+    )
+
+
+def _configuration(row: Row) -> str:
+    return json.dumps([config_of(row), row.location], sort_keys=True)
+
+
+def not_learned(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """Runs whose accuracy is not above chance, or whose loss rose."""
+    rows = [row for group in view.groups for row in group.ok_rows if learned(row) is False]
+    if rows:
+        names = dict.fromkeys(f"{row.strategy_label} on {row.shape.label}" for row in rows)
+        yield Finding(
+            "not_learned",
+            f"{count(len(rows), 'run')} did not learn: the accuracy is not above that of a constant "
+            f"answer, given the size of the test set, or the loss rose. {listed(_first(list(names)))}.",
+            tuple(rows),
+        )
+
+
+def _first(names: list[str]) -> list[str]:
     return names if len(names) <= MAX_NAMED else [*names[:MAX_NAMED], f"{len(names) - MAX_NAMED} more"]
 
 
-def no_serial(view: WorkloadView) -> Iterator[Finding]:
+def no_serial(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """Runs without a reference for a speedup."""
     for reason in (NO_SERIAL, UNEQUAL_NODES):
         rows = [row for group in view.groups for row in group.ok_rows if row.no_speedup == reason]
@@ -104,7 +151,7 @@ def no_serial(view: WorkloadView) -> Iterator[Finding]:
             )
 
 
-def other_seeds(view: WorkloadView) -> Iterator[Finding]:
+def other_seeds(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """Runs that are compared with serial runs of other seeds."""
     based = [(row, row.baseline) for group in view.groups for row in group.ok_rows]
     rows = [row for row, baseline in based if baseline and not baseline.same_seed]
@@ -117,7 +164,7 @@ def other_seeds(view: WorkloadView) -> Iterator[Finding]:
         )
 
 
-def failed(comparison: Comparison) -> Iterator[Finding]:
+def failed(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """Runs that failed or timed out, by cause."""
     causes: dict[tuple[str, str], list[Row]] = {}
     for row in comparison.failed:
@@ -136,7 +183,7 @@ def failed(comparison: Comparison) -> Iterator[Finding]:
         yield Finding("failed", text, tuple(rest), {"status": None, "cause": None})
 
 
-def pending(comparison: Comparison) -> Iterator[Finding]:
+def pending(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """Runs without a result."""
     missing, planned = len(comparison.pending), len(comparison.record.keys)
     if missing:
@@ -146,7 +193,7 @@ def pending(comparison: Comparison) -> Iterator[Finding]:
         yield Finding("pending", text, (), {"pending": missing, "planned": planned})
 
 
-def unverified(comparison: Comparison) -> Iterator[Finding]:
+def unverified(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """Runs that did not train on the samples of the partition, or whose replicas differ."""
     for kind, rows, what in [
         (
@@ -164,7 +211,7 @@ def unverified(comparison: Comparison) -> Iterator[Finding]:
             yield Finding(kind, f"{count(len(rows), 'run')} {what}.", tuple(rows))
 
 
-def thread_ranks(comparison: Comparison) -> Iterator[Finding]:
+def thread_ranks(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """Runs whose ranks were threads of one interpreter."""
     rows = [row for row in comparison.rows if row.ok and not row.result.times_compare]
     if rows:
@@ -175,7 +222,7 @@ def thread_ranks(comparison: Comparison) -> Iterator[Finding]:
         yield Finding("thread_ranks", text, tuple(rows))
 
 
-def no_common_clock(comparison: Comparison) -> Iterator[Finding]:
+def no_common_clock(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """Runs on a runtime whose nodes share no clock, which have no straggler attribution."""
     rows = [row for row in comparison.rows if row.ok and not row.result.runtime_info.one_clock]
     if rows:
@@ -186,7 +233,7 @@ def no_common_clock(comparison: Comparison) -> Iterator[Finding]:
         yield Finding("no_common_clock", text, tuple(rows))
 
 
-def strategy_caveats(comparison: Comparison) -> Iterator[Finding]:
+def strategy_caveats(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """The caveats that a strategy's definition declares."""
     caveats: dict[tuple[str, str], list[Row]] = {}
     for row in comparison.rows:
@@ -196,7 +243,7 @@ def strategy_caveats(comparison: Comparison) -> Iterator[Finding]:
         yield Finding("strategy_caveat", f"{strategy}: {caveat}.", tuple(rows), {"strategy": strategy})
 
 
-def out_of_memory(comparison: Comparison) -> Iterator[Finding]:
+def out_of_memory(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """Runs that finished although the kernel killed processes in their containers."""
     rows = [row for row in comparison.rows if row.ok and ran_out_of_memory(row.result.usage)]
     if rows:
@@ -207,7 +254,7 @@ def out_of_memory(comparison: Comparison) -> Iterator[Finding]:
         yield Finding("out_of_memory", text, tuple(rows))
 
 
-def conditions_differ(comparison: Comparison) -> Iterator[Finding]:
+def conditions_differ(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """Runs of one report with different machines or software."""
     ok = [row for row in comparison.rows if row.ok]
     runtimes: dict[str, list[Row]] = {}

@@ -5,96 +5,88 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from orchestrator.report.findings.base import REMARKS, Finding, evidence
-from orchestrator.report.formats import JOIN, listed, percent, points
+from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.claims import Claims, Compared, compared_data
+from orchestrator.report.formats import percent
+from orchestrator.report.metrics.quantities import ACCURACY
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
-from orchestrator.report.statistics.spread import Spread, Verdict, compare_spreads
+from orchestrator.report.statistics.spread import Spread
 
-NOTABLE = 0.01  # change of accuracy that is reported as a loss
-FEW = 3  # up to this many partitioners are reported one by one, however small their effect
-MORE_THAN_RANGE = (
-    "beyond_range",
-    "single_seed",
-)  # verdicts that do not attribute a difference to the range over seeds
 SKEWED_BITS = 0.02  # mean divergence of labels that is reported
 
 
-def partitioner_loss(view: WorkloadView) -> Iterator[Finding]:
+def partitioner_loss(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """The strategy that loses most under a partitioner, and the strategy that recovers most of it."""
     reference, *others = view.partitioners or [""]
+    lost = _against_reference(view, claims)
     for label in others:
-        losses = [
-            (before.mean - after.mean, one, other)
-            for one, other in _pairs(view, reference, label)
-            if (before := one.accuracy)
-            and (after := other.accuracy)
-            and before.mean - after.mean >= NOTABLE
-            and compare_spreads(before, after) in MORE_THAN_RANGE
-        ]
-        if not losses:
+        losing = [each for each in lost if each.left.partitioner_label == label and each.verdict == "less"]
+        # Compared whatever was lost, since what is compared may not depend on what is decided.
+        same = [group for group in view.candidates if group.partitioner_label == label]
+        ranking = claims.all_pairs(ACCURACY, same)
+        if not losing:
             continue
-        loss, one, worst = max(losses, key=lambda item: item[0])
-        better = [
-            (found.mean - left.mean, group)
-            for group in view.candidates
-            if group.partitioner_label == label
-            and (found := group.accuracy)
-            and (left := worst.accuracy)
-            and compare_spreads(found, left) in MORE_THAN_RANGE
-        ]
-        gain, best = max(better, key=lambda item: item[0], default=(0.0, None))
-        data: dict[str, Any] = {"partitioner": label, "strategy": _name(worst), "loss": loss}
-        groups = [one, worst]
+        worst = min(losing, key=lambda each: each.values[0] - each.values[1])
         text = (
-            f"With {label} instead of {reference}, {_name(worst)} loses {_number(loss)} points "
-            f"at {view.shape.label}"
+            f"At {view.shape.label}, {_name(worst.left)} reached {percent(worst.values[1])} with "
+            f"{reference} and {percent(worst.values[0])} with {label}: {worst.written}"
         )
-        if best and gain > 0:
-            groups.append(best)
-            data |= {"best": _name(best), "recovered": gain}
-            recovered = "all of them" if gain >= loss else f"{_number(gain)} of them"
-            text += f"; {_name(best)} recovers {recovered}"
-        remark = "" if all(group.repeated for group in groups) else REMARKS["single_seed"]
-        data["repeated"] = not remark
-        yield Finding("partitioner_loss", f"{text}{remark}.", evidence(groups), data)
+        data: dict[str, Any] = {
+            "partitioner": label,
+            "strategy": _name(worst.left),
+            "loss": worst.values[1] - worst.values[0],
+            "best": None,
+        }
+        better = [each.swapped for each in ranking.of(worst.left) if each.right_is_better]
+        compared = [worst]
+        if better:
+            best = max(better, key=lambda each: each.values[0])
+            compared.append(best)
+            data["best"] = _name(best.left)
+            text += (
+                f". With {label}, {_name(best.left)} reached {percent(best.values[0])}, "
+                f"{best.written} from {_name(worst.left)}"
+            )
+        data["compared"] = compared_data(compared)
+        groups = [group for each in compared for group in (each.left, each.right)]
+        yield Finding("partitioner_loss", f"{text}.", evidence(groups), data)
 
 
-def partitioner_effect(view: WorkloadView) -> Iterator[Finding]:
-    """The effect of each partitioner; those of many that change little are reported together."""
+def partitioner_effect(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """The effect of each partitioner on every strategy."""
     reference, *others = view.partitioners or [""]
-    harmless: dict[str, list[tuple[Group, Group]]] = {}
+    effects = _against_reference(view, claims)
     for label in others:
-        pairs = _pairs(view, reference, label)
-        effects = _effects(pairs)
-        if not effects:
+        found = [each for each in effects if each.left.partitioner_label == label]
+        if not found:
             continue
-        changes = _changes(pairs)
-        if len(others) > FEW and all(abs(change) < NOTABLE for change in changes.values()):
-            harmless[label] = pairs
-            continue
+        mine, theirs = [each.left for each in found], [each.right for each in found]
+        parts = [
+            f"{_name(each.left)} {percent(each.values[0])} and {percent(each.values[1])}{each.aside}"
+            for each in found
+        ]
         yield Finding(
             "partitioner_effect",
-            f"At {view.shape.label}, {_held(label, [other for _, other in pairs])}; "
-            f"{_held(reference, [one for one, _ in pairs])}. "
-            f"Accuracy with {label} instead of {reference}: {effects}.",
-            evidence(group for pair in pairs for group in pair),
+            f"At {view.shape.label}, {_held(label, mine)}; {_held(reference, theirs)}. "
+            f"Accuracy with {label} and with {reference}: {'; '.join(parts)}.",
+            evidence([*mine, *theirs]),
             {
                 "partitioner": label,
                 "reference": reference,
-                "changes": changes,
-                "coverage": _mean_coverage([other for _, other in pairs]),
-                "overlap": _mean_overlap([other for _, other in pairs]),
+                "accuracy": {_name(each.left): each.values for each in found},
+                "coverage": _mean_coverage(mine),
+                "overlap": _mean_overlap(mine),
+                "compared": compared_data(found),
             },
         )
-    if harmless:
-        yield Finding(
-            "partitioners_harmless",
-            f"At {view.shape.label} no strategy's accuracy changed by {_number(NOTABLE)} points or more "
-            f"with {listed([*harmless], 'or')} instead of {reference}.",
-            evidence(group for pairs in harmless.values() for pair in pairs for group in pair),
-            {"partitioners": [*harmless], "reference": reference},
-        )
+
+
+def _against_reference(view: WorkloadView, claims: Claims) -> list[Compared]:
+    """Every partitioner with every strategy, compared with the reference partitioner: one family."""
+    reference, *others = view.partitioners or [""]
+    pairs = [(other, one) for label in others for one, other in _pairs(view, reference, label)]
+    return claims.pairs(ACCURACY, [pair for pair in pairs if all(ACCURACY.sample(group) for group in pair)])
 
 
 def _pairs(view: WorkloadView, reference: str, label: str) -> list[tuple[Group, Group]]:
@@ -108,21 +100,8 @@ def _pairs(view: WorkloadView, reference: str, label: str) -> list[tuple[Group, 
     ]
 
 
-def _changes(pairs: Sequence[tuple[Group, Group]]) -> dict[str, float]:
-    """The change of mean accuracy by strategy."""
-    return {
-        _name(other): right.mean - left.mean
-        for one, other in pairs
-        if (left := one.accuracy) and (right := other.accuracy)
-    }
-
-
 def _name(group: Group) -> str:
     return f"{group.strategy_label} over {group.transport}"
-
-
-def _number(share: float) -> str:
-    return points(share).partition(JOIN)[0].removeprefix("+")
 
 
 def _mean_coverage(groups: Sequence[Group]) -> float | None:
@@ -144,20 +123,3 @@ def _held(label: str, groups: Sequence[Group]) -> str:
     several = f"{percent(overlap)} on several nodes" if overlap else "none on several nodes"
     labels = f", with a label divergence of {skew.mean:.2f} bits" if skew.mean >= SKEWED_BITS else ""
     return f"{label} used {percent(coverage)} of the training set in epoch 1, {several}{labels}"
-
-
-def _effects(pairs: Sequence[tuple[Group, Group]]) -> str:
-    """The changes of accuracy, grouped by verdict."""
-    effects: dict[Verdict, list[str]] = {}
-    for one, other in pairs:
-        left, right = one.accuracy, other.accuracy
-        if left and right:
-            effect = f"{_name(other)} {points(right.mean - left.mean)}"
-            effects.setdefault(compare_spreads(left, right), []).append(effect)
-    remarks: dict[Verdict, str] = {
-        "beyond_range": "",
-        "single_seed": " (from a single seed)",
-        "within_range": " (within the range over seeds)",
-        "equal": "",
-    }
-    return "; ".join(f"{listed(effects[key])}{remark}" for key, remark in remarks.items() if key in effects)

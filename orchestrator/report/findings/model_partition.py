@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from orchestrator.report.findings.base import REMARKS, Finding, evidence
+from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.formats import listed, percent, seconds, size
 from orchestrator.report.metrics.model_partition import (
     NOTABLY_LESS,
@@ -15,18 +16,17 @@ from orchestrator.report.metrics.model_partition import (
     load_balance,
     memory_bytes,
     split_point_bytes_per_step,
-    step_s,
 )
+from orchestrator.report.metrics.quantities import STEP_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.split_points import two_stage_splits
-from orchestrator.report.statistics.spread import compare_spreads
 
 MIN_SPLIT_POINTS = 3  # among fewer, the fastest is not reported
 DATA_PARALLEL = "all_reduce"  # the whole model on every node, with equal mathematics
 
 
-def least_memory(view: WorkloadView) -> Iterator[Finding]:
+def least_memory(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """The strategy that needs least memory on any rank, and its time per step beside other strategies."""
     kept = [(spread, group) for group in view.reference_candidates if (spread := group.over(memory_bytes))]
     if not kept or not is_partitioned(view.groups):
@@ -54,29 +54,23 @@ def least_memory(view: WorkloadView) -> Iterator[Finding]:
         if group.strategy_label == DATA_PARALLEL and group is not best
     ]
     compared = [group for group in [*others[:1], view.serial] if group and _comparable(group)]
-    mine = best.over(step_s) if _comparable(best) else None
-    steps = [(theirs, group) for group in compared if mine and (theirs := group.over(step_s))]
-    if mine and steps:
+    pairs = [(best, group) for group in compared if STEP_S.sample(best) and STEP_S.sample(group)]
+    if steps := claims.pairs(STEP_S, pairs if _comparable(best) else []):
         parts = [
-            f"{seconds(theirs.mean)} in {view.name(group)}{_aside(REMARKS[compare_spreads(mine, theirs)])}"
-            for theirs, group in steps
+            f"{seconds(each.values[1])} in {view.name(each.right)}, {each.written}"
+            for each in steps
+            if each.right
         ]
-        text += f" A step took {seconds(mine.mean)}, against {listed(parts)}."
-        data["step_s"] = {view.name(best): mine.mean, **{view.name(group): s.mean for s, group in steps}}
+        text += f" A step took {seconds(steps[0].values[0])}, against {listed(parts)}."
+        data["compared"] = compared_data(steps)
     yield Finding("least_memory", text, evidence([best, *compared, view.serial]), data)
 
 
 def _step(group: Group) -> float:
-    spread = group.over(step_s)
-    return spread.mean if spread else float("inf")
+    return STEP_S.mean_of(group) if STEP_S.sample(group) else float("inf")
 
 
-def _aside(remark: str) -> str:
-    """A remark in parentheses, for use inside a list."""
-    return f" ({remark.removeprefix(', ')})" if remark else ""
-
-
-def bubble_fractions(view: WorkloadView) -> Iterator[Finding]:
+def bubble_fractions(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """Measured bubbles beside the formula, at its smallest and at its largest value."""
     known = [
         (formula, measured, group)
@@ -120,31 +114,36 @@ def _reason(groups: list[Group]) -> str:
     return f"{text}."
 
 
-def split_point(view: WorkloadView) -> Iterator[Finding]:
+def split_point(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """The fastest, the slowest and the default of several split points of a two-stage model."""
     splits = two_stage_splits(view.groups)
     if not splits or len(splits.by_block) < MIN_SPLIT_POINTS:
         return
-    timed = [
-        (spread, block, group)
+    blocks = {
+        id(group): block
         for block, group in splits.by_block.items()
-        if _comparable(group) and (spread := group.over(step_s))
-    ]
-    if len(timed) < MIN_SPLIT_POINTS:
+        if _comparable(group) and STEP_S.sample(group)
+    }
+    groups = [group for group in splits.by_block.values() if id(group) in blocks]
+    if len(groups) < MIN_SPLIT_POINTS:
         return
-    timed.sort(key=lambda item: item[0].mean)
-    (best_s, best, fastest), (worst_s, worst, slowest) = timed[0], timed[-1]
+    groups.sort(key=STEP_S.mean_of)
+    ranking = claims.all_pairs(STEP_S, groups)
+    fastest, slowest = groups[0], groups[-1]
+    best, worst = blocks[id(fastest)], blocks[id(slowest)]
+    claimed = "was the fastest" if ranking.best is fastest else "had the shortest step"
     text = (
-        f"Of {len(timed)} split points of {splits.name} in two stages, the one before {best} was the "
-        f"fastest: {seconds(best_s.mean)} per step{_details(fastest)}. The slowest was before {worst}: "
-        f"{seconds(worst_s.mean)}{_details(slowest)}{REMARKS[compare_spreads(best_s, worst_s)]}."
+        f"Of {len(groups)} split points of {splits.name} in two stages, the one before {best} {claimed}: "
+        f"{seconds(STEP_S.mean_of(fastest))}{_details(fastest)}. "
+        f"The step of the one before {worst} took {seconds(STEP_S.mean_of(slowest))}{_details(slowest)}: "
+        f"{ranking.between(slowest, fastest).written}."
     )
     shown = [fastest, slowest]
-    for spread, block, group in timed[1:]:
-        if block == splits.default:
+    for group in groups[1:]:
+        if blocks[id(group)] == splits.default:
             text += (
-                f" The default is before {block}: {seconds(spread.mean)}"
-                f"{_details(group)}{REMARKS[compare_spreads(best_s, spread)]}."
+                f" The default is before {splits.default}: {seconds(STEP_S.mean_of(group))}"
+                f"{_details(group)}, {ranking.between(group, fastest).written}."
             )
             shown.append(group)
     if best == splits.default:
@@ -153,7 +152,9 @@ def split_point(view: WorkloadView) -> Iterator[Finding]:
         "best": best,
         "worst": worst,
         "default": splits.default,
-        "step_s": {block: spread.mean for spread, block, _ in timed},
+        "fastest": ranking.best is fastest,
+        "step_s": {blocks[id(group)]: STEP_S.mean_of(group) for group in groups},
+        "compared": compared_data(ranking.comparisons),
     }
     yield Finding("split_point", text, evidence(shown), data)
 

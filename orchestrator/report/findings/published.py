@@ -6,28 +6,34 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from orchestrator.report.findings.base import REMARKS, Finding, evidence
-from orchestrator.report.formats import count, listed, percent, points, ratio, seconds
-from orchestrator.report.metrics.learning import seeds_at_target, target_reached, time_to_target_s
+from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.formats import count, listed, ratio, seconds
+from orchestrator.report.metrics.learning import seeds_at_target, target_reached
 from orchestrator.report.metrics.published import (
     PublishedLine,
     matching_group,
     overrides,
     published_lines,
 )
+from orchestrator.report.metrics.quantities import ACCURACY, TIME_TO_TARGET_S, TRAIN_S, Quantity
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.model.groups import Group, Metric
+from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import as_written, parameters
-from orchestrator.report.statistics.spread import Spread, compare_spreads
 from orchestrator.sweeps.lab import Ablation, AblationStep, Measure
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
 
 # Fields in which two steps may differ without a change of what is computed.
 _IGNORED_FIELDS = {"seed", "timeout_s", "save_weights", "restarts"}
+QUANTITIES: dict[Measure, Quantity] = {
+    "accuracy": ACCURACY,
+    "train_s": TRAIN_S,
+    "time_to_target_s": TIME_TO_TARGET_S,
+}
 
 
-def times(comparison: Comparison) -> Iterator[Finding]:
+def times(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """One node's time beside the published one, and whether more nodes gain as much."""
     if overrides(comparison):  # most likely less work than was published
         return
@@ -69,7 +75,7 @@ def _shared(line: PublishedLine) -> str:
     return f", where the nodes shared {cores} cores; by CPU time it was {ratio(line.cpu_time_speedup)}"
 
 
-def ablations(comparison: Comparison) -> Iterator[Finding]:
+def ablations(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """The causes of a published result, step by step: each change and the difference it makes."""
     lab = comparison.record.lab
     blocks = {block.name: block for block in comparison.record.blocks}
@@ -81,7 +87,7 @@ def ablations(comparison: Comparison) -> Iterator[Finding]:
             ]
             groups = [group for group in matching if group]
             if len(groups) == len(matching) and _comparable(ablation, groups):
-                yield _finding(ablation, nodes, groups)
+                yield _finding(ablation, nodes, groups, claims)
 
 
 def _comparable(ablation: Ablation, groups: list[Group]) -> bool:
@@ -100,73 +106,58 @@ def _comparable(ablation: Ablation, groups: list[Group]) -> bool:
     return not ended_early and (processes or ablation.measure == "accuracy")
 
 
-def _finding(ablation: Ablation, nodes: int, groups: list[Group]) -> Finding:
-    measured = [_measured(ablation, group) for group in groups]
-    known = [spread for spread in measured if spread]
-    if len(known) < len(groups):
-        lacking = [step.block for step, spread in zip(ablation.steps, measured, strict=True) if not spread]
+def _finding(ablation: Ablation, nodes: int, groups: list[Group], claims: Claims) -> Finding:
+    quantity = QUANTITIES[ablation.measure]
+    lacking = [
+        step.block
+        for step, group in zip(ablation.steps, groups, strict=True)
+        if not quantity.sample(group) or not _all_reached(ablation, group)
+    ]
+    if lacking:
         return Finding(
             "ablation_incomplete",
             f"At {count(nodes, 'node')}, no {ablation.measure} to compare of {listed(lacking)}.",
             evidence(groups),
             {"nodes": nodes, "measure": ablation.measure, "lacking": lacking},
         )
-    first, last = known[0], known[-1]
-    write, verb = (percent, "reached") if ablation.measure == "accuracy" else (seconds, "took")
+    compared = claims.pairs(
+        quantity, [(other, one) for one, other in [*pairwise(groups), (groups[0], groups[-1])]]
+    )
+    *differences, whole = compared
+    verb = "reached" if ablation.measure == "accuracy" else "took"
     parts, steps = [], []
-    for number, step in enumerate(ablation.steps[1:], start=1):
-        left, right = known[number - 1], known[number]
-        verdict = compare_spreads(left, right)
-        fixes = step.fixes.replace("{nodes}", str(nodes))
-        changed = changes(groups[number - 1], groups[number])
-        parts.append(
-            f"{_difference(ablation, right.mean - left.mean)} from {fixes} ({', '.join(changed)})"
-            f"{REMARKS[verdict] if verdict != 'single_seed' else ''}"
-        )
-        steps.append(
-            {"difference": right.mean - left.mean, "fixes": fixes, "changes": changed, "verdict": verdict}
-        )
-    repeated = all(group.repeated for group in groups)
+    for each, step, (one, other) in zip(differences, ablation.steps[1:], pairwise(groups), strict=True):
+        fixes, changed = step.fixes.replace("{nodes}", str(nodes)), changes(one, other)
+        parts.append(f"{fixes} ({', '.join(changed)}): {quantity.write(each.values[0])}{each.aside}")
+        steps.append({"fixes": fixes, "changes": changed, "decision": each.verdict})
     text = (
-        f"At {count(nodes, 'node')}, {_step_name(ablation.steps[0])} {verb} {write(first.mean)} and "
-        f"{_step_name(ablation.steps[-1])} {write(last.mean)}: "
-        f"{_difference(ablation, last.mean - first.mean)}. Contributions: {listed(parts)}."
-        f"{'' if repeated else ' Not repeated: each may be chance.'}"
+        f"At {count(nodes, 'node')}, {_step_name(ablation.steps[0])} {verb} "
+        f"{quantity.write(whole.values[1])} and {_step_name(ablation.steps[-1])} "
+        f"{quantity.write(whole.values[0])}{whole.aside}. "
+        f"Changed one after the other, in this order, since their effects may depend on each other: "
+        f"{'; '.join(parts)}."
     )
     data = {
         "nodes": nodes,
         "measure": ablation.measure,
-        "first": first.mean,
-        "last": last.mean,
+        "first": whole.values[1],
+        "last": whole.values[0],
         "steps": steps,
-        "repeated": repeated,
+        "compared": compared_data(compared),
     }
     return Finding("ablation", text, evidence(groups), data)
+
+
+def _all_reached(ablation: Ablation, group: Group) -> bool:
+    """A mean over the seeds that reached their target would be biased."""
+    reached, seeds = seeds_at_target(group)
+    return ablation.measure != "time_to_target_s" or reached == seeds
 
 
 def _step_name(step: AblationStep) -> str:
     """`equal nodes (all_reduce, gloo)`: the block, and which of its runs."""
     which = [str(value) for field, value in step.runs.items() if field != "nodes"]
     return step.block + (f" ({', '.join(which)})" if which else "")
-
-
-def _measured(ablation: Ablation, group: Group) -> Spread | None:
-    metrics: dict[Measure, Metric] = {
-        "accuracy": lambda row: row.accuracy,
-        "train_s": lambda row: row.train_s,
-        "time_to_target_s": time_to_target_s,
-    }
-    if ablation.measure == "time_to_target_s":
-        reached, seeds = seeds_at_target(group)
-        if reached < seeds:  # a mean over the seeds that reached it would be biased
-            return None
-    return group.over(metrics[ablation.measure])
-
-
-def _difference(ablation: Ablation, value: float) -> str:
-    if ablation.measure == "accuracy":
-        return points(value)
-    return f"{'+' if value > 0 else ''}{seconds(value)}"
 
 
 def changes(one: Group, other: Group) -> list[str]:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from orchestrator.report.findings.base import REMARKS, Finding, evidence
-from orchestrator.report.formats import percent, ratio, seconds
+from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.formats import percent, seconds
+from orchestrator.report.metrics.quantities import TRAIN_S
 from orchestrator.report.metrics.stragglers import Straggler, mean_wait_shares, straggler_of
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group, config_of
-from orchestrator.report.statistics.spread import compare_spreads
 
 MAX_NAMED = 4
 MIN_SHARE = 0.05  # of the wall time
 ABOVE_EVEN_SHARE = 1.5  # times the share of all waiting that each of equal ranks would have
 
 
-def straggler(view: WorkloadView) -> Iterator[Finding]:
+def straggler(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """The rank that the others waited for, if it caused much more than an even share of the waiting."""
     found = [(slow, group) for group in view.reference_candidates if (slow := _notable(group))]
     found.sort(key=lambda item: -item[0].share_of_time)
@@ -50,30 +51,33 @@ def _notable(group: Group) -> Straggler | None:
     return slow if slow.share_of_waiting >= min(ABOVE_EVEN_SHARE / slow.ranks, 0.9) else None
 
 
-def slow_node(view: WorkloadView, comparison: Comparison) -> Iterator[Finding]:
+def slow_node(view: WorkloadView, claims: Claims, comparison: Comparison) -> Iterator[Finding]:
     """The cost of a last node with less CPU, compared with the same run on equal nodes."""
     if view.shape.bottleneck_cpus is None:
         return
     equal = {_key(group): group for group in comparison.groups if group.shape.bottleneck_cpus is None}
-    for group in view.reference_candidates:
-        other = equal.get(_key(group))
-        slow_s = group.over(lambda row: row.train_s)
-        equal_s = other.over(lambda row: row.train_s) if other else None
-        if other and slow_s and equal_s and _same_waiting(group, other):
-            verdict = compare_spreads(slow_s, equal_s)
-            yield Finding(
-                "slow_node",
-                f"{view.name(group)} on {group.shape.label}: {seconds(slow_s.mean)}, "
-                f"{ratio(slow_s.mean / equal_s.mean)} times as long as with equal nodes "
-                f"({seconds(equal_s.mean)}){REMARKS[verdict]}.",
-                evidence([group, other]),
-                {
-                    "strategy": view.name(group),
-                    "train_s": slow_s.mean,
-                    "equal_train_s": equal_s.mean,
-                    "verdict": verdict,
-                },
-            )
+    pairs = [
+        (group, other)
+        for group in view.reference_candidates
+        if (other := equal.get(_key(group)))
+        and TRAIN_S.sample(group)
+        and TRAIN_S.sample(other)
+        and _same_waiting(group, other)
+    ]
+    for compared in claims.pairs(TRAIN_S, pairs):
+        group = compared.left
+        yield Finding(
+            "slow_node",
+            f"{view.name(group)} on {group.shape.label} took {seconds(compared.values[0])}, and "
+            f"{seconds(compared.values[1])} with equal nodes: {compared.written}.",
+            evidence([group, compared.right]),
+            {
+                "strategy": view.name(group),
+                "train_s": compared.values[0],
+                "equal_train_s": compared.values[1],
+                "compared": compared_data([compared]),
+            },
+        )
 
 
 def _same_waiting(group: Group, other: Group) -> bool:

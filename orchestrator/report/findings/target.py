@@ -4,50 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.report.findings.base import REMARKS, Finding, evidence
+from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.formats import count, listed, percent, seconds
-from orchestrator.report.metrics.learning import last_epoch, seeds_at_target, time_to_target_s
+from orchestrator.report.metrics.learning import last_epoch, seeds_at_target
+from orchestrator.report.metrics.quantities import TIME_TO_TARGET_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
-from orchestrator.report.statistics.spread import Spread, compare_spreads
+from orchestrator.report.statistics.spread import Spread
 
 MAX_NAMED = 6  # in one sentence
 
 
-def target_first(view: WorkloadView) -> Iterator[Finding]:
+def target_first(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """The shortest wall time to the target, among the configurations that reach it with every seed."""
-    timed = [(spread, group) for group in _with_target(view) if (spread := _to_target(group))]
-    timed.sort(key=lambda item: item[0].mean)
-    if not timed:
+    groups = sorted(filter(_timed, _with_target(view)), key=TIME_TO_TARGET_S.mean_of)
+    if not groups:
         return
-    (best_s, best), *others = timed
+    first, *others = groups
+    ranking = claims.all_pairs(TIME_TO_TARGET_S, groups)
     text = (
-        f"{_name(view, best)} was the first to reach {_target(view)} test accuracy: "
-        f"{seconds(best_s.mean)} of wall time{_epochs(best)}."
+        f"{_name(view, first)} reached {_target(view)} test accuracy after "
+        f"{seconds(TIME_TO_TARGET_S.mean_of(first))} of wall time{_epochs(first)}"
     )
+    text += f", the first of {count(len(groups), 'configuration')}." if ranking.best is first else "."
     data = {
         "target_accuracy": view.workload.target_accuracy,
-        "time_to_target_s": {_name(view, group): spread.mean for spread, group in timed},
-        "first": _name(view, best),
+        "time_to_target_s": {_name(view, group): TIME_TO_TARGET_S.mean_of(group) for group in groups},
+        "shortest": _name(view, first),
+        "first": _name(view, first) if ranking.best is first else None,
+        "compared": compared_data(ranking.comparisons),
     }
-    named = [best]
-    if others:
-        next_s, second = others[0]
-        verdict = compare_spreads(best_s, next_s)
+    named = [first]
+    for group in [*others[:1], *(group for group in others[1:] if group.serial)]:
         text += (
-            f" The second was {_name(view, second)}: {seconds(next_s.mean)}"
-            f"{_epochs(second)}{REMARKS[verdict]}."
+            f" {_name(view, group)} took {seconds(TIME_TO_TARGET_S.mean_of(group))}{_epochs(group)}: "
+            f"{ranking.between(group, first).written}."
         )
-        data |= {"second": _name(view, second), "verdict": verdict}
-        named.append(second)
-    serial_s = next((spread for spread, group in others[1:] if group.serial), None)
-    if view.serial and serial_s:
-        text += f" Serial took {seconds(serial_s.mean)}{_epochs(view.serial)}."
-        named.append(view.serial)
+        named.append(group)
     yield Finding("target_first", text, evidence(named), data)
 
 
-def target_some_seeds(view: WorkloadView) -> Iterator[Finding]:
+def target_some_seeds(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """The configurations that reached the target with some seeds only."""
     some = [
         group for group in _with_target(view) if 0 < seeds_at_target(group)[0] < seeds_at_target(group)[1]
@@ -64,7 +62,7 @@ def target_some_seeds(view: WorkloadView) -> Iterator[Finding]:
         )
 
 
-def target_never(view: WorkloadView) -> Iterator[Finding]:
+def target_never(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """The configurations that did not reach the target with any seed."""
     never = [group for group in _with_target(view) if not seeds_at_target(group)[0]]
     if never:
@@ -94,10 +92,10 @@ def _target(view: WorkloadView) -> str:
     return percent(view.workload.target_accuracy)
 
 
-def _to_target(group: Group) -> Spread | None:
-    """The time to the target; None unless all seeds reached it and their times are comparable."""
+def _timed(group: Group) -> bool:
+    """Whether all seeds reached the target and their times are comparable."""
     reached, seeds = seeds_at_target(group)
-    return group.over(time_to_target_s) if reached == seeds and group.first.result.times_compare else None
+    return 0 < reached == seeds and group.first.result.times_compare
 
 
 def _name(view: WorkloadView, group: Group) -> str:

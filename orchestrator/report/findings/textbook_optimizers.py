@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.formats import count, ratio
+from orchestrator.report.findings.claims import Claims, compared_data
+from orchestrator.report.formats import count, seconds
 from orchestrator.report.metrics.learning import last_epoch
+from orchestrator.report.metrics.quantities import TRAIN_S
 from orchestrator.report.metrics.textbook_optimizers import optimizer_pairs
 from orchestrator.report.model.comparison import Comparison
 
 TOLERANCE = 1e-3  # of the loss; rounding of float32 over some thousand steps stays far below
 
 
-def loss_curves(comparison: Comparison) -> Iterator[Finding]:
+def loss_curves(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """Whether the textbook optimizer has the library's loss curve, and how much longer it takes."""
     for pair in optimizer_pairs(comparison):
         difference = pair.max_difference
@@ -35,9 +37,12 @@ def loss_curves(comparison: Comparison) -> Iterator[Finding]:
             f"{library}'s (tolerance {TOLERANCE:g})."
         )
         data = {"optimizers": pair.names, "max_difference": difference, "seeds": len(pair.runs)}
-        slow, fast = (each.over(lambda row: row.train_s) for each in (pair.textbook, pair.library))
-        if slow and fast:
-            data["times_as_long"] = slow.mean / fast.mean
-            text += f" {textbook} took {ratio(slow.mean / fast.mean)} times as long."
+        groups = [(pair.textbook, pair.library)]
+        for times in claims.pairs(TRAIN_S, [pair for pair in groups if all(map(TRAIN_S.sample, pair))]):
+            text += (
+                f" {textbook} took {seconds(times.values[0])} and {library} {seconds(times.values[1])}: "
+                f"{times.written}."
+            )
+            data["compared"] = compared_data([times])
         kind = "textbook_curve_equal" if equal else "textbook_curve_differs"
         yield Finding(kind, text, evidence([pair.textbook, pair.library]), data)

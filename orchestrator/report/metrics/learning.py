@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from scipy.stats import binomtest
+
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
+
+CHANCE_LEVEL = 0.01  # of the test that an accuracy is above chance
 
 
 def learning_rates(row: Row) -> list[float]:
@@ -32,6 +36,14 @@ def same_epochs(rows: Iterable[Row]) -> bool:
     return len({last_epoch(row) for row in rows}) < 2
 
 
+def updates(row: Row) -> int | None:
+    """Updates of the model: steps of the rank that took most, or of all ranks if they share a model."""
+    if not row.ok:
+        return None
+    steps = [rank.steps for rank in row.result.ranks]
+    return sum(steps) if row.run.strategy.shares_model else max(steps, default=None)
+
+
 def target_reached(row: Row) -> bool | None:
     """Whether the run reached its target accuracy; None unless it is ok and had one."""
     if row.run.target_accuracy is None or not row.ok:
@@ -50,3 +62,17 @@ def time_to_target_s(row: Row) -> float | None:
 def seeds_at_target(group: Group) -> tuple[int, int]:
     """The number of ok seeds that reached their target accuracy, and the number of ok seeds."""
     return sum(bool(target_reached(row)) for row in group.ok_rows), len(group.ok_rows)
+
+
+def learned(row: Row) -> bool | None:
+    """Whether a run learned anything; None if that cannot be told.
+
+    Its accuracy is above that of a constant answer, by a one-sided binomial test at 1 %, and its test loss
+    did not rise from the first epoch to the last.
+    """
+    images, chance = row.test_samples, row.chance_accuracy
+    if not row.trains or row.accuracy is None or images is None or chance is None:
+        return None
+    above_chance = binomtest(round(row.accuracy * images), images, chance, "greater").pvalue < CHANCE_LEVEL
+    losses = [point.test_loss for point in sorted(row.result.epochs, key=lambda point: point.epoch)]
+    return bool(above_chance) and losses[-1:] <= losses[:1]

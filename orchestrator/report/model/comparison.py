@@ -55,6 +55,11 @@ class WorkloadView:
         return sorted(labels, key=lambda label: label != REFERENCE_PARTITIONER)
 
     @property
+    def ranked_candidates(self) -> list[Group]:
+        """The candidates that are ranked; with many partitioners, only those of the reference."""
+        return self._few_partitioners(self.candidates)
+
+    @property
     def reference_candidates(self) -> list[Group]:
         """The candidates with the reference partitioner or none; strategies are compared on these."""
         return self._with_reference(self.candidates)
@@ -62,8 +67,10 @@ class WorkloadView:
     @property
     def line_groups(self) -> list[Group]:
         """The groups to draw as lines: with many partitioners, only those of the reference."""
-        shown = one_per_split(self.groups)
-        return shown if len(self.partitioners) <= MAX_LINE_PARTITIONERS else self._with_reference(shown)
+        return self._few_partitioners(one_per_split(self.groups))
+
+    def _few_partitioners(self, groups: list[Group]) -> list[Group]:
+        return groups if len(self.partitioners) <= MAX_LINE_PARTITIONERS else self._with_reference(groups)
 
     def _with_reference(self, groups: list[Group]) -> list[Group]:
         """Those of `groups` with the reference partitioner, or without any."""

@@ -79,9 +79,9 @@ class Group:
         """Test accuracy of the final weights over the ok seeds."""
         return self.over(lambda row: row.accuracy)
 
-    def over(self, metric: Metric) -> Spread | None:
-        """The metric over the ok seeds; None if it is absent."""
-        return Spread.of(metric(row) for row in self.ok_rows)
+    def over(self, metric: Metric, geometric: bool = False) -> Spread | None:
+        """The metric over the ok seeds; None if it is absent. geometric: its mean, as for ratios."""
+        return Spread.of((metric(row) for row in self.ok_rows), geometric)
 
 
 def config_of(row: Row) -> dict[str, Any]:

@@ -155,6 +155,16 @@ class Row:
         return self._measured.ranks[0].test_loss if self._measured and self._measured.ranks else None
 
     @property
+    def test_samples(self) -> int | None:
+        """Images of the test split; None in older results."""
+        return self._measured.ranks[0].test_samples if self._measured and self._measured.ranks else None
+
+    @property
+    def chance_accuracy(self) -> float | None:
+        """The accuracy of the best constant answer; None in older results."""
+        return self._measured.ranks[0].chance_accuracy if self._measured and self._measured.ranks else None
+
+    @property
     def local_accuracies(self) -> list[float]:
         return self._measured.local_accuracies if self._measured else []
 

@@ -31,7 +31,8 @@ from orchestrator.report.metrics.learning import (
 from orchestrator.report.metrics.published import PublishedLine
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.rows import SERIAL, Row
-from orchestrator.report.statistics.spread import Spread
+from orchestrator.report.statistics.intervals import accuracy_interval
+from orchestrator.report.statistics.spread import Spread, span
 
 NOT_REACHED = "not reached"
 
@@ -71,17 +72,26 @@ def filled(columns: Sequence[Column[T]], items: Sequence[T]) -> list[Column[T]]:
     ]
 
 
-def over_seeds(metric: Metric, write: Callable[[float], str]) -> Callable[[Group], Cell]:
+def over_seeds(
+    metric: Metric, write: Callable[[float], str], geometric: bool = False
+) -> Callable[[Group], Cell]:
     """The mean over a group's seeds, with their range as detail."""
 
     def cell(group: Group) -> Cell:
-        spread = group.over(metric)
+        spread = group.over(metric, geometric)
         if spread is None:
             return Cell(ABSENT)
         mean, span = write(spread.mean), spread.range(write)
         return Cell(mean, "" if span == mean else span)
 
     return cell
+
+
+def _accuracy_interval(group: Group) -> Cell:
+    values = [row.accuracy for row in group.ok_rows if row.accuracy is not None]
+    images = {row.test_samples for row in group.ok_rows}
+    interval = accuracy_interval(values, images.pop()) if len(images) == 1 and None not in images else None
+    return Cell(span(*interval, formats.percent) if interval else ABSENT)
 
 
 def run_label(row: Row) -> str:
@@ -205,13 +215,18 @@ GROUPS: tuple[Column[Group], ...] = (
         "epochs", "Epochs", over_seeds(last_epoch, lambda value: f"{value:.4g}"), shown_for=_stopped_early
     ),
     Column("time_to_target", "Time to target accuracy", _time_to_target),
-    Column("wall_time", "Wall time", over_seeds(lambda row: row.train_s, formats.seconds)),
-    Column("speedup", "Speedup", over_seeds(lambda row: row.speedup, formats.ratio)),
-    Column("efficiency", "Efficiency", over_seeds(lambda row: row.efficiency, formats.percent)),
+    Column("wall_time", "Wall time", over_seeds(lambda row: row.train_s, formats.seconds, geometric=True)),
+    Column("speedup", "Speedup", over_seeds(lambda row: row.speedup, formats.ratio, geometric=True)),
     Column(
-        "cpu_time_speedup", "CPU-time speedup", over_seeds(lambda row: row.cpu_time_speedup, formats.ratio)
+        "efficiency", "Efficiency", over_seeds(lambda row: row.efficiency, formats.percent, geometric=True)
+    ),
+    Column(
+        "cpu_time_speedup",
+        "CPU-time speedup",
+        over_seeds(lambda row: row.cpu_time_speedup, formats.ratio, geometric=True),
     ),
     Column("accuracy", "Test accuracy", over_seeds(lambda row: row.accuracy, formats.percent)),
+    Column("accuracy_interval", "Accuracy, 95% interval", _accuracy_interval),
     Column(
         "accuracy_difference",
         "Accuracy − serial, points",

@@ -1,0 +1,274 @@
+"""Claims: the comparisons of a report, which share its probability of a false claim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
+from typing import Any, Literal
+
+from orchestrator.report.metrics.quantities import Quantity
+from orchestrator.report.model.groups import Group
+from orchestrator.report.statistics.contrasts import (
+    MIN_SEEDS,
+    Contrast,
+    paired,
+    pairing_helps,
+    welch,
+)
+from orchestrator.report.statistics.families import Correction, Decision, dunnett, holm
+from orchestrator.report.statistics.power import seeds_to_decide
+
+FALSE_CLAIMS = 0.05  # the share of reports on equals that may contain one
+
+Verdict = Literal["more", "less", "undecided", "equal", "too_few_seeds"]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two configurations compared in one quantity.
+
+    Attributes:
+        right: the left group itself where a difference was compared with 0.
+        values: the two means that are printed, in the unit of the quantity; geometric for ratios.
+        contrast: None if a side has too few seeds.
+        by_seed: whether the comparison is paired by seed.
+        family_size: the number of comparisons that were corrected together.
+    """
+
+    quantity: Quantity
+    left: Group
+    right: Group
+    values: tuple[float, float]
+    contrast: Contrast | None
+    decision: Decision | None
+    same: bool
+    by_seed: bool
+    family_size: int
+
+    @property
+    def verdict(self) -> Verdict:
+        """`more`: the left value is larger. `equal`: the values are equal in every seed."""
+        if self.same:
+            return "equal"
+        if self.contrast is None or self.decision is None:
+            return "too_few_seeds"
+        if not self.decision.decided:
+            return "undecided"
+        return "more" if self.contrast.estimate > 0 else "less"
+
+    @property
+    def decided(self) -> bool:
+        """Whether a difference is claimed."""
+        return self.verdict in ("more", "less")
+
+    @property
+    def left_is_better(self) -> bool:
+        """Whether the left side is claimed to be better."""
+        return self.verdict == ("less" if self.quantity.lower_is_better else "more")
+
+    @property
+    def right_is_better(self) -> bool:
+        return self.verdict == ("more" if self.quantity.lower_is_better else "less")
+
+    @property
+    def swapped(self) -> Compared:
+        """The same comparison with the sides exchanged."""
+        contrast = self.contrast.swapped if self.contrast else None
+        decision = replace(self.decision, contrast=contrast) if self.decision and contrast else None
+        return replace(
+            self,
+            left=self.right,
+            right=self.left,
+            values=self.values[::-1],
+            contrast=contrast,
+            decision=decision,
+        )
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The interval of the difference or ratio, at the corrected level."""
+        if self.decision is None:
+            return None
+        return self.quantity.unscaled(self.decision.low), self.quantity.unscaled(self.decision.high)
+
+    @property
+    def seeds_to_decide(self) -> int | None:
+        """Seeds per configuration that would probably decide it; None if it is decided or hopeless."""
+        if self.verdict != "undecided" or not self.contrast or not self.decision:
+            return None
+        return seeds_to_decide(self.contrast, self.decision.critical)
+
+    @property
+    def written(self) -> str:
+        """`+0.6 points (+0.2 to +1.0)`: the difference of the printed values, its interval and verdict."""
+        return f"{self.quantity.write_difference(*self.values)}{self.remark}"
+
+    @property
+    def aside(self) -> str:
+        """`, +0.6 points (+0.2 to +1.0)`; with too few seeds no difference, since it would be a claim."""
+        return f", {self.written}" if self.contrast else self.remark
+
+    @property
+    def remark(self) -> str:
+        """` (+0.2 to +1.0)`, ` (−0.3 to +1.0: undecided)`: the interval and the verdict."""
+        if self.verdict == "equal":
+            return " (equal in every seed)"
+        if self.decision is None:
+            return f" (fewer than {MIN_SEEDS} seeds)"
+        low, high = (self.quantity.write_bound(bound) for bound in (self.decision.low, self.decision.high))
+        return f" ({low} to {high})" if self.decided else f" ({low} to {high}: undecided)"
+
+    def data(self) -> dict[str, Any]:
+        """Its numbers, for findings.json."""
+        return {
+            "quantity": self.quantity.name,
+            "left": [row.key for row in self.left.ok_rows],
+            "right": None if self.right is self.left else [row.key for row in self.right.ok_rows],
+            "values": list(self.values),
+            "scale": "ratio" if self.quantity.ratio else "difference",
+            "interval": self.interval,
+            "p": self.decision.p if self.decision else None,
+            "paired": self.by_seed,
+            "compared_together": self.family_size,
+            "decision": self.verdict,
+            "seeds_to_decide": self.seeds_to_decide,
+        }
+
+
+class Claims:
+    """Decides the comparisons of a report.
+
+    Each family of comparisons gets the same share of FALSE_CLAIMS and corrects for its own size. The
+    families are therefore counted first: rules run once with `Claims()`, whose comparisons are all
+    undecided, and then with `counted()`. What a rule compares may not depend on what is decided.
+    """
+
+    def __init__(self, level: float | None = None) -> None:
+        """level: of a family; None counts families and decides nothing."""
+        self._level = level
+        self._families: dict[object, list[Compared]] = {}
+
+    def counted(self) -> Claims:
+        """Claims that decide as many families as were compared here."""
+        testable = sum(any(each.contrast for each in family) for family in self._families.values())
+        return Claims(FALSE_CLAIMS / max(1, testable))
+
+    @property
+    def level(self) -> float:
+        """The probability of a false claim in a family."""
+        return self._level or 0.0
+
+    @property
+    def all(self) -> list[Compared]:
+        """Every comparison so far."""
+        return [each for family in self._families.values() for each in family]
+
+    def with_reference(
+        self, quantity: Quantity, reference: Group, others: Sequence[Group]
+    ) -> list[Compared]:
+        """Compare each of `others`, on the left, with the reference."""
+        return self._family("reference", quantity, [(other, reference) for other in others], dunnett)
+
+    def pairs(self, quantity: Quantity, pairs: Sequence[tuple[Group, Group]]) -> list[Compared]:
+        """Compare the two groups of each pair."""
+        return self._family("pairs", quantity, pairs, holm)
+
+    def all_pairs(self, quantity: Quantity, groups: Sequence[Group]) -> Ranking:
+        """Compare each group with every other, as naming the best among several requires."""
+        groups = [group for group in groups if quantity.sample(group)]
+        return Ranking(groups, self._family("pairs", quantity, list(combinations(groups, 2)), holm))
+
+    def with_zero(self, quantity: Quantity, groups: Sequence[Group]) -> list[Compared]:
+        """Compare the mean of a difference with 0."""
+        return self._family("zero", quantity, [(group, group) for group in groups], holm)
+
+    def _family(
+        self,
+        kind: str,
+        quantity: Quantity,
+        pairs: Sequence[tuple[Group, Group]],
+        correction: Correction,
+    ) -> list[Compared]:
+        """The comparisons of a family; the same family is compared once, whichever rules ask for it."""
+        keys = tuple((one.first.key, other.first.key) for one, other in pairs)
+        name = (kind, quantity.name, keys)
+        if name not in self._families:
+            self._families[name] = self._decide(quantity, pairs, correction)
+        return self._families[name]
+
+    def _decide(
+        self,
+        quantity: Quantity,
+        pairs: Sequence[tuple[Group, Group]],
+        correction: Correction,
+    ) -> list[Compared]:
+        samples = {id(group): quantity.sample(group) for pair in pairs for group in pair}
+        by_seed = pairing_helps(list(samples.values()))
+        drafts = []
+        for left, right in pairs:
+            one = samples[id(left)]
+            other = dict.fromkeys(one, 0.0) if right is left else samples[id(right)]
+            if not one or not other:
+                continue
+            resolution = max(quantity.resolution(row) for row in (*left.ok_rows, *right.ok_rows))
+            compare = paired if by_seed or right is left else welch
+            values = (quantity.mean(one), 0.0 if right is left else quantity.mean(other))
+            drafts.append((left, right, values, compare(one, other, resolution), one == other))
+        testable = [contrast for *_, contrast, same in drafts if contrast and not same]
+        decisions: dict[int, Decision] = {}
+        if self._level is not None and testable:
+            correct = holm if by_seed else correction
+            decided = correct(testable, self._level)
+            decisions = {id(contrast): each for contrast, each in zip(testable, decided, strict=True)}
+        build = partial(Compared, quantity, by_seed=by_seed, family_size=len(testable))
+        return [
+            build(left, right, values, contrast, decisions.get(id(contrast)), same)
+            for left, right, values, contrast, same in drafts
+        ]
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Groups of which each was compared with every other; each has a value."""
+
+    groups: Sequence[Group]
+    comparisons: Sequence[Compared]
+
+    def between(self, one: Group, other: Group) -> Compared:
+        """The comparison of two groups, `one` on the left."""
+        for each in self.comparisons:
+            if each.left is one and each.right is other:
+                return each
+            if each.left is other and each.right is one:
+                return each.swapped
+        raise KeyError("the groups were not compared")
+
+    def of(self, group: Group) -> list[Compared]:
+        """The comparisons of a group, on the left, with every other."""
+        return [self.between(group, other) for other in self.groups if other is not group]
+
+    def better(self, one: Group, other: Group) -> bool:
+        """Whether `one` is claimed to be better."""
+        return self.between(one, other).left_is_better
+
+    @property
+    def best(self) -> Group | None:
+        """The group that is claimed to be better than every other; None if that is undecided."""
+        return self._extreme(lambda each: each.left_is_better)
+
+    @property
+    def worst(self) -> Group | None:
+        """The group than which every other is claimed to be better; None if that is undecided."""
+        return self._extreme(lambda each: each.right_is_better)
+
+    def _extreme(self, claimed: Callable[[Compared], bool]) -> Group | None:
+        if len(self.groups) < 2:
+            return None
+        return next((group for group in self.groups if all(map(claimed, self.of(group)))), None)
+
+
+def compared_data(compared: Iterable[Compared]) -> list[dict[str, Any]]:
+    """The numbers of comparisons, for findings.json."""
+    return [each.data() for each in compared]

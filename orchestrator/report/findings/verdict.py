@@ -1,0 +1,200 @@
+"""What a report opens with: accuracy and time together, the worth of more nodes, and what is undecided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.claims import Claims, Compared, Ranking, compared_data
+from orchestrator.report.findings.speed import timed
+from orchestrator.report.formats import count, listed, percent, seconds, size
+from orchestrator.report.metrics.learning import target_reached
+from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
+from orchestrator.report.model.comparison import Comparison, WorkloadView
+from orchestrator.report.model.groups import Group
+from orchestrator.report.statistics.power import MOST_SEEDS
+
+MAX_NAMED = 4  # in one sentence
+
+
+def front(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """The Pareto front of accuracy and wall time.
+
+    A strategy is on the front if each other one is claimed to be less accurate or slower. It is off the
+    front if another is claimed to be better in one, and is at least as good in the other as measured.
+    """
+    groups = [
+        group
+        for group in timed(view.ranked_candidates)
+        if ACCURACY.sample(group) and not any(map(target_reached, group.ok_rows))
+    ]
+    if len(groups) < 2:
+        return
+    times, accuracies = claims.all_pairs(TRAIN_S, groups), claims.all_pairs(ACCURACY, groups)
+    on, off, unknown = [], [], []
+    for group in groups:
+        better = _dominating(group, groups, times, accuracies)
+        if _on_front(group, groups, times, accuracies):
+            on.append(group)
+        elif better:
+            off.append((group, better))
+        else:
+            unknown.append(group)
+    yield Finding(
+        "front",
+        f"At {view.shape.label}, {_positions(view, on, off, unknown)}.",
+        evidence(groups),
+        {
+            "on": [view.name(group) for group in on],
+            "off": [view.name(group) for group, _ in off],
+            "undecided": [view.name(group) for group in unknown],
+            "accuracy": {view.name(group): ACCURACY.mean_of(group) for group in groups},
+            "train_s": {view.name(group): TRAIN_S.mean_of(group) for group in groups},
+            "bytes_sent": {
+                view.name(group): sent.mean
+                for group in groups
+                if (sent := group.over(lambda row: row.bytes_sent_per_rank))
+            },
+            "compared": compared_data([*times.comparisons, *accuracies.comparisons]),
+        },
+    )
+
+
+def _positions(
+    view: WorkloadView, on: Sequence[Group], off: Sequence[tuple[Group, Group]], unknown: Sequence[Group]
+) -> str:
+    """Who is on the front, who may be, and who is not."""
+    parts = []
+    if on:
+        parts.append(f"{_described(view, on)} {_be(on)} on the front of accuracy and time")
+    if unknown:
+        where = "it" if on else "the front of accuracy and time"
+        parts.append(f"whether {_described(view, unknown)} {_be(unknown)} on {where} is undecided")
+    by_better: dict[int, list[tuple[Group, Group]]] = {}
+    for pair in off:
+        by_better.setdefault(id(pair[1]), []).append(pair)
+    for pairs in by_better.values():
+        worse = [group for group, _ in pairs]
+        parts.append(
+            f"{_described(view, worse)} {_be(worse)} off it, since {view.name(pairs[0][1])} is better in "
+            "one and no worse in the other"
+        )
+    return "; ".join(parts)
+
+
+def _be(groups: Sequence[Group]) -> str:
+    return "is" if len(groups) == 1 else "are"
+
+
+def _on_front(group: Group, groups: Sequence[Group], times: Ranking, accuracies: Ranking) -> bool:
+    return all(
+        times.better(group, other) or accuracies.better(group, other)
+        for other in groups
+        if other is not group
+    )
+
+
+def _dominating(group: Group, groups: Sequence[Group], times: Ranking, accuracies: Ranking) -> Group | None:
+    """A group that is claimed to be better in one quantity and measured no worse in the other."""
+    for other in groups:
+        if other is group:
+            continue
+        faster = TRAIN_S.mean_of(other) <= TRAIN_S.mean_of(group)
+        as_accurate = ACCURACY.mean_of(other) >= ACCURACY.mean_of(group)
+        if faster and as_accurate and (times.better(other, group) or accuracies.better(other, group)):
+            return other
+    return None
+
+
+def _described(view: WorkloadView, groups: Sequence[Group]) -> str:
+    """`one_shot over mpi (94.1%, 2.31 s, 1.2 MB sent per rank) and …`: the first few."""
+    names = []
+    for group in groups:
+        sent = group.over(lambda row: row.bytes_sent_per_rank)
+        amount = f", {size(sent.mean)} sent per rank" if sent and sent.mean else ""
+        reached, took = ACCURACY.mean_of(group), TRAIN_S.mean_of(group)
+        names.append(f"{view.name(group)} ({percent(reached)}, {seconds(took)}{amount})")
+    more = len(names) - MAX_NAMED
+    return listed(names if more <= 1 else [*names[:MAX_NAMED], f"{more} more"])
+
+
+def more_nodes(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """At which number of nodes adding more stops to shorten the wall time of a strategy."""
+    for groups in _by_line(view):
+        steps = claims.pairs(TRAIN_S, [(more, fewer) for fewer, more in pairwise(groups)])
+        if any(each.verdict == "too_few_seeds" for each in steps):
+            continue
+        first = groups[0]
+        parts = [f"{_time(first)} on {first.shape.label}"]
+        parts += [f"{_time(each.left)} on {each.left.shape.short}, {each.written}" for each in steps]
+        yield Finding(
+            "more_nodes",
+            f"{view.name(first)} took {'; '.join(parts)}. {_worth(steps)}",
+            evidence(groups),
+            {
+                "strategy": view.name(first),
+                "ranks": [group.shape.ranks for group in groups],
+                "train_s": [TRAIN_S.mean_of(group) for group in groups],
+                "steps": [each.verdict for each in steps],
+                "compared": compared_data(steps),
+            },
+        )
+
+
+def _time(group: Group) -> str:
+    """A speed never appears without its accuracy."""
+    accuracy = f" ({percent(group.accuracy.mean)})" if group.accuracy else ""
+    return f"{seconds(TRAIN_S.mean_of(group))}{accuracy}"
+
+
+def _worth(steps: Sequence[Compared]) -> str:
+    verdicts = [each.verdict for each in steps]
+    if "more" in verdicts:
+        return f"From {steps[verdicts.index('more')].left.shape.label} on, it became slower."
+    if set(verdicts) == {"less"}:
+        return "Every step made it faster."
+    if "less" in verdicts:
+        last = max(at for at, verdict in enumerate(verdicts) if verdict == "less")
+        return f"Beyond {steps[last].left.shape.label}, a gain is undecided."
+    return "Whether more nodes make it faster is undecided."
+
+
+def _by_line(view: WorkloadView) -> Iterator[list[Group]]:
+    """The groups that differ only in their number of nodes, the fewest first; at least two."""
+    lines: dict[tuple[str, str, str, int], list[Group]] = {}
+    for group in timed(view.line_groups):
+        if not group.serial and group.shape.bottleneck_cpus is None:
+            lines.setdefault(group.line, []).append(group)
+    for groups in lines.values():
+        groups.sort(key=lambda group: group.shape.ranks)
+        if len({group.shape.ranks for group in groups}) == len(groups) > 1:
+            yield groups
+
+
+def undecided(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+    """How many comparisons are undecided, and how many seeds would probably decide them."""
+    open_ = [each for each in claims.all if each.verdict == "undecided"]
+    if not open_:
+        return
+    needed = sorted(seeds for each in open_ if (seeds := each.seeds_to_decide))
+    decided = sum(each.decided for each in claims.all)
+    text = (
+        f"{count(len(open_), 'comparison')} of this report {'is' if len(open_) == 1 else 'are'} undecided, "
+        f"{decided} {'is' if decided == 1 else 'are'} decided."
+    )
+    hopeless = len(open_) - len(needed)
+    data = {"undecided": len(open_), "decided": decided, "seeds": needed, "beyond": hopeless}
+    if needed:
+        half = needed[(len(needed) - 1) // 2]
+        text += (
+            f" If the differences are as measured, {count(half, 'seed')} per configuration would probably "
+            f"decide half of those that {MOST_SEEDS} seeds can decide ({len(needed)}); this command runs "
+            f"them: {command(comparison, half)}"
+        )
+    yield Finding("undecided", text if needed else f"{text} More seeds would hardly decide them.", (), data)
+
+
+def command(comparison: Comparison, seeds: int) -> str:
+    """The command that adds seeds to this sweep."""
+    return f"the command of this sweep with --repeat {seeds}"
