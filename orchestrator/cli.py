@@ -1,10 +1,12 @@
 """The command line.
 
-Exit codes: 0 all ok, 1 a run failed or results cannot be written, 2 bad input, 130 interrupted.
+Exit codes: 0 all ok, 1 a run failed or a file cannot be written, 2 bad input, 130 interrupted.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -24,11 +26,14 @@ from orchestrator.commands.sweep import (
     select_runtime,
     text_console,
 )
-from orchestrator.errors import InputError, StorageError
+from orchestrator.errors import InputError, StorageError, output_error, storage_trouble
 from orchestrator.results.store import SweepPaths, claimed, write_atomic
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.shipped import find_sweep
 from orchestrator.sweeps.load import Sweep, load_sweep
+from orchestrator.terminal import guard_output, print_error, usage_message
+
+FAILED, BAD_INPUT = 1, 2  # exit codes
 
 app = typer.Typer(
     name="shardyard",
@@ -37,10 +42,33 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+def _directory(text: str | Path) -> Path:
+    """The path of a directory on the command line.
+
+    An empty one would be the current directory, and nodes get the path as UTF-8.
+    """
+    if not str(text):
+        raise ValueError("Input should be the path of a directory")
+    try:
+        str(text).encode()
+        os.stat(text)
+    except UnicodeEncodeError:
+        raise ValueError("Input should be valid UTF-8") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise ValueError(
+                "Input should be shorter: the file system has no names of this length"
+            ) from None
+    return Path(text)
+
+
 DataDir = Annotated[
     Path,
     typer.Option(
         "--data-dir",
+        parser=_directory,
+        metavar="DIRECTORY",
         envvar="SHARDYARD_DATA",
         help="Directory of the datasets, downloaded if missing.",
     ),
@@ -93,7 +121,12 @@ def sweep(
         str, typer.Argument(help="A sweep file, or the name of a shipped sweep.")
     ] = "quickstart",
     data_dir: DataDir = Path("data"),
-    out: Annotated[Path | None, typer.Option(help="Results directory. Default: results/NAME.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            parser=_directory, metavar="DIRECTORY", help="Results directory. Default: results/NAME."
+        ),
+    ] = None,
     runtime: Runtime = None,
     nodes: Nodes = None,
     sets: Sets = None,
@@ -149,7 +182,11 @@ def lab(
     data_dir: DataDir = Path("data"),
     out: Annotated[
         Path | None,
-        typer.Option(help="Parent of the results directories. Default: results/labs[-quick]."),
+        typer.Option(
+            parser=_directory,
+            metavar="DIRECTORY",
+            help="Parent of the results directories. Default: results/labs[-quick].",
+        ),
     ] = None,
     runtime: Runtime = None,
     nodes: Nodes = None,
@@ -176,7 +213,9 @@ def lab(
 
 @app.command()
 def report(
-    directory: Annotated[Path, typer.Argument(help="A results directory.")] = Path("results/quickstart"),
+    directory: Annotated[
+        Path, typer.Argument(parser=_directory, metavar="DIRECTORY", help="A results directory.")
+    ] = Path("results/quickstart"),
 ) -> None:
     """Rewrite the report of a results directory from its files."""
     publish_report(SweepPaths(directory), text_console())
@@ -194,7 +233,11 @@ def partitions(
     data_dir: DataDir = Path("data"),
     out: Annotated[
         Path | None,
-        typer.Option(help="Also write partitions.csv, labels.csv and labels.svg to this directory."),
+        typer.Option(
+            parser=_directory,
+            metavar="DIRECTORY",
+            help="Also write partitions.csv, labels.csv and labels.svg to this directory.",
+        ),
     ] = None,
 ) -> None:
     """Show how partitioners divide a dataset over nodes, without training."""
@@ -242,7 +285,12 @@ def doctor(data_dir: DataDir = Path("data")) -> None:
 @app.command()
 def image(
     wheels: Annotated[
-        Path | None, typer.Option(help="Directory of wheels to install from. Default: pip's find-links.")
+        Path | None,
+        typer.Option(
+            parser=_directory,
+            metavar="DIRECTORY",
+            help="Directory of wheels to install from. Default: pip's find-links.",
+        ),
     ] = None,
 ) -> None:
     """Build the image that containers run."""
@@ -263,13 +311,19 @@ def clean() -> None:
 
 @app.command()
 def schema(
-    directory: Annotated[Path, typer.Argument(help="Directory to write to.")] = Path("schemas"),
+    directory: Annotated[
+        Path, typer.Argument(parser=_directory, metavar="DIRECTORY", help="Directory to write to.")
+    ] = Path("schemas"),
 ) -> None:
     """Write the JSON Schemas of runs and sweep files."""
-    from orchestrator.sweeps.schema import write_schemas
+    from orchestrator.sweeps.schema import schema_files
 
-    for path in write_schemas(directory):
-        print(path)
+    for name, text in schema_files().items():
+        try:
+            write_atomic(directory / name, text)
+        except OSError as error:
+            raise output_error(directory, error, "DIRECTORY") from error
+        print(directory / name)
 
 
 @app.command(hidden=True)
@@ -307,12 +361,25 @@ def picture(
 
 
 def main() -> None:
-    """Run the command line. Bad input is one message and exit code 2, never a traceback."""
+    """Run the command line. What a user can repair is one message, never a traceback."""
+    guard_output()
     try:
-        app()
+        code = app(standalone_mode=False)
+        if sys.stdout:
+            sys.stdout.flush()
+    except typer.TyperException as error:
+        code = BAD_INPUT
+        if message := usage_message(error):
+            print_error(message)
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        code = BAD_INPUT
+        print_error(str(error))
     except StorageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        code = FAILED
+        print_error(str(error))
+    except OSError as error:
+        if error.filename is None:  # no file is to blame
+            raise
+        code = FAILED
+        print_error(f"{error.filename}: {storage_trouble(error)}")
+    sys.exit(code)

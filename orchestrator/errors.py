@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 
@@ -11,19 +12,35 @@ class InputError(Exception):
 
 
 class StorageError(Exception):
-    """Results cannot be written any more, so the sweep stops. The message names directory and reason."""
+    """Something cannot be written. The message names the file or directory and the reason."""
 
-    def __init__(self, directory: Path, error: OSError) -> None:
-        """error: of the first file that could not be written."""
-        super().__init__(
-            f"{directory}: {storage_trouble(error)}. Repair that, then run the same command to resume"
-        )
+    def __init__(self, place: Path | str, trouble: str) -> None:
+        super().__init__(f"{place}: {trouble}")
 
 
 def storage_trouble(error: OSError) -> str:
     """Why a file cannot be written, in words."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         return "the disk is full"
-    if error.errno == errno.ENOENT:
-        return "it was removed"
     return f"it cannot be written ({error.strerror or error})"
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a disk is full, or a user's share of it."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def output_error(directory: Path, error: OSError, option: str = "--out") -> InputError | StorageError:
+    """The error for a directory that a user has chosen for output: a full disk is no bad input.
+
+    option: where another directory can be named.
+    """
+    if is_full(error):
+        return StorageError(directory, storage_trouble(error))
+    if os.path.islink(directory) and not os.path.exists(directory):
+        reason = f"is a link to {directory.readlink()}, which does not exist"
+    elif error.errno in (errno.EEXIST, errno.ENOTDIR):
+        reason = "is not a directory"
+    else:
+        reason = f"cannot be written ({error.strerror or error})"
+    return InputError(f"{directory}: {reason}; choose another {option}")

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from orchestrator.errors import InputError
+from trainer.core.registry import suggestion
 
 # The directory from which `trainer` and `orchestrator` are imported.
 IMPORT_ROOT = Path(__file__).resolve().parents[1]
@@ -42,10 +43,12 @@ def find_sweep(name: str) -> Path:
         InputError: There is neither such a file nor such a sweep.
     """
     path = Path(name)
-    if path.exists() or path.suffix or len(path.parts) > 1:
+    if os.path.exists(name) or path.suffix or len(path.parts) > 1:
         return path
-    if name not in sweep_names():
-        raise InputError(f"{name}: no such file or shipped sweep; shipped: {', '.join(sweep_names())}")
+    known = sweep_names()
+    if name not in known:
+        hint = suggestion(name, known)
+        raise InputError(f"{name!r}: no such file or shipped sweep{hint}; shipped: {', '.join(known)}")
     return SWEEPS / f"{name}.yml"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from orchestrator.errors import InputError
 from orchestrator.shipped import LABS
 from orchestrator.sweeps.load import Sweep, load_sweep
+from trainer.core.registry import suggestion
 
 IN_THE_BOX = "digits"  # replaces a dataset that is not downloaded in quick runs
 
@@ -28,7 +29,8 @@ def names_wanted(asked: Sequence[str] | None, everything: bool) -> list[str]:
     if not asked:
         raise InputError(f"lab: a name or --all is required; known labs: {', '.join(known)}")
     if unknown := [name for name in asked if name not in known]:
-        raise InputError(f"lab {unknown[0]}: unknown lab; known labs: {', '.join(known)}")
+        hint = suggestion(unknown[0], known)
+        raise InputError(f"lab {unknown[0]}: unknown lab{hint}; known labs: {', '.join(known)}")
     return list(asked)
 
 

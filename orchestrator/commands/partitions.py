@@ -11,7 +11,7 @@ from statistics import fmean
 from textwrap import wrap
 from typing import Any
 
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, output_error
 from orchestrator.report import formats
 from orchestrator.report.model.labels import component_label
 from orchestrator.results.store import write_atomic
@@ -197,7 +197,10 @@ def label_lines(item: PartitionPreview, width: int) -> list[str]:
 
 
 def write_files(previews: Sequence[PartitionPreview], directory: Path) -> list[Path]:
-    """Write partitions.csv, labels.csv and, if any partition exists, labels.svg. Raises InputError."""
+    """Write partitions.csv, labels.csv and, if any partition exists, labels.svg.
+
+    Raises InputError, or StorageError if the disk is full.
+    """
     texts = {"partitions.csv": summary_csv(previews), "labels.csv": labels_csv(previews)}
     if any(item.summary for item in previews):
         texts["labels.svg"] = _figure(previews)
@@ -205,7 +208,7 @@ def write_files(previews: Sequence[PartitionPreview], directory: Path) -> list[P
         for name, text in texts.items():
             write_atomic(directory / name, text)
     except OSError as error:
-        raise InputError(f"--out {directory}: cannot be written ({error.strerror})") from error
+        raise output_error(directory, error) from error
     return [directory / name for name in texts]
 
 

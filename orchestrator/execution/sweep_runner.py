@@ -105,8 +105,10 @@ class SweepRunner:
                 try:
                     done = self.run(run)
                 except OSError as error:  # e.g. a full disk: no run can succeed
-                    self._write_lost_result(run, started_at, storage_trouble(error))
-                    raise StorageError(paths.directory, error) from error
+                    trouble = "it was removed" if error.errno == errno.ENOENT else storage_trouble(error)
+                    self._write_lost_result(run, started_at, trouble)
+                    advice = "Repair that, then run the same command to resume"
+                    raise StorageError(paths.directory, f"{trouble}. {advice}") from error
             # Skipped runs too: their sweep may have been killed right after it wrote the result.
             if done.status == "ok" and (reason := _remove(paths.checkpoints)):
                 unremoved.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, output_error
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
 from trainer.core.cgroup import NodeUsage
@@ -131,7 +131,10 @@ class SweepPaths:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write a file atomically, also with respect to a crash or a power cut."""
+    """Write a file atomically, also with respect to a crash or a power cut.
+
+    Raises OSError with the file's name.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -140,9 +143,10 @@ def write_atomic(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
-    except OSError:
+    except OSError as error:
         draft.unlink(missing_ok=True)
-        raise
+        # That of `write` has no name, and that of `replace` has the name of the draft.
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def make_world_writable(directory: Path) -> None:
@@ -192,20 +196,29 @@ def read_record(paths: SweepPaths) -> SweepRecord:
 
 @contextmanager
 def claimed(paths: SweepPaths) -> Iterator[None]:
-    """Lock the results directory for one sweep. Raises InputError if it is in use or cannot be written."""
+    """Lock the results directory for one sweep, and remove it again if the sweep has written nothing.
+
+    Raises InputError if it is in use or cannot be written, StorageError if the disk is full.
+    """
+    directory = paths.directory
     try:
-        paths.directory.mkdir(parents=True, exist_ok=True)
+        created = [each for each in (directory, *directory.parents) if not each.exists()]
+        directory.mkdir(parents=True, exist_ok=True)
         lock = FileLock(paths.lock, timeout=0)
         lock.acquire()
     except Timeout:
         raise InputError(
-            f"{paths.directory}: in use by another sweep; wait for it or choose another --out"
+            f"{directory}: in use by another sweep; wait for it or choose another --out"
         ) from None
     except OSError as error:
-        raise InputError(
-            f"{paths.directory}: cannot be written ({error.strerror}); choose another --out"
-        ) from None
+        raise output_error(directory, error) from None
     try:
         yield
     finally:
+        with suppress(OSError):  # the directory was removed during the sweep
+            if created and [*directory.iterdir()] == [paths.lock]:
+                paths.lock.unlink()
         lock.release()
+        with suppress(OSError):  # the first that is not empty
+            for each in created:
+                each.rmdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from math import prod
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,6 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.errors import InputError
 from orchestrator.sweeps.validation import Location, dotted, error_lines
+from trainer.core.registry import suggestion
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec, with_derived_defaults
 
@@ -51,12 +53,20 @@ class BlockFields:
             del self.fields[dependent]
         self.fields[name] = [FieldValue(value, option, extensible=False) for value in values]
 
+    @property
+    def combinations(self) -> int:
+        """How many combinations of values the fields have, with those that skip leaves out."""
+        return prod(len(values) for values in self.fields.values())
+
 
 def check_field(name: str, place: str) -> None:
     """Raise InputError for an unknown field; `strategy.init` is a component's parameter."""
     component, dot, _ = name.partition(".")
     if component not in RunSpec.model_fields or (dot and component not in REGISTRIES):
-        raise InputError(f"{place}: unknown key {name!r}; allowed: {', '.join(RunSpec.model_fields)}")
+        known = RunSpec.model_fields
+        raise InputError(
+            f"{place}: unknown key {name!r}{suggestion(name, known)}; allowed: {', '.join(known)}"
+        )
 
 
 def expand(block: BlockFields) -> Iterator[RunSpec]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from orchestrator.errors import InputError
 from orchestrator.sweeps.expand import BlockFields, check_field, expand, matches
@@ -19,6 +20,9 @@ from orchestrator.sweeps.yaml import parse_yaml, read_yaml
 from trainer.spec.run_spec import RunSpec
 
 Values = dict[str, Any]
+
+NAME_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,63}$"
+MAX_COMBINATIONS = 10_000  # of the axes' values, in all blocks; expanding them takes seconds
 
 
 class Block(BaseModel):
@@ -49,13 +53,22 @@ class SweepSpec(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str = Field(
-        pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$", description="also the name of its results directory"
+        description="also the name of its results directory", json_schema_extra={"pattern": NAME_PATTERN}
     )
     description: str = ""
     lab: Lab | None = Field(None, description="the published experiment that the sweep reproduces")
     base: Values = Field(default={}, description="fields of every run")
     quick: Values = Field(default={}, description="fields of a quick run, for every block")
     blocks: list[Block] = Field(min_length=1)
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if not re.fullmatch(NAME_PATTERN.strip("^$"), name):
+            raise ValueError(
+                "Input should be 1 to 64 lower-case letters, digits, - and _, the first a letter or digit"
+            )
+        return name
 
 
 @dataclass(frozen=True)
@@ -101,6 +114,7 @@ def load_sweep(
     if nodes is not None:
         _set_nodes(all_fields, spec.blocks, nodes, path)
     left_out = [quick and block.quick is None for block in spec.blocks]
+    _check_combinations(all_fields, path)
     expanded = [
         [] if out else list(expand(block_fields))
         for block_fields, out in zip(all_fields, left_out, strict=True)
@@ -114,6 +128,23 @@ def load_sweep(
     # Options may exclude runs that have published figures.
     _check_published(spec, None if overrides else expanded, path)
     return Sweep(spec, text, overrides, runs, _named(spec.blocks, expanded))
+
+
+def _check_combinations(all_fields: Sequence[BlockFields], path: Path) -> None:
+    """Raise InputError if the blocks have more combinations of values than a sweep may have."""
+    counts = [block_fields.combinations for block_fields in all_fields]
+    if sum(counts) > MAX_COMBINATIONS:
+        largest = max(range(len(counts)), key=counts.__getitem__)
+        axes = [
+            f"{name} ({len(values)})"
+            for name, values in all_fields[largest].fields.items()
+            if len(values) > 1
+        ]
+        raise InputError(
+            f"{path}: {sum(counts):,} combinations of the axes' values; allowed: at most "
+            f"{MAX_COMBINATIONS:,}, with those that skip leaves out. "
+            f"Most are in {all_fields[largest].place.removeprefix(f'{path}: ')}: {' × '.join(axes)}"
+        )
 
 
 def _named(blocks: Sequence[Block], expanded: Sequence[list[RunSpec]]) -> list[BlockRecord]:

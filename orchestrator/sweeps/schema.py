@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from orchestrator.sweeps.load import SweepSpec
@@ -69,12 +68,7 @@ def _refer(field: Schema, definition: str, *, optional: bool = False) -> None:
     field |= {"anyOf": [reference, {"type": "null"}]} if optional else reference
 
 
-def write_schemas(directory: Path) -> list[Path]:
-    """Write run.schema.json and sweep.schema.json."""
-    directory.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, schema in [("run", run_schema()), ("sweep", sweep_schema())]:
-        path = directory / f"{name}.schema.json"
-        path.write_text(json.dumps(schema, indent=2) + "\n", encoding="utf-8")
-        written.append(path)
-    return written
+def schema_files() -> dict[str, str]:
+    """The texts of run.schema.json and sweep.schema.json, by file name."""
+    schemas = {"run.schema.json": run_schema(), "sweep.schema.json": sweep_schema()}
+    return {name: json.dumps(schema, indent=2) + "\n" for name, schema in schemas.items()}

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 
+from trainer.core.registry import suggestion
 from trainer.spec.checks import CHECK_ERROR_TYPES
 
 Location = tuple[int | str, ...]
+
+_EXCERPT = reprlib.Repr()
+_EXCERPT.maxstring = _EXCERPT.maxlong = _EXCERPT.maxother = 80
 
 
 def error_lines(
@@ -36,22 +41,31 @@ def error_lines(
     return lines
 
 
+def excerpt(value: Any) -> str:
+    """The value as in Python, shortened: a value of a file may be as long as the file."""
+    return _EXCERPT.repr(value)
+
+
 def _message(details: dict[str, Any], allowed: Sequence[str]) -> str:
     message = details["msg"]
     match details["type"]:
         case "extra_forbidden":
             known = f"; allowed: {', '.join(allowed)}" if allowed else ""
-            return f"unknown key{known}"
+            return f"unknown key{suggestion(str(details['loc'][-1]), allowed)}{known}"
         case "missing":
             return "is missing"
         case validation_error if validation_error in CHECK_ERROR_TYPES:
             return str(message)
         case "value_error":
             message = str(details["ctx"]["error"])
-    message = message.removeprefix("Input should be ")
-    if message != details["msg"]:
-        return f"{details['input']!r} is not allowed; it must be {message}"
-    return f"{details['input']!r}: {message}"
+        case "dict_type":
+            message = "Input should be a mapping, as in `key: value`"
+        case "int_parsing":
+            message = "Input should be a whole number"
+    required = message.removeprefix("Input should be ")
+    if required != message:
+        return f"{excerpt(details['input'])} is not allowed; it must be {required}"
+    return f"{excerpt(details['input'])}: {message}"
 
 
 def dotted(location: Location, start: str = "") -> str:

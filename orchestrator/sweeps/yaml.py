@@ -1,4 +1,4 @@
-"""Safe YAML without duplicate keys, in which 1e-3 is a number."""
+"""Safe YAML without duplicate keys, in which 1e-3 is a number, with a limit on what aliases expand to."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from typing import Any
 import yaml
 
 from orchestrator.errors import InputError
+
+MAX_BYTES = 2**20  # of a file; the largest shipped one has 6 kB
+MAX_VALUES = (
+    10_000  # keys, values, lists and mappings of a file, with every alias replaced by what it names
+)
 
 
 class _Loader(yaml.SafeLoader):
@@ -39,8 +44,13 @@ _Loader.add_implicit_resolver(
 
 def parse_yaml(text: str, source: str) -> Any:
     """Parse `text`. source: the file or option to name in an InputError."""
+    loader = _Loader(text)
     try:
-        return yaml.load(text, _Loader)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_size(node, source)
+        return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f":{mark.line + 1}" if mark else ""
@@ -49,16 +59,47 @@ def parse_yaml(text: str, source: str) -> Any:
         raise InputError(f"{source}: invalid YAML ({error})") from error
     except RecursionError as error:
         raise InputError(f"{source}: nested too deeply") from error
+    finally:
+        loader.dispose()
+
+
+def _check_size(root: yaml.Node, source: str) -> None:
+    """Raise InputError if aliases expand to too many values, or name what contains them."""
+    sizes: dict[int, int] = {}  # of the nodes' values, by identity: an alias is the node that it names
+    open_nodes: set[int] = set()
+
+    def size(node: yaml.Node) -> int:
+        key, line = id(node), node.start_mark.line + 1
+        if key in open_nodes:
+            raise InputError(f"{source}:{line}: an alias names a list or mapping that contains the alias")
+        if key not in sizes:
+            open_nodes.add(key)
+            parts = [node.value] if isinstance(node, yaml.SequenceNode) else []
+            parts = [*zip(*node.value, strict=True)] if isinstance(node, yaml.MappingNode) else parts
+            sizes[key] = 1 + sum(size(inner) for part in parts for inner in part)
+            open_nodes.discard(key)
+        if sizes[key] > MAX_VALUES:
+            raise InputError(
+                f"{source}:{line}: {sizes[key]:,} values, counting those of aliases; allowed: at most "
+                f"{MAX_VALUES:,}"
+            )
+        return sizes[key]
+
+    size(root)
 
 
 def read_yaml(path: Path) -> tuple[Any, str]:
     """The value in a file, and its text."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        text = data.decode()
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise InputError(f"{path}: is a directory, not a sweep file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from error
+    if len(data) > MAX_BYTES:
+        raise InputError(f"{path}: is larger than {MAX_BYTES:,} bytes, which a sweep file may have")
     return parse_yaml(text, str(path)), text

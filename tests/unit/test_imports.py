@@ -34,12 +34,13 @@ ORCHESTRATOR: dict[str, str] = {
     "errors": "",
     "shipped": "errors",
     "sweeps": "errors shipped",
+    "terminal": "errors sweeps",
     "results": "errors shipped sweeps",
     "runtimes": "errors shipped sweeps results",
     "execution": "errors shipped sweeps results runtimes",
     "report": "errors shipped sweeps results runtimes",
     "commands": "errors shipped sweeps results runtimes execution report",
-    "cli": "errors shipped sweeps results runtimes execution report commands",
+    "cli": "errors shipped sweeps terminal results runtimes execution report commands",
     "__main__": "cli",
 }
 REPORT: dict[str, str] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, StorageError
 from orchestrator.results import store
 from orchestrator.results.store import (
     RunPaths,
@@ -65,8 +66,9 @@ def test_failed_write_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(store.os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match="No space") as caught:
         write_atomic(path, "new")
+    assert caught.value.filename == str(path)
     assert path.read_text() == "old"
 
 
@@ -181,8 +183,36 @@ def test_directory_that_cannot_be_created(tmp_path: Path) -> None:
     for directory in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(InputError) as caught, claimed(SweepPaths(directory)):
             pytest.fail("claimed a file")
-        assert str(caught.value).startswith(f"{directory}: cannot be written (")
+        assert str(caught.value).startswith(f"{directory}: is not a directory; ")
         assert "--out" in str(caught.value)
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(InputError, match="is a link to nowhere, which does not exist"):
+        claimed(SweepPaths(tmp_path / "link")).__enter__()
+    with pytest.raises(InputError, match="File name too long"):
+        claimed(SweepPaths(tmp_path / ("x" * 300))).__enter__()
+
+
+def test_full_disk_is_no_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(StorageError, match="the disk is full"):
+        claimed(SweepPaths(tmp_path / "out")).__enter__()
+
+
+def test_refused_sweep_leaves_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no data"), claimed(SweepPaths(tmp_path / "new" / "out")):
+        raise InputError("no data")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_directory_that_was_there_or_is_used_stays(tmp_path: Path) -> None:
+    with claimed(SweepPaths(tmp_path)):
+        pass
+    with claimed(SweepPaths(tmp_path / "used")):
+        (tmp_path / "used" / "sweep.json").touch()
+    assert (tmp_path / "used" / "sweep.json").exists()
 
 
 def test_every_file_has_its_own_name(tmp_path: Path) -> None:

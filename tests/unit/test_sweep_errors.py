@@ -61,6 +61,53 @@ def test_missing_files(tmp_path: Path) -> None:
         load_sweep(tmp_path)
 
 
+# Size
+
+BILLION = "\n".join(
+    ["a: &a0 [1, 2, 3, 4]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9))]
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "fact"),
+    [
+        (BILLION, 5, "at most 10,000"),  # 4 · 9⁴ values in the fifth line
+        ("name: s\nbase: &b {strategy: serial, faults: [*b]}", 2, "contains the alias"),
+        ("name: s\nbase: &b [[*b]]", 2, "contains the alias"),
+    ],
+)
+def test_aliases_that_grow(path: Path, text: str, line: int, fact: str) -> None:
+    message = load_error(path, text)
+    assert message.startswith(f"{path}:{line}: ")
+    assert fact in message
+
+
+def test_aliases_of_a_usual_file(path: Path) -> None:
+    path.write_text(
+        "name: s\nbase: &b {strategy: serial}\nblocks: [{base: *b}, {base: {<<: *b, seed: 1}}, {base: *b}]"
+    )
+    assert [run.seed for run in load_sweep(path).runs] == [0, 1]
+
+
+def test_large_file(path: Path) -> None:
+    assert "1,048,576 bytes" in load_error(path, "#" * (2**20 + 1))
+    with pytest.raises(InputError, match="bytes"):
+        load_sweep(Path("/dev/zero"))
+
+
+def test_too_many_combinations(path: Path) -> None:
+    ten = "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"
+    axes = ", ".join(f"{name}: {ten}" for name in ("seed", "lr", "epochs", "batch_size", "nodes"))
+    message = load_error(path, f"name: s\nblocks: [{{}}, {{base: {{strategy: ddp}}, axes: {{{axes}}}}}]")
+    for fact in ("100,001 combinations", "at most 10,000", "blocks[1]", "seed (10) × lr (10)"):
+        assert fact in message
+
+
+def test_long_values_are_shortened(path: Path) -> None:
+    for name in ("x" * 5000, "[" + "1, " * 3000 + "]"):
+        assert len(load_error(path, f"name: {name}\nblocks: [{{}}]")) < len(str(path)) + 250
+
+
 # The file's own keys
 
 
@@ -74,21 +121,38 @@ def test_missing_files(tmp_path: Path) -> None:
         ("name: s\nblocks: [3]", ["blocks[0]: 3 is not allowed; it must be"]),
         (
             "name: s\nblock: [{}]",
-            ["block: unknown key; allowed: name, description, lab, base, quick, blocks"],
+            [
+                "block: unknown key (did you mean 'blocks'?); "
+                "allowed: name, description, lab, base, quick, blocks"
+            ],
         ),
         (
             "name: s\nblocks: [{}, {axis: {}}]",
-            ["blocks[1].axis: unknown key; allowed: name, base, axes, skip, published, quick"],
+            [
+                "blocks[1].axis: unknown key (did you mean 'axes'?); "
+                "allowed: name, base, axes, skip, published, quick"
+            ],
         ),
         ("name: s\nblocks: [{axes: {nodes: 3}}]", ["blocks[0].axes.nodes: 3 is not allowed", "valid list"]),
-        ("name: s\nblocks: [{axes: [nodes]}]", ["blocks[0].axes: ['nodes'] is not allowed", "dictionary"]),
+        ("name: s\nblocks: [{axes: [nodes]}]", ["blocks[0].axes: ['nodes'] is not allowed", "mapping"]),
         ("name: s\nblocks: [{skip: {nodes: 1}}]", ["blocks[0].skip: {'nodes': 1} is not allowed"]),
         ("name: s\nblocks: [{base: 1}]", ["blocks[0].base: 1 is not allowed"]),
         ("name: s\nbase: 1\nblocks: [{}]", ["base: 1 is not allowed"]),
         ("name: s\nbase: {1: 2}\nblocks: [{}]", ["base[1]", "1 is not allowed; it must be a valid string"]),
         ("name: 3\nblocks: [{}]", ["name: 3 is not allowed; it must be a valid string"]),
-        ("name: My Sweep\nblocks: [{}]", ["name: 'My Sweep': ", "^[a-z0-9]"]),
-        ("name: ../up\nblocks: [{}]", ["name: '../up': "]),
+        (
+            "name: My Sweep\nblocks: [{}]",
+            ["name: 'My Sweep' is not allowed; it must be 1 to 64 lower-case letters"],
+        ),
+        ("name: ../up\nblocks: [{}]", ["name: '../up' is not allowed"]),
+        ('name: "s\\n"\nblocks: [{}]', [r"name: 's\n' is not allowed"]),
+        (
+            "name: s\nblock: 1\nblocks: [{bsae: {}}]",
+            [
+                "block: unknown key (did you mean 'blocks'?)",
+                "blocks[0].bsae: unknown key (did you mean 'base'?)",
+            ],
+        ),
         ("name: s\ndescription: 3\nblocks: [{}]", ["description: 3 is not allowed"]),
         ("name: 3\nblocks: 4\nfoo: 5", ["name: 3", "blocks: 4", "foo: unknown key"]),  # all errors at once
     ],
@@ -115,7 +179,8 @@ def test_sweep_keys(path: Path, text: str, messages: list[str]) -> None:
 )
 def test_unknown_field(path: Path, text: str, place: str, field: str) -> None:
     message = load_error(path, "name: s\n" + text.format(field))
-    assert message == f"{path}: {place}: unknown key {field!r}; allowed: {FIELDS}"
+    near = {"lrr": " (did you mean 'lr'?)", "Strategy": " (did you mean 'strategy'?)"}.get(field, "")
+    assert message == f"{path}: {place}: unknown key {field!r}{near}; allowed: {FIELDS}"
 
 
 VALUES = [
@@ -207,7 +272,7 @@ def test_unknown_name_lists_the_known_ones(path: Path, field: str, registry: Reg
         ),
         (
             "{base: {strategy: {name: one_shot, inti: x}}}",
-            "blocks[0].base.strategy.inti: unknown key; allowed: init",
+            "blocks[0].base.strategy.inti: unknown key (did you mean 'init'?); allowed: init",
         ),
         (
             "{base: {strategy: {name: serial, x: 1}}}",
@@ -272,7 +337,7 @@ def test_strategy_parameter_without_a_strategy(path: Path) -> None:
         ("lr", "must have the form key=value"),
         ("=1", "must have the form key=value"),
         ("", "must have the form key=value"),
-        ("lrr=1", f"unknown key 'lrr'; allowed: {FIELDS}"),
+        ("lrr=1", f"unknown key 'lrr' (did you mean 'lr'?); allowed: {FIELDS}"),
         ("lr.x=1", f"unknown key 'lr.x'; allowed: {FIELDS}"),
         ("strategy.inti=1", "unknown key; allowed: no parameters"),
     ],

@@ -8,8 +8,9 @@ torch; the conformance suite enforces it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
@@ -22,6 +23,12 @@ class Component(BaseModel):
     """A named part of a run. Frozen; unknown, mistyped, nan and infinite parameters are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """` (did you mean 'serial'?)` for a misspelt name; empty if no known name is similar."""
+    similar = get_close_matches(name.lower()[:100], known, n=1, cutoff=0.7)
+    return f" (did you mean {similar[0]!r}?)" if similar else ""
 
 
 T = TypeVar("T")
@@ -40,8 +47,12 @@ class Registry(Generic[T]):
         if name not in self.entries:
             raise PydanticCustomError(
                 "unknown_name",
-                "unknown {kind}; known: {known}",
-                {"kind": self.kind, "known": ", ".join(self.entries)},
+                "unknown {kind}{suggestion}; known: {known}",
+                {
+                    "kind": self.kind,
+                    "suggestion": suggestion(name, self.entries),
+                    "known": ", ".join(self.entries),
+                },
             )
         module, _, attribute = self.entries[name].partition(":")
         loaded: type[T] = getattr(import_module(module), attribute)

@@ -1,0 +1,114 @@
+"""What the command line writes to a terminal or a file: its output, and messages about errors."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import sys
+from contextlib import suppress
+from itertools import chain
+from textwrap import wrap
+
+import typer
+from pydantic import ValidationError
+
+from orchestrator.errors import StorageError, storage_trouble
+from orchestrator.sweeps.validation import error_lines
+from trainer.core.record import printable
+
+# Of a message: names and values may be as long as a file.
+MAX_WORD, MAX_LINE, MAX_LINES = 160, 2000, 20
+
+
+class _Output(io.TextIOWrapper):
+    """Standard output that raises StorageError if it cannot be written."""
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            self._abandon(error)
+            raise StorageError("standard output", storage_trouble(error)) from error
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self._abandon(error)
+            raise StorageError("standard output", storage_trouble(error)) from error
+
+    def _abandon(self, error: OSError) -> None:
+        """Discard what is printed from now on, so that clean-up does not fail, too."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
+        if isinstance(error, BrokenPipeError):  # as of `| head`, which has read enough
+            raise SystemExit(1)
+
+
+def guard_output() -> None:
+    """Let failed writes to standard output be a StorageError, and print `?` for what it cannot encode."""
+    plain = sys.stdout
+    if plain is not sys.__stdout__ or not isinstance(plain, io.TextIOWrapper):
+        return  # closed, or replaced by a program that imports this one
+    unable = plain.errors in ("strict", "surrogateescape")  # to print what the encoding lacks
+    sys.stdout = _Output(
+        plain.detach(),
+        encoding=plain.encoding,
+        errors="replace" if unable else plain.errors,
+        line_buffering=plain.line_buffering,
+        write_through=plain.write_through,
+    )
+
+
+def print_error(message: str) -> None:
+    """Print a message to standard error, shortened where it repeats long input.
+
+    A terminal gets lines that end between words.
+    """
+    text = f"error: {shortened(message)}"
+    with suppress(OSError):  # the exit code remains
+        print(_wrapped(text) if sys.stderr and sys.stderr.isatty() else text, file=sys.stderr)
+
+
+def _wrapped(text: str) -> str:
+    width = max(20, shutil.get_terminal_size().columns)
+    lines = [
+        wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.splitlines()
+    ]
+    return "\n".join(chain.from_iterable(lines))
+
+
+def shortened(message: str) -> str:
+    """The message with long words and lines cut in the middle, and without lines beyond the first 20."""
+    lines = [
+        _cut(re.sub(rf"\S{{{MAX_WORD + 1},}}", lambda word: _cut(word[0], MAX_WORD), line), MAX_LINE)
+        for line in message.splitlines()[:MAX_LINES]
+    ]
+    if left_out := len(message.splitlines()) - len(lines):
+        lines.append(f"and {left_out} more")
+    return printable("\n".join(lines))
+
+
+def _cut(text: str, length: int) -> str:
+    if len(text) <= length:
+        return text
+    half = (length - 1) // 2
+    return f"{text[:half]}…{text[-half:]}"
+
+
+def usage_message(error: typer.TyperException) -> str:
+    """What is wrong with a command line, in one line; empty if its help was printed instead."""
+    context = getattr(error, "ctx", None)
+    if (
+        isinstance(error, typer.BadParameter)
+        and isinstance(error.__cause__, ValidationError)
+        and error.param
+    ):
+        name = error.param.get_error_hint().replace("'", "")
+        return "; ".join(error_lines(error.__cause__, lambda _: name))
+    text = " ".join(error.format_message().split()).rstrip(".")
+    advice = f" (see {context.command_path} --help)" if text and context else ""
+    return text[:1].lower() + text[1:] + advice
