@@ -44,3 +44,10 @@ def output_error(directory: Path, error: OSError, option: str = "--out") -> Inpu
     else:
         reason = f"cannot be written ({error.strerror or error})"
     return InputError(f"{directory}: {reason}; choose another {option}")
+
+
+def data_error(data_dir: Path, error: Exception) -> InputError | StorageError:
+    """The error for a dataset that is missing or damaged, or for which the disk has no room."""
+    if isinstance(error.__cause__, OSError) and is_full(error.__cause__):
+        return StorageError(data_dir, storage_trouble(error.__cause__))
+    return InputError(str(error))

@@ -11,7 +11,7 @@ from statistics import fmean
 from textwrap import wrap
 from typing import Any
 
-from orchestrator.errors import InputError, output_error
+from orchestrator.errors import InputError, data_error, output_error
 from orchestrator.report import formats
 from orchestrator.report.model.labels import component_label
 from orchestrator.results.store import write_atomic
@@ -92,7 +92,7 @@ def preview(runs: Sequence[RunSpec], data_dir: Path) -> Iterator[PartitionPrevie
         dataset.prepare(data_dir)
         data = dataset.load(data_dir)
     except DataError as error:
-        raise InputError(str(error)) from error
+        raise data_error(data_dir, error) from error
     for run in runs:
         try:
             yield PartitionPreview(run, partition_summary(run, data.train.labels, data.classes))

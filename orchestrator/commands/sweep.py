@@ -80,6 +80,8 @@ def run_sweep(
     failed = [result for result in results if result.status != "ok"]
     for result in failed:
         console.print(f"{result.status}: {result.key}: {result.cause}")
+        directory = paths.run(result.key).directory
+        console.print(f"  log: {directory / result.log}" if result.log else f"  logs: {directory}/")
     console.print(f"{len(results) - len(failed)} of {total} runs ok, {len(failed)} not")
     return 1 if failed else 0
 

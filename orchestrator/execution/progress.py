@@ -96,6 +96,9 @@ class PlainProgress:
             speed = f", {throughput} samples/s" if throughput else ""
             self._line(f"  {name}: epoch {epoch}{shown_loss}{speed}")
 
+    def note(self, text: str) -> None:
+        self._line(text)
+
     def end(self, number: int, total: int, result: RunResult, skipped: bool) -> None:
         if not skipped:
             self._time_left.seconds.append(result.wall_s)

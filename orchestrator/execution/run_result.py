@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -49,6 +50,7 @@ def build_result(
     invalid: str | None = None,
     weights_kept: bool = True,
     launcher_log: str = "",
+    logs: Sequence[str] = (),
     cores: float,
     environment: dict[str, Any],
     warm: bool = False,
@@ -65,6 +67,7 @@ def build_result(
         usage: of the containers, if nodes are containers.
         invalid: why a record of the run cannot be used.
         launcher_log: what mpirun has written, if it starts the ranks.
+        logs: the names of the log files that are not empty.
         warm: whether warm nodes forked the ranks. nodes_replaced: why these nodes were replaced.
         engine_s: seconds in which an engine started and stopped containers.
     """
@@ -102,6 +105,7 @@ def build_result(
         key=spec.key,
         status=status,
         cause=cause,
+        log=log_of(cause, logs) if cause else None,
         spec=spec.model_dump(mode="json"),
         topology=spec.topology,
         runtime=runtime,
@@ -139,6 +143,21 @@ def build_result(
         usage=list(usage),
         environment=environment,
     )
+
+
+def log_of(cause: str, logs: Sequence[str]) -> str | None:
+    """The log of the first process that the cause names, or the only log.
+
+    logs: file names, such as node-0.log for `node 0`.
+    """
+    named = {
+        name: found.start()
+        for name in logs
+        if (found := re.search(rf"\b{re.escape(name.removesuffix('.log').replace('-', ' '))}\b", cause))
+    }
+    if named:
+        return min(named, key=named.__getitem__)
+    return logs[0] if len(logs) == 1 else None
 
 
 def _elapsed_s(attempts: Attempts, end: float | None) -> float | None:

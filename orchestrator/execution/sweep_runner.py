@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from orchestrator.errors import InputError, StorageError, storage_trouble
+from orchestrator.errors import InputError, StorageError, data_error, storage_trouble
 from orchestrator.execution.run_result import build_result
 from orchestrator.results.environment import environment
 from orchestrator.results.records import RunResult
@@ -22,6 +22,8 @@ from orchestrator.results.store import (
     RunPaths,
     SweepPaths,
     SweepRecord,
+    UnusableFile,
+    check_same_sweep,
     read_result,
     read_usage,
     write_atomic,
@@ -45,6 +47,7 @@ class Progress(Protocol):
 
     def begin(self, number: int, total: int, run: RunSpec) -> None: ...
     def events(self, events: Sequence[Event]) -> None: ...
+    def note(self, text: str) -> None: ...
     def end(self, number: int, total: int, result: RunResult, skipped: bool) -> None: ...
 
 
@@ -64,7 +67,11 @@ class SweepRunner:
         return {**environment(), **self.runtime.environment()}
 
     def prepare(self, sweep: Sweep) -> None:
-        """Check every run and download the datasets before anything starts. Raises InputError."""
+        """Check every run and download the datasets before anything starts.
+
+        Raises InputError, or StorageError if there is no room for a dataset.
+        """
+        check_same_sweep(self.paths, sweep.spec.name, {run.key for run in sweep.runs})
         for run in sweep.runs:
             if reason := self.runtime.unsupported_reason(run):
                 raise InputError(f"{run.key}: {reason}")
@@ -73,7 +80,7 @@ class SweepRunner:
             try:
                 dataset.prepare(self.data_dir)
             except DataError as error:
-                raise InputError(str(error)) from error
+                raise data_error(self.data_dir, error) from error
         record = SweepRecord(
             name=sweep.spec.name,
             description=sweep.spec.description,
@@ -97,7 +104,7 @@ class SweepRunner:
         unremoved = []
         for number, run in enumerate(sweep.runs, start=1):
             paths = self.paths.run(run.key)
-            done = read_result(paths.result)
+            done = self._result_of(paths)
             skipped = done is not None and done.status == "ok"
             if done is None or not skipped:
                 self.progress.begin(number, total, run)
@@ -118,6 +125,15 @@ class SweepRunner:
             yield done
         if unremoved:
             raise InputError("\n".join(unremoved))
+
+    def _result_of(self, paths: RunPaths) -> RunResult | None:
+        """The result of an earlier sweep. One that cannot be used is renamed, and the run repeated."""
+        try:
+            return read_result(paths.result)
+        except UnusableFile as error:
+            os.replace(paths.result, paths.unusable_result)
+            self.progress.note(f"{error}\n  kept as {paths.unusable_result.name}; the run is repeated")
+            return None
 
     def run(self, spec: RunSpec) -> RunResult:
         """Execute one run, from the start or its last checkpoint, and write its result.
@@ -158,6 +174,7 @@ class SweepRunner:
             invalid=invalid,
             weights_kept=paths.weights.exists(),
             launcher_log=_launcher_log(paths),
+            logs=sorted(log.name for log in paths.directory.glob("*.log") if log.stat().st_size),
             warm=plan.warm,
             nodes_replaced=replaced,
             engine_s=(handle.engine_start_s, handle.engine_stop_s),
@@ -256,7 +273,7 @@ def _remove_previous_attempt(paths: RunPaths) -> None:
     """Empty the run's directory except for the checkpoints, from which this attempt resumes."""
     paths.directory.mkdir(parents=True, exist_ok=True)
     for left in paths.directory.iterdir():
-        if left == paths.checkpoints:
+        if left in (paths.checkpoints, paths.unusable_result):
             continue
         if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left, ignore_errors=True)

@@ -112,6 +112,7 @@ class RunResult(Record):
     key: str
     status: Status
     cause: str | None  # why the run is not ok, with the name of the node
+    log: str | None = None  # the file in the run's directory that may say more about the cause
     spec: dict[str, Any]
     topology: str
     runtime: str

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -16,7 +16,10 @@ from orchestrator.errors import InputError, output_error
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
 from trainer.core.cgroup import NodeUsage
-from trainer.core.record import checked, parse_object
+from trainer.core.record import checked, first_error, parse_object
+from trainer.spec.run_spec import RunSpec
+
+T = TypeVar("T", bound=BaseModel)
 
 MAX_USAGE_BYTES = 2**20  # about 300 bytes of each of at most 1024 nodes
 
@@ -54,6 +57,11 @@ class RunPaths:
     @property
     def result(self) -> Path:
         return self.directory / "result.json"
+
+    @property
+    def unusable_result(self) -> Path:
+        """A result that could not be used, kept when the run is repeated."""
+        return self.directory / "result.unusable.json"
 
     @property
     def events(self) -> Path:
@@ -158,18 +166,38 @@ def make_world_writable(directory: Path) -> None:
     directory.chmod(0o1777)
 
 
+class UnusableFile(InputError):
+    """A stored file is damaged, unreadable or of another version. reason: why, without its path."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.reason = reason
+
+
 def read_result(path: Path) -> RunResult | None:
-    """The result in the file; None if there is no file. Raises InputError for an invalid file."""
+    """The result in the file; None if there is no file. Raises UnusableFile."""
+    result = _read(RunResult, path)
+    if result is not None:
+        try:
+            RunSpec.model_validate(result.spec)
+        except ValidationError as error:
+            raise UnusableFile(path, f"is of another version: spec.{first_error(error)}") from error
+    return result
+
+
+def _read(model: type[T], path: Path) -> T | None:
     try:
-        return RunResult.model_validate_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValidationError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path}: not a result of this version; delete it to run again ({error})"
-        ) from error
+        raise UnusableFile(path, f"cannot be read ({error.strerror})") from error
+    try:
+        return model.model_validate(parse_object(data, "content"))
+    except ValidationError as error:
+        raise UnusableFile(path, f"is damaged or of another version: {first_error(error)}") from error
+    except ValueError as error:
+        raise UnusableFile(path, f"is damaged: {error}") from error
 
 
 def read_usage(path: Path) -> list[NodeUsage]:
@@ -185,13 +213,50 @@ def read_usage(path: Path) -> list[NodeUsage]:
 
 
 def read_record(paths: SweepPaths) -> SweepRecord:
-    """The sweep of the directory. Raises InputError if it has none."""
+    """The sweep of the directory. Raises InputError if it has none, UnusableFile if it cannot be read."""
+    record = _read(SweepRecord, paths.record)
+    if record is None:
+        raise InputError(f"{paths.directory}: no sweep.json here; is this a results directory?")
+    return record
+
+
+def check_same_sweep(paths: SweepPaths, name: str, keys: Collection[str]) -> None:
+    """Raise InputError if the directory has finished runs that a report of this sweep would not show.
+
+    The record of the directory is replaced by that of the sweep. If it is absent or damaged, all runs in
+    the directory count.
+
+    Args:
+        name: of the sweep. keys: of its runs.
+    """
     try:
-        return SweepRecord.model_validate_json(paths.record.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{paths.directory}: no sweep.json here; is this a results directory?") from None
-    except (OSError, ValidationError, UnicodeDecodeError) as error:
-        raise InputError(f"{paths.record}: cannot be read ({error})") from error
+        record = _read(SweepRecord, paths.record)
+    except UnusableFile:
+        record = None
+    recorded = (
+        record.keys if record else [each.parent.name for each in paths.directory.glob("*/result.json")]
+    )
+    finished = [key for key in recorded if _is_finished(paths.run(key).result)]
+    lost = [key for key in finished if key not in keys]
+    if record and record.name != name and finished:
+        raise InputError(
+            f"{paths.directory}: has {len(finished)} finished runs of another sweep, {record.name!r}; "
+            "choose another --out"
+        )
+    if lost:
+        raise InputError(
+            f"{paths.directory}: {len(lost)} of its {len(finished)} finished runs are not among the "
+            f"{len(keys)} of this command, and its report would lose them; choose another --out, or "
+            "include these runs"
+        )
+
+
+def _is_finished(path: Path) -> bool:
+    try:
+        result = read_result(path)
+    except UnusableFile:
+        return False
+    return result is not None and result.status == "ok"
 
 
 @contextmanager

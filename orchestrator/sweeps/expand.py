@@ -69,15 +69,27 @@ def check_field(name: str, place: str) -> None:
         )
 
 
-def expand(block: BlockFields) -> Iterator[RunSpec]:
-    """One run for every combination that no skip entry matches. Raises InputError."""
+def expand(block: BlockFields, *, every_skip_matches: bool = False) -> Iterator[RunSpec]:
+    """One run for every combination that no skip entry matches. Raises InputError.
+
+    every_skip_matches: whether a skip entry that matches no combination is an error.
+    """
     for entry, place in block.skip:
         _check_skip(entry, place)
+    unused = dict.fromkeys(place for _, place in block.skip)
     for combination in product(*block.fields.values()):
         written = dict(zip(block.fields, combination, strict=True))
         values = _nested(written, block.place)
-        if not any(_matches(_filled(values), entry) for entry, _ in block.skip):
+        filled = _filled(values) if block.skip else {}
+        matching = [place for entry, place in block.skip if _matches(filled, entry)]
+        for place in matching:
+            unused.pop(place, None)
+        if not matching:
             yield _checked(values, written, block.place)
+    if every_skip_matches and unused:
+        raise InputError(
+            f"{next(iter(unused))}: matches none of the block's {block.combinations} combinations"
+        )
 
 
 def matches(run: RunSpec, entry: Values) -> bool:

@@ -116,7 +116,7 @@ def load_sweep(
     left_out = [quick and block.quick is None for block in spec.blocks]
     _check_combinations(all_fields, path)
     expanded = [
-        [] if out else list(expand(block_fields))
+        [] if out else list(expand(block_fields, every_skip_matches=not overrides))
         for block_fields, out in zip(all_fields, left_out, strict=True)
     ]
     runs = _distinct(chain.from_iterable(expanded))

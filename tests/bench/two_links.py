@@ -47,6 +47,9 @@ class TwoLinks:
     def begin(self, number: int, total: int, run: RunSpec) -> None:
         """Print nothing: there is only one run."""
 
+    def note(self, text: str) -> None:
+        """Print nothing."""
+
     def end(self, number: int, total: int, result: RunResult, skipped: bool) -> None:
         """Print nothing."""
 

@@ -329,10 +329,6 @@ def damaged_result(scene: Scene, draws: random.Random) -> None:
     path.write_bytes(data[: draws.randrange(1, len(data) - 1)])
 
 
-def remove_result(scene: Scene) -> None:
-    scene.paths.run(scene.run.key).result.unlink()
-
-
 def damaged_record(scene: Scene, draws: random.Random) -> None:
     """Cut off the record of the sweep, sweep.json."""
     data = scene.paths.record.read_bytes()

@@ -55,6 +55,7 @@ class RecordingDisplay:
     def events(self, events: Sequence[Event]) -> None:
         self.seen += events
 
+    def note(self, text: str) -> None: ...
     def end(self, number: int, total: int, result: RunResult, skipped: bool) -> None: ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import multiprocessing
 import os
@@ -106,6 +107,24 @@ def test_absent_file_is_downloaded_once(server: Server, tmp_path: Path) -> None:
     assert archive.read(tmp_path) == CONTENT
     assert names(tmp_path) == {"file.gz"}
     assert server.requests == ["/good"]
+
+
+def test_full_disk_ends_a_download_at_its_first_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def fetch(archive: Archive, url: str, partial: Path) -> None:
+        tried.append(url)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Archive, "_fetch", fetch)
+    with pytest.raises(DataError) as caught:
+        Archive("file.gz", MD5, ("https://one", "https://two")).ensure(tmp_path)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.__cause__.errno == errno.ENOSPC
+    assert tried == ["https://one"]
+    assert names(tmp_path) == set()
 
 
 def test_open_verified_starts_at_the_first_byte(server: Server, tmp_path: Path) -> None:

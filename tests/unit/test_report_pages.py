@@ -14,7 +14,6 @@ import pytest
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from orchestrator.errors import InputError
 from orchestrator.report import formats, write_report
 from orchestrator.report.figures import draw
 from orchestrator.report.figures.lines import QUANTITIES, lines_over_nodes
@@ -23,7 +22,7 @@ from orchestrator.report.figures.style import RC, Style
 from orchestrator.report.metrics.data_partition import partition_summary_of
 from orchestrator.report.model.comparison import read_comparison
 from orchestrator.report.render.columns import GROUPS
-from orchestrator.report.render.summary import one_line
+from orchestrator.report.render.summary import STATES, one_line
 from orchestrator.results.records import (
     RunResult,
 )
@@ -36,7 +35,9 @@ from tests.unit.report_support import (
     a_record,
     a_run,
     cells,
+    csv_lines,
     repeated,
+    unrendered_figures,
     write_page,
     write_sweep,
 )
@@ -250,13 +251,39 @@ def test_figures_are_reproducible_and_stale_ones_are_removed(tmp_path: Path) -> 
     assert first == {file.name: file.read_text() for file in paths.plots.glob("*.svg")}
 
 
-def test_a_result_of_another_version_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        json.dumps({**SERIAL.model_dump(), "spec": {"strategy": "telepathy"}}),
+        SERIAL.model_dump_json().replace('"wall_s":', '"wall_s": NaN, "_":'),
+    ],
+)
+def test_an_unusable_result_is_a_row_with_a_cause(tmp_path: Path, text: str) -> None:
     paths = SweepPaths(tmp_path)
-    write_atomic(paths.record, a_record([SERIAL]).model_dump_json())
-    strange = {**SERIAL.model_dump(), "spec": {"strategy": "telepathy"}}
-    write_atomic(paths.run(SERIAL.key).result, json.dumps(strange))
-    with pytest.raises(InputError, match=re.escape(f"{SERIAL.key}/result.json")):
+    write_atomic(paths.record, a_record([SERIAL, FAST]).model_dump_json())
+    write_atomic(paths.run(SERIAL.key).result, text)
+    write_atomic(paths.run(FAST.key).result, FAST.model_dump_json())
+    with unrendered_figures():
         write_report(paths)
+    comparison = read_comparison(paths)
+    assert [row.key for row in comparison.rows] == [FAST.key]
+    (why,) = comparison.unusable.values()
+    assert why.startswith(f"{SERIAL.key}/result.json is ")
+    lines = {line["key"]: line for line in csv_lines(comparison)}
+    assert (lines[SERIAL.key]["status"], lines[SERIAL.key]["cause"]) == ("unusable", why)
+    for page in (paths.html, paths.markdown):
+        assert f"{SERIAL.key}/result.json" in page.read_text()
+    assert STATES["unusable"] in one_line(comparison)
+
+
+def test_failed_runs_name_their_log(tmp_path: Path) -> None:
+    failed = FAST.model_copy(update={"status": "failed", "cause": "node 1: it broke", "log": "node-1.log"})
+    paths = write_page(tmp_path, SERIAL, failed)
+    name = f"{FAST.key}/node-1.log"
+    assert [line["log"] for line in csv_lines(read_comparison(paths))] == ["", name]
+    for page in (paths.html, paths.markdown):
+        assert name in page.read_text()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.execution.run_result import build_result, certify
+from orchestrator.execution.run_result import build_result, certify, log_of
 from orchestrator.results.records import RunResult, RuntimeInfo
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.local.runtime import LocalRuntime
@@ -489,3 +489,18 @@ def test_run_without_a_plan_has_no_lost_samples() -> None:
     certificate = certify([*events, *rank_until(1, 0)])
     assert certificate is not None
     assert (certificate.samples_lost, certificate.verified) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("cause", "logs", "expected"),
+    [
+        ("node 1 (process 5) was killed by SIGKILL", ["node-0.log", "node-1.log"], "node-1.log"),
+        ("node 12: ValueError", ["node-1.log", "node-12.log"], "node-12.log"),
+        ("node 2: it lost node 0", ["node-0.log", "node-2.log"], "node-2.log"),
+        ("node 1: it broke", ["nodes.log"], "nodes.log"),
+        ("mpirun was killed", ["node-0.log", "node-1.log"], None),
+        ("node 1: it broke", [], None),
+    ],
+)
+def test_log_of_a_failed_run(cause: str, logs: list[str], expected: str | None) -> None:
+    assert log_of(cause, logs) == expected

@@ -203,7 +203,7 @@ def test_memory_ranks_are_threads(nodes: int) -> None:
 
 
 def test_warm_up_and_patience_are_epochs() -> None:
-    assert spec(warm_up_epochs=10_000).warm_up_epochs == 10_000
+    assert spec(epochs=10_000, warm_up_epochs=10_000).warm_up_epochs == 10_000
     for bad in (-1, 10_001, 1.0, True, "1", None):
         assert "warm_up_epochs" in invalid_fields(warm_up_epochs=bad)
         assert "patience" in invalid_fields(patience=bad)

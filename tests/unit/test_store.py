@@ -16,6 +16,8 @@ from orchestrator.results.store import (
     RunPaths,
     SweepPaths,
     SweepRecord,
+    UnusableFile,
+    check_same_sweep,
     claimed,
     read_record,
     read_result,
@@ -105,20 +107,38 @@ def test_result_round_trip(tmp_path: Path) -> None:
         json.dumps({**json.loads(run_result().model_dump_json()), "version": 2}).encode(),
         json.dumps({**json.loads(run_result().model_dump_json()), "newer": 1}).encode(),
         run_result().model_dump_json().encode()[:-20],
+        run_result(wall_s=123.25).model_dump_json().replace("123.25", "NaN").encode(),
+        run_result(wall_s=123.25).model_dump_json().replace("123.25", "1e999").encode(),
+        run_result(spec={"strategy": "telepathy"}).model_dump_json().encode(),
+        b"[" * 100_000,
     ],
-    ids=["empty", "no fields", "no JSON", "no UTF-8", "version 2", "unknown field", "cut off"],
+    ids=[
+        "empty",
+        "no fields",
+        "no JSON",
+        "no UTF-8",
+        "version 2",
+        "unknown field",
+        "cut off",
+        "NaN",
+        "infinite",
+        "unknown strategy",
+        "nested",
+    ],
 )
-def test_invalid_result_error_names_the_fix(tmp_path: Path, content: bytes) -> None:
+def test_unusable_result_is_one_line(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "result.json"
     path.write_bytes(content)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(UnusableFile) as caught:
         read_result(path)
-    assert str(caught.value).startswith(f"{path}: not a result of this version; delete it to run again")
+    assert str(caught.value) == f"{path}: {caught.value.reason}"
+    assert "\n" not in caught.value.reason
+    assert len(caught.value.reason) < 400
 
 
 def test_unreadable_result(tmp_path: Path) -> None:
     (tmp_path / "result.json").mkdir()
-    with pytest.raises(InputError):
+    with pytest.raises(UnusableFile, match="Is a directory"):
         read_result(tmp_path / "result.json")
 
 
@@ -133,27 +153,76 @@ def test_directory_without_a_sweep(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"no sweep\.json here; is this a results directory\?"):
             read_record(SweepPaths(directory))
     (tmp_path / "sweep.json").write_text("{}")
-    with pytest.raises(InputError, match=r"sweep\.json: cannot be read"):
+    with pytest.raises(UnusableFile, match=r"sweep\.json: is damaged or of another version: name: [^\n]*$"):
         read_record(SweepPaths(tmp_path))
     (tmp_path / "file").touch()
     with pytest.raises(InputError):
         read_record(SweepPaths(tmp_path / "file"))
 
 
-def test_files_are_read_as_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    original = Path.read_text
+# One directory, one sweep
 
-    def read_text(path: Path, encoding: str | None = None, errors: str | None = None) -> str:
-        asked.append(encoding)
-        return original(path, encoding or "utf-8", errors)
 
-    monkeypatch.setattr(Path, "read_text", read_text)
-    write_atomic(tmp_path / "result.json", run_result(flags=["×"]).model_dump_json())
-    read_result(tmp_path / "result.json")
-    write_atomic(tmp_path / "sweep.json", RECORD.model_dump_json())
-    read_record(SweepPaths(tmp_path))
-    assert asked == ["utf-8", "utf-8"]
+def finished(paths: SweepPaths, *keys: str, status: str = "ok") -> None:
+    for key in keys:
+        write_atomic(paths.run(key).result, run_result(status, key=key).model_dump_json())
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("s", {"a", "b"}),  # the same command resumes
+        ("s", {"a", "b", "c"}),  # more seeds
+        ("s", {"a", "c"}),  # b has not finished
+    ],
+)
+def test_sweep_that_keeps_all_finished_runs_continues(tmp_path: Path, name: str, keys: set[str]) -> None:
+    paths = SweepPaths(tmp_path)
+    check_same_sweep(paths, name, keys)  # nothing is there yet
+    write_atomic(paths.record, RECORD.model_copy(update={"keys": ["a", "b"]}).model_dump_json())
+    finished(paths, "a")
+    finished(paths, "b", status="failed")
+    finished(paths, "of another record")
+    check_same_sweep(paths, name, keys)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "facts"),
+    [
+        ("s", {"a", "c"}, ["1 of its 2 finished runs", "--out"]),
+        ("s", {"c"}, ["2 of its 2 finished runs", "--out"]),
+        ("t", {"a", "b"}, ["2 finished runs of another sweep, 's'", "--out"]),
+    ],
+)
+def test_sweep_that_would_lose_finished_runs_is_refused(
+    tmp_path: Path, name: str, keys: set[str], facts: list[str]
+) -> None:
+    paths = SweepPaths(tmp_path)
+    write_atomic(paths.record, RECORD.model_copy(update={"keys": ["a", "b"]}).model_dump_json())
+    finished(paths, "a", "b")
+    with pytest.raises(InputError) as caught:
+        check_same_sweep(paths, name, keys)
+    assert str(caught.value).startswith(f"{tmp_path}: ")
+    for fact in facts:
+        assert fact in str(caught.value)
+
+
+def test_another_sweep_may_replace_one_without_finished_runs(tmp_path: Path) -> None:
+    paths = SweepPaths(tmp_path)
+    write_atomic(paths.record, RECORD.model_dump_json())
+    finished(paths, *RECORD.keys, status="failed")
+    check_same_sweep(paths, "t", {"c"})
+
+
+@pytest.mark.parametrize("content", [None, "{"])
+def test_without_a_record_all_finished_runs_count(tmp_path: Path, content: str | None) -> None:
+    paths = SweepPaths(tmp_path)
+    if content:
+        paths.record.write_text(content)
+    finished(paths, "a", "b")
+    check_same_sweep(paths, "s", {"a", "b"})
+    with pytest.raises(InputError, match="1 of its 2"):
+        check_same_sweep(paths, "s", {"a"})
 
 
 # Locking

@@ -101,7 +101,6 @@ def test_parameters_of_components(load: Load) -> None:
             "{seed: 0, strategy: ddp}",
             [("one_shot", 1), ("one_shot", 2)],
         ),  # matches a field remaining at its default
-        ("{dataset: mnist}", [("one_shot", 1), ("one_shot", 2), ("ddp", 1), ("ddp", 2)]),
         ("{strategy.init: independent}", [("ddp", 1), ("ddp", 2)]),
     ],
 )
@@ -109,6 +108,26 @@ def test_skip(load: Load, entry: str, remaining: list[tuple[str, int]]) -> None:
     strategies = "[{name: one_shot, init: independent}, ddp]"
     sweep = load(f"[{{axes: {{strategy: {strategies}, nodes: [1, 2]}}, skip: [{entry}]}}]")
     assert field_values(sweep, "strategy", "nodes") == remaining
+
+
+@pytest.mark.parametrize(
+    "entry", ["{dataset: mnist}", "{strategy: ddp, nodes: 9}", "{strategy.init: broadcast}"]
+)
+def test_skip_that_matches_nothing(load: Load, entry: str) -> None:
+    blocks = (
+        f"[{{axes: {{strategy: [serial, ddp], nodes: [1, 2]}}, skip: [{{strategy: serial}}, {entry}]}}]"
+    )
+    with pytest.raises(
+        InputError, match=r"blocks\[0\]\.skip\[1\]: matches none of the block's 4 combinations"
+    ):
+        load(blocks)
+    assert len(load(blocks, "seed=1").runs) == 2  # an option may have removed what it matches
+
+
+def test_skip_entry_within_another_one_is_no_error(load: Load) -> None:
+    skip = "[{strategy: serial}, {strategy: serial, nodes: 2}]"
+    blocks = f"[{{axes: {{strategy: [serial, ddp], nodes: [1, 2]}}, skip: {skip}}}]"
+    assert field_values(load(blocks), "strategy", "nodes") == [("ddp", 1), ("ddp", 2)]
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,10 @@ def test_unknown_name_lists_the_known_ones(path: Path, field: str, registry: Reg
     [
         ("{}", "blocks[0].strategy: is missing"),
         (
+            "{base: {strategy: ddp, warm_up_epochs: 4}}",
+            "blocks[0].base.warm_up_epochs: 4 epochs of warm-up are more than epochs; allowed: 0 to 3",
+        ),
+        (
             "{base: {strategy: serial}, axes: {nodes: [1, 2]}}",
             "blocks[0].axes.nodes[1]: serial cannot run on 2",
         ),

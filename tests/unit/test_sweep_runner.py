@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -23,6 +24,8 @@ from orchestrator.runtimes.local.runtime import LocalRuntime
 from orchestrator.sweeps.load import Sweep, load_sweep
 from tests.unit.conftest import run_result
 from trainer.core.events import Event
+from trainer.data.base import DataError, Dataset
+from trainer.data.datasets.synthetic import Synthetic
 from trainer.spec.run_spec import RunSpec
 
 
@@ -66,6 +69,7 @@ class FakeRunHandle(RunHandle):
 class SilentDisplay:
     def begin(self, number: int, total: int, run: RunSpec) -> None: ...
     def events(self, events: Sequence[Event]) -> None: ...
+    def note(self, text: str) -> None: ...
     def end(self, number: int, total: int, result: RunResult, skipped: bool) -> None: ...
 
 
@@ -93,6 +97,25 @@ def test_environment_is_read_once_per_sweep(tmp_path: Path, monkeypatch: pytest.
         ).results(sweep)
     )
     assert len(environments) == 2
+
+
+@pytest.mark.parametrize(
+    ("cause", "expected"),
+    [(OSError(errno.ENOSPC, "No space"), StorageError), (OSError(errno.EACCES, "No"), InputError)],
+)
+def test_data_without_room_is_no_bad_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: OSError, expected: type[Exception]
+) -> None:
+    def prepare(dataset: Dataset, data_dir: Path) -> NoReturn:
+        raise DataError("not there") from cause
+
+    monkeypatch.setattr(Synthetic, "prepare", prepare)
+    file = tmp_path / "s.yml"
+    file.write_text("name: s\nblocks: [{base: {strategy: serial, dataset: synthetic}}]")
+    runner = SweepRunner(FakeRuntime(), "nothing", SweepPaths(tmp_path / "o"), tmp_path, SilentDisplay())
+    with pytest.raises(expected):
+        runner.prepare(load_sweep(file))
+    assert not runner.paths.directory.exists()
 
 
 def fills_the_disk(paths: RunPaths) -> NoReturn:
@@ -144,6 +167,31 @@ def test_sweep_stops_when_results_cannot_be_written(
     assert trouble in str(row.cause)
     assert not first.live.exists()
     assert not second.directory.exists()
+
+
+@pytest.mark.parametrize("damage", [b"{", b"NaN"])
+def test_run_with_an_unusable_result_is_repeated_and_the_file_kept(tmp_path: Path, damage: bytes) -> None:
+    runner, sweep, _ = finished_with_checkpoints(tmp_path, runs=2)
+    first, second = (runner.paths.run(run.key) for run in sweep.runs)
+    first.result.write_bytes(damage)
+    before = second.result.read_bytes()
+    runner.prepare(sweep)
+    repeated, kept = runner.results(sweep)
+    assert (repeated.status, kept.status) == ("failed", "ok")
+    assert read_result(first.result) == repeated
+    assert first.unusable_result.read_bytes() == damage
+    assert second.result.read_bytes() == before
+    list(runner.results(sweep))
+    assert first.unusable_result.read_bytes() == damage
+
+
+def test_another_sweep_in_the_directory_is_refused_before_its_record_is_replaced(tmp_path: Path) -> None:
+    runner, sweep, _ = finished_with_checkpoints(tmp_path, runs=2)
+    runner.prepare(sweep)
+    before = runner.paths.record.read_bytes()
+    with pytest.raises(InputError, match="1 of its 2 finished runs"):
+        runner.prepare(replace(sweep, runs=sweep.runs[:1]))
+    assert runner.paths.record.read_bytes() == before
 
 
 def finished_with_checkpoints(tmp_path: Path, runs: int) -> tuple[SweepRunner, Sweep, list[Path]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from typing import Annotated, Any, TypeVar
+from math import isfinite
+from typing import Annotated, Any, NoReturn, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -46,7 +47,7 @@ R = TypeVar("R", bound=Record)
 def parse_object(text: str | bytes, what: str) -> dict[str, Any]:
     """The JSON object in `text`. Raises ValueError for anything else; the message starts with `what`."""
     try:
-        value = json.loads(text, parse_constant=_reject)
+        value = json.loads(text, parse_constant=_reject, parse_float=_finite)
     except RecursionError:
         raise ValueError(f"{what}: nested too deeply: {_excerpt(text)}") from None
     except ValueError as error:
@@ -64,14 +65,24 @@ def checked(model: type[R], fields: dict[str, Any], what: str) -> R:
     try:
         return model.model_validate(fields, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        field = printable(".".join(str(part)[:MAX_EXCERPT] for part in first["loc"]))
-        wrong = "" if first["type"] == "missing" else f", not {_excerpt(first['input'])}"
-        raise ValueError(f"{what}: {field}: {first['msg']}{wrong}") from None
+        raise ValueError(f"{what}: {first_error(error)}") from None
 
 
-def _reject(constant: str) -> None:
-    raise ValueError(f"{constant} is not a number")
+def first_error(error: ValidationError) -> str:
+    """The first wrong field, what it must be, and an excerpt of what it is, in one line."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    field = printable(".".join(str(part)[:MAX_EXCERPT] for part in first["loc"]))
+    wrong = "" if first["type"] == "missing" else f", not {_excerpt(first['input'])}"
+    return f"{field}: {first['msg']}{wrong}"
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    return value if isfinite(value) else _reject(number)
+
+
+def _reject(constant: str) -> NoReturn:
+    raise ValueError(f"{constant[:MAX_EXCERPT]} is not a finite number")
 
 
 def _excerpt(value: object) -> str:

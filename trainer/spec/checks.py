@@ -29,6 +29,7 @@ CHECK_ERROR_TYPES = (
     "optimizer",
     "target_accuracy",
     "patience",
+    "warm_up_epochs",
     "checkpoint_epochs",
     "checkpoint_steps",
     "restarts",
@@ -194,6 +195,16 @@ def patience(run: RunFields) -> CheckError:
             {"patience": run.patience, "epochs": run.epochs},
         )
     return None
+
+
+def warm_up(run: RunFields) -> CheckError:
+    if run.warm_up_epochs <= run.epochs:
+        return None
+    return PydanticCustomError(
+        "warm_up_epochs",
+        "{warm_up} epochs of warm-up are more than epochs; allowed: 0 to {epochs}",
+        {"warm_up": run.warm_up_epochs, "epochs": run.epochs},
+    )
 
 
 def samples(run: RunFields) -> CheckError:
@@ -414,6 +425,7 @@ CHECKS: tuple[Callable[[RunFields], CheckError], ...] = (
     optimizer,
     target_accuracy,
     patience,
+    warm_up,
     samples,
     partitioner,
     augmentation,

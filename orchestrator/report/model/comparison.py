@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from pydantic import ValidationError
-
-from orchestrator.errors import InputError
 from orchestrator.report.model.baselines import rows_of
 from orchestrator.report.model.groups import Group, groups_of
 from orchestrator.report.model.labels import ClusterShape, Workload
 from orchestrator.report.model.rows import Row
 from orchestrator.report.model.split_points import one_per_split
 from orchestrator.results.records import RunResult
-from orchestrator.results.store import SweepPaths, SweepRecord, read_record, read_result
+from orchestrator.results.store import SweepPaths, SweepRecord, UnusableFile, read_record, read_result
 
 REFERENCE_PARTITIONER = "random_partition"  # others are compared with it, if it was run
 
@@ -91,11 +88,16 @@ class WorkloadView:
 
 @dataclass(frozen=True)
 class Comparison:
-    """rows: the runs with a result, in the order of the sweep file. pending: keys of the others."""
+    """The runs of a sweep.
+
+    rows: the runs with a result, in the order of the sweep file. pending: keys of the others. unusable: by
+    key, why the result of a pending run cannot be used.
+    """
 
     record: SweepRecord
     rows: tuple[Row, ...]
     pending: tuple[str, ...]
+    unusable: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -127,24 +129,31 @@ def _busiest(planned: Sequence[Group]) -> ClusterShape:
 
 
 def read_comparison(paths: SweepPaths) -> Comparison:
-    """Read sweep.json and the results of its runs. Raises InputError with the path of an invalid file."""
-    record = read_record(paths)
-    results = {key: read_result(paths.run(key).result) for key in record.keys}
-    return compare(record, [(key, result) for key, result in results.items() if result is not None], paths)
+    """Read sweep.json and the results of its runs. Raises InputError if sweep.json is invalid."""
+    record, results, unusable = read_record(paths), [], {}
+    for key in record.keys:
+        try:
+            result = read_result(paths.run(key).result)
+        except UnusableFile as error:
+            unusable[key] = f"{key}/{paths.run(key).result.name} {error.reason}"
+        else:
+            results += [(key, result)] if result else []
+    return compare(record, results, unusable)
 
 
 def compare(
-    record: SweepRecord, results: Sequence[tuple[str, RunResult]], paths: SweepPaths | None = None
+    record: SweepRecord,
+    results: Sequence[tuple[str, RunResult]],
+    unusable: Mapping[str, str] | None = None,
 ) -> Comparison:
-    """Group results, given by key in the order of the sweep. paths: only for messages."""
-    parsed = []
-    for key, result in results:
-        try:
-            parsed.append((key, result, result.run))
-        except ValidationError as error:
-            path = paths.run(key).result if paths else key
-            raise InputError(
-                f"{path}: not a run of this version; delete it to run again ({error})"
-            ) from error
+    """Group results.
+
+    Args:
+        results: by key, in the order of the sweep.
+        unusable: by key, why other results cannot be used.
+    """
     done = {key for key, _ in results}
-    return Comparison(record, tuple(rows_of(parsed)), tuple(key for key in record.keys if key not in done))
+    rows = rows_of([(key, result, result.run) for key, result in results])
+    return Comparison(
+        record, tuple(rows), tuple(key for key in record.keys if key not in done), unusable or {}
+    )

@@ -68,6 +68,11 @@ class Row:
         return self.result.cause
 
     @property
+    def log(self) -> str | None:
+        """The log that may say more about the cause, in the results directory."""
+        return f"{self.key}/{self.result.log}" if self.result.log else None
+
+    @property
     def ok(self) -> bool:
         return self.result.status == "ok"
 

@@ -149,6 +149,7 @@ RESULT_COLUMNS: dict[str, Callable[[Row], Value]] = {
     "elapsed_s": lambda row: row.elapsed_s,
     "repeated_steps": lambda row: row.repeated_steps,
     "samples_lost": lambda row: row.samples_lost,
+    "log": lambda row: row.log,
 }
 
 
@@ -157,13 +158,14 @@ def _straggler(row: Row) -> Straggler | None:
 
 
 def results_csv(comparison: Comparison) -> str:
-    """results.csv: one line per run. Failed runs have a cause, pending ones only a key and a status."""
+    """results.csv: one line per run. Failed and unusable ones have a cause, pending ones only a key."""
     rows = {row.key: row for row in comparison.rows}
     lines: list[dict[str, Value]] = []
     for key in comparison.record.keys:
         row = rows.get(key)
         if row is None:
-            lines.append({"key": key, "status": "pending"})
+            why = comparison.unusable.get(key)
+            lines.append({"key": key, "status": "unusable" if why else "pending", "cause": why})
         else:
             lines.append({name: _as_csv(value(row)) for name, value in RESULT_COLUMNS.items()})
     return _table(list(RESULT_COLUMNS), lines)

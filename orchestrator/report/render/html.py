@@ -86,6 +86,7 @@ class RunLine:
     seed: str
     status: str
     cause: str
+    log: str  # in the results directory
     cells: list[Cell]
     notes: list[int]  # numbers of footnotes
     spec: str  # JSON
@@ -198,7 +199,9 @@ def _runs(comparison: Comparison, columns: Sequence[Column[Row]], notes: Sequenc
     for key in comparison.record.keys:
         row = rows.get(key)
         if row is None:
-            lines.append(RunLine(key, key, "", "", "", STATES["pending"], "", [], [], "", []))
+            why = comparison.unusable.get(key, "")
+            state = STATES["unusable" if why else "pending"]
+            lines.append(RunLine(key, key, "", "", "", state, why, "", [], [], "", []))
             continue
         lines.append(
             RunLine(
@@ -209,6 +212,7 @@ def _runs(comparison: Comparison, columns: Sequence[Column[Row]], notes: Sequenc
                 seed=str(row.seed),
                 status=STATES[row.status],
                 cause=row.cause or "",
+                log=row.log or "",
                 cells=[column.cell(row) for column in columns] if row.ok else [],
                 notes=[notes.index(note) + 1 for note in _notes(row)],
                 spec=json.dumps(row.run.model_dump(mode="json"), indent=2, ensure_ascii=False),

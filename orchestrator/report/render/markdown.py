@@ -78,9 +78,17 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
     if comparison.rows:
         parts += [_plain(time_line(row.result for row in comparison.rows)) + "."]
     missing = [
-        f"- {_code(row.key)} {STATES[row.status]}: {_plain(row.cause or '')}" for row in comparison.failed
+        f"- {_code(row.key)} {STATES[row.status]}: {_plain(row.cause or '')}"
+        + (f" (log: {_code(row.log)})" if row.log else "")
+        for row in comparison.failed
     ]
-    missing += [f"- {_code(key)} {STATES['pending']}" for key in comparison.pending]
+    for key in comparison.pending:
+        why = comparison.unusable.get(key)
+        missing += [
+            f"- {_code(key)} {STATES['unusable']}: {_plain(why)}"
+            if why
+            else f"- {_code(key)} {STATES['pending']}"
+        ]
     if missing:
         parts += ["## Failed and pending runs", "\n".join(missing)]
     return "\n\n".join(parts) + "\n"

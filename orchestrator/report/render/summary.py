@@ -8,13 +8,20 @@ from orchestrator.report.formats import count
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.locations import describe_nodes
 
-STATES = {"ok": "ok", "failed": "failed", "timeout": "timed out", "pending": "pending"}
+STATES = {
+    "ok": "ok",
+    "failed": "failed",
+    "timeout": "timed out",
+    "unusable": "without a usable result",
+    "pending": "pending",
+}
 
 
 def one_line(comparison: Comparison) -> str:
     """`67 runs: 66 ok, 1 failed. 2026-05-20 14:02 to 14:09 UTC. Nodes: local processes.`"""
     rows = comparison.rows
-    states = [*(row.status for row in rows), *("pending" for _ in comparison.pending)]
+    states = [row.status for row in rows]
+    states += ["unusable" if key in comparison.unusable else "pending" for key in comparison.pending]
     if not states:
         return "No runs."
     counts = [f"{states.count(state)} {name}" for state, name in STATES.items() if state in states]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from dataclasses import dataclass
@@ -101,6 +102,8 @@ class Archive:
                 try:
                     self._fetch(url, partial)
                 except (OSError, HTTPException, DataError) as error:
+                    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                        raise  # the next URL would fail, too
                     failures.append(f"\n  {url}: {error}")
                 else:
                     os.replace(partial, target)
