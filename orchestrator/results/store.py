@@ -193,11 +193,12 @@ def _read(model: type[T], path: Path) -> T | None:
     except OSError as error:
         raise UnusableFile(path, f"cannot be read ({error.strerror})") from error
     try:
-        return model.model_validate(parse_object(data, "content"))
+        return model.model_validate(parse_object(data.decode(), "content"))
     except ValidationError as error:
         raise UnusableFile(path, f"is damaged or of another version: {first_error(error)}") from error
     except ValueError as error:
-        raise UnusableFile(path, f"is damaged: {error}") from error
+        reason = str(error).removeprefix("content: ")
+        raise UnusableFile(path, f"is damaged: {reason}") from error
 
 
 def read_usage(path: Path) -> list[NodeUsage]:
@@ -214,7 +215,11 @@ def read_usage(path: Path) -> list[NodeUsage]:
 
 def read_record(paths: SweepPaths) -> SweepRecord:
     """The sweep of the directory. Raises InputError if it has none, UnusableFile if it cannot be read."""
-    record = _read(SweepRecord, paths.record)
+    try:
+        record = _read(SweepRecord, paths.record)
+    except UnusableFile as error:
+        advice = "the command of its sweep writes it again"
+        raise UnusableFile(paths.record, f"{error.reason}; {advice}") from error
     if record is None:
         raise InputError(f"{paths.directory}: no sweep.json here; is this a results directory?")
     return record
@@ -245,9 +250,8 @@ def check_same_sweep(paths: SweepPaths, name: str, keys: Collection[str]) -> Non
         )
     if lost:
         raise InputError(
-            f"{paths.directory}: {len(lost)} of its {len(finished)} finished runs are not among the "
-            f"{len(keys)} of this command, and its report would lose them; choose another --out, or "
-            "include these runs"
+            f"{paths.directory}: its report would lose {len(lost)} of {len(finished)} finished runs, which "
+            "this command leaves out; choose another --out, or include them"
         )
 
 

@@ -189,8 +189,8 @@ def test_sweep_that_keeps_all_finished_runs_continues(tmp_path: Path, name: str,
 @pytest.mark.parametrize(
     ("name", "keys", "facts"),
     [
-        ("s", {"a", "c"}, ["1 of its 2 finished runs", "--out"]),
-        ("s", {"c"}, ["2 of its 2 finished runs", "--out"]),
+        ("s", {"a", "c"}, ["1 of 2 finished runs", "--out"]),
+        ("s", {"c"}, ["2 of 2 finished runs", "--out"]),
         ("t", {"a", "b"}, ["2 finished runs of another sweep, 's'", "--out"]),
     ],
 )
@@ -221,7 +221,7 @@ def test_without_a_record_all_finished_runs_count(tmp_path: Path, content: str |
         paths.record.write_text(content)
     finished(paths, "a", "b")
     check_same_sweep(paths, "s", {"a", "b"})
-    with pytest.raises(InputError, match="1 of its 2"):
+    with pytest.raises(InputError, match="1 of 2"):
         check_same_sweep(paths, "s", {"a"})
 
 

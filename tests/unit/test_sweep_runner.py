@@ -189,7 +189,7 @@ def test_another_sweep_in_the_directory_is_refused_before_its_record_is_replaced
     runner, sweep, _ = finished_with_checkpoints(tmp_path, runs=2)
     runner.prepare(sweep)
     before = runner.paths.record.read_bytes()
-    with pytest.raises(InputError, match="1 of its 2 finished runs"):
+    with pytest.raises(InputError, match="1 of 2 finished runs"):
         runner.prepare(replace(sweep, runs=sweep.runs[:1]))
     assert runner.paths.record.read_bytes() == before
 
