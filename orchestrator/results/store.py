@@ -179,10 +179,26 @@ def read_result(path: Path) -> RunResult | None:
     result = _read(RunResult, path)
     if result is not None:
         try:
-            RunSpec.model_validate(result.spec)
+            spec = RunSpec.model_validate(result.spec)
         except ValidationError as error:
             raise UnusableFile(path, f"is of another version: spec.{first_error(error)}") from error
+        if field := _contradiction(result, spec):
+            raise UnusableFile(path, f"is damaged: {field} contradicts the spec")
     return result
+
+
+def _contradiction(result: RunResult, spec: RunSpec) -> str | None:
+    """The field whose length is not that of the run, since a report computes with these lengths."""
+    for number, rank in enumerate(result.ranks):
+        for name, values in (("bytes_to", rank.bytes_to), ("wait_s_by_rank", rank.wait_s_by_rank)):
+            if values is not None and len(values) != spec.world_size:
+                return f"ranks.{number}.{name}"
+    for number, part in enumerate(result.certificate.parts if result.certificate else ()):
+        if len(part.labels) != spec.dataset.class_count:
+            return f"certificate.parts.{number}.labels"
+    evaluated = {point.epoch for point in result.epochs}
+    complete = not evaluated or (min(evaluated), max(evaluated)) == (1, len(evaluated))
+    return None if complete else "epochs"
 
 
 def _read(model: type[T], path: Path) -> T | None:

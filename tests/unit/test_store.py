@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from orchestrator.results.store import (
     read_usage,
     write_atomic,
 )
-from tests.unit.conftest import run_result
+from tests.unit.conftest import rank_fields, run_result
 from trainer.core.cgroup import NodeUsage
 
 RECORD = SweepRecord(
@@ -134,6 +135,22 @@ def test_unusable_result_is_one_line(tmp_path: Path, content: bytes) -> None:
     assert str(caught.value) == f"{path}: {caught.value.reason}"
     assert "\n" not in caught.value.reason
     assert len(caught.value.reason) < 400
+
+
+def test_result_that_contradicts_its_spec(tmp_path: Path) -> None:
+    point = {"rank": 0, "epoch": 2, "train_s": 1.0, "loss": None, "accuracy": 0.5, "test_loss": 1.0}
+    part = {"rank": 0, "epoch": 1, "samples": 3, "labels": [3], "digest": ""}
+    part |= {"js_divergence": 0.0, "js_divergence_so_far": 0.0}
+    for field, wrong in {
+        "epochs": run_result(epochs=[point]),
+        "ranks.0.bytes_to": run_result(ranks=[{"rank": 0, **rank_fields(bytes_to=[1, 2])}]),
+        "certificate.parts.0.labels": run_result(
+            certificate={"verified": True, "splits": [], "parts": [part]}
+        ),
+    }.items():
+        write_atomic(tmp_path / "result.json", wrong.model_dump_json())
+        with pytest.raises(UnusableFile, match=f"is damaged: {re.escape(field)} contradicts"):
+            read_result(tmp_path / "result.json")
 
 
 def test_unreadable_result(tmp_path: Path) -> None:
