@@ -10,6 +10,7 @@ import sys
 from contextlib import suppress
 from itertools import chain
 from textwrap import wrap
+from typing import NoReturn
 
 import typer
 from pydantic import ValidationError
@@ -19,7 +20,7 @@ from orchestrator.sweeps.validation import error_lines
 from trainer.core.record import printable
 
 # Of a message: names and values may be as long as a file.
-MAX_WORD, MAX_LINE, MAX_LINES = 160, 2000, 20
+MAX_WORD, MAX_LINE, MAX_LINES = 300, 2000, 20
 
 
 class _Output(io.TextIOWrapper):
@@ -29,23 +30,22 @@ class _Output(io.TextIOWrapper):
         try:
             return super().write(text)
         except OSError as error:
-            self._abandon(error)
-            raise StorageError("standard output", storage_trouble(error)) from error
+            self._fail(error)
 
     def flush(self) -> None:
         try:
             super().flush()
         except OSError as error:
-            self._abandon(error)
-            raise StorageError("standard output", storage_trouble(error)) from error
+            self._fail(error)
 
-    def _abandon(self, error: OSError) -> None:
-        """Discard what is printed from now on, so that clean-up does not fail, too."""
+    def _fail(self, error: OSError) -> NoReturn:
+        """Raise the error, and discard what is printed from now on, so that clean-up does not fail."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.fileno())
         os.close(nowhere)
         if isinstance(error, BrokenPipeError):  # as of `| head`, which has read enough
             raise SystemExit(1)
+        raise StorageError("standard output", storage_trouble(error)) from error
 
 
 def guard_output() -> None:

@@ -67,6 +67,11 @@ def test_time_left_is_estimated_from_finished_runs() -> None:
         (run_result(), True, "[2/9] KEY: already done"),
         (run_result("failed"), False, "[2/9] KEY: FAILED after 4.0 s: node 0: it broke"),
         (run_result("timeout"), False, "[2/9] KEY: TIMEOUT after 4.0 s: node 0: it broke"),
+        (
+            run_result("failed", log="node-0.log"),
+            False,
+            "[2/9] KEY: FAILED after 4.0 s: node 0: it broke; see node-0.log",
+        ),
     ],
 )
 def test_result_line(result: Any, skipped: bool, line: str) -> None:
