@@ -44,8 +44,8 @@ _Loader.add_implicit_resolver(
 
 def parse_yaml(text: str, source: str) -> Any:
     """Parse `text`. source: the file or option to name in an InputError."""
-    loader = _Loader(text)
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None
@@ -59,8 +59,6 @@ def parse_yaml(text: str, source: str) -> Any:
         raise InputError(f"{source}: invalid YAML ({error})") from error
     except RecursionError as error:
         raise InputError(f"{source}: nested too deeply") from error
-    finally:
-        loader.dispose()
 
 
 def _check_size(root: yaml.Node, source: str) -> None:
