@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from orchestrator.errors import StorageError, storage_trouble
 from orchestrator.sweeps.validation import error_lines
 from trainer.core.record import printable
+from trainer.core.registry import suggestion
 
 # Of a message: names and values may be as long as a file.
 MAX_WORD, MAX_LINE, MAX_LINES = 300, 2000, 20
@@ -110,5 +111,7 @@ def usage_message(error: typer.TyperException) -> str:
         name = error.param.get_error_hint().replace("'", "")
         return "; ".join(error_lines(error.__cause__, lambda _: name))
     text = " ".join(error.format_message().split()).rstrip(".")
+    if similar := getattr(error, "possibilities", None):  # of a misspelt option
+        text = error.message + suggestion(getattr(error, "option_name", ""), similar)
     advice = f" (see {context.command_path} --help)" if text and context else ""
     return text[:1].lower() + text[1:] + advice

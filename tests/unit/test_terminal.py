@@ -33,7 +33,7 @@ def message(
     ("arguments", "facts"),
     [
         (["sweep", "--frobnicate"], ["--frobnicate", "sweep --help"]),
-        (["sweep", "--node", "2"], ["--node", "--nodes"]),
+        (["sweep", "--node", "2"], ["no such option: --node (did you mean '--nodes'?)"]),
         (["swep"], ["swep", "'sweep'"]),
         (["sweep", "a", "b"], ["b"]),
         (["model"], ["MODEL"]),
