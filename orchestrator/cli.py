@@ -87,6 +87,13 @@ Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set a field in all runs, e.g. epochs=5."),
 ]
+Repeat = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Runs of each configuration, with consecutive seeds. Finished runs are not repeated.",
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the runs and their commands, then exit.")]
 Cold = Annotated[bool, typer.Option("--cold", help="Start all processes afresh for every run.")]
 SharedNetwork = Annotated[
@@ -130,6 +137,7 @@ def sweep(
     runtime: Runtime = None,
     nodes: Nodes = None,
     sets: Sets = None,
+    repeat: Repeat = None,
     dry_run: DryRun = False,
     fail_fast: FailFast = False,
     cold: Cold = False,
@@ -138,7 +146,7 @@ def sweep(
     """Run a sweep and write a report that compares its runs.
 
     Interrupted? Run the same command to resume."""
-    loaded = load_sweep(find_sweep(file), sets or (), nodes)
+    loaded = load_sweep(find_sweep(file), sets or (), nodes, repeat=repeat)
     directory = out or Path("results") / loaded.spec.name
     selected = select_runtime(runtime, cold, shared_network)
     raise typer.Exit(_run(loaded, directory, selected, data_dir, dry_run, fail_fast))
@@ -191,6 +199,7 @@ def lab(
     runtime: Runtime = None,
     nodes: Nodes = None,
     sets: Sets = None,
+    repeat: Repeat = None,
     dry_run: DryRun = False,
     fail_fast: FailFast = False,
     cold: Cold = False,
@@ -200,7 +209,9 @@ def lab(
     from orchestrator.commands.labs import load_lab, names_wanted
 
     selected = select_runtime(runtime, cold, shared_network)
-    wanted = [load_lab(name, data_dir, sets or (), nodes, quick) for name in names_wanted(names, all_labs)]
+    wanted = [
+        load_lab(name, data_dir, sets or (), nodes, quick, repeat) for name in names_wanted(names, all_labs)
+    ]
     directory = out or Path("results") / ("labs-quick" if quick else "labs")
     codes = []
     for loaded in wanted:

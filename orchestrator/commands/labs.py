@@ -35,15 +35,20 @@ def names_wanted(asked: Sequence[str] | None, everything: bool) -> list[str]:
 
 
 def load_lab(
-    name: str, data_dir: Path, sets: Sequence[str] = (), nodes: str | None = None, quick: bool = False
+    name: str,
+    data_dir: Path,
+    sets: Sequence[str] = (),
+    nodes: str | None = None,
+    quick: bool = False,
+    repeat: int | None = None,
 ) -> Sweep:
     """The lab's sweep. A quick one downloads nothing: it uses `digits` if its dataset is missing."""
     path = LABS / f"{name}.yml"
-    sweep = load_sweep(path, sets, nodes, quick)
+    sweep = load_sweep(path, sets, nodes, quick, repeat)
     if quick and (missing := absent(sweep, data_dir)):
         if any(assignment.startswith("dataset") for assignment in sets):
             raise InputError(f"--quick: {missing[0]} is not in {data_dir}/, and --quick downloads nothing")
-        sweep = load_sweep(path, [f"dataset={IN_THE_BOX}", *sets], nodes, quick)
+        sweep = load_sweep(path, [f"dataset={IN_THE_BOX}", *sets], nodes, quick, repeat)
     return sweep
 
 

@@ -102,7 +102,7 @@ class SweepRunner:
         """
         total = len(sweep.runs)
         unremoved = []
-        for number, run in enumerate(sweep.runs, start=1):
+        for number, run in enumerate(sorted(sweep.runs, key=lambda run: run.seed), start=1):
             paths = self.paths.run(run.key)
             done = self._result_of(paths)
             skipped = done is not None and done.status == "ok"

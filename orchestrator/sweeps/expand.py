@@ -19,6 +19,8 @@ from trainer.spec.run_spec import RunSpec, with_derived_defaults
 
 Values = dict[str, Any]
 
+SEED = "seed"
+
 
 @dataclass(frozen=True)
 class FieldValue:
@@ -34,11 +36,16 @@ class FieldValue:
 
 @dataclass
 class BlockFields:
-    """The fields of a block, each with its values in order. skip: entries with their locations."""
+    """The fields of a block, each with its values in order.
+
+    skip: entries with their locations. repeat: the number of runs of each configuration; None: one for each
+    value of `seed`.
+    """
 
     place: str
     skip: list[tuple[Values, str]]
     fields: dict[str, list[FieldValue]] = field(default_factory=dict)
+    repeat: FieldValue | None = None
 
     def write(self, name: str, values: Sequence[Any], place: str, *, axis: bool = False) -> None:
         """Set a field, replacing an earlier value. Raises InputError for an unknown field."""
@@ -48,19 +55,47 @@ class BlockFields:
         self.fields[name] = [FieldValue(value, at) for value, at in zip(values, places, strict=True)]
 
     def override(self, name: str, values: Sequence[Any], option: str) -> None:
-        """Set a field from an option; replacing a component also drops its parameters."""
+        """Set a field from an option.
+
+        Replacing a component also drops its parameters, and replacing the seed drops the repetitions.
+        """
+        if name == SEED:
+            self.repeat = None
         for dependent in [other for other in self.fields if other.startswith(f"{name}.")]:
             del self.fields[dependent]
         self.fields[name] = [FieldValue(value, option, extensible=False) for value in values]
 
+    def override_repeat(self, count: int, option: str) -> None:
+        """Set the number of runs of each configuration from an option; the first seed is the smallest."""
+        seeds = self.fields.get(SEED)
+        if seeds and all(isinstance(seed.value, int) for seed in seeds):  # others fail their own check
+            self.fields[SEED] = [min(seeds, key=lambda seed: seed.value)]
+        self.repeat = FieldValue(count, option)
+
+    def expanded_fields(self) -> dict[str, list[FieldValue]]:
+        """The fields, with `repeat` expanded into seeds."""
+        if self.repeat is None:
+            return self.fields
+        fields = {**self.fields}
+        seeds = fields.pop(SEED, [FieldValue(RunSpec.model_fields[SEED].default, self.repeat.place)])
+        if len(seeds) == 1 and isinstance(first := seeds[0].value, int):  # others fail their own check
+            place = f"{self.repeat.place} (its seeds)"
+            more = [FieldValue(first + i, place, extensible=False) for i in range(1, self.repeat.value)]
+            seeds = [*seeds, *more]
+        return {**fields, SEED: seeds}
+
     @property
     def combinations(self) -> int:
         """How many combinations of values the fields have, with those that skip leaves out."""
-        return prod(len(values) for values in self.fields.values())
+        return prod(len(values) for values in self.expanded_fields().values())
 
 
 def check_field(name: str, place: str) -> None:
     """Raise InputError for an unknown field; `strategy.init` is a component's parameter."""
+    if name == "repeat":
+        raise InputError(
+            f"{place}: {name!r} is not a field of a run; write it beside base, or use --repeat"
+        )
     component, dot, _ = name.partition(".")
     if component not in RunSpec.model_fields or (dot and component not in REGISTRIES):
         known = RunSpec.model_fields
@@ -77,8 +112,9 @@ def expand(block: BlockFields, *, every_skip_matches: bool = False) -> Iterator[
     for entry, place in block.skip:
         _check_skip(entry, place)
     unused = dict.fromkeys(place for _, place in block.skip)
-    for combination in product(*block.fields.values()):
-        written = dict(zip(block.fields, combination, strict=True))
+    fields = block.expanded_fields()
+    for combination in product(*fields.values()):
+        written = dict(zip(fields, combination, strict=True))
         values = _nested(written, block.place)
         filled = _filled(values) if block.skip else {}
         matching = [place for entry, place in block.skip if _matches(filled, entry)]

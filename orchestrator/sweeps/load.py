@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from orchestrator.errors import InputError
-from orchestrator.sweeps.expand import BlockFields, check_field, expand, matches
+from orchestrator.sweeps.expand import SEED, BlockFields, FieldValue, check_field, expand, matches
 from orchestrator.sweeps.lab import Ablation, AblationStep, BlockRecord, Lab, Published
 from orchestrator.sweeps.validation import Location, dotted, error_lines
 from orchestrator.sweeps.yaml import parse_yaml, read_yaml
@@ -23,6 +23,10 @@ Values = dict[str, Any]
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,63}$"
 MAX_COMBINATIONS = 10_000  # of the axes' values, in all blocks; expanding them takes seconds
+
+
+MAX_REPEAT = 1000
+REPEAT = "number of runs of each configuration, with the seeds seed, seed + 1, ..."
 
 
 class Block(BaseModel):
@@ -35,6 +39,7 @@ class Block(BaseModel):
     )
     base: Values = Field(default={}, description="fields of every run of this block")
     axes: dict[str, list[Any]] = Field(default={}, description="field -> its values, one run for each")
+    repeat: int | None = Field(None, ge=1, le=MAX_REPEAT, description=f"{REPEAT}; default: the file's")
     skip: list[Values] = Field(
         default=[],
         description="leave out runs that match all fields of an entry (a value or a list of values)",
@@ -58,6 +63,12 @@ class SweepSpec(BaseModel):
     description: str = ""
     lab: Lab | None = Field(None, description="the published experiment that the sweep reproduces")
     base: Values = Field(default={}, description="fields of every run")
+    repeat: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_REPEAT,
+        description=f"{REPEAT}; default: one run for each seed of the axis `seed`",
+    )
     quick: Values = Field(default={}, description="fields of a quick run, for every block")
     blocks: list[Block] = Field(min_length=1)
 
@@ -73,7 +84,7 @@ class SweepSpec(BaseModel):
 
 @dataclass(frozen=True)
 class Sweep:
-    """A validated sweep: its runs in order, each once."""
+    """A validated sweep: its runs in the order of the file, each once."""
 
     spec: SweepSpec
     source: str  # the file's text
@@ -83,7 +94,11 @@ class Sweep:
 
 
 def load_sweep(
-    path: Path, sets: Sequence[str] = (), nodes: str | None = None, quick: bool = False
+    path: Path,
+    sets: Sequence[str] = (),
+    nodes: str | None = None,
+    quick: bool = False,
+    repeat: int | None = None,
 ) -> Sweep:
     """Read, override and expand a sweep file.
 
@@ -91,6 +106,7 @@ def load_sweep(
         sets: `key=value` for all runs.
         nodes: "1,2,4" for every block that varies nodes.
         quick: apply the file's own `quick` values.
+        repeat: number of runs of each configuration, from the smallest seed of its block on.
 
     Raises:
         InputError: names file, key, value and what is allowed.
@@ -113,6 +129,8 @@ def load_sweep(
         _set(all_fields, assignment)
     if nodes is not None:
         _set_nodes(all_fields, spec.blocks, nodes, path)
+    if repeat is not None:
+        overrides.append(_set_repeat(all_fields, repeat))
     left_out = [quick and block.quick is None for block in spec.blocks]
     _check_combinations(all_fields, path)
     expanded = [
@@ -120,9 +138,6 @@ def load_sweep(
         for block_fields, out in zip(all_fields, left_out, strict=True)
     ]
     runs = _distinct(chain.from_iterable(expanded))
-    # Seed by seed: a machine that slows down then affects every strategy of a seed alike, so that it shows
-    # as spread between seeds instead of as a difference between strategies.
-    runs.sort(key=lambda run: run.seed)
     if not runs:
         raise InputError(f"{path}: no runs; skip excludes every combination")
     # Options may exclude runs that have published figures.
@@ -236,6 +251,16 @@ def _fields_of_block(spec: SweepSpec, number: int, path: Path) -> BlockFields:
         if not axis:
             raise InputError(f"{at}.axes.{field}: is an empty list; at least one value is required")
         block_fields.write(field, axis, f"{at}.axes", axis=True)
+    for owner, place in ((block, f"{at}.repeat"), (spec, f"{path}: repeat")):
+        if owner.repeat is None:
+            continue
+        if SEED in block.axes:
+            raise InputError(
+                f"{place}: {owner.repeat} cannot be combined with {at}.axes.{SEED}, which is "
+                f"{block.axes[SEED]}; allowed: one of the two"
+            )
+        block_fields.repeat = FieldValue(owner.repeat, place)
+        break
     return block_fields
 
 
@@ -246,11 +271,11 @@ def _make_quick(all_fields: Sequence[BlockFields], spec: SweepSpec, path: Path) 
     for field in spec.quick:
         check_field(field, f"{path}: quick")
     for number, (block_fields, block) in enumerate(zip(all_fields, spec.blocks, strict=True)):
-        # A list applies to blocks that have the axis.
+        # A list applies to blocks that have the axis; `repeat` is an axis of seeds.
         every = {
             field: value
             for field, value in spec.quick.items()
-            if not isinstance(value, list) or field in block.axes
+            if not isinstance(value, list) or field in block.axes or (field == SEED and block_fields.repeat)
         }
         at = f"{path}: blocks[{number}].quick"
         for field in block.quick or {}:
@@ -271,6 +296,16 @@ def _set(all_fields: Sequence[BlockFields], assignment: str) -> None:
     value = parse_yaml(text, option)
     for block_fields in all_fields:
         block_fields.override(key, [value], option)
+
+
+def _set_repeat(all_fields: Sequence[BlockFields], count: int) -> str:
+    """Set the number of runs of each configuration in all blocks. Returns the option."""
+    option = f"--repeat {count}"
+    if not 1 <= count <= MAX_REPEAT:
+        raise InputError(f"{option}: must be 1 to {MAX_REPEAT}")
+    for block_fields in all_fields:
+        block_fields.override_repeat(count, option)
+    return option
 
 
 def _set_nodes(all_fields: Sequence[BlockFields], blocks: Sequence[Block], text: str, path: Path) -> None:

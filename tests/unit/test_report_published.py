@@ -170,8 +170,9 @@ def test_a_sweep_without_published_results_has_no_such_section() -> None:
     assert differences(comparison) == []
 
 
-def test_fewer_nodes_do_not_override_the_others() -> None:
-    comparison = a_lab(overrides=["--nodes 1,2"])
+@pytest.mark.parametrize("option", ["--nodes 1,2", "--repeat 10"])
+def test_other_numbers_of_runs_do_not_override_the_published_ones(option: str) -> None:
+    comparison = a_lab(overrides=[option])
     assert len(findings_of(comparison, "published_time")) == 1
     assert "Overridden" not in dict(differences(comparison))
 

@@ -19,12 +19,15 @@ Load = Callable[..., Sweep]
 
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
-    """`load(blocks, *sets, nodes=…)`: load a sweep with this text as `blocks:`."""
+    """`load(blocks, *sets, nodes=…)`: load a sweep with this text as `blocks:`.
 
-    def load(blocks: str, *sets: str, nodes: str | None = None, base: str = "{}") -> Sweep:
+    head: other lines of the file. options: of `load_sweep`.
+    """
+
+    def load(blocks: str, *sets: str, base: str = "{}", head: str = "", **options: Any) -> Sweep:
         path = tmp_path / "s.yml"
-        path.write_text(f"name: s\nbase: {base}\nblocks: {blocks}\n")
-        return load_sweep(path, sets, nodes)
+        path.write_text(f"name: s\nbase: {base}\n{head}\nblocks: {blocks}\n")
+        return load_sweep(path, sets, **options)
 
     return load
 
@@ -44,11 +47,11 @@ def field_values(sweep: Sweep, *fields: str) -> list[tuple[Any, ...]]:
 # Expansion
 
 
-def test_seed_varies_slowest_and_the_last_axis_fastest(load: Load) -> None:
+def test_runs_have_the_order_of_the_file_and_the_last_axis_varies_fastest(load: Load) -> None:
     sweep = load("[{axes: {strategy: [one_shot, all_reduce], nodes: [2, 1], seed: [0, 1]}}]")
     names = ("one_shot", "all_reduce")
     assert field_values(sweep, "strategy", "nodes", "seed") == [
-        (s, n, i) for i in (0, 1) for s in names for n in (2, 1)
+        (s, n, i) for s in names for n in (2, 1) for i in (0, 1)
     ]
 
 
@@ -189,6 +192,70 @@ def test_sweep_without_runs_is_an_error(load: Load) -> None:
         load("[{base: {strategy: ddp}, skip: [{strategy: ddp}]}]")
 
 
+# Repetitions
+
+
+def test_repeat_of_the_file_holds_for_every_block(load: Load) -> None:
+    blocks = "[{base: {strategy: serial}}, {axes: {strategy: [ddp], nodes: [1, 2]}}]"
+    assert field_values(load(blocks, head="repeat: 2"), "strategy", "nodes", "seed") == [
+        ("serial", 1, 0),
+        ("serial", 1, 1),
+        *[("ddp", nodes, seed) for nodes in (1, 2) for seed in (0, 1)],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("block", "head", "seeds"),
+    [
+        ("{repeat: 3}", "", [0, 1, 2]),
+        ("{repeat: 1}", "repeat: 5", [0]),  # the block's replaces the file's
+        ("{base: {seed: 7}, repeat: 2}", "", [7, 8]),
+        ("{base: {seed: 4294967295}, repeat: 1}", "", [4294967295]),
+        ("{repeat: 4, skip: [{seed: [1, 2]}]}", "", [0, 3]),
+        ("{axes: {seed: [3, 1]}}", "", [3, 1]),
+    ],
+)
+def test_seeds_of_a_block(load: Load, block: str, head: str, seeds: list[int]) -> None:
+    sweep = load(f"[{block}]", base="{strategy: ddp}", head=head)
+    assert [run.seed for run in sweep.runs] == seeds
+
+
+def test_repeat_does_not_change_runs(load: Load) -> None:
+    repeated = load("[{repeat: 3}]", base="{strategy: ddp}").runs
+    assert repeated == load("[{axes: {seed: [0, 1, 2]}}]", base="{strategy: ddp}").runs
+
+
+@pytest.mark.parametrize(
+    ("block", "sets", "seeds"),
+    [
+        ("{}", [], [0, 1, 2]),
+        ("{repeat: 5}", [], [0, 1, 2]),
+        ("{base: {seed: 4}}", [], [4, 5, 6]),
+        ("{axes: {seed: [9, 5, 6, 7]}}", [], [5, 6, 7]),
+        ("{axes: {seed: [9, 5]}}", ["seed=2"], [2, 3, 4]),
+    ],
+)
+def test_repeat_option_starts_at_the_smallest_seed(
+    load: Load, block: str, sets: list[str], seeds: list[int]
+) -> None:
+    sweep = load(f"[{block}]", *sets, base="{strategy: ddp}", repeat=3)
+    assert [run.seed for run in sweep.runs] == seeds
+    assert sweep.overrides[-1] == "--repeat 3"
+
+
+def test_set_seed_replaces_repetitions(load: Load) -> None:
+    """`--set` fixes a field in all runs."""
+    sweep = load("[{repeat: 5}, {axes: {nodes: [2]}}]", "seed=3", base="{strategy: ddp}", head="repeat: 2")
+    assert field_values(sweep, "nodes", "seed") == [(1, 3), (2, 3)]
+
+
+@pytest.mark.parametrize("seed", ["0", "[0]"])
+def test_quick_seed_replaces_repetitions(load: Load, seed: str) -> None:
+    blocks = "[{base: {strategy: ddp}}, {base: {strategy: one_shot}, quick: {seed: [0, 1]}}]"
+    sweep = load(blocks, head=f"repeat: 5\nquick: {{seed: {seed}}}", quick=True)
+    assert field_values(sweep, "strategy", "seed") == [("ddp", 0), ("one_shot", 0), ("one_shot", 1)]
+
+
 # Options
 
 
@@ -235,7 +302,7 @@ def test_nodes_option_replaces_only_nodes_axes(load: Load) -> None:
     sweep = load(blocks, nodes="1, 4")
     assert field_values(sweep, "strategy", "nodes", "seed") == [
         ("serial", 1, 0),
-        *[("ddp", nodes, seed) for seed in (0, 1) for nodes in (1, 4)],
+        *[("ddp", nodes, seed) for nodes in (1, 4) for seed in (0, 1)],
     ]
     assert sweep.overrides == ["--nodes 1, 4"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,11 +16,11 @@ from trainer.spec.run_spec import RunSpec
 FIELDS = ", ".join(RunSpec.model_fields)
 
 
-def load_error(path: Path, text: str, *sets: str, nodes: str | None = None) -> str:
+def load_error(path: Path, text: str, *sets: str, **options: Any) -> str:
     """The error message for a file with this text and these options."""
     path.write_text(text)
     with pytest.raises(InputError) as caught:
-        load_sweep(path, sets, nodes)
+        load_sweep(path, sets, **options)
     return str(caught.value)
 
 
@@ -34,16 +35,16 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", ": must be a mapping with the keys name, description, lab, base, quick, blocks"),
+        ("", ": must be a mapping with the keys name, description, lab, base, repeat, quick, blocks"),
         (
             "# only a comment\n",
-            ": must be a mapping with the keys name, description, lab, base, quick, blocks",
+            ": must be a mapping with the keys name, description, lab, base, repeat, quick, blocks",
         ),
         (
             "- name: s\n",
-            ": must be a mapping with the keys name, description, lab, base, quick, blocks",
+            ": must be a mapping with the keys name, description, lab, base, repeat, quick, blocks",
         ),
-        ("serial", ": must be a mapping with the keys name, description, lab, base, quick, blocks"),
+        ("serial", ": must be a mapping with the keys name, description, lab, base, repeat, quick, blocks"),
         ("name: s\nname: t\n", ":2: duplicate key 'name', also in line 1"),
         ("name: s\nblocks: [{base: {lr: 1, lr: 2}}]\n", ":2: duplicate key 'lr', also in line 2"),
         ("name: s\nblocks: [{\n", ":3: "),
@@ -123,14 +124,14 @@ def test_long_values_are_shortened(path: Path) -> None:
             "name: s\nblock: [{}]",
             [
                 "block: unknown key (did you mean 'blocks'?); "
-                "allowed: name, description, lab, base, quick, blocks"
+                "allowed: name, description, lab, base, repeat, quick, blocks"
             ],
         ),
         (
             "name: s\nblocks: [{}, {axis: {}}]",
             [
                 "blocks[1].axis: unknown key (did you mean 'axes'?); "
-                "allowed: name, base, axes, skip, published, quick"
+                "allowed: name, base, axes, repeat, skip, published, quick"
             ],
         ),
         ("name: s\nblocks: [{axes: {nodes: 3}}]", ["blocks[0].axes.nodes: 3 is not allowed", "valid list"]),
@@ -217,6 +218,53 @@ def test_bad_value(path: Path, text: str, place: str, field: str, value: str, me
         load_error(path, "name: s\n" + text.format(field, value))
         == f"{path}: {place}{field}{index}: {message}"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("repeat: 0\nblocks: [{}]", "repeat: 0 is not allowed; it must be greater than or equal to 1"),
+        (
+            "blocks: [{repeat: 1001}]",
+            "blocks[0].repeat: 1001 is not allowed; it must be less than or equal",
+        ),
+        ("blocks: [{repeat: 2.0}]", "blocks[0].repeat: 2.0 is not allowed; it must be a valid integer"),
+        (
+            "repeat: 3\nblocks: [{axes: {seed: [0, 1]}}]",
+            "repeat: 3 cannot be combined with PATH: blocks[0].axes.seed, which is [0, 1]; allowed: one",
+        ),
+        (
+            "blocks: [{}, {repeat: 3, axes: {seed: [0]}}]",
+            "blocks[1].repeat: 3 cannot be combined with PATH: blocks[1].axes.seed, which is [0]; allowed",
+        ),
+        (
+            "blocks: [{base: {repeat: 3}}]",
+            "blocks[0].base: 'repeat' is not a field of a run; write it beside",
+        ),
+        ("blocks: [{axes: {repeat: [3]}}]", "blocks[0].axes: 'repeat' is not a field of a run"),
+        ("blocks: [{base: {seed: x}, repeat: 2}]", "blocks[0].base.seed: 'x' is not allowed"),
+        ("blocks: [{base: {seed: [0, 1]}, repeat: 2}]", "blocks[0].base.seed: [0, 1] is not allowed"),
+        (
+            "blocks: [{base: {seed: 4294967295}, repeat: 2}]",
+            "blocks[0].repeat (its seeds): 4294967296 is not allowed; it must be less than 4294967296",
+        ),
+    ],
+)
+def test_bad_repetitions(path: Path, text: str, message: str) -> None:
+    error = load_error(path, f"name: s\nbase: {{strategy: ddp}}\n{text}")
+    assert error.startswith(f"{path}: {message.replace('PATH', str(path))}")
+
+
+@pytest.mark.parametrize("count", [0, 1001])
+def test_bad_repeat_option(path: Path, count: int) -> None:
+    error = load_error(path, "name: s\nblocks: [{base: {strategy: ddp}}]", repeat=count)
+    assert error == f"--repeat {count}: must be 1 to 1000"
+
+
+@pytest.mark.parametrize("seeds", ["[0, x]", "[true]"])
+def test_repeat_option_does_not_hide_a_bad_seed(path: Path, seeds: str) -> None:
+    text = f"name: s\nblocks: [{{base: {{strategy: ddp}}, axes: {{seed: {seeds}}}}}]"
+    assert "blocks[0].axes.seed" in load_error(path, text, repeat=2)
 
 
 @pytest.mark.parametrize(("field", "value", "message"), VALUES)

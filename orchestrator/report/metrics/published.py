@@ -128,8 +128,9 @@ def differences(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def overrides(comparison: Comparison) -> list[str]:
-    """The options that changed the runs in the sweep file; `--nodes` only selects among them."""
-    return [option for option in comparison.record.overrides if not option.startswith("--nodes ")]
+    """The options that changed the runs in the sweep file; `--nodes` and `--repeat` only select them."""
+    harmless = ("--nodes ", "--repeat ")
+    return [option for option in comparison.record.overrides if not option.startswith(harmless)]
 
 
 def _mean(group: Group | None, metric: Metric) -> float | None:
