@@ -94,6 +94,13 @@ Repeat = Annotated[
         help="Runs of each configuration, with consecutive seeds. Finished runs are not repeated.",
     ),
 ]
+NoWarmUpRun = Annotated[
+    bool,
+    typer.Option(
+        "--no-warm-up-run",
+        help="Leave out the short run before the first one, whose result is dropped.",
+    ),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the runs and their commands, then exit.")]
 Cold = Annotated[bool, typer.Option("--cold", help="Start all processes afresh for every run.")]
 SharedNetwork = Annotated[
@@ -140,6 +147,7 @@ def sweep(
     repeat: Repeat = None,
     dry_run: DryRun = False,
     fail_fast: FailFast = False,
+    no_warm_up_run: NoWarmUpRun = False,
     cold: Cold = False,
     shared_network: SharedNetwork = False,
 ) -> None:
@@ -149,7 +157,7 @@ def sweep(
     loaded = load_sweep(find_sweep(file), sets or (), nodes, repeat=repeat)
     directory = out or Path("results") / loaded.spec.name
     selected = select_runtime(runtime, cold, shared_network)
-    raise typer.Exit(_run(loaded, directory, selected, data_dir, dry_run, fail_fast))
+    raise typer.Exit(_run(loaded, directory, selected, data_dir, dry_run, fail_fast, not no_warm_up_run))
 
 
 def _run(
@@ -159,6 +167,7 @@ def _run(
     data_dir: Path,
     dry_run: bool,
     fail_fast: bool,
+    warm_up_run: bool,
 ) -> int:
     """Run a sweep, or print its plan. Returns the exit code."""
     paths = SweepPaths(directory)
@@ -166,7 +175,7 @@ def _run(
         print_plan(loaded, paths, selected.runtime, data_dir)
         return 0
     with claimed(paths), interruptible():
-        return run_sweep(loaded, paths, selected, data_dir, fail_fast, text_console())
+        return run_sweep(loaded, paths, selected, data_dir, fail_fast, warm_up_run, text_console())
 
 
 @app.command()
@@ -202,6 +211,7 @@ def lab(
     repeat: Repeat = None,
     dry_run: DryRun = False,
     fail_fast: FailFast = False,
+    no_warm_up_run: NoWarmUpRun = False,
     cold: Cold = False,
     shared_network: SharedNetwork = False,
 ) -> None:
@@ -216,7 +226,7 @@ def lab(
     codes = []
     for loaded in wanted:
         results = directory / loaded.spec.name
-        codes.append(_run(loaded, results, selected, data_dir, dry_run, fail_fast))
+        codes.append(_run(loaded, results, selected, data_dir, dry_run, fail_fast, not no_warm_up_run))
         if codes[-1] == INTERRUPTED or (fail_fast and codes[-1]):
             break
     raise typer.Exit(max(codes, default=0))

@@ -39,9 +39,13 @@ def run_sweep(
     selected: SelectedRuntime,
     data_dir: Path,
     fail_fast: bool,
+    warm_up_run: bool,
     console: Console,
 ) -> int:
-    """Execute the unfinished runs and write the report. Returns the exit code, 0 if all runs are ok."""
+    """Execute the unfinished runs and write the report. Returns the exit code, 0 if all runs are ok.
+
+    warm_up_run: execute a short run before the first one, and drop its result.
+    """
     from orchestrator.execution.progress import progress_on
     from orchestrator.execution.sweep_runner import SweepRunner
 
@@ -55,6 +59,8 @@ def run_sweep(
         with progress_on(console, total) as display:
             runner = SweepRunner(selected.runtime, selected.name, paths, data_dir, display)
             runner.prepare(loaded)
+            if warm_up_run:
+                runner.warm_up(loaded)
             for result in runner.results(loaded):
                 results.append(result)
                 if fail_fast and result.status != "ok":
@@ -123,11 +129,12 @@ def _first_available(cold: bool, shared_network: bool) -> SelectedRuntime:
 
 
 def print_plan(loaded: Sweep, paths: SweepPaths, runtime: Runtime, data_dir: Path) -> None:
-    """Print the runs and the exact commands that each would start."""
+    """Print the runs in the order of their execution, and the exact commands that each would start."""
+    from orchestrator.execution.sweep_runner import in_order
     from orchestrator.report.model.labels import ClusterShape
 
     runtime.expect(loaded.runs, data_dir)
-    for number, run in enumerate(loaded.runs, start=1):
+    for number, run in enumerate(in_order(loaded, runtime, data_dir), start=1):
         plan = runtime.plan(run, paths.run(run.key), data_dir)
         shape = ClusterShape.of(run).short
         print(f"[{number}/{len(loaded.runs)}] {run.key}: {shape} × {run.topology}")

@@ -80,6 +80,10 @@ class PlainProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
+    def warm_up(self, run: RunSpec) -> None:
+        self._printed_at, self._per_node = time.monotonic(), run.processes_per_node
+        self._line(f"warm-up run, whose result is dropped: {run.key}")
+
     def begin(self, number: int, total: int, run: RunSpec) -> None:
         self._printed_at, self._per_node = time.monotonic(), run.processes_per_node
         left = self._time_left.estimate(number)
@@ -127,8 +131,16 @@ class LiveProgress(PlainProgress):
     ) -> None:
         self._live.__exit__(kind, error, trace)
 
+    def warm_up(self, run: RunSpec) -> None:
+        super().warm_up(run)
+        self._show(f"warm-up run  {run.key}", run)
+
     def begin(self, number: int, total: int, run: RunSpec) -> None:
-        self._head, self._number, self._per_node = run.key, number, run.processes_per_node
+        self._number = number
+        self._show(f"run {number} of {total}  {run.key}", run)
+
+    def _show(self, head: str, run: RunSpec) -> None:
+        self._head, self._per_node = head, run.processes_per_node
         self._ranks = dict.fromkeys(range(run.world_size), ("starting", "", ""))
 
     def events(self, events: Sequence[Event]) -> None:
@@ -149,8 +161,7 @@ class LiveProgress(PlainProgress):
         progress = Table.grid(padding=(0, 2, 0, 0))
         bar = ProgressBar(total=self._total, completed=max(0, self._number - 1), width=40)
         progress.add_row(bar, Text(self._time_left.estimate(self._number), style="dim"))
-        heading = f"run {self._number} of {self._total}  {self._head}"
-        return Group(Text(heading, style="bold", overflow="ellipsis"), progress, table)
+        return Group(Text(self._head, style="bold", overflow="ellipsis"), progress, table)
 
 
 def progress_on(console: Console, total: int) -> PlainProgress:

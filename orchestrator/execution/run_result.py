@@ -56,6 +56,7 @@ def build_result(
     warm: bool = False,
     nodes_replaced: str | None = None,
     engine_s: tuple[float, float] = (0.0, 0.0),
+    order: int | None = None,
 ) -> RunResult:
     """Build the result of a run that has been stopped and collected.
 
@@ -70,6 +71,7 @@ def build_result(
         logs: the names of the log files that are not empty.
         warm: whether warm nodes forked the ranks. nodes_replaced: why these nodes were replaced.
         engine_s: seconds in which an engine started and stopped containers.
+        order: position among the runs that the sweep command executed, from 0.
     """
     attempts = Attempts(spec.world_size, events)
     status, cause = outcome(
@@ -117,6 +119,7 @@ def build_result(
         faults=injected,
         repeated_steps=repeated_steps(attempts),
         elapsed_s=_elapsed_s(attempts, last),
+        order=order,
         warm=warm,
         nodes_replaced=nodes_replaced,
         startup_s=None if first is None else first - started_at,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.errors import InputError, StorageError, data_error, storage_trouble
+from orchestrator.execution.order import execution_order, warm_up_run
 from orchestrator.execution.run_result import build_result
 from orchestrator.results.environment import environment
 from orchestrator.results.records import RunResult
@@ -45,6 +46,7 @@ ATTEMPTS = 2  # of a run that has lost its warm nodes
 class Progress(Protocol):
     """Shows what a sweep is doing."""
 
+    def warm_up(self, run: RunSpec) -> None: ...
     def begin(self, number: int, total: int, run: RunSpec) -> None: ...
     def events(self, events: Sequence[Event]) -> None: ...
     def note(self, text: str) -> None: ...
@@ -72,6 +74,7 @@ class SweepRunner:
         Raises InputError, or StorageError if there is no room for a dataset.
         """
         check_same_sweep(self.paths, sweep.spec.name, {run.key for run in sweep.runs})
+        _remove(self.paths.warm_up_run)  # of a sweep that was killed
         for run in sweep.runs:
             if reason := self.runtime.unsupported_reason(run):
                 raise InputError(f"{run.key}: {reason}")
@@ -93,8 +96,24 @@ class SweepRunner:
         )
         write_atomic(self.paths.record, record.model_dump_json(indent=2))
 
+    def warm_up(self, sweep: Sweep) -> None:
+        """Execute a short run and drop its result, because the first run on a machine has cold caches.
+
+        Only if the sweep repeats its runs, and if it has any left to execute. A failure is ignored: the
+        first run reports its cause.
+        """
+        run = warm_up_run(sweep.runs)
+        if run is None or all(self._is_done(each) for each in sweep.runs):
+            return
+        self.progress.warm_up(run)
+        try:
+            with suppress(OSError, InputError):
+                self._execute(run, RunPaths(self.paths.warm_up_run))
+        finally:
+            _remove(self.paths.warm_up_run)
+
     def results(self, sweep: Sweep) -> Iterator[RunResult]:
-        """Execute the runs that are not done yet; yields one result per run, in order.
+        """Execute the runs that are not done yet; yields one result per run, in the order of execution.
 
         Raises:
             StorageError: Results cannot be written. The run in progress has a row if there is room for it.
@@ -102,20 +121,22 @@ class SweepRunner:
         """
         total = len(sweep.runs)
         unremoved = []
-        for number, run in enumerate(sorted(sweep.runs, key=lambda run: run.seed), start=1):
+        executed = 0
+        for number, run in enumerate(in_order(sweep, self.runtime, self.data_dir), start=1):
             paths = self.paths.run(run.key)
             done = self._result_of(paths)
-            skipped = done is not None and done.status == "ok"
+            skipped = _is_ok(done)
             if done is None or not skipped:
                 self.progress.begin(number, total, run)
                 started_at = time.time()
                 try:
-                    done = self.run(run)
+                    done = self.run(run, executed)
                 except OSError as error:  # e.g. a full disk: no run can succeed
                     trouble = "it was removed" if error.errno == errno.ENOENT else storage_trouble(error)
-                    self._write_lost_result(run, started_at, trouble)
+                    self._write_lost_result(run, started_at, trouble, executed)
                     advice = "Repair that, then run the same command to resume"
                     raise StorageError(paths.directory, f"{trouble}. {advice}") from error
+                executed += 1
             # Skipped runs too: their sweep may have been killed right after it wrote the result.
             if done.status == "ok" and (reason := _remove(paths.checkpoints)):
                 unremoved.append(
@@ -126,6 +147,12 @@ class SweepRunner:
         if unremoved:
             raise InputError("\n".join(unremoved))
 
+    def _is_done(self, run: RunSpec) -> bool:
+        try:
+            return _is_ok(read_result(self.paths.run(run.key).result))
+        except UnusableFile:
+            return False
+
     def _result_of(self, paths: RunPaths) -> RunResult | None:
         """The result of an earlier sweep. One that cannot be used is renamed, and the run repeated."""
         try:
@@ -135,13 +162,22 @@ class SweepRunner:
             self.progress.note(f"{error}\n  kept as {paths.unusable_result.name}; the run is repeated")
             return None
 
-    def run(self, spec: RunSpec) -> RunResult:
+    def run(self, spec: RunSpec, order: int | None = None) -> RunResult:
         """Execute one run, from the start or its last checkpoint, and write its result.
 
-        An interrupted run leaves logs and checkpoints, but no result. Raises OSError if results cannot be
-        written.
+        An interrupted run leaves logs and checkpoints, but no result.
+
+        Args:
+            spec: the run.
+            order: its position among the executed runs, from 0.
+
+        Raises:
+            OSError: Results cannot be written.
         """
-        started_at, paths = time.time(), self.paths.run(spec.key)
+        return self._execute(spec, self.paths.run(spec.key), order)
+
+    def _execute(self, spec: RunSpec, paths: RunPaths, order: int | None = None) -> RunResult:
+        started_at = time.time()
         replaced: str | None = None
         for _ in range(ATTEMPTS):
             _remove_previous_attempt(paths)
@@ -164,6 +200,7 @@ class SweepRunner:
         usage, invalid = _usage(paths)
         result = self._write_result(
             spec,
+            paths,
             list(read_events(paths.events)),
             state.exits,
             started_at=started_at,
@@ -178,21 +215,36 @@ class SweepRunner:
             warm=plan.warm,
             nodes_replaced=replaced,
             engine_s=(handle.engine_start_s, handle.engine_stop_s),
+            order=order,
         )
         if result.status == "ok":
             shutil.rmtree(paths.checkpoints, ignore_errors=True)  # `results` reports what remains
         return result
 
-    def _write_lost_result(self, spec: RunSpec, started_at: float, trouble: str) -> None:
+    def _write_lost_result(self, spec: RunSpec, started_at: float, trouble: str, order: int) -> None:
         """Remove what a run was writing, and write a row without its events if there is room for it."""
         paths = self.paths.run(spec.key)
         shutil.rmtree(paths.live, ignore_errors=True)
         lost = f"the results of the run were lost: {paths.directory}: {trouble}"
         with suppress(OSError):
-            self._write_result(spec, [], {}, started_at=started_at, timed_out_s=None, runtime_error=lost)
+            self._write_result(
+                spec,
+                paths,
+                [],
+                {},
+                started_at=started_at,
+                timed_out_s=None,
+                runtime_error=lost,
+                order=order,
+            )
 
     def _write_result(
-        self, spec: RunSpec, events: Sequence[Event], exits: Mapping[str, int], **fields: Any
+        self,
+        spec: RunSpec,
+        paths: RunPaths,
+        events: Sequence[Event],
+        exits: Mapping[str, int],
+        **fields: Any,
     ) -> RunResult:
         """Write the result of a run that has just ended. fields: other arguments of `build_result`."""
         result = build_result(
@@ -207,7 +259,7 @@ class SweepRunner:
             environment=self._environment,
             **fields,
         )
-        write_atomic(self.paths.run(spec.key).result, result.model_dump_json(indent=2))
+        write_atomic(paths.result, result.model_dump_json(indent=2))
         return result
 
     def _watch(self, handle: RunHandle, timeout_s: float, paths: RunPaths) -> tuple[RunState, float | None]:
@@ -231,6 +283,15 @@ class SweepRunner:
                     return state, None
             if now > deadline:
                 return state, timeout_s
+
+
+def in_order(sweep: Sweep, runtime: Runtime, data_dir: Path) -> list[RunSpec]:
+    """The sweep's runs in the order in which this runtime executes them."""
+    return execution_order(sweep.spec.name, runtime.warm_groups(sweep.runs, data_dir))
+
+
+def _is_ok(result: RunResult | None) -> bool:
+    return result is not None and result.status == "ok"
 
 
 def _check_not_removed(paths: RunPaths) -> None:

@@ -132,6 +132,9 @@ class RunResult(Record):
     # From the first training step of the first attempt to the last step, with evaluation and restarts.
     elapsed_s: float | None = None
     warm: bool = False  # the ranks were forked by warm nodes, which had torch and the data in memory
+    order: int | None = (
+        None  # position among the runs that the sweep command executed; older results lack it
+    )
     nodes_replaced: str | None = None  # why warm nodes were replaced before or during the run
     flags: list[str]  # what limits the comparison with other runs, as sentences
     ranks: list[RankResult]

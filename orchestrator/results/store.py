@@ -134,6 +134,11 @@ class SweepPaths:
     def plots(self) -> Path:
         return self.directory / "plots"
 
+    @property
+    def warm_up_run(self) -> Path:
+        """Of the run before the first one, whose result is dropped; exists only during that run."""
+        return self.directory / ".warm-up-run"
+
     def run(self, key: str) -> RunPaths:
         return RunPaths(self.directory / key)
 

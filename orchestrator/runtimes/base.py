@@ -111,6 +111,10 @@ class Runtime(ABC):
     def expect(self, runs: Sequence[RunSpec], data_dir: Path) -> None:  # noqa: B027
         """Note the runs to come, so that warm nodes are started for the largest. Starts nothing."""
 
+    def warm_groups(self, runs: Sequence[RunSpec], data_dir: Path) -> list[list[RunSpec]]:
+        """The runs in groups; the nodes for all runs of a group can be warm at the same time."""
+        return [list(runs)]
+
     @abstractmethod
     def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
         """The exact commands that `start` executes. Starts nothing and writes nothing."""

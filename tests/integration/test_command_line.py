@@ -56,7 +56,7 @@ def test_failed_run_does_not_stop_the_sweep_and_is_repeated(tmp_path: Path) -> N
     file.write_text(
         "name: crash\nblocks:\n"
         "  - base: {strategy: {name: fault_injection, fault: crash}}\n"
-        "  - base: {strategy: fault_injection}\n"
+        "  - base: {strategy: fault_injection, seed: 1}\n"
     )
 
     def results() -> dict[str, RunResult]:

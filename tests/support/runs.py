@@ -33,14 +33,14 @@ SMALL: dict[str, Any] = {
     "timeout_s": 120,
 }
 
-# A run that outlasts every test, between two quick ones.
+# A run that outlasts every test, between two quick ones: seeds are executed one after the other.
 HANGING_SWEEP = """
 name: hanging
 base: {strategy: fault_injection, timeout_s: 300}
 blocks:
   - base: {seed: 1}
-  - base: {strategy: {name: fault_injection, work_s: 300}, transport: TRANSPORT, nodes: 2, seed: 1}
-  - base: {seed: 2}
+  - base: {strategy: {name: fault_injection, work_s: 300}, transport: TRANSPORT, nodes: 2, seed: 2}
+  - base: {seed: 3}
 """
 
 
@@ -49,6 +49,8 @@ class RecordingDisplay:
 
     def __init__(self) -> None:
         self.seen: list[Event] = []
+
+    def warm_up(self, run: RunSpec) -> None: ...
 
     def begin(self, number: int, total: int, run: RunSpec) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -286,6 +287,18 @@ def test_successful_run_does_not_need_its_containers(sweep: Sweep) -> None:
     assert run.wait(5).error is None
 
 
+def test_compose_failure_is_known_after_its_run_was_removed(sweep: Sweep) -> None:
+    """A dropped run may have started the containers of the next one."""
+    run = sweep.start()
+    up: Any = sweep.nodes(run).project.up
+    up.returncode = 17
+    run._paths.log("compose").write_text("no space left\n")
+    sweep.api.rows = []
+    assert run.wait(5).error == "docker compose failed: no space left"
+    shutil.rmtree(run._paths.directory)
+    assert sweep.nodes(run).failure() == "docker compose failed: no space left"
+
+
 def test_compose_failure_is_no_loss_of_nodes(sweep: Sweep) -> None:
     """New containers would fail, too."""
     run = sweep.start()
@@ -544,6 +557,25 @@ def test_containers_used_longest_ago_make_room(sweep: Sweep) -> None:
     assert [each.closed for each in (one, two, three)] == [False, True, False]
     large = end(sweep, sweep.start(nodes=MAX_WARM + 1, cpus=0.1))
     assert [each.closed for each in (one, two, three, large)] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("largest", "groups"),
+    [
+        (MAX_WARM // 2, [["gloo", "mpi", "cold"]]),  # all fit
+        (MAX_WARM // 2 + 1, [["gloo", "cold"], ["mpi"]]),
+        (MAX_WARM + 1, [["gloo"], ["mpi"], ["cold"]]),
+    ],
+)
+def test_runs_whose_containers_fit_together_are_a_group(
+    sweep: Sweep, largest: int, groups: list[list[str]]
+) -> None:
+    gloo = [sweep.plan("ddp", nodes, seed=seed).spec for nodes in (2, largest) for seed in (0, 1)]
+    mpi = [sweep.plan("mpi", nodes).spec for nodes in (1, largest)]
+    cold = [sweep.plan("ddp", 3, restarts=1).spec]
+    named = {"gloo": gloo, "mpi": mpi, "cold": cold}
+    found = sweep.runtime.warm_groups([*gloo, *mpi, *cold], sweep.paths.directory / "data")
+    assert found == [[run for name in group for run in named[name]] for group in groups]
 
 
 def test_close_removes_all_containers_and_directories(sweep: Sweep) -> None:

@@ -186,6 +186,26 @@ def live(
     return shown, view
 
 
+def test_warm_up_run_is_not_counted(screen: Screen) -> None:
+    screen.display.warm_up(RUN)
+    (line,) = screen.lines()
+    assert line.startswith("warm-up run")
+    assert RUN.key in line
+    screen.display.begin(1, 3, RUN)
+    assert screen.lines() == [f"[1/3] {RUN.key}: started"]
+
+
+def test_live_table_shows_the_warm_up_run() -> None:
+    shown, view = live()
+    larger = RUN.model_copy(update={"nodes": 3})
+    shown.warm_up(larger)
+    shown.events([step(rank=2)])
+    assert f"warm-up run  {larger.key}" in view()
+    assert view().count("starting") == 2
+    shown.begin(1, 3, RUN)
+    assert "warm-up" not in view()
+
+
 def test_live_table_shows_the_run_node_by_node() -> None:
     shown, view = live()
     assert view().count("starting") == 2

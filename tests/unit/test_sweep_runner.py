@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -67,6 +67,7 @@ class FakeRunHandle(RunHandle):
 
 
 class SilentDisplay:
+    def warm_up(self, run: RunSpec) -> None: ...
     def begin(self, number: int, total: int, run: RunSpec) -> None: ...
     def events(self, events: Sequence[Event]) -> None: ...
     def note(self, text: str) -> None: ...
@@ -154,7 +155,7 @@ def test_sweep_stops_when_results_cannot_be_written(
     """The run has a row, and what it was writing is removed."""
     monkeypatch.setattr(FakeRunHandle, "collect", lambda handle, paths: collect(paths))
     file = tmp_path / "s.yml"
-    file.write_text("name: s\nblocks: [{base: {strategy: fault_injection}, axes: {nodes: [1, 2]}}]")
+    file.write_text("name: s\nblocks: [{base: {strategy: fault_injection}, axes: {seed: [0, 1]}}]")
     sweep, paths = load_sweep(file), SweepPaths(tmp_path / "out")
     runner = SweepRunner(FakeRuntime(), "nothing", paths, tmp_path, SilentDisplay())
     runner.prepare(sweep)
@@ -192,6 +193,142 @@ def test_another_sweep_in_the_directory_is_refused_before_its_record_is_replaced
     with pytest.raises(InputError, match="1 of 2 finished runs"):
         runner.prepare(replace(sweep, runs=sweep.runs[:1]))
     assert runner.paths.record.read_bytes() == before
+
+
+# Order, and the run before the first
+
+
+class RecordingRuntime(FakeRuntime):
+    """A runtime that records which runs it starts, with which files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[LaunchPlan] = []
+
+    def start(self, plan: LaunchPlan) -> RunHandle:
+        self.started.append(plan)
+        return super().start(plan)
+
+
+@dataclass
+class Repeated:
+    """A sweep of two configurations over some seeds."""
+
+    directory: Path
+    runtime: RecordingRuntime = field(default_factory=RecordingRuntime)
+
+    def command(self, repeat: int) -> list[RunResult]:
+        """Run the sweep as a command does."""
+        file = self.directory / "s.yml"
+        base = "{strategy: serial, epochs: 9}"
+        blocks = "[{}, {base: {strategy: fault_injection, nodes: 2}}]"
+        file.write_text(f"name: s\nbase: {base}\nblocks: {blocks}")
+        sweep = load_sweep(file, repeat=repeat)
+        runner = SweepRunner(self.runtime, "nothing", self.paths, self.directory, SilentDisplay())
+        runner.prepare(sweep)
+        runner.warm_up(sweep)
+        return list(runner.results(sweep))
+
+    @property
+    def paths(self) -> SweepPaths:
+        return SweepPaths(self.directory / "out")
+
+    @property
+    def started(self) -> list[str]:
+        """Directories of the runs that were started, in order; empties the record."""
+        plans, self.runtime.started = self.runtime.started, []
+        return [plan.paths.directory.name for plan in plans]
+
+
+@pytest.fixture
+def repeated(tmp_path: Path) -> Repeated:
+    return Repeated(tmp_path)
+
+
+def finish(paths: RunPaths) -> None:
+    """Mark a run as ok, as if it had trained."""
+    result = read_result(paths.result)
+    assert result
+    paths.result.write_text(result.model_copy(update={"status": "ok", "cause": None}).model_dump_json())
+
+
+def test_runs_are_executed_seed_by_seed_and_have_their_position(repeated: Repeated) -> None:
+    results = repeated.command(repeat=6)
+    assert [result.run.seed for result in results] == [seed for seed in range(6) for _ in range(2)]
+    assert [result.order for result in results] == [*range(12)]
+    strategies = [result.spec["strategy"]["name"] for result in results]
+    assert len({tuple(strategies[at : at + 2]) for at in range(0, 12, 2)}) == 2  # both orders
+    assert repeated.started[1:] == [result.key for result in results]
+    stored = [read_result(repeated.paths.run(result.key).result) for result in results]
+    assert stored == results
+
+
+def test_order_counts_the_runs_that_a_command_executes(repeated: Repeated) -> None:
+    first = repeated.command(repeat=2)
+    for result in first:
+        finish(repeated.paths.run(result.key))
+    again = repeated.command(repeat=4)
+    assert [result.key for result in again[:4]] == [result.key for result in first]
+    assert [result.order for result in again] == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert [result.started_at for result in again[:4]] == [result.started_at for result in first]
+
+
+def test_run_before_the_first_is_short_and_leaves_nothing(repeated: Repeated) -> None:
+    results = repeated.command(repeat=2)
+    plan = repeated.runtime.started[0]
+    assert (plan.spec.name_of("strategy"), plan.spec.epochs) == ("serial", 1)
+    assert not plan.paths.directory.exists()
+    assert len(repeated.runtime.started) == 1 + len(results)
+
+
+@pytest.mark.parametrize("what", ["one seed", "finished"])
+def test_no_run_before_the_first(repeated: Repeated, what: str) -> None:
+    """A sweep that claims nothing, or that has nothing left to execute, needs none."""
+    if what == "finished":
+        for result in repeated.command(repeat=2):
+            finish(repeated.paths.run(result.key))
+        repeated.started  # noqa: B018
+    results = repeated.command(repeat=2 if what == "finished" else 1)
+    assert repeated.started == ([] if what == "finished" else [result.key for result in results])
+
+
+@pytest.mark.parametrize("error", [InputError("no engine"), OSError(errno.ENOSPC, "full")])
+def test_failed_run_before_the_first_is_ignored(
+    repeated: Repeated, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    start = RecordingRuntime.start
+
+    def fail_once(runtime: RecordingRuntime, plan: LaunchPlan) -> RunHandle:
+        if start(runtime, plan) and len(runtime.started) == 1:
+            raise error
+        return FakeRunHandle()
+
+    monkeypatch.setattr(RecordingRuntime, "start", fail_once)
+    assert len(repeated.command(repeat=2)) == 4
+    assert not repeated.paths.warm_up_run.exists()
+
+
+def test_interrupted_run_before_the_first_leaves_nothing(
+    repeated: Repeated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> NoReturn:
+        assert repeated.paths.warm_up_run.exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakeRunHandle, "wait", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        repeated.command(repeat=2)
+    assert {path.name for path in repeated.paths.directory.iterdir()} == {"sweep.json"}
+
+
+def test_rest_of_a_killed_run_before_the_first_is_removed(repeated: Repeated) -> None:
+    repeated.paths.warm_up_run.mkdir(parents=True)
+    (repeated.paths.warm_up_run / "spec.json").touch()
+    repeated.command(repeat=1)
+    assert not repeated.paths.warm_up_run.exists()
+
+
+# Checkpoints
 
 
 def finished_with_checkpoints(tmp_path: Path, runs: int) -> tuple[SweepRunner, Sweep, list[Path]]:

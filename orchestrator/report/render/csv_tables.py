@@ -149,6 +149,7 @@ RESULT_COLUMNS: dict[str, Callable[[Row], Value]] = {
     "elapsed_s": lambda row: row.elapsed_s,
     "repeated_steps": lambda row: row.repeated_steps,
     "samples_lost": lambda row: row.samples_lost,
+    "order": lambda row: row.result.order,
     "log": lambda row: row.log,
 }
 

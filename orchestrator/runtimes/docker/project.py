@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,11 @@ class Project:
     @property
     def start_error(self) -> str | None:
         """Why compose has failed, or None."""
-        if not self.up.returncode:
-            return None
+        return self._start_error if self.up.returncode else None
+
+    @cached_property
+    def _start_error(self) -> str:
+        """Read once: the log may be removed with the run that started the containers."""
         lines = self._log.read_text(errors="replace").strip().splitlines()
         return f"docker compose failed: {lines[-1][:300] if lines else f'exit code {self.up.returncode}'}"
 

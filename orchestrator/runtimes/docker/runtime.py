@@ -6,6 +6,7 @@ import shlex
 import shutil
 import stat
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -138,6 +139,27 @@ class DockerRuntime(Runtime):
             run = self._cluster(spec, RunPaths(Path()), data_dir)
             kind = _kind(spec, run)
             self._scales[kind] = max(self._scales.get(kind, 0), run.scale)
+
+    def warm_groups(self, runs: Sequence[RunSpec], data_dir: Path) -> list[list[RunSpec]]:
+        """The runs in groups whose warm containers are at most MAX_WARM; one set may have more."""
+        sets: dict[Kind | None, list[RunSpec]] = defaultdict(list)
+        scales: dict[Kind | None, int] = defaultdict(int)
+        for spec in runs:
+            run = self._cluster(spec, RunPaths(Path()), data_dir)
+            kind = _kind(spec, run) if self._is_warm(spec) else None  # None: cold runs are in any group
+            sets[kind].append(spec)
+            scales[kind] = max(scales[kind], run.scale if kind else 0)
+        groups: list[list[RunSpec]] = []
+        room: list[int] = []  # nodes that a group can still have
+        for kind, members in sets.items():
+            fitting = (number for number, left in enumerate(room) if left >= scales[kind])
+            number = next(fitting, len(room))
+            if number == len(room):
+                groups.append([])
+                room.append(MAX_WARM)
+            groups[number] += members
+            room[number] -= scales[kind]
+        return groups
 
     def _warm_cluster(self, kind: Kind, run: Cluster, paths: RunPaths) -> Cluster:
         """The warm containers for runs of this kind, as many as the largest expected run needs."""
