@@ -157,10 +157,10 @@ def test_shown_lab_command_has_runs(line: str, tmp_path: Path) -> None:
 def test_example_sweep_file_loads(tmp_path: Path) -> None:
     file = tmp_path / "mine.yml"
     file.write_text(next(blocks("yaml", PROJECT / "docs" / "sweeps.md")))
-    assert len(load_sweep(file).runs) == 1 + (3 * 2 * 2 - 2) + 2
+    assert len(load_sweep(file).runs) == 5 * (1 + (3 * 2 - 1) + 2)
 
 
-@pytest.mark.parametrize(("quick", "runs"), [(False, 1 + 3 + 2), (True, 1 + 2 + 1)])
+@pytest.mark.parametrize(("quick", "runs"), [(False, 5 * (1 + 3 + 2)), (True, 1 + 2 + 1)])
 def test_example_lab_loads(quick: bool, runs: int, tmp_path: Path) -> None:
     file = tmp_path / "mine.yml"
     file.write_text(next(blocks("yaml", PROJECT / "docs" / "labs.md")))
