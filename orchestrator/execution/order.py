@@ -35,7 +35,7 @@ def _draw(text: str) -> bytes:
 
 
 def warm_up_run(runs: Sequence[RunSpec]) -> RunSpec | None:
-    """The shortest run that warms up a machine for these, or None if no configuration is repeated.
+    """The shortest run that warms up a machine for these; None if all have one seed or none trains.
 
     It is the run of one node, or of the fewest, with one epoch: caches are cold in the first epoch only.
     """

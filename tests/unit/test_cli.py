@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from orchestrator.commands import doctor
 from orchestrator.commands import sweep as run_sweep
 from orchestrator.commands.doctor import Finding
 from orchestrator.errors import InputError
+from orchestrator.execution.order import execution_order
 from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes.docker.engine import EngineError
 from orchestrator.runtimes.docker.runtime import DockerRuntime
@@ -212,3 +214,14 @@ def test_cold_starts_every_rank_afresh(options: list[str], warm: bool) -> None:
     commands = [line for line in done.output.splitlines() if line.startswith("  node ")]
     assert commands
     assert all(("warm/client.py" in line, "-m trainer" in line) == (warm, not warm) for line in commands)
+
+
+def test_dry_run_prints_the_order_of_execution(tmp_path: Path) -> None:
+    file = tmp_path / "s.yml"
+    file.write_text("name: s\nblocks: [{base: {strategy: ddp}, axes: {nodes: [1, 2, 3, 4, 5]}}]")
+    arguments = ["sweep", str(file), "--runtime", "local", "--dry-run", "--shared-network", "--repeat", "2"]
+    done = CliRunner().invoke(cli.app, arguments)
+    assert done.exit_code == 0, done.output
+    planned = re.findall(r"^\[(\d+)/10\] (\S+):", done.output, re.MULTILINE)
+    expected = execution_order("s", [load_sweep(file, repeat=2).runs])
+    assert planned == [(str(number), run.key) for number, run in enumerate(expected, start=1)]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.execution.order import execution_order, warm_up_run
+from orchestrator.shipped import SWEEPS
+from orchestrator.sweeps.load import load_sweep
 from trainer.spec.run_spec import RunSpec
 
 SEEDS = range(5)
@@ -98,6 +101,13 @@ def test_warm_up_run_has_the_fewest_ranks_and_no_faults() -> None:
         spec(nodes=3, seed=1, faults=[fault], restarts=1),
     ]
     assert warm_up_run(repeated) == spec(nodes=3, seed=1, restarts=1, epochs=1)
+
+
+@pytest.mark.parametrize("path", sorted(SWEEPS.rglob("*.yml")), ids=lambda path: path.stem)
+def test_shipped_sweeps_have_a_serial_warm_up_run(path: Path) -> None:
+    run = warm_up_run(load_sweep(path, repeat=2).runs)
+    assert run is not None
+    assert (run.name_of("strategy"), run.epochs) == ("serial", 1)
 
 
 @pytest.mark.parametrize(
