@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from orchestrator.errors import InputError
 from orchestrator.sweeps.validation import Location, dotted, error_lines
 from trainer.core.registry import suggestion
+from trainer.spec.faults import keys_of_fault
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec, with_derived_defaults
 
@@ -219,6 +220,8 @@ def _checked(values: Values, written: Mapping[str, FieldValue], block: str) -> R
         if not location:
             return list(RunSpec.model_fields)
         name = str(location[0])
+        if name not in REGISTRIES:
+            return keys_of_fault(*location[2:]) if name == "faults" else []
         return REGISTRIES[name].parameters(_filled(values)[name], *location[1:]) or ["no parameters"]
 
     try:

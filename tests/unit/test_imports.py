@@ -71,6 +71,7 @@ SHARED_MODULES = (
     "elastic.command",
     "models.split_points",
     "spec.checks",
+    "spec.faults",
     "spec.output_limits",
     "spec.registries",
     "spec.run_spec",

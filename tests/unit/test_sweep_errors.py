@@ -293,6 +293,36 @@ def test_unknown_name_lists_the_known_ones(path: Path, field: str, registry: Reg
 
 
 @pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (
+            "{at: {epoch: 1}}",
+            "[0]: {'at': {'epoch': 1}}: none instead of one action; allowed: exactly one of",
+        ),
+        (
+            "{kil: {node: 1}, at: {epoch: 1}}",
+            "[0].kil: unknown key; allowed: kill, pause, slow, cut_off, drop, at",
+        ),
+        ("{kill: {nod: 1}, at: {epoch: 1}}", "[0].kill.nod: unknown key; allowed: node, return_after"),
+        ("{kill: {node: 1}}", "[0].at: is missing"),
+        (
+            "{kill: {node: 1}, at: {random: {stps: [1, 2]}}}",
+            "[0].at.random.stps: unknown key; allowed: steps, seed",
+        ),
+        ("{kill: {node: 1}, at: {random: {steps: [0, 2]}}}", "[0].at.random.steps[0]: 0 is not allowed"),
+        (
+            "{kill: {node: 1}, at: {random: {steps: [{a: 1}, 2]}}}",
+            "[0].at.random.steps[0]: {'a': 1} is not",
+        ),
+        ("3", "[0]: 3 is not allowed"),
+    ],
+)
+def test_bad_fault(path: Path, fault: str, message: str) -> None:
+    text = f"name: s\nblocks: [{{base: {{strategy: ddp, nodes: 2, faults: [{fault}]}}}}]"
+    assert f"{path}: blocks[0].base.faults{message}" in load_error(path, text)
+
+
+@pytest.mark.parametrize(
     ("block", "message"),
     [
         ("{}", "blocks[0].strategy: is missing"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -167,6 +167,19 @@ class Fault(Strict):
     def title(self) -> str:
         """`kill of node 2 at epoch 3`."""
         return f"{self.action} of node {self.node} at {self.at.place}"
+
+
+def keys_of_fault(*path: str | int) -> list[str]:
+    """Keys allowed in a fault, or in the part of it at `path`; empty if that is no mapping."""
+    part: type[Strict] = Fault
+    for name in path:
+        annotation = part.model_fields[str(name)].annotation
+        parts = [each for each in (annotation, *get_args(annotation)) if isinstance(each, type)]
+        inside = [each for each in parts if issubclass(each, Strict)]
+        if not inside:
+            return []
+        part = inside[0]
+    return list(part.model_fields)
 
 
 def _check_exactly_one(part: Strict, what: str, names: tuple[str, ...]) -> None:
