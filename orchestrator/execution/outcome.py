@@ -52,7 +52,7 @@ def outcome(
         launcher_log: what mpirun has written, if it starts the ranks.
     """
     if restarts:
-        return _of_attempts(events, exits, ranks, timed_out_s, processes_per_node, runtime_error)
+        return _of_attempts(events, exits, ranks, timed_out_s, processes_per_node, runtime_error, suspended)
     noun = rank_noun(processes_per_node)
     started = {event.rank: event.fields["pid"] for event in events if event.kind == "start"}
 
@@ -138,6 +138,7 @@ def _of_attempts(
     timed_out_s: float | None,
     processes_per_node: int,
     runtime_error: str | None,
+    suspended: Mapping[int, int] | None,
 ) -> tuple[Status, str | None]:
     """Outcome with restarts by torchrun: that of the last attempt, unless one has succeeded."""
     attempts = Attempts(ranks, events)
@@ -154,7 +155,9 @@ def _of_attempts(
         cause: str | None = f"all of {name} {_ending(code)}"
     else:
         agents = {f"torchrun of {n}" if n.startswith("node ") else n: code for n, code in exits.items()}
-        status, cause = outcome(last, agents, ranks, timed_out_s, processes_per_node, runtime_error)
+        status, cause = outcome(
+            last, agents, ranks, timed_out_s, processes_per_node, runtime_error, suspended
+        )
     used = attempts.effective
     return status, f"{cause}, after {used} restart{'s' if used > 1 else ''}" if used else cause
 

@@ -187,8 +187,7 @@ class SweepRunner:
             with self.runtime.start(plan) as handle:
                 try:
                     state, timed_out_s = self._watch(handle, spec.timeout_s, paths)
-                    # The throttle of a slower node stops and continues its processes all the time.
-                    suspended = handle.suspended() if timed_out_s and not spec.bottleneck_cpus else {}
+                    suspended = handle.suspended() if timed_out_s else {}
                 finally:
                     handle.stop()
                     handle.collect(paths)

@@ -57,9 +57,9 @@ class RunHandle(AbstractContextManager["RunHandle"]):
     def new_events(self) -> list[Event]:
         """The events since the last call, in order of time."""
 
+    @abstractmethod
     def suspended(self) -> dict[int, int]:
-        """PIDs of the ranks that are stopped by a signal, by rank; empty where that is not known."""
-        return {}
+        """PIDs of the ranks that are stopped by a signal, by rank."""
 
     @abstractmethod
     def collect(self, paths: RunPaths) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.runtimes.docker.live import LiveRecord
 from tests.unit import loopback_cluster
 from tests.unit.cluster_support import assigned, index_of
 from tests.unit.conftest import event, rank_fields
@@ -186,6 +188,30 @@ def test_agent_that_the_coordinator_answers_is_not_cut_off(
         monkeypatch.setattr(module, name, value)
     script(monkeypatch, f"sleep 1; {writes(home, 'start', 'result', 'done')}")
     assert cluster.run({"node-1": real}) == 0
+
+
+def test_agent_reports_a_rank_that_is_suspended(
+    cluster: LoopbackCluster, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it goes on."""
+    monkeypatch.setattr(module, "BEAT_S", 0.05)
+    start = event("start", pid=1).to_line().replace('"pid": 1', '"pid": %d')
+    began = f"printf '{start}\\n' $$ >> {home}/out/rank-0.jsonl"
+    script(monkeypatch, f"{began}; kill -STOP $$; {writes(home, 'result', 'done')}")
+    record = LiveRecord(cluster.directory)
+
+    async def continues(agent: FakeAgent) -> None:
+        await agent.receive_assignment()
+        while not (suspended := record.suspended):
+            await asyncio.sleep(0.02)
+        os.kill(suspended[0], signal.SIGCONT)
+        while record.suspended:
+            await asyncio.sleep(0.02)
+        await agent.report_success()
+        await agent.exit()
+        await agent.wait_for_shutdown()
+
+    assert cluster.run({"node-1": real, "node-2": continues}) == 0
 
 
 # Before ranks are assigned

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.runtimes.docker.live import LiveRecord
 from tests.unit import loopback_cluster
 from tests.unit.conftest import rank_fields
 from tests.unit.loopback_cluster import (
@@ -16,6 +17,7 @@ from tests.unit.loopback_cluster import (
     KEYS,
     FakeAgent,
     LoopbackCluster,
+    Script,
     keeps_training,
     succeeds,
     weights_file,
@@ -181,6 +183,31 @@ def test_full_disk_fails_the_run(cluster: LoopbackCluster, monkeypatch: pytest.M
 def test_timeout_of_the_run(cluster: LoopbackCluster) -> None:
     assert cluster.run({"node-1": keeps_training, "node-2": keeps_training}, timeout_s=0.3) == 1
     assert cluster.causes == {"the run": "stopped after 0.3 s"}
+
+
+def test_timeout_names_the_ranks_that_are_suspended(cluster: LoopbackCluster) -> None:
+    """And their PIDs are where the orchestrator reads them; a rank that goes on is not named."""
+    seen: list[dict[int, int]] = []
+
+    def reports(*suspensions: list[int]) -> Script:
+        async def script(agent: FakeAgent) -> None:
+            await agent.receive_assignment()
+            await agent.send_event("start", pid=40 + agent.ranks[0])
+            for suspended in suspensions:
+                await agent.connection.send("alive", suspended=suspended)
+                while (await agent.receive() or {}).get("kind") != "alive":
+                    pass
+                seen.append(LiveRecord(cluster.directory).suspended)
+            await agent.wait_for_shutdown()
+
+        return script
+
+    scripts = {"node-1": keeps_training, "node-2": reports([1]), "node-3": reports([2], [])}
+    assert cluster.run(scripts, timeout_s=0.5) == 1
+    assert cluster.causes.keys() == {"the run", "node-2"}
+    assert "process 41" in cluster.causes["node-2"]
+    assert {2: 42} in [{rank: pid for rank, pid in each.items() if rank == 2} for each in seen]
+    assert 2 not in seen[-1]
 
 
 def test_event_of_a_rank_on_another_node_is_rejected(cluster: LoopbackCluster) -> None:

@@ -67,6 +67,21 @@ def keys(**changed: Any) -> bytes:
     return hello(public_keys={**KEYS, **changed})
 
 
+# Heartbeats
+
+
+@pytest.mark.parametrize("suspended", [[0], [1, 7], ["1"], {"1": 1}])
+def test_heartbeat_with_ranks_of_others_fails_the_run(cluster: LoopbackCluster, suspended: Any) -> None:
+    async def lies(agent: FakeAgent) -> None:
+        await agent.receive_assignment()
+        await agent.connection.send("alive", suspended=suspended)
+        await waits(agent)
+
+    assert cluster.run({"node-1": keeps_training, "node-2": lies}) == 1
+    assert cluster.causes.keys() == {"node-2"}
+    assert "suspended" in cluster.causes["node-2"]
+
+
 # Registration
 
 

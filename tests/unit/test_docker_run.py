@@ -9,8 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from orchestrator.runtimes.docker import project
+from tests.unit.cluster_support import assigned
+from tests.unit.conftest import event
 from tests.unit.docker_support import FakeRun, Row, container, ended
 from trainer.cluster.hand_over import ENDED, Ending
+from trainer.cluster.run_record import RunRecord
 
 
 @pytest.fixture
@@ -125,6 +128,15 @@ def test_wait_returns_when_a_container_exits(fake: FakeRun, monkeypatch: pytest.
     monkeypatch.setattr(time, "sleep", sleep)
     state = fake.run.wait(60)
     assert (state.exits, state.running, len(looks)) == ({"node 0": 0}, 1, 3)
+
+
+def test_suspended_ranks_are_those_of_the_run_record(fake: FakeRun) -> None:
+    assert fake.run.suspended() == {}
+    assignment = assigned("ddp", 3, 4)
+    record = RunRecord(fake.paths.live, assignment)
+    record.add_event(event("start", 1, pid=7))
+    record.note_suspended(assignment.agent_of(1), [1])
+    assert fake.run.suspended() == {1: 7}
 
 
 # Errors

@@ -63,6 +63,7 @@ SHARED_MODULES = (
     "core.event_schema",
     "core.events",
     "core.membership",
+    "core.processes",
     "core.record",
     "core.registry",
     "core.result",

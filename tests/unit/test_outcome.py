@@ -249,6 +249,14 @@ def test_time_limit_after_all_ranks_have_finished() -> None:
     assert outcome(events, {}, 2, 60.0) == ("timeout", "stopped after 60 s; all nodes had finished")
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_time_limit_names_the_ranks_that_are_suspended(restarts: int) -> None:
+    status, cause = outcome(up(0, 1, 2), {}, 3, 60.0, suspended={1: 41, 2: 42}, restarts=restarts)
+    assert status == "timeout"
+    assert "node 1 (process 41) and node 2 (process 42)" in str(cause)
+    assert "node 0" not in str(cause)
+
+
 def test_killed_coordinator_is_the_cause_of_missing_results() -> None:
     reported = "the coordinator, which records the results, was killed by SIGKILL"
     assert outcome(up(0, 1) + finished(0), {"coordinator": -9, "node 1": 1}, 2, None) == (

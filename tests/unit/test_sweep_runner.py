@@ -60,6 +60,9 @@ class FakeRunHandle(RunHandle):
     def new_events(self) -> list[Event]:
         return []
 
+    def suspended(self) -> dict[int, int]:
+        return {}
+
     def collect(self, paths: RunPaths) -> None:
         paths.events.touch()
 

@@ -39,6 +39,7 @@ from trainer.cluster.run_record import WEIGHTS, membership_of
 from trainer.core.cgroup import measure
 from trainer.core.events import EventReader, EventWriter, signal_name
 from trainer.core.membership import Membership, is_return
+from trainer.core.processes import is_suspended
 from trainer.warm.client import UNAVAILABLE
 from trainer.warm.process import EXIT_S, ParentError, ParentProcess
 
@@ -70,6 +71,7 @@ class Agent:
         self._parent, self._replaced = parent, replaced
         self.run_key: str | None = None
         self._events = EventReader(OUT)
+        self._pids: dict[int, int] = {}  # of ranks that have started
         self._processes: list[tuple[Command, asyncio.subprocess.Process]] = []
         self._shutdown = asyncio.Event()
         self._finished = False  # then exit codes no longer matter, see RunRecord.finished
@@ -302,14 +304,17 @@ class Agent:
             await asyncio.sleep(FORWARD_S)
 
     async def _beat(self, connection: Connection) -> None:
-        """Send heartbeats, which the coordinator answers."""
+        """Send heartbeats with the ranks that are suspended, which the coordinator answers."""
         while True:
-            await connection.send("alive")
+            suspended = [rank for rank, pid in self._pids.items() if is_suspended(pid)]
+            await connection.send("alive", suspended=suspended)
             await asyncio.sleep(BEAT_S)
 
     async def _send_new_events(self, connection: Connection) -> None:
         async with self._sending:  # two calls must not send out of order
             for event in self._events.new():
+                if event.kind == "start":
+                    self._pids[event.rank] = event.fields["pid"]
                 if event.kind == "fault" and is_return(event, self._return_after):
                     self._return_after_s = self._return_after[event.fields["fault"]]
                 await connection.send("event", line=event.to_line())

@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,7 @@ class Coordinator:
                 run_record.failures.setdefault("the run", self._interruption)
             elif not done:
                 run_record.failures.setdefault("the run", f"stopped after {run_record.timeout_s:g} s")
+                run_record.fail_suspended()
             await self._shut_down()
         except AssignmentError as error:
             await self._shut_down()
@@ -284,6 +285,7 @@ class Coordinator:
                 if address in self._silences:
                     self._silences[address].end()
                 if message["kind"] == "alive":
+                    self._note_suspended(address, message.get("suspended", []))
                     await connection.send("alive")
                 else:
                     self._handle(address, message)
@@ -311,6 +313,14 @@ class Coordinator:
             case kind:
                 raise ValueError(f"message {kind} is not expected from this agent")
         self._changed.set()  # also by an event: a rank that has failed may hang, and its process never end
+
+    def _note_suspended(self, address: str, ranks: Sequence[int]) -> None:
+        """Raises ValueError if an agent reports ranks that it does not have."""
+        agent, _ = self._agents[address]
+        if not {*ranks} <= {*agent.ranks}:
+            raise ValueError("message alive: suspended: a rank that is not this agent's")
+        if self._run_record:
+            self._run_record.note_suspended(agent, ranks)
 
     def _handle_exit(self, run_record: RunRecord, agent: AgentInfo, message: Message) -> None:
         codes = {int(rank): code for rank, code in message["codes"].items()}
@@ -341,6 +351,8 @@ class Coordinator:
             and not (run_record.shutting_down and run_record.failures)
         ):
             run_record.record_loss(agent, LOST)
+        if run_record:
+            run_record.note_suspended(agent, [])
         self._running.discard(address)
         self._changed.set()
 

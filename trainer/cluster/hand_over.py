@@ -1,10 +1,12 @@
 """How the orchestrator hands runs to warm containers, through a directory that both can write to.
 
-    DIRECTORY/NAME/spec.json   written by the orchestrator: the run. The coordinator adds the run record.
-    DIRECTORY/next             then written by the orchestrator: NAME. The coordinator removes it.
-    DIRECTORY/NAME/cancel      written by the orchestrator to end the run early.
-    DIRECTORY/NAME/ended.json  written by the coordinator when the run has ended: an Ending. Also of a
-                               cold run.
+    DIRECTORY/NAME/spec.json       written by the orchestrator: the run. The run record joins it.
+    DIRECTORY/next                 then written by the orchestrator: NAME. The coordinator removes it.
+    DIRECTORY/NAME/cancel          written by the orchestrator to end the run early.
+    DIRECTORY/NAME/suspended.json  written by the coordinator: PIDs of ranks stopped by a signal, by rank.
+    DIRECTORY/NAME/ended.json      written by the coordinator when the run has ended: an Ending.
+
+The coordinator writes the same files in the directory of a cold run.
 
 A mounted directory is the one channel that every engine has, those in virtual machines included.
 """
@@ -21,6 +23,7 @@ from trainer.core.record import Record
 IDLE_S = 300.0  # without a run, after which the containers exit; less than a warm parent's limit
 POLL_S = 0.02
 NEXT, SPEC, CANCEL, ENDED = "next", "spec.json", "cancel", "ended.json"
+SUSPENDED = "suspended.json"
 
 
 class Ending(Record):

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from trainer.core.cgroup import Usage
 from trainer.core.membership import Membership
-from trainer.core.record import Record, Text, checked, parse_object
+from trainer.core.record import Rank, Record, Text, checked, parse_object
 
 PORT = 29400  # the coordinator's; only the run's own network reaches it
 # Twice as much is buffered in memory while a line arrives.
@@ -67,7 +67,13 @@ class Exit(Record):
 
 
 class Alive(Record):
-    """A heartbeat: the other end is there."""
+    """The coordinator's heartbeat."""
+
+
+class AgentAlive(Record):
+    """An agent's heartbeat. suspended: its ranks that are stopped by a signal."""
+
+    suspended: list[Rank] = Field(default_factory=list)
 
 
 class Assignment(Record):
@@ -93,7 +99,7 @@ class Shutdown(Record):
 Kinds = Mapping[str, type[Record]]
 FROM_AGENT: Kinds = {
     "hello": Hello,
-    "alive": Alive,
+    "alive": AgentAlive,
     "event": EventLine,
     "weights": WeightsChunk,
     "exit": Exit,

@@ -7,10 +7,12 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from trainer.cluster.hand_over import SUSPENDED
 from trainer.cluster.incoming_weights import IncomingWeights
 from trainer.cluster.rank_assignment import AgentInfo, AssignmentError, RankAssignment
 from trainer.core.cgroup import NodeUsage
@@ -52,6 +54,7 @@ class RunRecord:
         self.unreported: dict[str, str] = {}
         self.shutting_down = False
         self.membership = membership_of(assignment)
+        self._suspended: dict[int, int] = {}  # PIDs, by rank
         self._disk_full = False
         self._limits = OutputLimits.of(assignment.spec)
         self._event_bytes = dict.fromkeys(range(assignment.spec.world_size), 0)  # by rank
@@ -146,6 +149,25 @@ class RunRecord:
         """Record the resource usage of the agent's container."""
         line = NodeUsage(name=agent.name, ranks=list(agent.ranks), **usage).model_dump_json()
         self._append("usage.jsonl", line.encode() + b"\n")
+
+    def note_suspended(self, agent: AgentInfo, ranks: Sequence[int]) -> None:
+        """Record which ranks of an agent are stopped by a signal, for the orchestrator to read."""
+        found = {rank: pid for rank, pid in self._suspended.items() if rank not in agent.ranks}
+        found |= {rank: self._starts[rank].fields["pid"] for rank in ranks if rank in self._starts}
+        if found == self._suspended:
+            return
+        self._suspended = found
+        draft = self._directory / f".{SUSPENDED}"
+        with suppress(OSError):  # of a full disk, which the next event reports
+            draft.write_text(json.dumps(found))
+            draft.replace(self._directory / SUSPENDED)
+
+    def fail_suspended(self) -> None:
+        """Name the agents whose ranks are stopped by a signal, when the run has exceeded its time limit."""
+        for rank, pid in self._suspended.items():
+            self.fail(
+                self.assignment.agent_of(rank), f"rank {rank} (process {pid}) was suspended by a signal"
+            )
 
     def _append(self, name: str, data: bytes) -> None:
         if self._disk_full:

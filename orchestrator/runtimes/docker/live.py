@@ -10,11 +10,12 @@ from pydantic import TypeAdapter
 
 from orchestrator.results.store import RunPaths, write_atomic
 from orchestrator.runtimes.docker.project import node_name
-from trainer.cluster.hand_over import ENDED, Ending
+from trainer.cluster.hand_over import ENDED, SUSPENDED, Ending
 from trainer.cluster.rank_assignment import AgentInfo
 from trainer.core.events import Event, EventReader
 
 _AGENTS = TypeAdapter(list[AgentInfo])
+_PIDS = TypeAdapter(dict[int, int])
 
 
 class LiveRecord:
@@ -46,6 +47,14 @@ class LiveRecord:
             return _AGENTS.validate_json((self.directory / "assignment.json").read_text())
         except (OSError, ValueError):
             return []
+
+    @property
+    def suspended(self) -> dict[int, int]:
+        """PIDs of the ranks that are stopped by a signal, by rank, as of the last heartbeats."""
+        try:
+            return _PIDS.validate_json((self.directory / SUSPENDED).read_bytes())
+        except (OSError, ValueError):  # none ever was
+            return {}
 
     def unreported(self, topology: str) -> str | None:
         """The first cause that no event reports, with the name of its node; None if the run has none."""

@@ -311,6 +311,9 @@ class DockerRun(RunHandle):
     def new_events(self) -> list[Event]:
         return self._record.new_events()
 
+    def suspended(self) -> dict[int, int]:
+        return self._record.suspended
+
     def stop(self) -> None:
         """Stop the containers, save their logs, and remove everything."""
         if self._stopped:

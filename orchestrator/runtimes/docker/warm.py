@@ -186,6 +186,9 @@ class WarmRun(RunHandle):
     def new_events(self) -> list[Event]:
         return self._record.new_events()
 
+    def suspended(self) -> dict[int, int]:
+        return self._record.suspended
+
     def stop(self) -> None:
         """End the run, and save its logs. The containers stay up unless they do not end it in time."""
         if self._stopped:

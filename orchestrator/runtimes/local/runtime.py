@@ -28,6 +28,7 @@ from orchestrator.runtimes.local.namespace import PrivateNetwork
 from orchestrator.runtimes.local.processes import COLD, THROTTLE, mpirun, planned
 from orchestrator.shipped import python_path
 from trainer.core.events import Event, EventReader, damage
+from trainer.core.processes import is_suspended
 from trainer.elastic.attempts import AttemptTracker
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
@@ -255,7 +256,9 @@ class LocalRun(RunHandle):
         return f"weights: more than {most} bytes" if most else "weights: the spec does not save them"
 
     def suspended(self) -> dict[int, int]:
-        return {rank: pid for rank, pid in self._pids.items() if _is_stopped(pid)}
+        if THROTTLE in self._processes:  # it stops and continues the processes of its node all the time
+            return {}
+        return {rank: pid for rank, pid in self._pids.items() if is_suspended(pid)}
 
     def stop(self) -> None:
         # Repeat it: an agent may start a rank while it is being stopped.
@@ -279,13 +282,6 @@ class LocalRun(RunHandle):
             if (self._live / path.name).is_file():  # a pipe would block its reader
                 (self._live / path.name).replace(path)
         shutil.rmtree(self._live, ignore_errors=True)
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
-    except psutil.Error:
-        return False
 
 
 def _own_label() -> dict[str, str]:
