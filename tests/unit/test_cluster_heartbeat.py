@@ -12,6 +12,7 @@ import pytest
 from tests.unit import loopback_cluster
 from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster, Script, succeeds
 from trainer.cluster import coordinator as module
+from trainer.cluster.hand_over import ALIVE
 from trainer.cluster.heartbeat import LOOK_S, Silence
 
 LIMIT_S = 0.6
@@ -159,6 +160,24 @@ def test_agents_that_are_idle_may_be_silent(cluster: LoopbackCluster) -> None:
 
     (ending,) = cluster.serve({"node-1": [trains], "node-2": [is_idle]}, {"nodes": 1})
     assert (ending.exits["coordinator"], ending.cut_off) == (0, None)
+
+
+def test_coordinator_beats_until_the_run_has_ended(cluster: LoopbackCluster) -> None:
+    """Where the orchestrator looks for it, from before ranks are assigned."""
+    beats: set[int] = set()
+
+    async def looks(agent: FakeAgent) -> None:
+        beats.add((cluster.directory / ALIVE).stat().st_mtime_ns)
+        await agent.receive_assignment()
+        await asyncio.sleep(0.2)
+        beats.add((cluster.directory / ALIVE).stat().st_mtime_ns)
+        await agent.report_success()
+        await agent.exit()
+        await agent.wait_for_shutdown()
+
+    assert cluster.run({"node-1": looks, "node-2": trains}) == 0
+    assert len(beats) == 2
+    assert not (cluster.directory / ALIVE).exists()
 
 
 # Silence

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.runtimes.docker import project
+from orchestrator.runtimes.docker import live, project
 from tests.unit.cluster_support import assigned
 from tests.unit.conftest import event
 from tests.unit.docker_support import FakeRun, Row, container, ended
-from trainer.cluster.hand_over import ENDED, Ending
+from trainer.cluster.hand_over import ALIVE, ENDED, Ending
 from trainer.cluster.run_record import RunRecord
 
 
@@ -140,6 +140,32 @@ def test_suspended_ranks_are_those_of_the_run_record(fake: FakeRun) -> None:
 
 
 # Errors
+
+
+@pytest.mark.parametrize("on_loss", ["stop", "continue"])
+def test_coordinator_without_a_heartbeat_is_stuck(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_loss: str
+) -> None:
+    """Once it has had one: before, it may still start."""
+    monkeypatch.setattr(live, "COORDINATOR_STUCK_S", 0.1)
+    fake = FakeRun(tmp_path, monkeypatch, strategy="local_sgd", transport="gloo", on_loss=on_loss)
+    fake.up.returncode = 0
+    fake.api.rows = [container("node", 1), container("node", 2), container("coordinator")]
+    assert fake.run.wait(0.3).error is None
+    fake.paths.live.mkdir()
+    for _ in range(4):
+        (fake.paths.live / ALIVE).touch()
+        assert fake.run.wait(0.05).error is None
+    assert "coordinator" in str(fake.run.wait(5).error)
+
+
+def test_coordinator_that_has_ended_is_not_stuck(fake: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "COORDINATOR_STUCK_S", 0.05)
+    fake.up.returncode = 0
+    fake.assign_ranks("ddp", 1, 2)
+    (fake.paths.live / ALIVE).touch()
+    fake.api.rows = [container("node", 1), ended("coordinator")]
+    assert fake.run.wait(0.3).error is None
 
 
 def test_unhealthy_node_is_stuck(fake: FakeRun) -> None:

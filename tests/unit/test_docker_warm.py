@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.results.store import SweepPaths
-from orchestrator.runtimes.docker import project
+from orchestrator.runtimes.docker import live, project
 from orchestrator.runtimes.docker import runtime as runtime_module
 from orchestrator.runtimes.docker import warm as module
 from orchestrator.runtimes.docker.runtime import MAX_WARM, DockerRun, DockerRuntime
@@ -21,7 +21,7 @@ from orchestrator.runtimes.launch_plan import LaunchPlan
 from tests.unit.cluster_support import FIELDS, OTHER, assigned
 from tests.unit.conftest import event
 from tests.unit.docker_support import FakeEngine, Row, container, ended, write_ready
-from trainer.cluster.hand_over import CANCEL, ENDED, NEXT, Ending, log_marks
+from trainer.cluster.hand_over import ALIVE, CANCEL, ENDED, NEXT, Ending, log_marks
 from trainer.cluster.run_record import RunRecord
 from trainer.spec.run_spec import RunSpec
 
@@ -204,6 +204,25 @@ def test_container_that_is_cut_off_the_network_is_a_loss_of_nodes(sweep: Sweep) 
     assert (state.error, state.nodes_lost) == ("the warm container node-2 was cut off", True)
     run.stop()
     assert sweep.nodes(run).closed
+
+
+def test_coordinator_without_a_heartbeat_is_a_loss_of_nodes(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of containers that have had a run, also if it does not take the next one."""
+    monkeypatch.setattr(live, "COORDINATOR_STUCK_S", 0.1)
+    run = sweep.start()
+    assert run.wait(0.3).error is None  # it may still start
+    (sweep.live(run) / ALIVE).touch()
+    sweep.assign_ranks(run, "ddp", 1, 2)
+    sweep.finish(run)
+    run.stop()
+    following = sweep.start(seed=1)
+    state = following.wait(5)
+    assert "coordinator" in str(state.error)
+    assert state.nodes_lost
+    following.stop()
+    assert sweep.nodes(following).closed
 
 
 def test_cause_that_no_event_reports_is_named_by_its_node(sweep: Sweep) -> None:

@@ -58,6 +58,7 @@ LAYERS = {"trainer": TRAINER, "orchestrator": ORCHESTRATOR, "orchestrator.report
 # What the orchestrator may import from the trainer. All of it runs without torch.
 SHARED_MODULES = (
     "cluster.hand_over",
+    "cluster.heartbeat",
     "cluster.rank_assignment",
     "core.cgroup",
     "core.event_schema",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cluster.commands import CHECKPOINTS
-from trainer.cluster.hand_over import CANCEL, ENDED, SPEC, Ending, log_marks, take_over
+from trainer.cluster.hand_over import ALIVE, CANCEL, ENDED, SPEC, Ending, log_marks, take_over
 from trainer.cluster.heartbeat import AGENT_SILENCE_S, BEAT_S, LOOK_S, SUSPECT_S, Silence
 from trainer.cluster.protocol import (
     FROM_AGENT,
@@ -102,6 +102,7 @@ class Coordinator:
         """Coordinate from registration to the last agent's exit. Returns exit code and summary."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._interrupt, "stopped by SIGTERM")
         cancelling = asyncio.create_task(self._until_cancelled()) if self._listener else None
+        beating = asyncio.create_task(self._beat())
         server = await self._bind()
         try:
             try:
@@ -135,6 +136,8 @@ class Coordinator:
         finally:
             if cancelling:
                 cancelling.cancel()
+            beating.cancel()
+            (self._directory / ALIVE).unlink(missing_ok=True)
             server.close()  # wait_closed would wait for an agent that does not disconnect
         if not run_record.complete or run_record.failures:
             return 1, run_record.summary()
@@ -147,6 +150,15 @@ class Coordinator:
         if self._listener is None:
             return await asyncio.start_server(self._serve, port=PORT, **options)
         return await asyncio.start_server(self._serve, sock=self._listener.dup(), **options)
+
+    async def _beat(self) -> None:
+        """Show the orchestrator that this process goes on."""
+        with suppress(OSError):  # the run record names what cannot be written
+            self._directory.mkdir(parents=True, exist_ok=True)
+        while True:
+            with suppress(OSError):
+                (self._directory / ALIVE).touch()
+            await asyncio.sleep(BEAT_S)
 
     async def _until_cancelled(self) -> None:
         """Watch for the file by which the orchestrator cancels a run in warm containers."""

@@ -3,6 +3,7 @@
     DIRECTORY/NAME/spec.json       written by the orchestrator: the run. The run record joins it.
     DIRECTORY/next                 then written by the orchestrator: NAME. The coordinator removes it.
     DIRECTORY/NAME/cancel          written by the orchestrator to end the run early.
+    DIRECTORY/NAME/alive           touched by the coordinator until the run has ended: its heartbeat.
     DIRECTORY/NAME/suspended.json  written by the coordinator: PIDs of ranks stopped by a signal, by rank.
     DIRECTORY/NAME/ended.json      written by the coordinator when the run has ended: an Ending.
 
@@ -23,7 +24,7 @@ from trainer.core.record import Record
 IDLE_S = 300.0  # without a run, after which the containers exit; less than a warm parent's limit
 POLL_S = 0.02
 NEXT, SPEC, CANCEL, ENDED = "next", "spec.json", "cancel", "ended.json"
-SUSPENDED = "suspended.json"
+ALIVE, SUSPENDED = "alive", "suspended.json"
 
 
 class Ending(Record):

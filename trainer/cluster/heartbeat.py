@@ -1,6 +1,7 @@
 """Heartbeats: each end of a connection notices when the other one has been silent for too long.
 
-A node that is cut off the network closes no connection, and TCP notices it only after minutes.
+A node that is cut off the network closes no connection, and TCP notices it only after minutes. For
+the orchestrator, which has no connection to it, the coordinator touches a file (hand_over.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ BEAT_S = 2.0  # between an agent's heartbeats, each of which the coordinator ans
 LOOK_S = 0.5  # between two looks at a silence
 SUSPECT_S = BEAT_S + 1.0  # of silence, after which an agent may be cut off
 AGENT_SILENCE_S = 15.0  # longest of an agent that a run needs; TCP bridges a cut of 5 s within 7 s
+COORDINATOR_STUCK_S = 20.0  # longest for the orchestrator, which names it before agents end
 COORDINATOR_SILENCE_S = 30.0  # longest of the coordinator; it names a node that is cut off before this
 
 

@@ -10,7 +10,8 @@ from pydantic import TypeAdapter
 
 from orchestrator.results.store import RunPaths, write_atomic
 from orchestrator.runtimes.docker.project import node_name
-from trainer.cluster.hand_over import ENDED, SUSPENDED, Ending
+from trainer.cluster.hand_over import ALIVE, ENDED, SUSPENDED, Ending
+from trainer.cluster.heartbeat import COORDINATOR_STUCK_S, Silence
 from trainer.cluster.rank_assignment import AgentInfo
 from trainer.core.events import Event, EventReader
 
@@ -21,8 +22,12 @@ _PIDS = TypeAdapter(dict[int, int])
 class LiveRecord:
     """A directory to which the coordinator writes events, rank assignment, usage, weights and summary."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, coordinator_is_up: bool = False) -> None:
+        """coordinator_is_up: so that its first heartbeat is due, too."""
         self.directory = directory
+        self._beats = coordinator_is_up
+        self._last_beat: int | None = None  # time in ns, by the clock of the coordinator
+        self._silence = Silence()
         self._reader, self._ready_reader = EventReader(directory), EventReader(directory)
         self._ready: set[int] = set()
 
@@ -34,6 +39,21 @@ class LiveRecord:
         """Whether this many ranks are ready to train."""
         self._ready |= {event.rank for event in self._ready_reader.new() if event.kind == "ready"}
         return len(self._ready) == ranks
+
+    def coordinator_trouble(self) -> str | None:
+        """Look for a heartbeat of the coordinator, every second or more often.
+
+        Returns:
+            That it is stuck though its container runs; None if it is not, or if it still starts.
+        """
+        beat = self._last_beat
+        with suppress(OSError):
+            beat = (self.directory / ALIVE).stat().st_mtime_ns
+        if beat != self._last_beat:
+            self._beats, self._last_beat = True, beat
+            self._silence.end()
+        stuck = self._silence.look() > COORDINATOR_STUCK_S and self._beats
+        return f"is stuck: no heartbeat for {COORDINATOR_STUCK_S:g} s" if stuck else None
 
     @property
     def started(self) -> set[int]:

@@ -296,8 +296,10 @@ class DockerRun(RunHandle):
         ready = self._project.quota_pending and self._record.are_ready(self._ranks)
         if ready and (refusal := self._project.apply_quotas()):
             return RunState(exits, running, refusal)
-        coordinated = any(service(each) == "coordinator" for each in containers)
-        if self._continues and coordinated and "coordinator" not in exits:
+        coordinated = any(service(each) == "coordinator" and not has_ended(each) for each in containers)
+        if coordinated and (trouble := self._record.coordinator_trouble()):
+            return RunState(exits, running, f"the coordinator {trouble}")
+        if self._continues and coordinated:
             return RunState({}, running)  # the coordinator knows whether the others continue
         for each in containers:
             if self._project.is_stuck(each):

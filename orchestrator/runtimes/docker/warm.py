@@ -110,7 +110,7 @@ class WarmRun(RunHandle):
         self._ranks = spec.world_size
         self.replaced = replaced
         live = nodes.directory / paths.directory.name
-        self._record = LiveRecord(live)
+        self._record = LiveRecord(live, coordinator_is_up=not new)
         self._cancel, self._ended = live / CANCEL, live / ENDED
         self._inspected_at = nodes.project.answered_at = time.monotonic()
         self._began = int(time.time()) - 1  # of its log lines
@@ -139,6 +139,8 @@ class WarmRun(RunHandle):
         self._inspected_at = time.monotonic()
         try:
             failure = self._nodes.failure()
+            if trouble := self._record.coordinator_trouble():
+                failure = failure or f"the warm container coordinator {trouble}"
         except Exception as error:  # the SDK does not wrap the exceptions of its HTTP library
             dead = self._nodes.project.engine_failure(error)
             return RunState({}, 0, dead) if dead else None
