@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,6 +123,20 @@ def test_signal_of_a_killed_rank_is_reported(
     assert cluster.run({"node-1": real, "node-2": keeps_training}) == 1
     assert cluster.causes == {"node-1": "rank 0 was killed by SIGKILL"}
     assert cluster.codes == [1]
+
+
+def test_rank_without_space_for_events_is_reported(
+    cluster: LoopbackCluster, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> SimpleNamespace:
+        assert path == home / "out"
+        return SimpleNamespace(f_bavail=0)
+
+    monkeypatch.setattr(os, "statvfs", full)
+    script(monkeypatch, f"{writes(home, 'start')}; exit 1")
+    assert cluster.run({"node-1": real, "node-2": keeps_training}) == 1
+    assert cluster.kinds(0) == ["start", "failed"]
+    assert "/run/shardyard" in cluster.causes["node-1"]
 
 
 @pytest.mark.parametrize("deaf", [False, True])

@@ -198,6 +198,30 @@ def test_no_died_event_for_a_rank_that_exited(tmp_path: Path, codes: dict[int, i
     assert (died_events(tmp_path), record.failures) == ([], {})
 
 
+@pytest.mark.parametrize("codes", [{1: 1}, {}])  # {}: started by mpirun
+@pytest.mark.parametrize("started", [False, True])
+def test_rank_without_space_for_its_exit_report(
+    tmp_path: Path, codes: dict[int, int], started: bool
+) -> None:
+    record = run_record(tmp_path)
+    start(record, 0, *([1] if started else []))
+    finish(record, 0)
+    for name in ("node-1", "node-2"):
+        record.record_exit(agent(record, name), codes, False, full=True)
+    assert record.failures.keys() == {"node-2"}
+    assert "/run/shardyard" in record.failures["node-2"]
+    assert record.unreported == ({} if started else record.failures)
+    failed = [each for each in EventReader(tmp_path / "live").new() if each.kind == "failed"]
+    assert [each.rank for each in failed] == ([1] if started else [])
+
+
+def test_rank_that_is_killed_without_space_was_killed(tmp_path: Path) -> None:
+    record = run_record(tmp_path)
+    start(record, 1)
+    record.record_exit(agent(record, "node-2"), {1: -9}, False, full=True)
+    assert died_events(tmp_path) == [(1, "died", "killed by SIGKILL")]
+
+
 def test_rank_killed_before_it_started(tmp_path: Path) -> None:
     """No event of the rank can say so."""
     record = run_record(tmp_path)

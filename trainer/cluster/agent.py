@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import NoReturn
 
 from trainer.cluster import mpi_rank, ssh
@@ -117,7 +118,9 @@ class Agent:
         usage = measure().since(before) if self._parent else measure()
         # A parent killed for lack of memory is the run's own fault: it loaded the run's data.
         lost = None if usage.out_of_memory else self._loss(codes)
-        await connection.send("exit", codes=codes, cause=cause, usage=usage.model_dump(), lost=lost)
+        await connection.send(
+            "exit", codes=codes, cause=cause, usage=usage.model_dump(), lost=lost, full=_is_full(OUT)
+        )
         await self._shutdown.wait()
         for task in (listening, forwarding, beating):
             task.cancel()
@@ -347,6 +350,11 @@ async def _start(
         env={**os.environ, **command.environment, **(environment or {})},
         stderr=asyncio.subprocess.STDOUT,  # one stream, so that the engine keeps the order of lines
     )
+
+
+def _is_full(directory: Path) -> bool:
+    """Whether no space is left on the disk of a directory."""
+    return not os.statvfs(directory).f_bavail
 
 
 def _code(process: asyncio.subprocess.Process) -> int:

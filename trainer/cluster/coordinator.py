@@ -338,7 +338,8 @@ class Coordinator:
         codes = {int(rank): code for rank, code in message["codes"].items()}
         if not codes.keys() <= {*agent.ranks}:
             raise ValueError("message exit: codes: of a rank that is not this agent's")
-        run_record.record_exit(agent, codes, bool(message["usage"].get("out_of_memory")))
+        out_of_memory = bool(message["usage"].get("out_of_memory"))
+        run_record.record_exit(agent, codes, out_of_memory, message.get("full", False))
         run_record.add_usage(agent, message["usage"])
         cause = message["cause"] or run_record.exit_cause(agent, codes)
         if cause and not run_record.shutting_down:

@@ -58,12 +58,14 @@ class Exit(Record):
         cause: why the agent has failed, if its exit codes do not say so.
         usage: of its container.
         lost: how its warm parent has failed.
+        full: whether its ranks have no space left for events.
     """
 
     codes: dict[Annotated[str, Field(pattern=r"\A[0-9]{1,5}\z")], ExitCode]
     cause: Text | None
     usage: Usage
     lost: Text | None = None
+    full: bool = False
 
 
 class Alive(Record):

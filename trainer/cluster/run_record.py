@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from trainer.cluster.commands import HOME
 from trainer.cluster.hand_over import SUSPENDED
 from trainer.cluster.incoming_weights import IncomingWeights
 from trainer.cluster.rank_assignment import AgentInfo, AssignmentError, RankAssignment
@@ -179,26 +180,32 @@ class RunRecord:
             self._disk_full = True
             self.failures.setdefault("coordinator", f"results cannot be written: {error.strerror}")
 
-    def record_exit(self, agent: AgentInfo, codes: Mapping[int, int], out_of_memory: bool) -> None:
-        """Record a `died` event for each of the agent's ranks that was killed without an exit report.
+    def record_exit(
+        self, agent: AgentInfo, codes: Mapping[int, int], out_of_memory: bool, full: bool = False
+    ) -> None:
+        """Record an exit report for each of the agent's ranks that has not written one.
 
         Args:
             agent: whose processes have ended.
             codes: exit codes by rank, negative for a signal; empty for ranks that mpirun started.
             out_of_memory: whether the kernel killed a process of the container for lack of memory.
+            full: whether the ranks have no space left for events, so that they cannot report anything.
         """
         for rank in agent.ranks:
             if rank in self._exit_reports:
                 continue
             if out_of_memory:
                 cause = f"killed: its node needed more than {self.assignment.spec.memory_mb} MiB of memory"
+            elif full and codes.get(rank, 1) > 0:
+                self._record_end(agent, rank, "failed", f"its directory {HOME} is full")
+                continue
             elif self.shutting_down:
                 continue  # it ignored SIGTERM, and its own agent has killed it
             elif codes.get(rank, 0) < 0:
                 cause = f"killed by {signal_name(-codes[rank])}"
             else:
                 continue  # it exited by itself and its log says why, or mpirun reports it
-            self._record_death(agent, rank, cause)
+            self._record_end(agent, rank, "died", cause)
 
     def record_loss(self, agent: AgentInfo, cause: str, reported: bool = True) -> None:
         """Fail the run because an agent is gone, and its ranks with it.
@@ -207,13 +214,14 @@ class RunRecord:
         """
         for rank in agent.ranks:
             if rank not in self._exit_reports:
-                self._record_death(agent, rank, cause)
+                self._record_end(agent, rank, "died", cause)
         self.fail(agent, cause, reported)
 
-    def _record_death(self, agent: AgentInfo, rank: int, cause: str) -> None:
+    def _record_end(self, agent: AgentInfo, rank: int, kind: str, cause: str) -> None:
+        """Record an exit report on behalf of a rank, or a cause that no event reports before it started."""
         if rank in self._starts:
             host = self._starts[rank].host
-            self.add_event(Event(time.time(), self.key, rank, host, "died", {"cause": cause}))
+            self.add_event(Event(time.time(), self.key, rank, host, kind, {"cause": cause}))
         else:
             self.fail(agent, f"rank {rank}, before it started: {cause}", reported=False)
 
