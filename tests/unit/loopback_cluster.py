@@ -26,7 +26,7 @@ from trainer.cluster import coordinator as module
 from trainer.cluster.coordinator import Coordinator
 from trainer.cluster.hand_over import ENDED, SPEC, Ending, hand_over, take_over
 from trainer.cluster.protocol import FROM_COORDINATOR, MAX_ASSIGNMENT_BYTES, Connection, Message
-from trainer.cluster.rank_assignment import RankAssignment
+from trainer.cluster.rank_assignment import RankAssignment, container_name
 
 USAGE = {"cpu_s": 1.0, "throttled_s": None, "out_of_memory": 0}
 KEYS = {"key": f"ssh-ed25519 {'K' * 68}", "host_key": f"ssh-ed25519 {'H' * 68}"}
@@ -144,10 +144,12 @@ class LoopbackCluster:
         self.codes: list[int] = []  # exit codes of real agents
         self.connections: dict[str, list[FakeAgent]] = {}  # of the agents of a warm coordinator
         self.expected: dict[str, tuple[str, int]] = {}
+        self.unreachable: set[str] = set()  # names of containers
         shorter = {"PORT": self.port, "REGISTRATION_S": 5.0, "GRACE_S": 0.1, "SHUTDOWN_S": 1.0}
         for name, value in shorter.items():
             monkeypatch.setattr(module, name, value)
         monkeypatch.setattr(module, "expected_agents", lambda topology: self.expected)
+        monkeypatch.setattr(module, "is_reachable", self._is_reachable)
 
     def run(
         self, scripts: Mapping[str, Script], *unexpected: Script, topology: str = "ddp", **fields: Any
@@ -245,6 +247,9 @@ class LoopbackCluster:
     def _nodes(self) -> int:
         """The nodes of the largest run."""
         return sum(role in ("node", "master") for role, _ in self.expected.values())
+
+    async def _is_reachable(self, address: str) -> bool:
+        return container_name(*self.expected[address]) not in self.unreachable
 
     async def run_agent(self, name: str, address: str, script: Script) -> None:
         agent = self.agents[name] = await self.connect(address)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit import loopback_cluster
-from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster, Script, succeeds
+from tests.unit.loopback_cluster import HELLO, FakeAgent, LoopbackCluster, Script, succeeds
 from trainer.cluster import coordinator as module
 from trainer.cluster.hand_over import ALIVE
 from trainer.cluster.heartbeat import LOOK_S, Silence
@@ -178,6 +179,83 @@ def test_coordinator_beats_until_the_run_has_ended(cluster: LoopbackCluster) -> 
     assert cluster.run({"node-1": looks, "node-2": trains}) == 0
     assert len(beats) == 2
     assert not (cluster.directory / ALIVE).exists()
+
+
+# Before ranks are assigned
+
+
+@pytest.mark.parametrize(
+    ("unreachable", "named"),
+    [({"node-2"}, "node-2"), ({"node-1", "node-2", "node-3"}, "coordinator")],
+    ids=["node", "all"],
+)
+def test_container_that_is_cut_off_between_two_runs_is_named(
+    cluster: LoopbackCluster, unreachable: set[str], named: str
+) -> None:
+    """Its agent waits for a message of the run before, over a connection that is broken."""
+
+    def cut(number: int) -> None:
+        cluster.unreachable = unreachable if number == 2 else set()
+
+    scripts = {"node-1": [succeeds, is_shut_down], "node-2": [succeeds], "node-3": [succeeds, is_shut_down]}
+    first, second = cluster.serve(scripts, {}, {}, before_run=cut)
+    assert (first.exits["coordinator"], first.cut_off) == (0, None)
+    assert second.exits["coordinator"] == 1
+    assert named in str(second.cut_off)
+
+
+def test_container_that_is_not_reachable_for_a_moment_registers(cluster: LoopbackCluster) -> None:
+    cluster.unreachable = {"node-2"}
+    original = cluster.connect
+
+    async def connect(address: str, hello: bytes = HELLO) -> FakeAgent:
+        if address == "127.0.0.2":
+            await asyncio.sleep(LIMIT_S / 2)
+            cluster.unreachable = set()
+            await asyncio.sleep(LIMIT_S)
+        return await original(address, hello)
+
+    cluster.connect = connect  # type: ignore[method-assign]
+    assert cluster.run({"node-1": trains, "node-2": trains}) == 0
+
+
+def test_container_that_does_not_register_takes_no_other_run(
+    cluster: LoopbackCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REGISTRATION_S", 0.3)
+    _, second = cluster.serve({"node-1": [succeeds, is_shut_down], "node-2": [succeeds]}, {}, {})
+    assert "node-2" in str(second.cut_off)
+
+
+async def is_shut_down(agent: FakeAgent) -> None:
+    """Script of an agent whose run does not start."""
+    assert await agent.receive() == {"kind": "shutdown"}
+
+
+@pytest.mark.parametrize("listens", [False, True])
+def test_reachable_container_refuses_or_accepts_a_connection(
+    monkeypatch: pytest.MonkeyPatch, listens: bool
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setattr(module, "PORT", listener.getsockname()[1])
+        if not listens:
+            listener.close()
+        assert asyncio.run(module.is_reachable("127.0.0.1"))
+
+
+def test_container_without_a_route_is_not_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is one that does not answer: a full backlog drops what arrives."""
+    with socket.socket() as listener, socket.socket() as first, socket.socket() as second:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for client in (first, second):
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
+        monkeypatch.setattr(module, "PORT", listener.getsockname()[1])
+        monkeypatch.setattr(module, "BEAT_S", 0.2)
+        assert not asyncio.run(module.is_reachable("127.0.0.1"))
+    monkeypatch.setattr(module, "PORT", 9)
+    assert not asyncio.run(module.is_reachable("255.255.255.255"))
 
 
 # Silence

@@ -206,6 +206,26 @@ def test_container_that_is_cut_off_the_network_is_a_loss_of_nodes(sweep: Sweep) 
     assert sweep.nodes(run).closed
 
 
+def test_container_that_does_not_register_is_a_loss_of_nodes_that_have_had_a_run(sweep: Sweep) -> None:
+    """Other new containers would be as slow."""
+    run = sweep.start()
+    sweep.finish(run, 1, cut_off="the warm container node-2 did not register")
+    state = run.wait(5)
+    assert (state.error, state.nodes_lost) == ("the warm container node-2 did not register", False)
+    run.stop()
+    assert sweep.nodes(run).closed
+    second = sweep.start(seed=1)
+    sweep.assign_ranks(second, "ddp", 1, 2)
+    sweep.finish(second)
+    second.wait(5)
+    second.stop()
+    third = sweep.start(seed=2)
+    sweep.finish(third, 1, cut_off="the warm container node-2 did not register")
+    assert third.wait(5).nodes_lost
+    third.stop()
+    assert sweep.nodes(third).closed
+
+
 def test_coordinator_without_a_heartbeat_is_a_loss_of_nodes(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ BACKLOG = 1024  # of warm agents that wait for the next run
 SHUTDOWN_S = 5.0  # after `shutdown`: longest silence of all agents before the coordinator exits
 COORDINATOR_CUT_OFF = f"cut off the network: no heartbeat of any node for {AGENT_SILENCE_S:g} s"
 LOST = "killed together with its container, or disconnected from the coordinator"
+UNREACHABLE = f"cut off the network: not reachable for {AGENT_SILENCE_S:g} s"
 CUT_OFF = f"cut off the network, or its container hangs: no heartbeat for {AGENT_SILENCE_S:g} s"
 
 
@@ -75,6 +76,7 @@ class Coordinator:
         self._connections: Counter[str] = Counter()  # by address, those that have ended included
         self._connected: set[str] = set()  # addresses
         self._refused: str | None = None  # why a container cannot register
+        self._unreachable: set[str] = set()  # addresses, before ranks are assigned
         self._changed = asyncio.Event()  # an agent registered, reported, exited or was lost
         self._interrupted = asyncio.Event()
         self._interruption = ""  # its cause
@@ -86,7 +88,7 @@ class Coordinator:
         self.exits: dict[str, int] = {}  # exit codes of agents, as their containers would have them
         self.lost: str | None = None  # how a warm parent has failed
         self.untrusted: str | None = None  # which container has sent invalid data, and what
-        self.cut_off: str | None = None  # which container has been silent
+        self.cut_off: str | None = None  # which container has been silent, or has not registered
 
     @property
     def failures(self) -> Mapping[str, str]:
@@ -173,7 +175,11 @@ class Coordinator:
 
     async def _register(self) -> Mapping[str, Any]:
         """Wait until every container's agent has registered. Returns the fields of the run's spec."""
-        await self._until_all_registered()
+        probing = asyncio.create_task(self._probe())
+        try:
+            await self._until_all_registered()
+        finally:
+            probing.cancel()
         # Only now: an agent that registered later would find no coordinator and wait for one.
         if isinstance(self._fields, AssignmentError):
             raise self._fields
@@ -204,19 +210,43 @@ class Coordinator:
             if self._interrupted.is_set():
                 raise AssignmentError(self._interruption)
             if time.monotonic() > deadline:
-                raise AssignmentError(f"{self._names(missing)} did not register in {REGISTRATION_S:g} s")
+                raise self._missing(self._names(missing), f"did not register in {REGISTRATION_S:g} s")
             await self._until(self._registration_over, 1.0)
             if self._refused:
                 break
+            if self._unreachable:
+                # All of several: not each node has lost its network, but this container.
+                alone = len(self._expected) > 1 and self._unreachable == self._expected.keys()
+                name = "coordinator" if alone else self._names(self._unreachable)
+                raise self._missing(name, f"was {UNREACHABLE}")
             # The engine's DNS drops the name of a container that has exited.
             if gone := self._expected.keys() - expected_agents(self._topology).keys():
                 raise AssignmentError(f"{self._names(gone)} exited before it registered; its log says why")
         if self._refused:
             raise AssignmentError(self._refused)
 
+    def _missing(self, name: str, what: str) -> AssignmentError:
+        """The error that a container is not there. Warm containers take no other run then."""
+        self.cut_off = f"the warm container {name} {what}"
+        return AssignmentError(f"{name} {what}")
+
+    async def _probe(self) -> None:
+        """Find containers that are cut off the network.
+
+        An agent that has not registered may be one that waits for a message over a broken connection.
+        """
+        failed: Counter[str] = Counter()
+        while not self._unreachable:
+            probes = asyncio.gather(*map(is_reachable, self._expected))
+            _, answers = await asyncio.gather(asyncio.sleep(BEAT_S), probes)
+            for address, answer in zip(self._expected, answers, strict=True):
+                failed[address] = 0 if answer else failed[address] + 1
+            self._unreachable = {each for each in failed if failed[each] * BEAT_S >= AGENT_SILENCE_S}
+        self._changed.set()
+
     def _registration_over(self) -> bool:
         all_registered = self._agents.keys() >= self._expected.keys()
-        return all_registered or self._interrupted.is_set() or self._refused is not None
+        return all_registered or self._interrupted.is_set() or bool(self._refused or self._unreachable)
 
     def _names(self, addresses: Iterable[str]) -> str:
         found = sorted(self._expected[address] for address in addresses)
@@ -469,6 +499,19 @@ def expected_agents(topology: str) -> dict[str, tuple[str, int]]:
             raise AssignmentError(f"no container of service {role} is running") from None
         found |= {address: (role, ordinal_of(address)) for address in addresses}
     return found
+
+
+async def is_reachable(address: str) -> bool:
+    """Whether a container is on the network: it refuses a connection, since it does not listen."""
+    try:
+        async with asyncio.timeout(BEAT_S):
+            _, writer = await asyncio.open_connection(address, PORT)
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # no route, or no answer in time
+        return False
+    writer.close()
+    return True
 
 
 def ordinal_of(address: str) -> int:

@@ -34,7 +34,7 @@ class Ending(Record):
     failures: the first known cause, by agent.
     unreported: those of them that no event of a rank reports.
     lost: how a warm parent has failed; None if none has.
-    cut_off: which container was cut off the network; None if none was.
+    cut_off: which container was cut off the network or did not register; None if none.
     untrusted: which container has sent invalid data, and what; None if none has.
     """
 

@@ -163,7 +163,8 @@ class WarmRun(RunHandle):
             return RunState(exits, 0, ending.untrusted, nodes_lost=True)
         if ending.cut_off:  # it runs, and its health check passes
             self._lost = True
-            return RunState(exits, 0, ending.cut_off, nodes_lost=True)
+            # Other new containers would not register in time, either.
+            return RunState(exits, 0, ending.cut_off, nodes_lost=bool(agents) or not self._new)
         if ending.lost:
             return RunState(exits, 0, f"the process of warm nodes {ending.lost}", nodes_lost=True)
         # The coordinator often notices the end of a container before the engine does.
