@@ -130,7 +130,7 @@ def test_rank_without_space_for_events_is_reported(
 ) -> None:
     def full(path: Path) -> SimpleNamespace:
         assert path == home / "out"
-        return SimpleNamespace(f_bavail=0)
+        return SimpleNamespace(f_bavail=2, f_frsize=4096)
 
     monkeypatch.setattr(os, "statvfs", full)
     script(monkeypatch, f"{writes(home, 'start')}; exit 1")

@@ -48,6 +48,7 @@ CONNECT_S = 120.0  # to reach the coordinator, which compose starts after every 
 FORWARD_S = 0.2  # between checks for new events
 TERMINATE_S = 2.0  # between SIGTERM and SIGKILL
 WAIT_S = 3600.0  # for ranks
+FULL_BYTES = 2**20  # left on a full disk: sshd, for example, removes a file when it ends
 CHUNK_BYTES = 3 * 2**13  # of a file per message; base64 makes it a third larger
 
 
@@ -353,8 +354,9 @@ async def _start(
 
 
 def _is_full(directory: Path) -> bool:
-    """Whether no space is left on the disk of a directory."""
-    return not os.statvfs(directory).f_bavail
+    """Whether nearly no space is left on the disk of a directory."""
+    disk = os.statvfs(directory)
+    return disk.f_bavail * disk.f_frsize < FULL_BYTES
 
 
 def _code(process: asyncio.subprocess.Process) -> int:
