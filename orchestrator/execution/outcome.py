@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
@@ -109,8 +110,9 @@ def outcome(
         return "failed", f"process {started[silent[0]]} with all {ranks} {noun}s {_ending(exits['nodes'])}"
     if exits.get("nodes", 0) < 0:  # its ranks have noticed
         return "failed", f"the process that started all {ranks} {noun}s {_ending(exits['nodes'])}"
-    if len(silent) == 1 and (number := exits.get("mpirun", 0) - 128) > 0:
-        return "failed", f"{process(silent[0])} {_ending(-number)}"
+    if silent and 0 < (number := exits.get("mpirun", 0) - 128) < signal.NSIG:  # it has killed the others
+        one = "one of " if len(silent) > 1 else ""
+        return "failed", f"{one}{' and '.join(process(rank) for rank in silent)} {_ending(-number)}"
     if own:
         return "failed", f"{name(own[0].rank)}: {own[0].fields['cause']}"
     if not silent and started.keys() == everyone and (stopped := _stopped(events)):

@@ -84,12 +84,18 @@ class FakeAgent:
             await self.connection.send("weights", chunk=chunk, last=complete and number == len(parts))
 
     async def exit(
-        self, code: int = 0, cause: str | None = None, out_of_memory: int = 0, lost: str | None = None
+        self,
+        code: int = 0,
+        cause: str | None = None,
+        out_of_memory: int = 0,
+        lost: str | None = None,
+        mpirun: int = 0,
     ) -> None:
         """Send the exit message, with this code for each rank."""
         usage = {**USAGE, "out_of_memory": out_of_memory}
         codes = {str(rank): code for rank in self.ranks}
-        await self.connection.send("exit", codes=codes, cause=cause, usage=usage, lost=lost)
+        fields = {"codes": codes, "cause": cause, "usage": usage, "lost": lost, "mpirun": mpirun}
+        await self.connection.send("exit", **fields)
 
     async def wait_for_shutdown(self) -> None:
         """Wait for `shutdown`, then disconnect."""

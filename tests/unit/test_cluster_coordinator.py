@@ -313,10 +313,29 @@ def test_lost_node_is_named_though_mpirun_exits_first(
     assert cluster.causes == ({"launcher": complaint} if complaint else {}) | expected
 
 
+def test_exit_code_of_mpirun_reaches_the_orchestrator(cluster: LoopbackCluster) -> None:
+    """From the launcher only."""
+
+    async def launches(agent: FakeAgent) -> None:
+        await agent.receive_assignment()
+        await agent.exit(cause="mpirun was killed by SIGKILL", mpirun=-9)
+        await agent.wait_for_shutdown()
+
+    async def lies(agent: FakeAgent) -> None:
+        await agent.receive_assignment()
+        await agent.receive()
+        await agent.exit(mpirun=-11)
+        await agent.connection.close()
+
+    scripts = {"launcher": [launches], "node-1": [lies], "node-2": [lies]}
+    (ending,) = cluster.serve(scripts, {}, topology="mpi")
+    assert ending.exits == {"launcher": 1, "mpirun": -9, "node-1": 0, "node-2": 0, "coordinator": 1}
+
+
 def test_mpirun_failure_without_a_lost_node(cluster: LoopbackCluster) -> None:
     async def launches(agent: FakeAgent) -> None:
         await agent.receive_assignment()
-        await agent.exit(cause="mpirun ended with exit code 1")
+        await agent.exit(cause="mpirun ended with exit code 1", mpirun=1)
         await agent.wait_for_shutdown()
 
     assert (

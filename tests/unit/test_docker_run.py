@@ -59,6 +59,19 @@ def test_cause_that_no_event_reports_is_named_by_its_node(fake: FakeRun) -> None
     assert fake.run.wait(5).error == "node 1: rank 1, before it started: killed"
 
 
+def test_exit_code_of_mpirun_is_that_of_the_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeRun(tmp_path, monkeypatch, "mpi")
+    fake.up.returncode = 0
+    fake.assign_ranks("mpi", 1)
+    fake.api.codes = {"launcher-1": 1, "coordinator-1": 1}
+    fake.api.rows = [ended("launcher"), container("node", 1), container("coordinator")]
+    assert fake.run.wait(5).exits == {"launcher": 1}
+    ending = Ending(exits={"launcher": 1, "node-1": 0, "mpirun": -9, "coordinator": 1})
+    (fake.paths.live / ENDED).write_text(ending.model_dump_json())
+    fake.api.rows = [ended("launcher"), ended("node", 1), ended("coordinator")]
+    assert fake.run.wait(5).exits == {"launcher": 1, "node 0": 0, "mpirun": -9, "coordinator": 1}
+
+
 @pytest.mark.parametrize(
     ("topology", "rows", "names"),
     [

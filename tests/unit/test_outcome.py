@@ -116,9 +116,14 @@ FAILURES: Mapping[str, tuple[list[Event], dict[str, int], str]] = {
         {"mpirun": 137},
         "node 1 (process 101) was killed by SIGKILL",
     ),
-    "several ranks of mpirun have no report": (
+    "several ranks of mpirun have no report, and its exit code is a signal": (
         up(0, 1),
         {"mpirun": 137},
+        "one of node 0 (process 100) and node 1 (process 101) was killed by SIGKILL",
+    ),
+    "several ranks of mpirun have no report, and its exit code is no signal": (
+        up(0, 1),
+        {"mpirun": 213},
         "node 0 (process 100) and node 1 (process 101) exited without a report, as after SIGKILL",
     ),
     "mpirun is killed": (
@@ -206,6 +211,12 @@ def test_mpirun_names_the_rank_that_was_killed(events: list[Event], code: int, c
     _, reported = outcome(events, {"mpirun": code}, 2, None, launcher_log=KILLED_0)
     assert reported is not None
     assert reported.startswith(cause)
+
+
+@pytest.mark.parametrize("log", ["", KILLED_0])
+def test_mpirun_that_is_killed_is_the_cause(log: str) -> None:
+    _, reported = outcome(up(0, 1), {"launcher": 1, "mpirun": -9}, 2, None, launcher_log=log)
+    assert str(reported).startswith("mpirun, which starts the ranks, was killed by SIGKILL")
 
 
 def test_mpirun_s_report_of_an_unknown_rank_is_ignored() -> None:

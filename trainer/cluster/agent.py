@@ -38,7 +38,7 @@ from trainer.cluster.protocol import FROM_COORDINATOR, MAX_ASSIGNMENT_BYTES, POR
 from trainer.cluster.rank_assignment import AssignmentError, RankAssignment
 from trainer.cluster.run_record import WEIGHTS, membership_of
 from trainer.core.cgroup import measure
-from trainer.core.events import EventReader, EventWriter, signal_name
+from trainer.core.events import EventReader, EventWriter, how_ended, signal_name
 from trainer.core.membership import Membership, is_return
 from trainer.core.processes import is_suspended
 from trainer.warm.client import UNAVAILABLE
@@ -74,6 +74,7 @@ class Agent:
         self.run_key: str | None = None
         self._events = EventReader(OUT)
         self._pids: dict[int, int] = {}  # of ranks that have started
+        self._mpirun = 0  # its exit code
         self._processes: list[tuple[Command, asyncio.subprocess.Process]] = []
         self._shutdown = asyncio.Event()
         self._finished = False  # then exit codes no longer matter, see RunRecord.finished
@@ -120,7 +121,13 @@ class Agent:
         # A parent killed for lack of memory is the run's own fault: it loaded the run's data.
         lost = None if usage.out_of_memory else self._loss(codes)
         await connection.send(
-            "exit", codes=codes, cause=cause, usage=usage.model_dump(), lost=lost, full=_is_full(OUT)
+            "exit",
+            codes=codes,
+            cause=cause,
+            usage=usage.model_dump(),
+            lost=lost,
+            full=_is_full(OUT),
+            mpirun=self._mpirun,
         )
         await self._shutdown.wait()
         for task in (listening, forwarding, beating):
@@ -228,8 +235,10 @@ class Agent:
         if not ended.done():
             await self._terminate(ended)
         codes = {rank: _code(process) for command, process in self._processes for rank in command.ranks}
-        launcher = next((_code(p) for c, p in self._processes if not c.ranks), 0)
-        return codes, f"mpirun ended with exit code {launcher}" if launcher else None
+        self._mpirun = next(
+            (_code(process) for command, process in self._processes if not command.ranks), 0
+        )
+        return codes, f"mpirun {how_ended(self._mpirun)}" if self._mpirun else None
 
     async def _all_ended(self, connection: Connection) -> bool:
         """Wait for all processes, and start those again whose rank returns."""

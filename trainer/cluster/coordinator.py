@@ -85,7 +85,7 @@ class Coordinator:
         self._silences: dict[str, Silence] = {}  # by address, of agents that the run needs
         self._last_message_at = 0.0
         self._run_record: RunRecord | None = None
-        self.exits: dict[str, int] = {}  # exit codes of agents, as their containers would have them
+        self.exits: dict[str, int] = {}  # codes of agents, as their containers have them, and of mpirun
         self.lost: str | None = None  # how a warm parent has failed
         self.untrusted: str | None = None  # which container has sent invalid data, and what
         self.cut_off: str | None = None  # which container has been silent, or has not registered
@@ -375,6 +375,8 @@ class Coordinator:
         if cause and not run_record.shutting_down:
             run_record.fail(agent, cause)
         self.exits[agent.name] = 1 if cause else 0
+        if agent.role == "launcher" and (mpirun := message.get("mpirun")):
+            self.exits["mpirun"] = mpirun
         if lost := message.get("lost"):
             self.lost = f"of {agent.name} {lost}"
         self._exited.add(agent.address)

@@ -30,7 +30,8 @@ ALIVE, SUSPENDED = "alive", "suspended.json"
 class Ending(Record):
     """How a run in warm containers has ended.
 
-    exits: exit code by agent (node-1, launcher) and of the coordinator, as its container would have it.
+    exits: exit code by agent (node-1, launcher) and of the coordinator, as its container would have it,
+        and that of mpirun if it has failed.
     failures: the first known cause, by agent.
     unreported: those of them that no event of a rank reports.
     lost: how a warm parent has failed; None if none has.

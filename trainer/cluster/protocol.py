@@ -59,6 +59,7 @@ class Exit(Record):
         usage: of its container.
         lost: how its warm parent has failed.
         full: whether its ranks have no space left for events.
+        mpirun: exit code of mpirun, in the launcher.
     """
 
     codes: dict[Annotated[str, Field(pattern=r"\A[0-9]{1,5}\z")], ExitCode]
@@ -66,6 +67,7 @@ class Exit(Record):
     usage: Usage
     lost: Text | None = None
     full: bool = False
+    mpirun: ExitCode = 0
 
 
 class Alive(Record):

@@ -256,6 +256,11 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def how_ended(code: int) -> str:
+    """How a process ended, by its exit code; a negative one is a signal."""
+    return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+
+
 def combined_digest(part_digests: Iterable[str]) -> str:
     """Digest of a partition, 16 hex digits: a hash of its parts' digests in rank order.
 

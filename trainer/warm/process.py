@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TextIO
 
-from trainer.core.events import signal_name
+from trainer.core.events import how_ended
 from trainer.spec.run_spec import THREAD_VARIABLES
 from trainer.warm import client
 
@@ -65,7 +65,7 @@ class ParentProcess:
         code = self._parent.poll()
         if code is None:
             return None
-        return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        return how_ended(code)
 
     def ensure(self, prefix: Sequence[str] = ()) -> str | None:
         """Start the parent unless a healthy one runs.

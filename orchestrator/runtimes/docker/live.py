@@ -76,11 +76,23 @@ class LiveRecord:
         except (OSError, ValueError):  # none ever was
             return {}
 
+    @property
+    def mpirun_exit(self) -> dict[str, int]:
+        """The exit code of mpirun under its name, if it has failed and the coordinator has ended."""
+        exits = self._ending.exits if self._ending else {}
+        return {name: code for name, code in exits.items() if name == "mpirun"}
+
+    @property
+    def _ending(self) -> Ending | None:
+        """How the run has ended, if the coordinator has ended it."""
+        try:
+            return Ending.model_validate_json((self.directory / ENDED).read_text())
+        except (OSError, ValueError):
+            return None
+
     def unreported(self, topology: str) -> str | None:
         """The first cause that no event reports, with the name of its node; None if the run has none."""
-        try:
-            ending = Ending.model_validate_json((self.directory / ENDED).read_text())
-        except (OSError, ValueError):
+        if not (ending := self._ending):
             return None
         agents = self.agents
         names = {agent.name: node_name(agent.role, agent.ordinal, agents, topology) for agent in agents}

@@ -286,6 +286,8 @@ class DockerRun(RunHandle):
             dead = self._project.engine_failure(error)
             return RunState(self._state.exits, 0, dead) if dead else self._state
         self._project.answered_at = time.monotonic()
+        if exits.get("coordinator"):
+            exits |= self._record.mpirun_exit
         running = sum(not has_ended(each) for each in containers) + starting
         if not exits and (start_error := self._project.start_error):
             return RunState(exits, running, start_error)

@@ -22,7 +22,7 @@ from orchestrator.runtimes.docker.project import (
 )
 from trainer.cluster.hand_over import CANCEL, ENDED, Ending, hand_over, log_marks
 from trainer.cluster.rank_assignment import ROLES, container_name
-from trainer.core.events import Event, signal_name
+from trainer.core.events import Event, how_ended
 from trainer.spec.run_spec import RunSpec
 
 POLL_S = 0.02  # for the end of a run, and for its last log line
@@ -62,9 +62,7 @@ class WarmContainers:
         for each in containers:
             name = container_name(service(each), ordinal(each))
             if has_ended(each):
-                code = self.project.exit_code(each)
-                how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-                return f"the warm container {name} {how}"
+                return f"the warm container {name} {how_ended(self.project.exit_code(each))}"
             if self.project.is_stuck(each):
                 return f"the warm container {name} is stuck: its health check fails"
         if error := self.project.start_error:
