@@ -89,6 +89,7 @@ class Verdict:
         cause: what is said about it. Both are only checked in a row that is not silent.
         within_s: from the fault to the row, or to the end of the command where the sweep stops.
         silent: statuses whose row need not name anything, such as ok after a fault that came too late.
+        of_next: whether it is the row of the next run that names and says this.
     """
 
     status: tuple[str, ...]
@@ -98,6 +99,7 @@ class Verdict:
     then: Then
     exit_code: int
     silent: tuple[str, ...] = ()
+    of_next: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class Case:
 
     Attributes:
         run: fields of the run that is disturbed; a healthy run follows it in the sweep.
+        next_run: fields of the healthy run that differ.
         victims: the ranks of which the seed chooses `count`; default: all.
         options: of the command.
         again: whether the same command is run again, and must end as if nothing had happened.
@@ -124,4 +127,5 @@ class Case:
     earlier: Earlier = Earlier.NOTHING
     again: bool = False
     sample: tuple[str, ...] = ()
+    next_run: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -178,10 +178,11 @@ def judge(scene: Scene, row: RunResult | None, code: int) -> list[str]:
             for event in scene.events()
             if event["kind"] == "checkpoint_skipped" and "some rank" not in event["cause"]
         ]
-        said = "; ".join(filter(None, [row.cause, row.nodes_replaced, *row.flags, *skipped]))
         if row.status not in verdict.status:
             wrong.append(f"{row.status}, not {' or '.join(verdict.status)}")
         other = scene.row(healthy)
+        named = other if verdict.of_next and other else row
+        said = "; ".join(filter(None, [named.cause, named.nodes_replaced, *named.flags, *skipped]))
         if other is None or other.status != "ok":
             wrong.append(f"the next run is not ok: {other.cause if other else 'it has no row'}")
     scene.said = said.strip()

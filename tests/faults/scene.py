@@ -27,7 +27,7 @@ from trainer.spec.run_spec import RunSpec
 
 POLL_S = 0.02
 MOMENT_S = 120.0  # within which a moment comes
-END_S = 90.0  # for the healthy run and the report, after the disturbed run has its row
+END_S = 120.0  # for the healthy run and the report, after the disturbed run has its row
 HEALTHY: dict[str, Any] = {
     "dataset": {"name": "synthetic", "samples": 120, "test_samples": 32},
     "model": {"name": "mlp", "hidden": [8]},
@@ -68,7 +68,7 @@ class Scene:
         same = {name: case.run[name] for name in ("strategy", "transport", "nodes")}
         if isinstance(same["strategy"], dict):  # without the parameters that make it fail
             same["strategy"] = same["strategy"]["name"]
-        blocks = [{"base": dict(case.run)}, {"base": {**same, **HEALTHY}}]
+        blocks = [{"base": dict(case.run)}, {"base": {**same, **HEALTHY, **case.next_run}}]
         return json.dumps({"name": "faults", "blocks": blocks})
 
     @property

@@ -87,6 +87,16 @@ def kill_process(words: str, *commands: str) -> Fault:
     return Fault(words, strike)
 
 
+def suspend_process(words: str, *commands: str) -> Fault:
+    """Suspend all processes of the nodes whose command line contains one of these."""
+
+    def strike(scene: Scene, _: random.Random) -> None:
+        for process in scene.until(lambda: [*scene.place.processes(*commands)], f"no {commands[0]}"):
+            process.suspend()
+
+    return Fault(words, strike)
+
+
 def kill_command(words: str, *commands: str) -> Fault:
     """Kill a descendant of the orchestrator on this machine."""
 

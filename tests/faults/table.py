@@ -31,6 +31,7 @@ ASYNC = {"strategy": "async_parameter_server", "transport": "rpc", "nodes": 3}
 SPLIT = {"strategy": "rpc_split", "transport": "rpc", "nodes": 3}
 PIPELINE = {"strategy": "pipeline", "transport": "gloo", "nodes": 3}
 TORCH_PIPELINE = {"strategy": "pipeline_torch", "transport": "gloo", "nodes": 3}
+CONTINUING = {"strategy": "local_sgd", "transport": "gloo", "nodes": 3, "on_loss": "continue"}
 HOGWILD = {"strategy": "hogwild", "transport": "memory", "nodes": 3}
 # Nearly all of its time is evaluation.
 EVALUATING = {
@@ -48,6 +49,7 @@ RESTARTED = {**SHORT, **GLOO, "restarts": 3, "checkpoint_epochs": 10}
 NODE = Fact("the node", "")  # checked against the victims
 ANY_NODE = Fact("the node", r"\bnode \d")  # any of those to which it happened
 KILLED = Fact("killed by SIGKILL", "SIGKILL|killed together with its container")
+STUCK = Fact("is stuck, or silent", "stuck|silent|heartbeat|no answer")
 COORDINATOR = Fact("the coordinator", r"\bcoordinator\b")
 LAUNCHER = Fact("mpirun or the launcher", r"\b(mpirun|launcher)\b")
 WARM = Fact("the warm nodes", r"\bwarm (nodes|container)\b")
@@ -81,6 +83,9 @@ def kill(what: str) -> Fault:
 
 KILL = kill("a rank")
 SUSPEND = strikes.signal_ranks(signal.SIGSTOP, "a rank is suspended (SIGSTOP)")
+SUSPENDED_COORDINATOR = strikes.suspend_process(
+    "the coordinator is suspended", "trainer.cluster coordinator"
+)
 INJECTED = Fault("", strikes.nothing)
 
 
@@ -255,24 +260,22 @@ SUSPENDED = (
         "suspend",
         SUSPEND,
         Moment.EPOCH,
-        {**LONG, **GLOO, "timeout_s": 40.0},
-        Verdict(("timeout",), NODE, Fact("suspended by a signal", "suspended"), 50.0, Then.GOES_ON, 1),
-        (LOCAL,),
+        {**LONG, **GLOO, "timeout_s": 60.0},
+        Verdict(("timeout",), NODE, Fact("suspended by a signal", "suspended"), 70.0, Then.GOES_ON, 1),
     ),
     Case(
         "suspend-connecting",
         SUSPEND,
         Moment.ASSIGNMENT,
-        {**LONG, **GLOO, "timeout_s": 40.0},
-        Verdict(("timeout",), NODE, Fact("suspended by a signal", "suspended"), 50.0, Then.GOES_ON, 1),
-        (LOCAL,),
+        {**LONG, **GLOO, "timeout_s": 60.0},
+        Verdict(("timeout",), NODE, Fact("suspended by a signal", "suspended"), 70.0, Then.GOES_ON, 1),
     ),
     Case(
         "suspend-node",
         Fault("all processes of a node are suspended", strikes.suspend_container),
         Moment.EPOCH,
         {**LONG, **GLOO},
-        fails(Fact("is stuck, or silent", "stuck|silent|heartbeat|no answer"), 60.0),
+        fails(STUCK, 60.0),
         (DOCKER,),
         options=("--cold",),
     ),
@@ -301,6 +304,22 @@ SUSPENDED = (
         fails(None),
         (DOCKER,),
         options=("--cold",),
+    ),
+    Case(
+        "cut-idle",
+        Fault("a warm node without a rank is cut off", strikes.cut(None), needs_root=True),
+        Moment.EPOCH,
+        {**SHORT, **GLOO},
+        replace(
+            ends_ok(
+                named=Fact("the node", r"container node-3\b"),
+                cause=Fact("the next run was repeated", "repeated"),
+            ),
+            of_next=True,
+        ),
+        (DOCKER,),
+        victims=(2,),
+        next_run={"nodes": 3},
     ),
     Case(
         "cut-short",
@@ -379,14 +398,14 @@ PROCESSES = (
         strikes.kill_process("mpirun gets SIGKILL", *MPIRUN),
         Moment.EPOCH,
         {**LONG, **MPI},
-        fails(None, named=LAUNCHER),
+        fails(Fact("killed by SIGKILL", "^mpirun.*SIGKILL"), named=LAUNCHER),
     ),
     Case(
         "mpirun-at-start",
         strikes.kill_command("mpirun gets SIGKILL", *MPIRUN),
         Moment.START,
         {**LONG, **MPI},
-        fails(None, named=LAUNCHER),
+        fails(Fact("killed by SIGKILL", "^mpirun.*SIGKILL"), named=LAUNCHER),
         (LOCAL,),
     ),
     Case(
@@ -413,6 +432,31 @@ PROCESSES = (
         Moment.EPOCH,
         {**SHORT, **GLOO},
         ends_ok(named=COORDINATOR, cause=Fact("the run was repeated", "repeated")),
+        (DOCKER,),
+    ),
+    Case(
+        "coordinator-suspended",
+        SUSPENDED_COORDINATOR,
+        Moment.EPOCH,
+        {**LONG, **GLOO},
+        fails(STUCK, 45.0, COORDINATOR),
+        (DOCKER,),
+        options=("--cold",),
+    ),
+    Case(
+        "coordinator-suspended-warm",
+        SUSPENDED_COORDINATOR,
+        Moment.EPOCH,
+        {**SHORT, **GLOO},
+        ends_ok(120.0, COORDINATOR, Fact("the run was repeated", "repeated")),
+        (DOCKER,),
+    ),
+    Case(
+        "coordinator-suspended-continuing",
+        SUSPENDED_COORDINATOR,
+        Moment.EPOCH,
+        {**LONG, **CONTINUING},
+        fails(STUCK, 45.0, COORDINATOR),
         (DOCKER,),
     ),
     *(
@@ -596,7 +640,15 @@ LIMITS = (
         Fault("a node's directory for events is full", strikes.fill_directory("/run/shardyard")),
         Moment.EPOCH,
         {**LONG, **GLOO},
-        fails(Fact("its exit code, and that its log says why", "see its log|space"), 30.0),
+        fails(Fact("the directory is full", "/run/shardyard is full"), 30.0),
+        (DOCKER,),
+    ),
+    Case(
+        "events-full-mpi",
+        Fault("a node's directory for events is full", strikes.fill_directory("/run/shardyard")),
+        Moment.EPOCH,
+        {**LONG, **MPI},
+        fails(Fact("the directory is full", "/run/shardyard is full"), 30.0),
         (DOCKER,),
     ),
 )
