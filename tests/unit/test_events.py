@@ -243,6 +243,22 @@ def test_reader_reads_each_event_once_in_order_of_time(tmp_path: Path) -> None:
     ]
 
 
+def test_reader_keeps_the_order_of_a_rank_whose_clock_was_set_back(tmp_path: Path) -> None:
+    """A rank dies and is started again; another one trains meanwhile."""
+    own = [
+        event("start", 0, 10, pid=7),
+        event("died", 0, 20, cause="killed by SIGKILL"),
+        event("start", 0, 12, pid=8, incarnation=1),
+        event("waiting", 0, 13, incarnation=1),
+    ]
+    other = [event("ready", 1, time) for time in (11, 19, 21)]
+    for rank, events in enumerate((own, other)):
+        append(tmp_path / f"rank-{rank}.jsonl", *events)
+    found = EventReader(tmp_path).new()
+    assert [each for each in found if each.rank == 0] == own
+    assert [each.time for each in found] == [10, 11, 19, 20, 12, 13, 21]
+
+
 def test_reader_waits_for_the_rest_of_a_line(tmp_path: Path) -> None:
     reader, path = EventReader(tmp_path), tmp_path / "rank-0.jsonl"
     line = event("failed", cause="ü and more").to_line()

@@ -134,10 +134,11 @@ def _end_last_line(path: Path) -> None:
 
 @dataclass
 class _Position:
-    """How far a reader has read one file. time: of the last event."""
+    """How far a reader has read one file. time: of the last event. latest: of all events so far."""
 
     offset: int = 0
     time: float = field(default_factory=time.time)
+    latest: float = 0.0
     damaged: int = 0
     given_up: bool = False
 
@@ -172,14 +173,21 @@ class EventReader:
         return any(position.given_up for position in self._positions.values())
 
     def new(self) -> list[Event]:
-        """The events since the last call, in order of time. Incomplete lines are left for the next call."""
-        events: list[Event] = []
+        """The events since the last call. Incomplete lines are left for the next call.
+
+        Events of different ranks are in order of time. Those of one rank are in the order in which they
+        were written, also if the clock was set back between the death of a rank and its next start.
+        """
+        events: list[tuple[float, Event]] = []
         for path in sorted(self._directory.glob("rank-*.jsonl")):
             name = re.fullmatch(r"rank-(0|[1-9]\d{0,4})\.jsonl", path.name)
             if name and path.is_file() and (self._ranks is None or int(name[1]) < self._ranks):
                 rank = int(name[1])
-                events += self._new_of(path, rank, self._positions.setdefault(rank, _Position()))
-        return sorted(events, key=lambda event: event.time)
+                position = self._positions.setdefault(rank, _Position())
+                for event in self._new_of(path, rank, position):
+                    position.latest = max(position.latest, event.time)
+                    events.append((position.latest, event))
+        return [event for _, event in sorted(events, key=lambda each: each[0])]
 
     def _new_of(self, path: Path, rank: int, position: _Position) -> Iterator[Event]:
         if position.given_up:
