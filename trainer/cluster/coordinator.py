@@ -139,7 +139,8 @@ class Coordinator:
             if cancelling:
                 cancelling.cancel()
             beating.cancel()
-            (self._directory / ALIVE).unlink(missing_ok=True)
+            with suppress(OSError):  # as when it was created
+                (self._directory / ALIVE).unlink()
             server.close()  # wait_closed would wait for an agent that does not disconnect
         if not run_record.complete or run_record.failures:
             return 1, run_record.summary()
