@@ -301,7 +301,7 @@ SUSPENDED = (
         Fault("a node is cut off from the network", strikes.cut(None), needs_root=True),
         Moment.EPOCH,
         {**LONG, **GLOO},
-        fails(None),
+        fails(None, 30.0),
         (DOCKER,),
         options=("--cold",),
     ),
