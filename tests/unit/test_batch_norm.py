@@ -200,25 +200,28 @@ def test_gradient_averaging_strategies_equal_all_reduce(name: str, doubles: None
 def test_statistics_are_all_reduced_once_per_epoch() -> None:
     training = train("all_reduce", 2, **NARROW)
     (result, *_) = training.results
-    of_statistics = 4 * len(statistics(training.weights, result.parameters))
+    of_statistics = 4 * (len(statistics(training.weights, result.parameters)) + 1)  # and the rank's weight
     assert result.bytes_sent == 4 * result.parameters * result.steps + of_statistics * SMALL["epochs"]  # type: ignore[operator]
 
 
 def test_statistics_are_averaged_over_the_training_ranks() -> None:
-    """One step in plain torch: the mean of each rank's running statistics after its batch."""
-    run = {**SMALL, **NARROW, "epochs": 1, "batch_size": 30, "nodes": 2, "transport": "memory"}
+    """One step in plain torch: the mean of each rank's running statistics, weighted by its samples."""
+    uneven: dict[str, Any] = {**NARROW, "partitioner": {"name": "dirichlet", "alpha": 0.3}, "seed": 1}
+    run = {**SMALL, **uneven, "epochs": 1, "batch_size": 60, "nodes": 2, "transport": "memory"}
     spec = RunSpec.model_validate({**run, "strategy": "all_reduce"})
     task = Task(spec, Path())
-    gathered = []
+    gathered, samples = [], []
     for rank in range(2):
         (batch, _), *rest = BatchLoader(task.data.train, spec, task.rngs, rank, 2).batches(1)
         assert not rest
         model = task.build_model(0)
         model(batch.images)
         gathered.append(torch.cat([b for b in model.buffers() if b.is_floating_point()]))
-    expected = torch.stack(gathered).mean(dim=0)
+        samples.append(len(batch.labels))
+    assert max(samples) > 1.2 * min(samples)
+    expected = torch.einsum("r,rn->n", torch.tensor(samples) / sum(samples), torch.stack(gathered))
     for name in ("all_reduce", "parameter_server"):
-        training = train(name, nodes(name, 2), **NARROW, epochs=1, batch_size=30)
+        training = train(name, nodes(name, 2), **uneven, epochs=1, batch_size=60)
         found = statistics(training.weights, training.results[0].parameters)
         close(found, expected.numpy())
 

@@ -208,6 +208,32 @@ def test_last_rank_continues_alone(world: World) -> None:
     assert results[3][-4:] == [400.0, 1.0, 2.0, 1.0]
 
 
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("lost_in", range(3))
+def test_weighted_mean_is_over_the_weights_of_those_that_are_left(
+    world: World, lost_in: int, after: bool
+) -> None:
+    """Rank r has value r and weight r, so the mean is Σ r² / Σ r; without weights it is the own value."""
+
+    def work(rank: int) -> list[float]:
+        comm = Failing(world, rank, lost_in if rank == 3 else None, after)
+        value = torch.tensor([float(rank)])
+        means = [comm.weighted_mean(value, rank).item() for _ in range(3)]
+        (alone,) = comm.weighted_mean(value, 0.0).tolist()
+        comm.barrier()
+        return [*means, alone]
+
+    results = in_threads(range(4), work)
+    assert results.keys() == {0, 1, 2}
+    whole, left = (1 + 4 + 9) / 6, (1 + 4) / 3
+    for rank, (*means, alone) in results.items():
+        assert means == results[0][:3]  # all agree
+        completed = means[: lost_in + after]  # those in which rank 3 may have taken part
+        assert means[len(completed) :] == pytest.approx([left] * (3 - len(completed)))
+        assert all(mean == pytest.approx(whole) or mean == pytest.approx(left) for mean in completed)
+        assert alone == rank
+
+
 @pytest.mark.parametrize("lost_in", range(6))
 def test_neighbours_of_a_lost_rank_continue_to_shift(world: World, lost_in: int) -> None:
     """Ranks may be several shifts apart when one is lost; then all have done equally many."""

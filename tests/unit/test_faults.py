@@ -502,10 +502,6 @@ def test_event_about_a_fault_that_the_spec_does_not_have(odd: Event) -> None:
         ({"nodes": 1}, ("nodes is 1", "2 to 128")),
         ({"nodes": 129}, ("nodes is 129", "2 to 128")),
         (
-            {"strategy": {"name": "local_sgd", "weighting": "size"}},
-            ("weighting is size", "weighting: equal"),
-        ),
-        (
             {"strategy": "async_parameter_server", "transport": "rpc", "faults": [RETURNING]},
             ("over rpc", "no return_after"),
         ),

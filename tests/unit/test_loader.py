@@ -80,8 +80,11 @@ def test_steps_are_numbered(method: str) -> None:
     assert [(batch.step, batch.steps) for batch in batches] == [(step, 6) for step in range(1, 7)]
 
 
-def test_batches_without_synchronisation_have_equal_shares() -> None:
-    assert {batch.share for batch, _ in loader(1, 4).batches(1)} == {0.25}
+@pytest.mark.parametrize("method", METHODS)
+def test_samples_of_a_batch_that_count(method: str) -> None:
+    for rank in range(3):
+        batches = [*getattr(loader(rank, 3), method)(1)]
+        assert [batch.samples for batch, _ in batches] == [len(indices) for _, indices in batches]
 
 
 # Synchronous batches

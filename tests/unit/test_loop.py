@@ -41,7 +41,7 @@ def replica(of: Task | None = None) -> Replica:
 
 def batch(of: Task, samples: slice = slice(0, 16)) -> Batch:
     images = torch.from_numpy(of.data.train.images[samples])
-    return Batch(images, torch.from_numpy(of.data.train.labels[samples]), 1.0, 1, 1)
+    return Batch(images, torch.from_numpy(of.data.train.labels[samples]), 0, [len(images)], 1, 1)
 
 
 def textbook(model: nn.Module) -> Tensor:

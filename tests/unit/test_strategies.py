@@ -222,6 +222,88 @@ def test_averaging_weights_in_every_step_equals_averaging_gradients(
     close(train(local, ranks, lr=0.05, optimizer=optimizer).weights, expected.weights)
 
 
+# Parts of 4 nodes whose steps differ in number: some nodes have no samples left in most steps.
+UNEQUAL: dict[str, Any] = {"partitioner": {"name": "dirichlet", "alpha": 0.1}, "seed": 1}
+UNEVEN_MODES = ["join", "drop", "pad"]
+
+
+@pytest.mark.parametrize("uneven", UNEVEN_MODES)
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"name": "local_sgd", "local_steps": 1},
+        {**PLAIN_DILOCO, "local_steps": 1},
+        {"name": "gossip", "graph": "complete", "order": "step_then_mix"},
+    ],
+    ids=lambda strategy: strategy["name"],
+)
+def test_averaging_weights_in_every_step_equals_all_reduce_on_unequal_parts(
+    strategy: dict[str, Any], uneven: str
+) -> None:
+    expected = train({"name": "all_reduce", "uneven": uneven}, 4, **UNEQUAL)
+    found = train({**strategy, "uneven": uneven}, 4, **UNEQUAL)
+    close(found.weights, expected.weights)
+    assert found.results[0].accuracy == expected.results[0].accuracy
+
+
+@pytest.mark.parametrize("weighting", ["size", "equal"])
+def test_weighting_of_unequal_parts_changes_the_average(weighting: str) -> None:
+    expected = train("all_reduce", 4, **UNEQUAL)
+    for strategy in (
+        {"name": "local_sgd", "local_steps": 1},
+        {**PLAIN_DILOCO, "local_steps": 1},
+        {"name": "gossip", "graph": "complete", "order": "step_then_mix"},
+    ):
+        found = train({**strategy, "weighting": weighting}, 4, **UNEQUAL)
+        (close if weighting == "size" else differ)(found.weights, expected.weights)
+
+
+@pytest.mark.parametrize("uneven", ["drop", "pad"])
+@pytest.mark.parametrize("steps", [3, None])
+def test_size_counts_the_samples_that_were_trained_on(uneven: str, steps: int | None) -> None:
+    """With drop and pad all nodes train on equally many, however unequal the parts are."""
+    by_size, equally_weighted = (
+        train(
+            {"name": "local_sgd", "local_steps": steps, "uneven": uneven, "weighting": each}, 3, **UNEQUAL
+        )
+        for each in ("size", "equal")
+    )
+    close(by_size.weights, equally_weighted.weights)
+
+
+def test_size_counts_the_samples_since_the_last_average() -> None:
+    """Two nodes of 30 and 10 samples: the average is that of FederatedAveraging in each round."""
+    spec = RunSpec.model_validate(
+        {**SMALL, **UNEQUAL, "strategy": "local_sgd", "nodes": 2, "transport": "memory", "epochs": 1}
+    )
+    task = Task(spec, Path())
+    models = [task.build_model(0) for _ in range(2)]
+    loaders = [BatchLoader(task.data.train, spec, task.rngs, rank, 2) for rank in range(2)]
+    samples, steps = np.zeros(2), loaders[0].synchronous_steps(1)
+    batches = [loader.synchronous_batches(1) for loader in loaders]
+    assert len({*loaders[0].steps(1)}) == 2
+    for step, pair in enumerate(zip(*batches, strict=True), start=1):
+        for node, (model, (batch, indices)) in enumerate(zip(models, pair, strict=True)):
+            if len(indices):
+                gradients = torch.autograd.grad(
+                    nll_loss(model(batch.images), batch.labels), [*model.parameters()]
+                )
+                with torch.no_grad():
+                    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                        parameter -= spec.lr * gradient
+            samples[node] += len(indices)
+        if step % 2 == 0 or step == steps:
+            with torch.no_grad():
+                for one, two in zip(*(model.parameters() for model in models), strict=True):
+                    mean = (samples[0] * one + samples[1] * two) / samples.sum()
+                    one.copy_(mean)
+                    two.copy_(mean)
+            samples[:] = 0
+    expected = torch.cat([parameter.detach().flatten() for parameter in models[0].parameters()])
+    found = train({"name": "local_sgd", "local_steps": 2}, 2, **UNEQUAL, epochs=1)
+    close(found.weights, expected.numpy())
+
+
 def test_optimizer_state_modes_differ() -> None:
     kept, average, reset = (
         train({"name": "local_sgd", "local_steps": 2, "optimizer_state": state}, optimizer="adam", lr=0.01)
@@ -231,8 +313,9 @@ def test_optimizer_state_modes_differ() -> None:
     differ(kept.weights, reset.weights)
     # keep averages the weights; average also averages Adam's two moments
     n, averages = 4 * kept.results[0].parameters, kept.results[0].steps / 2
-    assert kept.results[0].bytes_sent == pytest.approx(n + n * averages)  # plus rank 0's broadcast
-    assert average.results[0].bytes_sent == pytest.approx(n + 3 * n * averages)
+    weight = 4  # bytes of each rank's weight in an average
+    assert kept.results[0].bytes_sent == pytest.approx(n + (n + weight) * averages)  # rank 0 broadcasts n
+    assert average.results[0].bytes_sent == pytest.approx(n + (3 * n + 2 * weight) * averages)
 
 
 @pytest.mark.parametrize("weighting", ["equal", "size"])
@@ -263,7 +346,7 @@ def test_local_steps_between_two_averages(steps: int) -> None:
     training = train({"name": "local_sgd", "local_steps": steps}, 2)  # 12 steps in all
     (rank, other) = training.results
     averages = -(-12 // steps)  # the last round may be shorter
-    assert other.bytes_sent == pytest.approx(averages * 4 * rank.parameters)
+    assert other.bytes_sent == pytest.approx(averages * 4 * (rank.parameters + 1))  # and its weight
     assert training.same_weights
 
 

@@ -100,6 +100,20 @@ class Communicator(ABC):
                     buffer.div_(self.size)
         self._record_collective(span, 2 * buffer.nbytes * (self.size - 1) / self.size)
 
+    def weighted_mean(self, values: Tensor, weight: float) -> Tensor:
+        """Σ wᵢ vᵢ / Σ wᵢ over all ranks i, each with its `values` v, shape (n,), and `weight` w ≥ 0.
+
+        Where all weights are 0, each rank keeps its own values. The weights travel in the same all-reduce
+        as the values. So both sums are over the same ranks if one is lost.
+        """
+        import torch
+
+        if self.size == 1:
+            return values
+        sums = torch.cat([values * weight, values.new_tensor([weight])])
+        self.all_reduce(sums, "sum")
+        return sums[:-1] / sums[-1] if sums[-1] > 0 else values
+
     def all_gather(self, buffer: Tensor) -> Tensor:
         """The ranks' buffers, each of shape (n,), as one tensor of shape (size, n)."""
         with self.clock.phase("communicate") as span:

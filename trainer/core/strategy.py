@@ -23,7 +23,10 @@ Init = Annotated[
 ]
 Weighting = Annotated[
     Literal["equal", "size"],
-    Field(description="weights of an average: equal, or proportional to the samples of each rank"),
+    Field(
+        description="weights of an average: equal, or size, in proportion to the samples that each rank "
+        "has trained on since the last average"
+    ),
 ]
 OptimizerState = Annotated[
     Literal["keep", "average", "reset"],

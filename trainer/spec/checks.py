@@ -396,8 +396,6 @@ def _obstacle_to_continue(run: RunFields) -> str | None:
         return f"processes_per_node is {run.processes_per_node}; allowed: stop, or processes_per_node: 1"
     if not 2 <= run.nodes <= MAX_CONTINUING:
         return f"nodes is {run.nodes}; allowed: stop, or 2 to {MAX_CONTINUING} nodes"
-    if getattr(run.strategy, "weighting", "equal") != "equal":
-        return "weighting is size, the mean of all nodes' sizes; allowed: stop, or weighting: equal"
     if run.topology == "rpc" and run.return_after:
         return f"a node cannot return over {run.transport}; allowed: stop, or no return_after"
     last = run.nodes - 1

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import Strategy, Uneven
+from trainer.core.strategy import Strategy, Uneven, Weighting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,10 @@ class DiLoCo(Strategy):
     In Alg. 1 each node takes H = `local_steps` steps from θ with the run's optimiser (the paper: AdamW)
     and keeps its state. Then all nodes take the same outer step with Nesterov momentum μ and rate η:
 
-        Δ = θ − 1/P · Σ θ_i        v ← μ v + Δ        θ ← θ − η (Δ + μ v)
+        Δ = θ − Σ n_i θ_i / Σ n_i        v ← μ v + Δ        θ ← θ − η (Δ + μ v)
+
+    weighting: with size, n_i is the number of samples that node i has trained on in the round, because
+    parts can be unequal (Sec. 6.1). With equal, n_i = 1, as in Alg. 1.
 
     With η = 1 and μ = 0 this is `local_sgd`. One node is serial training only with these values; otherwise
     it is Lookahead with momentum. A round that the end of the run cuts short ends with an outer step; a
@@ -37,6 +40,7 @@ class DiLoCo(Strategy):
     local_steps: int = Field(10, ge=1, description="H: inner steps per outer step; the paper's is 500")
     outer_lr: float = Field(0.7, gt=0, le=10, description="learning rate of the outer step")
     outer_momentum: float = Field(0.9, ge=0, lt=1, description="Nesterov momentum of the outer step")
+    weighting: Weighting = "size"
     uneven: Uneven = "join"
 
     def train(self, session: Session) -> None:
@@ -46,27 +50,27 @@ class DiLoCo(Strategy):
         n = replica.parameter_count  # the first n weights are parameters, the others buffers
         velocity = start.new_zeros(n)
         steps = 0  # in this round
-        for epoch in session.epochs(evaluate="average"):
+        for epoch in session.epochs(evaluate="average", weighting=self.weighting):
             start, velocity = session.catch_up(start), session.catch_up(velocity)
             steps = session.catch_up_count(steps)
             for batch in session.synchronous_batches(epoch, self.uneven):
-                if batch.share:
+                if batch.samples:
                     replica.backward(batch)
                     replica.step()
                 steps += 1
                 last = epoch == session.spec.epochs and batch.step == batch.steps
                 if steps == self.local_steps or last:
-                    mean = replica.weights()
-                    session.comm.all_reduce(mean, "mean")
+                    samples = session.averaging_weight(self.weighting)
+                    mean = session.comm.weighted_mean(replica.weights(), samples)
+                    session.averaged()
                     with session.clock.phase("compute"):
                         self.outer_step(start[:n], mean[:n], velocity)
                         start[n:] = mean[n:]
                         replica.set_weights(start)
                     steps = 0
         if steps:  # the average reached the target accuracy within a round
-            mean = replica.weights()
-            session.comm.all_reduce(mean, "mean")
-            replica.set_weights(mean)
+            samples = session.averaging_weight(self.weighting)
+            replica.set_weights(session.comm.weighted_mean(replica.weights(), samples))
 
     def outer_step(self, start: Tensor, mean: Tensor, velocity: Tensor) -> None:
         """One step of SGD with Nesterov momentum on `start`, in place. All of shape (parameters,)."""

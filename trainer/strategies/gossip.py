@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.core.strategy import Init, Strategy, Uneven
+from trainer.core.strategy import Init, Strategy, Uneven, Weighting
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from trainer.comm.base import Communicator
+    from trainer.training.loader import Batch
     from trainer.training.replica import Replica
     from trainer.training.session import Session
 
@@ -23,11 +25,18 @@ class Gossip(Strategy):
 
     In Alg. 1 (D-PSGD) node i computes its gradient g_i at its own weights x_i, then
 
-        x_i ← Σ_j W_ij x_j − lr · g_i        with W_ij = 1/(d + 1) for itself and its d neighbours
+        x_i ← Σ_j W_ij x_j − lr · p_i g_i    with W_ij = 1/(d + 1) for itself and its d neighbours
 
     Nodes form a ring, and a graph is a set of distances on it, so W is doubly stochastic. ring: 1 in both
     directions. exponential: 1, 2, 4, … (Assran et al. 2019). complete: all. The final weights are the mean
     over all nodes, which is the paper's output.
+
+    weighting: with equal, p_i = 1, as in Alg. 1, where every node has samples in every step. With size,
+    p_i = P n_i / n for n_i of the n samples of the step. W keeps the mean over nodes, so in each step that
+    mean moves by −lr · Σ (n_i / n) g_i, as in `all_reduce`. This is Alg. 1 for the losses P (n_i / n) f_i,
+    whose mean over nodes is the loss over all samples. With p_i = 1 a node without samples left shortens
+    that step. p_i scales the learning rate, so it applies to every optimiser. It is P for the last node
+    that has samples left, whose own steps can be too long then.
 
     order: mix_then_step is the paper's. step_then_mix averages the weights after the step; with the
     complete graph it is `local_sgd` with H = 1. After each epoch the average of the replicas is evaluated,
@@ -44,6 +53,7 @@ class Gossip(Strategy):
         "mix_then_step", description="whether a step starts from mixed weights, or is mixed itself"
     )
     init: Init = "broadcast"
+    weighting: Weighting = "size"
     uneven: Uneven = "join"
 
     def train(self, session: Session) -> None:
@@ -52,17 +62,21 @@ class Gossip(Strategy):
         for epoch in session.epochs(evaluate="average"):
             for batch in session.synchronous_batches(epoch, self.uneven):
                 distances = neighbours(self.graph, session.comm.size)
-                if batch.share:
+                if batch.samples:
                     replica.backward(batch)
                 if self.order == "mix_then_step":
                     mix(replica, session.comm, distances)
-                if batch.share:
-                    replica.step()
+                if batch.samples:
+                    replica.scaled_step(self.step_scale(batch, session.comm.parent_ranks))
                 if self.order == "step_then_mix":
                     mix(replica, session.comm, distances)
-        mean = replica.weights()
-        session.comm.all_reduce(mean, "mean")
-        replica.set_weights(mean)
+        replica.set_weights(session.comm.weighted_mean(replica.weights(), 1))
+
+    def step_scale(self, batch: Batch, nodes: Sequence[int]) -> float:
+        """p_i: the node's share of the samples of a step of these nodes, times their number."""
+        if self.weighting == "equal":
+            return 1.0
+        return batch.samples * len(nodes) / sum(batch.in_step[node] for node in nodes)
 
 
 def neighbours(graph: Graph, size: int) -> list[int]:

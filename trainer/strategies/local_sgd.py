@@ -16,10 +16,17 @@ if TYPE_CHECKING:
 class LocalSGD(Strategy):
     """Average the weights every H local steps (Stich 2019; FedAvg: McMahan et al. 2017).
 
-    In Alg. 1 each node takes H = `local_steps` steps on its own samples, then w_i ← 1/P · Σ w_j. With
-    `weighting: size` this is FederatedAveraging of all clients (McMahan et al. 2017, Alg. 1). H = 1 with
-    plain SGD is `all_reduce`; H = null averages only at the end, as `one_shot`. Evaluation after an epoch
-    uses the average of the replicas.
+    Each node takes H = `local_steps` steps on its own samples, then all nodes take the average
+
+        w ← Σ n_i w_i / Σ n_i
+
+    weighting: with size, n_i is the number of samples that node i has trained on since the last average,
+    as in FederatedAveraging of all clients (McMahan et al. 2017, Alg. 1). A node without samples left has
+    n_i = 0, and H = 1 with plain SGD is `all_reduce` on any parts. With equal, n_i = 1 (Stich 2019,
+    Alg. 1), so a node without samples left pulls the average back to where the round started.
+
+    H = null averages only at the end, as `one_shot`. Evaluation after an epoch uses the average of the
+    replicas.
 
     optimizer_state: at an average each node keeps its momentum (as in most code), takes the average of
     all (Yu et al. 2019), or resets it.
@@ -34,7 +41,7 @@ class LocalSGD(Strategy):
     local_steps: int | None = Field(
         10, ge=1, description="H: steps between two averages; null: average at the end alone"
     )
-    weighting: Weighting = "equal"
+    weighting: Weighting = "size"
     optimizer_state: OptimizerState = "keep"
     init: Init = "broadcast"
     uneven: Uneven = "join"
@@ -47,24 +54,21 @@ class LocalSGD(Strategy):
         for epoch in session.epochs(evaluate="average", weighting=self.weighting):
             steps = session.catch_up_count(steps)
             for batch in session.synchronous_batches(epoch, self.uneven):
-                if batch.share:
+                if batch.samples:
                     replica.backward(batch)
                     replica.step()
                 steps += 1
                 if steps == self.local_steps:
-                    self._average(session, replica, epoch)
+                    self._average(session, replica)
                     steps = 0
         if steps:
-            self._average(session, replica, epoch)
+            self._average(session, replica)
 
-    def _average(self, session: Session, replica: Replica, epoch: int) -> None:
-        weight = session.averaging_weight(self.weighting, epoch)
-        weights = replica.weights().mul_(weight)
-        session.comm.all_reduce(weights, "mean")
-        replica.set_weights(weights)
+    def _average(self, session: Session, replica: Replica) -> None:
+        n = session.averaging_weight(self.weighting)
+        replica.set_weights(session.comm.weighted_mean(replica.weights(), n))
         if self.optimizer_state == "reset":
             replica.reset_optimizer()
         elif self.optimizer_state == "average":
-            state = replica.optimizer_state().mul_(weight)
-            session.comm.all_reduce(state, "mean")
-            replica.set_optimizer_state(state)
+            replica.set_optimizer_state(session.comm.weighted_mean(replica.optimizer_state(), n))
+        session.averaged()

@@ -18,7 +18,8 @@ class OneShot(Strategy):
     gives chance accuracy, and from common initial weights it works while the nodes stay in one basin.
     `local_accuracy` in the result is the accuracy of the node's own model before averaging.
 
-    weighting: size weights each node by its number of samples.
+    weighting: equal is the paper's, whose nodes have equally many samples. size weights each node by the
+    samples that it has trained on, as FederatedAveraging does (McMahan et al. 2017, Alg. 1).
 
     Source: Zinkevich et al. 2010, "Parallelized Stochastic Gradient Descent", Alg. 3.
     """
@@ -37,8 +38,6 @@ class OneShot(Strategy):
             for batch in session.batches(epoch):
                 replica.backward(batch)
                 replica.step()
-        weight = session.averaging_weight(self.weighting, *range(1, session.spec.epochs + 1))
-        weights = replica.weights().mul_(weight)
-        session.comm.all_reduce(weights, "mean")
-        replica.set_weights(weights)
+        weight = session.averaging_weight(self.weighting)
+        replica.set_weights(session.comm.weighted_mean(replica.weights(), weight))
         session.evaluate_final_weights()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -22,15 +22,27 @@ from trainer.training.partition import partition, partition_number
 class Batch:
     """A batch of samples.
 
-    images: (batch, channels, height, width) float32, channels_last. labels: (batch,) int64. share: this
-    batch's fraction of the samples of all ranks in this step, 0 … 1; 0 for a rank without samples left.
+    images: (batch, channels, height, width) float32, channels_last. labels: (batch,) int64. in_step: the
+    samples of each part in this step. A part without samples left has 0, and its batch one sample that
+    does not count.
     """
 
     images: Tensor
     labels: Tensor
-    share: float
+    part: int  # the number of this batch's part, from 0
+    in_step: Sequence[int]
     step: int  # 1-based
     steps: int
+
+    @property
+    def samples(self) -> int:
+        """The samples of this batch that count."""
+        return self.in_step[self.part]
+
+    @property
+    def share(self) -> float:
+        """This batch's fraction of the samples of all parts in this step, 0 … 1."""
+        return self.samples / sum(self.in_step)
 
 
 class BatchLoader:
@@ -128,7 +140,7 @@ class BatchLoader:
         steps = self.steps(epoch)[self._rank]
         for step in range(skip, steps):
             indices = order[step * size : (step + 1) * size]
-            yield self._gather(indices, 1 / self._size, epoch, step + 1, steps), indices
+            yield self._gather(indices, self._in_step(epoch, step), epoch, step + 1, steps), indices
 
     def synchronous_batches(
         self, epoch: int, uneven: Uneven = "join", skip: int = 0
@@ -138,24 +150,28 @@ class BatchLoader:
         The sum over ranks of share × gradient is the mean over all samples of the step. With "join" a rank
         without samples left takes part with one sample of share 0.
         """
-        sizes, size = self.sizes(epoch), self._spec.batch_per_replica
-        order = _equalised(self.order(epoch), sizes, uneven)
-        part_sizes = np.array(sizes if uneven == "join" else [len(order)] * self._size)
+        size = self._spec.batch_per_replica
+        order = _equalised(self.order(epoch), self.sizes(epoch), uneven)
         steps = self.synchronous_steps(epoch, uneven)
         for step in range(skip, steps):
-            in_step = np.clip(part_sizes - step * size, 0, size)
-            share = float(in_step[self._rank] / in_step.sum())
             indices = order[step * size : (step + 1) * size]
             shown = indices if len(indices) else order[:1]
-            yield self._gather(shown, share, epoch, step + 1, steps), indices
+            yield self._gather(shown, self._in_step(epoch, step, uneven), epoch, step + 1, steps), indices
 
-    def _gather(self, indices: Indices, share: float, epoch: int, step: int, steps: int) -> Batch:
+    def _in_step(self, epoch: int, step: int, uneven: Uneven = "join") -> list[int]:
+        """The samples of each part in a step, 0-based."""
+        sizes, size = self.sizes(epoch), self._spec.batch_per_replica
+        if uneven != "join":
+            sizes = [min(sizes) if uneven == "drop" else max(sizes)] * self._size
+        return [min(max(part - step * size, 0), size) for part in sizes]
+
+    def _gather(self, indices: Indices, in_step: Sequence[int], epoch: int, step: int, steps: int) -> Batch:
         samples = torch.from_numpy(indices).to(self._device)
         rows = samples if self._stored is None else torch.from_numpy(np.searchsorted(self._stored, indices))
         images = self._images.index_select(0, rows.to(self._device)).permute(0, 3, 1, 2)
         if self._augment:
             images = self._augment(images, self._rngs.generator("augment", self._rank, epoch, step))
-        return Batch(images, self._labels.index_select(0, samples), share, step, steps)
+        return Batch(images, self._labels.index_select(0, samples), self._rank, in_step, step, steps)
 
 
 def _equalised(order: Indices, sizes: list[int], uneven: Uneven) -> Indices:

@@ -31,6 +31,7 @@ class TrainingMetrics:
         self._coverage = CoverageTracker(len(labels), parts)
         self._reported: list[tuple[str, dict[str, Any]]] = []
         self.steps = self.samples = 0
+        self.samples_since_average = 0
         self.epoch_indices: list[Indices] = []  # samples trained on in this epoch, by batch
         self.peak_memory_mb: float | None = None
         self.evaluated = (0.0, 0.0)  # accuracy and loss after the last epoch
@@ -74,6 +75,7 @@ class TrainingMetrics:
             "reported": self._reported,
             "steps": self.steps,
             "samples": self.samples,
+            "samples_since_average": self.samples_since_average,
             "epoch_indices": [torch.from_numpy(np.concatenate(self.epoch_indices))]
             if self.epoch_indices
             else [],
@@ -88,6 +90,7 @@ class TrainingMetrics:
         self._coverage.seen = seen.astype(bool)
         self._reported = [*state["reported"]]
         self.steps, self.samples = state["steps"], state["samples"]
+        self.samples_since_average = state["samples_since_average"]
         self.epoch_indices = [indices.numpy() for indices in state["epoch_indices"]]
         self.peak_memory_mb, self.evaluated = state["peak_memory_mb"], state["evaluated"]
         for kind, fields in self._reported:

@@ -96,6 +96,15 @@ class Replica:
         with self._clock.phase("compute"):
             self._optimizer.step()
 
+    def scaled_step(self, scale: float) -> None:
+        """Take an optimiser step with `scale` times the learning rate."""
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * scale
+        self.step()
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
     def use_shared_weights(self, weights: list[Tensor]) -> None:
         """Use these tensors, in the order of parameters and buffers, as the weights."""
         for mine, shared in zip([*self._parameters, *self.model.buffers()], weights, strict=True):

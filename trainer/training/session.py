@@ -125,29 +125,24 @@ class Session:
         self.comm.broadcast(weights, root=0)
         self._replica.set_weights(weights)
 
-    def averaging_weight(self, weighting: Weighting, *epochs: int) -> float:
-        """The weight of this node in an average over nodes; the mean over all ranks' weights is 1.
+    def averaging_weight(self, weighting: Weighting) -> int:
+        """The weight of this rank in an average over ranks.
 
-        equal: 1. size: proportional to the node's number of samples in `epochs`.
+        equal: 1. size: the samples that it has trained on since the last `averaged`, with repetitions.
         """
-        if weighting == "equal":
-            return 1.0
-        sizes = np.sum([self._loader.sizes(epoch) for epoch in epochs], axis=0)
-        return float(sizes[self._replica_number] / sizes.mean())
+        return 1 if weighting == "equal" else self._metrics.samples_since_average
 
-    def _mean_weights(self, replica: Replica, weight: float) -> Tensor:
-        """The weighted mean of all ranks' weights, flat: float32, shape (weights,)."""
-        weights = replica.weights().mul_(weight)
-        self.comm.all_reduce(weights, "mean")
-        return weights
+    def averaged(self) -> None:
+        """Count the samples of `averaging_weight` from now on: the ranks have averaged their weights."""
+        self._metrics.samples_since_average = 0
 
     def _average_buffers(self) -> None:
-        """Average BatchNorm statistics over the training ranks: gradients do not carry them."""
+        """Average BatchNorm statistics over the ranks, weighted by samples: gradients do not carry them."""
         buffers = self._replica.flat_buffers()
         if len(buffers) and self.peers:
-            self.peers.all_reduce(buffers.mul_(not self.is_server), "sum")
-            training = sum(rank >= self.spec.strategy.servers for rank in self.peers.parent_ranks)
-            self._replica.set_flat_buffers(buffers.div_(training))
+            mean = self.peers.weighted_mean(buffers, self.averaging_weight("size"))
+            self._replica.set_flat_buffers(mean)
+            self.averaged()
 
     def epochs(
         self,
@@ -195,7 +190,7 @@ class Session:
                 consensus: dict[str, float] = {}
                 if evaluate == "average":
                     own = replica.weights()
-                    mean = self._mean_weights(replica, self.averaging_weight(weighting, epoch))
+                    mean = self.comm.weighted_mean(own, self.averaging_weight(weighting))
                     consensus["consensus_distance"] = self._rms((own - mean).norm())
                     replica.set_weights(mean)
                 elif evaluate == "server":
@@ -310,6 +305,7 @@ class Session:
                 break
             self._faults.before_step(metrics.steps)
             metrics.epoch_indices.append(indices)
+            metrics.samples_since_average += batch.samples
             if metrics.steps == 0:  # every step keeps the same amount
                 with Activations() as activations:
                     yield batch
