@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Size, Tensor
+from torch.nn.functional import nll_loss
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from tests.unit.threads import together
+from tests.unit.training import SMALL, train
 from trainer.comm.memory import MemoryCommunicator
 from trainer.compression.base import Compression
 from trainer.compression.fp16 import Fp16
@@ -14,8 +19,13 @@ from trainer.compression.power_sgd import PowerSgd
 from trainer.compression.sign import Sign
 from trainer.compression.top_k import TopK
 from trainer.core.rng import RngFactory
+from trainer.spec.run_spec import RunSpec
+from trainer.training.loader import BatchLoader
+from trainer.training.lr_schedule import learning_rate
+from trainer.training.task import Task
 
 NAN = float("nan")
+LR = 0.1
 
 
 def mean_of(
@@ -27,7 +37,7 @@ def mean_of(
         compressor = compression.build(comm, shapes, RngFactory(0))
         for _ in range(steps):
             mean = gradients[comm.rank].clone()
-            compressor.mean(mean)
+            compressor.mean(mean, LR)
         return mean
 
     reported: Tensor = together(len(gradients), body)[0]
@@ -108,6 +118,67 @@ def test_every_pattern_of_signs_is_preserved(length: int) -> None:
         assert torch.equal(mean_of(Sign(), [signs, signs], [Size([length])]), signs)
 
 
+# Error feedback
+
+
+@pytest.mark.parametrize("compression", [TopK(ratio=0.1), Sign()], ids=["top_k", "sign"])
+def test_steps_of_plain_sgd_are_those_of_ef_sgd_at_any_rate(compression: Compression) -> None:
+    """Karimireddy et al. 2019, Alg. 2: p ← lr g + e, x ← x − C(p), e ← p − C(p). Both ranks are equal."""
+    rates = [0.1, 0.1, 0.4, 0.05, 0.8, 0.01]
+    shapes = [Size([40]), Size([60])]
+
+    def compressed(p: Tensor) -> Tensor:
+        if isinstance(compression, TopK):
+            kept = torch.zeros_like(p)
+            indices = p.abs().topk(10).indices
+            kept[indices] = p[indices]
+            return kept
+        return torch.cat([tensor.abs().mean() * tensor.sign() for tensor in p.split([40, 60])])
+
+    expected, e = torch.zeros(100), torch.zeros(100)
+    for step, lr in enumerate(rates):
+        p = lr * normal(100, seed=step) + e
+        expected -= compressed(p)
+        e = p - compressed(p)
+
+    def body(comm: MemoryCommunicator) -> Tensor:
+        compressor, x = compression.build(comm, shapes, RngFactory(0)), torch.zeros(100)
+        for step, lr in enumerate(rates):
+            gradient = normal(100, seed=step)
+            compressor.mean(gradient, lr)
+            x -= lr * gradient
+        return x
+
+    torch.testing.assert_close(together(2, body)[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_training_with_warm_up_is_ef_sgd() -> None:
+    """all_reduce with top_k against plain torch, while the learning rate grows from epoch to epoch."""
+    fields = {**SMALL, "epochs": 4, "lr": 0.02, "lr_scaling": "linear", "warm_up_epochs": 3}
+    strategy = {"name": "all_reduce", "compression": {"name": "top_k", "ratio": 0.1}}
+    spec = RunSpec.model_validate({**fields, "strategy": strategy, "nodes": 2, "transport": "memory"})
+    task = Task(spec, Path())
+    model = task.build_model(0)
+    loaders = [BatchLoader(task.data.train, spec, task.rngs, rank, 2) for rank in range(2)]
+    x = parameters_to_vector(model.parameters()).detach()
+    residuals = torch.zeros(2, len(x))
+    for epoch in range(1, spec.epochs + 1):
+        for step in zip(*(loader.synchronous_batches(epoch) for loader in loaders), strict=True):
+            vector_to_parameters(x, model.parameters())
+            for rank, (batch, _) in enumerate(step):
+                loss = nll_loss(model(batch.images), batch.labels)
+                gradient = parameters_to_vector(torch.autograd.grad(loss, [*model.parameters()]))
+                residuals[rank] += learning_rate(spec, epoch) * gradient
+            sent = torch.zeros_like(residuals)
+            for rank in range(2):
+                largest = residuals[rank].abs().topk(round(0.1 * len(x))).indices
+                sent[rank, largest] = residuals[rank, largest]
+            x = x - sent.mean(dim=0)
+            residuals -= sent
+    found = torch.from_numpy(train(strategy, 2, **{**fields, "lr": 0.02}).weights)
+    assert (found - x).norm() < 1e-3 * x.norm()
+
+
 # power_sgd
 
 
@@ -146,7 +217,7 @@ def test_warm_start_converges_to_the_best_approximation_of_a_constant_gradient()
         errors = []
         for _ in range(50):
             mean = matrix.flatten().clone()
-            compressor.mean(mean)
+            compressor.mean(mean, LR)
             errors.append((mean.view(20, 30) - matrix).norm().item())
             compressor.residual.zero_()  # type: ignore[attr-defined]
         return errors

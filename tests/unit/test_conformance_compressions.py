@@ -28,6 +28,7 @@ from trainer.training.task import Task
 # A convolution, a layer with its bias, a scalar: 5 tensors of 901 values (odd), 866 of them in matrices.
 SHAPES = [Size([6, 3, 5, 5]), Size([6]), Size([16, 26]), Size([28]), Size([])]
 FLOATS = 901
+LR = 0.1
 AS_THEY_ARE = 6 + 28 + 1
 ROWS_AND_COLUMNS = (6 + 75) + (16 + 26)
 
@@ -58,7 +59,7 @@ def means(name: str, size: int, steps: int) -> list[tuple[list[Tensor], Compress
         compressor, reported = build(name, comm), []
         for step in range(steps):
             mean = gradient(comm.rank, step)
-            compressor.mean(mean)
+            compressor.mean(mean, LR)
             reported.append(mean)
         return reported, compressor
 
@@ -112,7 +113,7 @@ def test_zero_gradient_stays_zero(name: str) -> None:
         compressor = build(name, comm)
         reported = [torch.zeros(FLOATS) for _ in range(3)]
         for mean in reported:
-            compressor.mean(mean)
+            compressor.mean(mean, LR)
         return reported
 
     for reported in together(2, body):
@@ -124,7 +125,7 @@ def test_zero_gradient_stays_zero(name: str) -> None:
 def test_gradients_of_any_length(name: str, shapes: list[Size]) -> None:
     def body(comm: MemoryCommunicator) -> Tensor:
         mean = gradient(comm.rank, 0, shapes)
-        COMPRESSIONS.parse(name).build(comm, shapes, RngFactory(0)).mean(mean)
+        COMPRESSIONS.parse(name).build(comm, shapes, RngFactory(0)).mean(mean, LR)
         return mean
 
     first, *others = together(3, body)

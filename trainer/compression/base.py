@@ -36,34 +36,41 @@ class Compressor(ABC):
     def __init__(self, comm: Communicator) -> None:
         self.comm = comm
 
-    def mean(self, gradient: Tensor) -> None:
+    def mean(self, gradient: Tensor, lr: float) -> None:
         """Replace `gradient`, float32 of shape (n,), by approximately its mean over all ranks.
+
+        lr: the learning rate of the gradient's step, equal on all ranks.
 
         The result has the same bits on every rank. A single rank compresses nothing. The clock counts
         compression as phase `compute`.
         """
         if self.comm.size > 1:
             with self.comm.clock.phase("compute"):
-                self._mean(gradient)
+                self._mean(gradient, lr)
 
     @abstractmethod
-    def _mean(self, gradient: Tensor) -> None: ...
+    def _mean(self, gradient: Tensor, lr: float) -> None: ...
 
 
 class ErrorFeedback(Compressor):
     """All-gather of compressed gradients with error feedback.
 
-        p ← e + g              the gradient g plus the residual e of earlier steps
+        p ← g + (lr' / lr) e   the gradient g plus the residual e of earlier steps, the last at rate lr'
         m = encode(p)          the message to all ranks
         e ← p − decode(m)      what the message left out
         g ← mean over ranks of decode(m)
 
-    So the compression delays parts of the gradient but loses none. The papers keep steps, lr · g; here
-    the learning rate belongs to the optimizer, so gradients are kept, which is the same for plain SGD at a
-    constant learning rate. All ranks add the same messages in rank order, and so get the same bits.
+    So the compression delays parts of the gradient but loses none. The papers keep steps: p ← lr g + e.
+    Here the optimizer multiplies by the learning rate, so p and e are the papers' divided by lr, and the
+    factor lr' / lr applies what is left of a gradient at the rate of its own step (Zheng et al. 2019,
+    Alg. 1). The compression must commute with such factors. With plain SGD the steps are those of the
+    papers at any learning rate. Other optimizers take g as their gradient, so momentum sums what has
+    arrived, as in Vogels et al. 2019, Alg. 2. All ranks add the same messages in rank order, and so get the
+    same bits.
 
-    Source: Stich et al. 2018, "Sparsified SGD with Memory", Alg. 1; Karimireddy et al. 2019, "Error
-    Feedback Fixes SignSGD and other Gradient Compression Schemes", Alg. 2.
+    Source: Karimireddy et al. 2019, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",
+    Alg. 2; Stich et al. 2018, "Sparsified SGD with Memory", Alg. 1; Zheng et al. 2019,
+    "Communication-Efficient Distributed Blockwise Momentum SGD with Error-Feedback".
     """
 
     def __init__(self, comm: Communicator, parameters: int) -> None:
@@ -71,8 +78,11 @@ class ErrorFeedback(Compressor):
 
         super().__init__(comm)
         self.residual = torch.zeros(parameters, device=comm.device)  # e
+        self._last_lr: float | None = None
 
-    def _mean(self, gradient: Tensor) -> None:
+    def _mean(self, gradient: Tensor, lr: float) -> None:
+        self.residual *= (self._last_lr or lr) / lr
+        self._last_lr = lr
         self.residual += gradient
         message = self.encode(self.residual)
         self.residual -= self._decoded_sum([message])

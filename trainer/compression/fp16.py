@@ -39,7 +39,7 @@ class Fp16(Compression):
 class Fp16Compressor(Compressor):
     """A reduce-scatter and an all-gather of float16 pairs, each pair as the bits of a float32."""
 
-    def _mean(self, gradient: Tensor) -> None:
+    def _mean(self, gradient: Tensor, lr: float) -> None:
         import torch
 
         size, n = self.comm.size, gradient.numel()

@@ -26,5 +26,5 @@ class NoneCompression(Compression):
 class NoneCompressor(Compressor):
     """An all-reduce."""
 
-    def _mean(self, gradient: Tensor) -> None:
+    def _mean(self, gradient: Tensor, lr: float) -> None:
         self.comm.all_reduce(gradient, "mean")

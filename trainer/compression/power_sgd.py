@@ -27,6 +27,9 @@ class PowerSgd(Compression):
         Q ← mean over ranks of Mᵀ P
         gradient ← P Qᵀ
 
+    The residual is a gradient, as in Alg. 2: after a change of the learning rate the rest of an earlier
+    gradient is applied at the new rate, in ddp, too.
+
     A parameter tensor of shape (a, …) is a matrix of a rows and b columns. Tensors with rank·(a + b) ≥ a·b,
     such as all vectors, are sent uncompressed. In ddp torch's own hook is used, which sends all tensors
     uncompressed in the first two steps.
@@ -63,7 +66,7 @@ class PowerSgdCompressor(Compressor):
         ]
         self.residual = torch.zeros(sum(self._lengths), device=comm.device)
 
-    def _mean(self, gradient: Tensor) -> None:
+    def _mean(self, gradient: Tensor, lr: float) -> None:
         import torch
 
         gradient += self.residual

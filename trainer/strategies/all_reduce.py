@@ -53,6 +53,6 @@ class AllReduce(Strategy):
                 if compressor is None:
                     session.comm.all_reduce(gradient, "mean")
                 else:
-                    compressor.mean(gradient)
+                    compressor.mean(gradient, replica.lr)
                 replica.set_gradient(gradient)
                 replica.step()

@@ -43,6 +43,12 @@ class Replica:
         """Names of the blocks that this rank holds; None: all."""
         return None
 
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        rate: float = self._optimizer.param_groups[0]["lr"]
+        return rate
+
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of all parameters."""
         for group in self._optimizer.param_groups:
@@ -98,12 +104,10 @@ class Replica:
 
     def scaled_step(self, scale: float) -> None:
         """Take an optimiser step with `scale` times the learning rate."""
-        rates = [group["lr"] for group in self._optimizer.param_groups]
-        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate * scale
+        lr = self.lr
+        self.set_lr(lr * scale)
         self.step()
-        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
+        self.set_lr(lr)
 
     def use_shared_weights(self, weights: list[Tensor]) -> None:
         """Use these tensors, in the order of parameters and buffers, as the weights."""
