@@ -170,7 +170,7 @@ class Bench:
     def bare_mb(self) -> float:
         """Peak MiB of a process that trains a minimal model on the same samples."""
         with runs_on("docker") as execute:
-            return execute(spec({"name": "serial"}, 1, hidden=[1])).ranks[0].peak_memory_mb
+            return execute(spec({"name": "serial"}, 1, hidden=[1])).ranks[0].peak_memory_mb or 0.0
 
     def notes(self) -> None:
         """Print notes on link and quota. Ends the benchmark if the link was not shaped as requested."""
@@ -231,6 +231,8 @@ def memory(serial: Measured, found: dict[int, dict[str, Measured]], bare_mb: flo
             ranks = measured.results[0].ranks
             share = max(map(held, ranks)) / held(whole)
             active = max(rank.activation_bytes or 0 for rank in ranks) / activations
-            peak = statistics.median(max(r.peak_memory_mb for r in each.ranks) for each in measured.results)
+            peak = statistics.median(
+                max(r.peak_memory_mb or 0 for r in each.ranks) for each in measured.results
+            )
             even = "" if label == "all_reduce" else f"{1 / holders:.3f}"
             print(f"  {label:22} {share:6.3f} {even:>6} {active:12.3f} {peak:9.0f} {peak - bare_mb:14.0f}")

@@ -21,6 +21,7 @@ class TrainResult(Record):
         chance_accuracy: that of the most frequent label as the answer for all; None in older results.
         local_accuracy: of the rank's own model before the final average, where the strategy has one.
         weights_digest: 16 hex digits of the final weights.
+        peak_memory_mb: largest resident set in the first epoch, in MiB; None where the system has no /proc.
         staleness_mean, staleness_max: updates by other ranks between the rank's pull of the weights and its
             push of a gradient; None for strategies without stale gradients.
         state_bytes: bytes held between steps, as `weights`, `gradient` and `optimizer`.
@@ -44,7 +45,7 @@ class TrainResult(Record):
     local_accuracy: Share | None = None
     weights_digest: Text | None = None
     parameters: Count = 0
-    peak_memory_mb: Amount = 0.0
+    peak_memory_mb: Amount | None = None
     staleness_mean: Amount | None = None
     staleness_max: Count | None = None
     state_bytes: dict[Text, Count] | None = None

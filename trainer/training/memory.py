@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import resource
-import sys
+import re
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import Parameter
 
-PER_MIB = 2**20 if sys.platform == "darwin" else 2**10  # ru_maxrss is in bytes on macOS, in KiB elsewhere
-
 
 def reset_peak_memory() -> None:
-    """Count the peak from now on. Without effect on macOS, which counts from the start of the process."""
+    """Count the peak from now on, without what the start of this process needed."""
     with suppress(OSError), open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # see proc(5)
 
 
-def peak_memory_mb() -> float:
-    """The largest resident set of this process, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / PER_MIB
+def peak_memory_mb() -> float | None:
+    """The largest resident set of this process, in MiB; None on systems without /proc.
+
+    VmHWM belongs to the process's own memory. getrusage's ru_maxrss survives exec, so a new process starts
+    with the peak of the one that started it.
+    """
+    try:
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    peak = re.search(r"^VmHWM:\s*(\d+) kB$", status, re.MULTILINE)
+    return int(peak[1]) / 2**10 if peak else None
 
 
 class Activations:

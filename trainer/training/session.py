@@ -375,7 +375,7 @@ class Session:
             local_accuracy=local_accuracy,
             weights_digest=None if weights is None else hashlib.sha256(weights.tobytes()).hexdigest()[:16],
             parameters=replica.parameter_count,
-            peak_memory_mb=metrics.peak_memory_mb or 0.0,
+            peak_memory_mb=metrics.peak_memory_mb,
             staleness_mean=fmean(self._staleness) if self._staleness else None,
             staleness_max=max(self._staleness, default=None),
             state_bytes=state_bytes,

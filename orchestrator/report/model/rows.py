@@ -206,12 +206,9 @@ class Row:
 
     @property
     def peak_memory_mb(self) -> float | None:
-        """The largest peak of any rank."""
-        return (
-            max((rank.peak_memory_mb for rank in self._measured.ranks), default=None)
-            if self._measured
-            else None
-        )
+        """The largest peak of any rank, in MiB."""
+        ranks = self._measured.ranks if self._measured else []
+        return max((rank.peak_memory_mb for rank in ranks if rank.peak_memory_mb is not None), default=None)
 
     @property
     def state_bytes(self) -> int | None:
