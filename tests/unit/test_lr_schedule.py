@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +80,21 @@ def test_warm_up_equals_torch_linear_lr(scaling: str, nodes: int, warm_up: int) 
     ours = rates(nodes=nodes, lr_scaling=scaling, warm_up_epochs=warm_up, epochs=8)
     (scaled,) = rates(nodes=nodes, lr_scaling=scaling, epochs=1)
     optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=scaled)
-    scheduler = LinearLR(optimizer, start_factor=1 / nodes, end_factor=1.0, total_iters=warm_up)
+    start = 1 / sqrt(nodes) if scaling == "sqrt" else 1 / nodes
+    scheduler = LinearLR(optimizer, start_factor=start, end_factor=1.0, total_iters=warm_up)
     theirs = []
     for _ in range(8):
         theirs += scheduler.get_last_lr()
         optimizer.step()
         scheduler.step()
     assert ours == pytest.approx(theirs)
+
+
+@pytest.mark.parametrize("scaling", ["linear", "sqrt"])
+def test_warm_up_starts_at_the_serial_rate(scaling: str) -> None:
+    first, *_, last = rates(nodes=9, lr_scaling=scaling, warm_up_epochs=3, epochs=4)
+    assert first == pytest.approx(0.1)
+    assert last == pytest.approx({"linear": 0.9, "sqrt": 0.3}[scaling])
 
 
 # Every strategy applies the schedule

@@ -16,14 +16,17 @@ def learning_rate(run: RunSpec, epoch: int) -> float:
     Let P be the number of batches that all ranks take at once. lr_scaling: linear gives lr · P (Goyal et
     al. 2017, "Accurate, Large Minibatch SGD", Sec. 2.1), sqrt gives lr · √P (Krizhevsky 2014, "One weird
     trick for parallelizing convolutional neural networks", Sec. 3.2). Warm-up (Goyal et al., Sec. 2.2)
-    raises the rate epoch by epoch, as torch's LinearLR: from 1/P of it in the first epoch, in equal steps,
-    to all of it in epoch warm_up_epochs + 1.
+    raises the rate epoch by epoch, as torch's LinearLR: from lr, the serial rate, in the first epoch, in
+    equal steps, to the scaled rate in epoch warm_up_epochs + 1. With none, where the two rates are the
+    same, it raises the rate from lr / P.
     """
     times = run.batch_multiplier
-    scaled = run.lr * {"none": 1.0, "linear": times, "sqrt": sqrt(times)}[run.lr_scaling]
+    factor = {"none": 1.0, "linear": times, "sqrt": sqrt(times)}[run.lr_scaling]
+    scaled = run.lr * factor
     if epoch > run.warm_up_epochs:
         return scaled
-    return scaled * (1 + (times - 1) * (epoch - 1) / run.warm_up_epochs) / times
+    rise = times if run.lr_scaling == "none" else factor  # of the rate during warm-up
+    return scaled * (1 + (rise - 1) * (epoch - 1) / run.warm_up_epochs) / rise
 
 
 @dataclass
