@@ -139,7 +139,7 @@ def our_loop(pixels: np.ndarray, labels: np.ndarray, directory: Path) -> Step:
     task.data = normalise(split, split, 10)
     context = NodeContext(0, 1, "memory", directory)
     events = EventWriter(spec.key, 0, directory, io.StringIO())
-    session = Session(context, task, events, connect(context))
+    session = Session(context, task, events, connect(context, spec.threads))
     replica = session.replica()
     session.start(replica)
 

@@ -37,7 +37,7 @@ class ConnectedRanks:
 
 
 def _connect(body: Body, context: NodeContext) -> Any:
-    comm = connect(context)
+    comm = connect(context, threads=1)
     comm.clock.start()
     outcome = body(comm)
     comm.close()

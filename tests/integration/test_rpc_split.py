@@ -53,7 +53,7 @@ def with_losses(fields: dict[str, Any], context: NodeContext) -> tuple[list[floa
     RpcMaster.forward = recording  # type: ignore[method-assign]  # in this process, which ends with it
     spec = RunSpec.model_validate({**fields, "save_weights": True})
     out_dir = Path(context.rendezvous).parent
-    comm = connect(context)
+    comm = connect(context, threads=1)
     train_rank(replace(context, out_dir=out_dir), Task(spec, Path()), Notes(context.rank), comm)
     comm.close()
     weights = np.load(out_dir / "weights.npy").tolist() if context.rank == 0 else []
@@ -191,7 +191,7 @@ def stopping(method: str, doomed: int, context: NodeContext) -> Any:
     setattr(RpcStage, method, stop_in_third_call)
     spec = RunSpec.model_validate({**SMALL, "strategy": split(["relu1"]), "nodes": context.size})
     try:
-        return train_rank(context, Task(spec, Path()), Notes(context.rank), connect(context))
+        return train_rank(context, Task(spec, Path()), Notes(context.rank), connect(context, threads=1))
     except Exception as error:
         pid, since = note.read_text().split()
         if context.rank == 0:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.unit.conftest import FakeTime
 from trainer.core.clock import PHASES, Clock
-from trainer.launch.ranks import rank_clock
+from trainer.core.context import NodeContext
+from trainer.launch.ranks import connect, rank_clock
+from trainer.spec.registries import TRANSPORTS
 
 
 class Timed:
@@ -230,6 +233,23 @@ def cpu_of_a_helper_thread(clock: Clock) -> float:
 
 def test_ranks_that_share_a_process_count_the_cpu_time_of_their_thread() -> None:
     assert cpu_of_a_helper_thread(rank_clock(2)) < 0.02
+
+
+def test_rank_whose_other_threads_communicate_counts_the_cpu_time_of_its_own() -> None:
+    assert cpu_of_a_helper_thread(rank_clock(1, computes_alone=True)) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("transport", "threads", "own"), [("gloo", 1, True), ("gloo", 2, False), ("rpc", 1, False)]
+)
+def test_only_over_gloo_other_threads_do_no_work(
+    monkeypatch: pytest.MonkeyPatch, transport: str, threads: int, own: bool
+) -> None:
+    """Requests over rpc are handled in threads of the library."""
+    clocks: list[Clock] = []
+    monkeypatch.setattr(TRANSPORTS.load(transport), "connect", lambda _, clock: clocks.append(clock))
+    connect(NodeContext(0, 1, transport, Path()), threads)
+    assert (cpu_of_a_helper_thread(clocks[0]) < 0.02) is own
 
 
 def test_rank_alone_in_its_process_counts_the_cpu_time_of_the_process() -> None:

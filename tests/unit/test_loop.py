@@ -172,7 +172,9 @@ def test_evaluation_of_nan_weights_raises_diverged() -> None:
 def test_metrics_of_a_training(tmp_path: Path) -> None:
     of = task(strategy="serial", epochs=2, batch_size=25, save_weights=True)
     context = NodeContext(0, 1, "memory", Path(), out_dir=tmp_path)
-    result = train(context, of, EventWriter(of.spec.key, 0, None, io.StringIO()), connect(context))
+    result = train(
+        context, of, EventWriter(of.spec.key, 0, None, io.StringIO()), connect(context, threads=1)
+    )
     assert (result.steps, result.samples, result.parameters) == (6, 120, 15_660)
     assert result.train_s == pytest.approx(
         sum(result.seconds.values()) - result.seconds["evaluate"], abs=1e-4

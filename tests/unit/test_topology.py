@@ -132,7 +132,7 @@ def test_rendezvous_in_a_results_directory_of_any_name(tmp_path: Path, name: str
     live.mkdir(parents=True)
     spec = run(transport="gloo", nodes=1)
     (process,) = processes(spec, RunPaths(live.parent), tmp_path, live)
-    comm = connect(read_context(spec, process.environment))
+    comm = connect(read_context(spec, process.environment), threads=1)
     # A rendezvous file elsewhere would remain, and the next run would wait for ranks that have exited.
     assert [path.name for path in live.iterdir()] == ["rendezvous"]
     comm.close()

@@ -135,6 +135,7 @@ class TorchDistCommunicator(Communicator):
 class GlooCommunicator(TorchDistCommunicator):
     """gloo over TCP, by torch.distributed."""
 
+    threads_only_communicate: ClassVar[bool] = True
     group: ClassVar[str] = "gloo"
 
     @classmethod

@@ -109,24 +109,31 @@ def run_process(context: NodeContext, task: Task, events: EventWriter, watchdog:
     """The one rank of this process; it connects over the run's transport."""
     if context.incarnation:
         events.write("waiting", incarnation=context.incarnation)
-    return run_rank(context, task, events, watchdog, lambda: connect(context))
+    return run_rank(
+        context, task, events, watchdog, lambda: connect(context, task.spec.threads_for(context.rank))
+    )
 
 
-def connect(context: NodeContext) -> Communicator:
-    """Connect this process's only rank to the others over the run's transport."""
-    transport, clock = TRANSPORTS.load(context.transport), rank_clock(1)
+def connect(context: NodeContext, threads: int) -> Communicator:
+    """Connect this process's only rank, with this many torch threads, over the run's transport."""
+    transport = TRANSPORTS.load(context.transport)
+    clock = rank_clock(1, computes_alone=threads == 1 and transport.threads_only_communicate)
     if context.membership is not None:
         return transport.connect_elastic(context, clock, context.membership)
     return transport.connect(context, clock)
 
 
-def rank_clock(ranks: int) -> Clock:
+def rank_clock(ranks: int, computes_alone: bool = False) -> Clock:
     """The clock of a rank in a process that runs this many ranks.
 
     A single rank counts the process's CPU time, which includes torch's threads. Ranks that are threads of
-    one process count their thread's.
+    one process count their thread's, as does a single rank whose thread does all computation: the other
+    threads move bytes while it computes, as gloo's do in the backward pass of `ddp`.
+
+    Args:
+        computes_alone: all other threads of the process communicate.
     """
-    return Clock(cpu=time.thread_time if ranks > 1 else time.process_time)
+    return Clock(cpu=time.thread_time if ranks > 1 or computes_alone else time.process_time)
 
 
 def report_failure(events: EventWriter, error: Exception) -> None:

@@ -102,7 +102,7 @@ class Buckets:
     def book_exposed(self) -> None:
         """After a backward pass: book the exposed communication, as a collective of all ranks."""
         (entered, cpu), (left, cpu_left) = self._handed_over, self._comm.clock.now()
-        # CPU time too: gloo's own threads work in this process.
+        # CPU time too: the rank's thread copies the reduced buckets.
         self._comm.clock.transfer("compute", "communicate", left - entered, cpu_left - cpu)
         self._comm.traffic.collectives.append((entered, left))
 
