@@ -86,6 +86,41 @@ def test_dirichlet_skew_falls_with_alpha(equal_sizes: bool) -> None:
     assert largest[-1] == pytest.approx(0.19, abs=0.03)  # the share of the most frequent class
 
 
+@pytest.mark.parametrize("alpha", [1e-3, 0.1, 1.0])
+def test_self_balancing_gives_full_nodes_no_further_class(alpha: float) -> None:
+    labels, parts = labels_of(1437), 5
+    full = 0
+    for seed in range(100):
+        partitioner = Dirichlet(alpha=alpha, self_balancing=True)
+        try:
+            found = counts(labels, partitioner.partition(labels, parts, rng(seed)))
+        except DataError:  # a part stays empty
+            assert alpha == 1e-3
+            continue
+        before = np.cumsum(found, axis=1) - found  # samples of each node before it gets a class
+        assert not found[before > len(labels) / parts].any()
+        full += int((before > len(labels) / parts).sum())
+    assert full
+
+
+def test_self_balancing_changes_the_sizes_and_not_the_shares_of_the_first_class() -> None:
+    labels, seed, parts = np.arange(2000) % 5, rng(3), 4
+    plain, balanced = (
+        np.stack([counts(labels, form.partition(labels, parts, seed)) for _ in range(TIMES)])
+        for form in (Dirichlet(alpha=1.0, self_balancing=each) for each in (False, True))
+    )
+    variance = 3 / 4**2 / 5  # of a Beta(1, 3)
+    assert_mean_and_variance(balanced[:, 0, 0] / 400, 1 / 4, variance, fourth=(3 + 2 / 3) * variance**2)
+    assert balanced.sum(axis=2).max() < plain.sum(axis=2).max()
+    assert balanced.sum(axis=2).std() < 0.8 * plain.sum(axis=2).std()
+
+
+def test_equal_sizes_excludes_self_balancing() -> None:
+    reason = Dirichlet(equal_sizes=True, self_balancing=True).validation_error(1437, 10, 4)
+    assert reason
+    assert "self_balancing must be false" in reason
+
+
 def test_dirichlet_spreads_small_classes_over_all_nodes() -> None:
     classes, per_class, parts = 200, 6, 60
     labels = np.arange(classes * per_class) % classes

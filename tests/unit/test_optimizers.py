@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,24 @@ def test_novograd_follows_the_paper(decay: float) -> None:
             w[at] = w[at] - rate * m[at]
     for mine, theirs in zip(after_steps({"name": "novograd", "weight_decay": decay}), w, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize(("alike", "limit"), [(True, 1 / (1 - 0.95)), (False, 1 / sqrt(1 - 0.95**2))])
+def test_length_of_a_step_of_novograd(scale: float, alike: bool, limit: float) -> None:
+    """Of gradients of one length: all in one direction, or each orthogonal to the others."""
+    lr, steps = 0.01, 200
+    theta = torch.zeros(steps, requires_grad=True)
+    optimizer = OPTIMIZERS.parse({"name": "novograd", "weight_decay": 0.0}).build([theta], lr)
+    lengths = []
+    for step in range(steps):
+        before = theta.detach().clone()
+        theta.grad = torch.zeros(steps)
+        theta.grad[0 if alike else step] = scale
+        optimizer.step()
+        lengths.append((theta.detach() - before).norm().item())
+    assert lengths[0] == pytest.approx(lr, rel=1e-3)
+    assert lengths[-1] == pytest.approx(lr * limit, rel=1e-2)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS.entries)

@@ -25,8 +25,10 @@ class NovoGrad(TextbookOptimizer):
     v starts as the first squared norm, so it needs no bias correction. A layer is a tensor, so weights and
     biases are two layers.
 
-    A step is about η / (1 − β1) long in each layer, however small the gradient, so `lr` should be smaller
-    than with plain SGD.
+    The length of a step does not depend on the scale of the gradient. Without weight decay it is η in the
+    first step of each layer. While ‖g‖² stays near v, it grows to about η / √(1 − β1²) if successive
+    gradients are uncorrelated, and to η / (1 − β1), 20 η by default, if they all have the same direction.
+    So `lr` should be smaller than with plain SGD.
 
     Source: Ginsburg et al. 2019, "Stochastic Gradient Methods with Layer-wise Adaptive Moments for Training
     of Deep Networks", Alg. 1.

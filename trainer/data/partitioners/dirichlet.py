@@ -21,8 +21,13 @@ class Dirichlet(Partitioner):
     the shares of the P nodes are drawn from Dir_P(alpha). A node's share of a class has mean 1/P and
     variance (1/P)(1 - 1/P) / (alpha P + 1). Part sizes differ strongly. A split with a part below
     `min_samples` is drawn again as a whole, at most 100 times, so the distribution is conditional on
-    parts of at least `min_samples`. The authors' code also skips nodes that already have samples / P
-    samples. That rule is left out, because it changes the distribution of the shares.
+    parts of at least `min_samples`. Flower's DirichletPartitioner with self_balancing=False draws shares
+    from the same distribution.
+
+    `self_balancing` adds a rule of the code of Yurochkin et al., as Flower's self_balancing=True does:
+    classes are assigned one after the other, and a node that has more than samples / P samples gets none of
+    the classes that follow. Their shares are drawn from Dir(alpha) of the other nodes, so they no longer
+    have the mean and variance above.
 
     With `equal_sizes`, the rule of Hsu, Qi and Brown 2019 ("Measuring the Effects of Non-Identical Data
     Distribution for Federated Visual Classification"): each node draws its own label distribution from
@@ -40,6 +45,9 @@ class Dirichlet(Partitioner):
     )
     min_samples: int = Field(1, ge=1, description="least samples of a part")
     equal_sizes: bool = Field(False, description="parts of equal size (Hsu et al. 2019)")
+    self_balancing: bool = Field(
+        False, description="no further class for a node with more than samples / P samples"
+    )
 
     def validation_error(self, samples: int, classes: int, parts: int) -> str | None:
         if parts <= samples < parts * self.min_samples:
@@ -47,6 +55,8 @@ class Dirichlet(Partitioner):
                 f"min_samples {self.min_samples} in each of {parts} parts is more than the {samples} "
                 f"samples; it can be at most {samples // parts}"
             )
+        if self.equal_sizes and self.self_balancing:
+            return "with equal_sizes nodes have equally many samples, so self_balancing must be false"
         return super().validation_error(samples, classes, parts)
 
     def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
@@ -62,13 +72,10 @@ class Dirichlet(Partitioner):
         of_class: samples of each class, shape (classes,), at least 1 each.
         """
         for _ in range(DRAWS):
-            shares = rng.dirichlet(np.full(parts, self.alpha), len(of_class))
-            # Round at a random offset for each class: with a common one, all small classes would go to the
-            # same nodes. The expected count is share × samples, and every count is within 1 of it.
-            ends = np.floor(np.cumsum(shares, axis=1) * of_class[:, None] + rng.random((len(of_class), 1)))
-            ends[:, -1] = of_class
-            ends = np.minimum(ends, of_class[:, None])
-            counts: Indices = np.diff(ends, axis=1, prepend=0).astype(np.int64)
+            if self.self_balancing:
+                counts = self._balanced(of_class, parts, rng)
+            else:
+                counts = self._drawn(of_class, parts, rng)
             if counts.sum(axis=0).min() >= self.min_samples:
                 return counts
         raise DataError(
@@ -76,6 +83,26 @@ class Dirichlet(Partitioner):
             f"of {of_class.sum()} samples in each of {DRAWS} draws; raise alpha, use fewer nodes"
             f"{', lower min_samples' if self.min_samples > 1 else ''} or set equal_sizes: true"
         )
+
+    def _drawn(self, of_class: Indices, parts: int, rng: np.random.Generator) -> Indices:
+        """Divide classes independently of each other."""
+        shares = rng.dirichlet(np.full(parts, self.alpha), len(of_class))
+        # Round at a random offset for each class: with a common one, all small classes would go to the
+        # same nodes. The expected count is share × samples, and every count is within 1 of it.
+        ends = np.floor(np.cumsum(shares, axis=1) * of_class[:, None] + rng.random((len(of_class), 1)))
+        ends[:, -1] = of_class
+        ends = np.minimum(ends, of_class[:, None])
+        counts: Indices = np.diff(ends, axis=1, prepend=0).astype(np.int64)
+        return counts
+
+    def _balanced(self, of_class: Indices, parts: int, rng: np.random.Generator) -> Indices:
+        """Divide each class among the nodes that have at most samples / parts samples so far."""
+        counts = np.zeros((len(of_class), parts), np.int64)
+        for row in range(len(of_class)):
+            # Some shares of a Dirichlet distribution, divided by their sum, are Dirichlet-distributed.
+            takes = counts.sum(axis=0) <= of_class.sum() / parts
+            counts[row, takes] = self._drawn(of_class[row : row + 1], int(takes.sum()), rng)[0]
+        return counts
 
     def equal_parts(self, of_class: Indices, parts: int, rng: np.random.Generator) -> Indices:
         """Samples per class and node, shape (classes, parts), after Hsu et al.; `of_class` as above."""
