@@ -53,6 +53,7 @@ def assert_valid(parts: list[Indices], wanted: int, samples: int) -> None:
         assert len(part) > 0
         assert part.min() >= 0
         assert part.max() < samples
+        assert len(np.unique(part)) == len(part)
 
 
 def assert_as_declared(partitioner: Partitioner, parts: list[Indices], samples: int) -> None:
@@ -63,6 +64,7 @@ def assert_as_declared(partitioner: Partitioner, parts: list[Indices], samples: 
         assert holders.max() == 1
     if partitioner.covers:
         assert holders.min() >= 1
+    assert partitioner.split_error(parts, samples, len(parts)) is None
 
 
 def assert_valid_or_explained(partitioner: Partitioner, labels: Labels, parts: int) -> None:
@@ -141,6 +143,33 @@ def test_labels_are_not_modified(partitioner: Partitioner) -> None:
     labels.flags.writeable = False
     partitioner.partition(labels, 5, rng())
     np.testing.assert_array_equal(labels, before)
+
+
+# Splits that are not as declared
+
+
+def test_split_that_is_not_as_declared_is_an_error(partitioner: Partitioner) -> None:
+    """Break a valid split in each way that the class excludes."""
+    samples, parts = 1000, 5
+    valid = partitioner.partition(labels_of(samples), parts, rng())
+    first, second, *rest = valid
+    elsewhere = np.setdiff1d(second, first)[:1]
+    broken = {
+        "4 parts": valid[:-1],
+        "part 0 is empty": [first[:0], second, *rest],
+        "part 0 is not a one-dimensional array of integers": [first.astype(float), second, *rest],
+        "part 1 has index 1000": [first, np.append(second, samples), *rest],
+        "part 0 has index -1": [np.append(first, -1), second, *rest],
+        f"part 0 has sample {first[3]} 2 times": [np.append(first, first[3]), second, *rest],
+    }
+    if partitioner.disjoint:
+        broken[f"sample {elsewhere[0]} is in parts 0 and 1"] = [np.append(first, elsewhere), second, *rest]
+    if partitioner.covers:
+        broken["lacks 1 samples"] = [np.delete(first, 2), second, *rest]
+    for reason, split in broken.items():
+        error = partitioner.split_error(split, samples, parts)
+        assert error
+        assert reason in error
 
 
 # Distortion of images

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
+from tests.unit.training import train
+from trainer.data.base import DataError, Indices, Labels, Partitioner
 from trainer.data.certificate import CoverageTracker, partition_record
 from trainer.spec.registries import PARTITIONERS
 from trainer.spec.run_spec import RunSpec
@@ -16,6 +18,19 @@ from trainer.training.partition import PartitionSummary, partition_summary
 from trainer.training.task import Task
 
 NODES = 3
+
+
+class Broken(Partitioner):
+    """Returns the split that a test sets, and declares disjoint parts that cover the set."""
+
+    disjoint: ClassVar[bool] = True
+    covers: ClassVar[bool] = True
+    split: ClassVar[list[Indices]] = []
+
+    def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
+        return self.split
+
+
 NOWHERE = Path("/nonexistent")
 
 
@@ -43,6 +58,30 @@ def loaded_by_ranks(task: Task, epoch: int) -> tuple[PartitionSummary, list[list
         earth_movers_distance=tuple(record.earth_movers_distance for record in records),
     )
     return certified, [sorted(part.tolist()) for part in loaded]
+
+
+HALVES = [np.arange(60), np.arange(60, 120)]
+
+
+@pytest.mark.parametrize(
+    ("split", "declares", "cause"),
+    [
+        ([HALVES[0], np.arange(59, 120)], True, "sample 59 is in parts 0 and 1"),
+        ([HALVES[0], np.arange(61, 120)], True, "lacks 1 samples, such as 60"),
+        ([HALVES[0], np.arange(60, 121)], False, "part 1 has index 120; allowed: 0 to 119"),
+        ([HALVES[0], np.array([3, 3, 4])], False, "part 1 has sample 3 2 times"),
+    ],
+)
+def test_run_fails_with_a_cause_that_names_the_partitioner(
+    monkeypatch: pytest.MonkeyPatch, split: list[Indices], declares: bool, cause: str
+) -> None:
+    monkeypatch.setitem(PARTITIONERS.entries, "broken", f"{__name__}:Broken")
+    for declaration, value in (("disjoint", declares), ("covers", declares), ("split", split)):
+        monkeypatch.setattr(Broken, declaration, value)
+    with pytest.raises(DataError) as caught:
+        train("all_reduce", 2, partitioner="broken")
+    assert str(caught.value).startswith("partitioner broken has a defect: ")
+    assert cause in str(caught.value)
 
 
 @pytest.mark.parametrize("epoch", [1, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -93,8 +94,8 @@ class Dataset(Component):
 class Partitioner(Component):
     """Assigns training samples to nodes."""
 
-    disjoint: ClassVar[bool]  # no sample is in two partitions
-    covers: ClassVar[bool]  # every sample is in a partition
+    disjoint: ClassVar[bool] = False  # no sample is in two partitions
+    covers: ClassVar[bool] = False  # every sample is in a partition
     random: ClassVar[bool] = True  # depends on the seed
     transforms_images: ClassVar[bool] = False  # overrides `transform_images`
 
@@ -132,6 +133,39 @@ class Partitioner(Component):
         Raises:
             DataError: A partition would be empty.
         """
+
+    def split_error(self, split: Sequence[Indices], samples: int, parts: int) -> str | None:
+        """Return how a result of `partition` breaks its contract or what the class declares; or None.
+
+        Args:
+            split: what `partition` returned.
+            samples: in the training set.
+            parts: the number of partitions that were asked for.
+        """
+        if len(split) != parts:
+            return f"it returned {len(split)} parts instead of {parts}"
+        for number, part in enumerate(split):
+            if not isinstance(part, np.ndarray) or part.ndim != 1 or part.dtype.kind not in "iu":
+                return f"part {number} is not a one-dimensional array of integers"
+            if not len(part):
+                return f"part {number} is empty"
+            if part.min() < 0 or part.max() >= samples:
+                outside = part[(part < 0) | (part >= samples)][0]
+                return f"part {number} has index {outside}; allowed: 0 to {samples - 1}"
+            indices, counts = np.unique(part, return_counts=True)
+            if len(indices) < len(part):
+                return f"part {number} has sample {indices[counts > 1][0]} {counts.max()} times"
+        holders = np.bincount(np.concatenate(split), minlength=samples)
+        if self.disjoint and holders.max() > 1:
+            twice = holders.argmax()
+            holding = [number for number, part in enumerate(split) if twice in part]
+            return (
+                f"it declares disjoint parts, but sample {twice} is in parts {holding[0]} and {holding[1]}"
+            )
+        if self.covers and not holders.min():
+            missing = np.flatnonzero(holders == 0)
+            return f"it declares to cover the set, but lacks {len(missing)} samples, such as {missing[0]}"
+        return None
 
     def transform_images(self, images: Images, rank: int, parts: int, rng: np.random.Generator) -> Images:
         """Return the images of one partition as its rank trains on them. Test images never change.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainer.core.rng import RngFactory
-from trainer.data.base import Indices, Labels
+from trainer.data.base import DataError, Indices, Labels
 from trainer.data.certificate import (
     Counts,
     Coverage,
@@ -30,13 +30,19 @@ def partition_number(spec: RunSpec, epoch: int) -> int:
 def partition(spec: RunSpec, rngs: RngFactory, labels: Labels, size: int, epoch: int) -> list[Indices]:
     """The samples of each of `size` parts in `epoch` (1-based), sorted.
 
-    labels: of the training split, int64, shape (samples,). Raises DataError.
+    labels: of the training split, int64, shape (samples,).
+
+    Raises:
+        DataError: The split is not possible, or is not what the partitioner declares.
     """
     if not spec.strategy.uses_partition:
         return [np.arange(len(labels))] * size
     rng = rngs.generator("partition", partition_number(spec, epoch))
+    split = spec.partitioner.partition(labels, size, rng)
+    if error := spec.partitioner.split_error(split, len(labels), size):
+        raise DataError(f"partitioner {spec.name_of('partitioner')} has a defect: {error}")
     # The order of a part is drawn separately, so every strategy on one node trains as serial does.
-    return [np.sort(part) for part in spec.partitioner.partition(labels, size, rng)]
+    return [np.sort(part) for part in split]
 
 
 @dataclass(frozen=True)
