@@ -98,6 +98,8 @@ def _link(found: type[Any], name: str, directory: Path) -> str:
 
 def _yaml(value: Any) -> str:
     """A default in YAML syntax."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_yaml, value))}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -113,6 +115,11 @@ def _allowed(info: FieldInfo) -> str:
     choices = [option for option in (*options, info.annotation) if get_origin(option) is Literal]
     if choices:
         return ", ".join(f"`{value}`" for value in get_args(choices[0]))
+    if (
+        get_origin(info.annotation) is list
+        and get_origin(element := get_args(info.annotation)[0]) is Literal
+    ):
+        return "any of " + ", ".join(f"`{value}`" for value in get_args(element))
     limits = [_limit(each) for each in info.metadata]
     return ", ".join(limit for limit in limits if limit)
 

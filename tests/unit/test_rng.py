@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from trainer.core.rng import RngFactory
+from trainer.core.rng import FIXED_SEED, SOURCE_OF, SOURCES, RngFactory
 
 # Stream names: seed, purpose, indices.
 NAMES = [
@@ -25,11 +25,29 @@ def test_equal_names_give_equal_streams_in_any_call_order(name: tuple[int, str, 
     seed, purpose, *indices = name
     rngs = RngFactory(seed)
     first = rngs.generator(purpose, *indices)
-    rngs.generator("something else").random(100)
+    rngs.generator("augment").random(100)
     first.random()
     again = rngs.generator(purpose, *indices).integers(0, 2**63, 4).tolist()
     assert again == draw(seed, purpose, *indices)
     assert rngs.torch_seed(purpose, *indices) == RngFactory(seed).torch_seed(purpose, *indices)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_seed_varies_only_the_sources_that_are_listed(count: int) -> None:
+    for vary in combinations(SOURCES, count):
+        for purpose, source in SOURCE_OF.items():
+            first, second, fixed = (
+                RngFactory(seed, vary).generator(purpose, 1).integers(0, 2**63, 4).tolist()
+                for seed in (5, 6, FIXED_SEED)
+            )
+            assert (first != second) is (source in vary)
+            assert (first == fixed) is (source not in vary)
+            assert fixed == draw(FIXED_SEED, purpose, 1)
+
+
+def test_purpose_without_a_source_is_an_error() -> None:
+    with pytest.raises(KeyError, match="unknown"):
+        RngFactory(0).generator("unknown")
 
 
 def test_different_names_give_different_streams() -> None:

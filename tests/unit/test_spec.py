@@ -400,6 +400,7 @@ CHANGES: dict[str, Any] = {
     "target_accuracy": 0.9,
     "patience": 2,
     "seed": 1,
+    "vary": ["init", "order"],
     "threads": 2,
     "checkpoint_epochs": 2,
     "save_weights": True,

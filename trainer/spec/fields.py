@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import PydanticCustomError
 
 from trainer.core.event_schema import MAX_FAULTS
+from trainer.core.rng import SOURCES, Source
 from trainer.core.strategy import Strategy
 from trainer.data.augmentations.base import Augmentation
 from trainer.data.base import Dataset, Partitioner
@@ -39,6 +40,17 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 def _known_transport(name: str) -> str:
     TRANSPORTS.load(name)
     return name
+
+
+def _each_once(sources: list[Source]) -> list[Source]:
+    """The sources in one order, so that equal sets are equal fields."""
+    if len(set(sources)) < len(sources):
+        raise PydanticCustomError(
+            "repeated",
+            "{sources} has a source twice; allowed: each of {known} at most once",
+            {"sources": f"[{', '.join(sources)}]", "known": ", ".join(SOURCES)},
+        )
+    return [source for source in SOURCES if source in sources]
 
 
 def with_derived_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,7 +133,13 @@ class RunFields(BaseModel):
     patience: int = Field(
         1, ge=1, le=10_000, description="consecutive epochs that must reach target_accuracy"
     )
-    seed: int = Field(0, ge=0, lt=2**32, description="seed of all randomness in the run")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of the randomness in the run, see vary")
+    vary: Annotated[list[Source], AfterValidator(_each_once)] = Field(
+        [*SOURCES],
+        description="what the seed varies: initial weights (init), the partition (split), the order of "
+        "samples with dropout and augmentation (order); the others are the same for every seed",
+        json_schema_extra={"uniqueItems": True},
+    )
     threads: int = Field(
         1,
         ge=1,

@@ -75,7 +75,8 @@ class PartitionSummary:
 
 def partition_summary(spec: RunSpec, labels: Labels, classes: int, epoch: int = 1) -> PartitionSummary:
     """Summary of the partition that a run of `spec` trains on in `epoch`. Raises DataError."""
-    parts = partition(spec, RngFactory(spec.seed), labels, spec.num_replicas, epoch)
+    rngs = RngFactory(spec.seed, spec.vary)
+    parts = partition(spec, rngs, labels, spec.num_replicas, epoch)
     whole, spread = label_counts(labels, classes), Coverage.of(parts, len(labels))
     counts = np.array([label_counts(labels[part], classes) for part in parts])
     return PartitionSummary(

@@ -29,7 +29,7 @@ class Task:
 
     @property
     def rngs(self) -> RngFactory:
-        return RngFactory(self.spec.seed)
+        return RngFactory(self.spec.seed, self.spec.vary)
 
     @cached_property
     def data(self) -> Data:

@@ -16,6 +16,7 @@ LIMIT_LABELS = {
     "pids": "{} pids",
     "shm_mb": "{} MiB /dev/shm",
 }
+EVERYTHING = tuple(RunSpec.model_fields["vary"].default)  # that a seed can vary
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Workload:
     patience: int = 1  # consecutive epochs in which the target must be reached
     faults: str = ""  # that were injected
     location: str = ""  # where the nodes ran; named only if the directory's runs differ in it
+    vary: tuple[str, ...] = EVERYTHING  # what the seed varies
 
     @classmethod
     def of(cls, run: RunSpec, location: str = "") -> Workload:
@@ -58,6 +60,7 @@ class Workload:
             run.patience,
             faults_label(run),
             location,
+            tuple(run.vary),
         )
 
     @property
@@ -69,7 +72,7 @@ class Workload:
         return (
             f"{self.dataset}, {self.model}, {self.optimizer} lr {self.lr:g}, "
             f"batch {self.batch_size} {batch}, {epochs}{self._until}{augmentation}{threads}{self._limits}"
-            f"{self._slower}{', on GPUs' if self.on_gpu else ''}{self._location}{self._faults}"
+            f"{self._slower}{', on GPUs' if self.on_gpu else ''}{self._location}{self._faults}{self._vary}"
         )
 
     @property
@@ -79,6 +82,12 @@ class Workload:
     @property
     def _faults(self) -> str:
         return f", with {self.faults}" if self.faults else ""
+
+    @property
+    def _vary(self) -> str:
+        if self.vary == EVERYTHING:
+            return ""
+        return f", seeds vary {listed([*self.vary]) if self.vary else 'nothing'}"
 
     @property
     def _slower(self) -> str:

@@ -138,6 +138,7 @@ RESULT_COLUMNS: dict[str, Callable[[Row], Value]] = {
     "target_reached": target_reached,
     "time_to_target_s": time_to_target_s,
     "epochs_trained": last_epoch,
+    "vary": lambda row: " ".join(row.run.vary),
     "checkpoint_s": lambda row: row.seconds.get("checkpoint"),
     "checkpoint_epochs": lambda row: row.run.checkpoint_epochs,
     "checkpoint_steps": lambda row: row.run.checkpoint_steps,
