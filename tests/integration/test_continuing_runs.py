@@ -55,6 +55,20 @@ def test_the_others_continue_without_a_killed_node(execute: Execute, tmp_path: P
 
 
 @pytest.mark.parametrize("strategy", ["local_sgd", "gossip", "diloco"])
+def test_averages_without_a_killed_node_weight_unequal_parts(
+    execute: Execute, tmp_path: Path, strategy: str
+) -> None:
+    """The lost node has twice as many samples as any other, so later none of the others has any left."""
+    skewed = {"partitioner": {"name": "dirichlet", "alpha": 0.3}, "seed": 4}
+    result = run(execute, tmp_path, strategy=strategy, faults=[KILL], **skewed)
+    assert [rank.rank for rank in result.ranks] == [0, 1, 3]
+    assert result.replicas_equal
+    planned = {part.rank: part.samples for part in result.certificate.parts}  # type: ignore[union-attr]
+    assert planned[2] >= 2 * max(planned[rank] for rank in (0, 1, 3))
+    assert {rank.steps for rank in result.ranks} == {EPOCHS * -(-planned[2] // 32)}
+
+
+@pytest.mark.parametrize("strategy", ["local_sgd", "gossip", "diloco"])
 def test_node_that_returns_takes_over_the_weights(execute: Execute, tmp_path: Path, strategy: str) -> None:
     """It is node 0, which has served the rendezvous, and the first to report results."""
     result = run(execute, tmp_path, strategy=strategy, epochs=60, lr=0.02, faults=[RETURN])
