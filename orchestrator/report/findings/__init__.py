@@ -81,13 +81,15 @@ SWEEP_RULES: tuple[Callable[[Comparison, Claims], Iterator[Finding]], ...] = (
 
 
 def find(comparison: Comparison) -> list[Finding]:
-    """All findings: on published results, on each workload, and then on the sweep as a whole.
+    """All findings: on published results, on each workload, and then on the sweep as a whole."""
+    return _apply_rules(comparison, count_claims(comparison).counted())
 
-    The comparisons of all findings share the probability of a false claim. The first pass counts them.
-    """
+
+def count_claims(comparison: Comparison) -> Claims:
+    """The comparisons of all findings, undecided: they share the probability of a false claim."""
     claims = Claims()
     _apply_rules(comparison, claims)
-    return _apply_rules(comparison, claims.counted())
+    return claims
 
 
 def findings_json(findings: Sequence[Finding]) -> str:

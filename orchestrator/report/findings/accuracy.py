@@ -168,13 +168,7 @@ def variants(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         default = next((group for group in groups if group.strategy_label == group.strategy), groups[0])
         if default.first.run.strategy.partitions_model:  # equal mathematics however it is partitioned
             continue
-        pairs += [
-            (other, default)
-            for other in groups
-            if other.strategy_label != default.strategy_label
-            and ACCURACY.sample(default)
-            and ACCURACY.sample(other)
-        ]
+        pairs += [(other, default) for other in groups if other.strategy_label != default.strategy_label]
     for compared in claims.pairs(ACCURACY, pairs):
         other, default = compared.left, compared.right
         mine, others = _differing_parameters(default, other)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import combinations
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from orchestrator.report.model.groups import Group
 from orchestrator.report.statistics.contrasts import (
     MIN_SEEDS,
     Contrast,
+    Sample,
     paired,
     pairing_helps,
     welch,
@@ -22,6 +22,7 @@ from orchestrator.report.statistics.power import seeds_to_decide
 
 FALSE_CLAIMS = 0.05  # the share of reports on equals that may contain one
 
+Sampling = Callable[[Quantity, Group], Sample]
 Verdict = Literal["more", "less", "undecided", "equal", "too_few_seeds"]
 
 
@@ -137,6 +138,54 @@ class Compared:
         }
 
 
+@dataclass(frozen=True)
+class Family:
+    """Comparisons that are corrected together. Every group has a value."""
+
+    quantity: Quantity
+    pairs: Sequence[tuple[Group, Group]]
+    correction: Correction
+
+    def decide(self, level: float | None, sample: Sampling = Quantity.sample) -> list[Compared]:
+        """Compare each pair.
+
+        Args:
+            level: the probability of a false claim in this family; None decides nothing.
+            sample: the values of a group by seed.
+        """
+        samples = {id(group): sample(self.quantity, group) for pair in self.pairs for group in pair}
+        by_seed = pairing_helps(list(samples.values()))
+        drafts = []
+        for left, right in self.pairs:
+            one = samples[id(left)]
+            other = dict.fromkeys(one, 0.0) if right is left else samples[id(right)]
+            compare = paired if by_seed or right is left else welch
+            contrast = None if one == other else compare(one, other, self._resolution(left, right))
+            mean = self.quantity.mean
+            values = (mean(one), 0.0 if right is left else mean(other))
+            drafts.append((left, right, values, contrast, one == other))
+        testable = [contrast for *_, contrast, _ in drafts if contrast]
+        correct = holm if by_seed else self.correction
+        decided = iter(correct(testable, level) if level is not None and testable else ())
+        return [
+            Compared(
+                self.quantity,
+                left,
+                right,
+                values,
+                contrast,
+                next(decided, None) if contrast else None,
+                same,
+                by_seed=by_seed,
+                family_size=len(testable),
+            )
+            for left, right, values, contrast, same in drafts
+        ]
+
+    def _resolution(self, *groups: Group) -> float:
+        return max(self.quantity.resolution(row) for group in groups for row in group.ok_rows)
+
+
 class Claims:
     """Decides the comparisons of a report.
 
@@ -147,86 +196,58 @@ class Claims:
 
     def __init__(self, level: float | None = None) -> None:
         """level: of a family; None counts families and decides nothing."""
-        self._level = level
-        self._families: dict[object, list[Compared]] = {}
+        self.level = level
+        self._decided: dict[object, tuple[Family, list[Compared]]] = {}
 
     def counted(self) -> Claims:
         """Claims that decide as many families as were compared here."""
-        testable = sum(any(each.contrast for each in family) for family in self._families.values())
-        return Claims(FALSE_CLAIMS / max(1, testable))
+        return Claims(FALSE_CLAIMS / max(1, len(self.families)))
 
     @property
-    def level(self) -> float:
-        """The probability of a false claim in a family."""
-        return self._level or 0.0
+    def families(self) -> list[Family]:
+        """The families with a comparison that can be decided."""
+        return [family for family, found in self._decided.values() if any(each.contrast for each in found)]
 
     @property
     def all(self) -> list[Compared]:
         """Every comparison so far."""
-        return [each for family in self._families.values() for each in family]
+        return [each for _, found in self._decided.values() for each in found]
 
     def with_reference(
         self, quantity: Quantity, reference: Group, others: Sequence[Group]
     ) -> list[Compared]:
         """Compare each of `others`, on the left, with the reference."""
-        return self._family("reference", quantity, [(other, reference) for other in others], dunnett)
+        pairs = [(other, reference) for other in _sorted(others)]
+        found = {id(each.left): each for each in self._decide(Family(quantity, pairs, dunnett))}
+        return [found[id(other)] for other in others]
 
     def pairs(self, quantity: Quantity, pairs: Sequence[tuple[Group, Group]]) -> list[Compared]:
-        """Compare the two groups of each pair."""
-        return self._family("pairs", quantity, pairs, holm)
+        """Compare the two groups of each pair; pairs in which one has no value are left out."""
+        known = [(one, other) for one, other in pairs if quantity.sample(one) and quantity.sample(other)]
+        return self._decide(Family(quantity, known, holm))
 
     def all_pairs(self, quantity: Quantity, groups: Sequence[Group]) -> Ranking:
         """Compare each group with every other, as naming the best among several requires."""
-        groups = [group for group in groups if quantity.sample(group)]
-        return Ranking(groups, self._family("pairs", quantity, list(combinations(groups, 2)), holm))
+        pairs = list(combinations(_sorted(groups), 2))
+        found = Ranking(groups, self._decide(Family(quantity, pairs, holm)))
+        return Ranking(groups, [found.between(one, other) for one, other in combinations(groups, 2)])
 
     def with_zero(self, quantity: Quantity, groups: Sequence[Group]) -> list[Compared]:
         """Compare the mean of a difference with 0."""
-        return self._family("zero", quantity, [(group, group) for group in groups], holm)
+        return self._decide(Family(quantity, [(group, group) for group in groups], holm))
 
-    def _family(
-        self,
-        kind: str,
-        quantity: Quantity,
-        pairs: Sequence[tuple[Group, Group]],
-        correction: Correction,
-    ) -> list[Compared]:
-        """The comparisons of a family; the same family is compared once, whichever rules ask for it."""
-        keys = tuple((one.first.key, other.first.key) for one, other in pairs)
-        name = (kind, quantity.name, keys)
-        if name not in self._families:
-            self._families[name] = self._decide(quantity, pairs, correction)
-        return self._families[name]
+    def _decide(self, family: Family) -> list[Compared]:
+        """The same family is decided once, whichever rules ask for it."""
+        keys = tuple((one.first.key, other.first.key) for one, other in family.pairs)
+        name = (family.quantity.name, family.correction, keys)
+        if name not in self._decided:
+            self._decided[name] = (family, family.decide(self.level))
+        return self._decided[name][1]
 
-    def _decide(
-        self,
-        quantity: Quantity,
-        pairs: Sequence[tuple[Group, Group]],
-        correction: Correction,
-    ) -> list[Compared]:
-        samples = {id(group): quantity.sample(group) for pair in pairs for group in pair}
-        by_seed = pairing_helps(list(samples.values()))
-        drafts = []
-        for left, right in pairs:
-            one = samples[id(left)]
-            other = dict.fromkeys(one, 0.0) if right is left else samples[id(right)]
-            if not one or not other:
-                continue
-            resolution = max(quantity.resolution(row) for row in (*left.ok_rows, *right.ok_rows))
-            compare = paired if by_seed or right is left else welch
-            values = (quantity.mean(one), 0.0 if right is left else quantity.mean(other))
-            drafts.append((left, right, values, compare(one, other, resolution), one == other))
-        testable = [contrast for *_, contrast, same in drafts if contrast and not same]
-        decisions: dict[int, Decision] = {}
-        if self._level is not None and testable:
-            correct = holm if by_seed else correction
-            decided = correct(testable, self._level)
-            decisions = {id(contrast): each for contrast, each in zip(testable, decided, strict=True)}
-        build = partial(Compared, quantity, by_seed=by_seed, family_size=len(testable))
-        return [
-            build(left, right, values, contrast, decisions.get(id(contrast)), same)
-            for left, right, values, contrast, same in drafts
-        ]
+
+def _sorted(groups: Sequence[Group]) -> list[Group]:
+    """Independent of their values, so that rules that ask in different orders share a family."""
+    return sorted(groups, key=lambda group: group.first.key)
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 from typing import Any
 
 from orchestrator.report.findings.base import Finding, evidence
-from orchestrator.report.findings.claims import Claims, Compared, compared_data
+from orchestrator.report.findings.claims import Claims, Compared, Ranking, compared_data
 from orchestrator.report.formats import percent
 from orchestrator.report.metrics.quantities import ACCURACY
 from orchestrator.report.model.comparison import WorkloadView
@@ -20,11 +21,19 @@ def partitioner_loss(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """The strategy that loses most under a partitioner, and the strategy that recovers most of it."""
     reference, *others = view.partitioners or [""]
     lost = _against_reference(view, claims)
+    same = {
+        label: [
+            group
+            for group in view.candidates
+            if group.partitioner_label == label and ACCURACY.sample(group)
+        ]
+        for label in others
+    }
+    # Compared whatever was lost, since what is compared may not depend on what is decided.
+    among = claims.pairs(ACCURACY, [pair for groups in same.values() for pair in combinations(groups, 2)])
     for label in others:
         losing = [each for each in lost if each.left.partitioner_label == label and each.verdict == "less"]
-        # Compared whatever was lost, since what is compared may not depend on what is decided.
-        same = [group for group in view.candidates if group.partitioner_label == label]
-        ranking = claims.all_pairs(ACCURACY, same)
+        ranking = Ranking(same[label], [each for each in among if each.left.partitioner_label == label])
         if not losing:
             continue
         worst = min(losing, key=lambda each: each.values[0] - each.values[1])
@@ -86,7 +95,7 @@ def _against_reference(view: WorkloadView, claims: Claims) -> list[Compared]:
     """Every partitioner with every strategy, compared with the reference partitioner: one family."""
     reference, *others = view.partitioners or [""]
     pairs = [(other, one) for label in others for one, other in _pairs(view, reference, label)]
-    return claims.pairs(ACCURACY, [pair for pair in pairs if all(ACCURACY.sample(group) for group in pair)])
+    return claims.pairs(ACCURACY, pairs)
 
 
 def _pairs(view: WorkloadView, reference: str, label: str) -> list[tuple[Group, Group]]:

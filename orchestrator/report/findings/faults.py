@@ -28,9 +28,9 @@ def _finding(cost: FaultCost, time: Compared, accuracy: Compared | None) -> Find
     repeated = cost.with_faults(lambda row: row.repeated_steps)
     lost = cost.with_faults(lambda row: row.samples_lost)
     name = f"{group.strategy_label} over {group.transport} on {group.shape.label}"
-    parts = [f"{_both(time, seconds)} of time{time.aside}"]
+    parts = [f"time {_both(time, seconds)}{time.aside}"]
     if accuracy:
-        parts.append(f"{_both(accuracy, percent)} accuracy{accuracy.aside}")
+        parts.append(f"accuracy {_both(accuracy, percent)}{accuracy.aside}")
     if repeated:
         parts.append(f"{repeated.range(whole)} steps repeated")
     if lost:

@@ -59,10 +59,7 @@ def slow_node(view: WorkloadView, claims: Claims, comparison: Comparison) -> Ite
     pairs = [
         (group, other)
         for group in view.reference_candidates
-        if (other := equal.get(_key(group)))
-        and TRAIN_S.sample(group)
-        and TRAIN_S.sample(other)
-        and _same_waiting(group, other)
+        if (other := equal.get(_key(group))) and _same_waiting(group, other)
     ]
     for compared in claims.pairs(TRAIN_S, pairs):
         group = compared.left

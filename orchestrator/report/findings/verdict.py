@@ -121,8 +121,12 @@ def _described(view: WorkloadView, groups: Sequence[Group]) -> str:
 
 def more_nodes(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """At which number of nodes adding more stops to shorten the wall time of a strategy."""
-    for groups in _by_line(view):
-        steps = claims.pairs(TRAIN_S, [(more, fewer) for fewer, more in pairwise(groups)])
+    lines = list(_by_line(view))
+    compared = claims.pairs(
+        TRAIN_S, [(more, fewer) for groups in lines for fewer, more in pairwise(groups)]
+    )
+    for groups in lines:
+        steps = [each for each in compared if any(each.right is group for group in groups)]
         if any(each.verdict == "too_few_seeds" for each in steps):
             continue
         first = groups[0]

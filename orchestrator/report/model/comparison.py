@@ -37,7 +37,7 @@ class WorkloadView:
     def serial(self) -> Group | None:
         return next((group for group in self.groups if group.serial), None)
 
-    @property
+    @cached_property
     def candidates(self) -> list[Group]:
         """The groups of this shape without serial; one of those that differ only in split points."""
         shown = one_per_split(self.groups)
@@ -61,7 +61,7 @@ class WorkloadView:
         """The candidates with the reference partitioner or none; strategies are compared on these."""
         return self._with_reference(self.candidates)
 
-    @property
+    @cached_property
     def line_groups(self) -> list[Group]:
         """The groups to draw as lines: with many partitioners, only those of the reference."""
         return self._few_partitioners(one_per_split(self.groups))

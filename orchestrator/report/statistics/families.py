@@ -21,14 +21,19 @@ class Decision:
     """What a comparison comes to, corrected for the others of its family.
 
     Attributes:
-        p: the corrected p-value.
         decided: whether the sign of the difference is claimed.
+        find_p, find_critical: compute `p` and `critical`, which takes longer than the decision.
     """
 
     contrast: Contrast
-    p: float
     decided: bool
+    find_p: Callable[[], float]
     find_critical: Callable[[], float]
+
+    @cached_property
+    def p(self) -> float:
+        """The corrected p-value."""
+        return self.find_p()
 
     @cached_property
     def critical(self) -> float:
@@ -71,7 +76,8 @@ def holm(contrasts: Sequence[Contrast], level: float) -> list[Decision]:
         share = level / remaining
         failed = failed or contrast.p >= share
         critical = partial(critical_t, share, contrast.dof)
-        decisions[index] = Decision(contrast, adjusted, not failed, critical)
+        p = partial(float, adjusted)
+        decisions[index] = Decision(contrast, not failed, p, critical)
         remaining -= 0 if failed else 1
     return [decisions[index] for index in range(len(contrasts))]
 
@@ -99,8 +105,10 @@ def dunnett(contrasts: Sequence[Contrast], level: float) -> list[Decision]:
     decisions = []
     for contrast in contrasts:
         dof = max(contrast.least_dof, contrast.dof - 1)
-        p = _tail(abs(contrast.t), dof, shared)
-        decisions.append(Decision(contrast, p, p < level, partial(_critical, level, dof, shared)))
+        p = partial(_tail, abs(contrast.t), dof, shared)
+        # The correction only raises p-values.
+        decided = contrast.p < level and p() < level
+        decisions.append(Decision(contrast, decided, p, partial(_critical, level, dof, shared)))
     return decisions
 
 

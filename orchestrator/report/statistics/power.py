@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from math import sqrt
 
-from scipy import stats
+from scipy.special import nctdtr, stdtr
 
-from orchestrator.report.statistics.contrasts import MIN_SEEDS, Contrast
+from orchestrator.report.statistics.contrasts import MIN_SEEDS, Contrast, critical_t
 
 POWER = 0.8
 MOST_SEEDS = 100  # that are proposed
@@ -23,12 +24,12 @@ def seeds_to_decide(contrast: Contrast, critical: float, most: int = MOST_SEEDS)
     Returns:
         None if more than `most` seeds would be needed.
     """
-    level = 2 * float(stats.t.sf(critical, contrast.dof))
-    left, right = contrast.variances
-    for seeds in range(MIN_SEEDS, most + 1):
-        if power(contrast.estimate, (left, right), seeds, level) >= POWER:
-            return seeds
-    return None
+    level = 2 * float(stdtr(contrast.dof, -critical))
+    seeds = range(MIN_SEEDS, most + 1)
+    index = bisect_left(
+        seeds, POWER, key=lambda count: power(contrast.estimate, contrast.variances, count, level)
+    )
+    return seeds[index] if index < len(seeds) else None
 
 
 def power(difference: float, variances: tuple[float, float], seeds: int, level: float) -> float:
@@ -38,11 +39,11 @@ def power(difference: float, variances: tuple[float, float], seeds: int, level: 
         variances: of one value on each side; the right one is 0 for differences of pairs.
     """
     left, right = variances
-    squared = (left + right) / seeds
-    if squared == 0:
+    if left + right == 0:
         return 1.0 if difference else 0.0
     dof = (left + right) ** 2 / (left**2 + right**2) * (seeds - 1)
-    return float(stats.nct.sf(stats.t.isf(level / 2, dof), dof, abs(difference) / sqrt(squared)))
+    shift = abs(difference) / sqrt((left + right) / seeds)
+    return float(1 - nctdtr(dof, shift, critical_t(level, dof)))
 
 
 def least_difference(variances: tuple[float, float], seeds: int, level: float) -> float:
