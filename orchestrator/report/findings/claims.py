@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
 from typing import Any, Literal
 
@@ -155,12 +156,17 @@ class Family:
         """
         samples = {id(group): sample(self.quantity, group) for pair in self.pairs for group in pair}
         by_seed = pairing_helps(list(samples.values()))
+        resolutions = self._resolutions
         drafts = []
         for left, right in self.pairs:
             one = samples[id(left)]
             other = dict.fromkeys(one, 0.0) if right is left else samples[id(right)]
             compare = paired if by_seed or right is left else welch
-            contrast = None if one == other else compare(one, other, self._resolution(left, right))
+            contrast = (
+                None
+                if one == other
+                else compare(one, other, max(resolutions[id(left)], resolutions[id(right)]))
+            )
             mean = self.quantity.mean
             values = (mean(one), 0.0 if right is left else mean(other))
             drafts.append((left, right, values, contrast, one == other))
@@ -182,8 +188,14 @@ class Family:
             for left, right, values, contrast, same in drafts
         ]
 
-    def _resolution(self, *groups: Group) -> float:
-        return max(self.quantity.resolution(row) for group in groups for row in group.ok_rows)
+    @cached_property
+    def _resolutions(self) -> dict[int, float]:
+        """The resolution of each group, by its id."""
+        return {
+            id(group): max(map(self.quantity.resolution, group.ok_rows))
+            for pair in self.pairs
+            for group in pair
+        }
 
 
 class Claims:
