@@ -50,6 +50,7 @@ def warm_up_run(runs: Sequence[RunSpec]) -> RunSpec | None:
         "epochs": 1,
         "target_accuracy": None,
         "patience": 1,
+        "warm_up_epochs": 0,
         "checkpoint_epochs": None,
         "checkpoint_steps": None,
         "faults": [],

@@ -640,7 +640,7 @@ def test_rank_that_has_returned_ends_at_shutdown(
 ) -> None:
     """It waits for the others to let it join, and they have finished."""
     (home / "again").write_text(lines(AGAIN, WAITS))
-    waits = f"cat {home}/again >> {home}/out/rank-0.jsonl; echo $$ > {home}/pid; exec sleep 60"
+    waits = f"echo $$ > {home}/pid; cat {home}/again >> {home}/out/rank-0.jsonl; exec sleep 60"
     script(monkeypatch, dies_and_returns(home, waits))
     assert cluster.run({"node-1": real, "node-2": trains}, **CONTINUES) == 0
     assert cluster.kinds(0) == ["start", "train_start", "fault", "died", "start", "waiting"]

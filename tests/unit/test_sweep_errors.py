@@ -301,13 +301,16 @@ def test_unknown_name_lists_the_known_ones(path: Path, field: str, registry: Reg
         ),
         (
             "{kil: {node: 1}, at: {epoch: 1}}",
-            "[0].kil: unknown key; allowed: kill, pause, slow, cut_off, drop, at",
+            "[0].kil: unknown key (did you mean 'kill'?); allowed: kill, pause, slow, cut_off, drop, at",
         ),
-        ("{kill: {nod: 1}, at: {epoch: 1}}", "[0].kill.nod: unknown key; allowed: node, return_after"),
+        (
+            "{kill: {nod: 1}, at: {epoch: 1}}",
+            "[0].kill.nod: unknown key (did you mean 'node'?); allowed: node, return_after",
+        ),
         ("{kill: {node: 1}}", "[0].at: is missing"),
         (
             "{kill: {node: 1}, at: {random: {stps: [1, 2]}}}",
-            "[0].at.random.stps: unknown key; allowed: steps, seed",
+            "[0].at.random.stps: unknown key (did you mean 'steps'?); allowed: steps, seed",
         ),
         ("{kill: {node: 1}, at: {random: {steps: [0, 2]}}}", "[0].at.random.steps[0]: 0 is not allowed"),
         (

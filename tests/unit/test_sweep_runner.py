@@ -180,9 +180,9 @@ def test_run_with_an_unusable_result_is_repeated_and_the_file_kept(tmp_path: Pat
     first.result.write_bytes(damage)
     before = second.result.read_bytes()
     runner.prepare(sweep)
-    repeated, kept = runner.results(sweep)
-    assert (repeated.status, kept.status) == ("failed", "ok")
-    assert read_result(first.result) == repeated
+    results = {result.key: result for result in runner.results(sweep)}
+    assert [results[run.key].status for run in sweep.runs] == ["failed", "ok"]
+    assert read_result(first.result) == results[sweep.runs[0].key]
     assert first.unusable_result.read_bytes() == damage
     assert second.result.read_bytes() == before
     list(runner.results(sweep))
