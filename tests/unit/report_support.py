@@ -60,10 +60,12 @@ def a_run(
     verified: bool = True,
     digests: Sequence[str] = (),
     staleness: Sequence[tuple[float, int]] = (),
+    samples: int = 600,
     **fields: Any,
 ) -> RunResult:
     """A result as the sweep runner writes it, with equal ranks.
 
+    samples: of all replicas in an epoch, equally many of each label.
     own: accuracies of local models. digests: of the ranks' weights. staleness: mean and maximum per worker.
     """
     spec = RunSpec.model_validate(
@@ -127,8 +129,8 @@ def a_run(
             CertifiedPart(
                 rank=rank,
                 epoch=1,
-                samples=50,
-                labels=[5] * 10,
+                samples=samples // len(leading),
+                labels=[samples // len(leading) // 10] * 10,
                 js_divergence=0.01 * rank,
                 digest="p",
                 js_divergence_so_far=0.0,

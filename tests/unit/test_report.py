@@ -117,7 +117,7 @@ def test_row_has_partition_metrics_and_averaging_gain() -> None:
     assert row.averaging_gain == pytest.approx(0.2)
     assert (row.coverage, row.overlap) == (0.7, 0.2)
     assert (row.js_mean, row.js_max) == (pytest.approx(0.01), pytest.approx(0.02))
-    assert row.node_samples == [50, 50, 50]
+    assert row.node_samples == [200, 200, 200]
 
 
 def test_communication_share_excludes_evaluation() -> None:
@@ -236,7 +236,7 @@ def test_results_without_staleness_can_be_read() -> None:
 def test_server_counts_in_efficiency_and_has_no_samples() -> None:
     row = row_of(a_comparison(SERIAL, STALE), "async_parameter_server")
     assert row.efficiency == pytest.approx(1.0 / 3)  # as slow as serial, on three nodes
-    assert row.node_samples == [50, 50]
+    assert row.node_samples == [300, 300]
 
 
 # results.csv

@@ -65,6 +65,7 @@ def data_parallel() -> list[RunResult]:
         *repeated("all_reduce", around(0.81, 0.02), "accuracy", partitioner="contiguous", **mpi),
         a_run("async_parameter_server", staleness=[(0.5, 2), (1.5, 7)], **fields),
         a_run("all_reduce", lr_scaling="linear", accuracy=0.87, **mpi),
+        a_run("local_sgd", lr_scaling="linear", accuracy=0.86, **mpi),
     ]
     sampled = {"coverage": 0.7, "overlap": 0.2, "partitioner": "random_sampling"}
     runs.append(a_run("one_shot", accuracy=0.71, seed=0, **sampled, **mpi))

@@ -262,8 +262,8 @@ def test_a_line_for_each_run_and_epoch() -> None:
     assert (second["key"], second["nodes"], second["seed"]) == (comparison.rows[1].key, "3", "0")
     assert [float(second[name]) for name in ("train_s", "lr", "accuracy")] == pytest.approx([4.2, 0.1, 0.6])
     assert float(second["loss"]) == 2.0  # mean over the two workers; the server has no loss
-    assert float(second["samples_per_s"]) == pytest.approx(2 * 50 / 2.0)  # of this epoch, not cumulative
-    assert float(lines[2]["samples_per_s"]) == pytest.approx(2 * 50 / 2.2)
+    assert float(second["samples_per_s"]) == pytest.approx(600 / 2.0)  # of this epoch, not cumulative
+    assert float(lines[2]["samples_per_s"]) == pytest.approx(600 / 2.2)
 
 
 def test_the_table_has_samples_per_s() -> None:

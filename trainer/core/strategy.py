@@ -103,6 +103,11 @@ class Strategy(Component):
         return None
 
     @property
+    def updates_use_global_batch(self) -> bool:
+        """Whether an update of the model combines the batches of all replicas; otherwise it uses one."""
+        return True
+
+    @property
     def micro_batch_count(self) -> int:
         """How many micro-batches a replica's batch is split into."""
         return 1

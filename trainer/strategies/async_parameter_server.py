@@ -44,6 +44,10 @@ class AsyncParameterServer(Strategy):
         description="steps that a worker may be ahead of the slowest; 0: lock step; null: unbounded",
     )
 
+    @property
+    def updates_use_global_batch(self) -> bool:
+        return False
+
     def train(self, session: Session) -> None:
         replica = session.replica()
         session.start(replica)

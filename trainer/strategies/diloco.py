@@ -43,6 +43,10 @@ class DiLoCo(Strategy):
     weighting: Weighting = "size"
     uneven: Uneven = "join"
 
+    @property
+    def updates_use_global_batch(self) -> bool:
+        return self.local_steps == 1
+
     def train(self, session: Session) -> None:
         replica = session.replica()
         session.start(replica)

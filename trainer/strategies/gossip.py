@@ -56,6 +56,10 @@ class Gossip(Strategy):
     weighting: Weighting = "size"
     uneven: Uneven = "join"
 
+    @property
+    def updates_use_global_batch(self) -> bool:
+        return self.graph == "complete" and self.order == "step_then_mix"
+
     def train(self, session: Session) -> None:
         replica = session.replica(weights_seed=session.rank)
         session.start(replica, self.init)

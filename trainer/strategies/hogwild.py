@@ -32,6 +32,10 @@ class Hogwild(Strategy):
         "and equal seeds do not give equal weights"
     )
 
+    @property
+    def updates_use_global_batch(self) -> bool:
+        return False
+
     def shared_state(self, task: Task) -> list[Tensor]:
         """Parameters and buffers in shared memory."""
         model = task.build_model(rank=0).share_memory()

@@ -46,6 +46,10 @@ class LocalSGD(Strategy):
     init: Init = "broadcast"
     uneven: Uneven = "join"
 
+    @property
+    def updates_use_global_batch(self) -> bool:
+        return self.local_steps == 1
+
     def train(self, session: Session) -> None:
         replica = session.replica(weights_seed=session.rank)
         session.start(replica, self.init)

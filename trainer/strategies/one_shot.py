@@ -31,6 +31,10 @@ class OneShot(Strategy):
     init: Init = "broadcast"
     weighting: Weighting = "equal"
 
+    @property
+    def updates_use_global_batch(self) -> bool:
+        return False
+
     def train(self, session: Session) -> None:
         replica = session.replica(weights_seed=session.rank)
         session.start(replica, self.init)

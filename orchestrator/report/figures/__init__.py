@@ -20,6 +20,7 @@ from orchestrator.report.figures.style import RC, WIDTH_IN, Style
 from orchestrator.report.figures.svg import to_svg
 from orchestrator.report.figures.target import time_to_target
 from orchestrator.report.metrics.data_partition import partition_summary_of, replica_ranks, representatives
+from orchestrator.report.metrics.fairness import figure_note
 from orchestrator.report.metrics.textbook_optimizers import OptimizerPair, optimizer_pairs
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.labels import Workload
@@ -95,11 +96,16 @@ CAPTIONS = {
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure. name: its file name without .svg. svg: an <svg> element. wide: needs the page's width."""
+    """A figure.
+
+    name: its file name without .svg. note: conditions in which the compared configurations differ; may be
+    empty. svg: an <svg> element. wide: needs the page's width.
+    """
 
     name: str
     title: str
     caption: str
+    note: str
     workload: Workload
     svg: str
     wide: bool
@@ -113,16 +119,15 @@ def draw(comparison: Comparison) -> list[Plot]:
     with rc_context(RC):  # type: ignore[arg-type]  # its stub expects literal keys
         if figure := exchange_by_size(comparison, style):
             title, svg = "Exchange per step against model size", to_svg(figure, "exchange")
-            plots.append(Plot("exchange", title, CAPTIONS["exchange"], workloads[0], svg, wide=False))
+            plots.append(Plot("exchange", title, CAPTIONS["exchange"], "", workloads[0], svg, wide=False))
         pairs = {pair.textbook.workload: pair for pair in optimizer_pairs(comparison)}
         for number, workload in enumerate(workloads, 1):
-            for name, title, figure in [
-                *_textbook(pairs.get(workload)),
-                *_figures(comparison.view(workload), style),
-            ]:
+            view = comparison.view(workload)
+            for name, title, figure in [*_textbook(pairs.get(workload)), *_figures(view, style)]:
                 file = f"{name}-{number}" if len(workloads) > 1 else name
                 wide = figure.get_figwidth() > WIDTH_IN
-                plots.append(Plot(file, title, CAPTIONS[name], workload, to_svg(figure, file), wide))
+                note, svg = figure_note(view, name), to_svg(figure, file)
+                plots.append(Plot(file, title, CAPTIONS[name], note, workload, svg, wide))
     return plots
 
 

@@ -51,6 +51,8 @@ WORKLOAD_RULES: tuple[Callable[[WorkloadView, Claims], Iterator[Finding]], ...] 
     accuracy.variants,
     data_partition.partitioner_loss,
     data_partition.partitioner_effect,
+    cautions.conditions_unequal,
+    cautions.scaled_beyond_the_rule,
     cautions.shared_cores,
     cautions.too_few_seeds,
     cautions.drift,
@@ -61,6 +63,8 @@ WORKLOAD_RULES: tuple[Callable[[WorkloadView, Claims], Iterator[Finding]], ...] 
 # Of a workload with faults. Its wall times lack what faults cost: lost work and restarts.
 FAULTY_RULES: tuple[Callable[[WorkloadView, Claims], Iterator[Finding]], ...] = (
     stragglers.straggler,
+    cautions.conditions_unequal,
+    cautions.scaled_beyond_the_rule,
     cautions.shared_cores,
     cautions.too_few_seeds,
     cautions.drift,

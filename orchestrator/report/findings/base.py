@@ -47,6 +47,8 @@ KINDS = {
     "partitioner_effect": Kind("Partitioning"),
     "slow_node": Kind("Slow node"),
     "fault_cost": Kind("Faults"),
+    "conditions_unequal": Kind("Unequal conditions", caution=True),
+    "scaled_beyond_the_rule": Kind("Learning rate", caution=True),
     "shared_cores": Kind("Shared cores", caution=True),
     "too_few_seeds": Kind("Too few seeds", caution=True),
     "undecided": Kind("Undecided", caution=True),

@@ -10,6 +10,12 @@ from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import count, listed, ratio, seconds
 from orchestrator.report.metrics.containers import ran_out_of_memory
+from orchestrator.report.metrics.fairness import (
+    compared_groups,
+    described,
+    differences,
+    scales_beyond_the_rule,
+)
 from orchestrator.report.metrics.learning import learned
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group, config_of
@@ -161,6 +167,46 @@ def other_seeds(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             f"{count(len(rows), 'run')} without a serial run of the same seed: compared with the mean of "
             "serial runs of other seeds.",
             tuple(rows),
+        )
+
+
+def conditions_unequal(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """Conditions that the compared configurations of a workload do not share."""
+    if found := differences(view):
+        yield Finding(
+            "conditions_unequal",
+            f"Compared at {view.shape.label} under unequal conditions: "
+            f"{'; '.join(described(view, each) for each in found)}.",
+            evidence(compared_groups(view)),
+            {
+                "shape": view.shape.short,
+                "differences": {
+                    each.condition: {
+                        value: [view.name(group) for group in groups]
+                        for value, groups in each.values.items()
+                    }
+                    for each in found
+                },
+            },
+        )
+
+
+def scaled_beyond_the_rule(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """Runs with a scaled learning rate whose updates use one batch of those it was scaled by."""
+    groups = [group for group in view.groups if scales_beyond_the_rule(group.first.run)]
+    if groups:
+        names = list(dict.fromkeys(group.strategy_label for group in groups))
+        rows = evidence(groups)
+        factors = sorted({row.run.batch_multiplier for row in rows})
+        replicas = listed([str(factor) for factor in factors], "or")
+        yield Finding(
+            "scaled_beyond_the_rule",
+            f"The learning rate of {listed(_first(names))} was scaled with the number of replicas "
+            f"({replicas}), but each of their updates uses the batch of one replica. The scaling rules are "
+            "for updates with the mean gradient of all replicas (Goyal et al. 2017, Krizhevsky 2014) and "
+            "do not cover these runs.",
+            rows,
+            {"strategies": names, "factors": factors},
         )
 
 

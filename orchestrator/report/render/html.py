@@ -16,6 +16,7 @@ from orchestrator.report.figures import Plot
 from orchestrator.report.figures.svg import inline
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.metrics.containers import containers, single_container
+from orchestrator.report.metrics.fairness import stated_conditions
 from orchestrator.report.metrics.faults import fault_costs
 from orchestrator.report.metrics.model_partition import is_partitioned
 from orchestrator.report.metrics.published import differences, published_lines
@@ -38,7 +39,7 @@ from orchestrator.report.render.columns import (
     run_label,
 )
 from orchestrator.report.render.legend import legend
-from orchestrator.report.render.summary import STATES, one_line
+from orchestrator.report.render.summary import STATES, one_line, seeds_line
 from orchestrator.results.times import time_line
 
 
@@ -64,6 +65,7 @@ class Chapter:
     """The page's figures and tables of one workload."""
 
     heading: str
+    conditions: str
     figures: list[Figure]
     columns: list[Column[Group]]
     groups: list[Group]
@@ -110,6 +112,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
     return environment.get_template("template.html.j2").render(
         record=comparison.record,
         summary=one_line(comparison),
+        seeds=seeds_line(comparison),
         findings=_parts(findings, caution=False),
         cautions=_parts(findings, caution=True),
         evidence=_evidence,
@@ -148,7 +151,7 @@ def _chapters(comparison: Comparison, plots: Sequence[Plot]) -> list[Chapter]:
         groups = [group for group in comparison.groups if group.first.trains and group.workload == workload]
         figures = [
             Figure(
-                plot.caption,
+                " ".join(filter(None, [plot.caption, plot.note])),
                 Markup(inline(plot.svg, str(escape(f"{plot.title}. {plot.caption}")))),
                 plot.wide,
             )
@@ -161,6 +164,7 @@ def _chapters(comparison: Comparison, plots: Sequence[Plot]) -> list[Chapter]:
         chapters.append(
             Chapter(
                 heading=workload.label,
+                conditions=stated_conditions(comparison.view(workload)),
                 figures=figures,
                 columns=filled(GROUPS, groups),
                 groups=groups,

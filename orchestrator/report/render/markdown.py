@@ -8,6 +8,7 @@ from typing import TypeVar
 from orchestrator.report.figures import Plot
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.metrics.containers import containers
+from orchestrator.report.metrics.fairness import stated_conditions
 from orchestrator.report.metrics.faults import fault_costs
 from orchestrator.report.metrics.model_partition import is_partitioned
 from orchestrator.report.metrics.published import differences, published_lines
@@ -23,7 +24,7 @@ from orchestrator.report.render.columns import (
     filled,
 )
 from orchestrator.report.render.legend import legend
-from orchestrator.report.render.summary import STATES, one_line
+from orchestrator.report.render.summary import STATES, one_line, seeds_line
 from orchestrator.results.times import time_line
 
 T = TypeVar("T")
@@ -41,7 +42,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
     parts = [f"# {_plain(record.name)}"]
     if record.description:
         parts.append(_plain(record.description))
-    parts.append(_plain(one_line(comparison)))
+    parts += filter(None, [_plain(one_line(comparison)), _plain(seeds_line(comparison))])
     for title, caution in (("Findings", False), ("Cautions", True)):
         lines = [_finding(finding) for finding in findings if finding.caution is caution]
         if lines:
@@ -58,7 +59,9 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         parts += ["## What faults cost", _table(filled(FAULTS, costs), costs)]
     for workload in comparison.workloads:
         groups = [group for group in comparison.groups if group.first.trains and group.workload == workload]
-        parts += [f"## {_plain(workload.label)}", _table(filled(GROUPS, groups), groups)]
+        parts += [f"## {_plain(workload.label)}"]
+        parts += filter(None, [_plain(stated_conditions(comparison.view(workload)))])
+        parts += [_table(filled(GROUPS, groups), groups)]
         if is_partitioned(groups) and (partitioned := [group for group in groups if group.ok]):
             parts += ["Model partitioning, of the rank that holds most:"]
             parts += [_table(filled(MODEL_PARTITION, partitioned), partitioned)]
@@ -67,9 +70,10 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
                 "Containers, counted by the kernel:",
                 _table(filled(CONTAINERS, contained), contained),
             ]
-        parts += [
-            f"![{_plain(plot.title)}](plots/{plot.name}.svg)" for plot in plots if plot.workload == workload
-        ]
+        for plot in plots:
+            if plot.workload == workload:
+                parts += [f"![{_plain(plot.title)}](plots/{plot.name}.svg)"]
+                parts += filter(None, [_plain(plot.note)])
     if entries := legend(comparison.groups):
         parts += [
             "## Strategies",

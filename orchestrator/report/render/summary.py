@@ -1,10 +1,10 @@
-"""The report's first line: the number of runs, their dates and their nodes."""
+"""The report's first lines: the number of runs, their dates and nodes, and what their seeds vary."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from orchestrator.report.formats import count
+from orchestrator.report.formats import count, listed
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.locations import describe_nodes
 
@@ -14,6 +14,12 @@ STATES = {
     "timeout": "timed out",
     "unusable": "without a usable result",
     "pending": "pending",
+}
+
+VARIED = {
+    "init": "initial weights",
+    "split": "the partition",
+    "order": "the order of samples with dropout and augmentation",
 }
 
 
@@ -31,6 +37,17 @@ def one_line(comparison: Comparison) -> str:
         ended = max(row.result.started_at + row.result.wall_s for row in rows)
         parts += [_when(began, ended), f"Nodes: {describe_nodes(rows)}"]
     return ". ".join(parts) + "."
+
+
+def seeds_line(comparison: Comparison) -> str:
+    """`Seeds vary initial weights, partition and order of samples.`; empty without training runs."""
+    varied = {workload.vary for workload in comparison.workloads}
+    if len(varied) > 1:
+        return "What seeds vary depends on the workload; its heading says what."
+    return "".join(
+        f"Seeds vary {listed([VARIED[source] for source in vary]) if vary else 'nothing'}."
+        for vary in varied
+    )
 
 
 def _when(began: float, ended: float) -> str:

@@ -1,0 +1,249 @@
+"""Conditions under which compared configurations were trained, and where they differ.
+
+Groups of one workload have the same dataset, model, learning rate, epochs and limits of a node. Their other
+conditions follow from the strategy, the number of replicas and what happened in the runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from orchestrator.report.formats import JOIN, count, listed, percent, whole
+from orchestrator.report.model.comparison import Comparison, WorkloadView
+from orchestrator.report.model.groups import Group
+from orchestrator.report.model.rows import Row
+from trainer.spec.run_spec import RunSpec
+
+MAX_NAMED = 3  # configurations with one value, in a sentence
+MAX_NAMED_IN_CAPTION = 1
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A condition that compared groups do not share.
+
+    condition: a key of CONDITIONS. values: each value as text, with its groups. A group that has no value,
+    because it was not recorded or has no effect, is in none of them.
+    """
+
+    condition: str
+    values: dict[str, tuple[Group, ...]]
+
+
+def samples_per_epoch(row: Row) -> float | None:
+    """Samples trained on in an epoch, of all replicas, mean over epochs; None without a certificate."""
+    certificate = row.result.certificate if row.ok else None
+    samples = {(part.epoch, part.rank): part.samples for part in certificate.parts} if certificate else {}
+    epochs = {epoch for epoch, _ in samples}
+    return sum(samples.values()) / len(epochs) if epochs else None
+
+
+def global_batch(run: RunSpec) -> int:
+    """Samples that all replicas take in a step."""
+    return run.batch_per_replica * run.num_replicas
+
+
+def scales_beyond_the_rule(run: RunSpec) -> bool:
+    """Whether lr is scaled with the number of batches although an update of the model uses one of them.
+
+    The rules for large batches (Goyal et al. 2017, Sec. 2.1; Krizhevsky 2014, Sec. 3.2) are about a step on
+    the mean gradient of all batches.
+    """
+    scaled = run.lr_scaling != "none" and run.batch_multiplier > 1
+    return scaled and not run.strategy.updates_use_global_batch
+
+
+def _samples(group: Group) -> str | None:
+    found = group.over(samples_per_epoch)
+    return found.range(whole) if found else None
+
+
+def _coverage(group: Group) -> str | None:
+    found = group.over(lambda row: row.coverage_whole_run)
+    return found.range(percent) if found else None
+
+
+def _seeds(group: Group) -> str | None:
+    """`0 to 4`, `0 and 2`; None if seeds vary nothing."""
+    if not group.first.run.vary:
+        return None
+    seeds = sorted({row.seed for row in group.ok_rows})
+    if len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1)):
+        return f"{seeds[0]} to {seeds[-1]}"
+    return listed([str(seed) for seed in seeds])
+
+
+def _initial_weights(group: Group) -> str:
+    independent = getattr(group.first.run.strategy, "init", "broadcast") == "independent"
+    return "each rank's own" if independent and group.shape.ranks > 1 else "rank 0's"
+
+
+def _evaluated_model(group: Group) -> str:
+    """What the accuracy of a run is measured on."""
+    differ = any(row.replicas_equal is False for row in group.ok_rows)
+    return "rank 0's replica, which differs from others" if differ else "the final model"
+
+
+def _test_images(group: Group) -> str | None:
+    found = group.over(lambda row: row.test_samples)
+    return found.range(whole) if found else None
+
+
+def _evaluated_after_epochs(group: Group) -> str:
+    """What the accuracy after an epoch is measured on."""
+    strategy, rows = group.first.run.strategy, group.ok_rows
+    if not strategy.evaluates_together and group.shape.ranks > 1:
+        return "shared model, by each rank" if strategy.shares_model else "each rank's own model"
+    averaged = any(point.consensus_distance is not None for row in rows for point in row.result.epochs)
+    return "average of the replicas" if averaged else "the common model"
+
+
+def _node_limits(group: Group) -> str | None:
+    """How the limits of the workload hold: topology `single` runs all nodes in one container."""
+    result, nodes = group.first.result, group.shape.nodes
+    if not result.runtime_info.enforces_limits:
+        return None
+    together = result.topology == "single" and nodes > 1
+    return f"one container with those of {count(nodes, 'node')}" if together else "per node"
+
+
+def _global_batch(group: Group) -> str:
+    """`96`, or `96 in updates of 32` if an update uses the batch of one replica."""
+    run = group.first.run
+    update = global_batch(run) if run.strategy.updates_use_global_batch else run.batch_per_replica
+    batch = whole(global_batch(run))
+    return batch if update == global_batch(run) else f"{batch} in updates of {whole(update)}"
+
+
+def _lr_rule(group: Group) -> str | None:
+    """None with one batch per step, whose rate no rule changes."""
+    run = group.first.run
+    if run.batch_multiplier == 1:
+        return None
+    warm_up = f" with {count(run.warm_up_epochs, 'warm-up epoch')}" if run.warm_up_epochs else ""
+    return f"{run.lr_scaling}{warm_up}"
+
+
+# The conditions of a comparison, by name, with the value of a group.
+CONDITIONS: dict[str, Callable[[Group], str | None]] = {
+    "samples per epoch": _samples,
+    "coverage": _coverage,
+    "seeds": _seeds,
+    "initial weights": _initial_weights,
+    "evaluated model": _evaluated_model,
+    "test images": _test_images,
+    "model evaluated after epochs": _evaluated_after_epochs,
+    "node limits": _node_limits,
+    "global batch": _global_batch,
+    "learning-rate scaling": _lr_rule,
+}
+_PLURALS = {"samples per epoch", "seeds", "initial weights", "test images", "node limits"}
+TIME_CONDITIONS = ("samples per epoch", "node limits", "global batch")
+ACCURACY_CONDITIONS = tuple(name for name in CONDITIONS if name != "model evaluated after epochs")
+# The figures that compare strategies, with the conditions that their quantities depend on.
+FIGURE_CONDITIONS = {
+    "strategies": ACCURACY_CONDITIONS,
+    "partitioners": ACCURACY_CONDITIONS,
+    "accuracy": ACCURACY_CONDITIONS,
+    "time_to_target": tuple(CONDITIONS),
+    "accuracy_over_time": tuple(CONDITIONS),
+    "time": TIME_CONDITIONS,
+    "speedup": TIME_CONDITIONS,
+    "cpu_time_speedup": TIME_CONDITIONS,
+    "phases": TIME_CONDITIONS,
+}
+
+
+def compared_groups(view: WorkloadView) -> list[Group]:
+    """Serial and the candidates that findings rank."""
+    return [*([view.serial] if view.serial else []), *view.ranked_candidates]
+
+
+def differences(view: WorkloadView) -> list[Difference]:
+    """The conditions in which the compared groups of a workload differ, in the order of CONDITIONS."""
+    found = []
+    for condition in CONDITIONS:
+        values = _values(compared_groups(view), condition)
+        if len(values) > 1:
+            found.append(Difference(condition, values))
+    return found
+
+
+def described(view: WorkloadView, difference: Difference, max_named: int = MAX_NAMED) -> str:
+    """`global batch differs: 32 (serial), 96 (all others)`."""
+    values = _described_values(view, difference.values, max_named)
+    return f"{difference.condition} {'differ' if difference.condition in _PLURALS else 'differs'}: {values}"
+
+
+def figure_note(view: WorkloadView, figure: str) -> str:
+    """What a figure's caption says about differing conditions; empty if there is nothing to say."""
+    relevant: Collection[str] = FIGURE_CONDITIONS.get(figure, ())
+    found = [
+        described(view, each, MAX_NAMED_IN_CAPTION)
+        for each in differences(view)
+        if each.condition in relevant
+    ]
+    return f"At {view.shape.label}, {'; '.join(found)}." if found else ""
+
+
+def stated_conditions(view: WorkloadView) -> str:
+    """What is stated for every workload: global batch, learning-rate scaling and tuning."""
+    groups = compared_groups(view)
+    if not groups:
+        return ""
+    batch = _described_values(view, _values(groups, "global batch"))
+    rules = _values(groups, "learning-rate scaling")
+    scaling = _described_values(view, rules) if len(rules) > 1 else next(iter(rules), "none")
+    return (
+        f"Global batch at {view.shape.label}: {batch}. Learning rate: {view.workload.lr:g} for all, "
+        f"not tuned per strategy; scaling: {scaling}."
+    )
+
+
+def unequal_conditions(comparison: Comparison) -> list[str]:
+    """A line for each difference of each workload, for a terminal."""
+    return [
+        f"{view.workload.label}: at {view.shape.label}, {described(view, difference)}".replace(JOIN, " ")
+        for view in map(comparison.view, comparison.workloads)
+        for difference in differences(view)
+    ]
+
+
+def _values(groups: Sequence[Group], condition: str) -> dict[str, tuple[Group, ...]]:
+    """The groups by their value of a condition, in order."""
+    found: dict[str, tuple[Group, ...]] = {}
+    for group in groups:
+        value = CONDITIONS[condition](group)
+        if value is not None:
+            found[value] = (*found.get(value, ()), group)
+    return found
+
+
+def _described_values(
+    view: WorkloadView, values: dict[str, tuple[Group, ...]], max_named: int | None = None
+) -> str:
+    """Each value with the names of its groups. max_named: name so many, and no longer majority."""
+    compared = [group for groups in values.values() for group in groups]
+    most = max(values.values(), key=len)
+    parts = []
+    for value, groups in values.items():
+        names = _names(view, groups, compared)
+        if max_named is not None and len(names) > max_named:
+            if groups is most:
+                names = ["all others"]
+            elif len(names) > max_named + 1:
+                names = [*names[:max_named], f"{len(names) - max_named} more"]
+        parts.append(f"{value} ({listed(names)})")
+    return ", ".join(parts)
+
+
+def _names(view: WorkloadView, groups: Sequence[Group], compared: Sequence[Group]) -> list[str]:
+    """Strategies by label; by name where other groups of that label are not included."""
+    elsewhere = {group.strategy_label for group in compared if group not in groups}
+    return list(
+        dict.fromkeys(
+            view.name(group) if group.strategy_label in elsewhere else group.strategy_label
+            for group in groups
+        )
+    )
