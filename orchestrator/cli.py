@@ -1,6 +1,7 @@
 """The command line.
 
-Exit codes: 0 all ok, 1 a run failed or a file cannot be written, 2 bad input, 130 interrupted.
+Exit codes: 0 all ok, 1 a run failed, a file cannot be written or conditions are unequal (--strict), 2 bad
+input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from orchestrator.commands.sweep import (
     SelectedRuntime,
     interruptible,
     print_plan,
+    print_unequal,
     publish_report,
     run_sweep,
     select_runtime,
@@ -111,6 +113,14 @@ SharedNetwork = Annotated[
         "connect to the nodes, and over rpc run code as you; mpi also listens to other machines.",
     ),
 ]
+Strict = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Exit with code 1 if compared runs differ in a condition such as the global batch; print each "
+        "difference.",
+    ),
+]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop after the first failed run.")]
 
 
@@ -147,6 +157,7 @@ def sweep(
     repeat: Repeat = None,
     dry_run: DryRun = False,
     fail_fast: FailFast = False,
+    strict: Strict = False,
     no_warm_up_run: NoWarmUpRun = False,
     cold: Cold = False,
     shared_network: SharedNetwork = False,
@@ -157,7 +168,8 @@ def sweep(
     loaded = load_sweep(find_sweep(file), sets or (), nodes, repeat=repeat)
     directory = out or Path("results") / loaded.spec.name
     selected = select_runtime(runtime, cold, shared_network)
-    raise typer.Exit(_run(loaded, directory, selected, data_dir, dry_run, fail_fast, not no_warm_up_run))
+    code = _run(loaded, directory, selected, data_dir, dry_run, fail_fast, not no_warm_up_run, strict)
+    raise typer.Exit(code)
 
 
 def _run(
@@ -168,6 +180,7 @@ def _run(
     dry_run: bool,
     fail_fast: bool,
     warm_up_run: bool,
+    strict: bool = False,
 ) -> int:
     """Run a sweep, or print its plan. Returns the exit code."""
     paths = SweepPaths(directory)
@@ -175,7 +188,7 @@ def _run(
         print_plan(loaded, paths, selected.runtime, data_dir)
         return 0
     with claimed(paths), interruptible():
-        return run_sweep(loaded, paths, selected, data_dir, fail_fast, warm_up_run, text_console())
+        return run_sweep(loaded, paths, selected, data_dir, fail_fast, warm_up_run, text_console(), strict)
 
 
 @app.command()
@@ -237,9 +250,13 @@ def report(
     directory: Annotated[
         Path, typer.Argument(parser=_directory, metavar="DIRECTORY", help="A results directory.")
     ] = Path("results/quickstart"),
+    strict: Strict = False,
 ) -> None:
     """Rewrite the report of a results directory from its files."""
-    publish_report(SweepPaths(directory), text_console())
+    console = text_console()
+    unequal = publish_report(SweepPaths(directory), console)
+    if strict and print_unequal(unequal, console):
+        raise typer.Exit(FAILED)
 
 
 @app.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,10 +41,12 @@ def run_sweep(
     fail_fast: bool,
     warm_up_run: bool,
     console: Console,
+    strict: bool = False,
 ) -> int:
     """Execute the unfinished runs and write the report. Returns the exit code, 0 if all runs are ok.
 
-    warm_up_run: execute a short run before the first one, and drop its result.
+    warm_up_run: execute a short run before the first one, and drop its result. strict: unequal conditions
+    are errors, too.
     """
     from orchestrator.execution.progress import progress_on
     from orchestrator.execution.sweep_runner import SweepRunner
@@ -82,22 +84,30 @@ def run_sweep(
     finally:
         selected.runtime.close()
     console.print(time_line(results))
-    publish_report(paths, console)
+    unequal = publish_report(paths, console)
     failed = [result for result in results if result.status != "ok"]
     for result in failed:
         console.print(f"{result.status}: {result.key}: {result.cause}")
         directory = paths.run(result.key).directory
         console.print(f"  log: {directory / result.log}" if result.log else f"  logs: {directory}/")
     console.print(f"{len(results) - len(failed)} of {total} runs ok, {len(failed)} not")
-    return 1 if failed else 0
+    return 1 if failed or (strict and print_unequal(unequal, console)) else 0
 
 
-def publish_report(paths: SweepPaths, console: Console) -> None:
-    """Write the report of a results directory and print its path."""
+def publish_report(paths: SweepPaths, console: Console) -> list[str]:
+    """Write the report of a results directory and print its path. Returns lines on unequal conditions."""
     from orchestrator.report import write_report
 
-    write_report(paths)
+    unequal = write_report(paths)
     console.print(f"report: {paths.html}")
+    return unequal
+
+
+def print_unequal(unequal: Sequence[str], console: Console) -> bool:
+    """Print each difference in conditions; whether there are any."""
+    for line in unequal:
+        console.print(f"unequal conditions: {line}")
+    return bool(unequal)
 
 
 def select_runtime(name: str | None, cold: bool = False, shared_network: bool = False) -> SelectedRuntime:

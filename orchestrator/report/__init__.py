@@ -5,16 +5,20 @@ from __future__ import annotations
 from orchestrator.results.store import SweepPaths, write_atomic
 
 
-def write_report(paths: SweepPaths) -> None:
+def write_report(paths: SweepPaths) -> list[str]:
     """Write the report's files beside the sweep's results.
 
     These are results.csv, epochs.csv, findings.json, report.md, report.html and plots/*.svg. Runs without a
     result are listed as pending. Figures of an earlier report that this one does not have are removed.
     Raises InputError for invalid files.
+
+    Returns:
+        A line for each condition in which compared configurations differ.
     """
     # Imported here, since matplotlib is slow to load and most commands draw nothing.
     from orchestrator.report.figures import draw
     from orchestrator.report.findings import find, findings_json
+    from orchestrator.report.metrics.fairness import unequal_conditions
     from orchestrator.report.model.comparison import read_comparison
     from orchestrator.report.render import html, markdown
     from orchestrator.report.render.csv_tables import epochs_csv, results_csv
@@ -30,3 +34,4 @@ def write_report(paths: SweepPaths) -> None:
         file.unlink()
     write_atomic(paths.markdown, markdown.render(comparison, findings, plots))
     write_atomic(paths.html, html.render(comparison, findings, plots))
+    return unequal_conditions(comparison)
