@@ -193,7 +193,7 @@ def undecided(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
         half = needed[(len(needed) - 1) // 2]
         text += (
             f" If the differences are as measured, {count(half, 'seed')} per configuration would probably "
-            f"decide half of those that {MOST_SEEDS} seeds can decide ({len(needed)}): run the command of this "
-            f"sweep again with --repeat {half}. Runs that have finished are not repeated."
+            f"decide half of those that {MOST_SEEDS} seeds can decide ({len(needed)}): run the command of "
+            f"this sweep again with --repeat {half}. Runs that have finished are not repeated."
         )
     yield Finding("undecided", text if needed else f"{text} More seeds would hardly decide them.", (), data)
