@@ -21,6 +21,7 @@ from trainer.models.layers.dropout import ChannelDropout, Dropout
 from trainer.models.layers.residual import ResidualBlock
 from trainer.models.layers.sync_batch_norm import SyncBatchNorm
 from trainer.models.lenet import LeNet
+from trainer.models.lenet5 import LeNet5
 from trainer.models.mlp import Mlp
 from trainer.models.mnist_cnn import MnistCnn
 from trainer.models.shapes import input_shapes
@@ -153,7 +154,24 @@ def test_lenet_has_the_layers_of_the_lab_sheet() -> None:
     assert weights(build(LeNet())).numel() == 15_660
 
 
-@pytest.mark.parametrize("name", ["lenet", "mnist_cnn"])
+def test_lenet5_has_the_layers_of_the_labs() -> None:
+    blocks = [block for _, block in build(LeNet5())]
+    assert [type(block) for block in blocks] == [
+        *(nn.Conv2d, nn.ReLU, nn.MaxPool2d),
+        *(nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.Flatten),
+        *(nn.Linear, nn.ReLU, nn.Linear, nn.LogSoftmax),
+    ]
+    convolutions: list[Any] = [block for block in blocks if isinstance(block, nn.Conv2d)]
+    assert [(c.in_channels, c.out_channels, c.kernel_size, c.padding) for c in convolutions] == [
+        (1, 6, (5, 5), (2, 2)),
+        (6, 16, (5, 5), (0, 0)),
+    ]
+    linear = [(f.in_features, f.out_features) for f in blocks if isinstance(f, nn.Linear)]
+    assert linear == [(400, 120), (120, 10)]
+    assert weights(build(LeNet5())).numel() == 51_902
+
+
+@pytest.mark.parametrize("name", ["lenet", "lenet5", "mnist_cnn"])
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 27), (1, 8, 8)])
 def test_models_of_fixed_size_reject_other_images(name: str, shape: tuple[int, int, int]) -> None:
     model = MODELS.parse(name)

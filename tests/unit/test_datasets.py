@@ -18,6 +18,7 @@ from trainer.data.datasets.digits import Digits
 from trainer.data.datasets.normalise import normalise
 from trainer.data.datasets.synthetic import Synthetic
 from trainer.spec.registries import DATASETS
+from trainer.spec.run_spec import RunSpec
 
 # Normalisation
 
@@ -40,6 +41,34 @@ def test_constant_channel_becomes_zero() -> None:
     pixels = np.full((4, 1, 2, 2), 7, np.uint8)
     data = normalise((pixels, np.zeros(4, int)), (pixels, np.zeros(4, int)), classes=2)
     np.testing.assert_array_equal(data.train.images, 0)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 255), (3, 200)])
+def test_unit_scaling_maps_the_training_split_to_0_to_1(low: int, high: int) -> None:
+    rng = np.random.default_rng(1)
+    train = rng.integers(low, high, (20, 3, 4, 4), endpoint=True, dtype=np.uint8)
+    train[0, 0, 0, :2] = low, high
+    test = rng.integers(0, 255, (5, 3, 4, 4), dtype=np.uint8)
+    labels = np.zeros(20, int)
+    data = normalise((train, labels), (test, labels[:5]), classes=2, scaling="unit")
+    np.testing.assert_allclose(data.train.images, (train - low) / (high - low), rtol=1e-6)
+    np.testing.assert_allclose(data.test.images, (test - float(low)) / (high - low), rtol=1e-6)
+    np.testing.assert_array_equal(data.scale.mean, np.zeros((3, 1, 1)))
+    np.testing.assert_array_equal(data.scale.deviation, np.ones((3, 1, 1)))
+
+
+def test_scaling_changes_the_run_key_unless_it_is_the_default() -> None:
+    def key(dataset: object) -> str:
+        return RunSpec.model_validate({"strategy": "serial", "dataset": dataset}).key
+
+    assert key({"name": "digits", "scaling": "standardise"}) == key("digits")
+    assert key({"name": "digits", "scaling": "unit"}) != key("digits")
+
+
+@pytest.mark.parametrize("name", ["digits", "synthetic"])
+def test_datasets_scale_as_asked(name: str) -> None:
+    data = DATASETS.parse({"name": name, "scaling": "unit"}).load(NOWHERE)
+    assert (data.train.images.min(), data.train.images.max()) == (0, 1)
 
 
 # Digits

@@ -134,7 +134,7 @@ def test_stage_counts() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"model": "telepathy"}, "model telepathy: .*known: lenet, mlp"),
+        ({"model": "telepathy"}, "model telepathy: .*known: lenet, lenet5, mlp"),
         (
             {"model": "{name: mlp, hiden: [1]}"},
             r"model .name: mlp, hiden: \[1\].: unknown key .did you mean 'hidden'.*; allowed: hidden",

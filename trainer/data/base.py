@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from trainer.core.registry import Component
 Images = npt.NDArray[np.float32]
 Labels = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.int64]
+Scaling = Literal["standardise", "unit"]
 
 
 class DataError(Exception):
@@ -25,10 +26,11 @@ class DataError(Exception):
 
 @dataclass(frozen=True)
 class Split:
-    """The training or the test split, in memory and normalised.
+    """The training or the test split, in memory and scaled.
 
-    images: float32, shape (samples, channels, height, width), zero mean and unit variance over the
-    training split. labels: int64, shape (samples,), in 0 … classes - 1.
+    images: float32, shape (samples, channels, height, width). With scaling `standardise` they have zero
+    mean and unit variance over the training split, with `unit` pixels of 0 … 1. labels: int64, shape
+    (samples,), in 0 … classes - 1.
     """
 
     images: Images
@@ -37,7 +39,7 @@ class Split:
 
 @dataclass(frozen=True)
 class PixelScale:
-    """Converts normalised images back to pixels: images × deviation + mean.
+    """Converts scaled images back to pixels: images × deviation + mean.
 
     A pixel of 0 is the darkest of the training split, a pixel of 1 the brightest. Both arrays: float32,
     shape (channels, 1, 1).
@@ -49,7 +51,7 @@ class PixelScale:
 
 @dataclass(frozen=True)
 class Data:
-    """A loaded dataset: both splits, normalised."""
+    """A loaded dataset: both splits, scaled alike."""
 
     train: Split
     test: Split
@@ -59,6 +61,12 @@ class Data:
 
 class Dataset(Component):
     """A source of samples. Its sizes are known without reading files, so that a spec can be checked."""
+
+    scaling: Scaling = Field(
+        "standardise",
+        description="of pixels: each channel to mean 0 and variance 1 over the training split, or all "
+        "pixels from the darkest, 0, to the brightest, 1",
+    )
 
     @property
     @abstractmethod

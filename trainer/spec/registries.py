@@ -67,6 +67,7 @@ MODELS: ComponentRegistry[Model] = ComponentRegistry(
     "model",
     {
         "lenet": "trainer.models.lenet:LeNet",
+        "lenet5": "trainer.models.lenet5:LeNet5",
         "mlp": "trainer.models.mlp:Mlp",
         "mnist_cnn": "trainer.models.mnist_cnn:MnistCnn",
         "vgg_small": "trainer.models.vgg_small:VggSmall",

@@ -59,7 +59,7 @@ class Cifar10(Dataset):
         labels = np.concatenate([batches[name][1] for name in _TRAIN])
         test = batches[_TEST]
         del batches  # the training images are in `images` now; float32 takes four times their memory
-        return normalise((images, labels), test, classes=10)
+        return normalise((images, labels), test, classes=10, scaling=self.scaling)
 
     def _batches(self, data_dir: Path) -> dict[str, _Batch]:
         """All batches by name, read in one pass: seeking back would decompress the archive again."""

@@ -44,7 +44,7 @@ class Digits(Dataset):
         pixels = pixels.repeat(3, axis=2).repeat(3, axis=3)
         pixels = np.pad(pixels, ((0, 0), (0, 0), (2, 2), (2, 2)))
         train, test = slice(_TRAIN_SAMPLES), slice(_TRAIN_SAMPLES, None)
-        return normalise((pixels[train], labels[train]), (pixels[test], labels[test]), classes=10)
+        return normalise((pixels[train], labels[train]), (pixels[test], labels[test]), 10, self.scaling)
 
 
 def _bundled_file() -> Path:

@@ -44,7 +44,7 @@ class _IdxDataset(Dataset):
         images, labels, test_images, test_labels = (
             _read_idx(archive, data_dir) for archive in self.archives
         )
-        return normalise((images[:, None], labels), (test_images[:, None], test_labels), classes=10)
+        return normalise((images[:, None], labels), (test_images[:, None], test_labels), 10, self.scaling)
 
 
 def _archives(folder: str, mirrors: tuple[str, ...], md5s: dict[str, str]) -> tuple[Archive, ...]:

@@ -1,4 +1,4 @@
-"""Normalises raw pixels by the mean and standard deviation of each channel."""
+"""Scales raw pixels: by the mean and standard deviation of each channel, or to 0 … 1."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from trainer.data.base import Data, Images, PixelScale, Split
+from trainer.data.base import Data, Images, PixelScale, Scaling, Split
 
 Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
 RawLabels = npt.NDArray[np.integer]
@@ -15,19 +15,34 @@ RawLabels = npt.NDArray[np.integer]
 _BLOCK_VALUES = 1 << 18  # 2 MiB of float64: stays in the cache
 
 
-def normalise(train: tuple[Pixels, RawLabels], test: tuple[Pixels, RawLabels], classes: int) -> Data:
-    """Scale both splits by the training split's mean and standard deviation, per channel.
+def normalise(
+    train: tuple[Pixels, RawLabels],
+    test: tuple[Pixels, RawLabels],
+    classes: int,
+    scaling: Scaling = "standardise",
+) -> Data:
+    """Scale both splits alike, by the pixels of the training split. The arguments are not changed.
 
-    Each split is (pixels, labels) with shapes (samples, channels, height, width) and (samples,). Training
-    must not depend on the test split, so its statistics are not used. A constant channel becomes zero.
-    The arguments are not changed.
+    Training must not depend on the test split, so its statistics are not used.
+
+    Args:
+        train: (pixels, labels) with shapes (samples, channels, height, width) and (samples,).
+        test: the same for the test split.
+        scaling: `standardise` divides by the standard deviation of each channel after subtracting its
+            mean; a constant channel becomes zero. `unit` maps the darkest pixel to 0 and the brightest to
+            1, for all channels together; for bytes from 0 to 255 as torchvision's `ToTensor`.
     """
-    mean, deviation = _statistics(train[0])
+    darkest, span = _range(train[0])
+    if scaling == "standardise":
+        mean, deviation = _statistics(train[0])
+    else:
+        one = np.ones((train[0].shape[1], 1, 1), np.float32)
+        mean, deviation = darkest * one, span * one
     return Data(
         train=Split(_scaled(train[0], mean, deviation), train[1].astype(np.int64)),
         test=Split(_scaled(test[0], mean, deviation), test[1].astype(np.int64)),
         classes=classes,
-        scale=_scale(train[0], mean, deviation),
+        scale=PixelScale((mean - darkest) / span, deviation / span),
     )
 
 
@@ -38,10 +53,10 @@ def _scaled(pixels: Pixels, mean: Images, deviation: Images) -> Images:
     return images
 
 
-def _scale(pixels: Pixels, mean: Images, deviation: Images) -> PixelScale:
+def _range(pixels: Pixels) -> tuple[np.float32, np.float32]:
+    """The darkest pixel, and the distance from it to the brightest; 1 if all are equal."""
     darkest = np.float32(pixels.min())
-    span = np.float32(pixels.max()) - darkest or np.float32(1)
-    return PixelScale((mean - darkest) / span, deviation / span)
+    return darkest, np.float32(pixels.max()) - darkest or np.float32(1)
 
 
 def _statistics(pixels: Pixels) -> tuple[Images, Images]:

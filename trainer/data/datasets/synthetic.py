@@ -56,6 +56,7 @@ class Synthetic(Dataset):
             self._split(templates, self.samples, for_train),
             self._split(templates, self.test_samples, for_test),
             self.classes,
+            self.scaling,
         )
 
     def _templates(self, rng: np.random.Generator) -> Images:
