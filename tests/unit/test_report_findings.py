@@ -47,6 +47,21 @@ def test_fastest_has_its_numbers_and_runs() -> None:
 
 
 @pytest.mark.parametrize(
+    ("strategy", "fields"), [(ONE_SHOT_ALONE, {}), ("one_shot", {"lr_scaling": "linear"})]
+)
+def test_variants_that_do_the_same_work_are_not_ranked_by_time(
+    strategy: Any, fields: dict[str, Any]
+) -> None:
+    default = repeated("one_shot", around(5, 0.05), nodes=2, accuracy=0.5)
+    variant = repeated(strategy, around(4, 0.05), nodes=2, accuracy=0.5, **fields)
+    comparison = a_comparison(*default, *variant, *repeated("ddp", around(9, 0.05), nodes=2, accuracy=0.5))
+    data = finding_of(comparison, "fastest").data
+    assert (data["strategy"], data["fastest"]) == ("one_shot over mpi", True)
+    assert {key for each in data["compared"] for key in each["left"]} == {run.key for run in default}
+    assert "one_shot over mpi" not in finding_of(comparison, "front").data["off"]
+
+
+@pytest.mark.parametrize(
     ("slower", "faster", "first", "few"),
     [
         (around(4.1, 0.1), around(4, 0.1)[::-1], False, False),

@@ -246,12 +246,17 @@ def test_communication_time_per_step() -> None:
         SERIAL,
         a_run("all_reduce", nodes=4, communicate_s=1.8, steps=90),
         a_run("gossip", status="failed", nodes=2),
+        a_run("one_shot", nodes=2, communicate_s=1.8, steps=90),
+        a_run("hogwild", nodes=2, steps=90),
     )
     row = row_of(comparison, "all_reduce")
     assert exchange_s_per_step(row) == pytest.approx(0.02)
     assert bytes_per_step(row) == pytest.approx(1e6 / 90)
     for other in (row_of(comparison, "serial"), row_of(comparison, "gossip")):
         assert exchange_s_per_step(other) is None
+    for other in (row_of(comparison, "one_shot"), row_of(comparison, "hogwild")):  # nothing in a step
+        assert exchange_s_per_step(other) is None
+        assert bytes_per_step(other) is None
 
 
 def test_consensus_distance_is_that_of_the_last_epoch() -> None:

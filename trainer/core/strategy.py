@@ -70,6 +70,8 @@ class Strategy(Component):
     forks: ClassVar[bool] = False
     # Ranks update one model in shared memory: each step of any rank is an update of it.
     shares_model: ClassVar[bool] = False
+    # False: steps exchange nothing over a transport, as with one average at the end or shared memory.
+    exchanges_in_steps: ClassVar[bool] = True
     # Units after which checkpoints can be taken, if replica and metrics are the whole state.
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ()
     # Transports over which the other nodes continue when one is lost; empty: they cannot.

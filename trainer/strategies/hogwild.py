@@ -26,6 +26,7 @@ class Hogwild(Strategy):
     transports: ClassVar[tuple[str, ...]] = ("memory",)
     forks: ClassVar[bool] = True
     shares_model: ClassVar[bool] = True
+    exchanges_in_steps: ClassVar[bool] = False
     evaluates_together: ClassVar[bool] = False
     caveat: ClassVar[str | None] = (
         "one machine only: its ranks share memory, nothing crosses a link, "

@@ -26,6 +26,7 @@ class OneShot(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
     evaluates_together: ClassVar[bool] = False
+    exchanges_in_steps: ClassVar[bool] = False
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs",)
 
     init: Init = "broadcast"

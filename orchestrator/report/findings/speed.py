@@ -12,7 +12,7 @@ from orchestrator.report.metrics.communication import bytes_per_step
 from orchestrator.report.metrics.learning import same_epochs
 from orchestrator.report.metrics.quantities import EXCHANGE_S_PER_STEP, TRAIN_S
 from orchestrator.report.model.comparison import WorkloadView
-from orchestrator.report.model.groups import Group
+from orchestrator.report.model.groups import Group, one_per_work
 
 MAX_NAMED = 4  # in one sentence
 MEAN_GRADIENT = ("all_reduce", "all_gather", "reduce_broadcast", "ddp")  # equal mathematics
@@ -36,7 +36,7 @@ def timed_serial(view: WorkloadView, groups: Sequence[Group]) -> Group | None:
 
 def fastest(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """The strategy with the shortest wall time, its accuracy and speedup, and those that may be as fast."""
-    groups = timed(view.ranked_candidates)
+    groups = timed(one_per_work(view.ranked_candidates))
     if not groups:
         return
     ranking = claims.all_pairs(TRAIN_S, groups)
@@ -109,7 +109,7 @@ def _shortened(view: WorkloadView, groups: Sequence[Group]) -> str:
 
 def slower_than_serial(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """The strategies that are slower than serial."""
-    groups = timed(view.ranked_candidates)
+    groups = timed(one_per_work(view.ranked_candidates))
     serial = timed_serial(view, groups)
     if not serial:
         return

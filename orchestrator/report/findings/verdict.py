@@ -12,7 +12,7 @@ from orchestrator.report.formats import count, listed, percent, seconds, size
 from orchestrator.report.metrics.learning import target_reached
 from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.comparison import Comparison, WorkloadView
-from orchestrator.report.model.groups import Group
+from orchestrator.report.model.groups import Group, same_work
 from orchestrator.report.statistics.power import MOST_SEEDS
 
 MAX_NAMED = 4  # in one sentence
@@ -89,7 +89,7 @@ def _be(groups: Sequence[Group]) -> str:
 
 def _on_front(group: Group, groups: Sequence[Group], times: Ranking, accuracies: Ranking) -> bool:
     return all(
-        times.better(group, other) or accuracies.better(group, other)
+        _faster(group, other, times) or accuracies.better(group, other)
         for other in groups
         if other is not group
     )
@@ -100,11 +100,17 @@ def _dominating(group: Group, groups: Sequence[Group], times: Ranking, accuracie
     for other in groups:
         if other is group:
             continue
-        faster = TRAIN_S.mean_of(other) <= TRAIN_S.mean_of(group)
+        faster = same_work(other, group) or TRAIN_S.mean_of(other) <= TRAIN_S.mean_of(group)
         as_accurate = ACCURACY.mean_of(other) >= ACCURACY.mean_of(group)
-        if faster and as_accurate and (times.better(other, group) or accuracies.better(other, group)):
+        better = _faster(other, group, times) or accuracies.better(other, group)
+        if faster and as_accurate and better:
             return other
     return None
+
+
+def _faster(one: Group, other: Group, times: Ranking) -> bool:
+    """Whether `one` is claimed to be faster; never of two groups that do the same work."""
+    return not same_work(one, other) and times.better(one, other)
 
 
 def _described(view: WorkloadView, groups: Sequence[Group]) -> str:

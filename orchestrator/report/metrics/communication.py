@@ -6,14 +6,17 @@ from orchestrator.report.model.rows import Row
 
 
 def bytes_per_step(row: Row) -> float | None:
-    """Mean bytes sent per rank / steps of the rank that took most."""
+    """Mean bytes sent per rank / steps of the rank that took most; None if steps exchange nothing."""
     sent, steps = row.bytes_sent_per_rank, row.steps
-    return sent / steps if sent and steps else None
+    return sent / steps if sent and steps and row.run.strategy.exchanges_in_steps else None
 
 
 def exchange_s_per_step(row: Row) -> float | None:
-    """Mean seconds of communication and waiting per rank / steps of the rank that took most."""
-    if not row.steps or row.shape.ranks == 1:
+    """Mean seconds of communication and waiting per rank / steps of the rank that took most.
+
+    None for a single rank, and if steps exchange nothing.
+    """
+    if not row.steps or row.shape.ranks == 1 or not row.run.strategy.exchanges_in_steps:
         return None
     return (row.seconds.get("communicate", 0.0) + row.seconds.get("wait", 0.0)) / row.steps
 

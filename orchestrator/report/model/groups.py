@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.report.model.labels import ClusterShape, Workload
+from orchestrator.report.model.labels import LR_SCHEDULE_FIELDS, ClusterShape, Workload
 from orchestrator.report.model.rows import SERIAL, Row
 from orchestrator.report.statistics.spread import Spread
 
@@ -87,6 +87,29 @@ class Group:
 def config_of(row: Row) -> dict[str, Any]:
     """The fields of a run's spec that all runs of its group share, without defaults."""
     return {field: value for field, value in row.run.canonical().items() if field not in _NOT_IN_CONFIG}
+
+
+def same_work(one: Group, other: Group) -> bool:
+    """Whether both do the same work, so that their times differ only by chance.
+
+    Initial weights and the learning-rate schedule change accuracy but no operation of a step.
+    """
+    return _work_of(one.first) == _work_of(other.first)
+
+
+def one_per_work(groups: Sequence[Group]) -> list[Group]:
+    """The first of the groups that do the same work, in the order given."""
+    kept: list[Group] = []
+    for group in groups:
+        if not any(same_work(group, other) for other in kept):
+            kept.append(group)
+    return kept
+
+
+def _work_of(row: Row) -> tuple[dict[str, Any], str]:
+    config = {name: value for name, value in config_of(row).items() if name not in LR_SCHEDULE_FIELDS}
+    strategy = {name: value for name, value in config["strategy"].items() if name != "init"}
+    return {**config, "strategy": strategy}, row.location
 
 
 def groups_of(rows: Sequence[Row]) -> list[Group]:
