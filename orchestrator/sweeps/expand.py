@@ -227,4 +227,16 @@ def _checked(values: Values, written: Mapping[str, FieldValue], block: str) -> R
     try:
         return RunSpec.model_validate(values)
     except ValidationError as error:
-        raise InputError("\n".join(error_lines(error, place, allowed))) from error
+        lines = [f"{line}{_options(written, line)}" for line in error_lines(error, place, allowed)]
+        raise InputError("\n".join(lines)) from error
+
+
+def _options(written: Mapping[str, FieldValue], line: str) -> str:
+    """` (with --set epochs=1)`: the options that changed the run, if the line names none of them.
+
+    A value of the file may be valid there and invalid beside the value of an option.
+    """
+    options = dict.fromkeys(
+        item.place for name, item in written.items() if name != SEED and item.place.startswith("--")
+    )
+    return "" if not options or line.startswith("--") else f" (with {', '.join(options)})"

@@ -6,9 +6,10 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -22,6 +23,7 @@ from trainer.spec.run_spec import RunSpec
 Values = dict[str, Any]
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,63}$"
+EPOCHS = "epochs"
 MAX_COMBINATIONS = 10_000  # of the axes' values, in all blocks; expanding them takes seconds
 
 
@@ -125,8 +127,10 @@ def load_sweep(
     if quick:
         _make_quick(all_fields, spec, path)
         overrides.insert(0, "--quick")
+    base_epochs = (quick and spec.quick.get(EPOCHS)) or spec.base.get(EPOCHS)
+    multiples = [_epochs_of_base(block_fields, base_epochs) for block_fields in all_fields]
     for assignment in sets:
-        _set(all_fields, assignment)
+        _set(all_fields, assignment, multiples)
     if nodes is not None:
         _set_nodes(all_fields, spec.blocks, nodes, path)
     if repeat is not None:
@@ -286,16 +290,45 @@ def _make_quick(all_fields: Sequence[BlockFields], spec: SweepSpec, path: Path) 
                 block_fields.override(field, values, f"{place}.{field}")
 
 
-def _set(all_fields: Sequence[BlockFields], assignment: str) -> None:
-    """Apply `key=value`, which overrides base and axes."""
+def _set(all_fields: Sequence[BlockFields], assignment: str, multiples: Sequence[Fraction]) -> None:
+    """Apply `key=value`, which overrides base and axes.
+
+    multiples: of each block's epochs to the base's. `epochs` keeps them: a block that trains longer than
+    the others exists for this difference.
+    """
     key, equals, text = assignment.partition("=")
     option = f"--set {assignment}"
     if not equals or not key:
         raise InputError(f"{option}: must have the form key=value")
     check_field(key, option)
     value = parse_yaml(text, option)
-    for block_fields in all_fields:
-        block_fields.override(key, [value], option)
+    for block_fields, multiple in zip(all_fields, multiples, strict=True):
+        new = _multiplied(value, multiple, block_fields, option) if key == EPOCHS else value
+        block_fields.override(key, [new], option)
+
+
+def _epochs_of_base(block_fields: BlockFields, base: object) -> Fraction:
+    """A block's epochs as a multiple of those of the base; 1 for an axis, which an option replaces."""
+    own = [field.value for field in block_fields.fields.get(EPOCHS, [])]
+    if len(own) == 1 and _is_count(own[0]) and _is_count(base):
+        return Fraction(own[0], base)
+    return Fraction(1)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and value > 0
+
+
+def _multiplied(epochs: object, multiple: Fraction, block_fields: BlockFields, option: str) -> object:
+    """The epochs of a block. An invalid value is left to the check of the run."""
+    if not _is_count(epochs):
+        return epochs
+    if (epochs * multiple).denominator > 1:
+        raise InputError(
+            f"{option}: {block_fields.place} has {multiple} times the base's epochs, and "
+            f"{multiple} × {epochs} is not a whole number; allowed: multiples of {multiple.denominator}"
+        )
+    return int(epochs * multiple)
 
 
 def _set_repeat(all_fields: Sequence[BlockFields], count: int) -> str:
