@@ -23,7 +23,8 @@ from orchestrator.errors import InputError
 from orchestrator.results.store import write_atomic
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.shipped import IMPORT_ROOT, LABS
-from orchestrator.sweeps.load import load_sweep
+from orchestrator.sweeps.lab import NOT_STATED
+from orchestrator.sweeps.load import Sweep, load_sweep
 from trainer.core.registry import Component, ComponentRegistry, Registry
 from trainer.spec.registries import COMPRESSIONS, REGISTRIES, TRANSPORTS
 from trainer.spec.run_spec import RunSpec
@@ -283,8 +284,26 @@ def _labs(directory: Path) -> str:
         at_most = " at most" if any(run.target_accuracy is not None for run in sweep.runs) else ""
         epochs = f"{sum(run.epochs for run in sweep.runs)}{at_most}"
         page = os.path.relpath(PROJECT / "docs" / "labs" / f"{name}.md", directory)
-        rows.append((f"[{name}]({page})", title.removesuffix("."), data, str(len(sweep.runs)), epochs))
+        exercise = f"{title.removesuffix('.')}. Differs: {'; '.join(_differences_of(sweep))}"
+        rows.append((f"[{name}]({page})", exercise, data, str(len(sweep.runs)), epochs))
     return markdown_table(("lab", "exercise", "data", "runs", "epochs in all"), rows)
+
+
+def _differences(name: str) -> Callable[[Path], str]:
+    """The known differences between a lab's source and its runs, as a list."""
+
+    def block(directory: Path) -> str:
+        sweep = load_sweep(LABS / f"{name}.yml")
+        hardware = sweep.spec.lab.hardware if sweep.spec.lab else NOT_STATED
+        return "".join(
+            f"- {fact}\n" for fact in [f"hardware of the source: {hardware}", *_differences_of(sweep)]
+        )
+
+    return block
+
+
+def _differences_of(sweep: Sweep) -> list[str]:
+    return (sweep.spec.lab.differences(sweep.runs) if sweep.spec.lab else []) or [labs.NONE_KNOWN]
 
 
 def _plural(kind: str) -> str:
@@ -305,4 +324,5 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "run fields": _run_fields,
     "faults": _faults,
     "labs": _labs,
+    **{f"differences {name}": _differences(name) for name in labs.names()},
 }

@@ -11,6 +11,7 @@ from orchestrator.shipped import LABS
 from orchestrator.sweeps.load import Sweep, load_sweep
 from trainer.core.registry import suggestion
 
+NONE_KNOWN = "nothing is known, apart from the hardware"  # of a lab's runs from the published ones
 IN_THE_BOX = "digits"  # replaces a dataset that is not downloaded in quick runs
 
 
@@ -71,6 +72,8 @@ def listing(data_dir: Path, width: int) -> Iterator[str]:
         there = f"will be downloaded to {data_dir}/" if missing else "downloaded"
         lab = sweep.spec.lab
         facts = [lab.title, f"Source: {lab.source}."] if lab else [sweep.spec.description]
+        if lab:
+            facts.append(f"Differs: {'; '.join(lab.differences(sweep.runs)) or NONE_KNOWN}.")
         facts.append(f"{len(sweep.runs)} runs on {data} ({there}).")
         yield name
         for fact in facts:

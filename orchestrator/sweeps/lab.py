@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from trainer.spec.registries import REGISTRIES
+from trainer.spec.run_spec import RunSpec
 
 Values = dict[str, Any]
+
+_FIELD = re.compile(r"\{(\w+)\}")
+
+NOT_STATED = "not stated"
 
 Measure = Literal["accuracy", "train_s", "time_to_target_s"]
 
@@ -24,13 +33,27 @@ class Published(BaseModel):
     )
     steps_per_epoch: int | None = Field(None, ge=1, description="optimiser steps per rank and epoch")
     coverage: float | None = Field(None, ge=0, le=1, description="share of the training set that is used")
+    derived: list[str] = Field(
+        default=[], description="the figures that the source does not state but that follow from its code"
+    )
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The figures that are set, by name."""
+        return {name: value for name, value in self if name in FIGURES and value is not None}
 
     @model_validator(mode="after")
     def _has_a_figure(self) -> Published:
-        if all(value is None for name, value in self if name != "runs"):
-            figures = ", ".join(name for name in type(self).model_fields if name != "runs")
-            raise ValueError(f"no figure; set at least one of {figures}")
+        if not self.figures:
+            raise ValueError(f"no figure; set at least one of {', '.join(FIGURES)}")
+        if unset := [name for name in self.derived if name not in self.figures]:
+            raise ValueError(
+                f"derived: {unset[0]!r} is not a figure of this entry; allowed: {', '.join(self.figures)}"
+            )
         return self
+
+
+FIGURES = tuple(name for name in Published.model_fields if name not in ("runs", "derived"))
 
 
 class AblationStep(BaseModel):
@@ -66,9 +89,35 @@ class Lab(BaseModel):
 
     title: str = Field(min_length=1, description="the experiment in one line")
     source: str = Field(min_length=1, description="where the figures were published")
-    hardware: str = Field("not stated", description="what the published figures were measured on")
-    differs: list[str] = Field(default=[], description="how our runs differ from the source")
+    hardware: str = Field(NOT_STATED, description="what the published figures were measured on")
+    differs: list[str] = Field(
+        default=[],
+        description="how our runs differ from the source; {epochs} and the names of other fields of a run "
+        "are replaced by their values in the report's runs",
+    )
     ablations: list[Ablation] = []
+
+    @field_validator("differs")
+    @classmethod
+    def _check_fields(cls, differs: list[str]) -> list[str]:
+        for name in (name for text in differs for name in _FIELD.findall(text)):
+            if name not in RunSpec.model_fields:
+                raise ValueError(
+                    f"{{{name}}} is not a field of a run; allowed: {', '.join(RunSpec.model_fields)}"
+                )
+        return differs
+
+    def differences(self, runs: Sequence[RunSpec]) -> list[str]:
+        """`differs`, with the values of these runs."""
+        return [_FIELD.sub(lambda match: _values(runs, match[1]), text) for text in self.differs]
+
+
+def _values(runs: Sequence[RunSpec], field: str) -> str:
+    """The distinct values of a field: `sgd`, `1, 2`."""
+    values = [run.name_of(field) if field in REGISTRIES else getattr(run, field) for run in runs]
+    return ", ".join(
+        dict.fromkeys(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+    )
 
 
 class BlockRecord(BaseModel):

@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.commands import labs
 from orchestrator.errors import InputError
+from orchestrator.shipped import IMPORT_ROOT
 from orchestrator.sweeps.expand import matches
 from orchestrator.sweeps.load import Sweep, load_sweep
 
@@ -73,7 +74,73 @@ def test_quick_form_overrides_values_and_is_recorded(path: Path) -> None:
 
 def test_options_override_the_quick_form(path: Path) -> None:
     sweep = load_sweep(path, ["epochs=3"], "3", quick=True)
-    assert reported(sweep) == [("serial", 1, 3), ("one_shot", 3, 3), ("one_shot", 3, 3)]
+    assert reported(sweep) == [("serial", 1, 3), ("one_shot", 3, 3), ("one_shot", 3, 6)]
+
+
+LONGER = "  - {name: longer, base: {strategy: one_shot, nodes: 5, epochs: 6}}\n"  # 3/2 of the base's epochs
+
+
+def epochs_of(path: Path, *sets: str) -> set[tuple[int, int]]:
+    return {(run.nodes, run.epochs) for run in load_sweep(path, sets).runs if run.nodes in (1, 5)}
+
+
+def test_epochs_option_keeps_the_multiple_of_a_block(path: Path) -> None:
+    path.write_text(FILE + LONGER)
+    assert epochs_of(path) == {(1, 4), (5, 6)}
+    assert epochs_of(path, "epochs=2") == {(1, 2), (5, 3)}
+    assert epochs_of(path, "epochs=2", "epochs=8") == {(1, 8), (5, 12)}
+
+
+def test_epochs_option_without_a_whole_multiple_is_an_error(path: Path) -> None:
+    path.write_text(FILE + LONGER)
+    with pytest.raises(InputError) as caught:
+        load_sweep(path, ["epochs=3"])
+    assert str(caught.value).startswith("--set epochs=3: ")
+    assert "blocks[3]" in str(caught.value)
+    assert "allowed: multiples of 2" in str(caught.value)
+
+
+def test_invalid_epochs_are_an_error_of_the_option(path: Path) -> None:
+    path.write_text(FILE + LONGER)
+    with pytest.raises(InputError, match=r"^--set epochs=0: 0 is not allowed"):
+        load_sweep(path, ["epochs=0"])
+
+
+def test_epochs_option_keeps_the_ablation_of_parallel_sgd() -> None:
+    sweep = load_sweep(labs.LABS / "parallel_sgd.yml", ["epochs=3"])
+    by_block = {block.name: set(block.keys) for block in sweep.blocks}
+    longer = {
+        run.nodes: run.epochs for run in sweep.runs if run.key in by_block["as many updates as one node"]
+    }
+    assert longer == {nodes: 3 * nodes for nodes in (2, 3, 4, 5)}
+    assert not by_block["as many updates as one node"] & by_block["common initial weights"]
+
+
+def test_value_of_the_file_that_an_option_makes_invalid_is_reported_with_the_option() -> None:
+    with pytest.raises(InputError) as caught:
+        load_sweep(labs.LABS / "torchrun_ddp.yml", ["epochs=1"])
+    assert "torchrun_ddp.yml: base.checkpoint_epochs: " in str(caught.value)
+    assert "--set epochs=1" in str(caught.value)
+
+
+def test_differences_have_the_values_of_the_runs(path: Path) -> None:
+    path.write_text(
+        FILE.replace("  source: a lab sheet", "  source: a lab sheet\n  differs: ['{epochs} of {dataset}']")
+    )
+    sweep = load_sweep(path, ["epochs=1", "dataset=digits"])
+    assert sweep.spec.lab
+    assert sweep.spec.lab.differences(sweep.runs) == ["1 of digits"]
+
+
+@pytest.mark.parametrize("name", labs.names())
+def test_listing_and_page_of_a_lab_name_what_differs(name: str, tmp_path: Path) -> None:
+    sweep = load_sweep(labs.LABS / f"{name}.yml")
+    assert sweep.spec.lab
+    page = (IMPORT_ROOT / "docs" / "labs" / f"{name}.md").read_text()
+    listed = " ".join(" ".join(labs.listing(tmp_path, 100)).split())
+    for fact in sweep.spec.lab.differences(sweep.runs) or [labs.NONE_KNOWN]:
+        assert f"- {fact}\n" in page
+        assert fact in listed
 
 
 @pytest.mark.parametrize(
@@ -90,6 +157,8 @@ def test_options_override_the_quick_form(path: Path) -> None:
         ("name: as published\n    base", "base", "blocks[1]: has published figures and needs a name"),
         ("{nodes: 3}, time_s", "{strategy: one_shot}, time_s", "differ in more than the seed"),
         ("time_s: 30", "time_s: .inf", "published[0].time_s: inf is not allowed"),
+        ("a lab sheet", "a lab sheet\n  differs: ['{epoch} here']", "lab.differs: "),
+        ("accuracy: 0.2}", "accuracy: 0.2, derived: [coverage]}", "published[1]: "),
         ("title: About averaging", "titel: x", "lab.title: is missing"),
     ],
 )  # fmt: skip

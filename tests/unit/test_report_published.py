@@ -97,6 +97,23 @@ def test_published_and_measured_numbers_are_side_by_side() -> None:
     assert [four[key] for key in speedups] == ["4.00", "2.00", "4.00"]
 
 
+def test_derived_figure_is_marked() -> None:
+    entry = {"runs": {"nodes": 1}, "accuracy": 0.9, "coverage": 0.5, "derived": ["coverage"]}
+    block = BlockRecord.model_validate({"name": "theirs", "keys": [ALONE.key], "published": [entry]})
+    record = a_record([ALONE], lab=Lab.model_validate({**LAB, "ablations": []}), blocks=[block])
+    (line,) = published_lines(compare(record, [(ALONE.key, ALONE)]))
+    cell = {column.key: column.cell(line) for column in PUBLISHED}
+    assert cell["coverage_published"].detail == "derived"
+    assert cell["accuracy_published"].detail == ""
+
+
+def test_difference_has_the_values_of_the_reports_runs() -> None:
+    record = a_lab().record
+    lab = Lab.model_validate({**LAB, "differs": ["{epochs} epochs"], "ablations": []})
+    comparison = compare(record.model_copy(update={"lab": lab}), [(ALONE.key, ALONE)])
+    assert dict(differences(comparison))["Difference"] == f"{ALONE.run.epochs} epochs"
+
+
 def test_a_block_without_ok_runs_is_not_run() -> None:
     lost = [THEIRS[0], THEIRS[1].model_copy(update={"status": "failed", "cause": "gone"})]
     assert [line["time_measured"] for line in table(a_lab(lost))] == ["8.00 s", "not run", "not run"]

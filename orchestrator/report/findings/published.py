@@ -20,7 +20,7 @@ from orchestrator.report.metrics.quantities import ACCURACY, TIME_TO_TARGET_S, T
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import as_written, parameters
-from orchestrator.sweeps.lab import Ablation, AblationStep, Measure
+from orchestrator.sweeps.lab import NOT_STATED, Ablation, AblationStep, Measure
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
 
@@ -37,18 +37,20 @@ def times(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """One node's time beside the published one, and whether more nodes gain as much."""
     if overrides(comparison):  # most likely less work than was published
         return
+    hardware = comparison.record.lab.hardware if comparison.record.lab else NOT_STATED
     by_block: dict[str, list[PublishedLine]] = {}
     for line in published_lines(comparison):
         by_block.setdefault(line.block, []).append(line)
     for block, lines in by_block.items():
         one = next((line for line in lines if line.published.runs.get("nodes") == 1), None)
         measured = one.mean(lambda row: row.train_s) if one else None
-        if one is None or one.published.time_s is None or measured is None:
+        if one is None or one.measured is None or one.published.time_s is None or measured is None:
+            continue
+        if not one.measured.first.result.times_compare:
             continue
         text = (
-            f"{block}: one node took {seconds(measured)}; {seconds(one.published.time_s)} were published, "
-            f"on another machine and with another training loop. Ours is "
-            f"{ratio(one.published.time_s / measured)} times as fast."
+            f"{block}: one node took {seconds(measured)}; {seconds(one.published.time_s)} were published "
+            f"(hardware: {hardware}). Ours is {ratio(one.published.time_s / measured)} times as fast."
         )
         data: dict[str, Any] = {"block": block, "train_s": measured, "published_s": one.published.time_s}
         scaled = [line for line in lines if line.measured_speedup and line.published_speedup]

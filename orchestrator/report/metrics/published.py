@@ -121,7 +121,7 @@ def differences(comparison: Comparison) -> list[tuple[str, str]]:
     facts += (
         [("Measured on", f"{machine}{having}; nodes: {describe_nodes(comparison.rows)}")] if cores else []
     )
-    facts += [("Difference", fact) for fact in lab.differs]
+    facts += [("Difference", fact) for fact in lab.differences([row.run for row in comparison.rows])]
     if options := ", ".join(overrides(comparison)):
         facts.append(("Overridden", f"by {options}: these are not the published runs"))
     return facts

@@ -342,7 +342,8 @@ def _published(name: str, write: Callable[[float], str]) -> Callable[[PublishedL
 
     def cell(line: PublishedLine) -> Cell:
         value = getattr(line.published, name)
-        return Cell(ABSENT if value is None else write(value))
+        derived = "derived" if name in line.published.derived else ""
+        return Cell(ABSENT if value is None else write(value), derived)
 
     return cell
 
