@@ -12,7 +12,7 @@ from orchestrator.report.formats import count, listed, percent, seconds, size
 from orchestrator.report.metrics.learning import target_reached
 from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.comparison import Comparison, WorkloadView
-from orchestrator.report.model.groups import Group, same_work
+from orchestrator.report.model.groups import Group, one_per_work, same_work
 from orchestrator.report.statistics.power import MOST_SEEDS
 
 MAX_NAMED = 4  # in one sentence
@@ -23,6 +23,7 @@ def front(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
 
     A strategy is on the front if each other one is claimed to be less accurate or slower. It is off the
     front if another is claimed to be better in one, and is at least as good in the other as measured.
+    Strategies that do the same work per step count as equally fast.
     """
     groups = [
         group
@@ -31,7 +32,9 @@ def front(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     ]
     if len(groups) < 2:
         return
-    times, accuracies = claims.all_pairs(TRAIN_S, groups), claims.all_pairs(ACCURACY, groups)
+    accuracies = claims.all_pairs(ACCURACY, groups)
+    works = one_per_work([group for group in view.ranked_candidates if group in groups])
+    times = claims.all_pairs(TRAIN_S, works)
     on, off, unknown = [], [], []
     for group in groups:
         better = _dominating(group, groups, times, accuracies)
@@ -100,7 +103,7 @@ def _dominating(group: Group, groups: Sequence[Group], times: Ranking, accuracie
     for other in groups:
         if other is group:
             continue
-        faster = same_work(other, group) or TRAIN_S.mean_of(other) <= TRAIN_S.mean_of(group)
+        faster = TRAIN_S.mean_of(_timed_as(other, times)) <= TRAIN_S.mean_of(_timed_as(group, times))
         as_accurate = ACCURACY.mean_of(other) >= ACCURACY.mean_of(group)
         better = _faster(other, group, times) or accuracies.better(other, group)
         if faster and as_accurate and better:
@@ -110,7 +113,13 @@ def _dominating(group: Group, groups: Sequence[Group], times: Ranking, accuracie
 
 def _faster(one: Group, other: Group, times: Ranking) -> bool:
     """Whether `one` is claimed to be faster; never of two groups that do the same work."""
-    return not same_work(one, other) and times.better(one, other)
+    left, right = _timed_as(one, times), _timed_as(other, times)
+    return left is not right and times.better(left, right)
+
+
+def _timed_as(group: Group, times: Ranking) -> Group:
+    """The ranked group that does the same work, whose time stands for this one's."""
+    return next(each for each in times.groups if same_work(each, group))
 
 
 def _described(view: WorkloadView, groups: Sequence[Group]) -> str:

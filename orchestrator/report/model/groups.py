@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from orchestrator.report.model.labels import LR_SCHEDULE_FIELDS, ClusterShape, Workload
@@ -74,6 +75,17 @@ class Group:
         shape = self.shape
         return self.strategy_label, self.transport, self.partitioner_label, shape.processes_per_node
 
+    @cached_property
+    def work(self) -> str:
+        """What a step computes and where, as text: equal for groups whose times differ only by chance.
+
+        Initial weights and the schedule of the learning rate change accuracy, but no operation of a step.
+        """
+        fields = config_of(self.first)
+        config = {name: value for name, value in fields.items() if name not in LR_SCHEDULE_FIELDS}
+        config["strategy"] = {name: value for name, value in config["strategy"].items() if name != "init"}
+        return json.dumps([config, self.first.location], sort_keys=True)
+
     @property
     def accuracy(self) -> Spread | None:
         """Test accuracy of the final weights over the ok seeds."""
@@ -90,26 +102,16 @@ def config_of(row: Row) -> dict[str, Any]:
 
 
 def same_work(one: Group, other: Group) -> bool:
-    """Whether both do the same work, so that their times differ only by chance.
-
-    Initial weights and the learning-rate schedule change accuracy but no operation of a step.
-    """
-    return _work_of(one.first) == _work_of(other.first)
+    """Whether both do the same work, so that their times differ only by chance."""
+    return one.work == other.work
 
 
 def one_per_work(groups: Sequence[Group]) -> list[Group]:
     """The first of the groups that do the same work, in the order given."""
-    kept: list[Group] = []
+    first: dict[str, Group] = {}
     for group in groups:
-        if not any(same_work(group, other) for other in kept):
-            kept.append(group)
-    return kept
-
-
-def _work_of(row: Row) -> tuple[dict[str, Any], str]:
-    config = {name: value for name, value in config_of(row).items() if name not in LR_SCHEDULE_FIELDS}
-    strategy = {name: value for name, value in config["strategy"].items() if name != "init"}
-    return {**config, "strategy": strategy}, row.location
+        first.setdefault(group.work, group)
+    return [*first.values()]
 
 
 def groups_of(rows: Sequence[Row]) -> list[Group]:
