@@ -6,6 +6,7 @@ import sys
 
 from tests.bench import (
     augmentation,
+    claims,
     collectives,
     containers,
     flower,
@@ -20,6 +21,7 @@ PARTS = {
     "step": step.main,
     "partitioners": partitioners.main,
     "augmentation": augmentation.main,
+    "claims": claims.main,
     "collectives": collectives.main,
     "overhead": overhead.main,
     "containers": containers.main,

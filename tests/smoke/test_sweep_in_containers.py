@@ -259,9 +259,9 @@ def training_sweep(tmp_path: Path, *epochs: int) -> tuple[subprocess.Popen[str],
     file, out = tmp_path / "training.yml", tmp_path / "out"
     base = {"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "timeout_s": 300}
     base |= {name: SMALL[name] for name in ("dataset", "model")}
-    blocks = [{"base": {"epochs": number}} for number in epochs]
+    blocks = [{"base": {"epochs": number, "seed": seed}} for seed, number in enumerate(epochs)]
     file.write_text(json.dumps({"name": "training", "base": base, "blocks": blocks}))
-    process = start_sweep(file, out, "--runtime", "docker", "--cold")
+    process = start_sweep(file, out, "--runtime", "docker", "--cold", "--no-warm-up-run")
     wait_until(lambda: sum('"train_start"' in path.read_text() for path in out.rglob("rank-*.jsonl")) == 2)
     return process, out
 

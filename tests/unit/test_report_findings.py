@@ -9,6 +9,7 @@ import pytest
 from orchestrator.report.findings import find
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.model.rows import NO_SERIAL
+from orchestrator.report.render.summary import seeds_line
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import (
     FAST,
@@ -456,3 +457,9 @@ def test_a_finding_on_some_workloads_names_them() -> None:
 def test_findings_without_runs_are_about_the_sweep() -> None:
     comparison = a_comparison(SERIAL, FAST, pending=["ddp-gloo-n4-s0-0"])
     assert {finding.kind for finding in find(comparison) if not finding.rows} == {"pending"}
+
+
+def test_a_report_without_enough_seeds_says_at_the_top_that_it_claims_nothing() -> None:
+    two, three = (a_comparison(*repeated("serial", around(8, seeds=seeds))) for seeds in (2, 3))
+    assert "claims no differences" in seeds_line(two)
+    assert "claims no differences" not in seeds_line(three)

@@ -161,7 +161,7 @@ def _figures(view: WorkloadView, style: Style) -> Iterator[tuple[str, str, Figur
         yield "split_points", "Split points", figure
     partitions = [(row, partition_summary_of(row)) for row in representatives(view.groups)]
     maps = [
-        LabelMap(row.partitioner_label, row.shape, summary, replica_ranks(row))
+        LabelMap(row.partitioner_label, row.shape, summary, replica_ranks(row), row.seed)
         for row, summary in partitions
         if summary
     ]

@@ -34,13 +34,15 @@ MARK_COLOUR = "#08519C"  # of the summary: the dark end of the maps' colours
 class LabelMap:
     """A partition and its name.
 
-    replica_ranks: the ranks that train on each part, if there are several: `0–1`.
+    replica_ranks: the ranks that train on each part, if there are several: `0–1`. seed: of the run whose
+    partition it is, if there are runs with others.
     """
 
     partitioner: str
     shape: ClusterShape
     partition_summary: PartitionSummary
     replica_ranks: tuple[str, ...] = ()
+    seed: int | None = None
 
     @property
     def mapped(self) -> bool:
@@ -121,7 +123,8 @@ def _unit(item: LabelMap) -> str:
 
 def _set_title(axes: Axes, item: LabelMap, width_in: float) -> None:
     """The partition's name, and below it its sizes, coverage and skew."""
-    name = wrap(f"{item.partitioner}, {item.shape.label}", int(width_in * 13))
+    seed = "" if item.seed is None else f", seed {item.seed}"
+    name = wrap(f"{item.partitioner}, {item.shape.label}{seed}", int(width_in * 13))
     axes.set_title("\n".join(name), pad=4 + NOTE_LINES * 1.25 * NOTE_SIZE)
     note = axes.annotate(
         describe(item.partition_summary),

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from orchestrator.report.formats import count, listed
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.locations import describe_nodes
+from orchestrator.report.statistics.contrasts import MIN_SEEDS
 
 STATES = {
     "ok": "ok",
@@ -40,7 +41,21 @@ def one_line(comparison: Comparison) -> str:
 
 
 def seeds_line(comparison: Comparison) -> str:
-    """`Seeds vary initial weights, partition and order of samples.`; empty without training runs."""
+    """`Seeds vary initial weights, partition and order of samples.`; empty without training runs.
+
+    It says so if no configuration has enough seeds for a claim.
+    """
+    return " ".join(filter(None, [_varied(comparison), _too_few(comparison)]))
+
+
+def _too_few(comparison: Comparison) -> str:
+    seeds = [len(group.ok_rows) for group in comparison.groups if group.first.trains]
+    if not seeds or max(seeds) >= MIN_SEEDS:
+        return ""
+    return f"No configuration has {MIN_SEEDS} seeds, so this report claims no differences."
+
+
+def _varied(comparison: Comparison) -> str:
     varied = {workload.vary for workload in comparison.workloads}
     if len(varied) > 1:
         return "What seeds vary depends on the workload; its heading says what."
