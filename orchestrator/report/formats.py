@@ -89,3 +89,9 @@ def count(number: int, noun: str) -> str:
 def listed(items: list[str], last: str = "and") -> str:
     """`a`, `a and b`, `a, b and c`."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} {last} {items[-1]}"
+
+
+def first_few(items: list[str], most: int = 4) -> str:
+    """`a, b, c, d and 3 more`: the first `most`, and the number of the rest if these are several."""
+    more = len(items) - most
+    return listed(items if more <= 1 else [*items[:most], f"{more} more"])

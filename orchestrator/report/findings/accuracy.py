@@ -7,15 +7,13 @@ from typing import Any
 
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, Compared, compared_data
-from orchestrator.report.formats import count, listed, percent, points, size, whole
+from orchestrator.report.formats import count, first_few, listed, percent, points, size, whole
 from orchestrator.report.metrics.learning import same_epochs, target_reached, updates
 from orchestrator.report.metrics.quantities import ACCURACY, AVERAGING_GAIN
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import LR_SCHEDULE_FIELDS, parameters
 from orchestrator.report.statistics.spread import Spread
-
-MAX_NAMED = 4  # in one sentence
 
 
 def _ranked(groups: Sequence[Group]) -> list[Group]:
@@ -49,8 +47,8 @@ def best_accuracy(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         text += f", the best accuracy of {count(len(ranked), 'configuration')}"
     text += "."
     if others and ranking.best is None:
-        even = [group for group in others if not ranking.better(first, group)]
-        text += f" Which accuracy is the best is undecided between it and {_shortened(view, even)}."
+        even = [view.name(group) for group in others if not ranking.better(first, group)]
+        text += f" Which accuracy is the best is undecided between it and {first_few(even)}."
     if ranking.worst and len(ranked) > 2:
         text += f" The worst is {view.name(ranking.worst)}: {percent(ACCURACY.mean_of(ranking.worst))}."
     if serial:
@@ -77,12 +75,6 @@ def _from_serial(view: WorkloadView, against: Sequence[Compared]) -> str:
             f"{'is' if len(undecided) == 1 else 'are'} undecided"
         )
     return f"; {'; '.join(parts)}." if parts else "."
-
-
-def _shortened(view: WorkloadView, groups: Sequence[Group]) -> str:
-    names = [view.name(group) for group in groups]
-    more = len(names) - MAX_NAMED
-    return listed(names if more <= 1 else [*names[:MAX_NAMED], f"{more} more"])
 
 
 def fewer_updates(view: WorkloadView, claims: Claims) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ from itertools import combinations
 
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, Compared, compared_data
-from orchestrator.report.formats import count, listed, percent, ratio, seconds, size
+from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds, size
 from orchestrator.report.metrics.communication import bytes_per_step
 from orchestrator.report.metrics.learning import same_epochs
 from orchestrator.report.metrics.quantities import EXCHANGE_S_PER_STEP, TRAIN_S
@@ -61,8 +61,8 @@ def fastest(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     if ranking.best is first:
         text += f" It was the fastest of {count(len(groups), 'configuration')}."
     elif len(groups) > 1:
-        even = [group for group in groups[1:] if not ranking.better(first, group)]
-        text += f" Which is the fastest is undecided between it and {_shortened(view, even)}."
+        even = [view.name(group) for group in groups[1:] if not ranking.better(first, group)]
+        text += f" Which is the fastest is undecided between it and {first_few(even)}."
     yield Finding("fastest", text, evidence([first, serial]), data)
 
 
@@ -99,12 +99,6 @@ def _speedup_interval(compared: Compared) -> tuple[float, float] | None:
         return None
     low, high = compared.interval
     return 1 / high, 1 / low
-
-
-def _shortened(view: WorkloadView, groups: Sequence[Group]) -> str:
-    names = [view.name(group) for group in groups]
-    more = len(names) - MAX_NAMED
-    return listed(names if more <= 1 else [*names[:MAX_NAMED], f"{more} more"])
 
 
 def slower_than_serial(view: WorkloadView, claims: Claims) -> Iterator[Finding]:

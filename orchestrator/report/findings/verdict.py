@@ -8,14 +8,12 @@ from itertools import pairwise
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, Compared, Ranking, compared_data
 from orchestrator.report.findings.speed import timed
-from orchestrator.report.formats import count, listed, percent, seconds, size
+from orchestrator.report.formats import count, first_few, percent, seconds, size
 from orchestrator.report.metrics.learning import target_reached
 from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group, one_per_work, same_work
 from orchestrator.report.statistics.power import MOST_SEEDS
-
-MAX_NAMED = 4  # in one sentence
 
 
 def front(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
@@ -130,8 +128,7 @@ def _described(view: WorkloadView, groups: Sequence[Group]) -> str:
         amount = f", {size(sent.mean)} sent per rank" if sent and sent.mean else ""
         reached, took = ACCURACY.mean_of(group), TRAIN_S.mean_of(group)
         names.append(f"{view.name(group)} ({percent(reached)}, {seconds(took)}{amount})")
-    more = len(names) - MAX_NAMED
-    return listed(names if more <= 1 else [*names[:MAX_NAMED], f"{more} more"])
+    return first_few(names)
 
 
 def more_nodes(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
