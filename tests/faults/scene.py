@@ -23,6 +23,7 @@ from orchestrator.sweeps.load import load_sweep
 from tests.faults.case import DOCKER, Case, Moment
 from tests.support.command_line import PROJECT, environment, orchestrator
 from tests.support.places import MPIRUN, PLACES, DockerPlace, Place
+from tests.support.runs import event_files
 from trainer.spec.run_spec import RunSpec
 
 POLL_S = 0.02
@@ -158,7 +159,7 @@ class Scene:
     def events(self) -> Iterator[dict[str, Any]]:
         """Events of the disturbed run so far; of a finished run, from its record."""
         run = self.paths.run(self.run.key)
-        for path in [*self.out.rglob("rank-*.jsonl"), run.events]:
+        for path in [*event_files(self.out), run.events]:
             with suppress(OSError):
                 for line in path.read_text(errors="replace").splitlines():
                     with suppress(ValueError):

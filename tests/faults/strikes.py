@@ -18,6 +18,7 @@ from tests.faults.scene import Scene
 from tests.support.command_line import PROJECT
 from tests.support.datasets import shared_data_dir
 from tests.support.places import docker, inside
+from tests.support.runs import event_files
 from trainer.data.datasets.mnist import Mnist
 
 DISK_MB = 48  # of a small file system: enough for a sweep
@@ -266,7 +267,7 @@ def remove_results(scene: Scene, _: random.Random) -> None:
 def damage_events(scene: Scene, _: random.Random) -> None:
     """Append half a line to the events of a victim."""
     name = f"rank-{scene.victims[0]}.jsonl"
-    with open(next(scene.out.rglob(name)), "a") as file:
+    with open(next(path for path in event_files(scene.out) if path.name == name), "a") as file:
         file.write('{"version": 1, "ti\n')
 
 

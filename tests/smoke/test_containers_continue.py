@@ -14,6 +14,7 @@ from orchestrator.results.store import read_result
 from tests.support.command_line import start_sweep
 from tests.support.containers import leftovers
 from tests.support.processes import wait_until
+from tests.support.runs import event_files
 
 LABEL = "shardyard.orchestrator"
 RETURNS = {"kill": {"node": 1, "return_after": 1}, "at": {"epoch": 2}}
@@ -81,7 +82,9 @@ def test_runs_continue_without_a_killed_rank_and_without_a_killed_container(tmp_
 def epochs(out: Path, strategy: str) -> int:
     """How many epochs all nodes of the run have reported."""
     found = [
-        path.read_text().count('"kind": "epoch"') for path in out.rglob(f"{strategy}-*/live/rank-*.jsonl")
+        path.read_text().count('"kind": "epoch"')
+        for path in event_files(out)
+        if path.relative_to(out).parts[0].startswith(f"{strategy}-")
     ]
     return min(found, default=0) if len(found) == 3 else 0
 

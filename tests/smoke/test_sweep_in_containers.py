@@ -22,7 +22,7 @@ from tests.support.command_line import run_cli, start_sweep
 from tests.support.containers import cut_off, leftovers
 from tests.support.datasets import real_mnist_dir
 from tests.support.processes import wait_until
-from tests.support.runs import SMALL, RunCache
+from tests.support.runs import SMALL, RunCache, event_files
 
 HANGING = """
 name: hanging
@@ -262,7 +262,7 @@ def training_sweep(tmp_path: Path, *epochs: int) -> tuple[subprocess.Popen[str],
     blocks = [{"base": {"epochs": number, "seed": seed}} for seed, number in enumerate(epochs)]
     file.write_text(json.dumps({"name": "training", "base": base, "blocks": blocks}))
     process = start_sweep(file, out, "--runtime", "docker", "--cold", "--no-warm-up-run")
-    wait_until(lambda: sum('"train_start"' in path.read_text() for path in out.rglob("rank-*.jsonl")) == 2)
+    wait_until(lambda: sum('"train_start"' in path.read_text() for path in event_files(out)) == 2)
     return process, out
 
 
@@ -271,7 +271,7 @@ def wait_until_training(out: Path, runs: int) -> None:
 
     def training() -> bool:
         plans = len(list(out.glob("*/plan.json")))
-        return plans == runs and len(list(out.rglob("rank-*.jsonl"))) == 2
+        return plans == runs and len(event_files(out)) == 2
 
     wait_until(training)
 

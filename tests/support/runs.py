@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -110,6 +111,19 @@ def execute(
     nodes = _runtime(runtime, cold=True) if cold else warm_runtime(runtime)
     runner = SweepRunner(nodes, runtime, paths, data_directory(), display or RecordingDisplay())
     return runner.run(run)
+
+
+def event_files(out: Path) -> list[Path]:
+    """The files into which ranks write events, of all runs of a results directory.
+
+    `Path.rglob` raises an error if a directory is removed meanwhile; `os.walk` passes it over.
+    """
+    return [
+        Path(directory, name)
+        for directory, _, names in os.walk(out)
+        for name in names
+        if name.startswith("rank-") and name.endswith(".jsonl")
+    ]
 
 
 def weights_in(out: Path) -> dict[str, list[str | None]]:
