@@ -10,7 +10,7 @@ ARGS ?=
 # Worker processes of the tests that start no containers. The slow ones follow each other, so idle workers steal them.
 WORKERS ?= -n 3 --dist worksteal
 
-.PHONY: help engine image venv sweep labs labs-quick report partitions model doctor test test-process test-all golden smoke check soak faults bench docs picture clean
+.PHONY: help engine image venv sweep labs labs-quick report replay partitions model doctor test test-process test-all golden smoke check soak faults bench docs picture clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -42,6 +42,9 @@ labs-quick: venv ## run all labs with a few epochs, as local processes and in co
 
 report: venv ## write the report of a results directory again; ARGS=DIR
 	$(RUN) -m orchestrator report $(ARGS)
+
+replay: venv ## compute the cluster time of a results directory; ARGS="DIR --link 100mbit/1ms"
+	$(RUN) -m orchestrator replay $(ARGS)
 
 partitions: venv ## show how partitioners split a dataset, without training; ARGS="--dataset mnist --nodes 8"
 	$(RUN) -m orchestrator partitions $(ARGS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -165,9 +166,12 @@ def sweep(
     """Run a sweep and write a report that compares its runs.
 
     Interrupted? Run the same command to resume."""
-    loaded = load_sweep(find_sweep(file), sets or (), nodes, repeat=repeat)
+    select = cache(lambda: select_runtime(runtime, cold, shared_network))
+    loaded = load_sweep(
+        find_sweep(file), sets or (), nodes, repeat=repeat, cores=lambda: select().shared_cores()
+    )
     directory = out or Path("results") / loaded.spec.name
-    selected = select_runtime(runtime, cold, shared_network)
+    selected = select()
     code = _run(loaded, directory, selected, data_dir, dry_run, fail_fast, not no_warm_up_run, strict)
     raise typer.Exit(code)
 
@@ -224,24 +228,43 @@ def lab(
     repeat: Repeat = None,
     dry_run: DryRun = False,
     fail_fast: FailFast = False,
+    strict: Strict = False,
     no_warm_up_run: NoWarmUpRun = False,
     cold: Cold = False,
     shared_network: SharedNetwork = False,
 ) -> None:
-    """Run a lab and compare its results with the published figures."""
+    """Run a lab and compare its results with the published figures.
+
+    With --all, the other labs run although one is refused; the causes are printed at the end."""
     from orchestrator.commands.labs import load_lab, names_wanted
 
     selected = select_runtime(runtime, cold, shared_network)
-    wanted = [
-        load_lab(name, data_dir, sets or (), nodes, quick, repeat) for name in names_wanted(names, all_labs)
-    ]
     directory = out or Path("results") / ("labs-quick" if quick else "labs")
-    codes = []
-    for loaded in wanted:
+    wanted: list[Sweep] = []
+    refused: dict[str, InputError] = {}
+    for name in names_wanted(names, all_labs):
+        try:
+            wanted.append(load_lab(name, data_dir, sets or (), nodes, quick, repeat, selected.shared_cores))
+        except InputError as error:
+            if not all_labs:
+                raise
+            refused[name] = error
+    codes = [FAILED] if refused else []
+    for loaded in wanted if not (fail_fast and refused) else ():
         results = directory / loaded.spec.name
-        codes.append(_run(loaded, results, selected, data_dir, dry_run, fail_fast, not no_warm_up_run))
+        try:
+            codes.append(
+                _run(loaded, results, selected, data_dir, dry_run, fail_fast, not no_warm_up_run, strict)
+            )
+        except InputError as error:
+            if not all_labs:
+                raise
+            refused[loaded.spec.name] = error
+            codes.append(FAILED)
         if codes[-1] == INTERRUPTED or (fail_fast and codes[-1]):
             break
+    for name, cause in refused.items():
+        print_error(f"lab {name}: {cause}")
     raise typer.Exit(max(codes, default=0))
 
 
@@ -257,6 +280,45 @@ def report(
     unequal = publish_report(SweepPaths(directory), console)
     if strict and print_unequal(unequal, console):
         raise typer.Exit(FAILED)
+
+
+@app.command()
+def replay(
+    directory: Annotated[
+        Path, typer.Argument(parser=_directory, metavar="DIRECTORY", help="A results directory.")
+    ] = Path("results/quickstart"),
+    link: Annotated[
+        str, typer.Option(help="Bandwidth and latency between two nodes, e.g. 100mbit/1ms.")
+    ] = "1000mbit/0.1ms",
+    node_speed: Annotated[
+        str | None,
+        typer.Option(
+            help="Speed of each node, e.g. 1,1,0.5; one number for all. 1: as recorded. Default: the "
+            "node_speed of each run."
+        ),
+    ] = None,
+    write_timeline: Annotated[
+        bool, typer.Option("--timeline", help="Also write timeline.json for each run, for Perfetto.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Compute the time of finished runs on a cluster with these links and nodes."""
+    from orchestrator.commands import replay as command
+
+    options = command.Options(
+        command.parse_link(link), () if node_speed is None else command.parse_speeds(node_speed)
+    )
+    found = list(command.rows(SweepPaths(directory), options, write_timeline))
+    if as_json:
+        print(command.as_json(found))
+        return
+    console = text_console()
+    if any(command.has_time(row) for row in found):
+        console.print(command.table(found), soft_wrap=False)
+    for line in command.reasons(found):
+        console.print(line)
+    if not found:
+        console.print(f"{directory} has no finished runs")
 
 
 @app.command()

@@ -22,6 +22,11 @@ CHECKED = (
     "step_s",
     "exchange_s_per_step",
 )  # quantities that are columns of results.csv
+IN_CLUSTER_TIME = {
+    "train_s": "cluster_s",
+    "step_s": "cluster_step_s",
+    "exchange_s_per_step": "cluster_exchange_s_per_step",
+}  # their columns for runs that are compared in cluster time
 
 
 def main(directory: Path) -> int:
@@ -39,11 +44,17 @@ def main(directory: Path) -> int:
     return 1 if wrong or not known else 0
 
 
+def value_of(row: dict[str, str], quantity: str) -> float:
+    """The value that the report compares."""
+    column = IN_CLUSTER_TIME.get(quantity, quantity) if row["clock"] == "cluster" else quantity
+    return float(row[column])
+
+
 def troubles(compared: dict[str, Any], rows: dict[str, dict[str, str]]) -> list[str]:
     """What does not follow from the rows."""
     ratio, found = compared["scale"] == "ratio", []
     sides = [
-        [float(rows[key][compared["quantity"]]) for key in compared[side]] for side in ("left", "right")
+        [value_of(rows[key], compared["quantity"]) for key in compared[side]] for side in ("left", "right")
     ]
     scaled = [[log(value) if ratio else value for value in side] for side in sides]
     means = [exp(fmean(side)) if ratio else fmean(side) for side in scaled]

@@ -12,6 +12,7 @@ SHARDYARD_ATTEMPT      how many times torchrun has restarted the ranks
 SHARDYARD_MEMBERSHIP   file that shows which ranks are alive; the others continue when one is lost
 SHARDYARD_INCARNATION  how often this rank alone was started again
 SHARDYARD_CPU_QUOTA    CPU quota that this container must have before training starts
+SHARDYARD_LINKED       addresses of the other nodes, which must pass a switch before ranks connect
 SHARDYARD_THROTTLED    directory of the throttle's marks; ranks of the slower local node wait for theirs
 """
 

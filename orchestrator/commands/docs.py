@@ -26,6 +26,7 @@ from orchestrator.shipped import IMPORT_ROOT, LABS
 from orchestrator.sweeps.lab import NOT_STATED
 from orchestrator.sweeps.load import Sweep, load_sweep
 from trainer.core.registry import Component, ComponentRegistry, Registry
+from trainer.spec.link import Link
 from trainer.spec.registries import COMPRESSIONS, REGISTRIES, TRANSPORTS
 from trainer.spec.run_spec import RunSpec
 
@@ -226,6 +227,8 @@ def _run_fields(_: Path) -> str:
 
 def _values(name: str, info: FieldInfo) -> str:
     """The values of a run's field: components of its kind, or plain values."""
+    if name == "node_speed":
+        return "> 0, ≤ 1 for each node"
     if name in KINDS:
         return f"[{_plural(name)}](components.md#{_plural(name)})"
     return _allowed(info)
@@ -248,6 +251,14 @@ def _faults(_: Path) -> str:
                 path = f"`{name}.{parameter}.{each}`"
                 rows.append((path, required, _limits(deeper), deeper.description or ""))
     return markdown_table(("field", "default", "allowed", "meaning"), rows)
+
+
+def _link_fields(_: Path) -> str:
+    """The properties of a link."""
+    rows = [
+        (f"`{name}`", _limits(info), info.description or "") for name, info in Link.model_fields.items()
+    ]
+    return markdown_table(("field", "allowed", "meaning"), rows)
 
 
 def _part(annotation: Any) -> Any:
@@ -323,6 +334,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "components": _names,
     "run fields": _run_fields,
     "faults": _faults,
+    "link fields": _link_fields,
     "labs": _labs,
     **{f"differences {name}": _differences(name) for name in labs.names()},
 }

@@ -16,6 +16,7 @@ import psutil
 from orchestrator.results.environment import cores, gpus, installed
 from orchestrator.runtimes.docker.engine import EngineError, reach
 from orchestrator.runtimes.docker.image import image_name, image_trouble
+from orchestrator.runtimes.docker.runtime import links_missing
 from orchestrator.runtimes.local.namespace import PrivateNetwork
 from orchestrator.runtimes.local.processes import mpirun
 from trainer.data.base import DataError
@@ -40,6 +41,7 @@ def examine(data_dir: Path) -> Iterator[Finding]:
     yield _mpi()
     yield from _engine()
     yield network()
+    yield links()
     yield _cores()
     yield _memory()
     yield _shared_memory()
@@ -89,6 +91,14 @@ def network() -> Finding:
         return Finding("network", "ok", "local nodes have a network of their own, closed to other users")
     detail = f"local nodes share this machine's: {reason}; rpc and mpi need --shared-network, or containers"
     return Finding("network", "note", detail)
+
+
+def links() -> Finding:
+    """Whether the links of a run can be enforced."""
+    if reason := links_missing():
+        return Finding("links", "note", f"runs with link are refused in containers: {reason}")
+    detail = "enforced between containers, by a switch over TUN devices; not between local processes"
+    return Finding("links", "ok", detail)
 
 
 def _cores() -> Finding:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from orchestrator.errors import InputError
+from orchestrator.results.environment import cores as machine_cores
 from orchestrator.shipped import LABS
 from orchestrator.sweeps.load import Sweep, load_sweep
 from trainer.core.registry import suggestion
@@ -42,14 +43,18 @@ def load_lab(
     nodes: str | None = None,
     quick: bool = False,
     repeat: int | None = None,
+    cores: Callable[[], float] | None = None,
 ) -> Sweep:
-    """The lab's sweep. A quick one downloads nothing: it uses `digits` if its dataset is missing."""
+    """The lab's sweep. A quick one downloads nothing: it uses `digits` if its dataset is missing.
+
+    cores: that nodes share, as in `load_sweep`.
+    """
     path = LABS / f"{name}.yml"
-    sweep = load_sweep(path, sets, nodes, quick, repeat)
+    sweep = load_sweep(path, sets, nodes, quick, repeat, cores)
     if quick and (missing := absent(sweep, data_dir)):
         if any(assignment.startswith("dataset") for assignment in sets):
             raise InputError(f"--quick: {missing[0]} is not in {data_dir}/, and --quick downloads nothing")
-        sweep = load_sweep(path, [f"dataset={IN_THE_BOX}", *sets], nodes, quick, repeat)
+        sweep = load_sweep(path, [f"dataset={IN_THE_BOX}", *sets], nodes, quick, repeat, cores)
     return sweep
 
 
@@ -66,7 +71,7 @@ def absent(sweep: Sweep, data_dir: Path) -> list[str]:
 def listing(data_dir: Path, width: int) -> Iterator[str]:
     """Every lab with its title, source, number of runs and datasets."""
     for name in names():
-        sweep = load_lab(name, data_dir)
+        sweep = load_lab(name, data_dir, cores=machine_cores)
         missing = absent(sweep, data_dir)
         data = ", ".join(dict.fromkeys(run.name_of("dataset") for run in sweep.runs))
         there = f"will be downloaded to {data_dir}/" if missing else "downloaded"

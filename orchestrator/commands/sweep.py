@@ -32,6 +32,16 @@ class SelectedRuntime:
     runtime: Runtime
     reason: str
 
+    def shared_cores(self) -> float:
+        """The cores that quotas can divide among the nodes. Raises InputError if nodes have no quotas."""
+        if not self.runtime.info.enforces_limits:
+            enforcing = [name for name in RUNTIMES.entries if RUNTIMES.load(name).info.enforces_limits]
+            raise InputError(
+                f"runtime {self.name} cannot limit every node to a share of the cores; use --runtime "
+                f"{' or '.join(enforcing)}, or a number"
+            )
+        return self.runtime.cores()
+
 
 def run_sweep(
     loaded: Sweep,
@@ -56,6 +66,8 @@ def run_sweep(
     total = len(loaded.runs)
     console.print(f"{loaded.spec.name}: {total} runs, results in {paths.directory}/")
     console.print(f"nodes are {selected.runtime.node_kind()} ({selected.reason})")
+    if loaded.equal_cpus:
+        console.print(loaded.equal_cpus.label)
     results = []
     try:
         with progress_on(console, total) as display:
@@ -143,6 +155,8 @@ def print_plan(loaded: Sweep, paths: SweepPaths, runtime: Runtime, data_dir: Pat
     from orchestrator.execution.sweep_runner import in_order
     from orchestrator.report.model.labels import ClusterShape
 
+    if loaded.equal_cpus:
+        print(loaded.equal_cpus.label)
     runtime.expect(loaded.runs, data_dir)
     for number, run in enumerate(in_order(loaded, runtime, data_dir), start=1):
         plan = runtime.plan(run, paths.run(run.key), data_dir)

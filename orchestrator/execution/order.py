@@ -55,5 +55,6 @@ def warm_up_run(runs: Sequence[RunSpec]) -> RunSpec | None:
         "checkpoint_steps": None,
         "faults": [],
         "save_weights": False,
+        "trace": "none",
     }
     return RunSpec.model_validate({**shortest.model_dump(mode="json"), **one_epoch})

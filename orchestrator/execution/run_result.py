@@ -15,7 +15,7 @@ from orchestrator.execution.faults import (
     repeated_steps,
 )
 from orchestrator.execution.outcome import cause_of_loss, outcome
-from orchestrator.results.limits import bottleneck_flags, limit_flags, memory_flags
+from orchestrator.results.limits import limit_flags, link_flags, memory_flags, node_speed_flags
 from orchestrator.results.records import (
     Certificate,
     CertifiedPart,
@@ -23,6 +23,7 @@ from orchestrator.results.records import (
     RunResult,
     RuntimeInfo,
     epochs_of,
+    links_of,
     ranks_of,
 )
 from orchestrator.runtimes.launch_plan import rank_name, rank_noun
@@ -49,6 +50,7 @@ def build_result(
     usage: Sequence[NodeUsage] = (),
     invalid: str | None = None,
     weights_kept: bool = True,
+    untraced: Mapping[int, str] | None = None,
     launcher_log: str = "",
     logs: Sequence[str] = (),
     cores: float,
@@ -67,6 +69,7 @@ def build_result(
         suspended: PIDs of the ranks that were stopped by a signal when the time was over, by rank.
         usage: of the containers, if nodes are containers.
         invalid: why a record of the run cannot be used.
+        untraced: why ranks that should have written a trace have none, by rank.
         launcher_log: what mpirun has written, if it starts the ranks.
         logs: the names of the log files that are not empty.
         warm: whether warm nodes forked the ranks. nodes_replaced: why these nodes were replaced.
@@ -99,6 +102,8 @@ def build_result(
         cause = _uncertified(certificate, _last_epoch(spec, events))
         if spec.save_weights and not weights_kept:
             cause = cause or "the final weights were not saved"
+        for rank, reason in sorted((untraced or {}).items())[:1]:
+            cause = cause or f"{rank_name(rank, spec.processes_per_node)} has no usable trace: {reason}"
         status = "failed" if cause else "ok"
     first = min((e.time for e in events if e.kind == "train_start"), default=None)
     last = max((e.time for e in events if e.kind == "train_end"), default=None)
@@ -129,6 +134,7 @@ def build_result(
         cores=cores,
         flags=[
             *flags(spec, ranks, runtime_info, cores, usage),
+            *link_flags(spec, runtime_info, links_of(events)),
             *unattributed,
             *_uneven_parts(spec, certificate),
             *_hung(spec, events),
@@ -143,6 +149,7 @@ def build_result(
         ranks=ranks,
         epochs=epochs_of(events),
         certificate=certificate,
+        links=links_of(events),
         usage=list(usage),
         environment=environment,
     )
@@ -182,6 +189,8 @@ def _inconsistency(spec: RunSpec, events: Sequence[Event]) -> str | None:
         wrong = [name for name, values in listed.items() if len(values) != lengths[name]]
         if contradicts(spec, event):
             wrong.append("fault")
+        if event.kind == "link" and (fields["to"] >= spec.world_size or fields["to"] == event.rank):
+            wrong.append("to")
         if fields.get("epoch", 0) > spec.epochs:
             wrong.append("epoch")
         if event.kind == "result" and event.rank in reported:
@@ -365,7 +374,7 @@ def flags(
     """What limits the comparison with other runs, as sentences."""
     found = [
         *limit_flags(spec, runtime, cores),
-        *bottleneck_flags(spec, runtime, ranks, usage),
+        *node_speed_flags(spec, runtime, ranks, usage),
         *memory_flags(spec, usage),
     ]
     if spec.ranks_are_threads:

@@ -27,6 +27,7 @@ from orchestrator.results.store import (
     check_same_sweep,
     read_result,
     read_usage,
+    untraced_ranks,
     write_atomic,
 )
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
@@ -93,6 +94,7 @@ class SweepRunner:
             environment=self._environment,
             lab=sweep.spec.lab,
             blocks=sweep.blocks,
+            equal_cpus=sweep.equal_cpus,
         )
         write_atomic(self.paths.record, record.model_dump_json(indent=2))
 
@@ -209,6 +211,7 @@ class SweepRunner:
             usage=usage,
             invalid=invalid,
             weights_kept=paths.weights.exists(),
+            untraced=untraced_ranks(paths, spec),
             launcher_log=_launcher_log(paths),
             logs=sorted(log.name for log in paths.directory.glob("*.log") if log.stat().st_size),
             warm=plan.warm,

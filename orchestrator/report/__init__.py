@@ -8,8 +8,9 @@ from orchestrator.results.store import SweepPaths, write_atomic
 def write_report(paths: SweepPaths) -> list[str]:
     """Write the report's files beside the sweep's results.
 
-    These are results.csv, epochs.csv, findings.json, report.md, report.html and plots/*.svg. Runs without a
-    result are listed as pending. Figures of an earlier report that this one does not have are removed.
+    These are results.csv, epochs.csv, findings.json, report.md, report.html, plots/*.svg, and cluster.json
+    beside the result of each run with a cluster time. Runs without a result are listed as pending. Figures
+    of an earlier report that this one does not have are removed.
     Raises InputError for invalid files.
 
     Returns:

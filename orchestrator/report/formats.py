@@ -47,6 +47,11 @@ def percent(value: float | None) -> str:
     return ABSENT if value is None else f"{value:.1%}"
 
 
+def as_printed(value: float) -> float:
+    """The share that `percent` prints, from which a reader computes differences."""
+    return round(float(percent(value).removesuffix("%")) / 100, 3)
+
+
 def bits(value: float | None) -> str:
     """A Jensen–Shannon divergence in bits, without the unit."""
     return ABSENT if value is None else f"{value:.3f}"
@@ -64,6 +69,17 @@ def points(value: float | None) -> str:
     shown = round(value * 100, 1)
     sign = "+" if shown > 0 else "−" if shown < 0 else "±"
     return f"{sign}{abs(shown):.1f}{JOIN}points"
+
+
+def points_bound(value: float) -> str:
+    """A bound of a difference in percentage points, without the unit: `+0.6`.
+
+    `−0.01` rather than `±0.0`, since it must show whether an interval excludes 0.
+    """
+    written = points(value).partition(JOIN)[0]
+    if not value or written[0] != "±":
+        return written
+    return f"{'+' if value > 0 else '−'}{significant(abs(value) * 100, 1)}"
 
 
 def size(value: float | None) -> str:

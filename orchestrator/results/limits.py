@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import floor
 
-from orchestrator.results.records import RankResult, RuntimeInfo
+from orchestrator.results.records import LinkResult, RankResult, RuntimeInfo
 from trainer.core.cgroup import NodeUsage
 from trainer.spec.run_spec import NODE_LIMITS, RunSpec
 
 QUOTA_TOLERANCE = 0.02  # an engine writes a quota in whole microseconds
+MAX_NAMED = 3  # slower nodes, by number
+LEAST_BANDWIDTH = 0.7  # share of the requested bandwidth below which a run is flagged
 SLACK_S = 0.3  # CPU seconds beyond a quota that its period of 100 ms and the resolution of CPU time explain
 
 
@@ -18,10 +20,13 @@ def cores_wanted(run: RunSpec, runtime: RuntimeInfo) -> float:
 
     A quota bounds a node whatever runs in it; without one, every rank computes with all its threads.
     """
-    last = run.world_size - 1
     each = run.cpus if runtime.enforces_limits else float(run.processes_per_node * run.threads)
-    slow = each if run.bottleneck_cpus is None else min(each, run.cpus_for(last))
-    return round((run.nodes - 1) * each + slow, 6)  # no excess from floating-point rounding
+    return round(each * sum(run.node_speeds), 6)  # no excess from floating-point rounding
+
+
+def rank_quota(run: RunSpec, runtime: RuntimeInfo) -> float:
+    """The CPU quota of a rank in cores, at most 1; 1 where the runtime enforces none."""
+    return min(1.0, run.cpus / run.processes_per_node) if runtime.enforces_limits else 1.0
 
 
 def shares_cores(run: RunSpec, runtime: RuntimeInfo, cores: float) -> bool:
@@ -68,38 +73,88 @@ def limit_flags(run: RunSpec, runtime: RuntimeInfo, cores: float) -> Iterator[st
         yield f"the runtime does not enforce limits: {values} {were} not enforced"
 
 
+def link_flags(run: RunSpec, runtime: RuntimeInfo, measured: Sequence[LinkResult]) -> Iterator[str]:
+    """Flags about links that are not as requested, as sentences."""
+    if run.link is None or not run.has_links:
+        return
+    if not runtime.shapes_links:
+        yield "link requested, not enforced: times are those of this machine's links; see cluster time"
+        return
+    shares = []
+    for each in measured:
+        nodes = each.source // run.processes_per_node, each.to // run.processes_per_node
+        mbit = run.link.path(*nodes).bandwidth_mbit if nodes[0] != nodes[1] else None
+        if mbit is not None:
+            shares.append((each.bytes_per_s * 8 / 1e6 / mbit, mbit, *nodes))
+    if shares and (worst := min(shares))[0] < LEAST_BANDWIDTH:
+        share, mbit, source, to = worst
+        yield (
+            f"from node {source} to node {to}, large messages over {run.transport} reached "
+            f"{share * mbit:.3g} of the {mbit:g} Mbit/s requested"
+        )
+
+
 def slower(run: RunSpec) -> str:
-    """`, the last at 0.25 cpu`; empty where all nodes are equal."""
-    return "" if run.bottleneck_cpus is None else f", the last at {written(run.bottleneck_cpus)} cpu"
+    """`, node 3 at speed 0.25`; empty where all nodes are equal."""
+    return f", {speeds_label(run.slower_nodes)}" if run.slower_nodes else ""
 
 
-def bottleneck_flags(
+def speeds_label(slower_nodes: Mapping[int, float]) -> str:
+    """`node 3 at speed 0.25`, or with many slower nodes `5 nodes at speed 0.1 to 0.5`; empty for none."""
+    if len(slower_nodes) > MAX_NAMED:
+        low, high = min(slower_nodes.values()), max(slower_nodes.values())
+        speeds = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+        return f"{len(slower_nodes)} nodes at speed {speeds}"
+    by_speed: dict[float, list[str]] = {}
+    for node, speed in slower_nodes.items():
+        by_speed.setdefault(speed, []).append(str(node))
+    return ", ".join(
+        f"node{'s' if len(nodes) > 1 else ''} {' and '.join(nodes)} at speed {speed:g}"
+        for speed, nodes in by_speed.items()
+    )
+
+
+def node_speed_flags(
     run: RunSpec, runtime: RuntimeInfo, ranks: Sequence[RankResult], usage: Sequence[NodeUsage]
 ) -> Iterator[str]:
-    """Flag a run with a slower last node, and whether its CPU quota was applied.
+    """Flag a run whose nodes differ in speed, and whether the CPU quotas of the slower ones were applied.
 
     The usage record states the quota; the ranks' own CPU time shows whether it was enforced.
     """
-    wanted, node = run.bottleneck_cpus, f"node {run.nodes - 1}"
-    if wanted is None:
+    if not run.slower_nodes:
         return
     others = f"{counted(run.cpus, 'cpu')} each" if runtime.enforces_limits else "no limit"
+    quotas = {
+        node: run.container_cpus(node) if runtime.enforces_limits else run.throttle_cpus(node)
+        for node in run.slower_nodes
+    }
+    named = " and ".join(f"{quota:g} for node {node}" for node, quota in [*quotas.items()][:MAX_NAMED])
+    more = f" and {len(quotas) - MAX_NAMED} others" if len(quotas) > MAX_NAMED else ""
     yield (
-        f"nodes differ: CPU quota {written(wanted)} for {node}, {others} for the others; no speedup is "
+        f"nodes differ: CPU quota {named}{more}, {others} for the full-speed nodes; no speedup is "
         "reported, because no serial run has such nodes"
     )
-    applied = [each.cpus for each in usage if any(run.is_bottleneck(rank) for rank in each.ranks)]
+    for node, quota in quotas.items():
+        yield from _quota_flags(run, node, quota, ranks, usage)
+
+
+def _quota_flags(
+    run: RunSpec, slow: int, wanted: float, ranks: Sequence[RankResult], usage: Sequence[NodeUsage]
+) -> Iterator[str]:
+    """Flag one slower node whose CPU quota was not applied or not enforced."""
+    node = f"node {slow}"
+    applied = [each.cpus for each in usage if any(run.node_of(rank) == slow for rank in each.ranks)]
     if not applied or applied[0] is None:
-        yield f"CPU quota {written(wanted)} for {node} is not confirmed"
+        yield f"CPU quota {wanted:g} for {node} is not confirmed"
     elif abs(applied[0] - wanted) > QUOTA_TOLERANCE * wanted:
-        yield f"CPU quota for {node} was {written(applied[0])}, not {written(wanted)}"
-    slow_ranks = [rank for rank in ranks if run.is_bottleneck(rank.rank)]
+        yield f"CPU quota for {node} was {written(applied[0])}, not {wanted:g}"
+    slow_ranks = [rank for rank in ranks if run.node_of(rank.rank) == slow]
     used_s = sum(rank.work_cpu_s or 0.0 for rank in slow_ranks)
     train_s = max((rank.train_s for rank in slow_ranks), default=0.0)
     if used_s > 1.1 * wanted * train_s + SLACK_S:
         yield (
             f"{node} used {used_s:.3g} s of CPU time in {train_s:.3g} s of training: CPU quota "
-            f"{written(wanted)} was not enforced"
+            f"{wanted:g} was not enforced"
         )
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from trainer.core.cgroup import NodeUsage
-from trainer.core.event_schema import CoverageRecord, PartitionRecord
+from trainer.core.event_schema import CoverageRecord, MeasuredLink, PartitionRecord
 from trainer.core.events import Event
 from trainer.core.record import Record
 from trainer.core.result import TrainResult
@@ -85,6 +85,12 @@ class Certificate(Record):
         return max((part.js_divergence_so_far for part in self.parts if part.epoch == last), default=None)
 
 
+class LinkResult(MeasuredLink):
+    """The link from rank `source` to rank `to`, as the run measured it before training."""
+
+    source: int
+
+
 class InjectedFault(Record):
     """A fault that a run injected into one of its nodes, and where it fired.
 
@@ -140,8 +146,17 @@ class RunResult(Record):
     ranks: list[RankResult]
     epochs: list[EpochPoint]
     certificate: Certificate | None
+    links: list[LinkResult] = Field(default=[])  # by source and receiver; older results lack them
     usage: list[NodeUsage] = Field(default=[])  # of containers
     environment: dict[str, Any] = Field(default={})
+
+    @field_validator("spec")
+    @classmethod
+    def _check_removed_field(cls, spec: dict[str, Any]) -> dict[str, Any]:
+        """Accept results of equal nodes from versions with `bottleneck_cpus` in place of `node_speed`."""
+        if spec.get("bottleneck_cpus") is not None:
+            raise ValueError("bottleneck_cpus is a field of an earlier version, which node_speed replaces")
+        return {name: value for name, value in spec.items() if name != "bottleneck_cpus"}
 
     @property
     def run(self) -> RunSpec:
@@ -249,6 +264,12 @@ def ranks_of(events: Sequence[Event]) -> list[RankResult]:
     """The ranks' results, by rank."""
     results = [RankResult(rank=e.rank, **e.fields) for e in events if e.kind == "result"]
     return sorted(results, key=lambda result: result.rank)
+
+
+def links_of(events: Sequence[Event]) -> list[LinkResult]:
+    """The measured links of all ranks, by source and receiver."""
+    found = [LinkResult(source=event.rank, **event.fields) for event in events if event.kind == "link"]
+    return sorted(found, key=lambda link: (link.source, link.to))
 
 
 def epochs_of(events: Sequence[Event]) -> list[EpochPoint]:

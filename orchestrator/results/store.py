@@ -14,10 +14,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from orchestrator.errors import InputError, output_error
 from orchestrator.results.records import RunResult
+from orchestrator.sweeps.equal import EqualShare
 from orchestrator.sweeps.lab import BlockRecord, Lab
 from trainer.core.cgroup import NodeUsage
 from trainer.core.record import checked, first_error, parse_object
+from trainer.core.trace import TraceError, read_trace, trace_path
 from trainer.spec.run_spec import RunSpec
+from trainer.spec.traces import untraced_reason
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -38,6 +41,7 @@ class SweepRecord(BaseModel):
     environment: dict[str, Any]
     lab: Lab | None = None
     blocks: list[BlockRecord] = []
+    equal_cpus: EqualShare | None = None  # what `cpus: equal` of the source was replaced by
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,10 @@ class RunPaths:
     def weights(self) -> Path:
         return self.directory / "weights.npy"
 
+    def trace(self, rank: int) -> Path:
+        """What a rank did during training."""
+        return trace_path(self.directory, rank)
+
     @property
     def live(self) -> Path:
         """To which ranks or the coordinator write; exists only during the run."""
@@ -90,6 +98,16 @@ class RunPaths:
     def usage(self) -> Path:
         """Usage of each container, one line of JSON each."""
         return self.directory / "usage.jsonl"
+
+    @property
+    def cluster_time(self) -> Path:
+        """What a replay of the run's traces computed."""
+        return self.directory / "cluster.json"
+
+    @property
+    def timeline(self) -> Path:
+        """The run's wall and cluster time in the Chrome trace format."""
+        return self.directory / "timeline.json"
 
     def log(self, name: str) -> Path:
         """The console output of a node or a launcher, e.g. `log("node-0")`."""
@@ -232,6 +250,24 @@ def read_usage(path: Path) -> list[NodeUsage]:
     if len(data) > MAX_USAGE_BYTES:
         raise ValueError(f"{path.name}: more than {MAX_USAGE_BYTES} bytes")
     return [checked(NodeUsage, parse_object(line, path.name), path.name) for line in data.splitlines()]
+
+
+def untraced_ranks(paths: RunPaths, spec: RunSpec) -> dict[int, str]:
+    """Why ranks that should have written a trace have no usable one, by rank."""
+    found: dict[int, str] = {}
+    if untraced_reason(spec):
+        return found
+    for rank in range(spec.world_size):
+        path = paths.trace(rank)
+        try:
+            header = read_trace(path).header
+        except TraceError as error:
+            found[rank] = str(error).removeprefix(f"{path}: ") if path.exists() else "it was not saved"
+            continue
+        is_its_own = header.run == spec.key and header.rank == rank and header.size == spec.world_size
+        if not is_its_own:
+            found[rank] = "it is of another rank or run"
+    return found
 
 
 def read_record(paths: SweepPaths) -> SweepRecord:

@@ -15,12 +15,14 @@ from orchestrator.errors import InputError
 from orchestrator.sweeps.validation import Location, dotted, error_lines
 from trainer.core.registry import suggestion
 from trainer.spec.faults import keys_of_fault
+from trainer.spec.link import Links, keys_of_link
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec, with_derived_defaults
 
 Values = dict[str, Any]
 
 SEED = "seed"
+NODE_SPEED = "node_speed"
 
 
 @dataclass(frozen=True)
@@ -173,15 +175,36 @@ def _matches(run: Values, entry: Values) -> bool:
     """Whether filled values match every field of a skip entry."""
     for name, wanted in entry.items():
         component, _, parameter = name.partition(".")
-        choices = wanted if isinstance(wanted, list) else [wanted]
+        choices = _choices(name, wanted)
+        if name == NODE_SPEED:  # in its normal form, which depends on the number of nodes
+            forms = [{"nodes": run["nodes"], name: choice} for choice in choices]
+            choices = [with_derived_defaults(form)[name] for form in forms]
         if component in REGISTRIES:
             form = run[component]
             value = form.get(parameter) if parameter else form
         else:
             value = run[name]
-        if not any(_fits(value, choice) for choice in choices):
+        fits = _same_links if name == "link" else _fits
+        if not any(fits(value, choice) for choice in choices):
             return False
     return True
+
+
+def _choices(name: str, wanted: Any) -> list[Any]:
+    """The values that an entry allows: a list of them, or one. The speeds of nodes may be one list."""
+    if not isinstance(wanted, list):
+        return [wanted]
+    one = name == NODE_SPEED and all(isinstance(each, int | float) for each in wanted)
+    return [wanted] if one else wanted
+
+
+def _same_links(value: Any, choice: Any) -> bool:
+    """Whether two forms of links are equal; an invalid value, of a combination that is no run, is not."""
+    try:
+        one, other = (None if each is None else Links.of(each).canonical for each in (value, choice))
+    except ValidationError:
+        return False
+    return one == other
 
 
 def _fits(value: Any, choice: Any) -> bool:
@@ -198,7 +221,7 @@ def _check_skip(entry: Values, place: str) -> None:
         check_field(name, place)
         if "." in name:
             continue  # which values a parameter may have depends on the component
-        for value in wanted if isinstance(wanted, list) else [wanted]:
+        for value in _choices(name, wanted):
             try:
                 RunSpec.model_validate({"strategy": "fault_injection", name: value})
             except ValidationError as error:
@@ -221,6 +244,8 @@ def _checked(values: Values, written: Mapping[str, FieldValue], block: str) -> R
             return list(RunSpec.model_fields)
         name = str(location[0])
         if name not in REGISTRIES:
+            if name == "link":
+                return keys_of_link(*location[1:])
             return keys_of_fault(*location[2:]) if name == "faults" else []
         return REGISTRIES[name].parameters(_filled(values)[name], *location[1:]) or ["no parameters"]
 

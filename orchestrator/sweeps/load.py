@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from orchestrator.errors import InputError
+from orchestrator.sweeps.equal import EqualShare, resolve_equal
 from orchestrator.sweeps.expand import SEED, BlockFields, FieldValue, check_field, expand, matches
 from orchestrator.sweeps.lab import Ablation, AblationStep, BlockRecord, Lab, Published
 from orchestrator.sweeps.validation import Location, dotted, error_lines
@@ -93,6 +94,7 @@ class Sweep:
     overrides: list[str]  # options that changed it, as typed
     runs: list[RunSpec]
     blocks: list[BlockRecord]  # those that have a name
+    equal_cpus: EqualShare | None = None  # what `cpus: equal` was replaced by
 
 
 def load_sweep(
@@ -101,6 +103,7 @@ def load_sweep(
     nodes: str | None = None,
     quick: bool = False,
     repeat: int | None = None,
+    cores: Callable[[], float] | None = None,
 ) -> Sweep:
     """Read, override and expand a sweep file.
 
@@ -109,6 +112,7 @@ def load_sweep(
         nodes: "1,2,4" for every block that varies nodes.
         quick: apply the file's own `quick` values.
         repeat: number of runs of each configuration, from the smallest seed of its block on.
+        cores: of the machine that nodes share, for `cpus: equal`; raises InputError if they have no quotas.
 
     Raises:
         InputError: names file, key, value and what is allowed.
@@ -137,16 +141,21 @@ def load_sweep(
         overrides.append(_set_repeat(all_fields, repeat))
     left_out = [quick and block.quick is None for block in spec.blocks]
     _check_combinations(all_fields, path)
-    expanded = [
-        [] if out else list(expand(block_fields, every_skip_matches=not overrides))
-        for block_fields, out in zip(all_fields, left_out, strict=True)
-    ]
+
+    def expanded_blocks(every_skip_matches: bool = False) -> list[list[RunSpec]]:
+        return [
+            [] if out else list(expand(block_fields, every_skip_matches=every_skip_matches))
+            for block_fields, out in zip(all_fields, left_out, strict=True)
+        ]
+
+    share = resolve_equal(all_fields, lambda: [*chain.from_iterable(expanded_blocks())], cores)
+    expanded = expanded_blocks(every_skip_matches=not overrides)
     runs = _distinct(chain.from_iterable(expanded))
     if not runs:
         raise InputError(f"{path}: no runs; skip excludes every combination")
     # Options may exclude runs that have published figures.
     _check_published(spec, None if overrides else expanded, path)
-    return Sweep(spec, text, overrides, runs, _named(spec.blocks, expanded))
+    return Sweep(spec, text, overrides, runs, _named(spec.blocks, expanded), share)
 
 
 def _check_combinations(all_fields: Sequence[BlockFields], path: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from orchestrator.sweeps.equal import CPUS, EQUAL
 from orchestrator.sweeps.load import SweepSpec
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
 
 Schema = dict[str, Any]
+EQUAL_CPUS = "the same share of the machine's cores for every node of every run; not with runtime local"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
@@ -27,7 +29,10 @@ def sweep_schema() -> Schema:
     """
     schema, run = SweepSpec.model_json_schema(), RunSpec.model_json_schema()
     shared = run.pop("$defs", {})
-    fields = {name: {"$ref": f"#/$defs/Run/properties/{name}"} for name in run["properties"]}
+    fields: dict[str, Schema] = {
+        name: {"$ref": f"#/$defs/Run/properties/{name}"} for name in run["properties"]
+    }
+    fields[CPUS] = {"anyOf": [fields[CPUS], {"const": EQUAL, "description": EQUAL_CPUS}]}
     # A component's parameter, `strategy.init`: which ones exist depends on the component.
     parameter = rf"^({'|'.join(REGISTRIES)})\.[a-z0-9_]+$"
 

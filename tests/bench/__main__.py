@@ -7,12 +7,15 @@ import sys
 from tests.bench import (
     augmentation,
     claims,
+    clock,
     collectives,
     containers,
     flower,
+    links,
     model_partitioning,
     overhead,
     partitioners,
+    replay,
     step,
     traffic,
 )
@@ -22,10 +25,13 @@ PARTS = {
     "partitioners": partitioners.main,
     "augmentation": augmentation.main,
     "claims": claims.main,
+    "clock": clock.main,
     "collectives": collectives.main,
     "overhead": overhead.main,
+    "replay": replay.main,
     "containers": containers.main,
     "bytes": traffic.main,
+    "links": links.main,
     "model": model_partitioning.main,
 }
 ON_REQUEST = {

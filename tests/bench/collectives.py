@@ -7,26 +7,18 @@ remaining noise.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 
 import torch
 
-from orchestrator.results.store import RunPaths, write_atomic
-from orchestrator.runtimes.local.processes import mpirun, processes
-from orchestrator.runtimes.local.runtime import LocalRun
+from orchestrator.runtimes.local.processes import mpirun
+from tests.bench.ranks import measure_as_rank, measured_by_ranks
 from tests.bench.step import ratio
 from trainer.comm.base import Communicator
-from trainer.launch.environment import read_context
-from trainer.launch.ranks import connect
-from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 
 FLOATS = (5_000, 100_000, 1_000_000, 10_000_000)
@@ -59,40 +51,21 @@ def row(turns: Turns) -> str:
     return f"{middles[0]:10.1f} {middles[1]:10.1f}   {ratio(ours, library):28} {ratio(after, before)}"
 
 
-def measured(transport: str, ranks: int) -> dict[str, Turns]:
-    """The measurements of rank 0, by number of floats. Ranks start as in a local run."""
+def measured(transport: str, ranks: int, module: str = __name__) -> dict[str, Turns]:
+    """The measurements of rank 0, by number of floats. Ranks start as in a local run.
+
+    module: whose main function each rank runs.
+    """
     fields = {"strategy": "all_reduce", "transport": transport, "nodes": ranks, "timeout_s": PATIENCE_S}
     run = RunSpec.model_validate(fields)
-    with tempfile.TemporaryDirectory() as directory:
-        paths, live = RunPaths(Path(directory)), Path(directory) / "live"
-        live.mkdir()
-        write_atomic(paths.spec, run.model_dump_json())
-        started = [
-            replace(each, argv=[*each.argv[:-1], __name__])  # instead of `trainer`
-            for each in processes(run, paths, Path(directory), live)
-        ]
-        deadline = time.monotonic() + PATIENCE_S
-        with LocalRun(started, paths, live, OutputLimits.of(run)) as handle:
-            while (state := handle.wait(1)).running and not state.failing and time.monotonic() < deadline:
-                pass
-        if state.failing or state.running:
-            logs = [path.read_text() for path in sorted(paths.directory.glob("*.log"))]
-            sys.exit("\n".join([f"{transport}, {ranks} ranks: failed or took too long", *logs]))
-        turns: dict[str, Turns] = json.loads((live / "turns.json").read_text())
-        return turns
+    turns: dict[str, Turns] = measured_by_ranks(run, module, PATIENCE_S)
+    return turns
 
 
 def rank_main() -> None:
     """Main function of each rank's process."""
-    run = RunSpec.model_validate_json(Path(os.environ["SHARDYARD_SPEC"]).read_text())
-    torch.set_num_threads(run.threads)
-    context = read_context(run, os.environ)
-    comm = connect(context, threads=1)
-    comm.clock.start()
-    turns = {floats: take_turns(comm, torch.zeros(floats)) for floats in FLOATS}  # zeros stay zeros
-    if context.rank == 0:
-        write_atomic(Path(os.environ["SHARDYARD_OUT"]) / "turns.json", json.dumps(turns))
-    comm.close()
+    # Zeros stay zeros.
+    measure_as_rank(lambda comm: {floats: take_turns(comm, torch.zeros(floats)) for floats in FLOATS})
 
 
 def take_turns(comm: Communicator, buffer: torch.Tensor) -> Turns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -21,15 +21,18 @@ Execute = Callable[[RunSpec], RunResult]
 
 
 @contextmanager
-def runs_on(runtime: str, display: Progress | None = None, cold: bool = False) -> Iterator[Execute]:
+def runs_on(
+    runtime: str, display: Progress | None = None, cold: bool = False, results: Path | None = None
+) -> Iterator[Execute]:
     """Yield a function that executes one run; a run that is not ok ends the benchmark.
 
     Args:
         runtime: Name of the runtime.
         cold: Start all processes afresh for every run.
         display: Receives the run's events.
+        results: Directory for the results; None for a temporary one.
     """
-    with tempfile.TemporaryDirectory() as directory:
+    with nullcontext(results) if results else tempfile.TemporaryDirectory() as directory:
         nodes = RUNTIMES.load(runtime)(cold)
         if reason := nodes.unavailable_reason():
             sys.exit(reason)

@@ -561,7 +561,7 @@ PROCESSES = (
         "throttle",
         strikes.kill_command("the throttle of a slower node gets SIGKILL", "local.throttle"),
         Moment.EPOCH,
-        {**LONG, **GLOO, "bottleneck_cpus": 0.5},
+        {**LONG, **GLOO, "node_speed": {-1: 0.5}},
         fails(Fact("has ended before the run", "ended before"), named=Fact("the throttle", "throttle")),
         (LOCAL,),
     ),

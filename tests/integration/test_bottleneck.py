@@ -1,4 +1,4 @@
-"""The throttle of a slow local node: it enforces the quota, and leaves no process suspended."""
+"""The throttle of slower local nodes: it enforces their quotas, and leaves no process suspended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUSY = [sys.executable, "-c", "while True: pass"]
 ORCHESTRATOR = """
 import os, subprocess, sys, time
 module = "orchestrator.runtimes.local.throttle"
-argv = [sys.executable, "-m", module, "0.2", "node-2", "1", sys.argv[1]]
+argv = [sys.executable, "-m", module, sys.argv[1], "0.2:node-2:1"]
 os.environ["SHARDYARD_PARENT_PID"] = str(os.getpid())
 print(subprocess.Popen(argv).pid, flush=True)
 time.sleep(60)
@@ -132,7 +132,7 @@ def test_rank_of_the_slower_node_trains_within_its_quota(
     tmp_path: Path, transport: str, cold: bool
 ) -> None:
     """Also if it is forked by a warm node, and from its first step."""
-    fields = {"nodes": 2, "cpus": 1, "bottleneck_cpus": 0.2, "epochs": 4, "transport": transport}
+    fields = {"nodes": 2, "node_speed": [1, 0.2], "epochs": 4, "transport": transport}
     dataset = {"name": "synthetic", "samples": 4000, "test_samples": 64}
     run = RunSpec.model_validate({**SMALL, "strategy": "one_shot", "dataset": dataset, **fields})
     display = RecordingDisplay()
@@ -144,3 +144,18 @@ def test_rank_of_the_slower_node_trains_within_its_quota(
     assert (usage.throttled_s or 0) > 0
     # One period more: the quota of the first one may be used before the clock starts.
     assert (slow.work_cpu_s or 0) <= 0.2 * slow.train_s + 0.1
+
+
+def test_two_slower_nodes_train_within_their_own_quotas(tmp_path: Path) -> None:
+    dataset = {"name": "synthetic", "samples": 3000, "test_samples": 64}
+    fields = {"nodes": 3, "node_speed": {0: 0.5, 1: 0.2}, "epochs": 3, "transport": "gloo"}
+    run = RunSpec.model_validate({**SMALL, "strategy": "one_shot", "dataset": dataset, **fields})
+    result = execute(run, tmp_path / "results", display=RecordingDisplay())
+    assert (result.status, result.cause) == ("ok", None)
+    assert [(usage.name, usage.ranks, usage.cpus) for usage in result.usage] == [
+        ("node-1", [0], 0.5),
+        ("node-2", [1], 0.2),
+    ]
+    for rank, quota in ((0, 0.5), (1, 0.2)):
+        slow = result.ranks[rank]
+        assert (slow.work_cpu_s or 0) <= quota * slow.train_s + 0.1

@@ -52,6 +52,8 @@ print(json.dumps({
     "processes": [*statuses()],
     "mounts": mounts,
     "routes": [line.split()[1] for line in Path("/proc/net/route").read_text().splitlines()[1:]],
+    "links": [line.split()[0] for line in Path("/proc/net/route").read_text().splitlines()[1:]
+              if line.split()[7] == "FFFFFFFF"],
     "interfaces": sorted(os.listdir("/sys/class/net")),
     "writable": {path: works(write, path) for path in paths},
     "modes": {path: os.stat(path).st_mode & 0o7777 for path in paths if os.path.exists(path)},
@@ -75,6 +77,16 @@ def assert_coordinator_confined(container: str) -> int:
     return _assert_all(container, _common_checks)
 
 
+def assert_switch_confined(container: str) -> int:
+    """Check the running switch of a run with links. Returns the number of checks."""
+    return _assert_all(container, _switch_checks)
+
+
+def assert_linked_node_confined(container: str) -> int:
+    """Check a running node of a run with links. Returns the number of checks."""
+    return _assert_all(container, _linked_node_checks)
+
+
 def _assert_all(container: str, checks: Callable[[dict[str, Any], dict[str, Any]], Checks]) -> int:
     probe = ["docker", "exec", "-i", container, "python", "-", *READ_ONLY, *IN_MEMORY]
     probe += ["/data", "/checkpoints", "/results"]
@@ -86,8 +98,10 @@ def _assert_all(container: str, checks: Callable[[dict[str, Any], dict[str, Any]
     return len(results)
 
 
-def _common_checks(found: dict[str, Any], shown: dict[str, Any]) -> Checks:
-    """Statements about any container of a run, and whether they hold."""
+def _common_checks(
+    found: dict[str, Any], shown: dict[str, Any], interfaces: tuple[str, ...] = ("eth0", "lo")
+) -> Checks:
+    """Statements about any container of a run, and whether they hold. interfaces: that it has."""
     host, processes = shown["HostConfig"], found["processes"]
     # The engine's init process of a coordinator keeps what its container was given.
     ours = [each for each in processes if "docker-init" not in each["command"]]
@@ -102,12 +116,13 @@ def _common_checks(found: dict[str, Any], shown: dict[str, Any]) -> Checks:
     yield "processes of the host are hidden", host["PidMode"] == ""
     yield "shared memory of the host is hidden", host["IpcMode"] == "private"
     yield "the host name is its own", host["UTSMode"] == ""
+    yield "/dev/net/tun is not there", "net" not in found["devices"]
     yield "the network is that of the run", [*shown["NetworkSettings"]["Networks"]] == [host["NetworkMode"]]
     yield "no port is published", not host["PortBindings"] and not host["PublishAllPorts"]
     yield "no device of the host is given", not host["Devices"] and not host["DeviceRequests"]
     yield "all devices are virtual", {*found["devices"]} <= DEVICES
     yield "there is no default route", "00000000" not in found["routes"]
-    yield "there is one link", found["interfaces"] == ["eth0", "lo"]
+    yield f"the network interfaces are {interfaces}", found["interfaces"] == [*interfaces]
     yield "nothing outside is reached", found["outside"] is False
     yield "no name outside is resolved", found["resolved"] is False
     yield "the engine's socket is not mounted", found["engine"] is False
@@ -118,9 +133,30 @@ def _common_checks(found: dict[str, Any], shown: dict[str, Any]) -> Checks:
     yield "the environment has no secret", not any(map(secret.search, found["environment"]))
 
 
-def _node_checks(found: dict[str, Any], shown: dict[str, Any]) -> Checks:
+def _switch_checks(found: dict[str, Any], shown: dict[str, Any]) -> Checks:
+    """Statements about the switch, which has no network of its own and nothing of the host."""
+    yield from _common_checks(found, shown, ("lo",))
+    host, processes = shown["HostConfig"], found["processes"]
+    yield "it has no network", host["NetworkMode"] == "none" and not found["routes"]
+    yield "the bounding set is empty", all(int(each["CapBnd"], 16) == 0 for each in processes)
+    for name in ("Uid", "Gid"):
+        yield f"{name} is the nodes'", all({*each[name].split()} == {NODE_USER} for each in processes)
+    yield "no directory of the host is mounted", all(each["Type"] == "volume" for each in shown["Mounts"])
+    yield "memory has a limit", host["Memory"] > 0
+    yield "the number of processes has a limit", host["PidsLimit"] > 0
+
+
+def _linked_node_checks(found: dict[str, Any], shown: dict[str, Any]) -> Checks:
+    """Statements about a node that is connected to a switch, and whether they hold."""
+    yield from _node_checks(found, shown, ("eth0", "link0", "lo"))
+    yield "the other nodes are routed", found["links"] == ["link0"]
+
+
+def _node_checks(
+    found: dict[str, Any], shown: dict[str, Any], interfaces: tuple[str, ...] = ("eth0", "lo")
+) -> Checks:
     """Statements about a container that runs students' code, and whether they hold."""
-    yield from _common_checks(found, shown)
+    yield from _common_checks(found, shown, interfaces)
     host, mounts, processes = shown["HostConfig"], found["mounts"], found["processes"]
     for name in ("Uid", "Gid"):
         yield (

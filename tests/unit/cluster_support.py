@@ -6,11 +6,12 @@ from typing import Any
 
 from trainer.cluster.rank_assignment import AgentInfo, RankAssignment, assign_ranks
 
-# The smallest run of each topology; `nodes` follows from the number of containers.
+# The smallest run of each topology, whose agents send no traces; `nodes` follows from the number of
+# containers.
 FIELDS: dict[str, dict[str, Any]] = {
-    "ddp": {"strategy": "ddp", "dataset": "digits"},
-    "mpi": {"strategy": "all_reduce", "transport": "mpi"},
-    "rpc": {"strategy": "rpc_split"},
+    "ddp": {"strategy": "ddp", "dataset": "digits", "trace": "none"},
+    "mpi": {"strategy": "all_reduce", "transport": "mpi", "trace": "none"},
+    "rpc": {"strategy": "rpc_split", "trace": "none"},
     "single": {"strategy": "hogwild"},
 }
 OTHER = {"mpi": "launcher", "rpc": "master"}

@@ -25,7 +25,9 @@ Row = dict[str, Any]
 def container(service: str, number: int = 1, state: str = "running", health: str = "healthy") -> Row:
     labels = {"com.docker.compose.service": service, "com.docker.compose.container-number": str(number)}
     status = f"Up 3 seconds ({health})" if state == "running" else "Exited (0) 1 second ago"
-    return {"Id": f"{service}-{number}", "State": state, "Status": status, "Labels": labels}
+    networks = {"Networks": {"run": {"IPAddress": f"10.0.{len(service)}.{number}"}}}
+    found = {"Id": f"{service}-{number}", "State": state, "Status": status, "Labels": labels}
+    return {**found, "NetworkSettings": networks}
 
 
 def ended(service: str, number: int = 1) -> Row:
@@ -63,14 +65,18 @@ class Api:
 
 
 class Up:
-    """A fake `docker compose up`: it runs until the test sets an exit code."""
+    """A fake `docker compose`. `up` runs until the test sets an exit code; a plug has ended."""
 
     def __init__(self, argv: list[str], **options: Any) -> None:
         self.argv, self.environment = argv, options["env"]
-        self.returncode: int | None = None
+        self.returncode: int | None = 0 if "plug" in argv else None
+        self.errors = ""
 
     def poll(self) -> int | None:
         return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[None, str]:
+        return None, self.errors
 
     def terminate(self) -> None:
         self.returncode = -15

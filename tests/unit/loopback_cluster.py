@@ -27,6 +27,7 @@ from trainer.cluster.coordinator import Coordinator
 from trainer.cluster.hand_over import ENDED, SPEC, Ending, hand_over, take_over
 from trainer.cluster.protocol import FROM_COORDINATOR, MAX_ASSIGNMENT_BYTES, Connection, Message
 from trainer.cluster.rank_assignment import RankAssignment, container_name
+from trainer.core.trace import RECORD, Kind, Trace, TraceHeader, encode_trace
 
 USAGE = {"cpu_s": 1.0, "throttled_s": None, "out_of_memory": 0}
 KEYS = {"key": f"ssh-ed25519 {'K' * 68}", "host_key": f"ssh-ed25519 {'H' * 68}"}
@@ -39,6 +40,22 @@ def weights_file(parameters: int) -> bytes:
     file = io.BytesIO()
     np.save(file, np.arange(parameters, dtype=np.float32))
     return file.getvalue()
+
+
+def trace_file(run: str, rank: int, records: int = 3) -> bytes:
+    """What a rank writes as its trace."""
+    header = TraceHeader(
+        run=run,
+        rank=rank,
+        size=2,
+        transport="gloo",
+        mode="steps",
+        groups=[[0, 1]],
+        started_s=1.0,
+        count=records,
+    )
+    barrier = (Kind.BARRIER, 0, -1, 0, 0.0, 0.0, 1.0)
+    return encode_trace(Trace(header, np.array([barrier] * records, RECORD)))
 
 
 @dataclass
@@ -82,6 +99,14 @@ class FakeAgent:
         for number, part in enumerate(parts, start=1):
             chunk = base64.b64encode(part).decode()
             await self.connection.send("weights", chunk=chunk, last=complete and number == len(parts))
+
+    async def send_trace(self, rank: int, *parts: bytes, complete: bool = True) -> None:
+        """Send the trace of a rank in these parts; none: a valid one in one part."""
+        assert self.assignment
+        parts = parts or (trace_file(self.assignment.spec.key, rank),)
+        for number, part in enumerate(parts, start=1):
+            last = complete and number == len(parts)
+            await self.connection.send("trace", rank=rank, chunk=base64.b64encode(part).decode(), last=last)
 
     async def exit(
         self,

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import pytest
 
+from orchestrator.replay.described import described
+from orchestrator.replay.run import ClusterTime, RankTime
 from orchestrator.report import figures, formats, write_report
 from orchestrator.report.findings import find
 from orchestrator.report.findings.base import Finding
@@ -228,8 +230,40 @@ def a_record(results: Sequence[RunResult], pending: Sequence[str] = (), **fields
     )
 
 
-def a_comparison(*results: RunResult, pending: Sequence[str] = ()) -> Comparison:
-    return compare(a_record(results, pending), [(result.key, result) for result in results])
+def in_cluster_time(
+    result: RunResult, cluster_s: float, communicate_s: float = 0.0, wait_s: float = 0.0
+) -> ClusterTime:
+    """A replay in which all ranks do the same, and wait for rank 0."""
+    run = result.run
+    ranks = [
+        RankTime(
+            work_s={"data": 0.1, "compute": cluster_s - 0.1 - communicate_s - wait_s, "other": 0.0},
+            communicate_s=communicate_s,
+            wait_s_by_rank=[wait_s, *[0.0] * (run.world_size - 1)],
+            idle_s=0.0,
+            overlapped_s=0.0,
+        )
+        for _ in range(run.world_size)
+    ]
+    return ClusterTime(
+        run=result.key,
+        cluster=described(result, {}),
+        cluster_s=cluster_s,
+        epoch_ends_s=[cluster_s / 2, cluster_s],
+        ranks=ranks,
+        bubble=None,
+        records=100,
+    )
+
+
+def a_comparison(
+    *results: RunResult, pending: Sequence[str] = (), clusters: Sequence[ClusterTime] = ()
+) -> Comparison:
+    return compare(
+        a_record(results, pending),
+        [(result.key, result) for result in results],
+        clusters={cluster.run: cluster for cluster in clusters},
+    )
 
 
 def row_of(comparison: Comparison, strategy: str, seed: int = 0) -> Row:

@@ -368,7 +368,7 @@ def test_usage_of_containers_covers_the_last_command_only() -> None:
 def test_strategy_label_includes_the_interval(fields_of_run: dict[str, int], label: str) -> None:
     run = spec(strategy="serial", nodes=1, **fields_of_run)
     result = run_result(key=run.key, spec=run.model_dump(mode="json"))
-    (in_report,) = rows_of([(run.key, result, run)])
+    (in_report,) = rows_of([(run.key, result, run)], {})
     assert in_report.strategy_label == label
 
 

@@ -55,6 +55,32 @@ def test_input_error_is_one_message_and_exit_code_2(
     assert capsys.readouterr() == ("", f"error: {tmp_path}/absent.yml: no such file\n")
 
 
+@pytest.mark.parametrize("arguments", [[], ["--dry-run"]])
+def test_equal_quotas_need_a_runtime_that_enforces_them(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: list[str],
+) -> None:
+    file = tmp_path / "s.yml"
+    file.write_text("name: s\nblocks: [{base: {strategy: serial}}]")
+    monkeypatch.chdir(tmp_path)
+    options = ["--runtime", "local", "--set", "cpus=equal", *arguments]
+    monkeypatch.setattr(sys, "argv", ["orchestrator", "sweep", str(file), *options])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    message = capsys.readouterr().err
+    for named in ("--set cpus=equal", "'equal'", "local", "--runtime docker", "a number"):
+        assert named in message
+    assert [*tmp_path.iterdir()] == [file]
+
+
+def test_equal_quotas_share_the_cores_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DockerRuntime, "cores", lambda self: 10)
+    assert run_sweep.SelectedRuntime("docker", DockerRuntime(), "").shared_cores() == 10
+
+
 def test_unknown_runtime_lists_the_known_ones() -> None:
     with pytest.raises(InputError, match="--runtime slurm: unknown runtime; known: docker, local"):
         run_sweep.select_runtime("slurm")

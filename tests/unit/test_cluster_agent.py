@@ -17,9 +17,16 @@ import pytest
 
 from orchestrator.runtimes.docker.live import LiveRecord
 from tests.unit import loopback_cluster
-from tests.unit.cluster_support import assigned, index_of
+from tests.unit.cluster_support import FIELDS, assigned, index_of
 from tests.unit.conftest import event, rank_fields
-from tests.unit.loopback_cluster import FakeAgent, LoopbackCluster, Script, keeps_training, weights_file
+from tests.unit.loopback_cluster import (
+    FakeAgent,
+    LoopbackCluster,
+    Script,
+    keeps_training,
+    trace_file,
+    weights_file,
+)
 from trainer.cluster import agent as module
 from trainer.cluster import mpi_rank
 from trainer.cluster.agent import Agent
@@ -28,6 +35,8 @@ from trainer.cluster.protocol import Connection
 from trainer.cluster.rank_assignment import AssignmentError, RankAssignment
 from trainer.core.events import Event
 from trainer.core.membership import Membership
+from trainer.core.trace import trace_path
+from trainer.spec.run_spec import RunSpec
 from trainer.warm.client import UNAVAILABLE
 from trainer.warm.process import START_S, ParentError
 
@@ -93,9 +102,14 @@ def test_events_and_weights_arrive_before_exit_codes(
     weights = weights_file(module.CHUNK_BYTES // 4)  # two chunks
     (home / "weights").write_bytes(weights)
     wrote = writes(home, "start", "result", "done")
-    script(monkeypatch, f"test $ROLE = test && cp {home}/weights {home}/out/weights.npy && {wrote}")
-    assert cluster.run({"node-1": real}, save_weights=True) == 0
+    run = RunSpec.model_validate({**FIELDS["ddp"], "nodes": 1, "save_weights": True})
+    trace = trace_file(run.key, 0, records=1000)  # two chunks
+    trace_path(home, 0).write_bytes(trace)
+    command = f"cp {home}/weights {home}/out/weights.npy && cp {trace_path(home, 0)} {home}/out && {wrote}"
+    script(monkeypatch, f"test $ROLE = test && {command}")
+    assert cluster.run({"node-1": real}, save_weights=True, trace="steps") == 0
     assert cluster.kinds(0) == ["start", "result", "done"]
+    assert trace_path(cluster.directory, 0).read_bytes() == trace
     assert (cluster.directory / "weights.npy").read_bytes() == weights
     assert cluster.codes == [0]
     (usage,) = (cluster.directory / "usage.jsonl").read_text().splitlines()

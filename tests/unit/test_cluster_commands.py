@@ -122,8 +122,8 @@ def test_environment(topology: str) -> None:
 
 
 @pytest.mark.parametrize("topology", ["ddp", "mpi", "rpc"])
-def test_ranks_of_the_bottleneck_wait_for_its_cpu_quota(topology: str) -> None:
-    assignment = assigned(topology, 1, 2, cpus=2, bottleneck_cpus=0.25)
+def test_ranks_of_a_slower_node_wait_for_its_cpu_quota(topology: str) -> None:
+    assignment = assigned(topology, 1, 2, cpus=2, node_speed={-1: 0.125})
     first, last = (environment(at(assignment, name), PID) for name in ("node-1", "node-2"))
     assert (first.get("SHARDYARD_CPU_QUOTA"), last["SHARDYARD_CPU_QUOTA"]) == (None, "0.25")
     assert (first["OMP_NUM_THREADS"], last["OMP_NUM_THREADS"]) == ("2", "1")

@@ -20,10 +20,12 @@ from tests.unit.loopback_cluster import (
     Script,
     keeps_training,
     succeeds,
+    trace_file,
     weights_file,
 )
 from trainer.cluster import coordinator as module
 from trainer.core.events import Event
+from trainer.core.trace import read_trace, trace_path
 
 LOST = "killed together with its container, or disconnected from the coordinator"
 ignore_sigterm = pytest.fixture(autouse=True)(loopback_cluster.ignore_sigterm)
@@ -144,6 +146,50 @@ def test_incomplete_weights_are_not_saved(cluster: LoopbackCluster) -> None:
     assert cluster.run({"node-1": dies}, save_weights=True) == 1
     assert not (cluster.directory / "weights.npy").exists()
     assert cluster.summary[1:] == ["  not all results were received and saved"]
+
+
+async def succeeds_with_trace(agent: FakeAgent) -> None:
+    """As `succeeds`, of a run with traces."""
+    await agent.receive_assignment()
+    await agent.report_success()
+    for rank in agent.ranks:
+        await agent.send_trace(rank)
+    await agent.exit()
+    await agent.wait_for_shutdown()
+
+
+def test_traces_of_all_ranks_are_saved(cluster: LoopbackCluster) -> None:
+    async def in_parts(agent: FakeAgent) -> None:
+        await agent.receive_assignment()
+        await agent.report_success()
+        await agent.exit()
+        await agent.receive()
+        assert agent.received[-1] == "shutdown"  # an Open MPI node sends files at shutdown
+        assert agent.assignment
+        content = trace_file(agent.assignment.spec.key, 1)
+        await agent.send_trace(1, *(content[first : first + 50] for first in range(0, len(content), 50)))
+
+    assert cluster.run({"node-1": succeeds_with_trace, "node-2": in_parts}, trace="steps") == 0
+    headers = [read_trace(trace_path(cluster.directory, rank)).header for rank in (0, 1)]
+    assert [header.rank for header in headers] == [0, 1]
+
+
+def test_a_node_that_sends_no_trace_is_named(cluster: LoopbackCluster) -> None:
+    assert cluster.run({"node-1": succeeds_with_trace, "node-2": succeeds}, trace="steps") == 1
+    assert cluster.causes == {"node-2": "rank 1 has sent no trace"}
+
+
+def test_an_incomplete_trace_is_not_saved(cluster: LoopbackCluster) -> None:
+    async def stops(agent: FakeAgent) -> None:
+        assignment = await agent.receive_assignment()
+        await agent.report_success()
+        await agent.send_trace(1, trace_file(assignment.spec.key, 1)[:-1], complete=False)
+        await agent.exit()
+        await agent.wait_for_shutdown()
+
+    assert cluster.run({"node-1": succeeds_with_trace, "node-2": stops}, trace="full") == 1
+    assert list(cluster.causes) == ["node-2"]
+    assert not trace_path(cluster.directory, 1).exists()
 
 
 def test_coordinator_stays_while_weights_arrive(

@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.runtimes.docker.live import LiveRecord
 from tests.unit import loopback_cluster
-from tests.unit.cluster_support import assigned
+from tests.unit.cluster_support import FIELDS, assigned
 from tests.unit.loopback_cluster import (
     HELLO,
     KEYS,
@@ -31,7 +31,9 @@ from trainer.cluster import coordinator as module
 from trainer.cluster.protocol import FROM_AGENT, MAX_HELLO_BYTES, MAX_LINE_BYTES, Connection
 from trainer.cluster.run_record import RunRecord
 from trainer.core.record import printable
+from trainer.core.trace import CHECKSUM_BYTES, RECORD, TraceHeader
 from trainer.spec.output_limits import OutputLimits
+from trainer.spec.run_spec import RunSpec
 
 ignore_sigterm = pytest.fixture(autouse=True)(loopback_cluster.ignore_sigterm)
 HOSTILE = "127.0.0.2"  # node-2
@@ -349,6 +351,72 @@ def test_weights_that_are_none_fail_the_run(
     assert "weights" in cluster.causes["node-1"]
 
 
+TRACE = TraceHeader(
+    run="RUN", rank=1, size=2, transport="gloo", mode="steps", groups=[[0, 1]], started_s=0.0, count=1
+)
+
+
+@pytest.mark.parametrize(
+    ("rank", "parts", "named"),
+    [
+        (0, [b""], "message trace"),
+        (1, [b"junk\n"], "trace: not JSON"),
+        (1, [b""], "header states"),
+        (1, [TRACE.model_copy(update={"run": "another"})], "another rank or run"),
+        (1, [TRACE.model_copy(update={"rank": 0})], "another rank or run"),
+        (1, [TRACE, b"x" * (RECORD.itemsize + CHECKSUM_BYTES + 1)], "not as many"),
+        (1, [TRACE, b"x"], "not as many"),
+        (1, [TRACE, b"x" * (RECORD.itemsize + CHECKSUM_BYTES), b""], "more after its end"),
+        (1, [TRACE.model_copy(update={"count": 10**6 + 1})], "count"),
+        (1, [TRACE.model_copy(update={"groups": [[-1]]})], "groups"),
+        (1, [b"x" * 40_000] * 200, "trace: "),
+    ],
+)
+def test_traces_that_are_none_fail_the_run(
+    cluster: LoopbackCluster, rank: int, parts: list[Any], named: str
+) -> None:
+    async def writes(agent: FakeAgent) -> None:
+        assignment = await agent.receive_assignment()
+        for number, part in enumerate(parts, start=1):
+            data = part if isinstance(part, bytes) else part.model_dump_json().encode() + b"\n"
+            data = data.replace(b"RUN", assignment.spec.key.encode())
+            # The parts before a second end are complete.
+            complete = number == len(parts) or parts[number] == b""
+            await agent.send_trace(rank, data, complete=complete)
+        await waits(agent)
+
+    assert cluster.run({"node-1": keeps_training, "node-2": writes}, trace="steps") == 1
+    assert list(cluster.causes) == ["node-2"]
+    assert named in cluster.causes["node-2"]
+
+
+def test_a_trace_that_was_not_asked_for_fails_the_run(cluster: LoopbackCluster) -> None:
+    async def writes(agent: FakeAgent) -> None:
+        await agent.receive_assignment()
+        await agent.send_trace(1)
+        await waits(agent)
+
+    assert cluster.run({"node-1": keeps_training, "node-2": writes}, trace="none") == 1
+    assert list(cluster.causes) == ["node-2"]
+
+
+def test_endless_trace_stops_at_its_limit(cluster: LoopbackCluster) -> None:
+    async def floods(agent: FakeAgent) -> None:
+        assignment = await agent.receive_assignment()
+        header = TRACE.model_copy(update={"run": assignment.spec.key, "count": 10**6})
+        await agent.send_trace(1, header.model_dump_json().encode() + b"\n", complete=False)
+        for _ in range(500):
+            await agent.send_trace(1, b"x" * 24_000, complete=False)
+        await waits(agent)
+
+    fields = {"trace": "steps", "epochs": 1}
+    run = {"node-1": keeps_training, "node-2": floods}
+    assert cluster.run(run, **fields) == 1
+    assert "trace: more than" in cluster.causes["node-2"]
+    most = OutputLimits.of(RunSpec.model_validate({**FIELDS["ddp"], "nodes": 2, **fields})).trace_bytes
+    assert (cluster.directory / "trace-1.bin.part").stat().st_size <= most < 10 * 2**20
+
+
 @pytest.mark.parametrize("chunk", ["not base64!", "QUJ", "\u00e9"])
 def test_chunk_of_weights_is_base64(cluster: LoopbackCluster, chunk: str) -> None:
     writes = sends({"kind": "weights", "chunk": chunk, "last": False})
@@ -374,6 +442,7 @@ VALID: list[dict[str, Any]] = [
     sent_event("failed", cause="x"),
     {"kind": "hello", "public_keys": KEYS, "replaced": None},
     {"kind": "weights", "chunk": "QUJD", "last": False},
+    {"kind": "trace", "rank": 1, "chunk": "QUJD", "last": False},
     {**EXIT, "codes": {"1": 0}, "lost": None},
 ]
 JUNK: list[Any] = [None, True, -1, 2**70, 0.5, float("nan"), "", "\udcff", "\x1b", [], [[]], {}, {"x": 1}]

@@ -248,7 +248,7 @@ def test_missing_network_interface(tmp_path: Path, text: str) -> None:
 
 
 def test_network_interface_by_name(tmp_path: Path) -> None:
-    found = measure(kernel(tmp_path / "cgroup", VERSION_2), network(tmp_path), interface="lo")
+    found = measure(kernel(tmp_path / "cgroup", VERSION_2), network(tmp_path), interfaces=["lo"])
     assert (found.sent_bytes, found.received_bytes) == (1000, 1000)
 
 
@@ -344,3 +344,11 @@ def test_capabilities_are_dropped() -> None:
     )
     status = dict(line.split(":\t", 1) for line in done.stdout.splitlines() if ":\t" in line)
     assert {int(status[name], 16) for name in ("CapEff", "CapPrm", "CapInh")} == {0}
+
+
+def test_traffic_over_a_switch_counts(tmp_path: Path) -> None:
+    plain = measure(kernel(tmp_path / "cgroup", VERSION_2), network(tmp_path))
+    text = NETWORK + " link0: 70 1 0 0 0 0 0 0 500 1 0 0 0 0 0 0\n"
+    found = measure(tmp_path / "cgroup", network(tmp_path, text))
+    assert (plain.sent_bytes or 0) + 500 == found.sent_bytes
+    assert (plain.received_bytes or 0) + 70 == found.received_bytes

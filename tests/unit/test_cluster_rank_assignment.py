@@ -41,11 +41,11 @@ def test_ranks_of_a_topology(topology: str, expected: dict[str, tuple[int, ...]]
         assert rank in assignment.agent_of(rank).ranks
 
 
-def test_bottleneck_is_rejected_in_a_bare_up() -> None:
-    fields = {**FIELDS["ddp"], "bottleneck_cpus": 0.25}
+def test_nodes_of_unequal_speed_are_rejected_in_a_bare_up() -> None:
+    fields = {**FIELDS["ddp"], "node_speed": [1, 0.25]}
     agents = registered("ddp", 1, 2)
-    assert assign_ranks("ddp", fields, agents).spec.is_bottleneck(1)
-    with pytest.raises(AssignmentError, match="bottleneck_cpus"):
+    assert assign_ranks("ddp", fields, agents).spec.is_slower(1)
+    with pytest.raises(AssignmentError, match="node_speed"):
         assign_ranks("ddp", fields, agents, {"cpus": 1.0})
 
 

@@ -178,6 +178,52 @@ def test_died_event_for_a_rank_without_exit_report(
     assert (died.run, died.host) == (record.assignment.spec.key, "host")
 
 
+@pytest.mark.parametrize("started", [(), (0,), (0, 1)])
+@pytest.mark.parametrize("noticed", [False, True])
+def test_killed_parent_of_the_ranks_is_the_cause(
+    tmp_path: Path, started: tuple[int, ...], noticed: bool
+) -> None:
+    """In topology single the exit code is that of the process that has started the ranks."""
+    record = run_record(tmp_path, "single")
+    start(record, *started)
+    if noticed:
+        for rank in started:
+            record.add_event(event("terminated", rank, cause="terminated"))
+    record.record_exit(agent(record, "node-1"), {0: -9, 1: -9}, False)
+    assert record.unreported == {"node-1": "the process that started all 2 nodes was killed by SIGKILL"}
+    assert died_events(tmp_path) == []
+
+
+def test_killed_process_with_all_ranks_is_the_cause(tmp_path: Path) -> None:
+    record = run_record(tmp_path, "single", strategy="one_shot", transport="memory")
+    start(record, 0, 1)
+    record.record_exit(agent(record, "node-1"), {0: -9, 1: -9}, False)
+    assert record.unreported == {"node-1": "the process with all 2 nodes was killed by SIGKILL"}
+
+
+def test_ranks_that_end_before_their_parent_are_the_cause(tmp_path: Path) -> None:
+    """Whatever kills the parent afterwards, and without memory the container's limit is the cause."""
+    for number, kind in enumerate(("failed", "died")):
+        record = run_record(tmp_path / str(number), "single")
+        start(record, 0, 1)
+        record.add_event(event(kind, 1, cause="killed by SIGSEGV"))
+        record.record_exit(agent(record, "node-1"), {0: -9, 1: -9}, False)
+        assert record.unreported == {}
+        assert record.failures["node-1"].startswith("rank 1 ")
+    record = run_record(tmp_path / "finished", "single")
+    start(record, 0, 1)
+    finish(record, 0, 1)
+    record.record_exit(agent(record, "node-1"), {0: -9, 1: -9}, False)
+    assert record.failures == {}
+    record = run_record(tmp_path / "memory", "single")
+    start(record, 0, 1)
+    record.record_exit(agent(record, "node-1"), {0: -9, 1: -9}, True)
+    assert record.unreported == {}
+    assert {cause for _, _, cause in died_events(tmp_path / "memory")} == {
+        "killed: its node needed more than 2048 MiB of memory"
+    }
+
+
 @pytest.mark.parametrize("report", ["done", "failed", "terminated", "died"])
 @pytest.mark.parametrize("out_of_memory", [False, True])
 def test_no_second_exit_report(tmp_path: Path, report: str, out_of_memory: bool) -> None:

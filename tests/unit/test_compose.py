@@ -104,7 +104,7 @@ def test_environment(tmp_path: Path) -> None:
 def test_warm_containers_differ_in_project_scale_and_directory(tmp_path: Path) -> None:
     run = made(tmp_path / "run", topology="rpc")
     warm = warm_cluster(run, tmp_path / "warm", scale=7)
-    assert (warm.files, warm.bottleneck_cpus, warm.topology) == (run.files, None, "rpc")
+    assert (warm.files, warm.slower_cpus, warm.topology) == (run.files, {}, "rpc")
     assert f"node={warm.scale}" == "node=7" == warm.up[-2]
     assert warm.project == made(tmp_path / "warm").project != run.project
     changed = {name: value for name, value in warm.environment.items() if value != run.environment[name]}
@@ -161,3 +161,19 @@ def test_quota_is_at_most_the_engine_s_cores(topology: str, cpus: float, cores: 
     assert run.environment["SHARDYARD_CPUS"] == str(cores)  # until all ranks are ready
     assert run.quota_pending is (float(quota) < cores)
     assert run.limit_cpus("a", "b") == [("update", "--cpus", quota, "a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("topology", "containers"),
+    [
+        ("ddp", ["node-1", "node-2", "node-3", "node-4"]),
+        ("mpi", ["launcher", "node-1", "node-2", "node-3", "node-4"]),
+        ("rpc", ["master", "node-1", "node-2", "node-3"]),  # the master is node 0
+    ],
+)
+def test_each_slower_node_has_a_quota_of_its_own(topology: str, containers: list[str]) -> None:
+    run = made(topology=topology, cpus=0.4, node_speed={0: 0.5, 2: 0.25, 3: 0.25})
+    assert run.quota_pending
+    first, second, third, fourth = containers[-4:]
+    limits = {command[2]: command[3:] for command in run.limit_cpus(*containers)}
+    assert limits == {"0.4": (*containers[:-4], second), "0.2": (first,), "0.1": (third, fourth)}

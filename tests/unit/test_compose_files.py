@@ -149,6 +149,43 @@ def test_gpu_overlay_keeps_all_settings() -> None:
     assert {name: set(service) for name, service in overlay["services"].items()} == allowed
 
 
+LINK = COMPOSE / "link.yml"
+PLUGS = {"type": "volume", "source": "plugs", "target": "/run/switch"}
+
+
+@pytest.mark.parametrize(
+    ("name", "user", "capabilities"), [("switch", "10001:10001", []), ("plug", "0:0", ["NET_ADMIN"])]
+)
+def test_privileges_of_links(name: str, user: str, capabilities: list[str]) -> None:
+    service = resolved(LINK, name)
+    assert service["cap_drop"] == ["ALL"]
+    assert service.get("cap_add", []) == capabilities
+    assert service["user"] == user
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["read_only"] is True
+    assert service["labels"][LABEL] == "${SHARDYARD_ORCHESTRATOR_ID:-}"
+    assert service.get("devices", []) == (["/dev/net/tun"] if capabilities else [])
+    assert service["network_mode"] == ("container:${SHARDYARD_NODE:-none}" if capabilities else "none")
+    assert service["volumes"] == [PLUGS]
+    assert {"mem_limit", "pids_limit"} <= service.keys()
+    assert not {"ports", "privileged", "pid", "ipc", "userns_mode", "networks"} & service.keys()
+
+
+def test_link_overlay_leaves_nodes_as_they_are() -> None:
+    overlay = load(LINK)
+    assert overlay["services"].keys() == {"switch", "plug", "coordinator"}
+    assert overlay["services"]["coordinator"] == {
+        "depends_on": {"switch": {"condition": "service_started"}}
+    }
+    assert overlay["services"]["plug"]["profiles"] == ["plug"], "`up` starts none"
+
+
+def test_plugs_meet_the_switch_in_memory() -> None:
+    (volume,) = load(LINK)["volumes"].values()
+    assert volume["driver_opts"]["type"] == "tmpfs"
+    assert volume["labels"] == {LABEL: "${SHARDYARD_ORCHESTRATOR_ID:-}"}
+
+
 # Order
 
 
@@ -182,7 +219,8 @@ def test_variables_are_documented_or_set_by_the_orchestrator() -> None:
     run = RunSpec.model_validate({"strategy": "ddp"})
     of_a_run = set(cluster(run, RunPaths(Path("/r")), Path("/d"), "", cores=1).environment)
     of_the_image = {"SHARDYARD_SOURCE"}  # orchestrator/runtimes/docker/image.py
-    assert variables().keys() == documented | of_a_run | of_the_image
+    of_a_plug = {"SHARDYARD_NODE"}  # orchestrator/runtimes/docker/project.py
+    assert variables().keys() == documented | of_a_run | of_the_image | of_a_plug
 
 
 def test_limits_have_the_defaults_of_the_spec() -> None:

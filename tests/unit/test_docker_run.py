@@ -257,12 +257,12 @@ def test_lost_nodes_do_not_fail_a_continuing_run(tmp_path: Path, monkeypatch: py
     assert (state.running, state.error) == (0, None)
 
 
-# Bottleneck
+# Nodes of unequal speed
 
 
 @pytest.fixture
 def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeRun:
-    return FakeRun(tmp_path, monkeypatch, bottleneck_cpus=0.25)
+    return FakeRun(tmp_path, monkeypatch, node_speed={-1: 0.25})
 
 
 def test_quotas_are_applied_once_all_ranks_are_ready(slow: FakeRun) -> None:
@@ -309,7 +309,7 @@ def test_nodes_with_all_cores_need_no_quota(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_launcher_has_the_quota_of_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = FakeRun(tmp_path, monkeypatch, "mpi", bottleneck_cpus=0.5)
+    fake = FakeRun(tmp_path, monkeypatch, "mpi", node_speed={-1: 0.5})
     fake.api.rows = [container("node", number) for number in (1, 2, 3)] + [container("launcher")]
     fake.make_ready(0, 1, 2)
     fake.run.wait(0)

@@ -117,6 +117,18 @@ def test_more_cpus_than_the_engine_has(
     assert runtime.unsupported_reason(spec(cpus=cpus)) == lacking
 
 
+def test_quota_that_the_engine_cannot_enforce(
+    runtime: DockerRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "image_id", lambda engine: "sha256:1")
+    slow = {"nodes": 2, "cpus": 0.1}
+    assert runtime.unsupported_reason(spec(**slow, node_speed=[1, 0.1])) is None
+    reason = runtime.unsupported_reason(spec(**slow, node_speed=[0.09, 1]))
+    assert reason is not None
+    for named in ("cpus 0.1", "node_speed 0.09", "node 0", "0.01 or more"):
+        assert named in reason
+
+
 def test_without_the_image(runtime: DockerRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "image_trouble", lambda engine: "image x is not there: make image")
     assert runtime.unsupported_reason(spec()) == "image x is not there: make image; or use --runtime local"

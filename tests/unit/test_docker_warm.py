@@ -506,7 +506,7 @@ def test_runs_of_one_kind_use_the_same_containers(sweep: Sweep) -> None:
         {"memory_mb": 512},
         {"pids": 100},
         {"shm_mb": 64},
-        {"bottleneck_cpus": 0.5},
+        {"node_speed": {-1: 0.5}},
         {"topology": "rpc"},
         {"topology": "single"},
     ],
@@ -528,11 +528,11 @@ def test_limits_of_topology_single_depend_on_the_number_of_nodes(sweep: Sweep) -
     assert two.cluster.project != three.cluster.project
 
 
-def test_bottleneck_is_the_last_node_of_runs_of_one_size(sweep: Sweep) -> None:
-    expect(sweep, {"nodes": 3, "bottleneck_cpus": 0.5}, {"nodes": 2, "bottleneck_cpus": 0.5})
-    two, three = (end(sweep, sweep.start(nodes=nodes, bottleneck_cpus=0.5)) for nodes in (2, 3))
+def test_slower_node_is_the_same_in_runs_of_one_size(sweep: Sweep) -> None:
+    expect(sweep, {"nodes": 3, "node_speed": {-1: 0.5}}, {"nodes": 2, "node_speed": {-1: 0.5}})
+    two, three = (end(sweep, sweep.start(nodes=nodes, node_speed={-1: 0.5})) for nodes in (2, 3))
     assert (two.cluster.scale, three.cluster.scale) == (2, 3)
-    run = sweep.start(nodes=3, seed=9, bottleneck_cpus=0.5)
+    run = sweep.start(nodes=3, seed=9, node_speed={-1: 0.5})
     write_ready(run._record.directory, 0, 1, 2)
     assert run.wait(0.05).error is None
     run.wait(0.05)

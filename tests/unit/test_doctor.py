@@ -215,3 +215,11 @@ def test_failure_of_a_command(
     monkeypatch.undo()
     found = doctor._failure(command)
     assert found == reason or (found and reason and reason in found)
+
+
+@pytest.mark.parametrize(("reason", "status"), [(None, "ok"), ("no TUN devices here", "note")])
+def test_links(monkeypatch: pytest.MonkeyPatch, reason: str | None, status: str) -> None:
+    monkeypatch.setattr(doctor, "links_missing", lambda: reason)
+    found = finding("links")
+    assert found.status == status
+    assert (reason or "switch") in found.detail

@@ -26,6 +26,7 @@ VALID: dict[str, dict[str, Any]] = {
     "start": {"pid": 7, "attempt": 1},
     "ready": {},
     "waiting": {"incarnation": 1},
+    "link": {"to": 1, "latency_s": 0.001, "bytes_per_s": 1.25e7},
     "train_start": {"parameters": 50},
     "step": STEP,
     "partition": {"epoch": 1, "samples": 6, "labels": [1, 2, 3], **SKEW, "digest": "0" * 16},

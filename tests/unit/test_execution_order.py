@@ -90,7 +90,7 @@ def test_warm_up_run_is_the_serial_one_with_one_epoch() -> None:
         "save_weights": True,
     }
     repeated = [*runs(1, 2), *(spec(strategy="serial", seed=seed, **fields) for seed in (3, 4))]
-    assert warm_up_run(repeated) == spec(strategy="serial", seed=3, epochs=1)
+    assert warm_up_run(repeated) == spec(strategy="serial", seed=3, epochs=1, trace="none")
 
 
 def test_warm_up_run_has_the_fewest_ranks_and_no_faults() -> None:
@@ -100,7 +100,7 @@ def test_warm_up_run_has_the_fewest_ranks_and_no_faults() -> None:
         spec(nodes=2, processes_per_node=3, seed=0),
         spec(nodes=3, seed=1, faults=[fault], restarts=1),
     ]
-    assert warm_up_run(repeated) == spec(nodes=3, seed=1, restarts=1, epochs=1)
+    assert warm_up_run(repeated) == spec(nodes=3, seed=1, restarts=1, epochs=1, trace="none")
 
 
 @pytest.mark.parametrize("path", sorted(SWEEPS.rglob("*.yml")), ids=lambda path: path.stem)

@@ -506,8 +506,8 @@ def test_event_about_a_fault_that_the_spec_does_not_have(odd: Event) -> None:
             ("over rpc", "no return_after"),
         ),
         (
-            {"bottleneck_cpus": 0.5, "nodes": 2, "faults": [RETURNING]},
-            ("bottleneck_cpus", "no return_after of node 1"),
+            {"node_speed": [1, 0.5], "nodes": 2, "faults": [RETURNING]},
+            ("node_speed", "no return_after of node 1"),
         ),
         (
             {"strategy": "local_sgd", "target_accuracy": 0.9, "faults": [RETURNING]},
@@ -521,5 +521,5 @@ def test_obstacles_to_continue(fields: dict[str, Any], named: tuple[str, ...]) -
         RunSpec.model_validate({**continuing, **fields})
     (line,) = error_lines(caught.value, dotted)
     assert [part for part in ("on_loss", "continue", "allowed: stop", *named) if part not in line] == []
-    for possible in ({}, {"bottleneck_cpus": 0.5}):  # of another node
+    for possible in ({}, {"node_speed": {-1: 0.5}}):  # of another node
         assert RunSpec.model_validate({**continuing, **possible, "faults": [RETURNING]}).return_after

@@ -184,3 +184,16 @@ def test_too_large_weights_are_not_kept(attack: Attack, then: str) -> None:
     assert (result.status, str(result.cause).startswith("node 0")) == ("failed", True)
     assert "weights" in str(result.cause)
     assert not attack.paths.run(result.key).weights.exists()
+
+
+@pytest.mark.parametrize("then", ["", "sleep 15"], ids=["ends", "runs"])
+def test_too_large_traces_are_not_kept(attack: Attack, then: str) -> None:
+    run = attack.sweep.runs[0]
+    most = OutputLimits.of(run).trace_bytes
+    attack.write("rank-0.jsonl", *honest_lines(0)[: None if not then else 1])
+    began = time.monotonic()
+    result = attack.result(f'truncate -s {most + 1} "$1/trace-1.bin"; {then}')  # a sparse file
+    assert time.monotonic() - began < 12
+    assert (result.status, str(result.cause).startswith("node 1")) == ("failed", True)
+    assert "trace" in str(result.cause)
+    assert not attack.paths.run(result.key).trace(1).exists()

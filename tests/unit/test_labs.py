@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from orchestrator import cli
 from orchestrator.commands import labs
 from orchestrator.errors import InputError
 from orchestrator.shipped import IMPORT_ROOT
@@ -287,3 +290,75 @@ def test_listing_describes_each_lab_within_the_width(
     assert lines[:2] == ["mine", "    About averaging"]
     assert "    6 runs on mnist (will be downloaded to data/)." in lines
     assert max(map(len, lines[:-1])) <= 60
+
+
+class Labs:
+    """A directory of labs, and the command `lab` on them. ran: name and `strict` of each lab that ran."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ran: list[tuple[str, bool]] = []
+        self.refusals: dict[str, InputError] = {}
+        self.code = 0
+        self._directory = directory
+        monkeypatch.setattr(labs, "LABS", directory)
+        monkeypatch.setattr(cli, "_run", self._run)
+
+    def add(self, name: str, text: str = "") -> None:
+        text = text or "blocks: [{base: {strategy: serial}}]"
+        (self._directory / f"{name}.yml").write_text(f"name: {name}\n{text}\n")
+
+    def _run(self, loaded: Sweep, *options: Any) -> int:
+        if error := self.refusals.get(loaded.spec.name):
+            raise error
+        self.ran.append((loaded.spec.name, options[-1]))
+        return self.code
+
+    def run(self, *arguments: str) -> Any:
+        return CliRunner().invoke(cli.app, ["lab", "--runtime", "local", *arguments])
+
+
+@pytest.fixture
+def three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Labs:
+    found = Labs(tmp_path, monkeypatch)
+    for name in ("a", "b", "c"):
+        found.add(name)
+    return found
+
+
+def test_all_labs_run_although_one_is_refused_when_it_runs(three: Labs) -> None:
+    three.refusals["b"] = InputError("data/b.gz: is damaged")
+    done = three.run("--all")
+    assert [name for name, _ in three.ran] == ["a", "c"]
+    assert done.exit_code == 1
+    assert done.stderr.splitlines() == ["error: lab b: data/b.gz: is damaged"]
+
+
+def test_all_labs_run_although_the_file_of_one_is_not_valid(three: Labs, tmp_path: Path) -> None:
+    three.add("a", "blocks: [{base: {strategy: telepathy}}]")
+    three.refusals["c"] = InputError("refused")
+    done = three.run("--all")
+    assert [name for name, _ in three.ran] == ["b"]
+    assert done.exit_code == 1
+    first, second = done.stderr.splitlines()
+    assert first.startswith(f"error: lab a: {tmp_path}/a.yml: blocks[0].base.strategy")
+    assert second == "error: lab c: refused"
+
+
+def test_refused_lab_that_was_named_ends_the_command(three: Labs) -> None:
+    three.refusals["a"] = InputError("refused")
+    done = three.run("a", "b")
+    assert (three.ran, done.exception) == ([], three.refusals["a"])
+
+
+def test_fail_fast_stops_at_the_first_refused_lab(three: Labs) -> None:
+    three.refusals["b"] = InputError("refused")
+    done = three.run("--all", "--fail-fast")
+    assert [name for name, _ in three.ran] == ["a"]
+    assert (done.exit_code, done.stderr.splitlines()) == (1, ["error: lab b: refused"])
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_labs_can_be_strict(three: Labs, strict: bool) -> None:
+    three.code = 1
+    assert three.run("a", "c", *(["--strict"] if strict else [])).exit_code == 1
+    assert three.ran == [("a", strict), ("c", strict)]

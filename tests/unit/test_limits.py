@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from orchestrator.results.limits import (
-    bottleneck_flags,
     cores_wanted,
     counted,
     limit_flags,
     memory_flags,
+    node_speed_flags,
     shares_cores,
+    speeds_label,
     speedup_limit,
 )
 from orchestrator.results.records import RankResult
@@ -136,7 +137,7 @@ def test_throttled_node_is_not_flagged() -> None:
     assert list(memory_flags(run(), [throttled])) == []
 
 
-# Bottleneck
+# Nodes of unequal speed
 
 
 def limited(cpus: float | None, *ranks: int) -> NodeUsage:
@@ -155,11 +156,12 @@ def rank_result(rank: int, used_s: float) -> RankResult:
 
 
 def test_slower_node_wants_fewer_cores() -> None:
-    slow = run(bottleneck_cpus=0.25)
+    slow = run(node_speed={-1: 0.25})
     assert (cores_wanted(slow, LOCAL), cores_wanted(slow, DOCKER)) == (3.25, 3.25)
-    assert cores_wanted(run(cpus=2, threads=1, bottleneck_cpus=1.5), LOCAL) == 4  # it has only one thread
+    two = run(cpus=0.4, node_speed={0: 0.5, 1: 0.25})
+    assert (cores_wanted(two, LOCAL), cores_wanted(two, DOCKER)) == (2.75, 1.1)
     shared = next(limit_flags(slow, DOCKER, 2))
-    assert shared.startswith("4 nodes × 1 cpu, the last at 0.25 cpu shared 2 cores")
+    assert shared.startswith("4 nodes × 1 cpu, node 3 at speed 0.25 shared 2 cores")
 
 
 @pytest.mark.parametrize(
@@ -177,13 +179,36 @@ def test_slower_node_wants_fewer_cores() -> None:
 def test_quota_of_the_slower_node_is_verified(
     usage: list[NodeUsage], used_s: float, reported: str | None
 ) -> None:
-    slow = run(bottleneck_cpus=0.25)
-    first, *others = bottleneck_flags(slow, DOCKER, ranks(used_s), usage)
-    assert "CPU quota 0.25 for node 3, 1 cpu each for the others" in first
+    slow = run(node_speed={-1: 0.25})
+    first, *others = node_speed_flags(slow, DOCKER, ranks(used_s), usage)
+    assert "CPU quota 0.25 for node 3, 1 cpu each for the full-speed nodes" in first
     assert [bool(reported) and "node 3" in other and reported in other for other in others] == (
         [True] if reported else []
     )
 
 
-def test_equal_nodes_have_no_bottleneck_flags() -> None:
-    assert list(bottleneck_flags(run(), DOCKER, ranks(9.0), [])) == []
+def test_equal_nodes_have_no_node_speed_flags() -> None:
+    assert list(node_speed_flags(run(), DOCKER, ranks(9.0), [])) == []
+
+
+def test_quota_of_every_slower_node_is_verified() -> None:
+    slow = run(cpus=0.4, node_speed={1: 0.5, 3: 0.25})
+    usage = [limited(0.2, 1), limited(0.2, 3)]
+    first = node_speed_flags(slow, DOCKER, ranks(0.5), [usage[0], limited(0.1, 3)])
+    assert "0.2 for node 1 and 0.1 for node 3" in next(first)
+    assert [*first] == ["node 1 used 9 s of CPU time in 10 s of training: CPU quota 0.2 was not enforced"]
+    (*_, other) = node_speed_flags(slow, DOCKER, ranks(0.5), usage)
+    assert other == "CPU quota for node 3 was 0.2, not 0.1"
+
+
+def test_quota_of_a_slower_local_node_does_not_depend_on_cpus() -> None:
+    """The faster nodes have no quota there."""
+    slow = run(cpus=0.4, node_speed={-1: 0.25})
+    assert len([*node_speed_flags(slow, LOCAL, ranks(2.5), [limited(0.25, 3)])]) == 1
+
+
+def test_label_of_slower_nodes() -> None:
+    assert speeds_label({}) == ""
+    assert speeds_label({1: 0.5, 2: 0.25, 3: 0.5}) == "nodes 1 and 3 at speed 0.5, node 2 at speed 0.25"
+    assert speeds_label(dict.fromkeys(range(1, 6), 0.5)) == "5 nodes at speed 0.5"
+    assert speeds_label({node: node / 10 for node in range(1, 6)}) == "5 nodes at speed 0.1 to 0.5"

@@ -12,8 +12,11 @@ import pytest
 from tests.unit.conftest import event, rank_fields
 from trainer.cluster.incoming_weights import HEADER_BYTES, IncomingWeights
 from trainer.core.events import MAX_BYTES, EventReader
+from trainer.core.trace import CHECKSUM_BYTES, MAX_RECORDS, RECORD, TraceHeader
+from trainer.core.trace import MAX_BYTES as TRACE_BYTES
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
+from trainer.spec.traces import untraced_reason
 
 THIRD = 1 / 3
 CONTINUES = {"strategy": "gossip", "transport": "gloo", "on_loss": "continue"}
@@ -73,6 +76,60 @@ def test_limits_of_a_small_run_are_small() -> None:
     limits = OutputLimits.of(RunSpec.model_validate({"strategy": "all_reduce", "nodes": 3}))
     assert (limits.ranks, limits.weight_bytes) == (3, 0)
     assert limits.event_bytes < 2 * 2**20
+    assert limits.trace_bytes < 15 * 2**20
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"trace": "none"},
+        {"strategy": "hogwild"},
+        {"strategy": "fault_injection"},
+        {"threads": 2},
+        {"cpus": 2.0},
+        {"transport": "nccl"},
+        {"transport": "gloo", "restarts": 1},
+        CONTINUES,
+    ],
+    ids=str,
+)
+def test_runs_whose_traces_would_be_wrong_or_incomplete_have_none(fields: dict[str, Any]) -> None:
+    spec = RunSpec.model_validate({"strategy": "all_reduce", "nodes": 2, **fields})
+    assert untraced_reason(spec)
+    limits = OutputLimits.of(spec)
+    assert (limits.trace_records, limits.trace_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"epochs": 10_000, "dataset": "mnist"},
+        {"epochs": 1000, "strategy": "pipeline", "transport": "memory", "nodes": 4, "model": "vgg_small"},
+        {"epochs": 1000, "transport": "mpi", "processes_per_node": 64},
+        {"epochs": 1000, "transport": "memory", "nodes": 512},
+    ],
+    ids=str,
+)
+def test_traces_of_a_node_fit_into_half_of_its_file_system(fields: dict[str, Any]) -> None:
+    spec = RunSpec.model_validate({"strategy": "all_reduce", "nodes": 2, **fields})
+    limits = OutputLimits.of(spec)
+    ranks = spec.world_size if spec.transport == "memory" else spec.processes_per_node
+    assert 1 < limits.trace_records <= MAX_RECORDS
+    assert limits.trace_bytes <= TRACE_BYTES
+    assert ranks * limits.trace_records * RECORD.itemsize <= 2**28
+    groups = [list(range(spec.world_size))] * 3
+    header = TraceHeader(
+        run=spec.key,
+        rank=0,
+        size=spec.world_size,
+        transport="memory",
+        mode="full",
+        groups=groups,
+        started_s=1e9 / 7,
+        count=limits.trace_records,
+    )
+    longest = len(header.model_dump_json()) + 1 + limits.trace_records * RECORD.itemsize + CHECKSUM_BYTES
+    assert longest <= limits.trace_bytes
 
 
 @pytest.mark.parametrize("part", [1, 100, HEADER_BYTES, 10**6])

@@ -18,7 +18,7 @@ from trainer.training import limits
 from trainer.training.bare_session import BareSession
 from trainer.training.limits import QuotaError, wait_for_limits
 
-RUN: dict[str, Any] = {"strategy": "ddp", "nodes": 2, "cpus": 1, "bottleneck_cpus": 0.25}
+RUN: dict[str, Any] = {"strategy": "ddp", "nodes": 2, "cpus": 1, "node_speed": [1, 0.25]}
 
 
 def context(rank: int, **environment: str) -> NodeContext:

@@ -120,7 +120,7 @@ def test_transports_and_ddp_are_compared() -> None:
     assert compared(transports) == [(approx(4, rel=1e-3), approx(8, rel=1e-3), "less")]
     exchange = finding_of(comparison, "all_reduce_and_ddp")
     assert set(exchange.data["exchange_share"]) == {"all_reduce", "ddp"}
-    assert compared(exchange) == [(approx(8, rel=1e-3), approx(6, rel=1e-3), "more")]
+    assert compared(exchange) == [(approx(6, rel=1e-3), approx(8, rel=1e-3), "less")]
 
 
 def test_accuracy_is_compared_with_serial_and_with_every_other() -> None:
@@ -348,9 +348,17 @@ def test_runs_that_did_not_learn_are_named() -> None:
     assert [row.key for row in finding_of(a_comparison(chance, trained), "not_learned").rows] == [
         chance.key
     ]
-    losses = [point.model_copy(update={"test_loss": float(point.epoch)}) for point in trained.epochs]
-    worse = trained.model_copy(update={"epochs": losses})
+
+    def rising(*losses: str) -> RunResult:
+        points = [
+            point.model_copy(update=dict.fromkeys(losses, float(point.epoch))) for point in trained.epochs
+        ]
+        return trained.model_copy(update={"epochs": points})
+
+    worse = rising("loss", "test_loss")
     assert len(finding_of(a_comparison(worse), "not_learned").rows) == 1
+    overfitted = rising("test_loss")
+    assert findings_of(a_comparison(overfitted), "not_learned") == []
     assert findings_of(a_comparison(a_run(accuracy=0.05)), "not_learned") == []  # the test set is unknown
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.replay.run import ClusterTime
 from orchestrator.report import figures, formats
 from orchestrator.report.findings import find
 from orchestrator.report.findings.base import KINDS
@@ -29,6 +30,7 @@ from tests.unit.report_support import (
     a_record,
     a_run,
     around,
+    in_cluster_time,
     in_parts,
     repeated,
     unrendered_figures,
@@ -115,8 +117,8 @@ def with_target() -> list[RunResult]:
 
 
 def with_a_slow_node() -> list[RunResult]:
-    slow = waiting(WAITS_FOR_LAST, cpus=0.5, bottleneck_cpus=0.25)
-    return [a_run("all_reduce", nodes=3, train_s=5.0, cpus=0.5), slow]
+    slow = [waiting(WAITS_FOR_LAST, seed=seed, cpus=0.5, node_speed={-1: 0.5}) for seed in range(3)]
+    return [a_run("all_reduce", nodes=3, train_s=5.0, cpus=0.5), *slow]
 
 
 def in_containers() -> list[RunResult]:
@@ -174,6 +176,24 @@ def larger_model() -> list[RunResult]:
     ]
 
 
+def in_two_times() -> tuple[list[RunResult], list[ClusterTime]]:
+    """Runs compared in cluster time, with a known and with an unknown error; hogwild has none."""
+    results, clusters = [], []
+    for lr in (0.6, 0.7):
+        fields: dict[str, Any] = {"cores": 2, "lr": lr}
+        groups = [
+            (repeated("serial", around(8.0), **fields), 8.0),
+            (repeated("all_reduce", around(6.0), nodes=4, **fields), 2.2),
+        ]
+        if lr == 0.6:
+            groups.append((repeated("all_reduce", around(4.4), nodes=2, **fields), 4.2))
+            results.append(a_run("hogwild", nodes=4, **fields))
+        for runs, cluster_s in groups:
+            results += runs
+            clusters += [in_cluster_time(run, cluster_s, communicate_s=0.1, wait_s=0.1) for run in runs]
+    return results, clusters
+
+
 def golden_comparison() -> Comparison:
     """Every kind of finding, every column of every table, and every figure."""
     one = a_run(train_s=8.0, accuracy=0.9, cores=2, lr=0.2)
@@ -182,8 +202,10 @@ def golden_comparison() -> Comparison:
         for nodes, accuracy, train_s in ((1, 0.9, 8.0), (2, 0.3, 4.0), (4, 0.1, 4.0))
     ]
     fixed = a_run("one_shot", nodes=2, accuracy=0.7, train_s=4.0, cores=2, lr=0.2)
+    replayed, clusters = in_two_times()
     results = [
         *data_parallel(),
+        *replayed,
         *larger_model(),
         *model_partitioned(),
         *with_target(),
@@ -231,7 +253,11 @@ def golden_comparison() -> Comparison:
         lab=Lab.model_validate(lab),
         blocks=blocks,
     )
-    return compare(record, [(result.key, result) for result in results])
+    return compare(
+        record,
+        [(result.key, result) for result in results],
+        clusters={cluster.run: cluster for cluster in clusters},
+    )
 
 
 class Text(HTMLParser):

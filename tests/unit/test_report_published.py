@@ -210,7 +210,7 @@ def test_a_lab_without_published_results_still_names_its_source() -> None:
 
 def test_an_ablation_step_selects_runs_of_its_block() -> None:
     slow = [
-        a_run(name, nodes=2, cpus=1.0, bottleneck_cpus=0.5, train_s=9.0) for name in ("all_reduce", "ddp")
+        a_run(name, nodes=2, cpus=1.0, node_speed=[1, 0.5], train_s=9.0) for name in ("all_reduce", "ddp")
     ]
     alike = [a_run(name, nodes=2, cpus=1.0, train_s=4.0) for name in ("all_reduce", "ddp")]
     steps = [
@@ -227,7 +227,7 @@ def test_an_ablation_step_selects_runs_of_its_block() -> None:
     data = finding_of(comparison, "ablation").data
     assert (data["first"], data["last"]) == (pytest.approx(9.0), pytest.approx(4.0))
     (step,) = data["steps"]
-    assert (step["fixes"], step["changes"]) == ("half a core", ["bottleneck_cpus 0.5 → null"])
+    assert (step["fixes"], step["changes"]) == ("half a core", ["node_speed [1.0, 0.5] → null"])
 
 
 def test_step_without_a_change_is_not_an_ablation() -> None:

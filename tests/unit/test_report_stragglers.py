@@ -56,15 +56,27 @@ def test_results_without_straggler_attribution_have_no_shares() -> None:
     assert straggler_of(np.zeros((2, 2))) is None
 
 
+def over_seeds(*waits: list[list[float]], **fields: Any) -> list[RunResult]:
+    """A run for each, with its own seed."""
+    return [waiting(seconds, seed=seed, **fields) for seed, seconds in enumerate(waits)]
+
+
 def test_a_straggler_is_reported() -> None:
-    assert finding_of(a_comparison(waiting(WAITS_FOR_LAST)), "straggler").data == {
-        "strategy": "all_reduce over mpi",
-        "rank": 2,
-        "share_of_time": pytest.approx(0.55),
-        "share_of_waiting": pytest.approx(11 / 12),
-    }
-    slow = a_comparison(waiting(WAITS_FOR_LAST, bottleneck_cpus=0.25))
+    data = finding_of(a_comparison(*over_seeds(*[WAITS_FOR_LAST] * 3)), "straggler").data
+    assert (data["strategy"], data["rank"]) == ("all_reduce over mpi", 2)
+    assert data["share_of_time"] == pytest.approx(0.55)
+    assert data["share_of_waiting"] == pytest.approx(11 / 12)
+    (compared,) = data["compared"]
+    assert compared["values"] == [pytest.approx(11 / 12 - 1 / 3), 0.0]
+    slow = a_comparison(*over_seeds(*[WAITS_FOR_LAST] * 3, node_speed={-1: 0.25}))
     assert finding_of(slow, "straggler").data["rank"] == 2
+
+
+def test_a_rank_that_is_slow_in_few_seeds_is_no_straggler() -> None:
+    """Of equal ranks, one is always waited for most."""
+    waits_for_first = [row[::-1] for row in WAITS_FOR_LAST[::-1]]
+    for runs in (over_seeds(WAITS_FOR_LAST), over_seeds(WAITS_FOR_LAST, WAITS_FOR_LAST, waits_for_first)):
+        assert findings_of(a_comparison(*runs), "straggler") == []
 
 
 def test_nodes_without_a_common_clock_have_no_straggler_attribution() -> None:
@@ -80,27 +92,27 @@ def test_nodes_without_a_common_clock_have_no_straggler_attribution() -> None:
 def test_even_or_little_waiting_has_no_straggler() -> None:
     little = [[seconds / 20 for seconds in row] for row in WAITS_FOR_LAST]
     for seconds in (WAITS_FOR_ALL, little):
-        assert findings_of(a_comparison(waiting(seconds)), "straggler") == []
+        assert findings_of(a_comparison(*over_seeds(*[seconds] * 3)), "straggler") == []
 
 
 def test_a_run_with_a_slow_node_has_no_speedup() -> None:
     alike = a_run("all_reduce", nodes=2, train_s=5.0)
-    slow = a_run("all_reduce", nodes=2, train_s=15.0, bottleneck_cpus=0.25)
+    slow = a_run("all_reduce", nodes=2, train_s=15.0, node_speed={-1: 0.25})
     comparison = a_comparison(SERIAL, alike, slow)
     first, last = (row for row in comparison.rows if row.strategy == "all_reduce")
     assert (first.speedup, first.no_speedup) == (8.0 / 5.0, None)
     assert (last.speedup, last.efficiency, last.no_speedup) == (None, None, UNEQUAL_NODES)
     assert first.shape.label.replace(formats.JOIN, " ") == "2 nodes"
-    assert last.shape.label.replace(formats.JOIN, " ") == "2 nodes, last at 0.25 cpu"
-    assert last.workload.label == f"{first.workload.label}, last node at 0.25 cpu"
+    assert last.shape.label.replace(formats.JOIN, " ") == "2 nodes, node 1 at speed 0.25"
+    assert last.workload.label == f"{first.workload.label}, one node at speed 0.25"
     assert len(comparison.groups) == 3
     assert [finding.data["reason"] for finding in findings_of(comparison, "no_serial")] == [UNEQUAL_NODES]
-    assert [line["bottleneck_cpus"] for line in csv_lines(comparison)] == ["", "", "0.25"]
+    assert [line["node_speed"] for line in csv_lines(comparison)] == ["", "", "1 0.25"]
 
 
 def test_a_slow_node_is_compared_with_equal_nodes() -> None:
     equal = a_run("all_reduce", nodes=2, train_s=5.0, cpus=0.5)
-    slow = a_run("all_reduce", nodes=2, train_s=15.0, cpus=0.5, bottleneck_cpus=0.25)
+    slow = a_run("all_reduce", nodes=2, train_s=15.0, cpus=0.5, node_speed={-1: 0.25})
     data = finding_of(a_comparison(equal, slow), "slow_node").data
     assert (data["train_s"], data["equal_train_s"]) == (pytest.approx(15.0), pytest.approx(5.0))
     other = a_run("all_reduce", nodes=2, transport="gloo", cpus=0.5)
@@ -111,7 +123,7 @@ def test_a_slow_node_is_compared_with_equal_nodes() -> None:
 def test_runs_that_poll_and_runs_that_sleep_are_not_compared(transport: str, found: int) -> None:
     """Open MPI's ranks poll if each has a core; they all sleep if one node has less."""
     equal = a_run("all_reduce", nodes=2, transport=transport)
-    slow = a_run("all_reduce", nodes=2, transport=transport, bottleneck_cpus=0.25)
+    slow = a_run("all_reduce", nodes=2, transport=transport, node_speed={-1: 0.25})
     assert len(findings_of(a_comparison(equal, slow), "slow_node")) == found
 
 

@@ -47,9 +47,9 @@ def test_restarts_need_torchrun() -> None:
         spec(transport="mpi", restarts=3)
 
 
-def test_restarts_exclude_a_bottleneck() -> None:
+def test_restarts_exclude_nodes_of_unequal_speed() -> None:
     with pytest.raises(ValidationError, match="type=restarts"):
-        spec(restarts=3, bottleneck_cpus=0.5)
+        spec(restarts=3, nodes=2, node_speed=[1, 0.5])
 
 
 def test_restarts_are_not_in_the_key() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from tests.unit.training import SMALL
 from trainer.comm.traffic import Traffic
 from trainer.core.clock import Clock
+from trainer.core.trace import Kind
 from trainer.parallel import rpc_stages
 from trainer.parallel.rpc_stages import RpcStage
 from trainer.spec.run_spec import RunSpec
@@ -120,6 +121,11 @@ class Link:
     size: int = 4
     device: str = "cpu"
     traffic: Traffic = field(default_factory=Traffic)
+    traced: list[tuple[Kind, int, int]] = field(default_factory=list)
+
+    def trace_at(self, kind: Kind, entered: float, left: float, size: int, peer: int) -> None:
+        assert entered <= left
+        self.traced.append((kind, peer, size))
 
 
 class SlowLayer(nn.Module):
@@ -191,6 +197,10 @@ def test_clock_includes_work_in_rpc_threads(stage: RpcStage, time: FakeTime) -> 
     assert traffic.receives == [(0, 5, 1), (6, 9, 3), (15.5, 20.5, 1), (21.5, 24.5, 3)]
     assert traffic.sends == [(6, 3), (11, 1), (21.5, 3), (26.5, 1)]
     assert traffic.bytes_to == {3: 2 * 48, 1: 2 * 48}
+    activations = [(Kind.RECEIVE, 1, 48), (Kind.SEND, 3, 48)]
+    gradients = [(Kind.RECEIVE, 3, 48), (Kind.SEND, 1, 48)]
+    answers = [(Kind.RECEIVE, 1, 0), (Kind.SEND, 3, 0), (Kind.RECEIVE, 0, 0), (Kind.SEND, 0, 0)]
+    assert stage._comm.traced == 2 * [*activations, *gradients, *answers]  # type: ignore[attr-defined]
 
 
 def test_no_gradient_is_sent_for_images(stage: RpcStage) -> None:

@@ -68,6 +68,7 @@ def row(
     runtime: str = "local",
     runtime_info: RuntimeInfo | None = None,
     usage: Sequence[NodeUsage] = (),
+    untraced: dict[int, str] | None = None,
     **fields: Any,
 ) -> RunResult:
     run = RunSpec.model_validate(
@@ -84,6 +85,7 @@ def row(
         ended_at=24.5,
         timed_out_s=None,
         usage=usage,
+        untraced=untraced,
         cores=cores,
         environment={"python": "3"},
     )
@@ -105,6 +107,15 @@ def test_row_of_a_successful_run() -> None:
     assert result.run.key == result.key
     assert result.run.nodes == 2
     assert RunResult.model_validate_json(result.model_dump_json()) == result
+
+
+@pytest.mark.parametrize(("processes", "name"), [(1, "node 1"), (2, "rank 1 of node 0")])
+def test_a_run_without_a_trace_has_failed_and_its_node_is_named(processes: int, name: str) -> None:
+    untraced = {1: "it was not saved"}
+    result = row(trained({}, {}), untraced=untraced, nodes=2 // processes, processes_per_node=processes)
+    assert result.status == "failed"
+    assert str(result.cause).startswith(name)
+    assert "it was not saved" in str(result.cause)
 
 
 def test_ranks_are_sorted() -> None:
@@ -504,3 +515,43 @@ def test_run_without_a_plan_has_no_lost_samples() -> None:
 )
 def test_log_of_a_failed_run(cause: str, logs: list[str], expected: str | None) -> None:
     assert log_of(cause, logs) == expected
+
+
+LINK = {"bandwidth_mbit": 80, "latency_ms": 1}
+
+
+def measured(*mbytes_per_s: float) -> list[Event]:
+    """Measurements from rank 0 to rank 1, and back."""
+    return [
+        event("link", rank, to=1 - rank, latency_s=0.001, bytes_per_s=speed * 1e6)
+        for rank, speed in enumerate(mbytes_per_s)
+    ]
+
+
+def test_measured_links_are_in_the_row() -> None:
+    result = row([*reversed(measured(9.0, 8.0)), *trained({}, {})])
+    assert [(link.source, link.to, link.bytes_per_s) for link in result.links] == [(0, 1, 9e6), (1, 0, 8e6)]
+    assert (row(trained({}, {})).links, result.flags) == ([], [])
+
+
+def test_links_that_a_runtime_does_not_enforce_are_flagged() -> None:
+    result = row([*measured(9000.0, 9000.0), *trained({}, {})], link=LINK)
+    (flag,) = result.flags
+    assert flag.startswith("link requested, not enforced")
+    assert "cluster time" in flag
+    assert flags({}, strategy="serial", transport="memory", link=LINK) == []
+
+
+@pytest.mark.parametrize(("mbytes_per_s", "flagged"), [((9.5, 9.0), False), ((9.5, 2.0), True)])
+def test_links_slower_than_requested_are_flagged(mbytes_per_s: tuple[float, ...], flagged: bool) -> None:
+    events = [*measured(*mbytes_per_s), *trained({}, {})]
+    found = row(events, link=LINK, runtime="docker").flags
+    assert [flag.startswith("from node 1 to node 0") for flag in found] == [True] * flagged
+
+
+@pytest.mark.parametrize("to", [0, 2])
+def test_a_measured_link_to_no_other_rank_fails_the_run(to: int) -> None:
+    odd = event("link", 0, to=to, latency_s=0.1, bytes_per_s=1.0)
+    result = row([odd, *trained({}, {})])
+    assert result.status == "failed"
+    assert "link" in str(result.cause)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from orchestrator.sweeps.validation import dotted, error_lines
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
 
@@ -273,29 +275,51 @@ def test_default_threads_do_not_change_the_key() -> None:
     assert spec(threads=4).key != spec(cpus=4).key != spec().key
 
 
-# A slower node
+# Nodes of unequal speed
 
 
-def test_bottleneck_is_the_last_node() -> None:
-    run = spec(nodes=3, processes_per_node=2, cpus=4, bottleneck_cpus=2.5)
-    assert [run.cpus_for(rank) for rank in range(6)] == [4, 4, 4, 4, 2.5, 2.5]
-    assert [run.threads_for(rank) for rank in range(6)] == [2, 2, 2, 2, 1, 1]
-    assert set(run.thread_environment(0).values()) == {"2"}
-    assert set(run.thread_environment(5).values()) == {"1"}
-    more = spec(nodes=2, cpus=4, threads=1, bottleneck_cpus=3)
+@pytest.mark.parametrize(
+    "written", [[1, 1, 0.5], {2: 0.5}, {-1: 0.5}, {"2": 0.5}, {0: 1, 2: 0.5}], ids=repr
+)
+def test_equal_speeds_are_one_run_however_they_are_written(written: Any) -> None:
+    run = spec(nodes=3, node_speed=written)
+    assert run.node_speed == run.node_speeds == [1.0, 1.0, 0.5]
+    assert run.key == spec(nodes=3, node_speed=[1.0, 1.0, 0.5]).key
+    assert run.slower_nodes == {2: 0.5}
+    run.node_speeds.clear()
+    assert run.node_speeds == [1.0, 1.0, 0.5]
+
+
+@pytest.mark.parametrize("written", [None, [1, 1, 1], {}, {1: 1.0}], ids=repr)
+def test_equal_nodes_have_the_key_of_a_run_without_speeds(written: Any) -> None:
+    run = spec(nodes=3, cpus=0.5, node_speed=written)
+    assert (run.node_speed, run.node_speeds, run.slower_nodes) == (None, [1.0, 1.0, 1.0], {})
+    assert not any(map(run.is_slower, range(3)))
+    assert run.key == spec(nodes=3, cpus=0.5).key != spec(nodes=3, cpus=0.5, node_speed={0: 0.5}).key
+
+
+def test_quota_of_a_node_is_its_share_of_cpus() -> None:
+    run = spec(nodes=3, processes_per_node=2, cpus=4, node_speed=[0.75, 1, 0.1])
+    assert [run.container_cpus(node) for node in range(3)] == [3, 4, 0.4]
+    assert [run.threads_for(rank) for rank in range(6)] == [1, 1, 2, 2, 1, 1]
+    assert set(run.thread_environment(0).values()) == {"1"}
+    assert set(run.thread_environment(2).values()) == {"2"}
+    assert [run.throttle_cpus(node) for node in (0, 2)] == [3, 0.4]
+    assert spec(nodes=2, cpus=0.4, node_speed={0: 0.5}).throttle_cpus(0) == 0.5  # `cpus` is no limit there
+    more = spec(nodes=2, cpus=4, threads=1, node_speed={1: 0.75})
     assert [more.threads_for(rank) for rank in range(2)] == [1, 1]  # fewer threads than the quota allows
-
-
-def test_without_bottleneck_nodes_and_keys_are_equal() -> None:
-    run = spec(nodes=3, cpus=0.5)
-    assert not any(map(run.is_bottleneck, range(3)))
-    assert run.key == spec(nodes=3, cpus=0.5, bottleneck_cpus=None).key
-    assert run.key != spec(nodes=3, cpus=0.5, bottleneck_cpus=0.25).key
 
 
 @pytest.mark.parametrize(
     ("fields", "oversubscribed"),
-    [({}, False), ({"bottleneck_cpus": 0.5}, True), ({"cpus": 0.5}, True), ({"cpus": 2}, False)],
+    [
+        ({}, False),
+        ({"node_speed": {0: 0.5}}, True),
+        ({"cpus": 0.5}, True),
+        ({"cpus": 2}, False),
+        ({"cpus": 4, "node_speed": [1, 0.5]}, False),
+        ({"cpus": 4, "threads": 1, "node_speed": [1, 0.5]}, True),  # half a core of local processes
+    ],
 )
 def test_oversubscribed_if_any_rank_has_less_than_a_core(
     fields: dict[str, Any], oversubscribed: bool
@@ -304,18 +328,75 @@ def test_oversubscribed_if_any_rank_has_less_than_a_core(
 
 
 @pytest.mark.parametrize(
+    ("speeds", "named"),
+    [
+        ([1, 0.5], "2 speeds for 3 nodes; allowed: 3"),
+        ([], "0 speeds for 3 nodes"),
+        ({3: 0.5}, "node 3 does not exist; allowed: 0 to 2"),
+        ({-4: 0.5}, "node -4 does not exist"),
+        ({-1: 0.5, 2: 0.25}, "-1 and 2 are the same"),
+        ([0.5, 0.5, 0.25], "the fastest node has speed 0.5; allowed: 1"),
+    ],
+)
+def test_speeds_must_fit_the_nodes(speeds: Any, named: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        spec(nodes=3, node_speed=speeds)
+    (line,) = error_lines(caught.value, dotted)
+    assert line.startswith("node_speed: ")
+    assert named in line
+
+
+@pytest.mark.parametrize(
+    "speeds",
+    [
+        0.5,
+        "half",
+        [1, 0],
+        [1, -0.5],
+        [1, 1.5],
+        [1, math.nan],
+        [1, math.inf],
+        [1, True],
+        [1, "0.5"],
+        [1, None],
+        {0.5: 0.5},
+        {True: 0.5},
+        {"x": 0.5},
+        {1: 0},
+        {1: 0.5, "1": 0.25},
+        {10**9: 0.5},
+    ],
+    ids=repr,
+)
+def test_speeds_are_numbers_up_to_1(speeds: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        spec(nodes=2, node_speed=speeds)
+    (line,) = error_lines(caught.value, dotted)
+    assert line.startswith("node_speed: ")
+    assert "allowed: " in line
+
+
+@pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"nodes": 1}, "nodes is 1"),
-        ({"cpus": 0.25}, "cpus, which is 0.25"),
-        ({"cpus": 0.2}, "cpus, which is 0.2"),
+        ({"nodes": 1, "node_speed": [0.5]}, "the fastest node has speed 0.5"),
         ({"transport": "memory"}, "memory"),
         ({"strategy": "hogwild"}, "memory"),
         ({"strategy": "all_reduce", "transport": "nccl"}, "GPUs"),
     ],
 )
-def test_bottleneck_needs_a_node_with_its_own_quota(fields: dict[str, Any], named: str) -> None:
-    check_error("bottleneck_cpus", 0.25, named, **{"nodes": 2, "bottleneck_cpus": 0.25, **fields})
+def test_speeds_need_nodes_with_quotas_of_their_own(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        spec(**{"nodes": 2, "node_speed": [1, 0.25], **fields})
+    (line,) = error_lines(caught.value, dotted)
+    assert line.startswith("node_speed: ")
+    assert named in line
+
+
+def test_speeds_of_a_number_of_nodes_that_is_not_valid_are_not_expanded() -> None:
+    with pytest.raises(ValidationError) as caught:
+        spec(nodes=10**9, node_speed={0: 0.5})
+    assert [line.partition(":")[0] for line in error_lines(caught.value, dotted)] == ["nodes"]
 
 
 # Run key
@@ -362,6 +443,7 @@ def test_keys_do_not_change_between_versions(fields: dict[str, Any], key: str) -
 def test_key_does_not_depend_on_notation() -> None:
     key = spec(nodes=2).key
     assert spec(nodes=2, timeout_s=5).key == key
+    assert spec(nodes=2, trace="full").key == key
     assert spec(nodes=2, lr=0.05, epochs=3, model="lenet", save_weights=False).key == key
     assert spec(nodes=2, model={"name": "lenet", "dropout": 0.5}, dataset={"name": "digits"}).key == key
     assert spec(nodes=2, transport="mpi", strategy={"name": "one_shot", "init": "broadcast"}).key == key
@@ -406,7 +488,7 @@ CHANGES: dict[str, Any] = {
     "save_weights": True,
     "processes_per_node": 2,
     "cpus": 0.4,
-    "bottleneck_cpus": 0.2,
+    "node_speed": {-1: 0.5},
     "memory_mb": 1024,
     "pids": 256,
     "shm_mb": 64,
@@ -415,7 +497,7 @@ CHANGES: dict[str, Any] = {
 # Other fields that a change needs in order to take effect.
 REQUIRED_WITH: dict[str, dict[str, Any]] = {
     "lr_scaling": {"nodes": 2},
-    "bottleneck_cpus": {"nodes": 2},
+    "node_speed": {"nodes": 2},
     "warm_up_epochs": {"nodes": 2},
     "target_accuracy": {"strategy": "all_reduce"},
     "patience": {"strategy": "all_reduce", "target_accuracy": 0.5},
@@ -423,9 +505,9 @@ REQUIRED_WITH: dict[str, dict[str, Any]] = {
 
 
 def test_key_depends_on_all_other_fields() -> None:
-    # checkpoint_steps and on_loss are in the key, too, but one_shot does not support them: see
-    # test_checkpoints.py and test_faults.py.
-    others = {"timeout_s", "restarts", "checkpoint_steps", "on_loss"}
+    # checkpoint_steps, on_loss and link are in the key, too, but not of every run: see test_checkpoints.py,
+    # test_faults.py and test_link_spec.py.
+    others = {"timeout_s", "restarts", "trace", "checkpoint_steps", "on_loss", "link"}
     assert set(RunSpec.model_fields) - set(CHANGES) == others
     keys = {spec(**REQUIRED_WITH.get(field, {}), **{field: value}).key for field, value in CHANGES.items()}
     plain = {spec(**REQUIRED_WITH.get(field, {})).key for field in CHANGES}

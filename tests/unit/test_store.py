@@ -137,6 +137,25 @@ def test_unusable_result_is_one_line(tmp_path: Path, content: bytes) -> None:
     assert len(caught.value.reason) < 400
 
 
+def test_results_of_equal_nodes_from_before_node_speed_are_usable(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    result = run_result()
+    older = {**json.loads(result.model_dump_json()), "spec": {**result.spec, "bottleneck_cpus": None}}
+    path.write_text(json.dumps(older))
+    assert read_result(path) == result
+
+
+def test_result_with_bottleneck_cpus_names_its_successor(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(run_result(spec={"strategy": "ddp", "nodes": 2}).model_dump_json())
+    read_result(path)
+    path.write_text(path.read_text().replace('"nodes":2', '"nodes":2,"bottleneck_cpus":0.1'))
+    with pytest.raises(
+        UnusableFile, match=r"bottleneck_cpus .* earlier version, which node_speed replaces"
+    ):
+        read_result(path)
+
+
 def test_result_that_contradicts_its_spec(tmp_path: Path) -> None:
     point = {"rank": 0, "epoch": 2, "train_s": 1.0, "loss": None, "accuracy": 0.5, "test_loss": 1.0}
     part = {"rank": 0, "epoch": 1, "samples": 3, "labels": [3], "digest": ""}

@@ -176,6 +176,44 @@ def test_skip_matches_threads_derived_from_the_quota(load: Load) -> None:
     ]
 
 
+def test_node_speed_is_an_axis(load: Load) -> None:
+    blocks = "[{axes: {nodes: [2, 3], node_speed: [null, {-1: 0.5}]}}]"
+    assert field_values(load(blocks, base="{strategy: ddp}"), "nodes", "node_speed") == [
+        (2, None),
+        (2, [1.0, 0.5]),
+        (3, None),
+        (3, [1.0, 1.0, 0.5]),
+    ]
+    sets = field_values(
+        load("[{axes: {nodes: [2, 3]}}]", "node_speed={0: 0.5}", base="{strategy: ddp}"), "node_speed"
+    )
+    assert sets == [([0.5, 1.0],), ([0.5, 1.0, 1.0],)]
+
+
+@pytest.mark.parametrize(
+    ("entry", "remaining"),
+    [
+        ("{node_speed: null}", 3),
+        ("{node_speed: {0: 0.5}}", 3),
+        ("{node_speed: {-2: 0.5}}", 3),
+        ("{node_speed: [0.5, 1]}", 3),
+        ("{node_speed: [{0: 0.5}, {1: 0.25}]}", 2),
+        ("{node_speed: [null, [1, 0.25]]}", 2),
+    ],
+)
+def test_skip_matches_node_speed_in_every_form(load: Load, entry: str, remaining: int) -> None:
+    speeds = "[null, [0.5, 1], {1: 0.25}, {1: 0.5}]"
+    blocks = f"[{{axes: {{node_speed: {speeds}}}, skip: [{entry}]}}]"
+    assert len(load(blocks, base="{strategy: ddp, nodes: 2}").runs) == remaining
+
+
+def test_node_speed_that_does_not_fit_names_its_place(load: Load) -> None:
+    with pytest.raises(InputError, match=r"blocks\[0\]\.axes\.node_speed\[1\]: .*node 2.*allowed: 0 to 1"):
+        load("[{axes: {node_speed: [null, {2: 0.5}]}}]", base="{strategy: ddp, nodes: 2}")
+    with pytest.raises(InputError, match=r"base\.node_speed: .*speed 0; allowed: > 0"):
+        load("[{base: {node_speed: [1, 0]}}]", base="{strategy: ddp, nodes: 2}")
+
+
 @pytest.mark.parametrize("entry", ["{strategy: dpp}", "{nodes: two}", "{transport: tcp}"])
 def test_invalid_skip_value(load: Load, entry: str) -> None:
     with pytest.raises(InputError, match="skip"):

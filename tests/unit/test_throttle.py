@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.local.runtime import LocalRuntime
-from orchestrator.runtimes.local.throttle import PERIOD_S, Throttle
+from orchestrator.runtimes.local.throttle import PERIOD_S, NodeLimit, Throttle
 from trainer.spec.run_spec import RunSpec
 
 TICK_S = PERIOD_S / 20
@@ -98,15 +98,14 @@ def test_process_added_while_others_are_stopped_is_stopped() -> None:
 
 @pytest.mark.parametrize("transport", ["gloo", "mpi"])
 def test_the_throttle_is_started_before_the_ranks(tmp_path: Path, transport: str) -> None:
-    fields = {"nodes": 2, "processes_per_node": 2, "cpus": 2, "bottleneck_cpus": 0.25}
+    fields = {"nodes": 3, "processes_per_node": 2, "node_speed": [0.25, 1, 0.5]}
     run = RunSpec.model_validate({"strategy": "all_reduce", "transport": transport, **fields})
     first, *others = (
         LocalRuntime(shared_network=True).plan(run, RunPaths(tmp_path / "run"), tmp_path).processes
     )
-    assert first.argv[2:-1] == [
-        "orchestrator.runtimes.local.throttle",
-        "0.25",
-        "node-2",
-        "2,3",
+    assert first.argv[2] == "orchestrator.runtimes.local.throttle"
+    assert [NodeLimit.parse(text) for text in first.argv[4:]] == [
+        NodeLimit(0.5, "node-1", (0, 1)),
+        NodeLimit(1.0, "node-3", (4, 5)),
     ]
     assert not any("orchestrator.runtimes.local.throttle" in each.argv for each in others)

@@ -20,6 +20,7 @@ from trainer.comm.memory import MemoryCommunicator, ThreadGroup
 from trainer.core.context import NodeContext
 from trainer.core.events import Event, EventWriter
 from trainer.core.result import TrainResult
+from trainer.core.trace import Trace, read_trace
 from trainer.launch.ranks import rank_clock
 from trainer.launch.ranks import train as train_rank
 from trainer.spec.run_spec import RunSpec
@@ -53,12 +54,13 @@ class Notes(EventWriter):
 class Training:
     """The outcome of a training.
 
-    weights: those of rank 0, float32, shape (state,). results and events: by rank.
+    weights: those of rank 0, float32, shape (state,). results, events and traces: by rank.
     """
 
     weights: np.ndarray
     results: list[TrainResult]
     events: list[list[Event]]
+    traces: list[Trace]
 
     def of(self, kind: str, rank: int = 0) -> list[Event]:
         return [event for event in self.events[rank] if event.kind == kind]
@@ -122,4 +124,6 @@ def train(strategy: Any, ranks: int = 2, checkpoints: Path | None = None, **fiel
         for error in sorted(errors, key=lambda error: isinstance(error, CommunicationError)):
             raise error
         results = [outcome for outcome in outcomes if isinstance(outcome, TrainResult)]
-        return Training(np.load(Path(name) / "weights.npy"), results, [each.events for each in notes])
+        traces = [read_trace(path) for path in sorted(Path(name).glob("trace-*.bin"))]
+        weights = np.load(Path(name) / "weights.npy")
+        return Training(weights, results, [each.events for each in notes], traces)

@@ -12,4 +12,5 @@ every agent, records the events they forward, and reports how the run ended.
     agent ◄─ shutdown ────  coordinator     ssh.py: keys of one Open MPI run
                                             run_record.py: the files that the coordinator writes
                                             incoming_weights.py: checks of rank 0's weights
+                                            incoming_trace.py: checks of a rank's trace
 """

@@ -41,6 +41,7 @@ from trainer.core.cgroup import measure
 from trainer.core.events import EventReader, EventWriter, how_ended, signal_name
 from trainer.core.membership import Membership, is_return
 from trainer.core.processes import is_suspended
+from trainer.core.trace import trace_path
 from trainer.warm.client import UNAVAILABLE
 from trainer.warm.process import EXIT_S, ParentError, ParentProcess
 
@@ -114,9 +115,11 @@ class Agent:
         forwarding = asyncio.create_task(self._forward(connection))
         beating = asyncio.create_task(self._beat(connection))
         codes, cause = await self._run_processes(assignment, connection)
-        # All events and the weights are sent before the exit codes.
+        # All events and files are sent before the exit codes.
         await self._send_new_events(connection)
-        await self._send_weights(connection)
+        await self._send_file(connection, OUT / WEIGHTS, "weights")
+        for rank in assignment.agent.ranks:
+            await self._send_file(connection, trace_path(OUT, rank), "trace", rank=rank)
         usage = measure().since(before) if self._parent else measure()
         # A parent killed for lack of memory is the run's own fault: it loaded the run's data.
         lost = None if usage.out_of_memory else self._loss(codes)
@@ -332,9 +335,8 @@ class Agent:
                     self._return_after_s = self._return_after[event.fields["fault"]]
                 await connection.send("event", line=event.to_line())
 
-    async def _send_weights(self, connection: Connection) -> None:
-        """Send rank 0's final weights if they were saved here."""
-        path = OUT / WEIGHTS
+    async def _send_file(self, connection: Connection, path: Path, kind: str, **fields: int) -> None:
+        """Send a file that a rank has written, if it is there, in messages of this kind."""
         if not path.exists():
             return
         left = path.stat().st_size
@@ -342,7 +344,7 @@ class Agent:
             while chunk := file.read(CHUNK_BYTES):
                 left -= len(chunk)
                 text = base64.b64encode(chunk).decode()
-                await connection.send("weights", chunk=text, last=left <= 0)
+                await connection.send(kind, **fields, chunk=text, last=left <= 0)
 
 
 def _pass_health_check() -> None:

@@ -94,6 +94,10 @@ def environment(assignment: RankAssignment, pid: int) -> dict[str, str]:
         "NCCL_SOCKET_IFNAME": INTERFACE,
         "TP_SOCKET_IFNAME": INTERFACE,
     }
+    if spec.has_links:
+        nodes = [each for each in assignment.agents if each.ranks]
+        peers = [each.address for each in nodes if each.address != assignment.agent.address]
+        found["SHARDYARD_LINKED"] = ",".join(peers)
     if spec.checkpoints:
         found["SHARDYARD_CHECKPOINTS"] = str(CHECKPOINTS / spec.key)
     if spec.on_loss == "continue":
@@ -101,8 +105,8 @@ def environment(assignment: RankAssignment, pid: int) -> dict[str, str]:
     if spec.topology == "mpi":
         # mpirun would collect its ranks' output; each node's output belongs in its own log.
         found["SHARDYARD_CONSOLE"] = f"/proc/{pid}/fd/1"
-    if any(spec.is_bottleneck(rank) for rank in ranks):
-        found["SHARDYARD_CPU_QUOTA"] = f"{spec.cpus_for(first):g}"
+    if ranks and spec.is_slower(first):
+        found["SHARDYARD_CPU_QUOTA"] = f"{spec.container_cpus(spec.node_of(first)):g}"
     return found
 
 

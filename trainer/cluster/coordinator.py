@@ -132,6 +132,7 @@ class Coordinator:
                 run_record.failures.setdefault("the run", f"stopped after {run_record.timeout_s:g} s")
                 run_record.fail_suspended()
             await self._shut_down()
+            run_record.fail_untraced()
         except AssignmentError as error:
             await self._shut_down()
             return 1, [f"FAILED: {error}"]
@@ -351,6 +352,8 @@ class Coordinator:
                 run_record.receive_event(agent, message["line"])
             case "weights" if 0 in agent.ranks:
                 run_record.add_weights(message["chunk"], message["last"])
+            case "trace" if message["rank"] in agent.ranks:
+                run_record.add_trace(message["rank"], message["chunk"], message["last"])
             case "exit" if address not in self._exited:
                 self._handle_exit(run_record, agent, message)
             case kind:

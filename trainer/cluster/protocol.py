@@ -50,6 +50,14 @@ class WeightsChunk(Record):
     last: bool
 
 
+class TraceChunk(Record):
+    """A part of the trace of one of the agent's ranks, in base64."""
+
+    rank: Rank
+    chunk: str
+    last: bool
+
+
 class Exit(Record):
     """The agent's processes have ended.
 
@@ -106,6 +114,7 @@ FROM_AGENT: Kinds = {
     "alive": AgentAlive,
     "event": EventLine,
     "weights": WeightsChunk,
+    "trace": TraceChunk,
     "exit": Exit,
 }
 FROM_COORDINATOR: Kinds = {

@@ -123,10 +123,14 @@ def assign_ranks(
     other = [each for each in registered if each.role != "node"]
     count = len(nodes) + (topology == "rpc")
     spec = _validated({"nodes": count, **_with_limits(topology, fields, limits or {}, count)})
-    if limits and spec.bottleneck_cpus is not None:
+    if limits and spec.node_speed is not None:
         raise AssignmentError(
-            f"bottleneck_cpus: {spec.bottleneck_cpus:g} needs a node with a quota of its own, and "
+            f"node_speed: {spec.node_speed} needs nodes with quotas of their own, and "
             "`docker compose up` gives all nodes the same; use python -m orchestrator sweep"
+        )
+    if limits and spec.has_links:
+        raise AssignmentError(
+            "link: only the orchestrator connects nodes to a switch; use python -m orchestrator sweep"
         )
     if spec.topology != topology:
         raise AssignmentError(

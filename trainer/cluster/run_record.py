@@ -14,16 +14,18 @@ from typing import Any
 
 from trainer.cluster.commands import HOME
 from trainer.cluster.hand_over import SUSPENDED
+from trainer.cluster.incoming_trace import IncomingTrace
 from trainer.cluster.incoming_weights import IncomingWeights
 from trainer.cluster.rank_assignment import AgentInfo, AssignmentError, RankAssignment
 from trainer.core.cgroup import NodeUsage
 from trainer.core.event_schema import EXIT_REPORTS
 from trainer.core.events import Event, check_attempt, damage, format_event, signal_name
 from trainer.core.membership import MembershipTracker
+from trainer.core.trace import trace_path
 from trainer.elastic.attempts import AttemptTracker
 from trainer.spec.output_limits import OutputLimits
 
-WEIGHTS = "weights.npy"  # the only file that an agent sends, and only rank 0's
+WEIGHTS = "weights.npy"  # only rank 0's; an agent sends no other file but its ranks' traces
 
 
 class RunRecord:
@@ -60,6 +62,7 @@ class RunRecord:
         self._limits = OutputLimits.of(assignment.spec)
         self._event_bytes = dict.fromkeys(range(assignment.spec.world_size), 0)  # by rank
         self._incoming = IncomingWeights(self._limits.weight_bytes)
+        self._traces: dict[int, IncomingTrace] = {}  # by rank
         self._rejected: set[str] = set()  # names of agents
         agents = [{**asdict(agent), "public_keys": {}} for agent in assignment.agents]
         try:
@@ -137,14 +140,29 @@ class RunRecord:
 
         Raises ValueError if it is not a part of such a file.
         """
-        try:
-            data = base64.b64decode(chunk, validate=True)
-        except ValueError as error:
-            raise ValueError(f"message weights: chunk: {error}") from None
+        data = _decoded(chunk, "weights")
         self._incoming.add(data, last)
         self._append(f"{WEIGHTS}.part", data)
         if last and not self._disk_full:
             (self._directory / f"{WEIGHTS}.part").replace(self._directory / WEIGHTS)
+
+    def add_trace(self, rank: int, chunk: str, last: bool) -> None:
+        """As `add_weights`, of a rank's trace."""
+        data = _decoded(chunk, "trace")
+        limit = self._limits.trace_bytes
+        self._traces.setdefault(rank, IncomingTrace(self.key, rank, limit)).add(data, last)
+        path = trace_path(self._directory, rank)
+        self._append(f"{path.name}.part", data)
+        if last and not self._disk_full:
+            path.with_name(f"{path.name}.part").replace(path)
+
+    def fail_untraced(self) -> None:
+        """Name the agents that have not sent their ranks' traces, of a run that is complete without."""
+        if self.failures or not self._all_done:
+            return
+        for agent in self.assignment.agents:
+            for rank in self._untraced & {*agent.ranks}:
+                self.fail(agent, f"rank {rank} has sent no trace", reported=False)
 
     def add_usage(self, agent: AgentInfo, usage: Mapping[str, Any]) -> None:
         """Record the resource usage of the agent's container."""
@@ -191,6 +209,9 @@ class RunRecord:
             out_of_memory: whether the kernel killed a process of the container for lack of memory.
             full: whether the ranks have no space left for events, so that they cannot report anything.
         """
+        if not out_of_memory and (cause := self._loss_of_parent(agent, codes)):
+            self.fail(agent, cause, reported=False)
+            return
         for rank in agent.ranks:
             if rank in self._exit_reports:
                 continue
@@ -206,6 +227,22 @@ class RunRecord:
             else:
                 continue  # it exited by itself and its log says why, or mpirun reports it
             self._record_end(agent, rank, "died", cause)
+
+    def _loss_of_parent(self, agent: AgentInfo, codes: Mapping[int, int]) -> str | None:
+        """How the one process of topology single was killed, with all ranks in it; None if it was not.
+
+        The exit code is that process's, so it names no rank.
+        """
+        spec = self.assignment.spec
+        code = min(codes.values(), default=0)
+        if spec.topology != "single" or spec.world_size == 1 or code >= 0 or self.shutting_down:
+            return None
+        kinds = [self._exit_reports[rank].kind for rank in agent.ranks if rank in self._exit_reports]
+        if "failed" in kinds or "died" in kinds or kinds.count("done") == spec.world_size:
+            return None
+        noun = "node" if spec.processes_per_node == 1 else "rank"
+        holds = "that started" if spec.strategy.forks else "with"  # processes or threads
+        return f"the process {holds} all {spec.world_size} {noun}s was killed by {signal_name(-code)}"
 
     def record_loss(self, agent: AgentInfo, cause: str, reported: bool = True) -> None:
         """Fail the run because an agent is gone, and its ranks with it.
@@ -268,13 +305,26 @@ class RunRecord:
 
     @property
     def complete(self) -> bool:
-        """Whether every rank that is not lost has reported its result and exited, and weights are saved."""
+        """Whether `_all_done`, and final weights and traces are saved, if the spec asks for them."""
+        return self._has_weights and not self._untraced and self._all_done
+
+    @property
+    def _all_done(self) -> bool:
+        """Whether every rank that is not lost has reported its result and exited."""
         done = {rank for rank, event in self._exit_reports.items() if event.kind == "done"}
         everyone = set(range(self.assignment.spec.world_size))
         if self.membership:
             everyone -= self.membership.lost.keys() - done
         ended = self.finished or done == everyone
-        return self._has_weights and ended and self.results.keys() >= everyone
+        return ended and self.results.keys() >= everyone
+
+    @property
+    def _untraced(self) -> set[int]:
+        """Ranks whose traces have not arrived, if the run has traces."""
+        if not self._limits.trace_bytes:
+            return set()
+        arrived = {rank for rank, trace in self._traces.items() if trace.complete}
+        return {*range(self.assignment.spec.world_size)} - arrived
 
     @property
     def _has_weights(self) -> bool:
@@ -326,6 +376,14 @@ class RunRecord:
         if len(digests) == 1:
             return f"same weights on all {noun}"
         return f"{noun} ended with different weights"
+
+
+def _decoded(chunk: str, kind: str) -> bytes:
+    """The bytes of a chunk (base64) in a message of this kind. Raises ValueError."""
+    try:
+        return base64.b64decode(chunk, validate=True)
+    except ValueError as error:
+        raise ValueError(f"message {kind}: chunk: {error}") from None
 
 
 def membership_of(assignment: RankAssignment) -> MembershipTracker | None:

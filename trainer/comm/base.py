@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from trainer.comm.traffic import Traffic
 from trainer.core.clock import Clock, Span
+from trainer.core.trace import Kind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +56,7 @@ class SendRequest:
             self._finish()
         if span.counted and self._index is not None:
             self._comm.traffic.send_waits.append((span.entered, span.left, self._to, self._index))
+            self._comm.trace(Kind.SEND_WAIT, span, self._index, self._to)
 
 
 class Communicator(ABC):
@@ -77,8 +79,10 @@ class Communicator(ABC):
         self.clock = clock
         self.traffic = Traffic()
         self.subgroups: list[Communicator] = []  # created by `split`
-        # The rank in the parent communicator of each rank here.
+        # The rank in the parent communicator of each rank here, and in the run.
         self.parent_ranks: Sequence[int] = range(size)
+        self.run_ranks: Sequence[int] = range(size)
+        self._trace_group: int | None = None
 
     @classmethod
     @abstractmethod
@@ -100,7 +104,9 @@ class Communicator(ABC):
                 self._all_reduce(buffer)
                 if op == "mean":
                     buffer.div_(self.size)
-        self._record_collective(span, 2 * buffer.nbytes * (self.size - 1) / self.size)
+        self._record_collective(
+            span, 2 * buffer.nbytes * (self.size - 1) / self.size, Kind.ALL_REDUCE, buffer.nbytes
+        )
 
     def weighted_mean(self, values: Tensor, weight: float) -> Tensor:
         """Σ wᵢ vᵢ / Σ wᵢ over all ranks i, each with its `values` v, shape (n,), and `weight` w ≥ 0.
@@ -120,14 +126,15 @@ class Communicator(ABC):
         """The ranks' buffers, each of shape (n,), as one tensor of shape (size, n)."""
         with self.clock.phase("communicate") as span:
             gathered = self._all_gather(buffer) if self.size > 1 else buffer.clone().unsqueeze(0)
-        self._record_collective(span, buffer.nbytes * (self.size - 1))
+        self._record_collective(span, buffer.nbytes * (self.size - 1), Kind.ALL_GATHER, buffer.nbytes)
         return gathered
 
     def all_to_all(self, buffer: Tensor) -> Tensor:
         """Send row i of `buffer`, shape (size, n), to rank i. Row i of the result comes from rank i."""
         with self.clock.phase("communicate") as span:
             received = self._all_to_all(buffer) if self.size > 1 else buffer.clone()
-        self._record_collective(span, buffer.nbytes * (self.size - 1) / self.size)
+        sent = buffer.nbytes * (self.size - 1) / self.size
+        self._record_collective(span, sent, Kind.ALL_TO_ALL, buffer.nbytes)
         return received
 
     def gather(self, buffer: Tensor, root: int) -> Tensor | None:
@@ -143,7 +150,8 @@ class Communicator(ABC):
                         gathered[rank] = buffer
                     else:
                         self._recv(gathered[rank], rank)
-        self._record_collective(span, 0 if self.rank == root else buffer.nbytes)
+        sent = 0 if self.rank == root else buffer.nbytes
+        self._record_collective(span, sent, Kind.GATHER, buffer.nbytes, root)
         return gathered
 
     def broadcast(self, buffer: Tensor, root: int) -> None:
@@ -151,7 +159,8 @@ class Communicator(ABC):
         with self.clock.phase("communicate") as span:
             if self.size > 1:
                 self._broadcast(buffer, root)
-        self._record_collective(span, buffer.nbytes * (self.size - 1) if self.rank == root else 0)
+        sent = buffer.nbytes * (self.size - 1) if self.rank == root else 0
+        self._record_collective(span, sent, Kind.BROADCAST, buffer.nbytes, root)
 
     def shift(self, buffer: Tensor, distance: int) -> Tensor:
         """Send `buffer`, shape (n,), around the ring of ranks; every rank calls it.
@@ -166,6 +175,7 @@ class Communicator(ABC):
         if span.counted:
             self.traffic.bytes_sent += buffer.nbytes
             self.traffic.shifts.append((span.entered, span.left, source))
+            self.trace(Kind.SHIFT, span, buffer.nbytes, distance)
         return received
 
     def send(self, buffer: Tensor, to: int) -> None:
@@ -176,7 +186,10 @@ class Communicator(ABC):
         """Start to send `buffer`, shape (n,), to rank `to`. Messages between two ranks stay in order."""
         with self.clock.phase("communicate") as span:
             finish = self._isend(buffer, to)
-        index = self.traffic.record_send(span.entered, to, buffer.nbytes) if span.counted else None
+        index = None
+        if span.counted:
+            index = self.traffic.record_send(span.entered, to, buffer.nbytes)
+            self.trace(Kind.SEND, span, buffer.nbytes, to)
         return SendRequest(self, buffer, to, finish, index)
 
     def recv(self, buffer: Tensor, source: int) -> None:
@@ -185,6 +198,7 @@ class Communicator(ABC):
             self._recv(buffer, source)
         if span.counted:
             self.traffic.receives.append((span.entered, span.left, source))
+            self.trace(Kind.RECEIVE, span, buffer.nbytes, source)
 
     def split(self, colour: int) -> Communicator:
         """A communicator over the ranks with the same colour, in rank order; every rank calls it.
@@ -201,6 +215,7 @@ class Communicator(ABC):
         number = next(number for number, group in enumerate(groups) if self.rank in group)
         subgroup = self._split(groups, number)
         subgroup.parent_ranks = groups[number]
+        subgroup.run_ranks = [self.run_ranks[rank] for rank in groups[number]]
         self.subgroups.append(subgroup)
         return subgroup
 
@@ -230,7 +245,7 @@ class Communicator(ABC):
         with self.clock.phase("communicate") as span:
             if self.size > 1:
                 self._barrier()
-        self._record_collective(span, 0)
+        self._record_collective(span, 0, Kind.BARRIER, 0)
 
     def admit(self) -> list[int]:
         """Let ranks join that were started again; every rank calls it. Returns the ranks that joined."""
@@ -288,8 +303,24 @@ class Communicator(ABC):
         self._recv(received, source)
         return received
 
-    def _record_collective(self, span: Span, sent: float) -> None:
-        """Record a collective in which this rank sent `sent` bytes."""
+    def _record_collective(self, span: Span, sent: float, kind: Kind, size: int, root: int = -1) -> None:
+        """Record a collective in which this rank sent `sent` bytes. size, root: as in its trace."""
         if span.counted:
             self.traffic.bytes_sent += sent
             self.traffic.collectives.append((span.entered, span.left))
+            self.trace(kind, span, size, root)
+
+    def trace(self, kind: Kind, span: Span, size: int, peer: int = -1) -> None:
+        """Record an exchange, if this rank is traced and the clock counts it. size, peer: see Kind."""
+        if self.clock.tracer is not None and span.counted:
+            self.trace_at(kind, span.entered, span.left, size, peer, span.cpu_s)
+
+    def trace_at(
+        self, kind: Kind, entered: float, left: float, size: int = 0, peer: int = -1, cpu_s: float = 0.0
+    ) -> None:
+        """As `trace`, with the times. A rank alone in its group exchanges nothing and records nothing."""
+        if (tracer := self.clock.tracer) is None or self.size == 1:
+            return
+        if (group := self._trace_group) is None:
+            group = self._trace_group = tracer.group(self.run_ranks)
+        tracer.exchange(kind, group, entered, left, size, peer, cpu_s)

@@ -7,10 +7,12 @@ container ends. So each container reads its own counters when its work is done.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import TypeVar
 
 from trainer.core.record import Amount, Count, Rank, Record, Text
+from trainer.core.routes import LINK_INTERFACE
 
 CGROUP = Path("/sys/fs/cgroup")
 NETWORK = Path("/proc/net/dev")
@@ -23,7 +25,7 @@ class Usage(Record):
 
     cpu_s: CPU seconds, user and system. throttled_s: seconds in which the CPU quota throttled it, summed
     over cores. memory_peak_mb: peak memory in MiB, page cache included. sent_bytes, received_bytes: on its
-    network interface, protocol headers and the cluster's own messages included. out_of_memory: number of
+    network interfaces, protocol headers and the cluster's own messages included. out_of_memory: number of
     processes that the kernel killed for exceeding memory_mb. cpus: CPU quota in cores at the time of
     reading; None also if there is none.
     """
@@ -62,9 +64,11 @@ class NodeUsage(Usage):
     ranks: list[Rank]
 
 
-def measure(cgroup: Path = CGROUP, network: Path = NETWORK, interface: str = "eth0") -> Usage:
-    """This container's usage, from control groups of version 2 or 1."""
-    received, sent = _interface(network, interface)
+def measure(
+    cgroup: Path = CGROUP, network: Path = NETWORK, interfaces: Collection[str] = ("eth0", LINK_INTERFACE)
+) -> Usage:
+    """This container's usage, from control groups of version 2 or 1. interfaces: whose traffic counts."""
+    received, sent = _traffic(network, interfaces)
     if (cgroup / "cpu.stat").exists():
         cpu = _table(cgroup / "cpu.stat")
         return Usage(
@@ -147,14 +151,13 @@ def _table(path: Path) -> dict[str, int]:
         return {}
 
 
-def _interface(path: Path, name: str) -> tuple[int | None, int | None]:
-    """Bytes received and sent."""
+def _traffic(path: Path, names: Collection[str]) -> tuple[int | None, int | None]:
+    """Bytes received and sent on those of the network interfaces that exist; None if none does."""
     try:
-        for line in path.read_text().splitlines():
-            label, colon, numbers = line.partition(":")
-            if colon and label.strip() == name:
-                fields = numbers.split()
-                return int(fields[0]), int(fields[8])
+        lines = [line.partition(":") for line in path.read_text().splitlines()]
+        found = [numbers.split() for name, colon, numbers in lines if colon and name.strip() in names]
+        if found:
+            return sum(int(fields[0]) for fields in found), sum(int(fields[8]) for fields in found)
     except (OSError, ValueError, IndexError):
         pass
     return None, None

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
+from trainer.core.tracer import Tracer
+
 Phase = Literal[
     "data", "compute", "communicate", "wait", "cpu_contention", "evaluate", "checkpoint", "other"
 ]
@@ -29,6 +31,7 @@ class Clock:
         self._cpu = cpu
         self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
         self.cpu_seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        self.tracer: Tracer | None = None  # of a rank that is traced
         self._phase: Phase | None = None  # None while stopped
         self._since = self._cpu_since = 0.0
 
@@ -39,6 +42,16 @@ class Clock:
     def stop(self) -> None:
         """Book the time since the last change of phase, and stop."""
         self._switch(None)
+
+    def lap(self) -> tuple[float, float]:
+        """Book the time since the last change of phase. Returns wall and CPU seconds of this moment."""
+        self._switch(self._phase)
+        return self._since, self._cpu_since
+
+    @property
+    def booked_until(self) -> float:
+        """Wall time of the last change of phase, up to which all time is booked."""
+        return self._since
 
     @property
     def counting(self) -> bool:
@@ -102,6 +115,8 @@ class Clock:
         if (phase := self._phase) is not None:
             self.seconds[phase] += wall - self._since
             self.cpu_seconds[phase] += cpu - self._cpu_since
+            if (tracer := self.tracer) is not None and tracer.full:
+                tracer.work_until(wall)
         self._phase, self._since, self._cpu_since = to, wall, cpu
         return wall
 
@@ -109,11 +124,11 @@ class Clock:
 class Span:
     """A block of code that the clock books to one phase.
 
-    counted: whether it was part of training; only then `entered` and `left` are set, in wall seconds. A
-    class, because a generator costs three times as much and a small all-reduce takes 20 µs.
+    counted: whether it was part of training; only then `entered` and `left`, in wall seconds, and `cpu_s`
+    are set. A class, because a generator costs three times as much and a small all-reduce takes 20 µs.
     """
 
-    __slots__ = ("_before", "_clock", "_phase", "counted", "entered", "left")
+    __slots__ = ("_before", "_clock", "_cpu", "_phase", "counted", "cpu_s", "entered", "left")
 
     def __init__(self, clock: Clock, phase: Phase) -> None:
         self._clock, self._phase = clock, phase
@@ -123,8 +138,10 @@ class Span:
         if self.counted:
             self._before = self._clock._phase
             self.entered = self._clock._switch(self._phase)
+            self._cpu = self._clock._cpu_since
         return self
 
     def __exit__(self, *error: object) -> None:
         if self.counted and self._clock._phase is not None:  # unless stopped inside the block
             self.left = self._clock._switch(self._before)
+            self.cpu_s = self._clock._cpu_since - self._cpu

@@ -26,6 +26,7 @@ class NodeContext:
         out_dir: directory for results; None keeps none.
         checkpoint_dir: directory for checkpoints; None for a run without checkpoints.
         cpu_quota: of its node in cores, which must be in force before it trains; None: do not wait for it.
+        linked: addresses of the other nodes, which must be reached through the switch of the run's links.
         throttle_mark: file that shows that the quota is in force, where no control group enforces it.
     """
 
@@ -43,4 +44,5 @@ class NodeContext:
     out_dir: Path | None = None
     checkpoint_dir: Path | None = None
     cpu_quota: float | None = None
+    linked: tuple[str, ...] = ()
     throttle_mark: Path | None = None

@@ -56,6 +56,19 @@ class Waiting(Record):
     incarnation: Annotated[int, Field(ge=1, le=100)]
 
 
+class MeasuredLink(Record):
+    """The link from the event's rank to rank `to`, measured before training with the run's own transport.
+
+    Attributes:
+        latency_s: half of a small message's round trip.
+        bytes_per_s: of large messages.
+    """
+
+    to: Rank
+    latency_s: Amount
+    bytes_per_s: Amount
+
+
 class TrainStart(Record):
     """The clock starts; all ranks are ready."""
 
@@ -224,6 +237,7 @@ EVENTS: Mapping[str, type[Record]] = {
     "start": Start,
     "ready": Empty,  # set up; waits for its node's CPU quota, if one will be applied
     "waiting": Waiting,  # of a rank that was started again: the others may let it join
+    "link": MeasuredLink,  # before training, see trainer/comm/probe.py
     "train_start": TrainStart,
     "step": Step,
     "partition": PartitionRecord,  # of each rank, after an epoch

@@ -78,6 +78,8 @@ class Strategy(Component):
     elastic_transports: ClassVar[tuple[str, ...]] = ()
     # False: time spent waiting for other ranks counts as communication.
     attributes_stragglers: ClassVar[bool] = True
+    # Why its ranks write no traces; None: they do.
+    untraced: ClassVar[str | None] = None
     # What a reader must know before comparing its numbers.
     caveat: ClassVar[str | None] = None
 

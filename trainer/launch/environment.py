@@ -41,7 +41,7 @@ def read_context(spec: RunSpec, env: Mapping[str, str]) -> NodeContext:
     if spec.restarts:
         rendezvous = f"{env.get('MASTER_ADDR', '')}:{_integer(env, 'MASTER_PORT')}"
         attempt = _integer(env, "SHARDYARD_ATTEMPT")
-    throttled = "SHARDYARD_THROTTLED" in env and spec.is_bottleneck(rank)
+    throttled = "SHARDYARD_THROTTLED" in env and spec.is_slower(rank)
     return NodeContext(
         rank=rank,
         size=size,
@@ -56,7 +56,8 @@ def read_context(spec: RunSpec, env: Mapping[str, str]) -> NodeContext:
         timeout_s=spec.timeout_s,
         out_dir=Path(env["SHARDYARD_OUT"]) if "SHARDYARD_OUT" in env else None,
         checkpoint_dir=Path(env["SHARDYARD_CHECKPOINTS"]) if "SHARDYARD_CHECKPOINTS" in env else None,
-        cpu_quota=spec.cpus_for(rank) if throttled else _quota(env),
+        cpu_quota=spec.throttle_cpus(spec.node_of(rank)) if throttled else _quota(env),
+        linked=tuple(env["SHARDYARD_LINKED"].split(",")) if env.get("SHARDYARD_LINKED") else (),
         throttle_mark=throttle_mark(Path(env["SHARDYARD_THROTTLED"]), rank) if throttled else None,
     )
 

@@ -26,7 +26,7 @@ from trainer.spec.registries import TRANSPORTS
 from trainer.training.bare_session import BareSession
 from trainer.training.checkpoint_store import CheckpointError
 from trainer.training.faults import FaultError
-from trainer.training.limits import QuotaError
+from trainer.training.limits import LinkError, QuotaError, wait_for_links
 from trainer.training.task import Task
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 TEARDOWN_S = 10.0
 # Errors with self-explanatory messages; others are shown with their type.
-EXPLAINED = (DataError, CommunicationError, Diverged, CheckpointError, QuotaError, FaultError)
+EXPLAINED = (DataError, CommunicationError, Diverged, CheckpointError, LinkError, QuotaError, FaultError)
 
 
 def run_rank(
@@ -116,6 +116,7 @@ def run_process(context: NodeContext, task: Task, events: EventWriter, watchdog:
 
 def connect(context: NodeContext, threads: int) -> Communicator:
     """Connect this process's only rank, with this many torch threads, over the run's transport."""
+    wait_for_links(context)
     transport = TRANSPORTS.load(context.transport)
     clock = rank_clock(1, computes_alone=threads == 1 and transport.threads_only_communicate)
     if context.membership is not None:

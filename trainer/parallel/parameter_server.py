@@ -19,6 +19,7 @@ from torch.futures import Future
 
 from trainer.comm.base import CommunicationError, Communicator
 from trainer.comm.rpc import HEARTBEAT_S, Heartbeat, rpc_errors, wait_and_look, worker_name
+from trainer.core.trace import Kind
 from trainer.training.replica import Replica
 
 SERVER = 0  # its rank
@@ -39,6 +40,11 @@ class Request:
     gradient: Tensor | None
     arrived: float
     response: Future[Any]
+
+    @property
+    def size(self) -> int:
+        """Payload bytes."""
+        return 0 if self.gradient is None else self.gradient.nbytes
 
 
 # Requests to this process. Module state, because torch RPC requests name functions, not objects.
@@ -134,7 +140,8 @@ class Server:
         self._answer_pulls()
 
     def _next_request(self) -> Request | None:
-        deadline = time.monotonic() + self._timeout_s
+        clock = self._comm.clock
+        deadline, entered = time.monotonic() + self._timeout_s, clock.wall()
         while (now := time.monotonic()) < deadline:
             # Also while requests keep arriving: they come from the workers that are alive.
             if now - self._last_heartbeat > HEARTBEAT_S:
@@ -142,12 +149,14 @@ class Server:
                 self._check_workers()
                 if not self._progress.unfinished:
                     return None
-            with self._comm.clock.phase("wait"):
+            with clock.phase("wait") as span:
                 try:
                     request = _requests.get(timeout=min(HEARTBEAT_S, deadline - now))
                 except Empty:
                     continue
             if request.rank in self._progress.unfinished:  # else it was dropped
+                if span.counted:
+                    self._comm.trace_at(Kind.TAKE, entered, span.left, request.size, request.rank)
                 return request
         missing = ", ".join(map(str, self._progress.unfinished))
         raise CommunicationError(
@@ -181,8 +190,10 @@ class Server:
                 self._pending_pulls.append(pull)
 
     def _respond(self, request: Request, value: Tensor | int) -> None:
-        with self._comm.clock.phase("communicate"):
+        with self._comm.clock.phase("communicate") as span:
             request.response.set_result((value, time.monotonic() - request.arrived))
+        size = 0 if isinstance(value, int) else value.nbytes
+        self._comm.trace(Kind.RESPOND, span, size, request.rank)
 
 
 class Worker:
@@ -218,10 +229,11 @@ class Worker:
         return staleness
 
     def _request(self, doing: str, gradient: Tensor | None) -> Any:
-        with self._comm.clock.phase("communicate"), rpc_errors(SERVER, doing):
+        with self._comm.clock.phase("communicate") as span, rpc_errors(SERVER, doing):
             answer = rpc.rpc_async(
                 worker_name(SERVER), _request, args=(self._rank, gradient), timeout=self._timeout_s
             )
             value, in_server_s = wait_and_look(answer, self._comm.leave_lost)
         self._comm.clock.transfer("communicate", "wait", in_server_s)
+        self._comm.trace(Kind.REQUEST, span, 0 if gradient is None else gradient.nbytes, SERVER)
         return value

@@ -26,6 +26,7 @@ from torch.nn.functional import nll_loss
 
 from trainer.comm.base import CommunicationError, Communicator
 from trainer.comm.rpc import HEARTBEAT_S, Heartbeat, check_alive, rpc_errors, worker_name
+from trainer.core.trace import Kind
 from trainer.models.shapes import input_shapes
 from trainer.models.split_points import stage_blocks
 from trainer.training.loader import Batch
@@ -63,6 +64,8 @@ class RpcStage(Replica):
         self._previous_rank, self._next_rank = comm.rank - 1, (comm.rank + 1) % comm.size
         shapes = input_shapes(task.spec.model, task.data.train.images.shape[1:], task.data.classes)
         self._input_shape = shapes[names.index(self._blocks[0])]
+        self._sends_gradient = self._gets_gradient = False  # in the present step
+        self._in_step = False  # from its forward pass on
         self._in_epoch = threading.Event()
         self._epoch_steps: SimpleQueue[int] = SimpleQueue()
         self._last_event = comm.clock.now()
@@ -93,10 +96,16 @@ class RpcStage(Replica):
                 except Empty:
                     heartbeat.check()
             self._in_epoch.clear()
+        self._end_step()
+        tracer = self._clock.tracer
+        if tracer:
+            tracer.work_until(self._clock.booked_until)
         # Meanwhile the RPC threads have computed and communicated.
         self._clock.transfer("wait", "compute", *self._compute_s)
         self._clock.transfer("wait", "communicate", *self._communicate_s)
         self._compute_s, self._communicate_s = [0.0, 0.0], [0.0, 0.0]
+        if tracer:
+            tracer.skip_work()  # what the RPC threads have computed was recorded then
         return steps
 
     def predict(self, images: Tensor) -> None:
@@ -118,8 +127,10 @@ class RpcStage(Replica):
         """Forward pass of a batch. x: images, or a reference to the output of the previous stage."""
         if not self._in_epoch.wait(self._timeout_s):  # the main thread may still be on its way to it
             raise TimeoutError(f"the stage did not start the epoch within {self._timeout_s:g} s")
+        self._end_step()
+        self._in_step = True
         x = x if isinstance(x, Tensor) else x.to_here(self._timeout_s)
-        self._record_receive(self._previous_rank)
+        self._record_receive(self._previous_rank, x.nbytes)
         if self.activation_bytes is None:  # equal in all steps
             with Activations() as activations:
                 y: Tensor = self.model(x)
@@ -128,8 +139,10 @@ class RpcStage(Replica):
             y = self.model(x)
         self._add_interval(self._compute_s)
         self._record_send(self._next_rank, y.nbytes)
+        self._sends_gradient, self._gets_gradient = x.requires_grad, y.requires_grad
         if y.requires_grad:
-            y.register_hook(lambda _: self._record_receive(self._next_rank))
+            size = y.nbytes
+            y.register_hook(lambda _: self._record_receive(self._next_rank, size))
         if x.requires_grad:
             payload = x.nbytes
             x.register_hook(lambda _: self._send_gradient(payload))
@@ -137,22 +150,52 @@ class RpcStage(Replica):
 
     def step(self) -> None:
         """Step the optimiser. torch has stored the gradients of this step in the parameters."""
+        ended = self._last_event[0]
         self._last_event = self._clock.now()  # the interval before was waiting
+        # Without payload: the master requests the step after the backward pass, and waits for its end.
+        self._answer(ended)
+        self._trace(Kind.RECEIVE, self._last_event[0], MASTER)
         self._optimizer.step()
         self._add_interval(self._compute_s)
+        self._trace(Kind.SEND, self._last_event[0], MASTER)
+        self._end_step()
 
     def _send_gradient(self, payload: int) -> None:
         """Record that the gradient of the input is computed, which distributed autograd sends back now."""
         self._add_interval(self._compute_s)
         self._record_send(self._previous_rank, payload)
 
-    def _record_receive(self, source: int) -> None:
+    def _record_receive(self, source: int, size: int) -> None:
         entered = self._last_event[0]
         self._add_interval(self._communicate_s)
         self._comm.traffic.receives.append((entered, self._last_event[0], source))
+        self._trace(Kind.RECEIVE, entered, source, size)
 
     def _record_send(self, to: int, payload: int) -> None:
         self._comm.traffic.record_send(self._last_event[0], to, payload)
+        self._trace(Kind.SEND, self._last_event[0], to, payload)
+
+    def _answer(self, ended: float) -> None:
+        """Record the answers, without payload, that this stage and those before it end the backward pass.
+
+        ended: when this stage did. It answers the next one when the previous one has answered.
+        """
+        if self._sends_gradient:
+            self._trace(Kind.RECEIVE, ended, self._previous_rank)
+        if self._gets_gradient:
+            self._trace(Kind.SEND, self._last_event[0], self._next_rank)
+        self._sends_gradient = self._gets_gradient = False
+
+    def _end_step(self) -> None:
+        """End the step in the trace. The master requests no step of a stage without parameters."""
+        self._answer(self._last_event[0])
+        if (tracer := self._clock.tracer) and self._in_step:
+            tracer.mark(Kind.STEP, self._last_event[0])
+        self._in_step = False
+
+    def _trace(self, kind: Kind, entered: float, peer: int, size: int = 0) -> None:
+        """Record an exchange from `entered` to the last event."""
+        self._comm.trace_at(kind, entered, self._last_event[0], size, peer)
 
     def _add_interval(self, seconds: list[float]) -> None:
         """Add wall and CPU time since the last event. The main thread waits and uses no CPU time."""
@@ -160,6 +203,8 @@ class RpcStage(Replica):
         seconds[0] += now[0] - wall
         seconds[1] += now[1] - cpu
         self._last_event = now
+        if seconds is self._compute_s and (tracer := self._clock.tracer):
+            tracer.work_elsewhere(now[1] - cpu, wall, now[0])
 
 
 class RpcMaster(Replica):
@@ -181,7 +226,9 @@ class RpcMaster(Replica):
         with warnings.catch_warnings():  # torch's own use of TorchScript
             warnings.simplefilter("ignore", DeprecationWarning)
             from torch.distributed.optim import DistributedOptimizer
-        parameters = [each for rank in self._stage_ranks for each in self._call(rank, _parameters)]
+        owned = {rank: self._call(rank, _parameters) for rank in self._stage_ranks}
+        self._ranks_that_step = [rank for rank, parameters in owned.items() if parameters]
+        parameters = [each for rank in self._stage_ranks for each in owned[rank]]
         log = logging.getLogger(DistributedOptimizer.__module__)
         before, log.disabled = log.disabled, True  # it warns of optimisers without a TorchScript version
         try:
@@ -197,6 +244,7 @@ class RpcMaster(Replica):
         traffic, last = self._comm.traffic, self._stage_ranks[-1]
         with self._clock.phase("communicate") as span:
             traffic.record_send(span.entered, self._stage_ranks[0], batch.images.nbytes)
+            self._trace(Kind.SEND, span.entered, self._stage_ranks[0], batch.images.nbytes)
             x: Tensor | RRef[Tensor] = batch.images
             for rank in self._stage_ranks[:-1]:
                 x = rpc.remote(worker_name(rank), _forward, args=(rank, x), timeout=self._timeout_s)
@@ -204,11 +252,27 @@ class RpcMaster(Replica):
                 worker_name(last), _forward, args=(last, x), timeout=self._timeout_s
             ).wait()
         traffic.receives.append((span.entered, span.left, last))
+        self._comm.trace(Kind.RECEIVE, span, output.nbytes, last)
         with self._clock.phase("compute") as span:
             loss = nll_loss(output, batch.labels)
             self.loss, self._output, self._labels = loss.detach(), output.detach(), batch.labels
         traffic.record_send(span.left, last, output.nbytes)  # the gradient of the output
+        self._trace(Kind.SEND, span.left, last, output.nbytes)
         return loss
+
+    @contextmanager
+    def waiting_for_stages(self) -> Iterator[None]:
+        """Book the block, in which the stages take the backward pass and step, as waiting."""
+        with self._clock.phase("wait") as span:
+            yield
+        # The answers without payload that `RpcStage.step` records.
+        self._comm.trace(Kind.RECEIVE, span, 0, self._stage_ranks[-1])
+        for kind in (Kind.SEND, Kind.RECEIVE):
+            for rank in self._ranks_that_step:
+                self._trace(kind, span.left, rank)
+
+    def _trace(self, kind: Kind, at: float, peer: int, size: int = 0) -> None:
+        self._comm.trace_at(kind, at, at, size, peer)
 
     @contextmanager
     def failures_as_communication_errors(self) -> Iterator[None]:

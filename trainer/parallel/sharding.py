@@ -15,6 +15,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 
 from trainer.comm.base import Communicator, communication_errors
+from trainer.core.trace import Kind
 from trainer.training.replica import Replica, optimizer_tensors
 from trainer.training.task import Task
 
@@ -75,8 +76,15 @@ class ShardedOptimizerReplica(Replica):
         self._optimizer = self._zero = ZeroRedundancyOptimizer(
             self._parameters, optimizer_class=build, lr=task.spec.lr
         )
-        own = [p for group in self._zero.optim.param_groups for p in group["params"]]
-        self._broadcast_span = BroadcastSpan(comm, sum(p.nbytes for p in own))
+        zero: Any = self._zero
+        # torch broadcasts each tensor by itself, those of rank 0 first.
+        owned = [
+            (root, parameter.nbytes)
+            for root, groups in enumerate(zero._partition_parameters())
+            for group in groups
+            for parameter in group["params"]
+        ]
+        self._broadcast_span = BroadcastSpan(comm, owned)
         self._zero.optim.register_step_post_hook(self._broadcast_span.start)
 
     def step(self) -> None:
@@ -91,21 +99,36 @@ class ShardedOptimizerReplica(Replica):
 class BroadcastSpan:
     """Time and traffic of the broadcasts that follow the local optimiser step."""
 
-    def __init__(self, comm: Communicator, own_bytes: int) -> None:
-        """own_bytes: of the tensors that this rank owns."""
-        self._comm, self._sent = comm, own_bytes * (comm.size - 1)
+    def __init__(self, comm: Communicator, owned: Sequence[tuple[int, int]]) -> None:
+        """owned: owner and bytes of each tensor, in the order of the broadcasts."""
+        self._comm, self._owned = comm, owned
+        self._sent = sum(size for root, size in owned if root == comm.rank) * (comm.size - 1)
         self._started = comm.clock.now()
 
     def start(self, *_: object) -> None:
         """Optimiser hook: the local step has finished."""
-        self._started = self._comm.clock.now()
+        clock = self._comm.clock
+        if clock.tracer:
+            self._started = clock.lap()
+            clock.tracer.work_until(self._started[0])
+            clock.tracer.hold()
+        else:
+            self._started = clock.now()
 
     def finish(self) -> None:
         """Book the time since `start` as a collective of all ranks."""
-        (entered, cpu), (left, cpu_left) = self._started, self._comm.clock.now()
-        self._comm.clock.transfer("compute", "communicate", left - entered, cpu_left - cpu)
-        self._comm.traffic.bytes_sent += self._sent
-        self._comm.traffic.collectives.append((entered, left))
+        clock, comm = self._comm.clock, self._comm
+        (entered, cpu), (left, cpu_left) = self._started, clock.now()
+        clock.transfer("compute", "communicate", left - entered, cpu_left - cpu)
+        comm.traffic.bytes_sent += self._sent
+        comm.traffic.collectives.append((entered, left))
+        if clock.tracer:
+            # They run at the same time, so their own times are not known: the first record has them all.
+            cpu_s = cpu_left - cpu
+            for root, size in self._owned:
+                comm.trace_at(Kind.BROADCAST, entered, left, size, root, cpu_s)
+                entered, cpu_s = left, 0.0
+            clock.tracer.release()
 
 
 class Collective:
@@ -118,20 +141,23 @@ class Collective:
         return torch.empty(*size, dtype=dtype, device=device)
 
     @contextmanager
-    def _recorded(self, doing: str, shard: Tensor) -> Iterator[None]:
+    def _recorded(self, doing: str, shard: Tensor, kind: Kind, size: int) -> Iterator[None]:
+        """size: the bytes of `kind`, see Kind."""
         comm = self._comm
         with comm.clock.phase("communicate") as span, communication_errors(doing):
             yield
         if span.counted:
             comm.traffic.bytes_sent += shard.nbytes * (comm.size - 1)
             comm.traffic.collectives.append((span.entered, span.left))
+            comm.trace(kind, span, size)
 
 
 class AllGather(Collective):
     """All-gathers the weights of a block."""
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool) -> None:
-        with self._recorded("all-gather of weights", input_tensor):
+        size = input_tensor.nbytes
+        with self._recorded("all-gather of weights", input_tensor, Kind.ALL_GATHER, size):
             dist.all_gather_single(output_tensor, input_tensor, group=group)
 
 
@@ -139,7 +165,8 @@ class ReduceScatter(Collective):
     """Reduce-scatters the gradient of a block: each rank gets its rows of the mean."""
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any) -> None:
-        with self._recorded("reduce-scatter of gradients", output_tensor):
+        size = input_tensor.nbytes
+        with self._recorded("reduce-scatter of gradients", output_tensor, Kind.REDUCE_SCATTER, size):
             dist.reduce_scatter_single(output_tensor, input_tensor, op=op, group=group)
 
 

@@ -11,6 +11,7 @@ from torch.distributed import P2POp, pipelining
 from torch.nn.functional import nll_loss
 
 from trainer.comm.base import Communicator, communication_errors
+from trainer.core.trace import Kind
 from trainer.parallel.pipeline_stage import PipelineStage
 from trainer.parallel.schedules import Schedule
 from trainer.training.loader import Batch
@@ -33,7 +34,8 @@ class TorchPipelineStage(PipelineStage):
         self._is_1f1b = schedule == "1f1b"
         self._micro_batches = micro_batches
         # By batch size: the last batch of an epoch may be smaller.
-        self._schedules: dict[int, pipelining.ScheduleGPipe | pipelining.Schedule1F1B] = {}
+        self._schedules: dict[int, tuple[pipelining.ScheduleGPipe | pipelining.Schedule1F1B, Exchanges]]
+        self._schedules = {}
 
     def forward_backward(self, batch: Batch) -> None:
         """Forward and backward pass of a batch, in micro-batches of equal size."""
@@ -44,8 +46,10 @@ class TorchPipelineStage(PipelineStage):
         losses: list[Tensor] = []
         inputs = (batch.images,) if self._is_first else ()
         target: dict[str, Any] = {"target": batch.labels, "losses": losses} if self._is_last else {}
+        schedule, exchanges = self._schedules[samples]
         with self._clock.phase("communicate"), communication_errors("a step of the pipeline"):
-            output = self._schedules[samples].step(*inputs, **target)
+            output = schedule.step(*inputs, **target)
+            exchanges.end_step()
         if self._is_last:
             self.loss = torch.stack(losses).sum().detach()
             self._output, self._labels = output.detach(), batch.labels
@@ -59,16 +63,17 @@ class TorchPipelineStage(PipelineStage):
         # advance the dropout generator and the running statistics.
         x = torch.empty(size, *self._input_shape, requires_grad=self._has_parameters(self.stage_index))
         y = torch.empty(size, *self._output_shape, requires_grad=self._has_parameters(self.stage_index + 1))
+        use_1f1b = self._is_1f1b and micro_batches >= self.num_stages
+        exchanges = Exchanges(self._comm, use_1f1b)
         stage = InstrumentedStage(
-            ContiguousEnds(self.model), self._comm, self.stage_index, self.num_stages, x, y
+            ContiguousEnds(self.model), exchanges, self.stage_index, self.num_stages, x, y
         )
 
         def loss(output: Tensor, labels: Tensor) -> Tensor:
             return nll_loss(output, labels, reduction="sum") / samples
 
-        use_1f1b = self._is_1f1b and micro_batches >= self.num_stages
         schedule = pipelining.Schedule1F1B if use_1f1b else pipelining.ScheduleGPipe
-        return schedule(stage, micro_batches, loss_fn=loss, scale_grads=False)
+        return schedule(stage, micro_batches, loss_fn=loss, scale_grads=False), exchanges
 
     def _has_parameters(self, stages: int) -> bool:
         """Whether the output of the first `stages` stages needs a gradient: one of them has parameters."""
@@ -89,33 +94,100 @@ class ContiguousEnds(nn.Module):
         return output.contiguous()
 
 
+class Exchanges:
+    """Bytes and trace of the sends and receives of torch's schedule.
+
+    torch shows when it creates an operation and when it computes, but not when it waits. Its schedules wait
+    for receives before they compute. GPipe waits for the sends of a pass at the end of that pass. 1F1B
+    waits for a send together with the next receive in the other direction, and for one that no such receive
+    follows, before the next send.
+    """
+
+    def __init__(self, comm: Communicator, is_1f1b: bool) -> None:
+        self.comm, self._is_1f1b = comm, is_1f1b
+        self._receives: list[tuple[P2POp, float]] = []  # and when they were created
+        self._sends: list[tuple[int, int]] = []  # receiver and index of those not waited for
+        self._sends_forward = True  # their direction
+        self._waits_for_both = False  # before it computes
+
+    def send(self, operations: Sequence[P2POp], forward: bool) -> None:
+        """torch is about to send."""
+        if self._is_1f1b:
+            self._wait_for_sends()
+        now = self.comm.clock.wall()
+        for each in operations:
+            size, to = each.tensor.nbytes, each.peer
+            self._sends.append((to, self.comm.traffic.record_send(now, to, size)))
+            self.comm.trace_at(Kind.SEND, now, now, size, to)
+        self._sends_forward = forward
+
+    def receive(self, operations: Sequence[P2POp], forward: bool) -> None:
+        """torch is about to receive."""
+        turns = forward != self._sends_forward
+        if turns and not self._is_1f1b:
+            self._wait_for_sends()
+        self._waits_for_both = turns and self._is_1f1b
+        now = self.comm.clock.wall()
+        self._receives += [(each, now) for each in operations]
+
+    def compute(self) -> None:
+        """torch is about to compute: it has received what it needs."""
+        now = self.comm.clock.wall()
+        for each, entered in self._receives:
+            self.comm.trace_at(Kind.RECEIVE, entered, now, each.tensor.nbytes, each.peer)
+        self._receives.clear()
+        if self._waits_for_both:
+            self._wait_for_sends()
+            self._waits_for_both = False
+
+    def end_step(self) -> None:
+        """torch has ended a step, and so has waited for all sends."""
+        self._wait_for_sends()
+
+    def _wait_for_sends(self) -> None:
+        now = self.comm.clock.wall()
+        for to, index in self._sends:
+            self.comm.trace_at(Kind.SEND_WAIT, now, now, index, to)
+        self._sends.clear()
+
+
 class InstrumentedStage(pipelining.PipelineStage):
-    """torch's PipelineStage that records compute time and the bytes of its sends."""
+    """torch's PipelineStage that records compute time and its exchanges."""
 
     def __init__(
-        self, stage: nn.Module, comm: Communicator, stage_index: int, num_stages: int, x: Tensor, y: Tensor
+        self, module: nn.Module, exchanges: Exchanges, index: int, num_stages: int, x: Tensor, y: Tensor
     ) -> None:
         """x, y: example input and output of a micro-batch."""
-        super().__init__(stage, stage_index, num_stages, torch.device(comm.device), x, y)
-        self._shardyard_comm = comm
+        device = torch.device(exchanges.comm.device)
+        super().__init__(module, index, num_stages, device, x, y)
+        self._shardyard_exchanges = exchanges
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        with self._shardyard_comm.clock.phase("compute"):
+        self._shardyard_exchanges.compute()
+        with self._shardyard_exchanges.comm.clock.phase("compute"):
             return super().forward_one_chunk(*args, **kwargs)
 
     def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        with self._shardyard_comm.clock.phase("compute"):
+        self._shardyard_exchanges.compute()
+        with self._shardyard_exchanges.comm.clock.phase("compute"):
             return super().backward_one_chunk(*args, **kwargs)
 
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[P2POp]:
+        return self._receives(super().get_fwd_recv_ops(fwd_chunk_id), forward=True)
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[P2POp]:
+        return self._receives(super().get_bwd_recv_ops(bwd_chunk_id), forward=False)
+
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[P2POp]:
-        return self._recorded(super().get_fwd_send_ops(fwd_chunk_id))
+        return self._sends(super().get_fwd_send_ops(fwd_chunk_id), forward=True)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[P2POp]:
-        return self._recorded(super().get_bwd_send_ops(bwd_chunk_id))
+        return self._sends(super().get_bwd_send_ops(bwd_chunk_id), forward=False)
 
-    def _recorded(self, sends: list[P2POp]) -> list[P2POp]:
-        traffic = self._shardyard_comm.traffic
-        for send in sends:
-            traffic.bytes_sent += send.tensor.nbytes
-            traffic.bytes_to[send.peer] += send.tensor.nbytes
-        return sends
+    def _receives(self, operations: list[P2POp], forward: bool) -> list[P2POp]:
+        self._shardyard_exchanges.receive(operations, forward)
+        return operations
+
+    def _sends(self, operations: list[P2POp], forward: bool) -> list[P2POp]:
+        self._shardyard_exchanges.send(operations, forward)
+        return operations

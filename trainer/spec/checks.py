@@ -13,6 +13,8 @@ from pydantic_core import PydanticCustomError
 from trainer.core.strategy import Interval
 from trainer.spec.faults import Fault
 from trainer.spec.fields import RunFields
+from trainer.spec.link import Link
+from trainer.spec.node_speed import speeds_by_node
 from trainer.spec.registries import OPTIMIZERS, STRATEGIES, TRANSPORTS
 
 # Types of the errors: the fields to change.
@@ -20,7 +22,8 @@ CHECK_ERROR_TYPES = (
     "transport",
     "nodes",
     "processes_per_node",
-    "bottleneck_cpus",
+    "node_speed",
+    "link",
     "model",
     "partitioner",
     "strategy",
@@ -78,26 +81,38 @@ def world_size(run: RunFields) -> CheckError:
     )
 
 
-def bottleneck(run: RunFields) -> CheckError:
-    slow = run.bottleneck_cpus
-    if slow is None:
+def node_speed(run: RunFields) -> CheckError:
+    if run.node_speed is None:
         return None
-    reason = None
-    if run.nodes < 2:
-        reason = "nodes is 1; allowed: 2 or more"
-    elif slow >= run.cpus:
-        reason = f"allowed: less than cpus, which is {run.cpus:g}"
-    elif run.topology == "single":
-        reason = f"over {run.transport} all nodes share one CPU quota"
-    elif run.on_gpu:
-        reason = f"over {run.transport} ranks compute on GPUs, which a CPU quota does not limit"
-    if reason is None:
+    try:
+        speeds_by_node(run.node_speed, run.nodes)
+    except ValueError as error:
+        return PydanticCustomError("node_speed", "{reason}", {"reason": str(error)})
+    if run.topology != "single" and not run.on_gpu:
         return None
-    return PydanticCustomError(
-        "bottleneck_cpus",
-        "a quota of {slow} cpus for the last node is not possible: {reason}",
-        {"slow": f"{slow:g}", "reason": reason},
+    reason = (
+        "ranks compute on GPUs, which a CPU quota does not limit"
+        if run.on_gpu
+        else "all nodes share one CPU quota"
     )
+    return PydanticCustomError(
+        "node_speed",
+        "over {transport} {reason}; allowed: null, or another transport",
+        {"transport": run.transport, "reason": reason},
+    )
+
+
+def link(run: RunFields) -> CheckError:
+    if run.link is None:
+        return None
+    reason = run.link.problem(run.nodes)
+    if not run.link.canonical:
+        reason = f"states nothing; allowed: null, or some of {', '.join(Link.model_fields)}"
+    elif run.nodes > 1 and run.topology == "single":
+        reason = f"over {run.transport} all ranks share one node's memory; allowed: null"
+    elif run.nodes > 1 and run.on_gpu:
+        reason = f"over {run.transport} GPUs need not use the network; allowed: null"
+    return PydanticCustomError("link", "{reason}", {"reason": reason}) if reason else None
 
 
 def model(run: RunFields) -> CheckError:
@@ -294,10 +309,10 @@ def checkpoints(run: RunFields) -> CheckError:
 def restarts(run: RunFields) -> CheckError:
     if not run.restarts:
         return None
-    if run.bottleneck_cpus is not None:
+    if run.node_speed is not None:
         return PydanticCustomError(
             "restarts",
-            "{restarts} is not allowed with bottleneck_cpus, a limit of the first attempt; allowed: 0",
+            "{restarts} is not allowed with node_speed, a limit of the first attempt; allowed: 0",
             {"restarts": run.restarts},
         )
     if run.topology == "ddp":
@@ -398,11 +413,12 @@ def _obstacle_to_continue(run: RunFields) -> str | None:
         return f"nodes is {run.nodes}; allowed: stop, or 2 to {MAX_CONTINUING} nodes"
     if run.topology == "rpc" and run.return_after:
         return f"a node cannot return over {run.transport}; allowed: stop, or no return_after"
-    last = run.nodes - 1
-    if run.bottleneck_cpus is not None and any(run.faults[each].node == last for each in run.return_after):
+    returning = [run.faults[each].node for each in run.return_after]
+    slow = next((node for node in returning if node in run.slower_nodes), None)
+    if slow is not None:
         return (
-            f"bottleneck_cpus limits the first process of node {last}, and not the one that returns; "
-            f"allowed: stop, or no return_after of node {last}"
+            f"node_speed limits the first process of node {slow}, and not the one that returns; "
+            f"allowed: stop, or no return_after of node {slow}"
         )
     if run.target_accuracy is not None and run.return_after:
         return (
@@ -415,7 +431,8 @@ CHECKS: tuple[Callable[[RunFields], CheckError], ...] = (
     transport,
     processes_per_node,
     world_size,
-    bottleneck,
+    node_speed,
+    link,
     model,
     batch_size,
     strategy,

@@ -13,11 +13,14 @@ from pydantic_core import PydanticCustomError
 from trainer.core.event_schema import MAX_FAULTS
 from trainer.core.rng import SOURCES, Source
 from trainer.core.strategy import Strategy
+from trainer.core.trace import TraceMode
 from trainer.data.augmentations.base import Augmentation
 from trainer.data.base import Dataset, Partitioner
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
 from trainer.spec.faults import Fault
+from trainer.spec.link import Links
+from trainer.spec.node_speed import NodeSpeed, normal_form, speeds_by_node
 from trainer.spec.registries import (
     AUGMENTATIONS,
     DATASETS,
@@ -54,11 +57,13 @@ def _each_once(sources: list[Source]) -> list[Source]:
 
 
 def with_derived_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the fields whose default depends on other fields: transport and threads.
+    """Add the fields whose default depends on other fields: transport and threads; normalise node_speed.
 
-    Where those other fields are invalid, nothing is added: their own checks report the error.
+    Where those other fields are invalid, nothing is changed: their own checks report the error.
     """
     values = dict(values)
+    if "node_speed" in values:
+        values["node_speed"] = normal_form(values["node_speed"], values.get("nodes", 1))
     if "transport" not in values and "strategy" in values:
         with suppress(ValidationError, PydanticCustomError):
             values["transport"] = STRATEGIES.parse(values["strategy"]).transports[0]
@@ -149,11 +154,10 @@ class RunFields(BaseModel):
     cpus: float = Field(
         1.0, gt=0, le=MAX_CPUS, description="CPU quota of a node in cores; not enforced by runtime local"
     )
-    bottleneck_cpus: float | None = Field(
+    node_speed: NodeSpeed = Field(
         None,
-        gt=0,
-        le=MAX_CPUS,
-        description="CPU quota of the last node, to make it a straggler; null: the quota of all nodes",
+        description="speed of each node relative to the fastest: [1, 1, 0.5], or {2: 0.5} for the slower "
+        "ones, where -1 is the last node; null: all nodes are equally fast",
     )
     memory_mb: int = Field(
         2048, ge=64, description="memory limit of a node in MiB; not enforced by runtime local"
@@ -163,6 +167,11 @@ class RunFields(BaseModel):
     )
     shm_mb: int = Field(
         256, ge=16, description="size of a node's /dev/shm in MiB; not enforced by runtime local"
+    )
+    link: Links | None = Field(
+        None,
+        description="bandwidth, latency, jitter and loss between nodes; enforced by runtime docker; "
+        "null: those of the machine",
     )
     restarts: int = Field(
         0,
@@ -185,12 +194,22 @@ class RunFields(BaseModel):
         "stop", description="what the other nodes do when one is lost: stop, or continue without it"
     )
     save_weights: bool = Field(False, description="save the final weights as weights.npy beside the result")
+    trace: TraceMode = Field(
+        "steps",
+        description="what each rank records of its work and exchanges: nothing (none), one record of work "
+        "between two exchanges (steps), or one per interval of the clock (full)",
+    )
     timeout_s: float = Field(600, gt=0, le=7 * 86400, description="seconds after which the run is stopped")
 
     @model_validator(mode="before")
     @classmethod
     def _add_derived_defaults(cls, values: Any) -> Any:
         return with_derived_defaults(values) if isinstance(values, Mapping) else values
+
+    @property
+    def has_links(self) -> bool:
+        """Whether the run requests links and has any: a single node has none."""
+        return self.link is not None and self.nodes > 1
 
     @property
     def size_label(self) -> str:
@@ -247,20 +266,41 @@ class RunFields(BaseModel):
         """Whether ranks compute on GPUs. Follows from the transport."""
         return TRANSPORTS.load(self.transport).device != "cpu"
 
-    def is_bottleneck(self, rank: int) -> bool:
-        """Whether the rank is on the slower node, the last one."""
-        return self.bottleneck_cpus is not None and rank // self.processes_per_node == self.nodes - 1
+    @property
+    def node_speeds(self) -> list[float]:
+        """The speed of each node, > 0 and at most 1, relative to the fastest."""
+        return speeds_by_node(self.node_speed, self.nodes)
 
-    def cpus_for(self, rank: int) -> float:
-        """The CPU quota of the rank's node, in cores."""
-        slow = self.bottleneck_cpus
-        return slow if slow is not None and self.is_bottleneck(rank) else self.cpus
+    @property
+    def slower_nodes(self) -> dict[int, float]:
+        """The speeds of the nodes that are slower than the fastest, by node."""
+        return {node: speed for node, speed in enumerate(self.node_speeds) if speed < 1}
+
+    def is_slower(self, rank: int) -> bool:
+        """Whether the rank is on a node that is slower than the fastest."""
+        return self.node_of(rank) in self.slower_nodes
+
+    def node_of(self, rank: int) -> int:
+        """The number of the rank's node."""
+        return rank // self.processes_per_node
+
+    def container_cpus(self, node: int) -> float:
+        """The CPU quota of a node in containers, in cores."""
+        return round(self.cpus * self.node_speeds[node], 6)  # no excess from floating-point rounding
+
+    def throttle_cpus(self, node: int) -> float:
+        """The CPU quota of a slower node of local processes, in cores.
+
+        The faster ones have no quota there: each of their threads can have a core, whatever `cpus` is.
+        """
+        return round(self.processes_per_node * self.threads * self.node_speeds[node], 6)
 
     def threads_for(self, rank: int) -> int:
-        """Torch threads of the rank; on the slower node at most the default of its quota."""
-        if not self.is_bottleneck(rank):
+        """Torch threads of the rank; on a slower node at most the default of its quota."""
+        if not self.is_slower(rank):
             return self.threads
-        return min(self.threads, threads_per_rank(self.cpus_for(rank), self.processes_per_node))
+        quota = self.container_cpus(self.node_of(rank))
+        return min(self.threads, threads_per_rank(quota, self.processes_per_node))
 
     def thread_environment(self, rank: int = 0) -> dict[str, str]:
         """The environment variables that set the thread counts of numerical libraries.
@@ -275,7 +315,9 @@ class RunFields(BaseModel):
 
         One answer for all ranks, because they must wait in the same way.
         """
-        return min(self.cpus_for(0), self.cpus_for(self.world_size - 1)) < self.processes_per_node
+        slowest = min(self.node_speeds)
+        throttled = slowest < 1 and slowest * self.threads < 1
+        return throttled or slowest * self.cpus < self.processes_per_node
 
     @property
     def ranks_are_threads(self) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from trainer.core.events import MAX_BYTES
+from trainer.core.trace import MAX_RECORDS, RECORD
 from trainer.spec.run_spec import RunSpec
+from trainer.spec.traces import untraced_reason
 
 START_AND_END_BYTES = 8 * MAX_BYTES  # of one attempt, exit report and its traceback included
 BYTES_PER_S = 2048  # at most two `step` events, each of about 400 bytes
@@ -14,6 +16,16 @@ LABEL_BYTES = 12  # a number of samples in `partition`
 PART_BYTES = 64  # a part in the `coverage` of a run that continues without a lost node
 CHECKPOINT_BYTES = 512
 RESAMPLED = 2  # a partitioner may draw more samples than the training set has
+# Records of a trace. Each exchange is at most four: the work before it, and start and end of a send.
+STEP_RECORDS = 256  # a few exchanges, and intervals of work
+BLOCK_RECORDS = 64  # of exchanges of a block's layers or tensors
+MICRO_BATCH_RECORDS = 32  # two receives and two sends
+PEER_RECORDS = 16  # a gossip step exchanges with up to P - 1 nodes, a server with P workers
+EPOCH_RECORDS = 256
+TRACE_HEADER_BYTES = 4096
+GROUPS = 8  # communicators of a rank
+RANK_BYTES = 8  # a rank in a group
+NODE_TRACE_BYTES = 2**28  # of all ranks of a node: half of the memory in which a container keeps files
 
 
 @dataclass(frozen=True)
@@ -26,12 +38,15 @@ class OutputLimits:
         event_bytes: of each rank's events, over all attempts.
         weight_bytes: of the final weights, 0 if the spec does not save them. Their exact size needs torch,
             but they fit in a node's memory.
+        trace_records, trace_bytes: of each rank's trace; 0 if the run has none.
     """
 
     ranks: int
     restarts: int
     event_bytes: int
     weight_bytes: int
+    trace_records: int
+    trace_bytes: int
 
     @classmethod
     def of(cls, spec: RunSpec) -> OutputLimits:
@@ -45,4 +60,23 @@ class OutputLimits:
         starts = 1 + spec.restarts + len(spec.return_after)
         events = starts * attempt + int(spec.timeout_s * BYTES_PER_S)
         weights = spec.memory_mb * 2**20 if spec.save_weights else 0
-        return cls(spec.world_size, spec.restarts, events, weights)
+        records = 0 if untraced_reason(spec) else _trace_records(spec)
+        header = TRACE_HEADER_BYTES + GROUPS * RANK_BYTES * spec.world_size
+        trace = header + records * RECORD.itemsize if records else 0
+        return cls(spec.world_size, spec.restarts, events, weights, records, trace)
+
+
+def _trace_records(spec: RunSpec) -> int:
+    """The most records of a rank's trace. A rank that does more ends its trace early."""
+    # A server takes the steps of all workers. Each of them may end an epoch with a part of a batch.
+    samples = RESAMPLED * spec.dataset.train_samples
+    steps = spec.epochs * (samples // max(1, spec.batch_per_replica) + spec.world_size)
+    step = (
+        STEP_RECORDS
+        + BLOCK_RECORDS * len(spec.model.names)
+        + MICRO_BATCH_RECORDS * spec.strategy.micro_batch_count
+        + PEER_RECORDS * spec.world_size
+    )
+    ranks_of_node = spec.world_size if spec.topology == "single" else spec.processes_per_node
+    share = NODE_TRACE_BYTES // ranks_of_node // RECORD.itemsize
+    return min(MAX_RECORDS, share, steps * step + spec.epochs * EPOCH_RECORDS)

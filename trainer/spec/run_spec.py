@@ -21,7 +21,7 @@ from trainer.spec.registries import REGISTRIES
 __all__ = ["NODE_LIMITS", "THREAD_VARIABLES", "RunSpec", "with_derived_defaults"]
 
 # Fields that do not change what is computed, and so are not part of the run key.
-_NOT_IN_KEY = {"timeout_s", "restarts"}
+_NOT_IN_KEY = {"timeout_s", "restarts", "trace"}
 
 # Fields without effect while the global batch is one `batch_size`.
 _LARGE_BATCH_FIELDS = {"lr_scaling", "warm_up_epochs"}
@@ -54,6 +54,9 @@ class RunSpec(RunFields):
                     fields[field] = value
             elif field in _LARGE_BATCH_FIELDS and self.batch_multiplier == 1:
                 continue
+            elif field == "link":
+                if self.link is not None and self.has_links:
+                    fields[field] = self.link.canonical
             elif field == "faults":
                 if value:
                     fields[field] = [

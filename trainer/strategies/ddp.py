@@ -12,6 +12,7 @@ from trainer.compression.fp16 import Fp16
 from trainer.compression.power_sgd import PowerSgd
 from trainer.core.registry import ComponentRegistry
 from trainer.core.strategy import Interval, Strategy, Uneven
+from trainer.core.trace import Kind
 from trainer.spec.registries import COMPRESSIONS
 
 if TYPE_CHECKING:
@@ -94,17 +95,24 @@ class Buckets:
 
     def mean(self, bucket: GradBucket) -> Future[Tensor]:
         """The communication hook: start to reduce the bucket."""
+        clock = self._comm.clock
         if bucket.is_last():  # on a GPU reading the clock synchronises, so read it once
-            self._handed_over = self._comm.clock.now()
+            self._handed_over = clock.now()
         reduced: Future[Tensor] = self._hook(self._state, bucket)
+        if clock.tracer and bucket.is_last():
+            clock.tracer.hold()  # what follows is part of the wait for all buckets
         return reduced
 
     def book_exposed(self) -> None:
         """After a backward pass: book the exposed communication, as a collective of all ranks."""
-        (entered, cpu), (left, cpu_left) = self._handed_over, self._comm.clock.now()
+        clock = self._comm.clock
+        (entered, cpu), (left, cpu_left) = self._handed_over, clock.now()
         # CPU time too: the rank's thread copies the reduced buckets.
-        self._comm.clock.transfer("compute", "communicate", left - entered, cpu_left - cpu)
+        clock.transfer("compute", "communicate", left - entered, cpu_left - cpu)
         self._comm.traffic.collectives.append((entered, left))
+        if clock.tracer:
+            self._comm.trace_at(Kind.WAIT_STARTED, entered, left)
+            clock.tracer.release(compute_s=cpu_left - cpu)  # a replay computes it after the wait
 
 
 class CountedGroup:
@@ -122,6 +130,11 @@ class CountedGroup:
         world: Any = dist.group.WORLD
         payload = sum(tensor.nbytes for tensor in tensors)
         self._comm.traffic.bytes_sent += 2 * payload * (self.size() - 1) / self.size()
+        if (clock := self._comm.clock).tracer:
+            # The rank's thread has computed until now. The later exchanges of a PowerSGD bucket are
+            # handed over by a thread of gloo, which has its own CPU time.
+            now = clock.lap()[0] if clock.tracer.on_own_thread else clock.wall()
+            self._comm.trace_at(Kind.START_ALL_REDUCE, now, now, payload)
         work: Work = world.allreduce(tensors, options)
         return work
 

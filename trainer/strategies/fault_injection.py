@@ -29,6 +29,7 @@ class FaultInjection(Strategy):
     transports: ClassVar[tuple[str, ...]] = ("memory", "gloo", "mpi", "rpc")
     uses_partition: ClassVar[bool] = False
     trains: ClassVar[bool] = False
+    untraced: ClassVar[str | None] = "it does not train"
 
     fault: Literal["ok", "crash", "kill", "stall", "flood"] = "ok"
     rank: int = Field(0, ge=0, description="the rank with the fault")

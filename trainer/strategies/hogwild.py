@@ -28,6 +28,7 @@ class Hogwild(Strategy):
     shares_model: ClassVar[bool] = True
     exchanges_in_steps: ClassVar[bool] = False
     evaluates_together: ClassVar[bool] = False
+    untraced: ClassVar[str | None] = "its ranks share memory and exchange nothing that a trace could show"
     caveat: ClassVar[str | None] = (
         "one machine only: its ranks share memory, nothing crosses a link, "
         "and equal seeds do not give equal weights"

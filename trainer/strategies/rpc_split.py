@@ -77,7 +77,7 @@ class RpcSplit(Strategy):
             for batch in session.batches(epoch):
                 with master.failures_as_communication_errors(), autograd.context() as context_id:
                     loss = master.forward(batch)
-                    with session.clock.phase("wait"):
+                    with master.waiting_for_stages():
                         autograd.backward(context_id, [loss])  # type: ignore[attr-defined]
                         optimizer.step(context_id)
             master.end_epoch(batch.steps)
@@ -89,7 +89,7 @@ class RpcSplit(Strategy):
         session.comm.barrier()
         session.start(stage)
         for _ in session.epochs():
-            for _ in session.server_steps(range(stage.run_epoch())):
+            for _ in session.server_steps(range(stage.run_epoch()), marked=False):
                 pass  # the master's requests have taken the steps
 
     def _choose_split_points(self, session: Session) -> list[str]:

@@ -1,16 +1,34 @@
-"""The CPU quota of a node applies from the first training step, so that start-up runs at full speed."""
+"""What must be in force before a rank trains: its node's CPU quota, and the links between nodes.
+
+The quota applies from the first training step, so that start-up runs at full speed.
+"""
 
 from __future__ import annotations
 
 from trainer.core.cgroup import wait_for_quota, wait_for_throttle
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
+from trainer.core.routes import wait_until_linked
 
 QUOTA_S = 60.0  # to apply it, once all ranks are ready
+LINKS_S = 60.0  # to connect the nodes, once their containers run
 
 
 class QuotaError(Exception):
     """The node's CPU quota was not applied in time; the message names it."""
+
+
+class LinkError(Exception):
+    """The node was not connected to the other nodes in time."""
+
+
+def wait_for_links(context: NodeContext) -> None:
+    """Wait until packets to the other nodes pass the switch of the run's links, if it has any.
+
+    Connections that are opened before would send packets of another size. Raises LinkError.
+    """
+    if context.linked and not wait_until_linked(context.linked, LINKS_S):
+        raise LinkError(f"links were not applied within {LINKS_S:.0f} s")
 
 
 def wait_for_limits(context: NodeContext, events: EventWriter) -> None:

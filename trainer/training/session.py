@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any, Literal
 
@@ -15,11 +16,16 @@ import torch
 from torch import Tensor
 
 from trainer.comm.base import Communicator
+from trainer.comm.probe import probe_links
 from trainer.comm.stragglers import attribute_stragglers
 from trainer.core.context import NodeContext
 from trainer.core.events import EventWriter
 from trainer.core.result import TrainResult
 from trainer.core.strategy import Init, Uneven, Weighting
+from trainer.core.trace import Kind, encode_trace, trace_path
+from trainer.core.tracer import Tracer
+from trainer.spec.output_limits import OutputLimits
+from trainer.spec.traces import untraced_reason
 from trainer.training.checkpointing import BEGINNING, Checkpointer
 from trainer.training.evaluation import Evaluation, check_loss
 from trainer.training.faults import FaultInjector
@@ -107,17 +113,52 @@ class Session:
                 warm_up(next(self._loader.batches(1))[0])
             self._resumed_at = self._checkpointer.restore(checkpoint, replica)
         wait_for_limits(self._context, self._events)
+        self._probe_links()
         reset_peak_memory()
         if not self._returned:
             self.comm.barrier()
         self._events.write("train_start", parameters=replica.parameter_count)
         self.clock.start()
+        self._start_trace(complete=checkpoint is None)
         self._faults.started(self.steps_taken)
         if self._returned:
             self._joining = [self.rank]
             return
         if init == "broadcast" and not checkpoint:
             self._broadcast_weights()
+
+    def _start_trace(self, complete: bool) -> None:
+        """Record a trace from now on, if the run has traces. complete: training begins now."""
+        spec, clock = self.spec, self.clock
+        if untraced_reason(spec) is None and spec.trace != "none" and self._context.out_dir:
+            limit = OutputLimits.of(spec).trace_records
+            clock.tracer = Tracer(
+                clock.cpu_seconds, clock.booked_until, spec.trace, range(self.size), limit, complete
+            )
+
+    def _mark(self, kind: Literal[Kind.EPOCH, Kind.STEP], number: int = -1) -> None:
+        """Record that an epoch begins or a step ends."""
+        if tracer := self.clock.tracer:
+            tracer.mark(kind, self.clock.booked_until, number)
+
+    def _write_trace(self) -> None:
+        """Write the trace, once the clock has stopped."""
+        tracer, self.clock.tracer = self.clock.tracer, None
+        if tracer and self._context.out_dir:
+            trace = tracer.finished(
+                self.clock.booked_until, self.spec.key, self.rank, self._context.transport
+            )
+            trace_path(self._context.out_dir, self.rank).write_bytes(encode_trace(trace))
+
+    def _probe_links(self) -> None:
+        """Measure the links between ranks, outside of the training time.
+
+        Ranks that continue without a lost one send each other no single messages.
+        """
+        if self.comm.size > 1 and not self._continues:
+            differ = self.spec.link is not None and self.spec.link.differ
+            for found in probe_links(self.comm, all_pairs=differ):
+                self._events.write("link", **asdict(found))
 
     def _broadcast_weights(self) -> None:
         """Replace all ranks' weights by rank 0's."""
@@ -179,6 +220,7 @@ class Session:
             lr = learning_rate(spec, epoch)
             replica.set_lr(lr)
             self._faults.at_epoch(epoch)
+            self._mark(Kind.EPOCH, epoch)
             yield epoch
             if evaluate in ("replicas", "server"):
                 self._average_buffers()
@@ -262,12 +304,17 @@ class Session:
         """Number of `synchronous_batches`."""
         return self._loader.synchronous_steps(epoch, uneven)
 
-    def server_steps(self, steps: Iterable[object]) -> Iterator[int]:
-        """The steps of a parameter server, 1-based, which it takes with the workers' gradients."""
+    def server_steps(self, steps: Iterable[object], marked: bool = True) -> Iterator[int]:
+        """The steps of a parameter server, 1-based, which it takes with the workers' gradients.
+
+        marked: whether their ends are recorded here in the trace.
+        """
         for step, _ in enumerate(steps, start=1):
             self._faults.before_step(self.steps_taken)
             yield step
             self._metrics.steps += 1
+            if marked:
+                self._mark(Kind.STEP)
             self._faults.after_step()
 
     @property
@@ -313,6 +360,7 @@ class Session:
             else:
                 yield batch
             metrics.steps += 1
+            self._mark(Kind.STEP)
             self._faults.after_step()
             metrics.samples += len(indices) if self._reports_samples else 0
             progress.after_step(batch, len(indices))
@@ -344,6 +392,7 @@ class Session:
         self._faults.ended()
         self.clock.stop()
         self._events.write("train_end")
+        self._write_trace()
         # Ranks that were lost have taken the times of their exchanges with them.
         attributed = not self.comm.changed
         wait_s_by_rank = attribute_stragglers(self.comm) if attributed else []

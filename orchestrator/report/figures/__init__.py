@@ -43,11 +43,11 @@ CAPTIONS = {
         "Means over seeds. Darker cells lose more against the first line, strategy by strategy."
     ),
     "time_to_target": (
-        "Wall time to the end of the epoch in which the target accuracy was reached, without evaluation: "
+        "Time to the end of the epoch in which the target accuracy was reached, without evaluation: "
         "mean over the seeds that reached it; the pale bar is their range. If several consecutive epochs "
         "were required, the first of them counts."
     ),
-    "time": "Grey line: serial. Shaded: nodes share cores, so more nodes cannot be faster.",
+    "time": "Grey line: serial. Shaded: nodes share cores.",
     "speedup": "Relative to the serial run of the same workload and seed. Shaded: nodes share cores.",
     "cpu_time_speedup": (
         "By the CPU time of the busiest rank: the speedup if every rank had a core of its own and "
@@ -66,9 +66,9 @@ CAPTIONS = {
         "three times as long as all others is left out."
     ),
     "stragglers": (
-        "Share of its wall time that each rank (row) waited for each other rank (column), mean over seeds: "
-        "in a collective for the last rank to enter, in a receive for the sender. The runs with most "
-        "waiting, at most six; colours compare between them."
+        "Share of its training time that each rank (row) waited for each other rank (column), mean over "
+        "seeds: in a collective for the last rank to enter, in a receive for the sender. The runs with "
+        "most waiting, at most six; colours compare between them."
     ),
     "memory": (
         "Of the rank that keeps most, mean over seeds: weights, gradient and optimizer state from step to "
@@ -76,7 +76,7 @@ CAPTIONS = {
         "not included."
     ),
     "bubbles": (
-        "Share of wall time that pipeline stages wait, mean over ranks; the pale bar is the range over "
+        "Share of training time that pipeline stages wait, mean over ranks; the pale bar is the range over "
         "seeds. The formula assumes stages of equal length and free communication. Stages that share cores "
         "wait longer."
     ),
@@ -146,11 +146,11 @@ def _figures(view: WorkloadView, style: Style) -> Iterator[tuple[str, str, Figur
         yield "time_to_target", "Time to target accuracy", figure
     for quantity in QUANTITIES if any(not group.serial for group in view.groups) else ():
         if figure := lines_over_nodes(view.line_groups, style, quantity):
-            yield quantity.name, quantity.title, figure
+            yield quantity.name, quantity.title_on(view.clock), figure
     if figure := accuracy_over_time(view.line_groups, style, view.shape):
-        yield "accuracy_over_time", "Accuracy against wall time", figure
+        yield "accuracy_over_time", f"Accuracy against {view.clock} time", figure
     if figure := time_by_phase(view.line_groups, view.shape):
-        yield "phases", "Wall time by phase", figure
+        yield "phases", f"{view.clock.capitalize()} time by phase", figure
     if figure := straggler_attribution(view):
         yield "stragglers", "Straggler attribution", figure
     if figure := memory_per_rank(view):

@@ -1,4 +1,4 @@
-"""Stacked bars: wall time by phase."""
+"""Stacked bars: training time by phase."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAR_LONGER = 3
 
 
 def time_by_phase(groups: Sequence[Group], shape: ClusterShape) -> Figure | None:
-    """Stacked bars, serial first, then by wall time; None if no run measured its phases."""
+    """Stacked bars, serial first, then by time; None if no run measured its phases."""
     shown = [(group, phases(group)) for group in groups if group.serial or group.shape == shape]
     shown = [(group, seconds) for group, seconds in shown if sum(seconds.values()) > 0]
     longest = max((sum(seconds.values()) for group, seconds in shown if not group.serial), default=0.0)
@@ -53,8 +53,9 @@ def time_by_phase(groups: Sequence[Group], shape: ClusterShape) -> Figure | None
     axes.grid(axis="x")
     axes.set_axisbelow(True)
     size = f"{shape.short} ranks" if shape.per_node else shape.label  # room for one line
-    gap = "\n" if shape.slower else "  "  # the limit of the last node makes the title too long for one line
-    set_title(figure, f"Wall time by phase, {size}{gap}(%: communicate and wait)")
+    clock = shown[0][0].first.clock.capitalize()
+    gap = "\n" if shape.slower else "  "  # the speeds of slower nodes make the title too long for one line
+    set_title(figure, f"{clock} time by phase, {size}{gap}(%: communicate and wait)")
     explain_colours(figure, colours)
     return figure
 

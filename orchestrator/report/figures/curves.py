@@ -45,7 +45,7 @@ class CurvePoint:
 
 def curve(group: Group) -> list[CurvePoint]:
     """One point for each epoch that every seed evaluated: the mean over nodes' models, then over seeds."""
-    runs = [_epochs(row) for row in group.ok_rows]
+    runs = [_epochs(row) for row in group.ok_rows if row.timed]
     shared = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
     points = []
     for epoch in shared:
@@ -56,7 +56,7 @@ def curve(group: Group) -> list[CurvePoint]:
 
 
 def _epochs(row: Row) -> dict[int, tuple[float, float]]:
-    """epoch -> (wall time of the slowest rank so far, mean accuracy of the ranks' models)."""
+    """epoch -> (time of the slowest rank so far, mean accuracy of the ranks' models)."""
     epochs: dict[int, list[tuple[float, float]]] = {}
     for point in row.result.epochs:
         epochs.setdefault(point.epoch, []).append((point.train_s, point.accuracy))
@@ -106,8 +106,8 @@ def accuracy_over_time(groups: Sequence[Group], style: Style, shape: ClusterShap
             axes.set_title(partitioner)
     all_axes[0].set_xlim(left=0)
     all_axes[0].set_ylim(top=1.01)
-    all_axes[-1].set_xlabel("wall time, s")
-    set_title(figure, f"Accuracy against wall time, {shape.label}")
+    all_axes[-1].set_xlabel(f"{shown[0].first.clock} time, s")
+    set_title(figure, f"Accuracy against {shown[0].first.clock} time, {shape.label}")
     legend.draw(figure)
     return figure
 

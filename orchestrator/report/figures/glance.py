@@ -54,9 +54,9 @@ def strategies_at_a_glance(view: WorkloadView, style: Style) -> Figure | None:
         accuracy.axvline(_accuracy(view.serial), color=SERIAL_COLOUR, linewidth=0.9, zorder=0)
     accuracy.xaxis.set_major_locator(MaxNLocator(2))
     accuracy.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%"))
-    _bars(time, shown, colours, lambda row: row.train_s, formats.seconds)
+    _bars(time, shown, colours, lambda row: row.train_s, formats.seconds, geometric=True)
     _bars(sent, shown, colours, lambda row: row.bytes_sent_per_rank, formats.size)
-    for axes, title in ((accuracy, "test accuracy"), (time, "wall time"), (sent, "sent per rank")):
+    for axes, title in ((accuracy, "test accuracy"), (time, f"{view.clock} time"), (sent, "sent per rank")):
         axes.set_title(f"{title}, log scale" if axes.get_xscale() == "log" else title)
         axes.grid(axis="x")
         axes.set_axisbelow(True)
@@ -74,9 +74,11 @@ def _bars(
     colours: Sequence[str],
     metric: Metric,
     write: Callable[[float], str],
+    geometric: bool = False,
 ) -> None:
     """One bar per group, annotated with its mean; none for a group without the metric."""
-    known = [spread.mean for group in groups if (spread := group.over(metric)) and spread.mean > 0]
+    spreads = [group.over(metric, geometric) for group in groups]
+    known = [spread.mean for spread in spreads if spread and spread.mean > 0]
     far_apart = bool(known) and max(known) > FAR_APART * min(known)
     if far_apart:
         axes.set_xscale("log")
@@ -84,8 +86,7 @@ def _bars(
         axes.set_xlim(min(known) / 3, max(known) * 12)
     elif known:
         axes.set_xlim(0, max(known) * 1.6)
-    for at, (group, colour) in enumerate(zip(groups, colours, strict=True)):
-        spread = group.over(metric)
+    for at, (spread, colour) in enumerate(zip(spreads, colours, strict=True)):
         if spread is None:
             continue
         axes.barh(at, spread.mean, height=0.6, color=colour, alpha=0.75)

@@ -25,6 +25,7 @@ from orchestrator.report.figures.style import (
     short_name,
 )
 from orchestrator.report.model.groups import Group, Metric
+from orchestrator.report.model.rows import Clock
 from orchestrator.report.statistics.spread import Spread
 from orchestrator.results.limits import counted
 
@@ -35,7 +36,7 @@ LOG_FROM = 16  # node counts that differ by this factor go on a logarithmic axis
 
 @dataclass(frozen=True)
 class Quantity:
-    """The quantity on the y axis."""
+    """The quantity on the y axis. title and axis may contain `{clock}`."""
 
     name: str  # of the file
     title: str
@@ -44,11 +45,19 @@ class Quantity:
     kind: Literal["time", "speedup", "share", "count"]
     cores_matter: bool = False  # whether sharing cores affects it
 
+    def title_on(self, clock: Clock) -> str:
+        return self.title.format(Clock=clock.capitalize())
+
 
 QUANTITIES = (
-    Quantity("time", "Wall time", "wall time, s", lambda row: row.train_s, "time", True),
+    Quantity("time", "{Clock} time", "{clock} time, s", lambda row: row.train_s, "time", True),
     Quantity(
-        "speedup", "Speedup", "serial wall time / wall time", lambda row: row.speedup, "speedup", True
+        "speedup",
+        "Speedup",
+        "serial {clock} time / {clock} time",
+        lambda row: row.speedup,
+        "speedup",
+        True,
     ),
     Quantity(
         "cpu_time_speedup",
@@ -68,7 +77,7 @@ def lines_over_nodes(groups: Sequence[Group], style: Style, quantity: Quantity) 
     """Mean and range over seeds, against ranks; None if no group has the quantity."""
     lines: dict[tuple[str, str, str, int], list[Point]] = {}
     for group in sorted(groups, key=lambda group: group.shape.ranks):
-        spread = group.over(quantity.metric)
+        spread = group.over(quantity.metric, geometric=quantity.kind in ("time", "speedup"))
         if spread:
             lines.setdefault(group.line, []).append((group, spread))
     if not lines:
@@ -91,9 +100,10 @@ def lines_over_nodes(groups: Sequence[Group], style: Style, quantity: Quantity) 
         _ideal(axes, counts)
     if quantity.cores_matter:
         _mark_cores(axes, known, counts)
-    set_title(figure, quantity.title)
+    clock = groups[0].first.clock
+    set_title(figure, quantity.title_on(clock))
     axes.set_xlabel("ranks" if any(group.shape.per_node for group, _ in known) else "nodes")
-    axes.set_ylabel(quantity.axis)
+    axes.set_ylabel(quantity.axis.format(clock=clock))
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     legend.draw(figure)

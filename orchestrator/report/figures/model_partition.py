@@ -108,7 +108,7 @@ def bubbles(view: WorkloadView, style: Style) -> Figure | None:
     axes.tick_params(axis="y", length=0)
     axes.set_xlim(0, 1.06 * axes.get_xlim()[1])
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_xlabel("share of wall time")
+    axes.set_xlabel(f"share of {view.clock} time")
     axes.grid(axis="both")
     axes.set_axisbelow(True)
     set_title(figure, "Pipeline bubble")

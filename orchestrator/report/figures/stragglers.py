@@ -58,7 +58,7 @@ def straggler_attribution(view: WorkloadView) -> Figure | None:
     if ranks > MAX_NUMBERED_RANKS:
         panels = list(grid.flat[: len(shown)])
         bar = figure.colorbar(panels[0].collections[0], ax=panels, aspect=30, pad=0.01)
-        bar.set_label("share of wall time")
+        bar.set_label(f"share of {view.clock} time")
     set_title(figure, f"Straggler attribution, {view.shape.label}")
     return figure
 

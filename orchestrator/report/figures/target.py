@@ -56,7 +56,7 @@ def time_to_target(groups: Sequence[Group], style: Style) -> Figure | None:
     axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlim(0, TIMES_WIDER * longest)
-    axes.set_xlabel("wall time, s")
+    axes.set_xlabel(f"{shown[0].first.clock} time, s")
     axes.grid(axis="x")
     axes.set_axisbelow(True)
     target = formats.percent(shown[0].first.run.target_accuracy)

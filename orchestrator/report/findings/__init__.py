@@ -9,6 +9,7 @@ from dataclasses import replace
 from orchestrator.report.findings import (
     accuracy,
     cautions,
+    clock,
     data_partition,
     faults,
     model_partition,
@@ -54,6 +55,7 @@ WORKLOAD_RULES: tuple[Callable[[WorkloadView, Claims], Iterator[Finding]], ...] 
     cautions.conditions_unequal,
     cautions.scaled_beyond_the_rule,
     cautions.shared_cores,
+    clock.cluster_time,
     cautions.too_few_seeds,
     cautions.drift,
     cautions.not_learned,
@@ -79,6 +81,7 @@ SWEEP_RULES: tuple[Callable[[Comparison, Claims], Iterator[Finding]], ...] = (
     cautions.out_of_memory,
     cautions.thread_ranks,
     cautions.no_common_clock,
+    clock.no_cluster_time,
     cautions.strategy_caveats,
     cautions.conditions_differ,
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, Compared, compared_data
-from orchestrator.report.formats import count, first_few, listed, percent, points, size, whole
+from orchestrator.report.formats import as_printed, count, first_few, listed, percent, points, size, whole
 from orchestrator.report.metrics.learning import same_epochs, target_reached, updates
 from orchestrator.report.metrics.quantities import ACCURACY, AVERAGING_GAIN
 from orchestrator.report.model.comparison import WorkloadView
@@ -42,13 +42,15 @@ def best_accuracy(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         "accuracy": ACCURACY.mean_of(first),
         "compared": compared_data([*against, *ranking.comparisons]),
     }
-    text = f"At {view.shape.label}, {view.name(first)} reached {percent(ACCURACY.mean_of(first))}"
+    text = f"At {view.shape.label}{view.of_ranked}, {view.name(first)} reached "
+    text += percent(ACCURACY.mean_of(first))
     if ranking.best is first:
         text += f", the best accuracy of {count(len(ranked), 'configuration')}"
     text += "."
     if others and ranking.best is None:
-        even = [view.name(group) for group in others if not ranking.better(first, group)]
-        text += f" Which accuracy is the best is undecided between it and {first_few(even)}."
+        even = [view.name(group) for group in ranking.may_be_best if group is not first]
+        if even:
+            text += f" Which accuracy is the best is undecided between it and {first_few(even)}."
     if ranking.worst and len(ranked) > 2:
         text += f" The worst is {view.name(ranking.worst)}: {percent(ACCURACY.mean_of(ranking.worst))}."
     if serial:
@@ -86,7 +88,7 @@ def fewer_updates(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     losing = [
         each.left
         for each in claims.with_reference(ACCURACY, serial, ranked)
-        if each.verdict == "less" and _same_samples(each.left, serial)
+        if each.verdict == "less" and _same_samples(each.left, serial) and _same_start(each.left)
     ]
     own = serial.over(updates)
     fewer = [
@@ -117,6 +119,11 @@ def _same_samples(group: Group, serial: Group) -> bool:
     return same_epochs(rows) and whole_set
 
 
+def _same_start(group: Group) -> bool:
+    """Whether its replicas start from the same weights. Otherwise their average alone costs accuracy."""
+    return getattr(group.first.run.strategy, "init", "broadcast") == "broadcast"
+
+
 def averaging(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """The accuracy of the averaged model against that of the nodes' local models."""
     groups = [
@@ -128,17 +135,12 @@ def averaging(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         final = Spread.of(row.accuracy for row in group.ok_rows if row.local_accuracy is not None)
         if not local or not final:
             continue
-        verb = {"more": "gains", "less": "loses"}.get(gain.verdict)
-        change = points(round(final.mean, 3) - round(local.mean, 3))
-        effect = f"{verb} {change.lstrip('+−')}" if verb else f"changes that by {change}"
-        if gain.verdict == "equal":
-            effect, remark = "changes nothing", ""
-        else:
-            remark = gain.remark
+        change = points(as_printed(final.mean) - as_printed(local.mean))
         yield Finding(
             "averaging",
             f"{view.name(group)} at {view.shape.label}: the nodes' local models reached "
-            f"{percent(local.mean)} on average. Averaging them {effect}{remark}: {percent(final.mean)}.",
+            f"{percent(local.mean)} on average, and their average {percent(final.mean)}: "
+            f"{change}{gain.remark}.",
             evidence([group]),
             {
                 "strategy": view.name(group),

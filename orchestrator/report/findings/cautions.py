@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims
-from orchestrator.report.formats import count, listed, ratio, seconds
+from orchestrator.report.formats import count, first_few, listed, ratio, seconds
 from orchestrator.report.metrics.containers import ran_out_of_memory
 from orchestrator.report.metrics.fairness import (
     compared_groups,
@@ -46,7 +46,7 @@ def shared_cores(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     by_cpu_time = [
         (spread.mean, group)
         for group in sharing
-        if group.shape == most and (spread := group.over(lambda row: row.cpu_time_speedup))
+        if group.shape == most and (spread := group.over(lambda row: row.cpu_time_speedup, geometric=True))
     ]
     if by_cpu_time:
         reached, best = max(by_cpu_time, key=lambda item: item[0])
@@ -59,8 +59,8 @@ def shared_cores(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     serial_s = view.serial.over(lambda row: row.train_s) if view.serial else None
     if beyond and serial_s:
         text += (
-            f" A speedup of up to {ratio(max(beyond))} was measured nevertheless, which shows how much "
-            f"equal runs vary here (serial took {serial_s.range(seconds)})."
+            f" A speedup above that, of up to {ratio(max(beyond))}, comes from serial runs in which the "
+            f"machine was slow (serial took {serial_s.range(seconds)})."
         )
         data["beyond_limit"] = max(beyond)
     yield Finding("shared_cores", text, evidence(sharing), data)
@@ -80,7 +80,7 @@ def too_few_seeds(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     if not few:
         return
     everything = len(few) == len(view.groups)
-    which = "every configuration" if everything else listed(_names(view, few))
+    which = "every configuration" if everything else _names(view, few)
     yield Finding(
         "too_few_seeds",
         f"Fewer than {MIN_SEEDS} seeds finished for {which}: no difference from them is claimed.",
@@ -92,9 +92,9 @@ def too_few_seeds(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     )
 
 
-def _names(view: WorkloadView, groups: list[Group]) -> list[str]:
+def _names(view: WorkloadView, groups: list[Group]) -> str:
     """The first few names, and the number of the rest."""
-    return _first([f"{view.name(group)} on {group.shape.label}" for group in groups])
+    return first_few([f"{view.name(group)} on {group.shape.label}" for group in groups], MAX_NAMED)
 
 
 def drift(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
@@ -102,19 +102,26 @@ def drift(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     rows = [
         row
         for group in view.groups
-        if group.first.result.times_compare
+        if group.first.wall.times_compare
         for row in group.ok_rows
-        if row.train_s
+        if row.wall.train_s
     ]
-    found = time_drift([(row.result.started_at, _configuration(row), row.train_s or 0.0) for row in rows])
+    found = time_drift(
+        [(row.result.started_at, _configuration(row), row.wall.train_s or 0.0) for row in rows]
+    )
     if found is None:
         return
     text = (
         f"From the first run to the last, wall times changed by a factor of {ratio(found.factor)} "
         f"({ratio(found.low)} to {ratio(found.high)})"
     )
-    if not found.low <= 1 <= found.high:
-        text += ": the machine was not equally fast all the time. Runs in random order bear it alike"
+    if found.low <= 1 <= found.high:
+        text += ": a drift is undecided"
+    else:
+        text += (
+            ": the machine was not equally fast all the time. The order of runs is random, so this does "
+            "not favour certain configurations"
+        )
     yield Finding(
         "drift",
         f"{text}.",
@@ -131,17 +138,18 @@ def not_learned(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """Runs whose accuracy is not above chance, or whose loss rose."""
     rows = [row for group in view.groups for row in group.ok_rows if learned(row) is False]
     if rows:
-        names = dict.fromkeys(f"{row.strategy_label} on {row.shape.label}" for row in rows)
+        lost = {row.key for row in rows}
+        names = [
+            f"{view.name(group)} on {group.shape.label}"
+            for group in view.groups
+            if lost & {row.key for row in group.ok_rows}
+        ]
         yield Finding(
             "not_learned",
-            f"{count(len(rows), 'run')} did not learn: the accuracy is not above that of a constant "
-            f"answer, given the size of the test set, or the loss rose. {listed(_first(list(names)))}.",
+            f"The final model of {count(len(rows), 'run')} is no better than a constant answer, given the "
+            f"size of the test set, or its loss did not fall: {first_few(names, MAX_NAMED)}.",
             tuple(rows),
         )
-
-
-def _first(names: list[str]) -> list[str]:
-    return names if len(names) <= MAX_NAMED else [*names[:MAX_NAMED], f"{len(names) - MAX_NAMED} more"]
 
 
 def no_serial(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
@@ -201,7 +209,7 @@ def scaled_beyond_the_rule(view: WorkloadView, claims: Claims) -> Iterator[Findi
         replicas = listed([str(factor) for factor in factors], "or")
         yield Finding(
             "scaled_beyond_the_rule",
-            f"The learning rate of {listed(_first(names))} was scaled with the number of replicas "
+            f"The learning rate of {first_few(names, MAX_NAMED)} was scaled with the number of replicas "
             f"({replicas}), but each of their updates uses the batch of one replica. The scaling rules are "
             "for updates with the mean gradient of all replicas (Goyal et al. 2017, Krizhevsky 2014) and "
             "do not cover these runs.",
@@ -270,7 +278,7 @@ def thread_ranks(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
 
 def no_common_clock(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """Runs on a runtime whose nodes share no clock, which have no straggler attribution."""
-    rows = [row for row in comparison.rows if row.ok and not row.result.runtime_info.one_clock]
+    rows = [row for row in comparison.rows if row.ok and not row.wall.result.runtime_info.one_clock]
     if rows:
         text = (
             f"The nodes of {count(len(rows), 'run')} share no clock. Straggler attribution compares the "

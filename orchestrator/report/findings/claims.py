@@ -93,7 +93,8 @@ class Compared:
         """The interval of the difference or ratio, at the corrected level."""
         if self.decision is None:
             return None
-        return self.quantity.unscaled(self.decision.low), self.quantity.unscaled(self.decision.high)
+        low, high = self.quantity.possible(self.decision.low), self.quantity.possible(self.decision.high)
+        return self.quantity.unscaled(low), self.quantity.unscaled(high)
 
     @property
     def seeds_to_decide(self) -> int | None:
@@ -141,11 +142,15 @@ class Compared:
 
 @dataclass(frozen=True)
 class Family:
-    """Comparisons that are corrected together. Every group has a value."""
+    """Comparisons that are corrected together. Every group has a value.
+
+    chosen_from: each compared value was chosen as the largest of so many, which the level accounts for.
+    """
 
     quantity: Quantity
     pairs: Sequence[tuple[Group, Group]]
     correction: Correction
+    chosen_from: int = 1
 
     def decide(self, level: float | None, sample: Sampling = Quantity.sample) -> list[Compared]:
         """Compare each pair.
@@ -172,7 +177,9 @@ class Family:
             drafts.append((left, right, values, contrast, one == other))
         testable = [contrast for *_, contrast, _ in drafts if contrast]
         correct = holm if by_seed else self.correction
-        decided = iter(correct(testable, level) if level is not None and testable else ())
+        decided = iter(
+            correct(testable, level / self.chosen_from) if level is not None and testable else ()
+        )
         return [
             Compared(
                 self.quantity,
@@ -244,9 +251,11 @@ class Claims:
         found = Ranking(groups, self._decide(Family(quantity, pairs, holm)))
         return Ranking(groups, [found.between(one, other) for one, other in combinations(groups, 2)])
 
-    def with_zero(self, quantity: Quantity, groups: Sequence[Group]) -> list[Compared]:
-        """Compare the mean of a difference with 0."""
-        return self._decide(Family(quantity, [(group, group) for group in groups], holm))
+    def with_zero(
+        self, quantity: Quantity, groups: Sequence[Group], chosen_from: int = 1
+    ) -> list[Compared]:
+        """Compare the mean of a difference with 0. chosen_from: as in Family."""
+        return self._decide(Family(quantity, [(group, group) for group in groups], holm, chosen_from))
 
     def _decide(self, family: Family) -> list[Compared]:
         """The same family is decided once, whichever rules ask for it."""
@@ -285,6 +294,11 @@ class Ranking:
     def better(self, one: Group, other: Group) -> bool:
         """Whether `one` is claimed to be better."""
         return self.between(one, other).left_is_better
+
+    @property
+    def may_be_best(self) -> list[Group]:
+        """The groups than which no other is claimed to be better."""
+        return [group for group in self.groups if not any(each.right_is_better for each in self.of(group))]
 
     @property
     def best(self) -> Group | None:

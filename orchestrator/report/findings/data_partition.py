@@ -77,7 +77,7 @@ def partitioner_effect(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         ]
         yield Finding(
             "partitioner_effect",
-            f"At {view.shape.label}, {_held(label, mine)}; {_held(reference, theirs)}. "
+            f"At {view.shape.label}, {_both_held(label, mine, reference, theirs)}. "
             f"Accuracy with {label} and with {reference}: {'; '.join(parts)}.",
             evidence([*mine, *theirs]),
             {
@@ -123,12 +123,18 @@ def _mean_overlap(groups: Sequence[Group]) -> float | None:
     return overlap.mean if overlap else None
 
 
-def _held(label: str, groups: Sequence[Group]) -> str:
-    """`random_sampling used 68.4% of the training set in epoch 1, 26.1% on several nodes`."""
+def _both_held(one: str, mine: Sequence[Group], other: str, theirs: Sequence[Group]) -> str:
+    """What both used, once if it is the same."""
+    used, others = _held(mine), _held(theirs)
+    return f"{one} and {other} {used}" if used == others else f"{one} {used}; {other} {others}"
+
+
+def _held(groups: Sequence[Group]) -> str:
+    """`used 68.4% of the training set in epoch 1, 26.1% on several nodes`."""
     coverage, overlap = _mean_coverage(groups), _mean_overlap(groups)
     skew = Spread.of(row.js_mean for group in groups for row in group.ok_rows)
     if coverage is None or overlap is None or not skew:
-        return f"{label} has no certificate"
+        return "did not report their samples"
     several = f"{percent(overlap)} on several nodes" if overlap else "none on several nodes"
     labels = f", with a label divergence of {skew.mean:.2f} bits" if skew.mean >= SKEWED_BITS else ""
-    return f"{label} used {percent(coverage)} of the training set in epoch 1, {several}{labels}"
+    return f"used {percent(coverage)} of the training set in epoch 1, {several}{labels}"

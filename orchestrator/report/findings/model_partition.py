@@ -21,6 +21,7 @@ from orchestrator.report.metrics.quantities import STEP_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.split_points import two_stage_splits
+from orchestrator.report.statistics.spread import Spread
 
 MIN_SPLIT_POINTS = 3  # among fewer, the fastest is not reported
 DATA_PARALLEL = "all_reduce"  # the whole model on every node, with equal mathematics
@@ -36,14 +37,16 @@ def least_memory(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     most = serial or max((spread for spread, _ in kept), key=lambda spread: spread.mean)
     if least.mean >= NOTABLY_LESS * most.mean:
         return
+    names = [view.name(group) for spread, group in kept if spread.mean == least.mean]
     whose = "serial's" if serial else "the largest strategy's"
     text = (
-        f"At {view.shape.label}, {view.name(best)} needed the least memory per node: its fullest rank kept "
+        f"At {view.shape.label}, {listed(names)} kept least per node: the fullest rank had "
         f"{size(least.mean)} of weights, gradient, optimizer state and activations, "
         f"{percent(least.mean / most.mean)} of {whose} {size(most.mean)}."
     )
     data: dict[str, Any] = {
         "strategy": view.name(best),
+        "strategies": names,
         "bytes": least.mean,
         "compared_with": "serial" if serial else "the most of any strategy",
         "compared_bytes": most.mean,
@@ -53,7 +56,12 @@ def least_memory(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         for group in view.reference_candidates
         if group.strategy_label == DATA_PARALLEL and group is not best
     ]
-    compared = [group for group in [*others[:1], view.serial] if group and _comparable(group)]
+    # Steps of other batches are other work.
+    compared = [
+        group
+        for group in [*others[:1], view.serial]
+        if group and _comparable(group) and _steps(group) == _steps(best)
+    ]
     pairs = [(best, group) for group in compared if STEP_S.sample(best) and STEP_S.sample(group)]
     if steps := claims.pairs(STEP_S, pairs if _comparable(best) else []):
         parts = [
@@ -64,6 +72,10 @@ def least_memory(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         text += f" A step took {seconds(steps[0].values[0])}, against {listed(parts)}."
         data["compared"] = compared_data(steps)
     yield Finding("least_memory", text, evidence([best, *compared, view.serial]), data)
+
+
+def _steps(group: Group) -> Spread | None:
+    return group.over(lambda row: row.steps)
 
 
 def _step(group: Group) -> float:
@@ -92,7 +104,7 @@ def bubble_fractions(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     above = all(measured.mean > formula.mean for formula, measured, _ in shown)
     yield Finding(
         "bubble",
-        f"Pipeline bubble, the share of wall time that stages wait, at {view.shape.label}: "
+        f"Pipeline bubble, the share of {view.clock} time that stages wait, at {view.shape.label}: "
         f"{listed(parts)}.{_reason(groups) if above else ''}",
         evidence(groups),
         {
@@ -167,4 +179,4 @@ def _details(group: Group) -> str:
 
 
 def _comparable(group: Group) -> bool:
-    return group.first.result.times_compare
+    return group.first.times_compare

@@ -25,7 +25,7 @@ from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
 
 # Fields in which two steps may differ without a change of what is computed.
-_IGNORED_FIELDS = {"seed", "timeout_s", "save_weights", "restarts"}
+_IGNORED_FIELDS = {"seed", "timeout_s", "save_weights", "restarts", "trace"}
 QUANTITIES: dict[Measure, Quantity] = {
     "accuracy": ACCURACY,
     "train_s": TRAIN_S,
@@ -43,10 +43,10 @@ def times(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
         by_block.setdefault(line.block, []).append(line)
     for block, lines in by_block.items():
         one = next((line for line in lines if line.published.runs.get("nodes") == 1), None)
-        measured = one.mean(lambda row: row.train_s) if one else None
+        measured = one.mean(lambda row: row.wall.train_s) if one else None
         if one is None or one.measured is None or one.published.time_s is None or measured is None:
             continue
-        if not one.measured.first.result.times_compare:
+        if not one.measured.first.wall.times_compare:
             continue
         text = (
             f"{block}: one node took {seconds(measured)}; {seconds(one.published.time_s)} were published "
@@ -101,7 +101,7 @@ def _comparable(ablation: Ablation, groups: list[Group]) -> bool:
         return False
     if len({group.first.location for group in groups}) > 1:
         return False
-    processes = all(group.first.result.times_compare for group in groups)
+    processes = all(group.first.times_compare for group in groups)
     if ablation.measure == "time_to_target_s":
         return processes
     ended_early = any(target_reached(row) for group in groups for row in group.ok_rows)

@@ -23,7 +23,7 @@ def timed(groups: Sequence[Group]) -> list[Group]:
 
     Empty if they trained for different numbers of epochs, as with a target accuracy.
     """
-    comparable = [group for group in groups if group.first.result.times_compare and TRAIN_S.sample(group)]
+    comparable = [group for group in groups if group.first.times_compare and TRAIN_S.sample(group)]
     if not same_epochs(row for group in comparable for row in group.ok_rows):
         return []
     return sorted(comparable, key=TRAIN_S.mean_of)
@@ -44,7 +44,7 @@ def fastest(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     against = claims.with_reference(TRAIN_S, serial, groups) if serial else []
     first = groups[0]
     speedup = next((each for each in against if each.left is first), None)
-    text = f"At {view.shape.label}, {view.name(first)} took {_time_and_accuracy(first)}"
+    text = f"{view.times_at}{view.of_ranked}, {view.name(first)} took {_time_and_accuracy(first)}"
     data = {
         "strategy": view.name(first),
         "ranks": view.shape.ranks,
@@ -61,8 +61,9 @@ def fastest(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     if ranking.best is first:
         text += f" It was the fastest of {count(len(groups), 'configuration')}."
     elif len(groups) > 1:
-        even = [view.name(group) for group in groups[1:] if not ranking.better(first, group)]
-        text += f" Which is the fastest is undecided between it and {first_few(even)}."
+        even = [view.name(group) for group in ranking.may_be_best if group is not first]
+        if even:
+            text += f" Which is the fastest is undecided between it and {first_few(even)}."
     yield Finding("fastest", text, evidence([first, serial]), data)
 
 
@@ -118,13 +119,16 @@ def slower_than_serial(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         for each in named
     ]
     which = (
-        f": {listed(parts)}"
+        f" was {listed(parts)}"
+        if len(parts) == 1
+        else f" were {listed(parts)}"
         if named is slower
-        else f": {len(slower)} of {len(against)} strategies, from {' to '.join(parts)}"
+        else f" are {len(slower)} of {len(against)} configurations, from {' to '.join(parts)}"
     )
     yield Finding(
         "slower_than_serial",
-        f"Slower than serial ({seconds(TRAIN_S.mean_of(serial))}) at {view.shape.label}{which}.",
+        f"{view.times_at}{view.of_ranked}, shown to be slower than serial "
+        f"({seconds(TRAIN_S.mean_of(serial))}){which}.",
         evidence([*(each.left for each in slower), serial]),
         {
             "serial_train_s": TRAIN_S.mean_of(serial),
@@ -159,7 +163,7 @@ def transports(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         ]
         yield Finding(
             "transports",
-            f"{first.strategy_label}{view.partitioner(first)} at {view.shape.label} took "
+            f"{view.times_at}, {first.strategy_label}{view.partitioner(first)} took "
             f"{seconds(TRAIN_S.mean_of(first))} over {first.transport}{_communication(first)}; "
             f"{'; '.join(parts)}.",
             evidence(groups),
@@ -190,15 +194,15 @@ def all_reduce_and_ddp(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         if set(pair) != {"all_reduce", "ddp"} or one.line[1:] != other.line[1:]:
             continue
         ours, ddp = pair["all_reduce"], pair["ddp"]
-        (compared,) = claims.pairs(TRAIN_S, [(ours, ddp)])
+        (compared,) = claims.pairs(TRAIN_S, [(ddp, ours)])
         yield Finding(
             "all_reduce_and_ddp",
-            f"At {view.shape.label}, {view.name(ours)} took {seconds(compared.values[0])}, "
-            f"{_exchange_share(ours)} of it exchange, and {view.name(ddp)} {seconds(compared.values[1])}, "
-            f"{_exchange_share(ddp)} of it exchange: {compared.written}.",
+            f"{view.times_at}, {view.name(ours)} took {seconds(compared.values[1])}, "
+            f"{_exchange_share(ours)} of it exchange, and {view.name(ddp)} {seconds(compared.values[0])}, "
+            f"{_exchange_share(ddp)} of it exchange: ddp took {compared.written}.",
             evidence([ours, ddp]),
             {
-                "train_s": {"all_reduce": compared.values[0], "ddp": compared.values[1]},
+                "train_s": {"all_reduce": compared.values[1], "ddp": compared.values[0]},
                 "exchange_share": {
                     name: share.mean
                     for name, group in pair.items()
@@ -222,15 +226,15 @@ def mean_gradient(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         first, *others = sorted(ways, key=EXCHANGE_S_PER_STEP.mean_of)
         ranking = claims.all_pairs(EXCHANGE_S_PER_STEP, ways)
         parts = [
-            f"{group.strategy_label} {seconds(EXCHANGE_S_PER_STEP.mean_of(group))}{_sent(group)}, "
+            f"{seconds(EXCHANGE_S_PER_STEP.mean_of(group))} in {group.strategy_label}{_sent(group)}, "
             f"{ranking.between(group, first).written}"
             for group in others
         ]
         yield Finding(
             "mean_gradient",
-            f"Exchange per step for the same mean gradient over {first.transport}"
-            f"{view.partitioner(first)} at {view.shape.label}: {first.strategy_label} "
-            f"{seconds(EXCHANGE_S_PER_STEP.mean_of(first))}{_sent(first)}; {'; '.join(parts)}.",
+            f"{view.times_at}, the exchange for the same mean gradient over {first.transport}"
+            f"{view.partitioner(first)} takes {seconds(EXCHANGE_S_PER_STEP.mean_of(first))} per step in "
+            f"{first.strategy_label}{_sent(first)}; {'; '.join(parts)}.",
             evidence(ways),
             {
                 "transport": first.transport,

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
-from orchestrator.report.formats import percent, seconds
-from orchestrator.report.metrics.quantities import TRAIN_S
-from orchestrator.report.metrics.stragglers import Straggler, mean_wait_shares, straggler_of
+from orchestrator.report.formats import percent, points, seconds
+from orchestrator.report.metrics.quantities import TRAIN_S, Quantity
+from orchestrator.report.metrics.stragglers import Straggler, mean_wait_shares, straggler_of, wait_shares
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group, config_of
 
 MAX_NAMED = 4
 MIN_SHARE = 0.05  # of the wall time
-ABOVE_EVEN_SHARE = 1.5  # times the share of all waiting that each of equal ranks would have
 
 
 def straggler(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
-    """The rank that the others waited for, if it caused much more than an even share of the waiting."""
-    found = [(slow, group) for group in view.reference_candidates if (slow := _notable(group))]
+    """The rank that the others waited for, if it is claimed to cause more than an even share of it."""
+    known = [(slow, group) for group in view.reference_candidates if (slow := _straggler(group))]
+    measured = {group.first.key: slow for slow, group in known}
+    compared = claims.with_zero(
+        _excess(known),
+        [group for _, group in known],
+        chosen_from=max((slow.ranks for slow, _ in known), default=1),
+    )
+    found = [(measured[each.left.first.key], each) for each in compared if each.verdict == "more"]
+    found = [(slow, each) for slow, each in found if slow.share_of_time >= MIN_SHARE]
     found.sort(key=lambda item: -item[0].share_of_time)
-    for slow, group in found[:MAX_NAMED]:
+    for slow, each in found[:MAX_NAMED]:
+        group = each.left
         noun = group.shape.rank_noun
         others, mean = (
             (f"the other {noun}s", " on average") if slow.ranks > 2 else (f"the other {noun}", "")
@@ -30,32 +38,40 @@ def straggler(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         yield Finding(
             "straggler",
             f"{view.name(group)} on {group.shape.label}: {others} waited for {noun} {slow.rank} during "
-            f"{percent(slow.share_of_time)} of the wall time{mean}; {percent(slow.share_of_waiting)} "
-            f"of all waiting was for {noun} {slow.rank}.",
+            f"{percent(slow.share_of_time)} of the {view.clock} time{mean}; "
+            f"{percent(slow.share_of_waiting)} of all waiting was for {noun} {slow.rank}.",
             evidence([group]),
             {
                 "strategy": view.name(group),
                 "rank": slow.rank,
                 "share_of_time": slow.share_of_time,
                 "share_of_waiting": slow.share_of_waiting,
+                "compared": compared_data([each]),
             },
         )
 
 
-def _notable(group: Group) -> Straggler | None:
-    if not group.first.result.times_compare:
-        return None
-    slow = straggler_of(mean_wait_shares(group))
-    if slow is None or slow.share_of_time < MIN_SHARE:
-        return None
-    return slow if slow.share_of_waiting >= min(ABOVE_EVEN_SHARE / slow.ranks, 0.9) else None
+def _straggler(group: Group) -> Straggler | None:
+    """The rank that the others waited for most, mean over seeds."""
+    return straggler_of(mean_wait_shares(group)) if group.first.times_compare else None
+
+
+def _excess(stragglers: Sequence[tuple[Straggler, Group]]) -> Quantity:
+    """How far the share of the waiting that was for a group's straggler is above an even share."""
+    above = {
+        row.key: float(shares.sum(axis=0)[slow.rank] / shares.sum()) - 1 / slow.ranks
+        for slow, group in stragglers
+        for row in group.ok_rows
+        if (shares := wait_shares(row)) is not None and shares.any()
+    }
+    return Quantity("straggler_excess", lambda row: above.get(row.key), points, ratio=False, most=1.0)
 
 
 def slow_node(view: WorkloadView, claims: Claims, comparison: Comparison) -> Iterator[Finding]:
-    """The cost of a last node with less CPU, compared with the same run on equal nodes."""
-    if view.shape.bottleneck_cpus is None:
+    """The cost of nodes that are slower than the others, compared with the same run on equal nodes."""
+    if not view.workload.slower_speeds:
         return
-    equal = {_key(group): group for group in comparison.groups if group.shape.bottleneck_cpus is None}
+    equal = {_key(group): group for group in comparison.groups if not group.shape.slower_nodes}
     pairs = [
         (group, other)
         for group in view.reference_candidates
@@ -84,12 +100,12 @@ def _same_waiting(group: Group, other: Group) -> bool:
     sleep. On shared cores polling takes CPU from ranks that work: four polling ranks on two cores took four
     times as long as sleeping ones with a last node limited to 0.25 cpu.
     """
-    if not group.first.result.times_compare:
+    if not group.first.times_compare:
         return False
     return group.transport != "mpi" or group.first.run.oversubscribed == other.first.run.oversubscribed
 
 
 def _key(group: Group) -> str:
-    """The configuration and location of a group, without the limit of its last node."""
-    fields = {name: value for name, value in config_of(group.first).items() if name != "bottleneck_cpus"}
+    """The configuration and location of a group, without the speeds of its nodes."""
+    fields = {name: value for name, value in config_of(group.first).items() if name != "node_speed"}
     return json.dumps([fields, group.first.location], sort_keys=True)

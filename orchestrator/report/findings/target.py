@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
-from orchestrator.report.formats import count, listed, percent, seconds
+from orchestrator.report.formats import count, first_few, percent, seconds
 from orchestrator.report.metrics.learning import last_epoch, seeds_at_target
 from orchestrator.report.metrics.quantities import TIME_TO_TARGET_S
 from orchestrator.report.model.comparison import WorkloadView
@@ -25,7 +25,7 @@ def target_first(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     ranking = claims.all_pairs(TIME_TO_TARGET_S, groups)
     text = (
         f"{_name(view, first)} reached {_target(view)} test accuracy after "
-        f"{seconds(TIME_TO_TARGET_S.mean_of(first))} of wall time{_epochs(first)}"
+        f"{seconds(TIME_TO_TARGET_S.mean_of(first))} of {view.clock} time{_epochs(first)}"
     )
     text += f", the first of {count(len(groups), 'configuration')}." if ranking.best is first else "."
     data = {
@@ -56,7 +56,7 @@ def target_some_seeds(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         ]
         yield Finding(
             "target_some_seeds",
-            f"Only some seeds reached {_target(view)} test accuracy: {_shortened(named)}.",
+            f"Only some seeds reached {_target(view)} test accuracy: {first_few(named, MAX_NAMED)}.",
             evidence(some),
             {"seeds": {_name(view, group): seeds_at_target(group) for group in some}},
         )
@@ -68,7 +68,7 @@ def target_never(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     if never:
         patience = view.workload.patience
         in_a_row = f" in {patience} consecutive epochs" if patience > 1 else ""
-        named = _shortened([f"{_name(view, group)} ({_best_text(group)})" for group in never])
+        named = first_few([f"{_name(view, group)} ({_best_text(group)})" for group in never], MAX_NAMED)
         epochs = count(view.workload.epochs, "epoch")
         yield Finding(
             "target_never",
@@ -95,7 +95,7 @@ def _target(view: WorkloadView) -> str:
 def _timed(group: Group) -> bool:
     """Whether all seeds reached the target and their times are comparable."""
     reached, seeds = seeds_at_target(group)
-    return 0 < reached == seeds and group.first.result.times_compare
+    return 0 < reached == seeds and group.first.times_compare
 
 
 def _name(view: WorkloadView, group: Group) -> str:
@@ -117,8 +117,3 @@ def _best(group: Group) -> Spread | None:
 def _best_text(group: Group) -> str:
     best = _best(group)
     return f"best: {percent(best.high)}" if best else "never evaluated"
-
-
-def _shortened(names: list[str]) -> str:
-    more = len(names) - MAX_NAMED
-    return listed(names if more <= 0 else [*names[:MAX_NAMED], f"{more} more"])

@@ -44,7 +44,7 @@ def front(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
             unknown.append(group)
     yield Finding(
         "front",
-        f"At {view.shape.label}, {_positions(view, on, off, unknown)}.",
+        f"{view.times_at}{view.of_ranked}, {_positions(view, on, off, unknown)}.",
         evidence(groups),
         {
             "on": [view.name(group) for group in on],
@@ -65,23 +65,21 @@ def front(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
 def _positions(
     view: WorkloadView, on: Sequence[Group], off: Sequence[tuple[Group, Group]], unknown: Sequence[Group]
 ) -> str:
-    """Who is on the front, who may be, and who is not."""
-    parts = []
-    if on:
-        parts.append(f"{_described(view, on)} {_be(on)} on the front of accuracy and time")
-    if unknown:
-        where = "it" if on else "the front of accuracy and time"
-        parts.append(f"whether {_described(view, unknown)} {_be(unknown)} on {where} is undecided")
+    """Which groups are on the front, which are not, and which may be."""
+    shown = f"{_described(view, on)} {_be(on)}" if on else "no configuration is shown to be"
+    parts = [f"{shown} on the front of accuracy and time"]
     by_better: dict[int, list[tuple[Group, Group]]] = {}
     for pair in off:
         by_better.setdefault(id(pair[1]), []).append(pair)
     for pairs in by_better.values():
         worse = [group for group, _ in pairs]
         parts.append(
-            f"{_described(view, worse)} {_be(worse)} off it, since {view.name(pairs[0][1])} is better in "
-            "one and no worse in the other"
+            f"Off it {_be(worse)} {_described(view, worse)}: {view.name(pairs[0][1])} is better in one, "
+            "and was measured no worse in the other"
         )
-    return "; ".join(parts)
+    if unknown:
+        parts.append(f"Undecided {_be(unknown)} {_described(view, unknown)}")
+    return ". ".join(parts)
 
 
 def _be(groups: Sequence[Group]) -> str:
@@ -132,7 +130,7 @@ def _described(view: WorkloadView, groups: Sequence[Group]) -> str:
 
 
 def more_nodes(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
-    """At which number of nodes adding more stops to shorten the wall time of a strategy."""
+    """At which number of nodes adding more stops to shorten the time of a strategy."""
     lines = list(_by_line(view))
     compared = claims.pairs(
         TRAIN_S, [(more, fewer) for groups in lines for fewer, more in pairwise(groups)]
@@ -146,7 +144,7 @@ def more_nodes(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         parts += [f"{_time(each.left)} on {each.left.shape.short}, {each.written}" for each in steps]
         yield Finding(
             "more_nodes",
-            f"{view.name(first)} took {'; '.join(parts)}. {_worth(steps)}",
+            f"{_subject(view, first)} took {'; '.join(parts)}. {_worth(steps)}",
             evidence(groups),
             {
                 "strategy": view.name(first),
@@ -158,6 +156,10 @@ def more_nodes(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         )
 
 
+def _subject(view: WorkloadView, group: Group) -> str:
+    return view.name(group) if view.clock == "wall" else f"In cluster time, {view.name(group)}"
+
+
 def _time(group: Group) -> str:
     """A speed never appears without its accuracy."""
     accuracy = f" ({percent(group.accuracy.mean)})" if group.accuracy else ""
@@ -167,7 +169,8 @@ def _time(group: Group) -> str:
 def _worth(steps: Sequence[Compared]) -> str:
     verdicts = [each.verdict for each in steps]
     if "more" in verdicts:
-        return f"From {steps[verdicts.index('more')].left.shape.label} on, it became slower."
+        slower = steps[verdicts.index("more")]
+        return f"It was slower on {slower.left.shape.label} than on {slower.right.shape.short}."
     if set(verdicts) == {"less"}:
         return "Every step made it faster."
     if "less" in verdicts:
@@ -180,7 +183,7 @@ def _by_line(view: WorkloadView) -> Iterator[list[Group]]:
     """The groups that differ only in their number of nodes, the fewest first; at least two."""
     lines: dict[tuple[str, str, str, int], list[Group]] = {}
     for group in timed(view.line_groups):
-        if not group.serial and group.shape.bottleneck_cpus is None:
+        if not group.serial and not group.shape.slower_nodes:
             lines.setdefault(group.line, []).append(group)
     for groups in lines.values():
         groups.sort(key=lambda group: group.shape.ranks)
@@ -200,12 +203,19 @@ def undecided(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
         f"{decided} {'is' if decided == 1 else 'are'} decided."
     )
     hopeless = len(open_) - len(needed)
-    data = {"undecided": len(open_), "decided": decided, "seeds": needed, "beyond": hopeless}
+    data = {
+        "undecided": len(open_),
+        "decided": decided,
+        "seeds": needed,
+        "beyond": hopeless,
+        "compared": compared_data(claims.all),
+    }
     if needed:
         half = needed[(len(needed) - 1) // 2]
         text += (
             f" If the differences are as measured, {count(half, 'seed')} per configuration would probably "
-            f"decide half of those that {MOST_SEEDS} seeds can decide ({len(needed)}): run the command of "
-            f"this sweep again with --repeat {half}. Runs that have finished are not repeated."
+            f"decide {sum(seeds <= half for seeds in needed)} of them, and more than {MOST_SEEDS} would be "
+            f"needed for {hopeless}: run the command of this sweep again with --repeat {half}. Runs that "
+            "have finished are not repeated."
         )
     yield Finding("undecided", text if needed else f"{text} More seeds would hardly decide them.", (), data)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from scipy.stats import binomtest
 
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
+from orchestrator.report.statistics.spread import Spread
+from orchestrator.results.records import EpochPoint
 
 CHANCE_LEVEL = 0.01  # of the test that an accuracy is above chance
 
@@ -67,12 +69,22 @@ def seeds_at_target(group: Group) -> tuple[int, int]:
 def learned(row: Row) -> bool | None:
     """Whether a run learned anything; None if that cannot be told.
 
-    Its accuracy is above that of a constant answer, by a one-sided binomial test at 1 %, and its test loss
-    did not rise from the first epoch to the last.
+    Its accuracy is above that of a constant answer, by a one-sided binomial test at 1 %, and its loss is
+    not above that of the first epoch, on the test split or in training. (The test loss alone also rises
+    when a model overfits.) Losses of local models say nothing about their average.
     """
     images, chance = row.test_samples, row.chance_accuracy
     if not row.trains or row.accuracy is None or images is None or chance is None:
         return None
     above_chance = binomtest(round(row.accuracy * images), images, chance, "greater").pvalue < CHANCE_LEVEL
-    losses = [point.test_loss for point in sorted(row.result.epochs, key=lambda point: point.epoch)]
-    return bool(above_chance) and losses[-1:] <= losses[:1]
+    fell = _fell(row, lambda point: point.test_loss) or _fell(row, lambda point: point.loss)
+    return bool(above_chance) and (fell or bool(row.local_accuracies))
+
+
+def _fell(row: Row, loss: Callable[[EpochPoint], float | None]) -> bool:
+    """Whether a loss, mean over ranks, is not above that of the first epoch, or is unknown."""
+    first, last = (
+        Spread.of(loss(point) for point in row.result.epochs if point.epoch == epoch)
+        for epoch in (1, last_epoch(row))
+    )
+    return first is None or last is None or last.mean <= first.mean

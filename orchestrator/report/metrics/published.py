@@ -99,7 +99,7 @@ def matching_group(comparison: Comparison, block: BlockRecord, entry: Values) ->
 def times_compare(*groups: Group) -> bool:
     """Whether the times of these groups compare: one location, all planned epochs, no ranks as threads."""
     rows = [row for group in groups for row in group.ok_rows]
-    processes = all(row.result.times_compare for row in rows)
+    processes = all(row.times_compare for row in rows)
     return processes and ran_all_epochs(rows) and len({row.location for row in rows}) == 1
 
 

@@ -2,24 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from orchestrator.replay.run import ClusterTime, NoClusterTime
+from orchestrator.report.model.clock import on_cluster
 from orchestrator.report.model.groups import Group, groups_of
 from orchestrator.report.model.labels import Workload, lr_schedule_labels
 from orchestrator.report.model.locations import location_names
-from orchestrator.report.model.rows import SERIAL, Baseline, Row
+from orchestrator.report.model.rows import SERIAL, Baseline, Clock, Row
 from orchestrator.results.records import RunResult
 from trainer.spec.run_spec import RunSpec
 
 
-def rows_of(results: Sequence[tuple[str, RunResult, RunSpec]]) -> list[Row]:
-    """One row per (key, result, spec), in the same order, each with its baseline."""
+def rows_of(
+    results: Sequence[tuple[str, RunResult, RunSpec]], clusters: Mapping[str, ClusterTime | NoClusterTime]
+) -> list[Row]:
+    """One row per (key, result, spec), in the same order, each with its baseline.
+
+    Rows of a workload whose nodes share cores are on the cluster clock, if their runs have cluster times.
+
+    Args:
+        clusters: by key, the cluster times of runs, or why they have none.
+    """
+    walls = _rows_on("wall", results)
+    known = {key: time for key, time in clusters.items() if isinstance(time, ClusterTime)}
+    replayed = [
+        (key, on_cluster(result, known[key]) if key in known else result, run)
+        for key, result, run in results
+    ]
+    twins = _rows_on("cluster", replayed, known)
+    by_cluster_time = _compared_in_cluster_time(walls, known)
+    return [
+        replace(twin, twin=wall) if wall.workload in by_cluster_time else replace(wall, twin=twin)
+        for wall, twin in zip(walls, twins, strict=True)
+    ]
+
+
+def _compared_in_cluster_time(walls: Sequence[Row], clusters: Mapping[str, ClusterTime]) -> set[Workload]:
+    """The workloads in which nodes share cores and have cluster times, as the serial runs have."""
+    shared = {row.workload for row in walls if row.ok and row.shares_cores and row.key in clusters}
+    serial = [row for row in walls if row.ok and row.strategy == SERIAL]
+    return shared - {row.workload for row in serial if row.key not in clusters}
+
+
+def _rows_on(
+    clock: Clock,
+    results: Sequence[tuple[str, RunResult, RunSpec]],
+    clusters: Mapping[str, ClusterTime] | None = None,
+) -> list[Row]:
+    """Rows whose times are all on one clock. clusters: the runs that have a time on it; None: all."""
     locations = location_names([result for _, result, _ in results])
     schedules = lr_schedule_labels([run for _, _, run in results])
     plain = [
-        Row(key, result, run, None, location, schedule)
+        Row(
+            key,
+            result,
+            run,
+            None,
+            location,
+            schedule,
+            clock,
+            timed=clusters is None or key in clusters,
+        )
         for (key, result, run), location, schedule in zip(results, locations, schedules, strict=True)
     ]
     serial: dict[Workload, list[Row]] = {}
@@ -60,6 +106,7 @@ def _baseline(row: Row, serial: Sequence[Row]) -> Baseline | None:
         keys=tuple(other.key for other in chosen),
         parameters=chosen[0].result.ranks[0].parameters if chosen[0].result.ranks else None,
         state_bytes=_mean([other.state_bytes for other in chosen]),
+        cpu_per_sample=_mean([other.cpu_per_sample for other in chosen]),
     )
 
 

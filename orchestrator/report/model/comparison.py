@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from orchestrator.replay.described import cluster_times
+from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.report.model.baselines import rows_of
 from orchestrator.report.model.groups import Group, groups_of
 from orchestrator.report.model.labels import ClusterShape, Workload
-from orchestrator.report.model.rows import Row
+from orchestrator.report.model.rows import Clock, Row
 from orchestrator.report.model.split_points import one_per_split
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, SweepRecord, UnusableFile, read_record, read_result
@@ -36,6 +38,24 @@ class WorkloadView:
     @property
     def serial(self) -> Group | None:
         return next((group for group in self.groups if group.serial), None)
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of all times in this view: rows of a workload are compared on one."""
+        return self.groups[0].first.clock if self.groups else "wall"
+
+    @property
+    def times_at(self) -> str:
+        """`At 4 nodes`, `In cluster time, at 4 nodes`: the start of a sentence about times."""
+        at = f"t {self.shape.label}"
+        return f"A{at}" if self.clock == "wall" else f"In cluster time, a{at}"
+
+    @property
+    def of_ranked(self) -> str:
+        """`, with random_partition`: what the ranked candidates share, if others are not ranked."""
+        if len(self.ranked_candidates) == len(self.candidates):
+            return ""
+        return f", with {self.partitioners[0]}"
 
     @cached_property
     def candidates(self) -> list[Group]:
@@ -91,13 +111,15 @@ class Comparison:
     """The runs of a sweep.
 
     rows: the runs with a result, in the order of the sweep file. pending: keys of the others. unusable: by
-    key, why the result of a pending run cannot be used.
+    key, why the result of a pending run cannot be used. clusters: by key, the cluster time of a run, or why
+    it has none.
     """
 
     record: SweepRecord
     rows: tuple[Row, ...]
     pending: tuple[str, ...]
     unusable: Mapping[str, str] = field(default_factory=dict)
+    clusters: Mapping[str, ClusterTime | NoClusterTime] = field(default_factory=dict)
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -138,22 +160,28 @@ def read_comparison(paths: SweepPaths) -> Comparison:
             unusable[key] = f"{key}/{paths.run(key).result.name} {error.reason}"
         else:
             results += [(key, result)] if result else []
-    return compare(record, results, unusable)
+    return compare(record, results, unusable, cluster_times(paths, results))
 
 
 def compare(
     record: SweepRecord,
     results: Sequence[tuple[str, RunResult]],
     unusable: Mapping[str, str] | None = None,
+    clusters: Mapping[str, ClusterTime | NoClusterTime] | None = None,
 ) -> Comparison:
     """Group results.
 
     Args:
         results: by key, in the order of the sweep.
         unusable: by key, why other results cannot be used.
+        clusters: by key, the cluster times of runs, or why they have none.
     """
     done = {key for key, _ in results}
-    rows = rows_of([(key, result, result.run) for key, result in results])
+    clusters = clusters or {}
     return Comparison(
-        record, tuple(rows), tuple(key for key in record.keys if key not in done), unusable or {}
+        record,
+        tuple(rows_of([(key, result, result.run) for key, result in results], clusters)),
+        tuple(key for key in record.keys if key not in done),
+        unusable or {},
+        clusters,
     )

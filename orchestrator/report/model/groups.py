@@ -15,7 +15,7 @@ from orchestrator.report.statistics.spread import Spread
 Metric = Callable[[Row], float | None]
 
 # Fields of a spec in which the runs of one configuration may differ.
-_NOT_IN_CONFIG = {"seed", "save_weights", "timeout_s"}
+_NOT_IN_CONFIG = {"seed", "save_weights", "timeout_s", "trace"}
 
 
 @dataclass(frozen=True)

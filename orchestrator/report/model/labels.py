@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from orchestrator.report.formats import count, listed, percent
-from orchestrator.results.limits import written
+from orchestrator.results.limits import speeds_label, written
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import NODE_LIMITS, RunSpec
 
@@ -34,7 +34,7 @@ class Workload:
     limits: tuple[float, ...]  # of a node, as in NODE_LIMITS
     on_gpu: bool  # a GPU is not compared with CPU cores
     augmentation: str
-    bottleneck_cpus: float | None = None  # of the last node, if it had fewer than the others
+    slower_speeds: tuple[float, ...] = ()  # of the slower nodes, in ascending order
     target_accuracy: float | None = None  # 0 … 1, ends the training
     patience: int = 1  # consecutive epochs in which the target must be reached
     faults: str = ""  # that were injected
@@ -55,7 +55,7 @@ class Workload:
             tuple(getattr(run, name) for name in NODE_LIMITS),
             run.on_gpu,
             component_label(run, "augmentation"),
-            run.bottleneck_cpus,
+            tuple(sorted(run.slower_nodes.values())),
             run.target_accuracy,
             run.patience,
             faults_label(run),
@@ -91,7 +91,12 @@ class Workload:
 
     @property
     def _slower(self) -> str:
-        return "" if self.bottleneck_cpus is None else f", last node at {written(self.bottleneck_cpus)} cpu"
+        """`, one node at speed 0.25`, or `, 2 nodes at speed 0.25 to 0.5`."""
+        if not self.slower_speeds:
+            return ""
+        low, high = self.slower_speeds[0], self.slower_speeds[-1]
+        nodes = "one node" if len(self.slower_speeds) == 1 else f"{len(self.slower_speeds)} nodes"
+        return f", {nodes} at speed {low:g}{f' to {high:g}' if high > low else ''}"
 
     @property
     def _until(self) -> str:
@@ -113,15 +118,15 @@ class Workload:
 
 @dataclass(frozen=True)
 class ClusterShape:
-    """The number of nodes, the ranks in each, and whether the last node is slower."""
+    """The number of nodes, the ranks in each, and the nodes that are slower than the others."""
 
     nodes: int
     processes_per_node: int = 1
-    bottleneck_cpus: float | None = None
+    slower_nodes: tuple[tuple[int, float], ...] = ()  # node and speed
 
     @classmethod
     def of(cls, run: RunSpec) -> ClusterShape:
-        return cls(run.nodes, run.processes_per_node, run.bottleneck_cpus)
+        return cls(run.nodes, run.processes_per_node, tuple(run.slower_nodes.items()))
 
     @property
     def ranks(self) -> int:
@@ -136,14 +141,14 @@ class ClusterShape:
 
     @property
     def label(self) -> str:
-        """`2 nodes`, `2 nodes × 4 ranks`, or `4 nodes, last at 0.25 cpu`."""
+        """`2 nodes`, `2 nodes × 4 ranks`, or `4 nodes, node 3 at speed 0.25`."""
         ranks = "" if self.processes_per_node == 1 else f" × {count(self.processes_per_node, 'rank')}"
         return count(self.nodes, "node") + ranks + (f", {self.slower}" if self.slower else "")
 
     @property
     def slower(self) -> str:
-        """`last at 0.25 cpu`; empty if all nodes are equal."""
-        return "" if self.bottleneck_cpus is None else f"last at {written(self.bottleneck_cpus)} cpu"
+        """`node 3 at speed 0.25`; empty if all nodes are equal."""
+        return speeds_label(dict(self.slower_nodes))
 
     @property
     def rank_noun(self) -> str:
@@ -170,11 +175,15 @@ def component_label(run: RunSpec, field: str, but: Collection[str] = ()) -> str:
 
 
 def strategy_label(run: RunSpec) -> str:
-    """The strategy's label, with the checkpoint interval, which costs time, and `on_loss=continue`."""
+    """The strategy's label, with the checkpoint interval, which costs time, `on_loss=continue`, and links.
+
+    Links belong to the label and not to the workload: the serial run of a workload has none.
+    """
     fields = ("checkpoint_epochs", "checkpoint_steps")
     intervals = [f"{name}={every}" for name in fields if (every := getattr(run, name))]
     on_loss = [] if run.on_loss == "stop" else [f"on_loss={run.on_loss}"]
-    return " ".join([component_label(run, "strategy"), *intervals, *on_loss])
+    link = f"link=({'; '.join(run.link.texts())})" if run.link is not None and run.has_links else ""
+    return " ".join(filter(None, [component_label(run, "strategy"), *intervals, *on_loss, link]))
 
 
 def faults_label(run: RunSpec) -> str:

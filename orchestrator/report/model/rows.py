@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Literal
 
 from orchestrator.report.model.labels import (
     ClusterShape,
@@ -16,13 +17,16 @@ from orchestrator.results.limits import shares_cores, speedup_limit
 from orchestrator.results.records import CertifiedPart, RankResult, RunResult
 from trainer.spec.run_spec import RunSpec
 
+Clock = Literal["wall", "cluster"]
+
 SERIAL = "serial"
 NO_SERIAL = "no serial run of the same workload"
 OTHER_EPOCHS = "the serial run trained for another number of epochs, with this seed or another one"
 NOT_OK = "the run is not ok"
-UNEQUAL_NODES = "the last node was slower than the others"
+UNEQUAL_NODES = "the nodes differed in speed"
 FAULTS = "faults were injected"
 NO_TRAINING = "the strategy trains nothing"
+NO_CLUSTER_TIME = "it has no cluster time, on which the runs of its workload are compared"
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Baseline:
 
     train_s, work_cpu_s: seconds; None if a seed of it trained for another number of epochs, because it
     reached its target. accuracy: 0 … 1. keys: the runs it comes from. state_bytes: weights, gradient and
-    optimizer state of the one rank.
+    optimizer state of the one rank. cpu_per_sample: CPU seconds.
     """
 
     train_s: float | None
@@ -41,6 +45,7 @@ class Baseline:
     keys: tuple[str, ...]
     parameters: int | None = None
     state_bytes: float | None = None
+    cpu_per_sample: float | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,9 @@ class Row:
     location: where its nodes ran. lr_schedule: its learning-rate schedule. Both are named only if the runs
     of the directory differ in them. Measured quantities are None unless the run is ok, since an unfinished
     run compares with nothing.
+
+    clock: of all times in this row. The runs of a workload are compared on one clock. twin: the same run on
+    the other clock. timed: False if the run has no time on this clock.
     """
 
     key: str
@@ -58,6 +66,25 @@ class Row:
     baseline: Baseline | None
     location: str = ""
     lr_schedule: str = ""
+    clock: Clock = "wall"
+    twin: Row | None = None
+    timed: bool = True
+
+    @property
+    def wall(self) -> Row:
+        """This run on the wall clock of the machine."""
+        return self.twin if self.twin and self.clock == "cluster" else self
+
+    @property
+    def cluster(self) -> Row | None:
+        """This run in cluster time; None if it has none."""
+        row = self if self.clock == "cluster" else self.twin
+        return row if row and row.timed else None
+
+    @property
+    def times_compare(self) -> bool:
+        """Whether its times compare with those of other runs of the workload."""
+        return self.timed and self.result.times_compare
 
     @property
     def status(self) -> str:
@@ -136,8 +163,13 @@ class Row:
         return self.result if self.ok else None
 
     @property
+    def _timed(self) -> RunResult | None:
+        return self._measured if self.timed else None
+
+    @property
     def train_s(self) -> float | None:
-        return self._measured.train_s if self._measured else None
+        """Time of the slowest rank, on the clock of this row."""
+        return self._timed.train_s if self._timed else None
 
     @property
     def work_cpu_s(self) -> float | None:
@@ -185,7 +217,7 @@ class Row:
 
     @property
     def samples_per_s(self) -> float | None:
-        return self._measured.samples_per_s if self._measured else None
+        return self._timed.samples_per_s if self._timed else None
 
     @property
     def steps(self) -> int | None:
@@ -216,6 +248,23 @@ class Row:
         ranks = self._measured.ranks if self._measured else []
         return max((sum(rank.state_bytes.values()) for rank in ranks if rank.state_bytes), default=None)
 
+    @property
+    def cpu_per_sample(self) -> float | None:
+        """CPU seconds of work of all ranks per sample; None where they were not recorded."""
+        ranks = self._measured.ranks if self._measured else []
+        work = [rank.work_cpu_s for rank in ranks if rank.work_cpu_s is not None]
+        samples = sum(rank.samples for rank in ranks)
+        return sum(work) / samples if samples and len(work) == len(ranks) else None
+
+    @property
+    def cpu_per_sample_of_serial(self) -> float | None:
+        """The CPU time of a sample, relative to the serial run's.
+
+        Above 1: what the strategy computes beside a serial step, and what ranks lose to each other in
+        shared caches and memory. Cluster time contains both.
+        """
+        return quotient(self.cpu_per_sample, self.baseline.cpu_per_sample) if self.baseline else None
+
     def stages(self, replica: int = 0) -> list[RankResult]:
         """The ranks that hold a replica's blocks, in the blocks' order; none if the model is whole."""
         held = self.result.copies[replica] if self.ok and self.result.copies else []
@@ -229,7 +278,7 @@ class Row:
     @property
     def seconds(self) -> dict[str, float]:
         """Mean seconds per phase over the ranks, evaluation apart from the rest."""
-        return self._measured.seconds if self._measured else {}
+        return self._timed.seconds if self._timed else {}
 
     @property
     def communicate_s(self) -> float | None:
@@ -237,7 +286,7 @@ class Row:
 
     @property
     def exchange_share(self) -> float | None:
-        """Communication and waiting as a share of wall time."""
+        """Communication and waiting as a share of training time."""
         training = sum(value for phase, value in self.seconds.items() if phase != "evaluate")
         exchange = self.seconds.get("communicate", 0.0) + self.seconds.get("wait", 0.0)
         return exchange / training if training else None
@@ -300,17 +349,19 @@ class Row:
             return NOT_OK
         if not self.trains:
             return NO_TRAINING
-        if self.run.bottleneck_cpus is not None:
+        if self.run.node_speed is not None:
             return UNEQUAL_NODES
         if self.run.faults:
             return FAULTS
+        if not self.timed:
+            return NO_CLUSTER_TIME
         if not self.baseline:
             return NO_SERIAL
         return None if self.baseline.train_s else OTHER_EPOCHS
 
     @property
     def speedup(self) -> float | None:
-        """Serial wall time / wall time."""
+        """Time of the serial run / time of this run, on one clock."""
         return quotient(self.baseline.train_s, self.train_s) if self.baseline else None
 
     @property
@@ -334,7 +385,9 @@ class Row:
 
     @property
     def shares_cores(self) -> bool:
-        """Whether the nodes could use more cores than the machine has."""
+        """Whether the nodes could use more cores than the machine has. In cluster time each has its own."""
+        if self.clock == "cluster":
+            return False
         return shares_cores(self.run, self.result.runtime_info, self.result.cores)
 
     @property

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from orchestrator.report import formats
 from orchestrator.report.formats import ABSENT, JOIN, count
 from orchestrator.report.metrics import model_partition as partition
+from orchestrator.report.metrics.clock import wall_by_cluster
 from orchestrator.report.metrics.communication import (
     bytes_per_step,
     communicate_s,
@@ -31,8 +32,9 @@ from orchestrator.report.metrics.learning import (
 from orchestrator.report.metrics.published import PublishedLine
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.rows import SERIAL, Row
-from orchestrator.report.statistics.intervals import accuracy_interval
+from orchestrator.report.statistics.intervals import accuracy_interval, ratio_interval
 from orchestrator.report.statistics.spread import Spread, span
+from orchestrator.results.limits import counted
 
 NOT_REACHED = "not reached"
 
@@ -92,6 +94,35 @@ def _accuracy_interval(group: Group) -> Cell:
     images = {row.test_samples for row in group.ok_rows}
     interval = accuracy_interval(values, images.pop()) if len(images) == 1 and None not in images else None
     return Cell(span(*interval, formats.percent) if interval else ABSENT)
+
+
+def _cluster_s(row: Row) -> float | None:
+    return row.cluster.train_s if row.cluster else None
+
+
+def _wall_by_cluster(group: Group) -> Cell:
+    """How far the two times differ, and why they may."""
+    spread = group.over(wall_by_cluster, geometric=True)
+    if spread is None:
+        return Cell(ABSENT)
+    wall = group.first.wall
+    ranks, cores = wall.shape.ranks, wall.result.cores
+    why = f"{ranks} ranks on {counted(cores, 'core')}" if wall.shares_cores else "a core for each rank"
+    return Cell(formats.ratio(spread.mean), why)
+
+
+def _on_wall_clock(groups: Sequence[Group]) -> bool:
+    """Where cluster time is the headline, it replaces the estimate by CPU time."""
+    return any(group.first.clock == "wall" for group in groups)
+
+
+def _speedup_interval(group: Group) -> Cell:
+    """Absent if the runs of several seeds were compared with the same serial runs."""
+    compared = [row for row in group.ok_rows if row.speedup is not None]
+    own = all(row.baseline and row.baseline.same_seed for row in compared)
+    known = [row.speedup for row in compared if row.speedup is not None]
+    interval = ratio_interval(known) if own and not group.serial else None
+    return Cell(span(*interval, formats.ratio) if interval else ABSENT)
 
 
 def run_label(row: Row) -> str:
@@ -215,8 +246,15 @@ GROUPS: tuple[Column[Group], ...] = (
         "epochs", "Epochs", over_seeds(last_epoch, lambda value: f"{value:.4g}"), shown_for=_stopped_early
     ),
     Column("time_to_target", "Time to target accuracy", _time_to_target),
-    Column("wall_time", "Wall time", over_seeds(lambda row: row.train_s, formats.seconds, geometric=True)),
+    Column("cluster_time", "Cluster time", over_seeds(_cluster_s, formats.seconds, geometric=True)),
+    Column(
+        "wall_time",
+        "Wall time",
+        over_seeds(lambda row: row.wall.train_s, formats.seconds, geometric=True),
+    ),
+    Column("wall_by_cluster", "Wall / cluster time", _wall_by_cluster),
     Column("speedup", "Speedup", over_seeds(lambda row: row.speedup, formats.ratio, geometric=True)),
+    Column("speedup_interval", "Speedup, 95% interval", _speedup_interval),
     Column(
         "efficiency", "Efficiency", over_seeds(lambda row: row.efficiency, formats.percent, geometric=True)
     ),
@@ -224,6 +262,16 @@ GROUPS: tuple[Column[Group], ...] = (
         "cpu_time_speedup",
         "CPU-time speedup",
         over_seeds(lambda row: row.cpu_time_speedup, formats.ratio, geometric=True),
+        shown_for=_on_wall_clock,
+    ),
+    Column(
+        "cpu_per_sample",
+        "CPU time per sample (of serial)",
+        over_seeds(
+            lambda row: None if row.strategy == SERIAL else row.cpu_per_sample_of_serial,
+            formats.ratio,
+            geometric=True,
+        ),
     ),
     Column("accuracy", "Test accuracy", over_seeds(lambda row: row.accuracy, formats.percent)),
     Column("accuracy_interval", "Accuracy, 95% interval", _accuracy_interval),
@@ -245,7 +293,11 @@ GROUPS: tuple[Column[Group], ...] = (
     ),
     Column("communication", "Communication", over_seeds(communicate_s, formats.seconds)),
     Column("waiting", "Waiting", over_seeds(wait_s, formats.seconds)),
-    Column("exchange_per_step", "Exchange per step", over_seeds(exchange_s_per_step, formats.seconds)),
+    Column(
+        "exchange_per_step",
+        "Exchange per step",
+        over_seeds(exchange_s_per_step, formats.seconds, geometric=True),
+    ),
     Column("bytes_sent", "Sent per rank", over_seeds(lambda row: row.bytes_sent_per_rank, formats.size)),
     Column("bytes_per_step", "Sent per rank and step", over_seeds(bytes_per_step, formats.size)),
     Column("samples_per_s", "Samples/s", over_seeds(lambda row: row.samples_per_s, formats.ratio)),
@@ -271,7 +323,7 @@ CERTIFICATES: tuple[Column[Group], ...] = (
 
 MODEL_PARTITION: tuple[Column[Group], ...] = (
     *IDENTITY,
-    Column("step", "Time per step", over_seeds(partition.step_s, formats.seconds)),
+    Column("step", "Time per step", over_seeds(partition.step_s, formats.seconds, geometric=True)),
     Column("bubble", "Bubble", over_seeds(partition.bubble, formats.percent)),
     Column("bubble_formula", "Bubble by formula", over_seeds(partition.bubble_formula, formats.percent)),
     Column(
@@ -317,10 +369,15 @@ def _run_time_to_target(row: Row) -> Cell:
 # Beside the label, nodes and seed of a run, which failed and pending runs have, too.
 RUNS: tuple[Column[Row], ...] = (
     Column("time_to_target", "Time to target accuracy", _run_time_to_target),
-    Column("wall_time", "Wall time", lambda row: Cell(formats.seconds(row.train_s))),
+    Column("cluster_time", "Cluster time", lambda row: Cell(formats.seconds(_cluster_s(row)))),
+    Column("wall_time", "Wall time", lambda row: Cell(formats.seconds(row.wall.train_s))),
     Column("speedup", "Speedup", lambda row: Cell(formats.ratio(row.speedup))),
     Column("efficiency", "Efficiency", lambda row: Cell(formats.percent(row.efficiency))),
-    Column("cpu_time_speedup", "CPU-time speedup", lambda row: Cell(formats.ratio(row.cpu_time_speedup))),
+    Column(
+        "cpu_time_speedup",
+        "CPU-time speedup",
+        lambda row: Cell(formats.ratio(row.cpu_time_speedup) if row.clock == "wall" else ABSENT),
+    ),
     Column("accuracy", "Test accuracy", lambda row: Cell(formats.percent(row.accuracy))),
     Column(
         "accuracy_difference",
@@ -384,7 +441,9 @@ PUBLISHED: tuple[Column[PublishedLine], ...] = (
     Column("runs", "Runs", lambda line: Cell(line.runs), number=False),
     Column("time_published", "Time, published", _published("time_s", formats.seconds)),
     Column(
-        "time_measured", "Time, measured", _measured("time_s", lambda row: row.train_s, formats.seconds)
+        "time_measured",
+        "Time, measured",
+        _measured("time_s", lambda row: row.wall.train_s, formats.seconds),
     ),
     Column(
         "speedup_published", "Speedup, published", lambda line: Cell(formats.ratio(line.published_speedup))

@@ -12,6 +12,8 @@ from orchestrator.report.metrics.communication import (
     bytes_per_step,
     consensus_distance,
     exchange_s_per_step,
+    link_bytes_per_s,
+    link_latency_s,
 )
 from orchestrator.report.metrics.containers import metric
 from orchestrator.report.metrics.data_partition import distance_max, distance_mean
@@ -33,9 +35,19 @@ Value = str | int | float | bool | None
 
 # Phases of the trainer's clock. The training time does not include evaluation.
 PHASES = ("data", "compute", "communicate", "wait", "cpu_contention", "other", "evaluate")
+REPLAYED = ("data", "compute", "communicate", "wait", "other")  # phases of cluster time
+
+
+def _node_speed(row: Row) -> Value:
+    """The speeds of the nodes, separated by spaces; None if all are equal."""
+    run = row.run
+    return " ".join(f"{speed:g}" for speed in run.node_speeds) if run.slower_nodes else None
+
 
 # Programs read these files: add columns at the end, and do not rename them.
-RESULT_COLUMNS: dict[str, Callable[[Row], Value]] = {
+#
+# All times on the wall clock, whichever clock is the report's.
+WALL_COLUMNS: dict[str, Callable[[Row], Value]] = {
     "key": lambda row: row.key,
     "status": lambda row: row.status,
     "cause": lambda row: row.cause,
@@ -103,6 +115,10 @@ RESULT_COLUMNS: dict[str, Callable[[Row], Value]] = {
     "image": lambda row: row.result.environment.get("image"),
     "consensus_distance": consensus_distance,
     "bytes_sent_per_rank_per_step": bytes_per_step,
+    "link": lambda row: "; ".join(row.run.link.texts()) if row.run.link and row.run.has_links else None,
+    # Measured before training, over the run's transport; medians over the links.
+    "link_latency_s": link_latency_s,
+    "link_bytes_per_s": link_bytes_per_s,
     "exchange_s_per_step": exchange_s_per_step,
     # Between the labels of a node and of the whole set, 0 … 2, in epoch 1.
     "earth_movers_distance_mean": distance_mean,
@@ -122,7 +138,7 @@ RESULT_COLUMNS: dict[str, Callable[[Row], Value]] = {
     "bubble_share_formula": partition.bubble_formula,
     "split_point_bytes_per_step_max": partition.split_point_bytes_per_step,
     "augmentation": lambda row: row.workload.augmentation,
-    "bottleneck_cpus": lambda row: row.run.bottleneck_cpus,
+    "node_speed": _node_speed,
     "straggler_rank": lambda row: found.rank if (found := _straggler(row)) else None,
     "straggler_share_of_time": lambda row: found.share_of_time if (found := _straggler(row)) else None,
     "straggler_share_of_waiting": lambda row: (
@@ -152,7 +168,31 @@ RESULT_COLUMNS: dict[str, Callable[[Row], Value]] = {
     "samples_lost": lambda row: row.samples_lost,
     "order": lambda row: row.result.order,
     "log": lambda row: row.log,
+    "cpu_s_per_sample": lambda row: row.cpu_per_sample,
+    "cpu_s_per_sample_of_serial": lambda row: row.cpu_per_sample_of_serial,
 }
+
+
+# The same runs in cluster time; empty for runs without one.
+CLUSTER_COLUMNS: dict[str, Callable[[Row], Value]] = {
+    "cluster_s": lambda row: row.train_s,
+    "cluster_speedup": lambda row: row.speedup,
+    "cluster_efficiency": lambda row: row.efficiency,
+    **{f"cluster_{phase}_s": lambda row, phase=phase: row.seconds.get(phase) for phase in REPLAYED},  # type: ignore[misc]
+    "cluster_exchange_s_per_step": exchange_s_per_step,
+    "cluster_step_s": partition.step_s,
+    "cluster_bubble_share": partition.bubble,
+    "cluster_time_to_target_s": time_to_target_s,
+    "cluster_straggler_rank": lambda row: found.rank if (found := _straggler(row)) else None,
+}
+RESULT_COLUMNS = (*WALL_COLUMNS, "clock", *CLUSTER_COLUMNS)
+
+
+def _columns(row: Row) -> dict[str, Value]:
+    """A line of results.csv. clock: the one on which the report compares the runs of this workload."""
+    wall = {name: value(row.wall) for name, value in WALL_COLUMNS.items()}
+    cluster = {name: value(row.cluster) if row.cluster else None for name, value in CLUSTER_COLUMNS.items()}
+    return wall | {"clock": row.clock} | cluster
 
 
 def _straggler(row: Row) -> Straggler | None:
@@ -169,8 +209,8 @@ def results_csv(comparison: Comparison) -> str:
             why = comparison.unusable.get(key)
             lines.append({"key": key, "status": "unusable" if why else "pending", "cause": why})
         else:
-            lines.append({name: _as_csv(value(row)) for name, value in RESULT_COLUMNS.items()})
-    return _table(list(RESULT_COLUMNS), lines)
+            lines.append({name: _as_csv(value) for name, value in _columns(row).items()})
+    return _table(RESULT_COLUMNS, lines)
 
 
 EPOCH_COLUMNS = (
@@ -190,7 +230,7 @@ EPOCH_COLUMNS = (
 
 def epochs_csv(comparison: Comparison) -> str:
     """epochs.csv: one line per ok run and epoch, in the order of the sweep file."""
-    return _table(EPOCH_COLUMNS, [line for row in comparison.rows for line in _epoch_lines(row)])
+    return _table(EPOCH_COLUMNS, [line for row in comparison.rows for line in _epoch_lines(row.wall)])
 
 
 def _epoch_lines(row: Row) -> Iterator[dict[str, Value]]:

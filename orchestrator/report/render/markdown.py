@@ -63,7 +63,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         parts += filter(None, [_plain(stated_conditions(comparison.view(workload)))])
         parts += [_table(filled(GROUPS, groups), groups)]
         if is_partitioned(groups) and (partitioned := [group for group in groups if group.ok]):
-            parts += ["Model partitioning, of the rank that holds most:"]
+            parts += ["Model and memory, of the rank that holds most:"]
             parts += [_table(filled(MODEL_PARTITION, partitioned), partitioned)]
         if contained := [group for group in groups if any(map(containers, group.ok_rows))]:
             parts += [

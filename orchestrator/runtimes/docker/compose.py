@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.docker.image import IMAGE
 from orchestrator.shipped import COMPOSE
+from trainer.spec.link import Links
 from trainer.spec.run_spec import RunSpec
+from trainer.switch.control import Setup
+
+LINK = COMPOSE / "link.yml"  # the overlay with the switch
+SWITCH = ("python", "-m", "trainer.switch")
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,7 @@ class Cluster:
         scale: number of replicas of service `node`.
         environment: of the docker compose command.
         cpus: quota of each node, which applies once all ranks are ready; nodes start with all cores.
-        bottleneck_cpus: quota of the last node, if it is lower than that of the others.
+        slower_cpus: the lower quotas of nodes that are slower than the others, by node.
     """
 
     project: str
@@ -31,7 +36,7 @@ class Cluster:
     scale: int
     environment: Mapping[str, str]
     cpus: float
-    bottleneck_cpus: float | None = None
+    slower_cpus: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def topology(self) -> str:
@@ -51,17 +56,53 @@ class Cluster:
     @property
     def quota_pending(self) -> bool:
         """Whether a quota has to be applied after the start."""
-        return f"{self.cpus:g}" != self.environment["SHARDYARD_CPUS"] or self.bottleneck_cpus is not None
+        return f"{self.cpus:g}" != self.environment["SHARDYARD_CPUS"] or bool(self.slower_cpus)
 
     def limit_cpus(self, *nodes: str) -> list[tuple[str, ...]]:
-        """The commands that apply the CPU quotas. nodes: their containers; a bottleneck is the last one."""
+        """The commands that apply the CPU quotas.
+
+        Args:
+            nodes: the containers of the nodes in their order, after a launcher if there is one.
+        """
         quotas = dict.fromkeys(nodes, self.cpus)
-        if self.bottleneck_cpus is not None:
-            quotas[nodes[-1]] = self.bottleneck_cpus
+        first = len(nodes) - self._nodes
+        quotas |= {nodes[first + node]: cpus for node, cpus in self.slower_cpus.items()}
         return [
             ("update", "--cpus", f"{cpus:g}", *(node for node in nodes if quotas[node] == cpus))
             for cpus in dict.fromkeys(quotas.values())
         ]
+
+    @property
+    def _nodes(self) -> int:
+        """The number of nodes: in topology rpc, the master is one beside those of service `node`."""
+        return self.scale + (self.topology == "rpc")
+
+    @property
+    def linked(self) -> bool:
+        """Whether the nodes are connected to a switch, which enforces the links of each run."""
+        return LINK in self.files
+
+    def set_links(self, run: RunSpec, switch: str, addresses: Sequence[str]) -> tuple[str, ...]:
+        """The command that sets the links of a run.
+
+        Args:
+            run: whose links are set.
+            switch: its container.
+            addresses: of all nodes of these containers, in their order.
+        """
+        setup = Setup(
+            addresses=list(addresses),
+            nodes=run.nodes,
+            seed=run.seed,
+            timeout_s=run.timeout_s,
+            link=run.link or Links(),
+        )
+        return ("exec", switch, *SWITCH, "setup", setup.model_dump_json())
+
+    def plug(self, address: str, addresses: Sequence[str]) -> tuple[str, ...]:
+        """The command that connects the node with `address`; SHARDYARD_NODE is its container."""
+        peers = [each for each in addresses if each != address]
+        return (*self.compose, "run", "--rm", "-T", "--no-deps", "plug", "plug", address, *peers)
 
     @property
     def down(self) -> tuple[str, ...]:
@@ -89,6 +130,8 @@ def cluster(
     files = [COMPOSE / f"{spec.topology}.yml"]
     if spec.transport == "nccl":
         files.append(COMPOSE / "gpu.yml")
+    if spec.has_links:
+        files.append(LINK)
     return Cluster(
         project=_project(directory),
         files=tuple(files),
@@ -111,7 +154,7 @@ def cluster(
             "SHARDYARD_SHM_MB": str(share * spec.shm_mb),
         },
         cpus=cpus,
-        bottleneck_cpus=spec.bottleneck_cpus,
+        slower_cpus={node: spec.container_cpus(node) for node in spec.slower_nodes},
     )
 
 

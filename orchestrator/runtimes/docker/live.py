@@ -108,10 +108,11 @@ class LiveRecord:
             return "the coordinator exited before it assigned ranks; its log says why"
 
     def collect(self, paths: RunPaths) -> None:
-        """Move events, weights and usage to their final paths, and remove the rest."""
+        """Move events, weights, usage and traces to their final paths, and remove the rest."""
         events = EventReader(self.directory).new()
         write_atomic(paths.events, "".join(event.to_line() + "\n" for event in events))
-        for kept in (paths.weights, paths.usage):
+        ranks = [rank for agent in self.agents for rank in agent.ranks]
+        for kept in (paths.weights, paths.usage, *map(paths.trace, ranks)):
             with suppress(FileNotFoundError):
                 shutil.move(self.directory / kept.name, kept)
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from orchestrator.runtimes.docker.compose import Cluster
 from orchestrator.runtimes.docker.engine import Engine, command_error, is_responding
 from orchestrator.runtimes.docker.reaper import remove_project
 from trainer.cluster.rank_assignment import AgentInfo
+from trainer.spec.run_spec import RunSpec
 
 TERMINATE_S = 3  # between SIGTERM and SIGKILL; an agent gives its ranks 2 s of it
 COMPOSE_S = 60  # to stop or remove the containers
@@ -32,6 +33,7 @@ class Project:
         self._log = log
         self._codes: dict[str, int] = {}  # by ID, of containers that have exited
         self.quota_pending = cluster.quota_pending
+        self.links_pending = cluster.linked
         self._started = self.answered_at = time.monotonic()  # answered_at: last inspection that succeeded
         self.start_s = 0.0  # that compose has taken
         remove_project(engine, cluster.project)
@@ -65,10 +67,12 @@ class Project:
         return f"docker compose failed: {lines[-1][:300] if lines else f'exit code {self.up.returncode}'}"
 
     def containers(self) -> list[Container]:
-        """The containers that have started, except the one that prepares the data."""
+        """The containers that have started, except those that only prepare data or links."""
         label = {"label": f"com.docker.compose.project={self.cluster.project}"}
         found: list[Container] = self.engine.client.api.containers(all=True, filters=label)
-        return [each for each in found if service(each) != "data" and each["State"] != "created"]
+        return [
+            each for each in found if service(each) not in ("data", "plug") and each["State"] != "created"
+        ]
 
     def engine_failure(self, error: Exception) -> str | None:
         """Why the engine counts as dead after a request that failed with `error`; None if it does not."""
@@ -102,7 +106,7 @@ class Project:
         Returns:
             Why that failed. None if it did not, or if a node has ended, which the next inspection reports.
         """
-        nodes = [each for each in self.containers() if service(each) not in ("coordinator", "data")]
+        nodes = [each for each in self.containers() if service(each) not in ("coordinator", "switch")]
         nodes.sort(key=lambda each: (service(each) == "node", ordinal(each)))
         for command in self.cluster.limit_cpus(*(each["Id"] for each in nodes)):
             if error := command_error(self.engine, *command):
@@ -111,6 +115,55 @@ class Project:
                 return None if lost else f"CPU quotas were not applied: {error}"
         self.quota_pending = False
         return None
+
+    def apply_links(self, run: RunSpec) -> str | None:
+        """Set the links of a run, and connect the nodes to the switch if they are not.
+
+        Returns:
+            Why that failed. None if it did not, or if a container has ended, which the next inspection
+            reports.
+        """
+        containers = self.containers()
+        nodes = [each for each in containers if service(each) in ("node", "master")]
+        nodes.sort(key=lambda each: (service(each) == "node", ordinal(each)))
+        switches = [each for each in containers if service(each) == "switch"]
+        if not switches or any(map(has_ended, [*nodes, *switches])):
+            return None
+        addresses = [address(each) for each in nodes]
+        error = command_error(self.engine, *self.cluster.set_links(run, switches[0]["Id"], addresses))
+        if not error and self.links_pending:
+            error = self._plug(nodes, addresses)
+        if error:
+            return f"links were not applied: {error}"
+        self.links_pending = False
+        return None
+
+    def _plug(self, nodes: Sequence[Container], addresses: Sequence[str]) -> str | None:
+        """Connect all nodes to the switch at the same time. Returns why that failed, or None."""
+        plugs = [
+            subprocess.Popen(
+                self.engine.command(*self.cluster.plug(own, addresses)),
+                env={**os.environ, **self.cluster.environment, "SHARDYARD_NODE": node["Id"]},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+            for node, own in zip(nodes, addresses, strict=True)
+        ]
+        errors = []
+        deadline = time.monotonic() + COMPOSE_S
+        for plug in plugs:
+            try:
+                _, output = plug.communicate(timeout=max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                plug.kill()
+                _, output = plug.communicate()
+            if plug.returncode:
+                lines = output.strip().splitlines()
+                errors.append(lines[-1][:300] if lines else f"exit code {plug.returncode}")
+        return next(iter(errors), None)
 
     def log(self, container: Container, **options: Any) -> Iterator[bytes]:
         """Its console output so far, in chunks. options: of the SDK's `logs`."""
@@ -142,7 +195,10 @@ class Project:
             with suppress(subprocess.TimeoutExpired):
                 self.up.wait(TERMINATE_S)
             self.up.kill()
-            self.up.wait()
+            # With a limit: if Ctrl-C interrupts Popen.poll() at the wrong moment, its lock is never
+            # released, and wait() never returns.
+            with suppress(subprocess.TimeoutExpired):
+                self.up.wait(TERMINATE_S)
 
     def _compose(self, *arguments: str) -> None:
         environment = {**os.environ, **self.cluster.environment}
@@ -179,6 +235,12 @@ def service(container: Container) -> str:
 def ordinal(container: Container) -> int:
     """The container number that compose assigned, from 1."""
     return int(container["Labels"]["com.docker.compose.container-number"])
+
+
+def address(container: Container) -> str:
+    """On the run's network, which is its only one."""
+    (network,) = container["NetworkSettings"]["Networks"].values()
+    return str(network["IPAddress"])
 
 
 def has_ended(container: Container) -> bool:

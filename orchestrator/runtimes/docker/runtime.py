@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import stat
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,9 @@ from trainer.core.events import Event, signal_name
 from trainer.spec.run_spec import RunSpec
 
 POLL_S = 0.25
+MIN_CPUS = 0.01  # the least CPU quota that the engine accepts
 MIN_WARM_MB = 512  # memory of a node that can be warm
+TUN = Path("/dev/net/tun")
 MAX_WARM = 16  # warm nodes at once: each keeps about 350 MB
 
 Kind = tuple[object, ...]  # see _kind
@@ -56,7 +59,7 @@ class DockerRuntime(Runtime):
         enforces_limits=True,
         shares_cores=True,
         one_clock=True,
-        shapes_links=False,
+        shapes_links=True,
         warm=True,
         remote=False,
     )
@@ -104,8 +107,17 @@ class DockerRuntime(Runtime):
             self._image = image_id(self.engine)
         if spec.on_gpu and (found := gpus()) < spec.world_size:
             return f"transport nccl needs a GPU for every rank: {spec.world_size} needed, {found} found"
+        if spec.has_links and (missing := links_missing()):
+            return f"link: {missing}"
         if spec.cpus > self.engine.cores:
             return f"cpus: {spec.cpus:g} for a node, and the engine has {self.engine.cores}; lower cpus"
+        slowest = min(range(spec.nodes), key=spec.container_cpus)
+        quota = spec.container_cpus(slowest) * (spec.nodes if spec.topology == "single" else 1)
+        if quota < MIN_CPUS:
+            return (
+                f"cpus {spec.cpus:g} × node_speed {spec.node_speeds[slowest]:g} is a quota of {quota:g} "
+                f"for node {slowest}, and the engine enforces {MIN_CPUS:g} or more"
+            )
         return None
 
     def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
@@ -120,11 +132,29 @@ class DockerRuntime(Runtime):
                 run = self._warm_cluster(kind, run, paths)
         up = self.engine.command(*run.up)
         processes = [Process("compose", up, dict(run.environment), "compose")]
+        if run.linked:
+            processes += self._link_processes(spec, run)
         if run.quota_pending:
             nodes = [f"the container of node {number}" for number in range(spec.nodes)]
             limits = [self.engine.command(*limit) for limit in run.limit_cpus(*nodes)]
             processes += [Process("quota", limit, {}, "compose") for limit in limits]
         return LaunchPlan(spec, paths, data_dir, processes, warm)
+
+    def _link_processes(self, spec: RunSpec, run: Cluster) -> list[Process]:
+        """The commands that set and connect links, with names in place of what is known after the start."""
+        count = run.scale + (run.topology == "rpc")
+        names = [f"the address of node {number}" for number in range(count)]
+        setup = self.engine.command(*run.set_links(spec, "the container of the switch", names))
+        plugs = [
+            Process(
+                "plug",
+                self.engine.command(*run.plug(name, names)),
+                {**run.environment, "SHARDYARD_NODE": f"the container of node {number}"},
+                "compose",
+            )
+            for number, name in enumerate(names)
+        ]
+        return [Process("links", setup, {}, "compose"), *plugs]
 
     def _is_warm(self, spec: RunSpec) -> bool:
         """Whether the run takes warm containers."""
@@ -217,6 +247,14 @@ class DockerRuntime(Runtime):
         return cluster(spec, paths, data_dir, orchestrator=identity(), cores=self.cores(), image=image)
 
 
+def links_missing() -> str | None:
+    """Why links between containers cannot be enforced on this machine; None if they can."""
+    # On other systems the engine runs in a virtual machine, whose kernel has it.
+    if sys.platform != "linux" or TUN.exists():
+        return None
+    return f"links between containers need {TUN}, which this machine lacks; modprobe tun may help"
+
+
 def _killed_early(exits: Mapping[str, int]) -> str | None:
     """Which container was killed before ranks were assigned; the coordinator only misses it. None: none."""
     killed = sorted((name, code) for name, code in exits.items() if code < 0)
@@ -227,13 +265,13 @@ def _killed_early(exits: Mapping[str, int]) -> str | None:
 
 
 def _kind(spec: RunSpec, run: Cluster) -> Kind:
-    """What runs must have in common to use the same warm containers: mounts, image and limits.
+    """What runs must have in common to use the same warm containers: services, mounts, image and limits.
 
-    In topology single the limits depend on the number of nodes; and a bottleneck is the last node.
+    In topology single the limits depend on the number of nodes. Runs with unequal nodes have as many nodes.
     """
     own = {"SHARDYARD_SPEC", "SHARDYARD_RESULTS"}
     common = tuple(sorted((name, value) for name, value in run.environment.items() if name not in own))
-    return run.topology, common, spec.bottleneck_cpus and (spec.bottleneck_cpus, run.scale)
+    return run.files, common, tuple(spec.node_speed or ())
 
 
 def check_mounts(directory: Path, data_dir: Path, run: RunSpec) -> None:
@@ -256,7 +294,7 @@ class DockerRun(RunHandle):
     """The containers of one run."""
 
     def __init__(self, engine: Engine, run: Cluster, spec: RunSpec, paths: RunPaths) -> None:
-        self._engine, self._cluster, self._paths = engine, run, paths
+        self._engine, self._cluster, self._spec, self._paths = engine, run, spec, paths
         self._ranks, self._continues = spec.world_size, spec.on_loss == "continue"
         self._record = LiveRecord(paths.live)
         self._state = RunState({}, running=1)
@@ -278,7 +316,10 @@ class DockerRun(RunHandle):
         starting = self._project.starting
         self.engine_start_s = self._project.start_s
         try:
-            containers = self._project.containers()
+            found = self._project.containers()
+            containers = [
+                each for each in found if service(each) != "switch"
+            ]  # which does not end by itself
             exits = {
                 self._name(each): self._project.exit_code(each) for each in containers if has_ended(each)
             }
@@ -295,6 +336,16 @@ class DockerRun(RunHandle):
             return RunState(exits, running, _killed_early(exits) or self._record.registration_error)
         if exits.get("coordinator") and (cause := self._record.unreported(self._cluster.topology)):
             return RunState(exits, running, cause)
+        if any(service(each) == "switch" and has_ended(each) for each in found):
+            return RunState(
+                exits, running, "the switch of the run's links has ended; switch.log may say why"
+            )
+        if (
+            self._project.links_pending
+            and not starting
+            and (refusal := self._project.apply_links(self._spec))
+        ):
+            return RunState(exits, running, refusal)
         ready = self._project.quota_pending and self._record.are_ready(self._ranks)
         if ready and (refusal := self._project.apply_quotas()):
             return RunState(exits, running, refusal)

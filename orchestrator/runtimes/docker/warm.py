@@ -67,7 +67,8 @@ class WarmContainers:
                 return f"the warm container {name} is stuck: its health check fails"
         if error := self.project.start_error:
             return error
-        expected = self.cluster.scale + len(ROLES[self.cluster.topology])  # one is the coordinator
+        # One is the coordinator.
+        expected = self.cluster.scale + len(ROLES[self.cluster.topology]) + self.cluster.linked
         if not starting and len(containers) < expected:
             return "a warm container was removed"
         return None
@@ -104,7 +105,7 @@ class WarmRun(RunHandle):
             replaced: why the containers were replaced before this run.
             new: whether they were started for this run.
         """
-        self._nodes, self._paths, self._new = nodes, paths, new
+        self._nodes, self._spec, self._paths, self._new = nodes, spec, paths, new
         self._ranks = spec.world_size
         self.replaced = replaced
         live = nodes.directory / paths.directory.name
@@ -115,12 +116,21 @@ class WarmRun(RunHandle):
         self._lost = self._stopped = False
         shutil.rmtree(live, ignore_errors=True)
         live.mkdir()
+        self._link_error: str | None = None
+        # Ranks cannot know whether the links of an earlier run still apply, but whether there are any.
+        if nodes.cluster.linked and not nodes.project.links_pending:
+            self._link_error = nodes.project.apply_links(spec)
         shutil.copyfile(paths.spec, live / "spec.json")
         hand_over(nodes.directory, live.name)
 
     def wait(self, timeout_s: float) -> RunState:
         deadline = time.monotonic() + timeout_s
         while not self._ended.exists():
+            if self._nodes.project.links_pending and not self._nodes.project.starting:
+                self._link_error = self._nodes.project.apply_links(self._spec)
+            if self._link_error:
+                self._lost = True
+                return RunState({}, 0, self._link_error, nodes_lost=not self._nodes.project.links_pending)
             if time.monotonic() - self._inspected_at > INSPECT_S and (failure := self._failure()):
                 self._lost = True
                 return failure

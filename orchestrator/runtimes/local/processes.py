@@ -12,6 +12,7 @@ import psutil
 
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.launch_plan import Process, rank_name
+from orchestrator.runtimes.local.throttle import NodeLimit
 from orchestrator.shipped import python_path
 from trainer.elastic.command import torchrun
 from trainer.spec.run_spec import RunSpec
@@ -36,7 +37,7 @@ def processes(
         "SHARDYARD_OUT": str(live.resolve()),
         "PYTHONPATH": python_path(),
     }
-    if spec.bottleneck_cpus is not None:
+    if spec.node_speed is not None:
         environment["SHARDYARD_THROTTLED"] = str(live.resolve())
     if spec.checkpoints:  # separate from containers' checkpoints, whose times do not compare
         environment["SHARDYARD_CHECKPOINTS"] = str((paths.checkpoints / "local").resolve())
@@ -100,19 +101,19 @@ def _gpus_of(spec: RunSpec, node: int) -> dict[str, str]:
 
 
 def throttle(spec: RunSpec, paths: RunPaths, live: Path) -> Process | None:
-    """The throttle of the last node; None if all nodes are equal."""
-    ranks = [str(rank) for rank in range(spec.world_size) if spec.is_bottleneck(rank)]
-    if not ranks:
+    """The throttle of the slower nodes; None if all nodes are equal."""
+    if not spec.slower_nodes:
         return None
-    argv = [
-        sys.executable,
-        "-m",
-        "orchestrator.runtimes.local.throttle",
-        f"{spec.bottleneck_cpus:g}",
-        f"node-{spec.nodes}",  # numbered from 1, as by compose
-        ",".join(ranks),
-        str(live.resolve() / paths.usage.name),
+    limits = [
+        NodeLimit(
+            quota=spec.throttle_cpus(node),
+            node=f"node-{node + 1}",  # numbered from 1, as by compose
+            ranks=tuple(rank for rank in range(spec.world_size) if spec.node_of(rank) == node),
+        )
+        for node in spec.slower_nodes
     ]
+    module = "orchestrator.runtimes.local.throttle"
+    argv = [sys.executable, "-m", module, str(live.resolve() / paths.usage.name), *map(str, limits)]
     return Process(THROTTLE, argv, {"PYTHONPATH": python_path()}, "throttle")
 
 

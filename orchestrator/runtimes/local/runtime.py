@@ -199,9 +199,9 @@ class LocalRun(RunHandle):
         # The throttle runs until `stop`, so the run does not wait for it.
         ended = {*exits, THROTTLE, *(self._elastic.superfluous if self._elastic else ())}
         running = [name for name in self._processes if name not in ended]
-        error = self._damage or self._excess()
+        error = self._damage or next((reason for _, _, reason in self._excess()), None)
         if THROTTLE in exits:
-            error = error or "the throttle of the last node has ended before the run"
+            error = error or "the throttle of the slower nodes has ended before the run"
         if self._nodes and (lost := _loss(self._nodes, exits, bool(running))):
             return RunState(exits, len(running), f"the process of warm nodes {lost}", nodes_lost=True)
         # An agent whose rank is killed now would wait for a rendezvous with agents that have exited.
@@ -248,12 +248,18 @@ class LocalRun(RunHandle):
     def _new_reader(self) -> EventReader:
         return EventReader(self._live, self._limits.ranks, self._limits.event_bytes, self._limits.restarts)
 
-    def _excess(self) -> str | None:
-        """Why the weights that rank 0 has written are not kept, or None."""
-        written, most = self._live / self._paths.weights.name, self._limits.weight_bytes
-        if not written.is_file() or written.stat().st_size <= most:
-            return None
-        return f"weights: more than {most} bytes" if most else "weights: the spec does not save them"
+    def _excess(self) -> Iterator[tuple[int, Path, str]]:
+        """Files that are not kept: the rank that has written each, its path, and why."""
+        limits = self._limits
+        files = [(0, self._paths.weights.name, "weights", limits.weight_bytes)]
+        traces = ((rank, self._paths.trace(rank).name) for rank in range(limits.ranks))
+        files += ((rank, name, "trace", limits.trace_bytes) for rank, name in traces)
+        there = {entry.name for entry in os.scandir(self._live)}
+        for rank, name, what, most in files:
+            written = self._live / name
+            if name in there and written.is_file() and written.stat().st_size > most:
+                reason = f"more than {most} bytes" if most else "the spec asks for none"
+                yield rank, written, f"{what}: {reason}"
 
     def suspended(self) -> dict[int, int]:
         if THROTTLE in self._processes:  # it stops and continues the processes of its node all the time
@@ -274,11 +280,12 @@ class LocalRun(RunHandle):
 
     def collect(self, paths: RunPaths) -> None:
         events = self._new_reader().new()
-        if excess := self._excess():
-            events.append(Event(time.time(), "", 0, "", "damaged", {"line": "", "reason": excess}))
-            (self._live / paths.weights.name).unlink()
+        for rank, path, reason in [*self._excess()]:
+            events.append(Event(time.time(), "", rank, "", "damaged", {"line": "", "reason": reason}))
+            path.unlink()
         write_atomic(paths.events, "".join(event.to_line() + "\n" for event in events))
-        for path in (paths.weights, paths.usage):
+        traces = [paths.trace(rank) for rank in range(self._limits.ranks)]
+        for path in (paths.weights, paths.usage, *traces):
             if (self._live / path.name).is_file():  # a pipe would block its reader
                 (self._live / path.name).replace(path)
         shutil.rmtree(self._live, ignore_errors=True)

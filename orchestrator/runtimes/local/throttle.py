@@ -1,9 +1,9 @@
-"""The throttle: enforces a CPU quota on one node's processes, as containers do.
+"""The throttle: enforces CPU quotas on the processes of slower nodes, as containers do.
 
-    python -m orchestrator.runtimes.local.throttle QUOTA NODE RANKS USAGE_FILE
+    python -m orchestrator.runtimes.local.throttle USAGE_FILE QUOTA:NODE:RANKS...
 
-In each period of 100 ms, as in the kernel, the processes may use QUOTA × period of CPU time. Then they are
-stopped (SIGSTOP) until the period ends. Unused time is lost and overuse is deducted later, as in CFS
+In each period of 100 ms, as in the kernel, a node's processes may use QUOTA × period of CPU time. Then they
+are stopped (SIGSTOP) until the period ends. Unused time is lost and overuse is deducted later, as in CFS
 bandwidth control (Turner et al. 2010), which implements containers' quotas.
 
 It is a separate process rather than a thread, so that no rank stays stopped if the orchestrator is killed.
@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,11 +131,31 @@ class ReadyRanks:
                     yield event.rank, psutil.Process(self._pids[event.rank])
 
 
-def main(quota: float, node: str, ranks: Collection[int], usage_file: Path) -> None:
-    """Throttle the ranks until SIGTERM or until the orchestrator has ended, then write their usage."""
-    orchestrator, ready = int(os.environ["SHARDYARD_PARENT_PID"]), ReadyRanks(usage_file.parent, ranks)
-    throttle = Throttle(quota, time.monotonic())
-    missing = set(ranks)
+@dataclass(frozen=True)
+class NodeLimit:
+    """The CPU quota of one node, in cores, and the ranks of the node. As text it is an argument."""
+
+    quota: float
+    node: str
+    ranks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.quota:g}:{self.node}:{','.join(map(str, self.ranks))}"
+
+    @classmethod
+    def parse(cls, text: str) -> NodeLimit:
+        """The inverse of `str`."""
+        quota, node, ranks = text.split(":")
+        return cls(float(quota), node, tuple(int(rank) for rank in ranks.split(",")))
+
+
+def main(usage_file: Path, limits: Sequence[NodeLimit]) -> None:
+    """Throttle the nodes until SIGTERM or until the orchestrator has ended, then write their usage."""
+    orchestrator = int(os.environ["SHARDYARD_PARENT_PID"])
+    nodes = {limit: Throttle(limit.quota, time.monotonic()) for limit in limits}
+    throttles = {rank: throttle for limit, throttle in nodes.items() for rank in limit.ranks}
+    ready = ReadyRanks(usage_file.parent, throttles)
+    missing = set(throttles)
     search_at = 0.0
     try:
         while os.getppid() == orchestrator:
@@ -143,27 +163,36 @@ def main(quota: float, node: str, ranks: Collection[int], usage_file: Path) -> N
             if missing and now > search_at:
                 for rank, process in ready.new():
                     missing.discard(rank)
-                    throttle.add(Process(process))
+                    throttles[rank].add(Process(process))
                     throttle_mark(usage_file.parent, rank).touch()
                 search_at = time.monotonic() + SEARCH_S
-            throttle.step(time.monotonic())
-            pause = throttle.period_ends - time.monotonic() if throttle.stopped else TICK_S
-            time.sleep(max(pause, 0.0))
+            for throttle in nodes.values():
+                throttle.step(time.monotonic())
+            time.sleep(max(_pause(nodes.values()), 0.0))
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        throttle.release(time.monotonic())
-        usage = NodeUsage(
-            name=node,
-            ranks=[*ranks],
-            cpus=quota,
-            cpu_s=throttle.used_s,
-            throttled_s=throttle.stopped_s,
-        )
-        usage_file.write_text(usage.model_dump_json() + "\n")
+        for throttle in nodes.values():
+            throttle.release(time.monotonic())
+        usage = [
+            NodeUsage(
+                name=limit.node,
+                ranks=[*limit.ranks],
+                cpus=limit.quota,
+                cpu_s=throttle.used_s,
+                throttled_s=throttle.stopped_s,
+            )
+            for limit, throttle in nodes.items()
+        ]
+        usage_file.write_text("".join(node.model_dump_json() + "\n" for node in usage))
+
+
+def _pause(throttles: Collection[Throttle]) -> float:
+    """Seconds until the next step: a tick, or the end of the first period if all nodes are stopped."""
+    if not all(throttle.stopped for throttle in throttles):
+        return TICK_S
+    return min(throttle.period_ends for throttle in throttles) - time.monotonic()
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    arguments = sys.argv[1:]
-    numbers = [int(rank) for rank in arguments[2].split(",")]
-    main(float(arguments[0]), arguments[1], numbers, Path(arguments[3]))
+    main(Path(sys.argv[1]), [NodeLimit.parse(text) for text in sys.argv[2:]])

@@ -1,0 +1,175 @@
+"""The command `replay`: cluster time of the finished runs of a results directory."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.errors import InputError, output_error
+from orchestrator.replay.cluster import Cluster, Link
+from orchestrator.replay.run import (
+    ClusterTime,
+    NoClusterTime,
+    cluster_of,
+    cluster_time,
+    read_traces,
+    replay_traces,
+)
+from orchestrator.replay.timeline import timeline
+from orchestrator.report import formats
+from orchestrator.results.store import RunPaths, SweepPaths, read_record, read_result, write_atomic
+from trainer.spec.run_spec import RunSpec
+
+_LINK = re.compile(r"([\d.]+)(bit|kbit|mbit|gbit)/([\d.]+)(us|ms|s)")
+_BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+MAX_SPEED = 1e6
+
+
+@dataclass(frozen=True)
+class Options:
+    """The cluster as given on the command line. speeds: of the nodes; empty: those of each run."""
+
+    link: Link
+    speeds: tuple[float, ...] = ()
+
+    def cluster(self, run: RunSpec) -> Cluster:
+        """The cluster for a run. Raises InputError if speeds are missing."""
+        cluster = cluster_of(run, self.link)
+        if not self.speeds:
+            return cluster
+        if 1 < len(self.speeds) < run.nodes:
+            raise InputError(
+                f"--node-speed {','.join(f'{each:g}' for each in self.speeds)}: {len(self.speeds)} speeds, "
+                f"and {run.key} has {run.nodes} nodes; give one speed for all nodes, or one for each"
+            )
+        speeds = run.nodes * self.speeds if len(self.speeds) == 1 else self.speeds[: run.nodes]
+        return cluster.model_copy(update={"node_speed": [*speeds]})
+
+
+@dataclass(frozen=True)
+class Row:
+    """A finished run. train_s: its wall time."""
+
+    key: str
+    train_s: float | None
+    time: ClusterTime | NoClusterTime
+
+
+def parse_link(text: str) -> Link:
+    """`1000mbit/1ms` as a link. Raises InputError."""
+    found = _LINK.fullmatch(text.strip().lower())
+    try:
+        if found is None:
+            raise ValueError
+        rate, rate_unit, latency, latency_unit = found.groups()
+        return Link(
+            bytes_per_s=float(rate) * _BITS_PER_S[rate_unit] / 8,
+            latency_s=float(latency) * _SECONDS[latency_unit],
+        )
+    except ValueError:
+        raise InputError(
+            f"--link {text}: must be a bandwidth above 0 and a latency, such as 1000mbit/1ms; units are "
+            f"{', '.join(_BITS_PER_S)} and {', '.join(_SECONDS)}"
+        ) from None
+
+
+def parse_speeds(text: str) -> tuple[float, ...]:
+    """`1,1,0.5` as speeds of nodes. Raises InputError."""
+    speeds = []
+    for each in text.split(","):
+        try:
+            speed = float(each)
+        except ValueError:
+            speed = 0.0
+        if not (isfinite(speed) and 0 < speed <= MAX_SPEED):
+            raise InputError(
+                f"--node-speed {text}: {each.strip() or 'an empty speed'} is no speed; each is a number "
+                f"above 0, where 1 is the speed at which the run was recorded"
+            )
+        speeds.append(speed)
+    return tuple(speeds)
+
+
+def rows(paths: SweepPaths, options: Options, write_timeline: bool = False) -> Iterator[Row]:
+    """Replay the finished runs, in the order of the sweep.
+
+    Raises InputError for a directory without results or with unequal numbers of nodes and speeds.
+    """
+    for key in read_record(paths).keys:
+        run_paths = paths.run(key)
+        result = read_result(run_paths.result)
+        if result is None or result.status != "ok":
+            continue
+        yield Row(key, result.train_s, _replay(run_paths, result.run, options, write_timeline))
+
+
+def _replay(
+    paths: RunPaths, run: RunSpec, options: Options, write_timeline: bool
+) -> ClusterTime | NoClusterTime:
+    cluster = options.cluster(run)
+    traces = read_traces(paths.directory, run)
+    if isinstance(traces, NoClusterTime):
+        return traces
+    replay = replay_traces(traces, run, cluster, intervals=write_timeline)
+    if isinstance(replay, NoClusterTime):
+        return replay
+    if write_timeline:
+        try:
+            write_atomic(paths.timeline, json.dumps(timeline(traces, replay)) + "\n")
+        except OSError as error:
+            raise output_error(paths.directory, error, "DIRECTORY") from error
+    return cluster_time(replay, run, cluster)
+
+
+def as_json(found: Sequence[Row]) -> str:
+    """All that was computed, as a JSON array with one object per run."""
+    return json.dumps(
+        [
+            {"run": row.key, "train_s": row.train_s, "reason": row.time.reason}
+            if isinstance(row.time, NoClusterTime)
+            else {"train_s": row.train_s, **row.time.model_dump(mode="json")}
+            for row in found
+        ],
+        indent=1,
+    )
+
+
+def table(found: Sequence[Row]) -> Table:
+    """A line for each run with a cluster time. Phases are shares of cluster time, means over the ranks."""
+    shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="")
+    shown.add_column(Text("\nrun"), overflow="fold")
+    for heading in ("wall\ntime", "cluster\ntime", "\nwork", "exposed\ncomm.", "\nwaiting", "\nbubble"):
+        shown.add_column(Text(heading), justify="right", no_wrap=True)
+    for row in found:
+        if isinstance(time := row.time, ClusterTime):
+            waiting = time.mean("wait") + time.mean("idle")
+            phases = (time.mean("work"), time.mean("communicate"), waiting)
+            shown.add_row(
+                Text(row.key),
+                formats.seconds(row.train_s),
+                formats.seconds(time.cluster_s),
+                *(formats.percent(each / time.cluster_s if time.cluster_s else None) for each in phases),
+                formats.percent(time.bubble),
+            )
+    return shown
+
+
+def has_time(row: Row) -> bool:
+    """Whether the run has a cluster time."""
+    return isinstance(row.time, ClusterTime)
+
+
+def reasons(found: Sequence[Row]) -> list[str]:
+    """A sentence for each run without a cluster time."""
+    return [
+        f"{row.key}: no cluster time: {row.time.reason}"
+        for row in found
+        if isinstance(row.time, NoClusterTime)
+    ]

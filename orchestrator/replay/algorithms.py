@@ -1,0 +1,164 @@
+"""How each transport communicates: its algorithms by collective and size, and its point-to-point protocol.
+
+gloo: as in its `allreduce.cc` (ring with at least two segments per rank), `allgather.cc` (ring),
+`broadcast.cc` (binomial tree), `barrier.cc` (dissemination) and `alltoall.cc` (all messages at once). torch
+makes a reduce-scatter of an all-reduce.
+
+mpi: the fixed decisions of Open MPI 5, `coll_tuned_decision_fixed.c`, simplified to the algorithms that are
+here: a segmented ring counts as a ring, and collectives other than all-reduce have one algorithm. For fewer
+elements than ranks, Open MPI's ring is recursive doubling.
+
+rpc: as in `trainer/comm/rpc.py`: every pair exchanges directly, and a sender waits for the answers.
+
+memory: as mpi, because ranks of one process have no network of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from orchestrator.errors import InputError
+from orchestrator.replay.cluster import Choice, Cluster
+from orchestrator.replay.collectives import ALGORITHMS, Costs
+from trainer.core.registry import suggestion
+
+
+@dataclass(frozen=True)
+class Transport:
+    """How a library communicates.
+
+    Attributes:
+        choices: algorithms by collective and number of ranks: the first row with at least so many ranks.
+        eager_bytes: messages up to this size are sent at once; larger ones when the receiver has asked for
+            them. A sender of the latter waits for the receiver.
+        acknowledged: a send blocks until the receiving process has answered.
+        overhead_s: software cost of a message, at the sender and again at the receiver.
+        sleeps: a rank sleeps while it waits, so the CPU time of a collective is that of calling it. A rank
+            that polls uses its core as long as it waits, and its CPU time says nothing.
+    """
+
+    choices: dict[str, tuple[tuple[int, Sequence[Choice]], ...]]
+    eager_bytes: float
+    overhead_s: float
+    acknowledged: bool = False
+    sleeps: bool = False
+
+
+def _always(**algorithms: str) -> dict[str, tuple[tuple[int, Sequence[Choice]], ...]]:
+    return {collective: ((2, [Choice(algorithm=name)]),) for collective, name in algorithms.items()}
+
+
+def _by_size(*rules: tuple[str, int | None]) -> list[Choice]:
+    return [Choice(algorithm=name, below_bytes=below) for name, below in rules]
+
+
+_MPI = Transport(
+    choices={
+        **_always(
+            all_gather="ring",
+            reduce_scatter="ring",
+            all_to_all="pairwise",
+            gather="linear",
+            broadcast="binomial",
+            barrier="dissemination",
+            shift="direct",
+        ),
+        "all_reduce": (
+            (4, _by_size(("recursive_doubling", 8192), ("rabenseifner", None))),
+            (
+                2,
+                _by_size(
+                    ("recursive_doubling", 4096),
+                    ("ring", 8192),
+                    ("recursive_doubling", 16384),
+                    ("ring", 262144),
+                    ("rabenseifner", None),
+                ),
+            ),
+        ),
+    },
+    eager_bytes=65536,  # btl_tcp_eager_limit
+    overhead_s=5e-6,
+)
+
+TRANSPORTS: dict[str, Transport] = {
+    "gloo": Transport(
+        choices=_always(
+            all_reduce="segmented_ring",
+            all_gather="ring",
+            reduce_scatter="all_reduce",
+            all_to_all="direct",
+            gather="linear",
+            broadcast="binomial",
+            barrier="dissemination",
+            shift="direct",
+        ),
+        eager_bytes=0,
+        overhead_s=10e-6,
+        sleeps=True,
+    ),
+    "mpi": _MPI,
+    "memory": _MPI,
+    "rpc": Transport(
+        choices=_always(
+            all_reduce="direct",
+            all_gather="direct",
+            reduce_scatter="ring",
+            all_to_all="direct",
+            gather="linear",
+            broadcast="linear",
+            barrier="direct",
+            shift="direct",
+        ),
+        eager_bytes=inf,
+        overhead_s=100e-6,
+        acknowledged=True,
+        sleeps=True,
+    ),
+}
+
+
+class Network:
+    """The links of a cluster as a transport uses them."""
+
+    def __init__(self, cluster: Cluster, transport: str) -> None:
+        """Raises InputError for an unknown transport or algorithm."""
+        if transport not in TRANSPORTS:
+            raise InputError(
+                f"transport {transport} has no table of algorithms; known: {', '.join(TRANSPORTS)}"
+            )
+        self.cluster, self.transport = cluster, TRANSPORTS[transport]
+        own = cluster.overhead_s
+        self.overhead_s = self.transport.overhead_s if own is None else own
+        for collective, choices in cluster.algorithms.items():
+            known = ALGORITHMS[collective]
+            for each in choices:
+                if each.algorithm not in known:
+                    raise InputError(
+                        f"algorithms.{collective}: unknown algorithm {each.algorithm!r}"
+                        f"{suggestion(each.algorithm, known)}; known: {', '.join(known)}"
+                    )
+            if choices[-1].below_bytes is not None:
+                raise InputError(
+                    f"algorithms.{collective}: the last choice has below_bytes "
+                    f"{choices[-1].below_bytes}; it must cover every size (null)"
+                )
+
+    def algorithm(self, collective: str, size: int, nbytes: float) -> str:
+        """The name of the algorithm of a collective of `size` ranks."""
+        choices: Sequence[Choice] = self.cluster.algorithms.get(collective, ())  # type: ignore[call-overload]
+        if not choices:
+            rows = self.transport.choices[collective]
+            choices = next((row for least, row in rows if size >= least), rows[-1][1])
+        return next(
+            each.algorithm for each in choices if each.below_bytes is None or nbytes < each.below_bytes
+        )
+
+    def costs(self, collective: str, ranks: Sequence[int], nbytes: float, root: int) -> Costs:
+        """Costs of a collective between `ranks`. root: or the distance of a shift."""
+        size = len(ranks)
+        algorithm = ALGORITHMS[collective][self.algorithm(collective, size, nbytes)]
+        rounds = algorithm(size, nbytes, root) if size > 1 else []
+        return Costs.of(rounds, self.cluster.links_of(ranks), self.overhead_s, self.transport.acknowledged)

@@ -1,0 +1,112 @@
+"""The description of a cluster: speed of its nodes, its links, and how its library communicates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from trainer.core.record import Record
+
+Speed = Annotated[float, Field(gt=0, le=1e6)]
+Seconds = Annotated[float, Field(ge=0, le=1e6)]
+Node = Annotated[int, Field(ge=0, lt=2**16)]
+
+Collective = Literal[
+    "all_reduce", "all_gather", "all_to_all", "reduce_scatter", "gather", "broadcast", "barrier", "shift"
+]
+
+
+class Description(Record):
+    """A record that a person writes: numbers are finite, and no type is converted into another."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Link(Description):
+    """A link in one direction.
+
+    A message of n bytes takes `latency_s` + n / `bytes_per_s` (Hockney 1994).
+    """
+
+    latency_s: Seconds
+    bytes_per_s: Annotated[float, Field(gt=0, le=1e15)]
+
+
+class DirectedLink(Link):
+    """The link from node `source` to node `target`."""
+
+    source: Node
+    target: Node
+
+
+class Choice(Description):
+    """The algorithm of a collective for buffers of less than `below_bytes`; None: of any size."""
+
+    algorithm: str
+    below_bytes: Annotated[int, Field(ge=1)] | None = None
+
+
+class Cluster(Description):
+    """Nodes and links.
+
+    Attributes:
+        node_speed: of each node's cores; 1.0: a core of the machine that recorded the traces, alone.
+        processes_per_node: ranks of each node. Each has a core of its own.
+        link: between two nodes, unless `links` has another one for the pair.
+        links: of single directed pairs of nodes.
+        intra_node: between two ranks of a node.
+        overhead_s: software cost of a message, at the sender and again at the receiver, during which the
+            rank does nothing else (o in LogGP); None: that of the transport, see algorithms.py.
+        algorithms: choices by collective that replace those of the transport. The first one that covers
+            the size counts.
+    """
+
+    node_speed: Annotated[list[Speed], Field(min_length=1)]
+    processes_per_node: Annotated[int, Field(ge=1, le=64)] = 1
+    link: Link
+    links: list[DirectedLink] = Field(default=[])
+    intra_node: Link = Link(latency_s=5e-6, bytes_per_s=5e9)
+    overhead_s: Seconds | None = None
+    algorithms: dict[Collective, Annotated[list[Choice], Field(min_length=1)]] = Field(default={})
+
+    @model_validator(mode="after")
+    def _check_links(self) -> Self:
+        seen = set()
+        for link in self.links:
+            pair = (link.source, link.target)
+            for node in pair:
+                if node >= len(self.node_speed):
+                    raise ValueError(
+                        f"links: there is no node {node}; nodes are 0 to {len(self.node_speed) - 1}"
+                    )
+            if link.source == link.target:
+                raise ValueError(
+                    f"links: node {link.source} has no link to itself; ranks of a node use intra_node"
+                )
+            if pair in seen:
+                raise ValueError(f"links: two links from node {link.source} to node {link.target}")
+            seen.add(pair)
+        return self
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.node_speed) * self.processes_per_node
+
+    def speed_of(self, rank: int) -> float:
+        """The speed of a rank's core."""
+        return self.node_speed[rank // self.processes_per_node]
+
+    def links_of(self, ranks: Sequence[int]) -> list[list[Link]]:
+        """The link from each of the ranks to each other; `intra_node` from a rank to itself."""
+        own = {(each.source, each.target): each for each in self.links}
+        nodes = [rank // self.processes_per_node for rank in ranks]
+        return [
+            [
+                self.intra_node if source == target else own.get((source, target), self.link)
+                for target in nodes
+            ]
+            for source in nodes
+        ]

@@ -1,0 +1,258 @@
+"""Collective algorithms as rounds of messages, and what they cost between ranks that enter at any time.
+
+An algorithm is a list of rounds; a round is a list of messages. In a round each rank sends its messages,
+one after the other, then waits for those that it receives; the next round follows. The model of a message
+is LogGP's (Alexandrov et al. 1995): the sender is busy for the overhead o, its port for n/β; the first byte
+arrives a latency α later; the receiver's port is busy for n/β; then the receiver is busy for o. A rank has
+one port for sending and one for receiving. A message waits at the receiver until the receiver wants it, as
+in the kernel's socket buffers, and the network itself is never the bottleneck. With o = 0 and equal
+entries, a message costs α + n/β (Hockney 1994).
+
+Times are then linear in the algebra of max and +: rank r leaves at max over s of (entry_s + D_rs), where
+D_rs is the longest path of messages from the entry of s to the exit of r (Baccelli et al. 1992,
+"Synchronization and Linearity"). `Costs` computes D once for each kind, size and group.
+
+Sources: Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in
+MPICH"; Chan, Heimlich, Purkayastha and van de Geijn 2007, "Collective communication: theory, practice, and
+experience".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import add
+
+import numpy as np
+
+from orchestrator.replay.cluster import Link
+
+Message = tuple[int, int, float]  # sender, receiver, bytes
+Round = list[Message]
+# (ranks, bytes that each rank passes, root or distance) -> rounds
+Algorithm = Callable[[int, float, int], list[Round]]
+
+
+# All-reduce
+
+
+def ring_all_reduce(size: int, nbytes: float, _: int) -> list[Round]:
+    """Reduce-scatter, then all-gather around the ring: 2(P−1) rounds of n/P (Thakur et al. 2005)."""
+    return _ring(size, nbytes / size, 2 * (size - 1))
+
+
+def segmented_ring_all_reduce(size: int, nbytes: float, _: int) -> list[Round]:
+    """The ring in which every rank sends its part as two segments, as gloo does to overlap the sums."""
+    return [
+        [message for message in round_ for _ in range(2)]
+        for round_ in _ring(size, nbytes / size / 2, 2 * (size - 1))
+    ]
+
+
+def recursive_doubling(size: int, nbytes: float, _: int) -> list[Round]:
+    """Exchange the whole buffer over distances 1, 2, 4, …: log₂ P rounds (Thakur et al. 2005).
+
+    Each rank beyond a power of two first sends its buffer to a neighbour, and gets the sum at the end.
+    """
+    first, ranks, last = _fold(size, nbytes)
+    rounds = [_pairs(ranks, 1 << step, nbytes) for step in range(_log2(len(ranks)))]
+    return [*first, *rounds, *last]
+
+
+def rabenseifner(size: int, nbytes: float, _: int) -> list[Round]:
+    """Reduce-scatter by halving, then all-gather by doubling (Rabenseifner, in Thakur et al. 2005)."""
+    first, ranks, last = _fold(size, nbytes)
+    steps = range(_log2(len(ranks)))
+    halving = [_pairs(ranks, 1 << step, nbytes / (2 << step)) for step in steps]
+    return [*first, *halving, *reversed(halving), *last]
+
+
+def direct_all_reduce(size: int, nbytes: float, _: int) -> list[Round]:
+    """Every rank sums one slice of the buffer and sends the sum to all: two direct exchanges of n/P."""
+    return 2 * _direct(size, nbytes / size)
+
+
+# All-gather, reduce-scatter, all-to-all
+
+
+def ring_all_gather(size: int, nbytes: float, _: int) -> list[Round]:
+    """P−1 rounds around the ring, each of one rank's buffer (Thakur et al. 2005)."""
+    return _ring(size, nbytes, size - 1)
+
+
+def doubling_all_gather(size: int, nbytes: float, root: int) -> list[Round]:
+    """Distances 1, 2, 4, … with doubling messages; the ring unless P is a power of two."""
+    if size & (size - 1):
+        return ring_all_gather(size, nbytes, root)
+    ranks = [*range(size)]
+    return [_pairs(ranks, 1 << step, nbytes * (1 << step)) for step in range(_log2(size))]
+
+
+def direct_all_gather(size: int, nbytes: float, _: int) -> list[Round]:
+    """Every rank sends its buffer to all others."""
+    return _direct(size, nbytes)
+
+
+def ring_reduce_scatter(size: int, nbytes: float, _: int) -> list[Round]:
+    """P−1 rounds of n/P around the ring."""
+    return _ring(size, nbytes / size, size - 1)
+
+
+def pairwise_all_to_all(size: int, nbytes: float, _: int) -> list[Round]:
+    """P−1 rounds; in round k rank r sends a row of n/P to rank r + k (Thakur et al. 2005)."""
+    return [_shifted(size, distance, nbytes / size) for distance in range(1, size)]
+
+
+def direct_all_to_all(size: int, nbytes: float, _: int) -> list[Round]:
+    """Every rank sends its rows of n/P at once, one after the other."""
+    return _direct(size, nbytes / size)
+
+
+# Gather, broadcast, barrier, shift
+
+
+def linear_gather(size: int, nbytes: float, root: int) -> list[Round]:
+    """The root receives from the others one after the other, in the order of their ranks."""
+    return [[(rank, root, nbytes) for rank in range(size) if rank != root]]
+
+
+def binomial_broadcast(size: int, nbytes: float, root: int) -> list[Round]:
+    """⌈log₂ P⌉ rounds, in which all ranks that have the buffer send it (Chan et al. 2007)."""
+    rounds = []
+    for step in reversed(range(_log2_up(size))):
+        mask = 1 << step
+        senders = range(0, size - mask, 2 * mask)
+        rounds.append([((at + root) % size, (at + mask + root) % size, nbytes) for at in senders])
+    return rounds
+
+
+def linear_broadcast(size: int, nbytes: float, root: int) -> list[Round]:
+    """The root sends to the others one after the other, starting with the next rank."""
+    return [[(root, (root + distance) % size, nbytes) for distance in range(1, size)]]
+
+
+def dissemination(size: int, _: float, __: int) -> list[Round]:
+    """Empty messages over distances 1, 2, 4, …: ⌈log₂ P⌉ rounds (Hensgen, Finkel and Manber 1988)."""
+    return [_shifted(size, 1 << step, 0.0) for step in range(_log2_up(size))]
+
+
+def direct_barrier(size: int, _: float, __: int) -> list[Round]:
+    """Every rank sends an empty message to all others."""
+    return _direct(size, 0.0)
+
+
+def shift(size: int, nbytes: float, distance: int) -> list[Round]:
+    """Rank r sends to rank r + distance and receives from rank r − distance."""
+    return [_shifted(size, distance, nbytes)] if distance % size else []
+
+
+ALGORITHMS: dict[str, dict[str, Algorithm]] = {
+    "all_reduce": {
+        "ring": ring_all_reduce,
+        "segmented_ring": segmented_ring_all_reduce,
+        "recursive_doubling": recursive_doubling,
+        "rabenseifner": rabenseifner,
+        "direct": direct_all_reduce,
+    },
+    "all_gather": {
+        "ring": ring_all_gather,
+        "recursive_doubling": doubling_all_gather,
+        "direct": direct_all_gather,
+    },
+    "reduce_scatter": {"ring": ring_reduce_scatter, "all_reduce": segmented_ring_all_reduce},
+    "all_to_all": {"pairwise": pairwise_all_to_all, "direct": direct_all_to_all},
+    "gather": {"linear": linear_gather},
+    "broadcast": {"binomial": binomial_broadcast, "linear": linear_broadcast},
+    "barrier": {"dissemination": dissemination, "direct": direct_barrier},
+    "shift": {"direct": shift},
+}
+
+
+def _shifted(size: int, distance: int, nbytes: float) -> Round:
+    return [(rank, (rank + distance) % size, nbytes) for rank in range(size)]
+
+
+def _ring(size: int, nbytes: float, rounds: int) -> list[Round]:
+    return rounds * [_shifted(size, 1, nbytes)]
+
+
+def _direct(size: int, nbytes: float) -> list[Round]:
+    """One round in which every rank sends to all others, starting with the next one."""
+    if size == 1:
+        return []
+    return [[message for distance in range(1, size) for message in _shifted(size, distance, nbytes)]]
+
+
+def _pairs(ranks: Sequence[int], distance: int, nbytes: float) -> Round:
+    return [(rank, ranks[at ^ distance], nbytes) for at, rank in enumerate(ranks)]
+
+
+def _fold(size: int, nbytes: float) -> tuple[list[Round], list[int], list[Round]]:
+    """A first round that leaves a power of two of ranks, these ranks, and a last round to the others."""
+    extra = size - (1 << _log2(size))
+    ranks = [*range(1, 2 * extra, 2), *range(2 * extra, size)]
+    if not extra:
+        return [], ranks, []
+    first = [(rank, rank + 1, nbytes) for rank in range(0, 2 * extra, 2)]
+    return [first], ranks, [[(target, source, nbytes) for source, target, nbytes in first]]
+
+
+def _log2(size: int) -> int:
+    return size.bit_length() - 1
+
+
+def _log2_up(size: int) -> int:
+    return (size - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class Costs:
+    """D of an algorithm: seconds from the entry of each rank to the exit of each.
+
+    rows: D_rs as rows[r][s]; -inf where the exit of r does not depend on the entry of s.
+    """
+
+    rows: list[list[float]]
+
+    @classmethod
+    def of(
+        cls,
+        rounds: Sequence[Round],
+        links: Sequence[Sequence[Link]],
+        overhead_s: float,
+        acknowledged: bool = False,
+    ) -> Costs:
+        """
+        Args:
+            links: from each rank to each other.
+            acknowledged: a sender waits until its messages have arrived and their receivers have said so.
+        """
+        size = len(links)
+        # Every time is a vector: the longest path to it from the entry of each rank.
+        clock = np.full((size, size), -np.inf)
+        np.fill_diagonal(clock, 0.0)
+        receiving = np.full((size, size), -np.inf)  # when the receiving ports are free
+        for round_ in rounds:
+            sending, done = clock.copy(), clock.copy()
+            for source, target, nbytes in round_:
+                link = links[source][target]
+                transfer_s = nbytes / link.bytes_per_s
+                started = sending[source] + overhead_s
+                arrived = np.maximum(started + link.latency_s, receiving[target]) + transfer_s
+                sending[source] = started + transfer_s
+                receiving[target] = arrived
+                done[target] = np.maximum(done[target], arrived) + overhead_s
+                if acknowledged:
+                    answered = arrived + links[target][source].latency_s + overhead_s
+                    done[source] = np.maximum(done[source], answered)
+            clock = np.maximum(sending, done)
+        return cls(clock.tolist())
+
+    def exits(self, entries: Sequence[float]) -> tuple[list[float], list[int]]:
+        """The time at which each rank leaves, and the rank whose entry it follows from."""
+        exits, origins = [], []
+        for row in self.rows:
+            times = [*map(add, entries, row)]
+            exits.append(last := max(times))
+            origins.append(times.index(last))
+        return exits, origins

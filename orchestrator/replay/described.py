@@ -1,0 +1,115 @@
+"""The cluster that the runs of a sweep stand for, and their times on it.
+
+Nodes are those of a run's spec, with a core for each rank or with its quota. Links are those that the run
+requests; otherwise wires that cost nothing. Beside them a message costs what the transport's own software
+costs on this machine: the probe before each run measures it, and the fastest result of the sweep counts,
+because other load only slows a probe down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import permutations
+from math import inf
+
+from orchestrator.replay.cluster import Cluster, DirectedLink, Link
+from orchestrator.replay.run import (
+    ClusterTime,
+    NoClusterTime,
+    cluster_of,
+    read_cluster_time,
+    replay_run,
+    write_cluster_time,
+)
+from orchestrator.results.limits import rank_quota
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import RunPaths, SweepPaths, UnusableFile
+from trainer.spec.link import Path
+
+Place = tuple[str, str]  # runtime and transport
+
+
+@dataclass(frozen=True)
+class Software:
+    """What a transport's software costs: seconds of a small message, and bytes per second of large ones."""
+
+    message_s: float
+    bytes_per_s: float
+
+
+UNKNOWN = Software(message_s=50e-6, bytes_per_s=1e9)  # where no run has a probe
+
+
+def software_of(results: Iterable[RunResult]) -> dict[Place, Software]:
+    """The fastest software of each place, over the probes of all runs without shaped links."""
+    found: dict[Place, Software] = {}
+    for result in results:
+        if result.run.has_links and result.runtime_info.shapes_links:
+            continue
+        place = _place(result)
+        for link in result.links:
+            best = found.get(place, Software(inf, 0.0))
+            found[place] = Software(
+                min(best.message_s, link.latency_s), max(best.bytes_per_s, link.bytes_per_s)
+            )
+    return found
+
+
+def described(result: RunResult, software: Mapping[Place, Software]) -> Cluster:
+    """The cluster of a run."""
+    run, own = result.run, software.get(_place(result), UNKNOWN)
+    quota = rank_quota(run, result.runtime_info)
+    changes: dict[str, object] = {
+        "overhead_s": own.message_s / 2,
+        "node_speed": [quota * speed for speed in run.node_speeds],
+    }
+    link = Link(latency_s=0.0, bytes_per_s=own.bytes_per_s)
+    if run.link is not None and run.has_links:
+        if run.link.differ:
+            changes["links"] = [
+                DirectedLink(
+                    source=source, target=to, **_requested(run.link.path(source, to), link).model_dump()
+                )
+                for source, to in permutations(range(run.nodes), 2)
+            ]
+        else:
+            link = _requested(run.link.path(0, 1), link)
+    return cluster_of(run, link).model_copy(update=changes)
+
+
+def _requested(path: Path, own: Link) -> Link:
+    """A requested link. Messages are not faster than without it."""
+    bandwidth = inf if path.bandwidth_mbit is None else path.bandwidth_mbit * 1e6 / 8
+    return Link(latency_s=path.latency_ms / 1000, bytes_per_s=min(own.bytes_per_s, bandwidth))
+
+
+def cluster_times(
+    paths: SweepPaths, results: Sequence[tuple[str, RunResult]]
+) -> dict[str, ClusterTime | NoClusterTime]:
+    """The times of the ok runs on their clusters, by key.
+
+    As stored beside the results; otherwise replayed, and then stored. Raises OSError.
+    """
+    software = software_of(result for _, result in results)
+    return {
+        key: _cluster_time(paths.run(key), result, described(result, software))
+        for key, result in results
+        if result.status == "ok" and result.run.strategy.trains
+    }
+
+
+def _cluster_time(paths: RunPaths, result: RunResult, cluster: Cluster) -> ClusterTime | NoClusterTime:
+    with suppress(UnusableFile):  # it is computed again
+        stored = read_cluster_time(paths)
+        if stored and stored.cluster == cluster and stored.run == result.key:
+            return stored
+    time = replay_run(paths.directory, result.run, cluster)
+    if isinstance(time, ClusterTime):
+        write_cluster_time(paths, time)
+    return time
+
+
+def _place(result: RunResult) -> Place:
+    return result.runtime, result.run.transport

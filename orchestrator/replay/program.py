@@ -1,0 +1,134 @@
+"""The traces as programs: their groups, and the exchanges that are under way between ranks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from math import inf
+
+import numpy as np
+
+from orchestrator.replay.collectives import Costs
+from orchestrator.replay.errors import ReplayError
+from trainer.core.trace import WORK_PHASES, Kind, Trace
+
+# (kind, group, peer, bytes, cpu_s, entered_s, left_s), see trainer.core.trace.RECORD
+Entry = tuple[int, int, int, int, float, float, float]
+
+
+class Group:
+    """A communicator. ranks: its members in the run."""
+
+    __slots__ = ("costs", "count", "entered", "entries", "expected", "first", "ranks", "started", "where")
+
+    def __init__(self, ranks: tuple[int, ...]) -> None:
+        self.ranks = ranks
+        self.where = {rank: at for at, rank in enumerate(ranks)}
+        self.costs: dict[tuple[int, int, int], Costs] = {}
+        # The open blocking collective: who has entered, and when its network port was free.
+        self.count, self.first, self.expected = 0, -1, (0, 0, 0)
+        self.entered = [0.0] * len(ranks)
+        self.entries = [0.0] * len(ranks)
+        # Collectives that run beside the computation and have not started.
+        self.started: deque[Started] = deque()
+
+
+class Started:
+    """A collective beside the computation: when each rank of the group has handed it over."""
+
+    __slots__ = ("bytes", "handed")
+
+    def __init__(self, size: int, nbytes: int) -> None:
+        self.handed: list[float | None] = [None] * size
+        self.bytes = nbytes
+
+
+class Message:
+    """A message: when its sender started and its receiver asked for it, and what follows; inf: not yet."""
+
+    __slots__ = ("arrived", "asked", "bytes", "sent", "started")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.started = inf  # the sender's clock
+        self.asked = inf  # the receiver's
+        self.sent = inf
+        self.arrived = inf
+
+
+class Channel:
+    """Messages of a group from one rank to another, in order."""
+
+    __slots__ = ("messages", "receives", "sends")
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.sends = self.receives = 0
+
+    def message(self, index: int) -> Message:
+        while len(self.messages) <= index:
+            self.messages.append(Message())
+        return self.messages[index]
+
+
+COLLECTIVES = {
+    int(kind): kind.name.lower()
+    for kind in (
+        Kind.ALL_REDUCE,
+        Kind.ALL_GATHER,
+        Kind.ALL_TO_ALL,
+        Kind.REDUCE_SCATTER,
+        Kind.GATHER,
+        Kind.BROADCAST,
+        Kind.BARRIER,
+        Kind.SHIFT,
+    )
+}
+NAMES = {int(kind): kind.name.lower() for kind in Kind}
+_WITH_PEER = (
+    Kind.GATHER,
+    Kind.BROADCAST,
+    Kind.SEND,
+    Kind.SEND_WAIT,
+    Kind.RECEIVE,
+    Kind.REQUEST,
+    Kind.TAKE,
+    Kind.RESPOND,
+)
+
+
+def join_groups(traces: Sequence[Trace]) -> list[list[Group]]:
+    """The groups of each rank: the same object for all members of a communicator.
+
+    Raises ReplayError for a group, a peer, a root or a phase that does not exist.
+    """
+    known: dict[tuple[tuple[int, ...], int], Group] = {}
+    joined = []
+    for rank, trace in enumerate(traces):
+        own, seen = [], dict[tuple[int, ...], int]()
+        for listed in trace.header.groups:
+            ranks = tuple(listed)
+            if rank not in ranks or len({*ranks}) < len(ranks) or max(ranks) >= len(traces):
+                raise ReplayError(
+                    f"rank {rank}: its trace has a group {listed}, of a run of {len(traces)} ranks"
+                )
+            number = seen[ranks] = seen.get(ranks, -1) + 1  # a communicator may be split twice alike
+            own.append(known.setdefault((ranks, number), Group(ranks)))
+        joined.append(own)
+    for rank, trace in enumerate(traces):
+        _check_peers(rank, trace.records, joined[rank])
+    return joined
+
+
+def _check_peers(rank: int, records: np.ndarray, groups: Sequence[Group]) -> None:
+    """Raise ReplayError for a phase, a peer or a root that does not exist."""
+    kinds, peers = records["kind"], records["peer"]
+    sizes = np.array([len(group.ranks) for group in groups])[records["group"]]
+    limits = np.where(kinds == Kind.WORK, len(WORK_PHASES), sizes)
+    checked = np.isin(kinds, (Kind.WORK, *_WITH_PEER))
+    wrong = np.flatnonzero(checked & ((peers < 0) | (peers >= limits)))
+    if len(wrong):
+        at = int(wrong[0])
+        name, peer = NAMES[int(kinds[at])], int(peers[at])
+        what = f"phase {peer} of {limits[at]}" if kinds[at] == Kind.WORK else f"peer {peer} of {limits[at]}"
+        raise ReplayError(f"rank {rank}, record {at} ({name}): there is no {what}")

@@ -1,0 +1,217 @@
+"""Cluster time of a run: reads its traces, checks that they belong to it, and replays them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict, ValidationError
+
+from orchestrator.errors import InputError
+from orchestrator.replay.cluster import Cluster, Link
+from orchestrator.replay.errors import ReplayError
+from orchestrator.replay.outcome import Replay
+from orchestrator.replay.simulate import simulate
+from orchestrator.results.store import RunPaths, UnusableFile, write_atomic
+from trainer.core.record import Amount, Count, Record, Share, Text, first_error
+from trainer.core.trace import WORK_PHASES, Trace, TraceError, read_trace, trace_path
+from trainer.spec.run_spec import RunSpec
+from trainer.spec.traces import untraced_reason
+
+VERSION: Literal[1] = 1  # of the model: changes when the same traces would give another time
+
+
+class _Strict(Record):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class RankTime(_Strict):
+    """One rank's seconds of cluster time. All but `overlapped_s` add up to the run's cluster time.
+
+    Attributes:
+        work_s: by phase: `data`, `compute`, `other`.
+        communicate_s: exposed communication, beside which the rank did nothing.
+        wait_s_by_rank: waiting, by the rank whose late entry or work ended it.
+        idle_s: after its last record, until the slowest rank has ended.
+        overlapped_s: communication beside work.
+    """
+
+    work_s: dict[Text, Amount]
+    communicate_s: Amount
+    wait_s_by_rank: list[Amount]
+    idle_s: Amount
+    overlapped_s: Amount
+
+    @property
+    def wait_s(self) -> float:
+        return sum(self.wait_s_by_rank)
+
+
+class ClusterTime(_Strict):
+    """What a cluster takes for a run, replayed from its traces.
+
+    Attributes:
+        version: of the replay's model.
+        run: key of the run.
+        cluster: the description for which it was computed.
+        cluster_s: time of the slowest rank, from the moment all ranks are ready to its last record.
+        epoch_ends_s: when the last rank has ended each epoch, without evaluation.
+        bubble: share of the ranks' time that is waiting or idle, 0 … 1; None for strategies without stages.
+        records: how many records were replayed.
+    """
+
+    version: Literal[1] = VERSION
+    run: Text
+    cluster: Cluster
+    cluster_s: Amount
+    epoch_ends_s: list[Amount]
+    ranks: list[RankTime]
+    bubble: Share | None
+    records: Count
+
+    def mean(self, phase: Literal["work", "communicate", "wait", "idle", "overlapped"]) -> float:
+        """Mean seconds of a phase over the ranks."""
+        seconds = {
+            "work": (sum(rank.work_s.values()) for rank in self.ranks),
+            "communicate": (rank.communicate_s for rank in self.ranks),
+            "wait": (rank.wait_s for rank in self.ranks),
+            "idle": (rank.idle_s for rank in self.ranks),
+            "overlapped": (rank.overlapped_s for rank in self.ranks),
+        }
+        return sum(seconds[phase]) / len(self.ranks)
+
+
+@dataclass(frozen=True)
+class NoClusterTime:
+    """Why a run has no cluster time, as a clause."""
+
+    reason: str
+
+
+def cluster_of(run: RunSpec, link: Link) -> Cluster:
+    """The nodes that a run's spec describes, with the same link between all of them."""
+    return Cluster(node_speed=run.node_speeds, processes_per_node=run.processes_per_node, link=link)
+
+
+def replay_run(directory: Path, run: RunSpec, cluster: Cluster) -> ClusterTime | NoClusterTime:
+    """Replay the traces in a run's directory on a cluster.
+
+    Raises InputError if the cluster does not have the run's nodes and ranks, or an algorithm is unknown.
+    """
+    traces = read_traces(directory, run)
+    if isinstance(traces, NoClusterTime):
+        return traces
+    replay = replay_traces(traces, run, cluster)
+    return replay if isinstance(replay, NoClusterTime) else cluster_time(replay, run, cluster)
+
+
+def read_traces(directory: Path, run: RunSpec) -> list[Trace] | NoClusterTime:
+    """The traces of all ranks of the run, or why they cannot be replayed."""
+    if reason := untraced_reason(run):
+        return NoClusterTime(reason)
+    paths = [trace_path(directory, rank) for rank in range(run.world_size)]
+    if not any(path.exists() for path in paths):
+        return NoClusterTime("the run recorded no traces")
+    traces = []
+    for rank, path in enumerate(paths):
+        try:
+            trace = read_trace(path)
+        except TraceError as error:
+            return NoClusterTime(str(error))
+        if reason := _foreign(trace, run, rank):
+            return NoClusterTime(f"{path}: {reason}")
+        traces.append(trace)
+    return traces
+
+
+def replay_traces(
+    traces: Sequence[Trace], run: RunSpec, cluster: Cluster, intervals: bool = False
+) -> Replay | NoClusterTime:
+    """As `simulate`, with the parameters of the run. Raises InputError."""
+    nodes, ranks = len(cluster.node_speed), cluster.processes_per_node
+    if (nodes, ranks) != (run.nodes, run.processes_per_node):
+        raise InputError(
+            f"the cluster has {nodes} nodes with {ranks} ranks each; {run.key} needs {run.nodes} with "
+            f"{run.processes_per_node}"
+        )
+    try:
+        return simulate(traces, cluster, _max_staleness(run), intervals)
+    except ReplayError as error:
+        return NoClusterTime(f"its traces do not fit together: {error}")
+
+
+def cluster_time(replay: Replay, run: RunSpec, cluster: Cluster) -> ClusterTime:
+    """The record of a replay."""
+    end_s = replay.cluster_s
+    ranks = [
+        RankTime(
+            work_s=dict(zip(WORK_PHASES, rank.work_s, strict=True)),
+            communicate_s=max(rank.communicate_s, 0.0),
+            wait_s_by_rank=rank.wait_s,
+            idle_s=end_s - rank.end_s,
+            overlapped_s=rank.overlapped_s,
+        )
+        for rank in replay.ranks
+    ]
+    epochs = sorted({epoch for rank in replay.ranks for epoch in rank.epoch_ends_s})
+    ends = [
+        max(rank.epoch_ends_s[epoch] for rank in replay.ranks if epoch in rank.epoch_ends_s)
+        for epoch in epochs
+    ]
+    bubble = None
+    if run.strategy.bubble(run.world_size) is not None and end_s > 0:
+        bubble = min(1.0, sum(rank.wait_s + rank.idle_s for rank in ranks) / (len(ranks) * end_s))
+    return ClusterTime(
+        run=run.key,
+        cluster=cluster,
+        cluster_s=end_s,
+        epoch_ends_s=ends,
+        ranks=ranks,
+        bubble=bubble,
+        records=replay.records,
+    )
+
+
+def write_cluster_time(paths: RunPaths, time: ClusterTime) -> None:
+    """Store the record beside the run's result. Raises OSError."""
+    write_atomic(paths.cluster_time, time.model_dump_json(indent=1) + "\n")
+
+
+def read_cluster_time(paths: RunPaths) -> ClusterTime | None:
+    """The stored record; None if there is none, or it is of another version. Raises UnusableFile."""
+    path = paths.cluster_time
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UnusableFile(path, f"cannot be read ({error.strerror})") from error
+    try:
+        return ClusterTime.model_validate_json(content)
+    except ValidationError as error:
+        if error.errors()[0]["loc"] == ("version",):
+            return None
+        raise UnusableFile(path, f"is damaged: {first_error(error)}") from error
+
+
+def _foreign(trace: Trace, run: RunSpec, rank: int) -> str:
+    """Why a trace is not that of a rank of the run; empty if it is."""
+    header = trace.header
+    for what, found, expected in (
+        ("run", header.run, run.key),
+        ("rank", header.rank, rank),
+        ("number of ranks", header.size, run.world_size),
+        ("transport", header.transport, run.transport),
+    ):
+        if found != expected:
+            return f"has {what} {found}, not {expected}"
+    return "" if header.complete else f"ends before the end of training, after {header.count:,} records"
+
+
+def _max_staleness(run: RunSpec) -> int | None:
+    if run.name_of("strategy") != "async_parameter_server":
+        return None
+    bound: int | None = run.strategy.max_staleness  # type: ignore[attr-defined]
+    return bound

@@ -1,0 +1,59 @@
+"""Findings about cluster time: what it stands for, its error, and the runs that have none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.replay.run import NoClusterTime
+from orchestrator.report.findings.base import Finding, evidence
+from orchestrator.report.findings.claims import Claims
+from orchestrator.report.formats import count, first_few, percent
+from orchestrator.report.metrics.clock import MAX_ERROR, clock_error
+from orchestrator.report.model.comparison import Comparison, WorkloadView
+from orchestrator.report.model.rows import Row
+
+
+def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """The error of the cluster times of this workload, from its runs whose ranks had a core each."""
+    if view.clock != "cluster":
+        return
+    rows = [row for group in view.groups for row in group.ok_rows]
+    error = clock_error(rows)
+    meaning = (
+        "Nodes of this machine share cores, so times are cluster times, replayed from the traces of the "
+        "runs: what training takes if every rank has a core of its own, and messages cost what they cost "
+        "between two ranks here, or on the links that the run requests"
+    )
+    if error is None:
+        yield Finding(
+            "cluster_time_uncalibrated",
+            f"{meaning}. Their error is unknown: no run had several ranks with a core each all the time.",
+            evidence(view.groups),
+        )
+        return
+    off = error.worst > MAX_ERROR
+    yield Finding(
+        "cluster_time_uncalibrated" if off else "cluster_time",
+        f"{meaning}. In {count(len(error.rows), 'run')} with a core for each rank, they differ from wall "
+        f"time by {percent(error.median)} in the median and {percent(error.worst)} at most.",
+        error.rows,
+        {"median_error": error.median, "worst_error": error.worst},
+    )
+
+
+def no_cluster_time(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+    """The runs whose times cannot be compared with those of their workload, by reason."""
+    lacking: dict[str, list[Row]] = {}
+    for row in comparison.rows:
+        if row.ok and not row.timed:
+            time = comparison.clusters.get(row.key)
+            reason = time.reason if isinstance(time, NoClusterTime) else "it recorded no traces"
+            lacking.setdefault(reason, []).append(row)
+    for reason, rows in lacking.items():
+        names = [*dict.fromkeys(f"{row.strategy_label} on {row.shape.label}" for row in rows)]
+        yield Finding(
+            "no_cluster_time",
+            f"Without cluster time, and so in no comparison of times: {first_few(names)} ({reason}).",
+            tuple(rows),
+            {"configurations": names, "reason": reason},
+        )

@@ -1,0 +1,165 @@
+"""The clock and what is built on it: what recording a trace costs, and the error of cluster time.
+
+Overhead of recording: ranks train as in a local run, and take turns from epoch to epoch: no trace, `steps`,
+`full`. All ranks change at the same time, so other load on the machine affects all three. CPU time says
+more than wall time where ranks share cores with each other or with other processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from orchestrator.results.store import write_atomic
+from tests.bench.clock_error import error
+from tests.bench.ranks import measured_by_ranks
+from trainer.core.events import EventWriter
+from trainer.core.trace import Kind
+from trainer.core.tracer import Tracer
+from trainer.launch.environment import read_context
+from trainer.launch.ranks import connect
+from trainer.spec.registries import STRATEGIES
+from trainer.spec.run_spec import RunSpec
+from trainer.spec.traces import untraced_reason
+from trainer.training.session import Session
+from trainer.training.task import Task
+
+MODES = ("none", "steps", "full")
+TURNS = 30
+PATIENCE_S = 300
+MAX_RECORDS = 10**6
+# Steps of about a millisecond: the shorter the step, the larger the share of its records.
+RUN: dict[str, Any] = {
+    "dataset": {"name": "synthetic", "samples": 1280, "test_samples": 32},
+    "model": {"name": "mlp", "hidden": [64]},
+    "batch_size": 32,
+    "lr": 0.01,
+    "timeout_s": PATIENCE_S,
+}
+Turns = dict[str, list[list[float]]]  # (wall, CPU) seconds of a step and its records, by mode and turn
+
+
+def main() -> None:
+    recording()
+    error()
+
+
+def recording() -> None:
+    """Print what recording costs, for each strategy that is traced."""
+    print(f"overhead of recording: mlp, batches of {RUN['batch_size']}, {TURNS} turns of an epoch per mode")
+    print(f"  a record takes {1e6 * seconds_per_record():.2f} µs of CPU time in a loop")
+    print("  rank 0's step without a trace, and ratios of medians (quartiles of the turns' ratios)")
+    for name in STRATEGIES.entries:
+        run = _run(name)
+        if reason := untraced_reason(run):
+            print(f"  {name:24} not traced: {reason}")
+            continue
+        found = measured(run)
+        print(f"  {name:24} {run.transport:6} {run.world_size} ranks  {_row(found)}")
+
+
+def seconds_per_record() -> float:
+    """CPU seconds of a record, where exchanges and work alternate; the best of several loops."""
+    found = []
+    for _ in range(5):
+        seconds = {"data": 0.0, "compute": 0.0, "other": 0.0}
+        tracer = Tracer(seconds, 0.0, "steps", range(2), MAX_RECORDS)
+        began = time.thread_time()
+        for _ in range(50_000):
+            seconds["compute"] += 0.001
+            tracer.exchange(Kind.ALL_REDUCE, 0, 1.0, 2.0, 4096)
+        found.append((time.thread_time() - began) / tracer.count)
+    return min(found)
+
+
+def _run(name: str) -> RunSpec:
+    strategy = STRATEGIES.load(name)
+    # The ranks are processes of their own, as they are in containers.
+    transport = next((each for each in strategy.transports if each in ("gloo", "rpc")), "memory")
+    ranks, epochs = 1 if name == "serial" else max(2, strategy.min_nodes), len(MODES) * (TURNS + 1)
+    fields = {"strategy": name, "transport": transport, "nodes": ranks, "epochs": epochs}
+    return RunSpec.model_validate({**RUN, **fields})
+
+
+def measured(run: RunSpec) -> Turns:
+    """What rank 0 has measured. Ranks start as in a local run."""
+    turns: Turns = measured_by_ranks(run, __name__, PATIENCE_S)
+    return turns
+
+
+def _row(turns: Turns) -> str:
+    """A step in milliseconds, and the ratios of wall and CPU time."""
+    wall = [1e3 * each[0] for each in turns["none"]]
+    cells = [f"{statistics.median(wall):6.2f} ms"]
+    for mode in MODES[1:]:
+        for index, what in enumerate(("wall", "CPU")):
+            one, other = ([each[index] for each in turns[name]] for name in (mode, "none"))
+            low, _, high = statistics.quantiles([a / b for a, b in zip(one, other, strict=True)], n=4)
+            ratio = statistics.median(one) / statistics.median(other)
+            cells.append(f"{mode} {what} {ratio:5.3f} ({low:.3f} … {high:.3f})")
+    records = max(each[2] for each in turns["steps"]), max(each[2] for each in turns["full"])
+    cells.append(f"records per step {records[0]:.1f}, {records[1]:.1f}")
+    return "  ".join(cells)
+
+
+def rank_main() -> None:
+    """Main function of each rank's process."""
+    run = RunSpec.model_validate_json(Path(os.environ["SHARDYARD_SPEC"]).read_text())
+    torch.set_num_threads(1)
+    context = read_context(run, os.environ)
+    with open(os.devnull, "w") as nowhere:
+        events = EventWriter(run.key, context.rank, None, nowhere)
+        comm = connect(context, threads=1)
+        session = TakesTurns(context, Task(run, context.data_dir), events, comm)
+        run.strategy.train(session)
+        session.clock.stop()
+        if context.rank == 0 and context.out_dir:
+            write_atomic(context.out_dir / "turns.json", json.dumps(session.turns))
+        del session
+        comm.close()
+
+
+class TakesTurns(Session):
+    """A session whose epochs take turns in what they record."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.turns: Turns = {mode: [] for mode in MODES}
+        self._tracers: Mapping[str, Tracer | None] = {}
+
+    def _start_trace(self, complete: bool) -> None:
+        def tracer(mode: Any) -> Tracer:
+            clock = self.clock
+            return Tracer(clock.cpu_seconds, clock.booked_until, mode, range(self.size), MAX_RECORDS)
+
+        self._tracers = {"none": None, "steps": tracer("steps"), "full": tracer("full")}
+
+    def epochs(self, **options: Any) -> Iterator[int]:
+        for number, epoch in enumerate(super().epochs(**options)):
+            turn, index = divmod(number, len(MODES))
+            mode = MODES[(index + turn) % len(MODES)]  # another one is first in each turn
+            self.clock.tracer = tracer = self._tracers[mode]
+            if tracer:
+                tracer.skip_work()
+            before, records, steps = self.clock.lap(), _length(tracer), self.steps_taken
+            yield epoch
+            after = self.clock.lap()
+            taken = self.steps_taken - steps
+            if turn:  # the first one warms up
+                gained = [b - a for a, b in zip(before, after, strict=True)]
+                self.turns[mode].append([each / taken for each in (*gained, _length(tracer) - records)])
+
+
+def _length(tracer: Tracer | None) -> int:
+    return tracer.count if tracer else 0
+
+
+if __name__ == "__main__":
+    rank_main()

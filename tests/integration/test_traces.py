@@ -1,0 +1,108 @@
+"""Traces of local runs: one run of each kind of exchange; every rank's file is there and lawful."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.results.records import RunResult
+from tests.support.runs import execute
+from tests.unit.trace_laws import assert_lawful, assert_matching
+from trainer.core.trace import Kind, Trace, read_trace, trace_path
+from trainer.spec.run_spec import RunSpec
+
+SMALL: dict[str, Any] = {
+    "dataset": {"name": "synthetic", "samples": 240, "test_samples": 64, "noise": 1.0},
+    "epochs": 2,
+    "nodes": 3,
+    "timeout_s": 120,
+}
+WIDE = {"name": "mlp", "hidden": [512, 512, 128]}  # several buckets
+SPLIT = {"split_points": ["conv2", "flatten"]}
+# The strategies and transports that the unit tests cannot run, and the kinds of records of their own.
+RUNS: dict[str, tuple[dict[str, Any], set[Kind]]] = {
+    "serial": ({"strategy": "serial", "nodes": 1}, set()),
+    "all_reduce": ({"strategy": "all_reduce", "transport": "rpc"}, {Kind.ALL_REDUCE}),
+    # It starts from rank 0's weights, and ends with the average.
+    "gossip": (
+        {"strategy": "gossip", "transport": "mpi"},
+        {Kind.SHIFT, Kind.BROADCAST, Kind.ALL_REDUCE},
+    ),
+    "pipeline": (
+        {"strategy": {"name": "pipeline", **SPLIT}, "transport": "mpi"},
+        {Kind.SEND, Kind.SEND_WAIT, Kind.RECEIVE},
+    ),
+    "ddp": (
+        {"strategy": "ddp", "nodes": 2, "model": WIDE},
+        {Kind.START_ALL_REDUCE, Kind.WAIT_STARTED},
+    ),
+    "ddp_power_sgd": (
+        {"strategy": {"name": "ddp", "compression": "power_sgd"}, "nodes": 2},
+        {Kind.START_ALL_REDUCE, Kind.WAIT_STARTED},
+    ),
+    "zero1": ({"strategy": "zero1"}, {Kind.START_ALL_REDUCE, Kind.WAIT_STARTED, Kind.BROADCAST}),
+    "fsdp": ({"strategy": "fsdp"}, {Kind.ALL_GATHER, Kind.REDUCE_SCATTER}),
+    "pipeline_torch_gpipe": (
+        {"strategy": {"name": "pipeline_torch", "schedule": "gpipe", **SPLIT}},
+        {Kind.SEND, Kind.SEND_WAIT, Kind.RECEIVE},
+    ),
+    "pipeline_torch_1f1b": (
+        {"strategy": {"name": "pipeline_torch", "schedule": "1f1b", **SPLIT}},
+        {Kind.SEND, Kind.SEND_WAIT, Kind.RECEIVE},
+    ),
+    "async_parameter_server": (
+        {"strategy": {"name": "async_parameter_server", "max_staleness": 1}},
+        {Kind.REQUEST, Kind.TAKE, Kind.RESPOND},
+    ),
+    "rpc_split": (  # the second stage has no parameters
+        {"strategy": {"name": "rpc_split", "split_points": ["pool1", "conv2"]}, "nodes": 4},
+        {Kind.SEND, Kind.RECEIVE},
+    ),
+}
+MARKS = {Kind.WORK, Kind.EPOCH, Kind.STEP}
+# CPU time of the backward pass after the last bucket is work in a trace, and communication in a result.
+REDUCES_BESIDE = ("ddp", "ddp_power_sgd", "zero1")
+
+
+def traced(directory: Path, **fields: Any) -> tuple[RunResult, list[Trace]]:
+    """A local run and the traces of its ranks."""
+    run = RunSpec.model_validate({**SMALL, **fields})
+    result = execute(run, directory)
+    assert (result.status, result.cause) == ("ok", None)
+    paths = [trace_path(directory / run.key, rank) for rank in range(run.world_size)]
+    return result, [read_trace(path) for path in paths if path.exists()]
+
+
+@pytest.mark.parametrize("mode", ["steps", "full"])
+@pytest.mark.parametrize("name", RUNS)
+def test_every_rank_of_a_local_run_leaves_a_lawful_trace(tmp_path: Path, name: str, mode: str) -> None:
+    fields, kinds = RUNS[name]
+    result, traces = traced(tmp_path, trace=mode, **fields)
+    assert len(traces) == len(result.ranks)
+    found: set[Kind] = set()
+    for trace, rank in zip(traces, result.ranks, strict=True):
+        assert rank.work_cpu_s is not None
+        uncounted_s = rank.seconds["communicate"] if name in REDUCES_BESIDE else 0.0
+        assert_lawful(trace, rank.bytes_sent, rank.work_cpu_s, uncounted_s)
+        assert (trace.records["kind"] == Kind.STEP).sum() == rank.steps
+        found |= {Kind(kind) for kind in trace.records["kind"].tolist()}
+    assert found - {Kind.BARRIER} == MARKS | kinds
+    assert_matching(traces)
+
+
+def test_started_all_reduces_are_handed_over_within_the_backward_pass(tmp_path: Path) -> None:
+    _, traces = traced(tmp_path, **RUNS["ddp"][0])
+    for trace in traces:
+        kinds = trace.records["kind"].tolist()
+        # The second step: DDP has rebuilt its buckets.
+        first, second = [at for at, kind in enumerate(kinds) if kind == Kind.STEP][:2]
+        buckets = [Kind.WORK, Kind.START_ALL_REDUCE] * kinds[first:second].count(Kind.START_ALL_REDUCE)
+        assert len(buckets) > 2
+        assert kinds[first + 1 : second] == [*buckets, Kind.WAIT_STARTED, Kind.WORK]
+
+
+def test_a_run_in_shared_memory_leaves_no_trace(tmp_path: Path) -> None:
+    _, traces = traced(tmp_path, strategy="hogwild", nodes=2)
+    assert traces == []

@@ -1,0 +1,131 @@
+"""`orchestrator sweep --runtime docker` with links: what nodes get of them, and what the switch may do."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import read_result
+from tests.smoke.confinement import (
+    assert_coordinator_confined,
+    assert_linked_node_confined,
+    assert_switch_confined,
+)
+from tests.support.command_line import run_cli, start_sweep
+from tests.support.containers import leftovers
+from tests.support.processes import wait_until
+from tests.support.runs import event_files
+from trainer.spec.link import Links
+
+LABEL = "shardyard.orchestrator"
+MS, MBIT = 1e-3, 1e6 / 8
+SLOW, FAR = {"bandwidth_mbit": 10}, {"bandwidth_mbit": 100, "latency_ms": 10}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """After every test, no container, network or volume of an orchestrator is left."""
+    before = {*leftovers(LABEL)}
+    yield
+    wait_until(lambda: {*leftovers(LABEL)} <= before, timeout_s=60)
+
+
+def sweep_file(directory: Path, *links: Any, **fields: Any) -> Path:
+    file = directory / "links.yml"
+    base = {"strategy": "all_reduce", "transport": "gloo", "nodes": 2, "epochs": 1, **fields}
+    blocks = [{"axes": {"link": [*links]}}]
+    file.write_text(json.dumps({"name": "links", "base": base, "blocks": blocks}))
+    return file
+
+
+def results(out: Path) -> list[RunResult]:
+    return [row for row in map(read_result, out.glob("*/result.json")) if row]
+
+
+def assert_as_requested(row: RunResult) -> None:
+    """Within what a busy machine adds: it delays single packets, which shows in short measurements."""
+    assert row.run.link is not None
+    assert row.links
+    for measured in row.links:
+        wanted = row.run.link.path(measured.source, measured.to)
+        assert wanted.latency_ms * MS <= measured.latency_s < wanted.latency_ms * MS + 20 * MS
+        if wanted.bandwidth_mbit:
+            share = measured.bytes_per_s / (wanted.bandwidth_mbit * MBIT)
+            # On distant links TCP begins slowly, and Open MPI waits for answers between parts of a message.
+            assert (0.05 if wanted.latency_ms else 0.5) < share < 1.1
+
+
+def test_each_run_of_warm_containers_has_its_own_links(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    far_from_1 = {"default": {"bandwidth_mbit": 100}, "pairs": {"1>0": {"latency_ms": 10}}}
+    done = run_cli(
+        "sweep",
+        sweep_file(tmp_path, SLOW, FAR, far_from_1, None),
+        "--out",
+        out,
+        "--runtime",
+        "docker",
+        timeout_s=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {str(row.run.link and row.run.link.canonical): row for row in results(out)}
+    linked = [row for row in rows.values() if row.run.link]
+    assert [row.status for row in rows.values()] == ["ok"] * 4
+    assert all(row.warm and row.runtime_info.shapes_links and not row.nodes_replaced for row in linked)
+    assert_as_requested(rows[str(Links.of(SLOW).canonical)])
+    assert_as_requested(rows[str(Links.of(FAR).canonical)])
+    one_way = [link.latency_s for link in rows[str(Links.of(far_from_1).canonical)].links]
+    assert all(5 * MS <= latency < 25 * MS for latency in one_way), "half of a round trip of 10 ms"
+    assert all(link.latency_s < 5 * MS for link in rows["None"].links)
+
+
+@pytest.mark.parametrize(
+    ("transport", "strategy"), [("mpi", "all_reduce"), ("rpc", "async_parameter_server")]
+)
+def test_links_of_other_topologies(tmp_path: Path, transport: str, strategy: str) -> None:
+    out = tmp_path / "out"
+    file = sweep_file(
+        tmp_path, {"bandwidth_mbit": 50, "latency_ms": 10}, strategy=strategy, transport=transport
+    )
+    done = run_cli("sweep", file, "--out", out, "--runtime", "docker", "--cold", timeout_s=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = results(out)
+    assert not row.warm
+    assert_as_requested(row)
+
+
+def test_confinement_and_the_end_of_a_switch(tmp_path: Path) -> None:
+    """A run that loses its switch is repeated on new nodes; then Ctrl-C ends the sweep."""
+    out, others = tmp_path / "out", containers().keys()
+    file = sweep_file(tmp_path, FAR, strategy={"name": "fault_injection", "work_s": 300}, timeout_s=300)
+    process = start_sweep(file, out, "--runtime", "docker")
+    try:
+        wait_until(lambda: len(event_files(out)) == 2)
+        checks = {"node": assert_linked_node_confined, "switch": assert_switch_confined}
+        checks["coordinator"] = assert_coordinator_confined
+        running = {name: service for name, service in containers().items() if name not in others}
+        assert set(running.values()) == checks.keys(), "plugs have ended"
+        for name, service in running.items():
+            assert checks[service](name) >= 25
+        (switch,) = [name for name, service in running.items() if service == "switch"]
+        subprocess.run(["docker", "kill", switch], check=True, capture_output=True)
+        wait_until(lambda: switch not in containers())
+        wait_until(lambda: "switch" in containers().values(), timeout_s=60)
+    finally:
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+
+
+def containers() -> dict[str, str]:
+    """The running containers of orchestrators and their services."""
+    show = ["--filter", f"label={LABEL}", "--format", '{{.ID}} {{.Label "com.docker.compose.service"}}']
+    listed = subprocess.run(["docker", "ps", *show], capture_output=True, text=True, check=True)
+    return dict(line.split() for line in listed.stdout.splitlines())

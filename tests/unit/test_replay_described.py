@@ -1,0 +1,76 @@
+"""The cluster that a run stands for: its nodes, its links, and the software that the probes measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.replay.cluster import Cluster
+from orchestrator.replay.described import UNKNOWN, Software, described, software_of
+from orchestrator.results.records import LinkResult, RunResult
+from tests.unit.report_support import a_run
+
+GLOO = Software(message_s=100e-6, bytes_per_s=2e9)
+
+
+def cluster(nodes: int = 3, runtime: str = "local", strategy: str = "ddp", **fields: Any) -> Cluster:
+    """Of a run over gloo; serial has the transport memory."""
+    result = a_run(strategy, nodes=nodes, runtime=runtime, **fields)
+    return described(result, {("local", "gloo"): GLOO, ("docker", "gloo"): GLOO})
+
+
+def probed(*links: tuple[float, float], runtime: str = "local", **fields: Any) -> RunResult:
+    """A run with the results of its probe: latencies and bandwidths."""
+    measured = [
+        LinkResult(source=0, to=1, latency_s=latency_s, bytes_per_s=bytes_per_s)
+        for latency_s, bytes_per_s in links
+    ]
+    run = a_run("ddp", nodes=2, runtime=runtime, **fields)
+    return run.model_copy(update={"links": measured})
+
+
+def test_without_links_a_message_costs_its_software() -> None:
+    found = cluster()
+    assert (found.link.latency_s, found.link.bytes_per_s) == (0.0, GLOO.bytes_per_s)
+    assert found.overhead_s == pytest.approx(GLOO.message_s / 2)  # at the sender and at the receiver
+    unknown = cluster(nodes=1, strategy="serial", link={"latency_ms": 5})
+    assert (unknown.link.latency_s, unknown.link.bytes_per_s) == (0.0, UNKNOWN.bytes_per_s)
+
+
+def test_equal_links() -> None:
+    found = cluster(link={"bandwidth_mbit": 80, "latency_ms": 5})
+    assert found.links == []
+    assert (found.link.bytes_per_s, found.link.latency_s) == (10e6, 0.005)
+    assert cluster(link={"latency_ms": 5}).link.bytes_per_s == GLOO.bytes_per_s
+
+
+def test_links_that_differ() -> None:
+    found = cluster(link={"default": {"bandwidth_mbit": 80}, "pairs": {"1>0": {"latency_ms": 9}}})
+    assert len(found.links) == 6
+    table = found.links_of(range(3))
+    assert table[1][0].latency_s == 0.009
+    assert table[0][1].latency_s == 0.0
+    assert {link.bytes_per_s for row in table for link in row if link != found.intra_node} == {10e6}
+
+
+def test_quotas_slow_nodes_down_where_they_are_enforced() -> None:
+    assert cluster(cpus=0.5, runtime="docker").node_speed == [0.5] * 3
+    assert cluster(cpus=0.5, runtime="local").node_speed == [1.0] * 3
+    assert cluster(cpus=4, runtime="docker").node_speed == [1.0] * 3
+    slower = cluster(cpus=0.5, runtime="docker", node_speed=[1, 1, 0.5])
+    assert slower.node_speed == [0.5, 0.5, 0.25]
+    assert cluster(cpus=1, runtime="docker", processes_per_node=2).node_speed == [0.5] * 3
+
+
+def test_the_fastest_probe_of_a_transport_counts() -> None:
+    """Other load makes probes slower, and never faster."""
+    found = software_of([probed((3e-4, 1e9), (1e-4, 5e8)), probed((9e-4, 2e9), seed=1)])
+    assert found == {("local", "gloo"): Software(1e-4, 2e9)}
+
+
+def test_shaped_links_say_nothing_about_the_software() -> None:
+    link = {"bandwidth_mbit": 10}
+    assert software_of([probed((0.1, 1e6), runtime="docker", link=link)]) == {}
+    # Local nodes have no shaped links.
+    assert software_of([probed((1e-4, 1e9), link=link)]) == {("local", "gloo"): Software(1e-4, 1e9)}

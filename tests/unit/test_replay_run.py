@@ -1,0 +1,395 @@
+"""Cluster time of a run: reading traces, checks, records, timelines and the command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from orchestrator import cli
+from orchestrator.commands import replay as command
+from orchestrator.errors import InputError
+from orchestrator.replay.cluster import Choice, Cluster, DirectedLink, Link
+from orchestrator.replay.run import (
+    ClusterTime,
+    NoClusterTime,
+    cluster_of,
+    read_cluster_time,
+    replay_run,
+    replay_traces,
+    write_cluster_time,
+)
+from orchestrator.replay.timeline import CLUSTER, MOST_INTERVALS, WALL, timeline
+from orchestrator.results.store import RunPaths, SweepPaths, UnusableFile, write_atomic
+from tests.support.traces import TraceBuilder, builders, traces
+from tests.unit.report_support import a_run
+from trainer.core.trace import Kind, encode_trace, trace_path
+from trainer.spec.run_spec import RunSpec
+
+LINK = Link(latency_s=0.001, bytes_per_s=1e6)
+
+
+def spec_of(strategy: Any = "all_reduce", nodes: int = 2, **fields: Any) -> RunSpec:
+    return RunSpec.model_validate(
+        {"strategy": strategy, "transport": "gloo", "nodes": nodes, "epochs": 2, **fields}
+    )
+
+
+def a_cluster(run: RunSpec, **fields: Any) -> Cluster:
+    return cluster_of(run, LINK).model_copy(update=fields)
+
+
+def recorded(run: RunSpec) -> list[TraceBuilder]:
+    """Two epochs of one step; rank r computes for r + 1 s."""
+    ranks = builders(run.world_size, run.transport, run=run.key)
+    for rank, trace in enumerate(ranks):
+        for epoch in (1, 2):
+            trace.add(Kind.EPOCH, peer=epoch).work(rank + 1.0).add(Kind.ALL_REDUCE, 1000).add(Kind.STEP)
+    return ranks
+
+
+def save(directory: Path, ranks: list[TraceBuilder], **header: Any) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for rank, trace in enumerate(ranks):
+        trace_path(directory, rank).write_bytes(encode_trace(trace.trace(**header)))
+
+
+# Cluster descriptions
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"node_speed": []}, "node_speed"),
+        ({"node_speed": [1.0, 0.0]}, "node_speed.1"),
+        ({"node_speed": [float("nan")]}, "node_speed.0"),
+        ({"node_speed": ["1"]}, "node_speed.0"),
+        ({"link": {"latency_s": 0.0, "bytes_per_s": 0.0}}, "link.bytes_per_s"),
+        ({"link": {"latency_s": -1.0, "bytes_per_s": 1.0}}, "link.latency_s"),
+        ({"speed": 1.0}, "speed"),
+        ({"links": [(0, 7)]}, "there is no node 7; nodes are 0 to 1"),
+        ({"links": [(1, 1)]}, "node 1 has no link to itself"),
+        ({"links": [(0, 1), (0, 1)]}, "two links from node 0 to node 1"),
+        ({"algorithms": {"all_reduces": [{"algorithm": "ring"}]}}, "algorithms.all_reduces"),
+    ],
+)
+def test_a_wrong_description_names_the_field(fields: dict[str, Any], message: str) -> None:
+    pairs = fields.pop("links", [])
+    links = [DirectedLink(source=a, target=b, latency_s=0.0, bytes_per_s=1.0) for a, b in pairs]
+    with pytest.raises(ValidationError) as caught:
+        Cluster.model_validate({"node_speed": [1.0, 1.0], "link": LINK, "links": links, **fields})
+    error = caught.value.errors()[0]
+    assert message in ".".join(map(str, error["loc"])) + error["msg"]
+
+
+def test_an_unknown_algorithm_lists_the_known_ones(tmp_path: Path) -> None:
+    run = spec_of()
+    save(tmp_path, recorded(run))
+    cluster = a_cluster(run, algorithms={"all_reduce": [Choice(algorithm="rings")]})
+    with pytest.raises(InputError, match=r"algorithms.all_reduce.*'rings'.*did you mean 'ring'.*known: "):
+        replay_run(tmp_path, run, cluster)
+
+
+def test_choices_must_cover_every_size(tmp_path: Path) -> None:
+    run = spec_of()
+    save(tmp_path, recorded(run))
+    some = {"all_reduce": [Choice(algorithm="ring", below_bytes=10)]}
+    with pytest.raises(InputError, match="below_bytes 10"):
+        replay_run(tmp_path, run, a_cluster(run, algorithms=some))
+
+
+# Runs
+
+
+def test_a_run_is_replayed_from_its_directory(tmp_path: Path) -> None:
+    run = spec_of()
+    save(tmp_path, recorded(run))
+    time = replay_run(tmp_path, run, a_cluster(run, overhead_s=0.0))
+    assert isinstance(time, ClusterTime)
+    ring = 2 * (0.001 + 0.0005)
+    assert time.cluster_s == pytest.approx(2 * (2 + ring))
+    assert time.epoch_ends_s == pytest.approx([2 + ring, 2 * (2 + ring)])
+    # Rank 0 leaves the first all-reduce a latency before rank 1, whose last message is on its way.
+    assert time.ranks[0].wait_s_by_rank == pytest.approx([0.0, 2.001])
+    assert time.mean("work") == pytest.approx(3.0)
+    assert (time.run, time.bubble, time.records) == (run.key, None, 16)
+    for rank in time.ranks:
+        parts = sum(rank.work_s.values()) + rank.communicate_s + rank.wait_s + rank.idle_s
+        assert parts == pytest.approx(time.cluster_s)
+
+
+def test_the_record_is_read_back(tmp_path: Path) -> None:
+    run, paths = spec_of(), RunPaths(tmp_path)
+    save(tmp_path, recorded(run))
+    assert read_cluster_time(paths) is None
+    time = replay_run(tmp_path, run, a_cluster(run))
+    assert isinstance(time, ClusterTime)
+    write_cluster_time(paths, time)
+    assert read_cluster_time(paths) == time
+    content = paths.cluster_time.read_text()
+    paths.cluster_time.write_text(content.replace('"version": 1', '"version": 0'))
+    assert read_cluster_time(paths) is None
+    paths.cluster_time.write_text(content[:-20])
+    with pytest.raises(UnusableFile):
+        read_cluster_time(paths)
+
+
+def test_a_pipeline_has_a_bubble(tmp_path: Path) -> None:
+    run = spec_of({"name": "pipeline", "micro_batches": 2})
+    ranks = builders(2, "gloo", run=run.key)
+    for trace in ranks:
+        trace.add(Kind.EPOCH, peer=1)
+    for _ in range(2):
+        ranks[0].work(1.0).add(Kind.SEND, 4, 1)
+        ranks[1].add(Kind.RECEIVE, 4, 0).work(1.0)
+    save(tmp_path, ranks)
+    fast = Cluster(node_speed=[1.0] * 2, link=Link(latency_s=0.0, bytes_per_s=1e15), overhead_s=0.0)
+    time = replay_run(tmp_path, run, fast)
+    assert isinstance(time, ClusterTime)
+    assert time.bubble == pytest.approx(1 / 3)
+
+
+def reason_of(directory: Path, run: RunSpec) -> str:
+    found = replay_run(directory, run, a_cluster(run))
+    assert isinstance(found, NoClusterTime)
+    return found.reason
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({"run": "another"}, "has run another, not "),
+        ({"rank": 1}, "has rank 1, not 0"),
+        ({"size": 3}, "has number of ranks 3, not 2"),
+        ({"transport": "mpi"}, "has transport mpi, not gloo"),
+        ({"complete": False}, "ends before the end of training, after 8 records"),
+    ],
+)
+def test_a_trace_that_does_not_belong_to_the_run_is_named(
+    tmp_path: Path, header: dict[str, Any], message: str
+) -> None:
+    run = spec_of()
+    save(tmp_path, recorded(run), **header)
+    reason = reason_of(tmp_path, run)
+    assert message in reason
+    assert "trace-0.bin" in reason
+
+
+def test_missing_and_damaged_traces_are_named(tmp_path: Path) -> None:
+    run = spec_of()
+    assert reason_of(tmp_path, run) == "the run recorded no traces"
+    save(tmp_path, recorded(run))
+    trace_path(tmp_path, 0).write_bytes(b"no trace")
+    assert "trace-0.bin" in reason_of(tmp_path, run)
+    trace_path(tmp_path, 0).unlink()
+    assert "trace-0.bin" in reason_of(tmp_path, run)
+
+
+def test_traces_that_do_not_fit_together_are_a_reason(tmp_path: Path) -> None:
+    run = spec_of()
+    ranks = recorded(run)
+    ranks[1].add(Kind.BARRIER)
+    save(tmp_path, ranks)
+    assert "rank 1, record 8 (barrier)" in reason_of(tmp_path, run)
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (spec_of("hogwild", transport="memory"), "share memory"),
+        (spec_of(threads=2), "several threads"),
+        (spec_of("ddp", transport="nccl"), "GPU"),
+        (spec_of(trace="none"), "trace is none"),
+    ],
+)
+def test_runs_whose_work_a_trace_cannot_show(tmp_path: Path, run: RunSpec, message: str) -> None:
+    assert message in reason_of(tmp_path, run)
+
+
+def test_the_cluster_must_have_the_nodes_of_the_run(tmp_path: Path) -> None:
+    run = spec_of()
+    save(tmp_path, recorded(run))
+    with pytest.raises(InputError, match=r"3 nodes with 1 ranks each; .* needs 2 with 1"):
+        replay_run(tmp_path, run, Cluster(node_speed=[1.0] * 3, link=LINK))
+
+
+# Timelines
+
+
+def timeline_of(run: RunSpec, ranks: list[TraceBuilder]) -> dict[str, Any]:
+    found = traces(ranks)
+    replay = replay_traces(found, run, a_cluster(run), intervals=True)
+    assert not isinstance(replay, NoClusterTime)
+    shown: dict[str, Any] = json.loads(json.dumps(timeline(found, replay)))
+    return shown
+
+
+def assert_chrome_trace(shown: dict[str, Any]) -> None:
+    """Check against the Trace Event Format: fields and types; events of a thread do not overlap."""
+    assert set(shown) == {"traceEvents", "displayTimeUnit", "otherData"}
+    assert shown["displayTimeUnit"] in ("ms", "ns")
+    until: dict[tuple[int, int], float] = {}
+    named = set()
+    for event in shown["traceEvents"]:
+        assert isinstance(event["name"], str)
+        track = (event["pid"], event["tid"])
+        assert all(isinstance(number, int) for number in track)
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "thread_name")
+            assert isinstance(event["args"]["name"], str)
+            named.add(track)
+            continue
+        assert event["ph"] == "X"
+        assert set(event) <= {"name", "cat", "ph", "ts", "dur", "pid", "tid", "args"}
+        assert event["cat"] in ("work", "communicate", "wait")
+        assert event["dur"] > 0
+        assert event["ts"] >= until.get(track, 0.0) - 1e-3
+        until[track] = event["ts"] + event["dur"]
+        assert track in named
+
+
+def test_a_timeline_has_a_track_per_clock_and_rank() -> None:
+    run = spec_of()
+    shown = timeline_of(run, recorded(run))
+    assert_chrome_trace(shown)
+    tracks = {(each["pid"], each["tid"]) for each in shown["traceEvents"] if each["ph"] == "X"}
+    assert tracks == {(clock, rank) for clock in (WALL, CLUSTER) for rank in (0, 1)}
+    waits = [each for each in shown["traceEvents"] if each.get("cat") == "wait"]
+    assert {(each["tid"], each["name"]) for each in waits} == {(0, "wait for rank 1")}
+    assert sum(each["dur"] for each in waits) == pytest.approx(2e6, rel=1e-3)
+    assert shown["otherData"]["intervals_left_out"] == 0
+
+
+def test_a_long_timeline_shows_its_start_and_its_end() -> None:
+    run = spec_of("serial", nodes=1, transport="memory")
+    rank = TraceBuilder(0, 1, "memory", run=run.key)
+    for _ in range(MOST_INTERVALS + 100):
+        rank.work(0.001)
+    shown = timeline_of(run, [rank])
+    assert_chrome_trace(shown)
+    for clock in (WALL, CLUSTER):
+        events = [each for each in shown["traceEvents"] if each["ph"] == "X" and each["pid"] == clock]
+        assert len(events) == MOST_INTERVALS
+        assert events[0]["ts"] == 0
+        assert events[-1]["ts"] + events[-1]["dur"] == pytest.approx(1000.0 * (MOST_INTERVALS + 100))
+    assert shown["otherData"]["intervals_left_out"] == 200
+
+
+# The command
+
+
+def results_directory(tmp_path: Path) -> SweepPaths:
+    """A run with traces and one without."""
+    paths = SweepPaths(tmp_path)
+    found = [a_run("all_reduce", nodes=2, transport="gloo"), a_run("serial")]
+    for result in found:
+        write_atomic(paths.run(result.key).result, result.model_dump_json())
+    run = found[0].run
+    save(paths.run(run.key).directory, recorded(run))
+    record = {
+        "name": "few",
+        "description": "",
+        "source": "",
+        "overrides": [],
+        "keys": [result.key for result in found],
+        "environment": {},
+    }
+    write_atomic(paths.record, json.dumps(record))
+    return paths
+
+
+def output_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str, str]:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["orchestrator", "replay", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    captured = capsys.readouterr()
+    return int(caught.value.code or 0), captured.out, captured.err
+
+
+def test_the_command_prints_a_table_of_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = results_directory(tmp_path)
+    code, out, _ = output_of(monkeypatch, capsys, str(tmp_path), "--timeline")
+    assert code == 0
+    lines = out.splitlines()
+    assert "cluster" in lines[0]
+    assert max(map(len, lines[:-1])) <= 80
+    [line] = [line for line in lines if line.startswith("all_reduce-gloo")]
+    # Wall time, cluster time, then shares: work of 2 and 4 s, waiting of one rank for 2 s.
+    assert line.split()[1:] == ["8.00", "s", "4.00", "s", "75.0%", "0.0%", "25.0%", "–"]
+    assert lines[-1].startswith("serial-")
+    assert "recorded no traces" in lines[-1]
+    [run] = [path for path in tmp_path.iterdir() if path.name.startswith("all_reduce")]
+    assert_chrome_trace(json.loads(paths.run(run.name).timeline.read_text()))
+
+
+def test_the_command_prints_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results_directory(tmp_path)
+    code, out, _ = output_of(
+        monkeypatch, capsys, str(tmp_path), "--json", "--link", "10gbit/0us", "--node-speed", "1,0.5"
+    )
+    assert code == 0
+    replayed, missing = json.loads(out)
+    assert replayed["cluster"]["node_speed"] == [1.0, 0.5]
+    assert replayed["cluster"]["link"] == {"latency_s": 0.0, "bytes_per_s": 1.25e9}
+    assert 8 < replayed["cluster_s"] < 8.01
+    assert missing["reason"] == "the run recorded no traces"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--link", "fast"], "--link fast"),
+        (["--link", "0mbit/1ms"], "--link 0mbit/1ms"),
+        (["--link", "1.2.3mbit/1ms"], "--link 1.2.3mbit/1ms"),
+        (["--node-speed", "1,0"], "--node-speed 1,0"),
+        (["--node-speed", "nan"], "--node-speed nan"),
+        (["--node-speed", ""], "--node-speed"),
+        (["--node-speed", "1,1,1"], None),  # more than the run needs
+    ],
+)
+def test_bad_input_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: str | None,
+) -> None:
+    results_directory(tmp_path)
+    code, _, err = output_of(monkeypatch, capsys, str(tmp_path), *arguments)
+    if words is None:
+        assert code == 0
+        return
+    assert code == 2
+    assert err.startswith(f"error: {words}")
+    assert err.count("\n") == 1
+
+
+def test_too_few_speeds_name_the_run(tmp_path: Path) -> None:
+    run = spec_of(nodes=4)
+    with pytest.raises(InputError, match=rf"--node-speed 1,0.5: 2 speeds, and {run.key} has 4 nodes"):
+        command.Options(LINK, (1.0, 0.5)).cluster(run)
+
+
+def test_nodes_are_as_slow_as_those_of_the_run() -> None:
+    run = spec_of(node_speed=[1.0, 0.25])
+    assert command.Options(LINK).cluster(run).node_speed == [1.0, 0.25]
+    assert command.Options(LINK, (0.5,)).cluster(run).node_speed == [0.5, 0.5]
+
+
+def test_a_directory_without_results_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = output_of(monkeypatch, capsys, str(tmp_path))
+    assert code == 2
+    assert "no sweep.json" in err

@@ -1,0 +1,166 @@
+"""The two clocks of a report: which one is compared, and what shows their error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.replay.run import ClusterTime
+from orchestrator.report.metrics.clock import clock_error, wall_by_cluster
+from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.render.columns import GROUPS
+from orchestrator.results.records import RunResult
+from tests.unit.report_support import (
+    a_comparison,
+    a_run,
+    around,
+    cells,
+    csv_lines,
+    finding_of,
+    findings_of,
+    in_cluster_time,
+    repeated,
+    row_of,
+)
+
+# Two cores: 2 ranks have one each, 4 ranks share them. In cluster time 4 nodes are four times as fast.
+SERIAL = repeated("serial", around(8.0), cores=2)
+ON_TWO = repeated("all_reduce", around(4.4), nodes=2, cores=2)
+ON_FOUR = repeated("all_reduce", around(6.0), nodes=4, cores=2)
+HOGWILD = repeated("hogwild", around(5.0), nodes=4, cores=2)
+
+
+def times(runs: list[RunResult], cluster_s: float, **fields: float) -> list[ClusterTime]:
+    return [
+        in_cluster_time(run, value, **fields) for run, value in zip(runs, around(cluster_s), strict=True)
+    ]
+
+
+CLUSTERS = [
+    *times(SERIAL, 8.0),
+    *times(ON_TWO, 4.0, communicate_s=0.4),
+    *times(ON_FOUR, 2.0, communicate_s=0.2, wait_s=0.3),
+]
+
+
+@pytest.fixture(scope="module")
+def comparison() -> Comparison:
+    return a_comparison(*SERIAL, *ON_TWO, *ON_FOUR, *HOGWILD, clusters=CLUSTERS)
+
+
+def test_a_workload_whose_nodes_share_cores_is_compared_in_cluster_time(comparison: Comparison) -> None:
+    (view,) = map(comparison.view, comparison.workloads)
+    assert view.clock == "cluster"
+    row = next(row for row in comparison.rows if row.strategy == "all_reduce" and row.shape.nodes == 4)
+    assert row.train_s == pytest.approx(1.998)
+    assert row.speedup == pytest.approx(7.998 / 1.998)
+    assert row.wall.train_s == pytest.approx(5.998)
+    assert row.wall.speedup == pytest.approx(7.998 / 5.998)
+    assert row.exchange_share == pytest.approx(0.5 / 1.998)
+    assert not row.shares_cores
+    assert row.wall.shares_cores
+
+
+def test_findings_use_the_times_that_are_compared(comparison: Comparison) -> None:
+    fastest = finding_of(comparison, "fastest")
+    assert fastest.data["train_s"] == pytest.approx(2.0, rel=1e-3)
+    assert fastest.data["speedup"] == pytest.approx(4.0, rel=1e-3)
+    assert findings_of(comparison, "shared_cores") == []
+    more = finding_of(comparison, "more_nodes")
+    assert more.data["steps"] == ["less"]
+
+
+def test_a_run_without_cluster_time_is_in_no_comparison_of_times(comparison: Comparison) -> None:
+    hogwild = row_of(comparison, "hogwild")
+    assert (hogwild.train_s, hogwild.speedup, hogwild.seconds) == (None, None, {})
+    assert hogwild.wall.train_s == pytest.approx(4.998)
+    assert hogwild.no_speedup
+    named = finding_of(comparison, "no_cluster_time").data["configurations"]
+    assert len(named) == 1
+    assert "hogwild" in named[0]
+    compared = finding_of(comparison, "fastest").data["compared"]
+    assert not any("hogwild" in key for each in compared for key in (*each["left"], *(each["right"] or ())))
+
+
+def test_tables_show_both_times_and_why_they_differ(comparison: Comparison) -> None:
+    shown = {line["strategy"] + line["nodes"]: line for line in cells(GROUPS, comparison.groups)}
+    two, four = (shown[f"all_reduce · mpi | random_partition{nodes}"] for nodes in (2, 4))
+    assert (four["cluster_time"].split(" |")[0], four["wall_time"].split(" |")[0]) == ("2.00 s", "6.00 s")
+    assert four["wall_by_cluster"] == "3.00 | 4 ranks on 2 cores"
+    assert two["wall_by_cluster"] == "1.10 | a core for each rank"
+    assert "cpu_time_speedup" not in four
+
+
+def test_csv_has_wall_and_cluster_times(comparison: Comparison) -> None:
+    line = next(each for each in csv_lines(comparison) if each["ranks"] == "4")
+    assert line["clock"] == "cluster"
+    assert float(line["train_s"]) == pytest.approx(5.998)
+    assert float(line["cluster_s"]) == pytest.approx(1.998)
+    assert float(line["speedup"]) == pytest.approx(7.998 / 5.998)
+    assert float(line["cluster_speedup"]) == pytest.approx(7.998 / 1.998)
+    assert float(line["cluster_wait_s"]) == pytest.approx(0.3)
+
+
+def test_the_error_comes_from_runs_with_a_core_for_each_rank(comparison: Comparison) -> None:
+    error = clock_error(comparison.rows)
+    assert error is not None
+    assert {row.shape.nodes for row in error.rows} == {2}
+    assert error.median == pytest.approx(0.4 / 4.4, rel=1e-2)
+    data = finding_of(comparison, "cluster_time").data
+    assert (data["median_error"], data["worst_error"]) == (error.median, error.worst)
+    assert wall_by_cluster(row_of(comparison, "serial")) == pytest.approx(1.0)
+
+
+def contended(run: RunResult) -> RunResult:
+    ranks = [
+        rank.model_copy(update={"seconds": {**rank.seconds, "cpu_contention": 1.0}}) for rank in run.ranks
+    ]
+    return run.model_copy(update={"ranks": ranks})
+
+
+@pytest.mark.parametrize(
+    ("calibrating", "cluster_s"),
+    [
+        ([], 4.0),
+        ([contended(run) for run in ON_TWO], 4.0),  # beside another load
+        (ON_TWO, 3.0),  # off by more than 15 %
+    ],
+)
+def test_cluster_times_without_a_small_known_error_are_flagged(
+    calibrating: list[RunResult], cluster_s: float
+) -> None:
+    clusters = [*times(SERIAL, 8.0), *times(ON_TWO, cluster_s), *times(ON_FOUR, 2.0)]
+    found = a_comparison(*SERIAL, *calibrating, *ON_FOUR, clusters=clusters)
+    assert finding_of(found, "cluster_time_uncalibrated").caution
+    assert findings_of(found, "cluster_time") == []
+
+
+@pytest.mark.parametrize(
+    ("runs", "clusters"),
+    [
+        ([*SERIAL, *ON_TWO], CLUSTERS),  # no cores are shared
+        ([*SERIAL, *ON_FOUR], []),  # no cluster times
+        ([*SERIAL, *ON_FOUR], times(ON_FOUR, 2.0)),  # the serial runs have none
+    ],
+)
+def test_other_workloads_are_compared_in_wall_time(
+    runs: list[RunResult], clusters: list[ClusterTime]
+) -> None:
+    found = a_comparison(*runs, clusters=clusters)
+    assert {row.clock for row in found.rows} == {"wall"}
+    assert finding_of(found, "fastest").data["train_s"] > 4.0
+
+
+def test_the_time_to_a_target_is_on_the_same_clock() -> None:
+    fields: dict[str, Any] = {"target_accuracy": 0.75, "cores": 2}
+    serial, four = a_run("serial", **fields), a_run("all_reduce", nodes=4, **fields)
+    reached = [
+        run.model_copy(
+            update={"epochs": [p.model_copy(update={"target_reached": p.epoch == 2}) for p in run.epochs]}
+        )
+        for run in (serial, four)
+    ]
+    clusters = [in_cluster_time(run, 3.0) for run in reached]
+    first = finding_of(a_comparison(*reached, clusters=clusters), "target_first")
+    assert [*first.data["time_to_target_s"].values()] == pytest.approx([3.0, 3.0])

@@ -1,0 +1,94 @@
+"""What holds for the trace of every rank, whatever its strategy and transport."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from trainer.core.trace import Kind, Trace
+
+# Work that a trace has and the result books as communication, see docs/traces.md.
+POINT_TO_POINT = {Kind.SEND: Kind.RECEIVE, Kind.REQUEST: Kind.TAKE}
+
+
+def cpu_s(trace: Trace, *kinds: Kind) -> float:
+    """CPU seconds of all records of these kinds."""
+    return float(trace.records["cpu_s"][np.isin(trace.records["kind"], kinds)].sum())
+
+
+def bytes_sent(trace: Trace) -> float:
+    """The payload that the rank sent, by the formulas of docs/architecture.md."""
+    header, sent = trace.header, 0.0
+    for record in trace.records:
+        n, peer = int(record["bytes"]), int(record["peer"])
+        members = header.groups[record["group"]]
+        size, rank = len(members), members.index(header.rank)
+        match Kind(record["kind"]):
+            case Kind.ALL_REDUCE | Kind.START_ALL_REDUCE:
+                sent += 2 * n * (size - 1) / size
+            case Kind.REDUCE_SCATTER | Kind.ALL_TO_ALL:
+                sent += n * (size - 1) / size
+            case Kind.ALL_GATHER:
+                sent += n * (size - 1)
+            case Kind.GATHER:
+                sent += 0 if peer == rank else n
+            case Kind.BROADCAST:
+                sent += n * (size - 1) if peer == rank else 0
+            case Kind.SHIFT | Kind.SEND | Kind.REQUEST | Kind.RESPOND:
+                sent += n
+    return sent
+
+
+def assert_lawful(trace: Trace, sent: float, work_cpu_s: float, uncounted_cpu_s: float = 0.0) -> None:
+    """Check a trace against its rank's result.
+
+    Args:
+        sent: bytes. work_cpu_s: as in the result.
+        uncounted_cpu_s: CPU seconds that are work in the trace and may be communication in the result.
+    """
+    records = trace.records
+    assert trace.header.complete
+    assert bytes_sent(trace) == pytest.approx(sent, rel=1e-9)
+    work = cpu_s(trace, Kind.WORK)
+    assert work_cpu_s * (1 - 1e-6) - 1e-6 <= work <= (work_cpu_s + uncounted_cpu_s) * (1 + 1e-6) + 1e-6
+    kinds, starts = records["kind"], records["kind"] == Kind.START_ALL_REDUCE
+    waits = np.flatnonzero(kinds == Kind.WAIT_STARTED)
+    assert not starts.any() or waits[-1] > np.flatnonzero(starts)[-1]
+    assert records["entered_s"].min() >= 0
+
+
+def assert_matching(traces: list[Trace]) -> None:
+    """Check that the ranks' traces fit together.
+
+    The n-th receive has the bytes of the n-th send, each request is taken and answered, and the ranks of a
+    group have the same collectives in the same order.
+    """
+    for send, receive in POINT_TO_POINT.items():
+        sent, received = (_messages(traces, kind) for kind in (send, receive))
+        if send == Kind.REQUEST:  # taken in the order of arrival
+            sent, received = (
+                {pair: sorted(each) for pair, each in found.items()} for found in (sent, received)
+            )
+        turned = {(group, source, to): each for (group, to, source), each in received.items()}
+        assert turned == sent
+    collectives: dict[tuple[int, ...], list[list[tuple[int, ...]]]] = {}
+    for trace in traces:
+        for number, group in enumerate(trace.header.groups):
+            of_group = trace.records[trace.records["group"] == number]
+            found = of_group[(of_group["kind"] >= Kind.ALL_REDUCE) & (of_group["kind"] <= Kind.SHIFT)]
+            listed = [tuple(each) for each in found[["kind", "peer", "bytes"]].tolist()]
+            collectives.setdefault(tuple(group), []).append(listed)
+    for group, lists in collectives.items():
+        assert len(lists) == len(group)
+        assert all(each == lists[0] for each in lists)
+
+
+def _messages(traces: list[Trace], kind: Kind) -> dict[tuple[tuple[int, ...], int, int], list[int]]:
+    """The bytes of the messages of a kind, in order, by group, this rank and its peer."""
+    found: dict[tuple[tuple[int, ...], int, int], list[int]] = {}
+    for trace in traces:
+        for record in trace.records[trace.records["kind"] == kind]:
+            group = trace.header.groups[record["group"]]
+            key = (tuple(group), trace.header.rank, group[record["peer"]])
+            found.setdefault(key, []).append(int(record["bytes"]))
+    return found

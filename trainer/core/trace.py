@@ -1,0 +1,176 @@
+"""Trace: what one rank did during training, in order, and the file that holds it. Imports no torch.
+
+A trace is a list of intervals. Work and exchanges alternate: a `WORK` record has the CPU seconds that the
+rank computed, an exchange has its kind, bytes and peers. The wall times show what happened on this machine;
+a replay (`orchestrator/replay/`) does not use them to compute the time on another cluster.
+
+The file has one line of JSON, the `TraceHeader`, then `count` records of `RECORD`, then the CRC-32 of all
+bytes before it, as 4 bytes, little-endian.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field, ValidationError
+
+from trainer.core.record import Count, Rank, Record, Text
+
+VERSION = 1
+MAX_RECORDS = 1_000_000  # of one rank; a longer trace ends with `complete: false`
+MAX_HEADER_BYTES = 2**20
+
+RECORD = np.dtype(
+    [
+        ("kind", "u1"),
+        ("group", "<u2"),  # index into the header's groups
+        ("peer", "<i4"),  # see Kind; -1 where it has no meaning
+        ("bytes", "<u8"),  # see Kind; 0 where it has no meaning
+        ("cpu_s", "<f8"),  # CPU seconds of the rank's own thread within the interval
+        ("entered_s", "<f8"),  # wall seconds since the header's `started_s`
+        ("left_s", "<f8"),
+    ]
+)
+CHECKSUM_BYTES = 4
+MAX_BYTES = MAX_HEADER_BYTES + MAX_RECORDS * RECORD.itemsize + CHECKSUM_BYTES
+
+# Phases of WORK records, by `peer`.
+WORK_PHASES = ("data", "compute", "other")
+
+TraceMode = Literal["none", "steps", "full"]
+
+
+class Kind(IntEnum):
+    """Kinds of records.
+
+    `bytes` of a collective is the size of the buffer that this rank passes, n in the formulas of Traffic.
+    `group` numbers the communicator: peers and roots are ranks within it.
+    """
+
+    WORK = 1  # peer: index into WORK_PHASES
+    EPOCH = 2  # an epoch begins; peer: its number
+    STEP = 3  # a step ends
+    # Collectives, blocking: all ranks of the group take part.
+    ALL_REDUCE = 10
+    ALL_GATHER = 11
+    ALL_TO_ALL = 12  # bytes: of all rows
+    REDUCE_SCATTER = 13  # bytes: of the whole buffer
+    GATHER = 14  # peer: the root
+    BROADCAST = 15  # peer: the root
+    BARRIER = 16
+    SHIFT = 17  # peer: the distance; sends to rank + distance, receives from rank - distance
+    # Point to point. Messages between two ranks stay in order: the n-th receive takes the n-th send.
+    SEND = 20  # starts to send; peer: the receiver
+    SEND_WAIT = (
+        21  # until a send is complete; peer: the receiver, bytes: its index among sends to it, from 0
+    )
+    RECEIVE = 22  # peer: the sender
+    # Collectives that a library runs beside the computation.
+    START_ALL_REDUCE = 30  # is handed over and starts, in order, when all ranks have handed it over
+    WAIT_STARTED = 31  # until all that was started is complete
+    # Requests to a server, which takes them in the order of arrival.
+    REQUEST = 40  # until the response has arrived; peer: the server, bytes: of the request
+    TAKE = 41  # until a request is there; peer: its sender, bytes: of the request
+    RESPOND = 42  # peer: the sender of the request, bytes: of the response
+
+
+class TraceError(Exception):
+    """A trace cannot be read or is not of this version. The message names the file and the reason."""
+
+
+class TraceHeader(Record):
+    """The first line of a trace.
+
+    Attributes:
+        run: its key.
+        mode: steps: consecutive intervals of work are one record. full: each has its own.
+        groups: ranks of each communicator of this rank, in its order; the first is the whole run.
+        started_s: the rank's clock at the start of training, in seconds.
+        count: number of records.
+        complete: whether the trace reaches the end of training.
+    """
+
+    version: Literal[1] = 1
+    run: Text
+    rank: Rank
+    size: Annotated[int, Field(ge=1, le=2**20)]
+    transport: Text
+    mode: Literal["steps", "full"]
+    groups: list[list[Rank]]
+    started_s: float
+    count: Annotated[Count, Field(le=MAX_RECORDS)]
+    complete: bool = True
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One rank's trace. records: array of RECORD, shape (count,)."""
+
+    header: TraceHeader
+    records: np.ndarray
+
+
+def trace_path(directory: Path, rank: int) -> Path:
+    """Where the trace of a rank is."""
+    return directory / f"trace-{rank}.bin"
+
+
+def encode_trace(trace: Trace) -> bytes:
+    """The content of a trace file."""
+    content = trace.header.model_dump_json().encode() + b"\n" + trace.records.tobytes()
+    return content + zlib.crc32(content).to_bytes(CHECKSUM_BYTES, "little")
+
+
+def read_trace(path: Path) -> Trace:
+    """Read and check a trace file.
+
+    Raises:
+        TraceError: the file is missing, damaged, too large or of another version.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise TraceError(f"{path}: larger than {MAX_BYTES} bytes")
+        content = path.read_bytes()
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}") from None
+    line, newline, _ = content[: MAX_HEADER_BYTES + 1].partition(b"\n")
+    if not newline:
+        raise TraceError(f"{path}: is no trace, or is damaged: no header")
+    header = _read_header(path, line)
+    start, end = len(line) + 1, len(content) - CHECKSUM_BYTES
+    if end - start != header.count * RECORD.itemsize:
+        raise TraceError(
+            f"{path}: damaged: {max(end - start, 0)} bytes of records, not {header.count * RECORD.itemsize}"
+        )
+    if zlib.crc32(content[:end]) != int.from_bytes(content[end:], "little"):
+        raise TraceError(f"{path}: damaged: its checksum does not match")
+    records = np.frombuffer(content, RECORD, count=header.count, offset=start)
+    _check_records(path, header, records)
+    return Trace(header, records)
+
+
+def _read_header(path: Path, line: bytes) -> TraceHeader:
+    try:
+        return TraceHeader.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["loc"] == ("version",):
+            raise TraceError(f"{path}: not a trace of version {VERSION}") from None
+        where = ".".join(map(str, first["loc"])) or "header"
+        raise TraceError(f"{path}: is no trace, or is damaged: {where}: {first['msg']}") from None
+
+
+def _check_records(path: Path, header: TraceHeader, records: np.ndarray) -> None:
+    """Raise TraceError for values that no rank writes."""
+    times = np.stack([records["cpu_s"], records["entered_s"], records["left_s"]])
+    if not np.isfinite(times).all() or (times[0] < 0).any() or (times[2] < times[1]).any():
+        raise TraceError(f"{path}: a time is negative or not finite")
+    if unknown := {*np.unique(records["kind"]).tolist()} - {*Kind}:
+        raise TraceError(f"{path}: unknown kinds of records: {sorted(unknown)}")
+    if len(records) and records["group"].max() >= len(header.groups):
+        raise TraceError(f"{path}: a record names a group beyond the {len(header.groups)} of the header")
