@@ -105,6 +105,12 @@ def test_one_configuration_is_compared_with_nothing() -> None:
             ["the common model", "average of the replicas"],
         ),
         (a_run("local_sgd", nodes=2, **PER_RUN), "global batch", ["32", "32 in updates of 16"]),
+        (a_run("gossip", nodes=2, steps=60, **PER_RUN), "global batch", ["32", "32 in updates of 16"]),
+        (
+            a_run({"name": "all_gather"}, nodes=2, steps=60, **PER_RUN),
+            "updates of the model",
+            ["90", "60"],
+        ),
     ],
 )
 def test_a_condition_that_differs_is_found_with_its_values(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from orchestrator.report.formats import JOIN, count, listed, percent, whole
+from orchestrator.report.metrics.learning import updates
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
@@ -116,6 +117,11 @@ def _global_batch(group: Group) -> str:
     return batch if update == global_batch(run) else f"{batch} in updates of {whole(update)}"
 
 
+def _updates(group: Group) -> str | None:
+    found = group.over(updates)
+    return found.range(whole) if found else None
+
+
 def _lr_rule(group: Group) -> str | None:
     """None with one batch per step, whose rate no rule changes."""
     run = group.first.run
@@ -136,10 +142,20 @@ CONDITIONS: dict[str, Callable[[Group], str | None]] = {
     "model evaluated after epochs": _evaluated_after_epochs,
     "node limits": _node_limits,
     "global batch": _global_batch,
+    "updates of the model": _updates,
     "learning-rate scaling": _lr_rule,
 }
-_PLURALS = {"samples per epoch", "seeds", "initial weights", "test images", "node limits"}
-TIME_CONDITIONS = ("samples per epoch", "node limits", "global batch")
+_PLURALS = {
+    "samples per epoch",
+    "seeds",
+    "initial weights",
+    "test images",
+    "node limits",
+    "updates of the model",
+}
+# What follows from another condition, and so is stated only where groups that share the latter differ.
+_IMPLIED_BY = {"updates of the model": "global batch"}
+TIME_CONDITIONS = ("samples per epoch", "node limits", "global batch", "updates of the model")
 ACCURACY_CONDITIONS = tuple(name for name in CONDITIONS if name != "model evaluated after epochs")
 # The figures that compare strategies, with the conditions that their quantities depend on.
 FIGURE_CONDITIONS = {
@@ -162,12 +178,20 @@ def compared_groups(view: WorkloadView) -> list[Group]:
 
 def differences(view: WorkloadView) -> list[Difference]:
     """The conditions in which the compared groups of a workload differ, in the order of CONDITIONS."""
-    found = []
+    groups, found = compared_groups(view), []
     for condition in CONDITIONS:
-        values = _values(compared_groups(view), condition)
-        if len(values) > 1:
+        values = _values(groups, condition)
+        if len(values) > 1 and not _implied(groups, condition):
             found.append(Difference(condition, values))
     return found
+
+
+def _implied(groups: Sequence[Group], condition: str) -> bool:
+    """Whether groups that share what the condition follows from share the condition, too."""
+    if (other := _IMPLIED_BY.get(condition)) is None:
+        return False
+    alike = _values(groups, other).values()
+    return all(len(_values(each, condition)) < 2 for each in alike)
 
 
 def described(view: WorkloadView, difference: Difference, max_named: int = MAX_NAMED) -> str:
