@@ -19,8 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+import numpy as np
+
 from orchestrator.errors import InputError
-from orchestrator.replay.cluster import Choice, Cluster
+from orchestrator.replay.cluster import ANY_COLLECTIVE, Choice, Cluster
 from orchestrator.replay.collectives import ALGORITHMS, Costs
 from trainer.core.registry import suggestion
 
@@ -120,6 +122,10 @@ TRANSPORTS: dict[str, Transport] = {
 }
 
 
+# Collectives beside the computation, and those that are like them but for their software.
+BESIDE = {"start_all_reduce": "all_reduce"}
+
+
 class Network:
     """The links of a cluster as a transport uses them."""
 
@@ -157,8 +163,27 @@ class Network:
         )
 
     def costs(self, collective: str, ranks: Sequence[int], nbytes: float, root: int) -> Costs:
-        """Costs of a collective between `ranks`. root: or the distance of a shift."""
-        size = len(ranks)
-        algorithm = ALGORITHMS[collective][self.algorithm(collective, size, nbytes)]
+        """Costs of a collective between `ranks`. root: or the distance of a shift.
+
+        With software costs, those of an all-reduce beside the computation are its own.
+        """
+        size, like = len(ranks), BESIDE.get(collective, collective)
+        algorithm = ALGORITHMS[like][self.algorithm(like, size, nbytes)]
         rounds = algorithm(size, nbytes, root) if size > 1 else []
-        return Costs.of(rounds, self.cluster.links_of(ranks), self.overhead_s, self.transport.acknowledged)
+        call_s = self.software_s(collective, nbytes) if rounds else 0.0
+        links, acknowledged = self.cluster.links_of(ranks), self.transport.acknowledged
+        return Costs.of(rounds, links, self.overhead_s, acknowledged, call_s)
+
+    def message_s(self, ranks: Sequence[int], nbytes: float) -> float:
+        """Seconds of a message from the first to the second rank, both ready, without `software_s`."""
+        link = self.cluster.links_of(ranks)[0][1]
+        return 2 * self.overhead_s + link.latency_s + nbytes / link.bytes_per_s
+
+    def software_s(self, exchange: str, nbytes: float) -> float:
+        """Software cost of an exchange beyond its messages; 0 where none is described."""
+        described = self.cluster.software
+        is_collective = BESIDE.get(exchange, exchange) in ALGORITHMS
+        costs = described.get(exchange) or (described.get(ANY_COLLECTIVE) if is_collective else None)
+        if costs is None:
+            return 0.0
+        return float(np.interp(nbytes, [each.bytes for each in costs], [each.seconds for each in costs]))

@@ -17,6 +17,8 @@ Collective = Literal[
     "all_reduce", "all_gather", "all_to_all", "reduce_scatter", "gather", "broadcast", "barrier", "shift"
 ]
 
+ANY_COLLECTIVE = "collective"  # stands for those whose software costs are not described
+
 
 class Description(Record):
     """A record that a person writes: numbers are finite, and no type is converted into another."""
@@ -48,6 +50,13 @@ class Choice(Description):
     below_bytes: Annotated[int, Field(ge=1)] | None = None
 
 
+class SoftwareCost(Description):
+    """Seconds of an exchange of so many bytes beyond its messages."""
+
+    bytes: Annotated[int, Field(ge=0)]
+    seconds: Seconds
+
+
 class Cluster(Description):
     """Nodes and links.
 
@@ -59,6 +68,9 @@ class Cluster(Description):
         intra_node: between two ranks of a node.
         overhead_s: software cost of a message, at the sender and again at the receiver, during which the
             rank does nothing else (o in LogGP); None: that of the transport, see algorithms.py.
+        software: costs by kind of exchange, in order of bytes; linear between them, constant beyond.
+            `collective` stands for collectives that are not there. Other exchanges that are not there cost
+            nothing beyond their messages.
         algorithms: choices by collective that replace those of the transport. The first one that covers
             the size counts.
     """
@@ -69,6 +81,7 @@ class Cluster(Description):
     links: list[DirectedLink] = Field(default=[])
     intra_node: Link = Link(latency_s=5e-6, bytes_per_s=5e9)
     overhead_s: Seconds | None = None
+    software: dict[str, Annotated[list[SoftwareCost], Field(min_length=1)]] = Field(default={})
     algorithms: dict[Collective, Annotated[list[Choice], Field(min_length=1)]] = Field(default={})
 
     @model_validator(mode="after")

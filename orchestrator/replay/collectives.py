@@ -221,16 +221,18 @@ class Costs:
         links: Sequence[Sequence[Link]],
         overhead_s: float,
         acknowledged: bool = False,
+        call_s: float = 0.0,
     ) -> Costs:
         """
         Args:
             links: from each rank to each other.
             acknowledged: a sender waits until its messages have arrived and their receivers have said so.
+            call_s: of each rank, before its first message.
         """
         size = len(links)
         # Every time is a vector: the longest path to it from the entry of each rank.
         clock = np.full((size, size), -np.inf)
-        np.fill_diagonal(clock, 0.0)
+        np.fill_diagonal(clock, call_s)
         receiving = np.full((size, size), -np.inf)  # when the receiving ports are free
         for round_ in rounds:
             sending, done = clock.copy(), clock.copy()

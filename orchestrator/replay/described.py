@@ -3,7 +3,8 @@
 Nodes are those of a run's spec, with a core for each rank or with its quota. Links are those that the run
 requests; otherwise wires that cost nothing. Beside them a message costs what the transport's own software
 costs on this machine: the probe before each run measures it, and the fastest result of the sweep counts,
-because other load only slows a probe down.
+because other load only slows a probe down. What an exchange costs beyond its messages is measured in those
+runs of the sweep whose ranks had a core each.
 """
 
 from __future__ import annotations
@@ -14,21 +15,23 @@ from dataclasses import dataclass
 from itertools import permutations
 from math import inf
 
+from orchestrator.replay.calibration import Calibration, Place
 from orchestrator.replay.cluster import Cluster, DirectedLink, Link
 from orchestrator.replay.run import (
     ClusterTime,
     NoClusterTime,
     cluster_of,
     read_cluster_time,
+    read_traces,
     replay_run,
     write_cluster_time,
 )
-from orchestrator.results.limits import rank_quota
+from orchestrator.results.limits import rank_quota, shares_cores
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths, UnusableFile
 from trainer.spec.link import Path
 
-Place = tuple[str, str]  # runtime and transport
+MAX_CONTENTION = 0.05  # of wall time: with more, ranks did not have the cores that they needed
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def software_of(results: Iterable[RunResult]) -> dict[Place, Software]:
     """The fastest software of each place, over the probes of all runs without shaped links."""
     found: dict[Place, Software] = {}
     for result in results:
-        if result.run.has_links and result.runtime_info.shapes_links:
+        if _has_shaped_links(result):
             continue
         place = _place(result)
         for link in result.links:
@@ -92,12 +95,42 @@ def cluster_times(
 
     As stored beside the results; otherwise replayed, and then stored. Raises OSError.
     """
-    software = software_of(result for _, result in results)
+    trained = [(key, each) for key, each in results if each.status == "ok" and each.run.strategy.trains]
+    software = software_of(each for _, each in results)
+    calibration = Calibration()
+    for key, result in trained:
+        if has_cores(result) and not _has_shaped_links(result):
+            traces = read_traces(paths.run(key).directory, result.run)
+            if not isinstance(traces, NoClusterTime):
+                calibration.add(key, _place(result), traces, described(result, software))
     return {
-        key: _cluster_time(paths.run(key), result, described(result, software))
-        for key, result in results
-        if result.status == "ok" and result.run.strategy.trains
+        key: _cluster_time(
+            paths.run(key),
+            result,
+            described(result, software).model_copy(
+                update={"software": calibration.costs(_place(result), without=key)}
+            ),
+        )
+        for key, result in trained
     }
+
+
+def has_cores(result: RunResult) -> bool:
+    """Whether several ranks of an ok run had a core each, on one machine and without a quota.
+
+    Its wall time is what its cluster time should be. Nodes with a quota work in bursts, so their wall time
+    is not that of slower nodes.
+    """
+    run, runtime = result.run, result.runtime_info
+    return (
+        run.world_size > 1
+        and result.times_compare
+        and runtime.one_clock
+        and not shares_cores(run, runtime, result.cores)
+        and rank_quota(run, runtime) >= 1
+        and not run.slower_nodes
+        and result.seconds.get("cpu_contention", 0.0) <= MAX_CONTENTION * (result.train_s or 0.0)
+    )
 
 
 def _cluster_time(paths: RunPaths, result: RunResult, cluster: Cluster) -> ClusterTime | NoClusterTime:
@@ -109,6 +142,10 @@ def _cluster_time(paths: RunPaths, result: RunResult, cluster: Cluster) -> Clust
     if isinstance(time, ClusterTime):
         write_cluster_time(paths, time)
     return time
+
+
+def _has_shaped_links(result: RunResult) -> bool:
+    return result.run.has_links and result.runtime_info.shapes_links
 
 
 def _place(result: RunResult) -> Place:

@@ -32,6 +32,8 @@ from orchestrator.replay.program import (
 from orchestrator.replay.service import Request, Section, sections_of
 from trainer.core.trace import WORK_PHASES, Kind, Trace
 
+_RECEIVE, _REQUEST = NAMES[int(Kind.RECEIVE)], NAMES[int(Kind.REQUEST)]
+
 
 def simulate(
     traces: Sequence[Trace],
@@ -253,7 +255,7 @@ class _Simulation:
     def _costs_of(self, group: Group, kind: int, nbytes: int, peer: int) -> Costs:
         key = (kind, nbytes, peer)
         if key not in group.costs:
-            group.costs[key] = self._network.costs(COLLECTIVES[kind], group.ranks, nbytes, peer)
+            group.costs[key] = self._network.costs(NAMES[kind], group.ranks, nbytes, peer)
         return group.costs[key]
 
     def _start(self, rank: int, now: float, record: Entry) -> float:
@@ -277,7 +279,7 @@ class _Simulation:
         """Run a collective that all ranks have handed over."""
         handed = [time for time in started.handed if time is not None]
         entries = [max(time, self._sending[rank]) for time, rank in zip(handed, group.ranks, strict=True)]
-        costs = self._costs_of(group, int(Kind.ALL_REDUCE), started.bytes, -1)
+        costs = self._costs_of(group, int(Kind.START_ALL_REDUCE), started.bytes, -1)
         exits, origins = costs.exits(entries)
         for at, rank in enumerate(group.ranks):
             left = exits[at]
@@ -350,7 +352,9 @@ class _Simulation:
         return sent, arrived
 
     def _leave_receive(self, message: Message, source: int, rank: int, entered: float) -> float:
-        left = max(entered, message.arrived) + self._network.overhead_s
+        network = self._network
+        own_s = network.overhead_s + network.software_s(_RECEIVE, message.bytes)
+        left = max(entered, message.arrived) + own_s
         self._book(rank, entered, left, message.started, source, self._programs[rank][self._at[rank]])
         return left
 
@@ -470,7 +474,8 @@ class _Simulation:
     def _respond(self, server: int, request: Request, nbytes: int, now: float, cause: int) -> None:
         rank = request.rank
         _, arrived = self._deliver(server, rank, nbytes, now)
-        left = arrived + self._network.overhead_s
+        own_s = self._network.overhead_s + self._network.software_s(_REQUEST, request.bytes + nbytes)
+        left = arrived + own_s
         in_server_s = now - request.arrived
         record = self._programs[rank][self._at[rank]]
         self._book(rank, request.started, left, request.started + in_server_s, cause, record)

@@ -40,6 +40,20 @@ class TraceBuilder:
         self._records.append((kind, group, peer, nbytes, cpu_s, entered, self._now))
         return self
 
+    def timed(
+        self,
+        kind: Kind,
+        entered: float,
+        left: float,
+        nbytes: int = 0,
+        peer: int = -1,
+        group: int = 0,
+        cpu_s: float = 0.0,
+    ) -> TraceBuilder:
+        """A record with wall times of its own."""
+        self._records.append((kind, group, peer, nbytes, cpu_s, entered, left))
+        return self
+
     def work(self, cpu_s: float, phase: str = "compute") -> TraceBuilder:
         return self.add(Kind.WORK, peer=WORK_PHASES.index(phase), cpu_s=cpu_s)
 

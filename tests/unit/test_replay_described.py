@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.replay.cluster import Cluster
-from orchestrator.replay.described import UNKNOWN, Software, described, software_of
+from orchestrator.replay.described import (
+    UNKNOWN,
+    Software,
+    cluster_times,
+    described,
+    has_cores,
+    software_of,
+)
+from orchestrator.replay.run import ClusterTime
 from orchestrator.results.records import LinkResult, RunResult
+from orchestrator.results.store import SweepPaths
+from tests.support.traces import builders
 from tests.unit.report_support import a_run
+from trainer.core.trace import Kind, encode_trace, trace_path
 
 GLOO = Software(message_s=100e-6, bytes_per_s=2e9)
 
@@ -74,3 +86,40 @@ def test_shaped_links_say_nothing_about_the_software() -> None:
     assert software_of([probed((0.1, 1e6), runtime="docker", link=link)]) == {}
     # Local nodes have no shaped links.
     assert software_of([probed((1e-4, 1e9), link=link)]) == {("local", "gloo"): Software(1e-4, 1e9)}
+
+
+def exchanging(paths: SweepPaths, seconds: float, **fields: Any) -> RunResult:
+    """A run over gloo whose traces are stored, with a barrier that took so long."""
+    result = a_run("all_reduce", transport="gloo", **fields)
+    run = result.run
+    directory = paths.run(run.key).directory
+    directory.mkdir(parents=True)
+    for rank in builders(run.world_size, run=run.key):
+        trace = rank.timed(Kind.BARRIER, 0.0, seconds).trace()
+        trace_path(directory, trace.header.rank).write_bytes(encode_trace(trace))
+    return result
+
+
+def test_runs_with_a_core_for_each_rank_calibrate_all_others(tmp_path: Path) -> None:
+    paths = SweepPaths(tmp_path)
+    seconds = {0: 1.0, 1: 3.0, 2: 5.0}
+    results = [exchanging(paths, each, nodes=2, seed=seed) for seed, each in seconds.items()]
+    results += [exchanging(paths, 7.0, nodes=4, cores=2), exchanging(paths, 9.0, nodes=2, cores=1, lr=0.5)]
+    assert [has_cores(each) for each in results] == [True, True, True, False, False]
+    times = cluster_times(paths, [(each.key, each) for each in results])
+    took = [time.cluster_s for time in times.values() if isinstance(time, ClusterTime)]
+    # A median of the others' barriers; a run's own does not count.
+    assert took == pytest.approx([4.0, 3.0, 2.0, 3.0, 3.0], abs=0.01)
+
+
+def test_calibrating_runs_have_full_speed_and_the_cores_that_they_need() -> None:
+    fields: dict[str, Any] = {"nodes": 2, "cores": 2}
+    assert has_cores(a_run("all_reduce", **fields))
+    assert not has_cores(a_run("serial", cores=2))
+    assert not has_cores(a_run("all_reduce", node_speed=[1, 0.5], **fields))
+    assert not has_cores(a_run("all_reduce", cpus=0.5, runtime="docker", **fields))
+    loaded = a_run("all_reduce", train_s=8.0, **fields)
+    ranks = [
+        rank.model_copy(update={"seconds": rank.seconds | {"cpu_contention": 1.0}}) for rank in loaded.ranks
+    ]
+    assert not has_cores(loaded.model_copy(update={"ranks": ranks}))

@@ -6,11 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
+from orchestrator.replay.described import has_cores
 from orchestrator.report.model.rows import Row, quotient
-from orchestrator.results.limits import rank_quota
 
 MAX_ERROR = 0.15  # of cluster time, beyond which a report says so
-MAX_CONTENTION = 0.05  # of wall time: with more, ranks did not have the cores that they needed
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,8 @@ class ClockError:
     """The error of cluster time in runs whose ranks had a core each, where both times mean the same.
 
     Cluster time takes the CPU time of work as measured, so the error is that of everything else: exchanges,
-    waiting, and time that no record covers.
+    waiting, and time that no record covers. What exchanges cost is learned from other runs than the one
+    whose time is predicted.
 
     rows: these runs. median, worst: of |cluster time / wall time − 1|.
     """
@@ -41,22 +41,5 @@ def clock_error(rows: Iterable[Row]) -> ClockError | None:
 
 
 def calibrates(row: Row) -> bool:
-    """Whether a run's wall time is what its cluster time should be: several ranks, each with a core.
-
-    Nodes with a quota work in bursts, so their wall time is not that of slower nodes.
-    """
-    wall = row.wall
-    contention = wall.seconds.get("cpu_contention", 0.0)
-    return (
-        wall_by_cluster(row) is not None
-        and wall.shape.ranks > 1
-        and wall.times_compare
-        and not wall.shares_cores
-        and not has_quota(wall)
-        and contention <= MAX_CONTENTION * (wall.train_s or 0.0)
-    )
-
-
-def has_quota(row: Row) -> bool:
-    """Whether a node had less CPU than a core for each of its ranks."""
-    return rank_quota(row.run, row.result.runtime_info) < 1 or bool(row.run.slower_nodes)
+    """Whether a run's wall time is what its cluster time should be: several ranks, each with a core."""
+    return wall_by_cluster(row) is not None and row.wall.timed and has_cores(row.wall.result)

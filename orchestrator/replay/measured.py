@@ -1,0 +1,157 @@
+"""What exchanges took in a run, by its traces: seconds since the last of those who take part had entered.
+
+Waiting for a late rank is thus left out. The clocks of the ranks must be one, as on one machine.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+
+from orchestrator.replay.program import COLLECTIVES, NAMES
+from trainer.core.trace import Kind, Trace
+
+_ANSWERED = int(Kind.REQUEST)
+ENTRIES_S = 100e-6  # in which all ranks have to wait for what they have started
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A kind of exchange: what its messages cost depends on these.
+
+    Attributes:
+        name: of its kind, in lower case. A message has that of its receive.
+        ranks: of the group, in order; of a message, its sender and its receiver.
+        bytes: that a rank passes; of a request, with those of the answer.
+        root: the root of a collective, or the distance of a shift; -1 where there is none.
+    """
+
+    name: str
+    ranks: tuple[int, ...]
+    bytes: int
+    root: int = -1
+
+
+def mean_durations(traces: Sequence[Trace], without_cpu: bool) -> dict[Exchange, float]:
+    """Mean seconds of each kind of exchange.
+
+    Args:
+        without_cpu: leave out the CPU time of the last caller of a collective, which is that of calling.
+    """
+    found: defaultdict[Exchange, list[float]] = defaultdict(list)
+    for exchange, seconds, cpu_s in _collectives(traces):
+        found[exchange].append(seconds - cpu_s if without_cpu else seconds)
+    for measure in (_started, _messages, _requests):
+        for exchange, seconds in measure(traces):
+            found[exchange].append(seconds)
+    return {exchange: fmean(seconds) for exchange, seconds in found.items()}
+
+
+def _collectives(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float, float]]:
+    """Blocking collectives, with the CPU seconds of the last to enter.
+
+    The n-th of a group on one rank is the n-th on all.
+    """
+    for ranks, members in _by_group(traces, [*COLLECTIVES]).items():
+        for first, *others in zip(*members, strict=False):
+            mates = [first, *others]
+            entered = max(mates, key=lambda each: each.entered)
+            left = fmean(each.left for each in mates)
+            exchange = Exchange(COLLECTIVES[first.kind], ranks, first.bytes, first.peer)
+            yield exchange, left - entered.entered, entered.cpu_s
+
+
+def _started(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:
+    """All-reduces beside the computation, where one was started before all ranks waited for it."""
+    kinds = (int(Kind.START_ALL_REDUCE), int(Kind.WAIT_STARTED))
+    for ranks, members in _by_group(traces, kinds).items():
+        calls = [*zip(*members, strict=False)]  # the n-th of each member
+        for before, began, ended in zip([None, *calls], calls, calls[1:], strict=False):
+            alone = before is None or before[0].kind == kinds[1]
+            if alone and (began[0].kind, ended[0].kind) == kinds:
+                all_began = max(each.entered for each in began)
+                # A rank that computed until the all-reduce had ended says nothing about its end.
+                if max(each.entered for each in ended) - all_began < ENTRIES_S:
+                    seconds = fmean(each.left for each in ended) - all_began
+                    yield Exchange(NAMES[kinds[0]], ranks, began[0].bytes), seconds
+
+
+def _messages(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:
+    """Messages from the later of send and receive to the end of the receive."""
+    sends: defaultdict[tuple[int, ...], list[_Record]] = defaultdict(list)
+    receives: defaultdict[tuple[int, ...], list[_Record]] = defaultdict(list)
+    for rank, trace in enumerate(traces):
+        for record in _records(trace, (int(Kind.SEND), int(Kind.RECEIVE))):
+            group = trace.header.groups[record.group]
+            peer = group[record.peer]
+            if record.kind == Kind.SEND:
+                sends[*group, -1, rank, peer].append(record)
+            else:
+                receives[*group, -1, peer, rank].append(record)
+    for key, received in receives.items():
+        for sent, record in zip(sends[key], received, strict=False):
+            ready = max(sent.entered, record.entered)
+            yield Exchange(NAMES[int(Kind.RECEIVE)], key[-2:], record.bytes), record.left - ready
+
+
+def _requests(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:
+    """Requests and their answers, without the time between in which the server worked or was busy."""
+    for rank, trace in enumerate(traces):
+        asked: defaultdict[int, list[_Record]] = defaultdict(list)
+        for record in _records(trace, (_ANSWERED,)):
+            asked[trace.header.groups[record.group][record.peer]].append(record)
+        for server, requests in asked.items():
+            taken = _of_client(traces[server], Kind.TAKE, rank)
+            answered = _of_client(traces[server], Kind.RESPOND, rank)
+            for request, take, answer in zip(requests, taken, answered, strict=False):
+                there = take.left - max(request.entered, take.entered)
+                back = request.left - answer.entered
+                nbytes = request.bytes + answer.bytes
+                yield Exchange(NAMES[_ANSWERED], (rank, server), nbytes), there + back
+
+
+def _of_client(trace: Trace, kind: Kind, client: int) -> list[_Record]:
+    """A server's records about the requests of one client."""
+    groups = trace.header.groups
+    return [each for each in _records(trace, (int(kind),)) if groups[each.group][each.peer] == client]
+
+
+class _Record(NamedTuple):
+    """A record of a trace, in seconds of a clock that all ranks share."""
+
+    kind: int
+    group: int
+    peer: int
+    bytes: int
+    cpu_s: float
+    entered: float
+    left: float
+
+
+def _records(trace: Trace, kinds: Sequence[int]) -> list[_Record]:
+    """The records of these kinds, in order."""
+    start = trace.header.started_s
+    chosen = trace.records[np.isin(trace.records["kind"], kinds)].tolist()
+    return [
+        _Record(kind, group, peer, nbytes, cpu_s, start + entered, start + left)
+        for kind, group, peer, nbytes, cpu_s, entered, left in chosen
+    ]
+
+
+def _by_group(traces: Sequence[Trace], kinds: Sequence[int]) -> dict[tuple[int, ...], list[list[_Record]]]:
+    """The records of each group with several ranks, by member. Groups of the same ranks count as one."""
+    found: dict[tuple[int, ...], dict[int, list[_Record]]] = {}
+    for rank, trace in enumerate(traces):
+        for record in _records(trace, kinds):
+            ranks = tuple(trace.header.groups[record.group])
+            found.setdefault(ranks, {}).setdefault(rank, []).append(record)
+    return {
+        ranks: [*members.values()]
+        for ranks, members in found.items()
+        if len(ranks) > 1 and members.keys() == {*ranks}
+    }

@@ -1,0 +1,186 @@
+"""What exchanges took by their traces, what is left of it beyond their messages, and replays with that."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.replay.algorithms import Network
+from orchestrator.replay.calibration import Calibration
+from orchestrator.replay.cluster import ANY_COLLECTIVE, Cluster, Link, SoftwareCost
+from orchestrator.replay.measured import Exchange, mean_durations
+from orchestrator.replay.simulate import simulate
+from tests.support.traces import TraceBuilder, builders, traces
+from trainer.core.trace import Kind
+
+PLACE = ("local", "gloo")
+LINK = Link(latency_s=0.001, bytes_per_s=1e6)
+CLUSTER = Cluster(node_speed=[1.0, 1.0], link=LINK, overhead_s=0.0)
+MESSAGE_S = 0.002  # of 1000 bytes
+
+
+def durations(ranks: list[TraceBuilder], without_cpu: bool = False) -> dict[Exchange, float]:
+    return mean_durations(traces(ranks), without_cpu)
+
+
+def with_software(**costs: dict[int, float]) -> Cluster:
+    """CLUSTER with seconds by bytes."""
+    software = {
+        name: [SoftwareCost(bytes=nbytes, seconds=seconds) for nbytes, seconds in points.items()]
+        for name, points in costs.items()
+    }
+    return CLUSTER.model_copy(update={"software": software})
+
+
+# What exchanges took
+
+
+def test_a_collective_takes_from_its_last_entry_to_the_mean_exit() -> None:
+    first, second = builders(2)
+    first.timed(Kind.ALL_REDUCE, 1.0, 2.0, 1000).timed(Kind.ALL_REDUCE, 5.0, 6.0, 1000)
+    second.timed(Kind.ALL_REDUCE, 1.5, 2.2, 1000, cpu_s=0.1).timed(Kind.ALL_REDUCE, 4.0, 6.0, 1000)
+    both = Exchange("all_reduce", (0, 1), 1000)
+    assert durations([first, second]) == {both: pytest.approx((0.6 + 1.0) / 2)}
+    assert durations([first, second], without_cpu=True) == {both: pytest.approx((0.5 + 1.0) / 2)}
+
+
+def test_collectives_of_groups_are_those_of_their_members() -> None:
+    ranks = builders(3, groups=[[0, 2]])
+    for rank in (0, 2):
+        ranks[rank].timed(Kind.BROADCAST, 1.0, 1.5, 10, peer=1, group=1)
+    assert durations(ranks) == {Exchange("broadcast", (0, 2), 10, root=1): pytest.approx(0.5)}
+
+
+def test_clocks_count_from_the_start_of_each_rank() -> None:
+    first, second = builders(2)
+    first.timed(Kind.BARRIER, 1.0, 2.0)
+    second.timed(Kind.BARRIER, 0.0, 1.0)  # its clock started a second later
+    found = mean_durations([first.trace(), second.trace(started_s=1.0)], without_cpu=False)
+    assert found == {Exchange("barrier", (0, 1), 0): pytest.approx(1.0)}
+
+
+def test_all_reduces_beside_the_computation_that_ranks_wait_for_at_once() -> None:
+    ranks = builders(2)
+    for rank, late in zip(ranks, (0.0, 0.2), strict=True):
+        # One alone; one whose ranks computed meanwhile; two at once.
+        rank.timed(Kind.START_ALL_REDUCE, 1.0 + late, 1.0 + late, 1000)
+        rank.timed(Kind.WAIT_STARTED, 1.0 + late, 1.5)
+        rank.timed(Kind.START_ALL_REDUCE, 2.0, 2.0, 1000).timed(Kind.WAIT_STARTED, 3.0, 3.0)
+        rank.timed(Kind.START_ALL_REDUCE, 4.0, 4.0, 1000).timed(Kind.START_ALL_REDUCE, 4.0, 4.0, 1000)
+        rank.timed(Kind.WAIT_STARTED, 4.0, 5.0)
+    assert durations(ranks) == {Exchange("start_all_reduce", (0, 1), 1000): pytest.approx(0.3)}
+
+
+def test_a_message_takes_from_the_later_of_send_and_receive() -> None:
+    first, second = builders(2)
+    first.timed(Kind.SEND, 1.0, 1.1, 1000, peer=1).timed(Kind.SEND, 3.0, 3.1, 1000, peer=1)
+    second.timed(Kind.RECEIVE, 0.0, 1.4, 1000, peer=0).timed(Kind.RECEIVE, 3.5, 3.7, 1000, peer=0)
+    assert durations([first, second]) == {Exchange("receive", (0, 1), 1000): pytest.approx((0.4 + 0.2) / 2)}
+
+
+def test_a_request_takes_its_way_and_that_of_the_answer() -> None:
+    server, worker = builders(2)
+    worker.timed(Kind.REQUEST, 1.0, 4.0, 600, peer=0)
+    server.timed(Kind.TAKE, 0.0, 1.3, 600, peer=1).timed(Kind.RESPOND, 3.8, 3.9, 400, peer=1)
+    assert durations([server, worker]) == {Exchange("request", (1, 0), 1000): pytest.approx(0.3 + 0.2)}
+
+
+# Costs
+
+
+def recorded(seconds: float) -> list[TraceBuilder]:
+    """An all-reduce of 1000 bytes that takes so long."""
+    ranks = builders(2)
+    for rank in ranks:
+        rank.timed(Kind.ALL_REDUCE, 1.0, 1.0 + seconds, 1000)
+    return ranks
+
+
+def test_costs_are_medians_of_what_the_messages_leave() -> None:
+    modelled_s = Network(CLUSTER, "gloo").costs("all_reduce", (0, 1), 1000, -1).exits([0.0, 0.0])[0][0]
+    calibration = Calibration()
+    for number, beyond_s in enumerate((0.01, 0.5, 0.02, 0.04)):
+        calibration.add(f"run {number}", PLACE, traces(recorded(modelled_s + beyond_s)), CLUSTER)
+    for without, expected in (("run 1", 0.02), ("run 0", 0.04), ("none of them", 0.03)):
+        costs = calibration.costs(PLACE, without)
+        assert costs.keys() == {"all_reduce", ANY_COLLECTIVE}
+        (cost,) = costs["all_reduce"]
+        assert (cost.bytes, cost.seconds) == (1000, pytest.approx(expected))
+    assert calibration.costs(("local", "mpi"), "") == {}
+
+
+def test_an_exchange_faster_than_its_messages_costs_nothing() -> None:
+    calibration = Calibration()
+    calibration.add("run", PLACE, traces(recorded(0.0001)), CLUSTER)
+    assert calibration.costs(PLACE, "")["all_reduce"] == [SoftwareCost(bytes=1000, seconds=0.0)]
+
+
+def test_a_run_alone_does_not_calibrate_itself() -> None:
+    calibration = Calibration()
+    calibration.add("run", PLACE, traces(recorded(1.0)), CLUSTER)
+    assert calibration.costs(PLACE, without="run") == {}
+
+
+def test_messages_and_requests_have_costs_of_their_own() -> None:
+    server, worker = builders(2)
+    worker.timed(Kind.REQUEST, 1.0, 2.0, 500, peer=0).timed(Kind.SEND, 3.0, 3.0, 1000, peer=0)
+    server.timed(Kind.TAKE, 0.0, 1.0, 500, peer=1).timed(Kind.RESPOND, 1.9, 2.0, 500, peer=1)
+    server.timed(Kind.RECEIVE, 3.0, 3.5, 1000, peer=1)
+    calibration = Calibration()
+    calibration.add("run", PLACE, traces([server, worker]), CLUSTER)
+    costs = calibration.costs(PLACE, "")
+    assert costs.keys() == {"request", "receive"}
+    assert costs["request"][0].seconds == pytest.approx(0.1 - 2 * 0.0015)
+    assert costs["receive"][0].seconds == pytest.approx(0.5 - MESSAGE_S)
+
+
+# Replays
+
+
+def replayed(ranks: list[TraceBuilder], cluster: Cluster) -> float:
+    return simulate(traces(ranks), cluster).cluster_s
+
+
+@pytest.mark.parametrize(
+    ("described", "extra_s"),
+    [
+        ({"all_reduce": {1000: 0.25}}, 0.25),
+        ({"all_reduce": {500: 0.1, 1500: 0.3}}, 0.2),
+        ({"all_reduce": {2000: 0.3, 3000: 0.4}}, 0.3),
+        ({"all_reduce": {500: 0.1}, ANY_COLLECTIVE: {1000: 0.9}}, 0.1),
+        ({"barrier": {0: 0.5}, ANY_COLLECTIVE: {1000: 0.7}}, 0.7),
+        ({"barrier": {0: 0.5}, "receive": {0: 0.5}}, 0.0),
+    ],
+)
+def test_a_collective_costs_its_software_once(
+    described: dict[str, dict[int, float]], extra_s: float
+) -> None:
+    ranks = [rank.add(Kind.ALL_REDUCE, 1000) for rank in builders(2)]
+    free_s = replayed(ranks, CLUSTER)
+    assert replayed(ranks, with_software(**described)) == pytest.approx(free_s + extra_s)
+
+
+def test_an_all_reduce_beside_the_computation_has_its_own_cost() -> None:
+    ranks = [rank.add(Kind.START_ALL_REDUCE, 1000).add(Kind.WAIT_STARTED) for rank in builders(2)]
+    free_s = replayed(ranks, CLUSTER)
+    own = with_software(start_all_reduce={1000: 0.5}, all_reduce={1000: 0.1})
+    assert replayed(ranks, own) == pytest.approx(free_s + 0.5)
+    assert replayed(ranks, with_software(collective={1000: 0.2})) == pytest.approx(free_s + 0.2)
+
+
+def test_messages_and_requests_cost_their_software() -> None:
+    first, second = builders(2)
+    first.send(1, 1000, 0)
+    second.add(Kind.RECEIVE, 1000, peer=0)
+    free_s = replayed([first, second], CLUSTER)
+    assert replayed([first, second], with_software(receive={0: 0.5})) == pytest.approx(free_s + 0.5)
+    server, worker = builders(2)
+    server.add(Kind.TAKE, 1000, peer=1).add(Kind.RESPOND, 1000, peer=1)
+    worker.add(Kind.REQUEST, 1000, peer=0)
+    found = replayed([server, worker], with_software(request={0: 0.5}, collective={0: 9.0}))
+    assert found == pytest.approx(2 * MESSAGE_S + 0.5)
+
+
+def test_a_rank_alone_has_no_software() -> None:
+    (rank,) = builders(1)
+    cluster = with_software(all_reduce={0: 1.0}).model_copy(update={"node_speed": [1.0]})
+    assert replayed([rank.add(Kind.ALL_REDUCE, 1000)], cluster) == 0.0
