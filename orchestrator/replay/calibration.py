@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from statistics import fmean, median
+from statistics import fmean
 
 from orchestrator.replay.algorithms import TRANSPORTS, Network
 from orchestrator.replay.cluster import ANY_COLLECTIVE, Cluster, SoftwareCost
@@ -23,7 +23,10 @@ _RECEIVE, _REQUEST = Kind.RECEIVE.name.lower(), Kind.REQUEST.name.lower()
 
 
 class Calibration:
-    """Software costs of each place, as medians over runs: load slows down single runs."""
+    """Software costs of each place: those of the run in which an exchange was the fastest in the mean.
+
+    Other load on the machine makes exchanges slower, never faster.
+    """
 
     def __init__(self) -> None:
         self._runs: dict[Place, dict[str, dict[tuple[str, int], float]]] = defaultdict(dict)
@@ -53,7 +56,7 @@ class Calibration:
                         by_exchange[ANY_COLLECTIVE, nbytes].append(seconds)
         found: dict[str, list[SoftwareCost]] = {}
         for name, nbytes in sorted(by_exchange):
-            seconds = float(f"{median(by_exchange[name, nbytes]):.{DIGITS}g}")
+            seconds = float(f"{min(by_exchange[name, nbytes]):.{DIGITS}g}")
             found.setdefault(name, []).append(SoftwareCost(bytes=nbytes, seconds=seconds))
         return found
 

@@ -21,13 +21,16 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     error = clock_error(rows)
     meaning = (
         "Nodes of this machine share cores, so times are cluster times, replayed from the traces of the "
-        "runs: what training takes if every rank has a core of its own, and messages cost what they cost "
-        "between two ranks here, or on the links that the run requests"
+        "runs: what training takes if every rank has a core of its own, and exchanges cost what they cost "
+        "here between ranks with a core each"
     )
+    if any(row.run.has_links for row in rows):
+        meaning += ", on the links that the runs request"
     if error is None:
         yield Finding(
             "cluster_time_uncalibrated",
-            f"{meaning}. Their error is unknown: no run had several ranks with a core each all the time.",
+            f"{meaning}. Their error is unknown, because no run had several ranks with a core each all the "
+            f"time, and what exchanges cost beyond their messages is not included.",
             evidence(view.groups),
         )
         return
