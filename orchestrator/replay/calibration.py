@@ -12,18 +12,21 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 
+import numpy as np
+
 from orchestrator.replay.algorithms import TRANSPORTS, Network
 from orchestrator.replay.cluster import ANY_COLLECTIVE, Cluster, SoftwareCost
-from orchestrator.replay.measured import Exchange, mean_durations
+from orchestrator.replay.measured import Exchange, durations
 from trainer.core.trace import Kind, Trace
 
 Place = tuple[str, str]  # runtime and transport
+FASTEST = 0.1  # quantile of exchanges under load
 DIGITS = 3  # of a cost: more are noise
 _RECEIVE, _REQUEST = Kind.RECEIVE.name.lower(), Kind.REQUEST.name.lower()
 
 
 class Calibration:
-    """Software costs of each place: those of the run in which an exchange was the fastest in the mean.
+    """Software costs of each place: those of the run in which an exchange was the fastest.
 
     Other load on the machine makes exchanges slower, never faster.
     """
@@ -31,14 +34,23 @@ class Calibration:
     def __init__(self) -> None:
         self._runs: dict[Place, dict[str, dict[tuple[str, int], float]]] = defaultdict(dict)
 
-    def add(self, key: str, place: Place, traces: Sequence[Trace], cluster: Cluster) -> None:
-        """Take the costs from a run. cluster: that of the run, without software costs."""
+    def add(
+        self, key: str, place: Place, traces: Sequence[Trace], cluster: Cluster, loaded: bool = False
+    ) -> None:
+        """Take the costs from a run.
+
+        Args:
+            cluster: that of the run, without software costs.
+            loaded: whether other load disturbed the run. Then the fastest tenth of the exchanges shows
+                their cost, otherwise their mean.
+        """
         if place[1] not in TRANSPORTS:
             return
         network = Network(cluster, place[1])
         found: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
-        for exchange, seconds in mean_durations(traces, network.transport.sleeps).items():
-            found[exchange.name, exchange.bytes].append(_beyond_messages(network, exchange, seconds))
+        for exchange, seconds in durations(traces, network.transport.sleeps).items():
+            typical_s = float(np.quantile(seconds, FASTEST)) if loaded else fmean(seconds)
+            found[exchange.name, exchange.bytes].append(_beyond_messages(network, exchange, typical_s))
         self._runs[place][key] = {what: max(fmean(costs), 0.0) for what, costs in found.items()}
 
     def costs(self, place: Place, without: str) -> dict[str, list[SoftwareCost]]:

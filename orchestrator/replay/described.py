@@ -90,6 +90,41 @@ def _requested(path: Path, own: Link) -> Link:
     return Link(latency_s=path.latency_ms / 1000, bytes_per_s=min(own.bytes_per_s, bandwidth))
 
 
+@dataclass(frozen=True)
+class Costs:
+    """What communication costs on this machine, as the runs of a sweep show it."""
+
+    software: Mapping[Place, Software]
+    calibration: Calibration
+
+    @classmethod
+    def of(cls, paths: SweepPaths, results: Sequence[tuple[str, RunResult]]) -> Costs:
+        """From probes, and from the traces of ok runs with a core for each rank.
+
+        Where other load disturbed all of these runs, from the fastest exchanges of each.
+        """
+        software, calibration = software_of(result for _, result in results), Calibration()
+        able = [
+            (key, result)
+            for key, result in results
+            if result.status == "ok" and fits_cores(result) and not _has_shaped_links(result)
+        ]
+        undisturbed = {_place(result) for _, result in able if has_cores(result)}
+        for key, result in able:
+            loaded = not has_cores(result)
+            if loaded and _place(result) in undisturbed:
+                continue
+            traces = read_traces(paths.run(key).directory, result.run)
+            if not isinstance(traces, NoClusterTime):
+                calibration.add(key, _place(result), traces, described(result, software), loaded)
+        return cls(software, calibration)
+
+    def cluster(self, result: RunResult, without: str) -> Cluster:
+        """The cluster of a run. without: the key of a run whose exchanges do not count."""
+        costs = self.calibration.costs(_place(result), without)
+        return described(result, self.software).model_copy(update={"software": costs})
+
+
 def cluster_times(
     paths: SweepPaths, results: Sequence[tuple[str, RunResult]]
 ) -> dict[str, ClusterTime | NoClusterTime]:
@@ -97,31 +132,18 @@ def cluster_times(
 
     As stored beside the results; otherwise replayed, and then stored. Raises OSError.
     """
-    trained = [(key, each) for key, each in results if each.status == "ok" and each.run.strategy.trains]
-    software = software_of(each for _, each in results)
-    calibration = Calibration()
-    for key, result in trained:
-        if has_cores(result) and not _has_shaped_links(result):
-            traces = read_traces(paths.run(key).directory, result.run)
-            if not isinstance(traces, NoClusterTime):
-                calibration.add(key, _place(result), traces, described(result, software))
+    costs = Costs.of(paths, results)
     return {
-        key: _cluster_time(
-            paths.run(key),
-            result,
-            described(result, software).model_copy(
-                update={"software": calibration.costs(_place(result), without=key)}
-            ),
-        )
-        for key, result in trained
+        key: _cluster_time(paths.run(key), result, costs.cluster(result, without=key))
+        for key, result in results
+        if result.status == "ok" and result.run.strategy.trains
     }
 
 
-def has_cores(result: RunResult) -> bool:
-    """Whether several ranks of an ok run had a core each, on one machine and without a quota.
+def fits_cores(result: RunResult) -> bool:
+    """Whether several ranks of a run could have a core each, on one machine and without a quota.
 
-    Its wall time is what its cluster time should be. Nodes with a quota work in bursts, so their wall time
-    is not that of slower nodes.
+    Nodes with a quota work in bursts, so their wall time is not that of slower nodes.
     """
     run, runtime = result.run, result.runtime_info
     return (
@@ -131,10 +153,13 @@ def has_cores(result: RunResult) -> bool:
         and not shares_cores(run, runtime, result.cores)
         and rank_quota(run, runtime) >= 1
         and not run.slower_nodes
-        and all(
-            rank.seconds.get("cpu_contention", 0.0) <= MAX_CONTENTION * rank.train_s
-            for rank in result.ranks
-        )
+    )
+
+
+def has_cores(result: RunResult) -> bool:
+    """Whether each of several ranks had a core, so that wall time is what cluster time should be."""
+    return fits_cores(result) and all(
+        rank.seconds.get("cpu_contention", 0.0) <= MAX_CONTENTION * rank.train_s for rank in result.ranks
     )
 
 

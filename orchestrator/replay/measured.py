@@ -37,8 +37,8 @@ class Exchange:
     root: int = -1
 
 
-def mean_durations(traces: Sequence[Trace], without_cpu: bool) -> dict[Exchange, float]:
-    """Mean seconds of each kind of exchange.
+def durations(traces: Sequence[Trace], without_cpu: bool) -> dict[Exchange, list[float]]:
+    """Seconds of each exchange, by kind.
 
     Args:
         without_cpu: leave out the CPU time of the last caller of a collective, which is that of calling.
@@ -49,7 +49,7 @@ def mean_durations(traces: Sequence[Trace], without_cpu: bool) -> dict[Exchange,
     for measure in (_started, _messages, _requests):
         for exchange, seconds in measure(traces):
             found[exchange].append(seconds)
-    return {exchange: fmean(seconds) for exchange, seconds in found.items()}
+    return dict(found)
 
 
 def _collectives(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float, float]]:

@@ -1,4 +1,4 @@
-"""The clock and what is built on it: what recording a trace costs, and the error of cluster time.
+"""The clock and what is built on it: what recording costs, and cluster time, predicted and beside load.
 
 Overhead of recording: ranks train as in a local run, and take turns from epoch to epoch: no trace, `steps`,
 `full`. All ranks change at the same time, so other load on the machine affects all three. CPU time says
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from orchestrator.results.store import write_atomic
-from tests.bench.clock_error import error
+from tests.bench import clock_load, predictions
 from tests.bench.ranks import measured_by_ranks
 from trainer.core.events import EventWriter
 from trainer.core.trace import Kind
@@ -48,7 +48,8 @@ Turns = dict[str, list[list[float]]]  # (wall, CPU) seconds of a step and its re
 
 def main() -> None:
     recording()
-    error()
+    predictions.main()
+    clock_load.main()
 
 
 def recording() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 import pytest
 
 from orchestrator.replay.algorithms import Network
 from orchestrator.replay.calibration import Calibration
 from orchestrator.replay.cluster import ANY_COLLECTIVE, Cluster, Link, SoftwareCost
-from orchestrator.replay.measured import Exchange, mean_durations
+from orchestrator.replay.measured import Exchange, durations
 from orchestrator.replay.simulate import simulate
 from tests.support.traces import TraceBuilder, builders, traces
 from trainer.core.trace import Kind
@@ -18,8 +20,9 @@ CLUSTER = Cluster(node_speed=[1.0, 1.0], link=LINK, overhead_s=0.0)
 MESSAGE_S = 0.002  # of 1000 bytes
 
 
-def durations(ranks: list[TraceBuilder], without_cpu: bool = False) -> dict[Exchange, float]:
-    return mean_durations(traces(ranks), without_cpu)
+def means(ranks: list[TraceBuilder], without_cpu: bool = False) -> dict[Exchange, float]:
+    found = durations(traces(ranks), without_cpu)
+    return {exchange: fmean(seconds) for exchange, seconds in found.items()}
 
 
 def with_software(**costs: dict[int, float]) -> Cluster:
@@ -39,23 +42,23 @@ def test_a_collective_takes_from_its_last_entry_to_the_mean_exit() -> None:
     first.timed(Kind.ALL_REDUCE, 1.0, 2.0, 1000).timed(Kind.ALL_REDUCE, 5.0, 6.0, 1000)
     second.timed(Kind.ALL_REDUCE, 1.5, 2.2, 1000, cpu_s=0.1).timed(Kind.ALL_REDUCE, 4.0, 6.0, 1000)
     both = Exchange("all_reduce", (0, 1), 1000)
-    assert durations([first, second]) == {both: pytest.approx((0.6 + 1.0) / 2)}
-    assert durations([first, second], without_cpu=True) == {both: pytest.approx((0.5 + 1.0) / 2)}
+    assert means([first, second]) == {both: pytest.approx((0.6 + 1.0) / 2)}
+    assert means([first, second], without_cpu=True) == {both: pytest.approx((0.5 + 1.0) / 2)}
 
 
 def test_collectives_of_groups_are_those_of_their_members() -> None:
     ranks = builders(3, groups=[[0, 2]])
     for rank in (0, 2):
         ranks[rank].timed(Kind.BROADCAST, 1.0, 1.5, 10, peer=1, group=1)
-    assert durations(ranks) == {Exchange("broadcast", (0, 2), 10, root=1): pytest.approx(0.5)}
+    assert means(ranks) == {Exchange("broadcast", (0, 2), 10, root=1): pytest.approx(0.5)}
 
 
 def test_clocks_count_from_the_start_of_each_rank() -> None:
     first, second = builders(2)
     first.timed(Kind.BARRIER, 1.0, 2.0)
     second.timed(Kind.BARRIER, 0.0, 1.0)  # its clock started a second later
-    found = mean_durations([first.trace(), second.trace(started_s=1.0)], without_cpu=False)
-    assert found == {Exchange("barrier", (0, 1), 0): pytest.approx(1.0)}
+    found = durations([first.trace(), second.trace(started_s=1.0)], without_cpu=False)
+    assert found == {Exchange("barrier", (0, 1), 0): [pytest.approx(1.0)]}
 
 
 def test_all_reduces_beside_the_computation_that_ranks_wait_for_at_once() -> None:
@@ -67,21 +70,21 @@ def test_all_reduces_beside_the_computation_that_ranks_wait_for_at_once() -> Non
         rank.timed(Kind.START_ALL_REDUCE, 2.0, 2.0, 1000).timed(Kind.WAIT_STARTED, 3.0, 3.0)
         rank.timed(Kind.START_ALL_REDUCE, 4.0, 4.0, 1000).timed(Kind.START_ALL_REDUCE, 4.0, 4.0, 1000)
         rank.timed(Kind.WAIT_STARTED, 4.0, 5.0)
-    assert durations(ranks) == {Exchange("start_all_reduce", (0, 1), 1000): pytest.approx(0.3)}
+    assert means(ranks) == {Exchange("start_all_reduce", (0, 1), 1000): pytest.approx(0.3)}
 
 
 def test_a_message_takes_from_the_later_of_send_and_receive() -> None:
     first, second = builders(2)
     first.timed(Kind.SEND, 1.0, 1.1, 1000, peer=1).timed(Kind.SEND, 3.0, 3.1, 1000, peer=1)
     second.timed(Kind.RECEIVE, 0.0, 1.4, 1000, peer=0).timed(Kind.RECEIVE, 3.5, 3.7, 1000, peer=0)
-    assert durations([first, second]) == {Exchange("receive", (0, 1), 1000): pytest.approx((0.4 + 0.2) / 2)}
+    assert means([first, second]) == {Exchange("receive", (0, 1), 1000): pytest.approx((0.4 + 0.2) / 2)}
 
 
 def test_a_request_takes_its_way_and_that_of_the_answer() -> None:
     server, worker = builders(2)
     worker.timed(Kind.REQUEST, 1.0, 4.0, 600, peer=0)
     server.timed(Kind.TAKE, 0.0, 1.3, 600, peer=1).timed(Kind.RESPOND, 3.8, 3.9, 400, peer=1)
-    assert durations([server, worker]) == {Exchange("request", (1, 0), 1000): pytest.approx(0.3 + 0.2)}
+    assert means([server, worker]) == {Exchange("request", (1, 0), 1000): pytest.approx(0.3 + 0.2)}
 
 
 # Costs
@@ -112,6 +115,18 @@ def test_an_exchange_faster_than_its_messages_costs_nothing() -> None:
     calibration = Calibration()
     calibration.add("run", PLACE, traces(recorded(0.0001)), CLUSTER)
     assert calibration.costs(PLACE, "")["all_reduce"] == [SoftwareCost(bytes=1000, seconds=0.0)]
+
+
+def test_of_a_loaded_run_the_fastest_exchanges_count() -> None:
+    ranks = builders(2)
+    for number in range(11):
+        for rank in ranks:
+            rank.timed(Kind.BARRIER, number, number + 0.1 * (1 + number))
+    for loaded, expected in ((False, 0.6), (True, 0.2)):
+        calibration = Calibration()
+        calibration.add("run", PLACE, traces(ranks), CLUSTER, loaded)
+        (cost,) = calibration.costs(PLACE, "")["barrier"]
+        assert cost.seconds == pytest.approx(expected, abs=0.01)
 
 
 def test_a_run_alone_does_not_calibrate_itself() -> None:

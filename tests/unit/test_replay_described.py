@@ -118,8 +118,24 @@ def test_calibrating_runs_have_full_speed_and_the_cores_that_they_need() -> None
     assert not has_cores(a_run("serial", cores=2))
     assert not has_cores(a_run("all_reduce", node_speed=[1, 0.5], **fields))
     assert not has_cores(a_run("all_reduce", cpus=0.5, runtime="docker", **fields))
-    loaded = a_run("all_reduce", train_s=8.0, **fields)
+    assert not has_cores(beside_load(a_run("all_reduce", train_s=8.0, **fields)))
+
+
+def beside_load(result: RunResult) -> RunResult:
+    """The run with a second in which each rank had no core."""
     ranks = [
-        rank.model_copy(update={"seconds": rank.seconds | {"cpu_contention": 1.0}}) for rank in loaded.ranks
+        rank.model_copy(update={"seconds": rank.seconds | {"cpu_contention": 1.0}}) for rank in result.ranks
     ]
-    assert not has_cores(loaded.model_copy(update={"ranks": ranks}))
+    return result.model_copy(update={"ranks": ranks})
+
+
+def test_loaded_runs_calibrate_where_there_are_no_others(tmp_path: Path) -> None:
+    paths = SweepPaths(tmp_path)
+    loaded = [beside_load(exchanging(paths, 2.0, nodes=2, seed=seed)) for seed in (0, 1)]
+    times = cluster_times(paths, [(each.key, each) for each in loaded])
+    took = [time.cluster_s for time in times.values() if isinstance(time, ClusterTime)]
+    assert took == pytest.approx([2.0, 2.0], abs=0.01)
+    quiet = [exchanging(paths, 1.0, nodes=2, seed=seed) for seed in (2, 3)]
+    times = cluster_times(paths, [(each.key, each) for each in (*loaded, *quiet)])
+    took = [time.cluster_s for time in times.values() if isinstance(time, ClusterTime)]
+    assert took == pytest.approx(4 * [1.0], abs=0.01)

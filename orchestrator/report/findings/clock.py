@@ -30,7 +30,7 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         yield Finding(
             "cluster_time_uncalibrated",
             f"{meaning}. Their error is unknown, because no run had several ranks with a core each all the "
-            f"time, and what exchanges cost beyond their messages is not included.",
+            "time, and so exchanges may cost more than the cluster times include.",
             evidence(view.groups),
         )
         return
