@@ -47,11 +47,6 @@ def percent(value: float | None) -> str:
     return ABSENT if value is None else f"{value:.1%}"
 
 
-def as_printed(value: float) -> float:
-    """The share that `percent` prints, from which a reader computes differences."""
-    return round(float(percent(value).removesuffix("%")) / 100, 3)
-
-
 def bits(value: float | None) -> str:
     """A Jensen–Shannon divergence in bits, without the unit."""
     return ABSENT if value is None else f"{value:.3f}"

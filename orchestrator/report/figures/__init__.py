@@ -92,6 +92,14 @@ CAPTIONS = {
         "and maximum over nodes."
     ),
 }
+# Figures of the runs with the first partitioner: with several, or with too many for lines.
+WITH_ONE_PARTITIONER = ("stragglers", "memory")
+WITH_FEW_PARTITIONERS = (
+    *(quantity.name for quantity in QUANTITIES),
+    "time_to_target",
+    "accuracy_over_time",
+    "phases",
+)
 
 
 @dataclass(frozen=True)
@@ -126,9 +134,20 @@ def draw(comparison: Comparison) -> list[Plot]:
             for name, title, figure in [*_textbook(pairs.get(workload)), *_figures(view, style)]:
                 file = f"{name}-{number}" if len(workloads) > 1 else name
                 wide = figure.get_figwidth() > WIDTH_IN
-                note, svg = figure_note(view, name), to_svg(figure, file)
+                note = " ".join(filter(None, (_partitioner_note(view, name), figure_note(view, name))))
+                svg = to_svg(figure, file)
                 plots.append(Plot(file, title, CAPTIONS[name], note, workload, svg, wide))
     return plots
+
+
+def _partitioner_note(view: WorkloadView, figure: str) -> str:
+    """What a figure says if it leaves out the other partitioners of a workload; otherwise nothing."""
+    shown = view.candidates
+    if figure in WITH_ONE_PARTITIONER:
+        shown = view.reference_candidates
+    elif figure in WITH_FEW_PARTITIONERS:
+        shown = view.ranked_candidates
+    return f"Only with {view.partitioners[0]}." if len(shown) < len(view.candidates) else ""
 
 
 def _textbook(pair: OptimizerPair | None) -> Iterator[tuple[str, str, Figure]]:

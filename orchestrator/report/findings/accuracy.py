@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, Compared, compared_data
-from orchestrator.report.formats import as_printed, count, first_few, listed, percent, points, size, whole
+from orchestrator.report.formats import count, first_few, listed, percent, points, size, whole
 from orchestrator.report.metrics.learning import same_epochs, target_reached, updates
 from orchestrator.report.metrics.quantities import ACCURACY, AVERAGING_GAIN
 from orchestrator.report.model.comparison import WorkloadView
@@ -135,7 +135,7 @@ def averaging(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         final = Spread.of(row.accuracy for row in group.ok_rows if row.local_accuracy is not None)
         if not local or not final:
             continue
-        change = points(as_printed(final.mean) - as_printed(local.mean))
+        change = points(final.mean - local.mean)
         yield Finding(
             "averaging",
             f"{view.name(group)} at {view.shape.label}: the nodes' local models reached "

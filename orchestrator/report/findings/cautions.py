@@ -100,27 +100,21 @@ def _names(view: WorkloadView, groups: list[Group]) -> str:
 def drift(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """How much slower the machine was at the end of the sweep than at its start."""
     rows = [
-        row
-        for group in view.groups
-        if group.first.wall.times_compare
-        for row in group.ok_rows
-        if row.wall.train_s
+        row for group in view.groups if group.first.times_compare for row in group.ok_rows if row.train_s
     ]
-    found = time_drift(
-        [(row.result.started_at, _configuration(row), row.wall.train_s or 0.0) for row in rows]
-    )
+    found = time_drift([(row.result.started_at, _configuration(row), row.train_s or 0.0) for row in rows])
     if found is None:
         return
     text = (
-        f"From the first run to the last, wall times changed by a factor of {ratio(found.factor)} "
+        f"From the first run to the last, {view.clock} times changed by a factor of {ratio(found.factor)} "
         f"({ratio(found.low)} to {ratio(found.high)})"
     )
     if found.low <= 1 <= found.high:
         text += ": a drift is undecided"
     else:
         text += (
-            ": the machine was not equally fast all the time. The order of runs is random, so this does "
-            "not favour certain configurations"
+            ": the machine was not equally fast all the time. The order of runs is random, so no "
+            "configuration is systematically favoured"
         )
     yield Finding(
         "drift",

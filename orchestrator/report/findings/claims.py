@@ -91,10 +91,19 @@ class Compared:
     @property
     def interval(self) -> tuple[float, float] | None:
         """The interval of the difference or ratio, at the corrected level."""
+        bounds = self._bounds
+        return (self.quantity.unscaled(bounds[0]), self.quantity.unscaled(bounds[1])) if bounds else None
+
+    @property
+    def _bounds(self) -> tuple[float, float] | None:
+        """The interval on the scale of the comparison, within what is possible."""
         if self.decision is None:
             return None
-        low, high = self.quantity.possible(self.decision.low), self.quantity.possible(self.decision.high)
-        return self.quantity.unscaled(low), self.quantity.unscaled(high)
+        low, high = (
+            self.quantity.possible(bound, self.values[1])
+            for bound in (self.decision.low, self.decision.high)
+        )
+        return low, high
 
     @property
     def seeds_to_decide(self) -> int | None:
@@ -105,7 +114,7 @@ class Compared:
 
     @property
     def written(self) -> str:
-        """`+0.6 points (+0.2 to +1.0)`: the difference of the printed values, its interval and verdict."""
+        """`+0.6 points (+0.2 to +1.0)`: the difference, its interval and verdict."""
         return f"{self.quantity.write_difference(*self.values)}{self.remark}"
 
     @property
@@ -118,10 +127,18 @@ class Compared:
         """` (+0.2 to +1.0)`, ` (−0.3 to +1.0: undecided)`: the interval and the verdict."""
         if self.verdict == "equal":
             return " (equal in every seed)"
-        if self.decision is None:
+        bounds = self._bounds
+        if bounds is None:
             return f" (fewer than {MIN_SEEDS} seeds)"
-        low, high = (self.quantity.write_bound(bound) for bound in (self.decision.low, self.decision.high))
+        low, high = map(self.quantity.write_bound, bounds)
         return f" ({low} to {high})" if self.decided else f" ({low} to {high}: undecided)"
+
+    @property
+    def pair(self) -> tuple[str, frozenset[str]]:
+        """What is compared, whichever finding compares it."""
+        return self.quantity.name, frozenset(
+            row.key for side in (self.left, self.right) for row in side.ok_rows
+        )
 
     def data(self) -> dict[str, Any]:
         """Its numbers, for findings.json."""

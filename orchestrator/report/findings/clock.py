@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from orchestrator.replay.described import MAX_CONTENTION, fits_cores
 from orchestrator.replay.run import NoClusterTime
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims
@@ -35,12 +36,18 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         )
         return
     off = error.worst > MAX_ERROR
+    able = sum(row.cluster is not None and fits_cores(row.wall.result) for row in rows)
+    checked = (
+        f"all {able} runs" if able == len(error.rows) else f"{len(error.rows)} of {count(able, 'run')}"
+    )
     yield Finding(
         "cluster_time_uncalibrated" if off else "cluster_time",
-        f"{meaning}. In {count(len(error.rows), 'run')} with a core for each rank, they differ from wall "
-        f"time by {percent(error.median)} in the median and {percent(error.worst)} at most.",
+        f"{meaning}. In {checked} of several ranks with as many cores, ranks waited for a core during at most "
+        f"{percent(MAX_CONTENTION)} of their time; there, cluster times differ from wall times by {percent(error.median)} in the median and "
+        f"{percent(error.worst)} at most. Runs of more ranks than cores could not be checked, and the "
+        f"intervals do not contain this error.",
         error.rows,
-        {"median_error": error.median, "worst_error": error.worst},
+        {"median_error": error.median, "worst_error": error.worst, "checked": len(error.rows), "of": able},
     )
 
 

@@ -8,13 +8,14 @@ from typing import Any
 
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, Compared, Ranking, compared_data
-from orchestrator.report.formats import percent
+from orchestrator.report.formats import listed, percent, whole
 from orchestrator.report.metrics.quantities import ACCURACY
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.statistics.spread import Spread
 
 SKEWED_BITS = 0.02  # mean divergence of labels that is reported
+UNEQUAL = 1.1  # largest part / smallest part, beyond which their sizes are reported
 
 
 def partitioner_loss(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
@@ -136,5 +137,16 @@ def _held(groups: Sequence[Group]) -> str:
     if coverage is None or overlap is None or not skew:
         return "did not report their samples"
     several = f"{percent(overlap)} on several nodes" if overlap else "none on several nodes"
-    labels = f", with a label divergence of {skew.mean:.2f} bits" if skew.mean >= SKEWED_BITS else ""
-    return f"used {percent(coverage)} of the training set in epoch 1, {several}{labels}"
+    labels = [f"a label divergence of {skew.mean:.2f} bits"] if skew.mean >= SKEWED_BITS else []
+    uneven = [*labels, *_sizes(groups)]
+    aside = f", with {listed(uneven)}" if uneven else ""
+    return f"used {percent(coverage)} of the training set in epoch 1, {several}{aside}"
+
+
+def _sizes(groups: Sequence[Group]) -> list[str]:
+    """`1,660 to 23,845 samples per rank`; nothing if the parts are of about equal size."""
+    rows = [row for group in groups for row in group.ok_rows]
+    samples = [part.samples for row in rows for part in row.parts]
+    if not samples or max(samples) <= UNEQUAL * min(samples):
+        return []
+    return [f"{whole(min(samples))} to {whole(max(samples))} samples per rank"]

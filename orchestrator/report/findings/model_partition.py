@@ -40,7 +40,8 @@ def least_memory(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     names = [view.name(group) for spread, group in kept if spread.mean == least.mean]
     whose = "serial's" if serial else "the largest strategy's"
     text = (
-        f"At {view.shape.label}, {listed(names)} kept least per node: the fullest rank had "
+        f"At {view.shape.label}, by the sizes of their tensors, {listed(names)} kept least per node: the "
+        f"fullest rank had "
         f"{size(least.mean)} of weights, gradient, optimizer state and activations, "
         f"{percent(least.mean / most.mean)} of {whose} {size(most.mean)}."
     )

@@ -35,10 +35,11 @@ def straggler(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         others, mean = (
             (f"the other {noun}s", " on average") if slow.ranks > 2 else (f"the other {noun}", "")
         )
+        role = " (the server)" if slow.rank < group.first.run.strategy.servers else ""
         yield Finding(
             "straggler",
-            f"{view.name(group)} on {group.shape.label}: {others} waited for {noun} {slow.rank} during "
-            f"{percent(slow.share_of_time)} of the {view.clock} time{mean}; "
+            f"{view.name(group)} on {group.shape.label}: {others} waited for {noun} {slow.rank}{role} "
+            f"during {percent(slow.share_of_time)} of the {view.clock} time{mean}; "
             f"{percent(slow.share_of_waiting)} of all waiting was for {noun} {slow.rank}.",
             evidence([group]),
             {
@@ -64,7 +65,9 @@ def _excess(stragglers: Sequence[tuple[Straggler, Group]]) -> Quantity:
         for row in group.ok_rows
         if (shares := wait_shares(row)) is not None and shares.any()
     }
-    return Quantity("straggler_excess", lambda row: above.get(row.key), points, ratio=False, most=1.0)
+    return Quantity(
+        "straggler_excess", lambda row: above.get(row.key), points, ratio=False, within=lambda mean: (-1, 1)
+    )
 
 
 def slow_node(view: WorkloadView, claims: Claims, comparison: Comparison) -> Iterator[Finding]:

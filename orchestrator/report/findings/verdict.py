@@ -75,11 +75,18 @@ def _positions(
         worse = [group for group, _ in pairs]
         parts.append(
             f"Off it {_be(worse)} {_described(view, worse)}: {view.name(pairs[0][1])} is better in one, "
-            "and was measured no worse in the other"
+            f"and {_no_worse(pairs)} in the other"
         )
     if unknown:
         parts.append(f"Undecided {_be(unknown)} {_described(view, unknown)}")
     return ". ".join(parts)
+
+
+def _no_worse(pairs: Sequence[tuple[Group, Group]]) -> str:
+    """How a better group compares where no difference is claimed."""
+    if all(same_work(*pair) for pair in pairs):
+        return "does the same work per step, which counts as equal,"
+    return "was measured no worse"
 
 
 def _be(groups: Sequence[Group]) -> str:
@@ -172,7 +179,10 @@ def _worth(steps: Sequence[Compared]) -> str:
         slower = steps[verdicts.index("more")]
         return f"It was slower on {slower.left.shape.label} than on {slower.right.shape.short}."
     if set(verdicts) == {"less"}:
-        return "Every step made it faster."
+        fewest, most = steps[0].right.shape, steps[-1].left.shape
+        between = " than on the next smaller number" if len(steps) > 1 else f" than on {fewest.short}"
+        each = "each number of nodes" if len(steps) > 1 else most.label
+        return f"It was faster on {each}{between}."
     if "less" in verdicts:
         last = max(at for at, verdict in enumerate(verdicts) if verdict == "less")
         return f"Beyond {steps[last].left.shape.label}, a gain is undecided."
@@ -193,14 +203,20 @@ def _by_line(view: WorkloadView) -> Iterator[list[Group]]:
 
 def undecided(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     """How many comparisons are undecided, and how many seeds would probably decide them."""
-    open_ = [each for each in claims.all if each.verdict == "undecided"]
+    pairs: dict[tuple[str, frozenset[str]], list[Compared]] = {}
+    for each in claims.all:
+        if each.decided or each.verdict == "undecided":
+            pairs.setdefault(each.pair, []).append(each)
+    open_ = [found for found in pairs.values() if not any(each.decided for each in found)]
     if not open_:
         return
-    needed = sorted(seeds for each in open_ if (seeds := each.seeds_to_decide))
-    decided = sum(each.decided for each in claims.all)
+    needed = sorted(
+        min(seeds) for found in open_ if (seeds := [s for each in found if (s := each.seeds_to_decide)])
+    )
+    decided = len(pairs) - len(open_)
     text = (
         f"{count(len(open_), 'comparison')} of this report {'is' if len(open_) == 1 else 'are'} undecided, "
-        f"{decided} {'is' if decided == 1 else 'are'} decided."
+        f"{decided} {'is' if decided == 1 else 'are'} decided; `findings.json` has all of them."
     )
     hopeless = len(open_) - len(needed)
     data = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import exp, inf, log
 from statistics import fmean
 
-from orchestrator.report.formats import as_printed, percent, points, points_bound, ratio, seconds
+from orchestrator.report.formats import percent, points, points_bound, ratio, seconds
 from orchestrator.report.metrics.communication import exchange_s_per_step
 from orchestrator.report.metrics.learning import time_to_target_s
 from orchestrator.report.metrics.model_partition import step_s
@@ -31,7 +31,7 @@ class Quantity:
             their difference.
         lower_is_better: as for a time.
         resolution: the distance of neighbouring values in a run, if they are discrete.
-        most: the largest difference that is possible.
+        within: the smallest and the largest difference from a mean that are possible.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Quantity:
     ratio: bool = True
     lower_is_better: bool = True
     resolution: Callable[[Row], float] = lambda row: 0.0
-    most: float = inf
+    within: Callable[[float], tuple[float, float]] = lambda mean: (-inf, inf)
 
     def sample(self, group: Group) -> Sample:
         """The values of the group's ok runs by seed, on the scale of the comparison."""
@@ -61,20 +61,19 @@ class Quantity:
         """From the scale of the comparison to a ratio or a difference."""
         return exp(max(-MOST_LOG, min(value, MOST_LOG))) if self.ratio else value
 
-    def possible(self, bound: float) -> float:
-        """A bound of an interval, on the scale of the comparison, within what is possible."""
-        return max(-self.most, min(bound, self.most))
+    def possible(self, bound: float, mean: float) -> float:
+        """A bound of the difference from a mean, on the comparison's scale, within what is possible."""
+        least, most = self.within(mean)
+        return max(least, min(bound, most))
 
     def write_difference(self, left: float, right: float) -> str:
-        """`+0.6 points`, `1.24 times as long`: of two means, as they are printed."""
-        if self.ratio:
-            return f"{ratio(left / right)} times as long"
-        return points(as_printed(left) - as_printed(right))
+        """`+0.6 points`, `1.24 times as long`: of two means."""
+        return f"{ratio(left / right)} times as long" if self.ratio else points(left - right)
 
     def write_bound(self, value: float) -> str:
         """A bound of the interval of a difference, from the scale of the comparison, without its unit."""
         if not self.ratio:
-            return points_bound(self.possible(value))
+            return points_bound(value)
         if abs(value) > log(MOST_WRITTEN):
             return f"over {MOST_WRITTEN}" if value > 0 else f"under 1/{MOST_WRITTEN}"
         return ratio(exp(value))
@@ -92,7 +91,7 @@ ACCURACY = Quantity(
     ratio=False,
     lower_is_better=False,
     resolution=_one_image,
-    most=1.0,
+    within=lambda mean: (-mean, 1 - mean),
 )
 AVERAGING_GAIN = Quantity(
     "averaging_gain",
@@ -101,7 +100,7 @@ AVERAGING_GAIN = Quantity(
     ratio=False,
     lower_is_better=False,
     resolution=_one_image,
-    most=1.0,
+    within=lambda mean: (-1, 1),
 )
 TRAIN_S = Quantity("train_s", lambda row: row.train_s, seconds)
 ELAPSED_S = Quantity("elapsed_s", lambda row: row.elapsed_s, seconds)

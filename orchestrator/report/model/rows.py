@@ -319,16 +319,16 @@ class Row:
     @property
     def node_samples(self) -> list[int]:
         """Samples of each training rank in epoch 1."""
-        return [part.samples for part in self._parts]
+        return [part.samples for part in self.parts]
 
     @property
     def js_mean(self) -> float | None:
         """Mean over nodes of the JS divergence of their labels from the whole set's, epoch 1, in bits."""
-        return fmean(part.js_divergence for part in self._parts) if self._parts else None
+        return fmean(part.js_divergence for part in self.parts) if self.parts else None
 
     @property
     def js_max(self) -> float | None:
-        return max((part.js_divergence for part in self._parts), default=None)
+        return max((part.js_divergence for part in self.parts), default=None)
 
     @property
     def js_whole_run(self) -> float | None:
@@ -396,7 +396,7 @@ class Row:
         return speedup_limit(self.run, self.result.runtime_info, self.result.cores)
 
     @property
-    def _parts(self) -> list[CertifiedPart]:
+    def parts(self) -> list[CertifiedPart]:
         certificate = self._measured.certificate if self._measured else None
         return certificate.first_epoch() if certificate else []
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from orchestrator.replay.described import has_cores
 from orchestrator.report import formats
 from orchestrator.report.formats import ABSENT, JOIN, count
 from orchestrator.report.metrics import model_partition as partition
@@ -107,7 +108,12 @@ def _wall_by_cluster(group: Group) -> Cell:
         return Cell(ABSENT)
     wall = group.first.wall
     ranks, cores = wall.shape.ranks, wall.result.cores
-    why = f"{ranks} ranks on {counted(cores, 'core')}" if wall.shares_cores else "a core for each rank"
+    if wall.shares_cores:
+        why = f"{ranks} ranks on {counted(cores, 'core')}"
+    elif ranks == 1 or all(has_cores(row.wall.result) for row in group.ok_rows):
+        why = "a core for each rank"
+    else:
+        why = "other load or a quota in some runs"
     return Cell(formats.ratio(spread.mean), why)
 
 

@@ -127,7 +127,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         contained=any(chapter.contained for chapter in chapters),
         run_columns=columns,
         runs=_runs(comparison, columns, notes),
-        times=time_line(row.result for row in comparison.rows) if comparison.rows else "",
+        times=time_line(row.wall.result for row in comparison.rows) if comparison.rows else "",
         notes=notes,
         single_container=any(single_container(row) and containers(row) for row in comparison.rows),
         environments=environments(comparison),

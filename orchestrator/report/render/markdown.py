@@ -80,7 +80,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
             "\n".join(f"- {_code(e.name)}: {_plain(e.summary)} {_code(e.file)}" for e in entries),
         ]
     if comparison.rows:
-        parts += [_plain(time_line(row.result for row in comparison.rows)) + "."]
+        parts += [_plain(time_line(row.wall.result for row in comparison.rows)) + "."]
     missing = [
         f"- {_code(row.key)} {STATES[row.status]}: {_plain(row.cause or '')}"
         + (f" (log: {_code(row.log)})" if row.log else "")
