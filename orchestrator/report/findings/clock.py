@@ -42,10 +42,10 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     )
     yield Finding(
         "cluster_time_uncalibrated" if off else "cluster_time",
-        f"{meaning}. In {checked} of several ranks with as many cores, ranks waited for a core during at most "
-        f"{percent(MAX_CONTENTION)} of their time; there, cluster times differ from wall times by {percent(error.median)} in the median and "
-        f"{percent(error.worst)} at most. Runs of more ranks than cores could not be checked, and the "
-        f"intervals do not contain this error.",
+        f"{meaning}. In {checked} of several ranks with as many cores, ranks waited for a core during at "
+        f"most {percent(MAX_CONTENTION)} of their time; there, cluster times differ from wall times by "
+        f"{percent(error.median)} in the median and {percent(error.worst)} at most. Runs of more ranks "
+        "than cores could not be checked, and the intervals do not contain this error.",
         error.rows,
         {"median_error": error.median, "worst_error": error.worst, "checked": len(error.rows), "of": able},
     )
