@@ -21,9 +21,10 @@ from orchestrator.replay.run import (
     read_traces,
     replay_traces,
 )
-from orchestrator.replay.timeline import timeline
+from orchestrator.replay.timeline_files import write_timeline
 from orchestrator.report import formats
-from orchestrator.results.store import RunPaths, SweepPaths, read_record, read_result, write_atomic
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import RunPaths, SweepPaths, read_record, read_result
 from trainer.spec.run_spec import RunSpec
 
 _LINK = re.compile(r"([\d.]+)(bit|kbit|mbit|gbit)/([\d.]+)(us|ms|s)")
@@ -97,7 +98,7 @@ def parse_speeds(text: str) -> tuple[float, ...]:
     return tuple(speeds)
 
 
-def rows(paths: SweepPaths, options: Options, write_timeline: bool = False) -> Iterator[Row]:
+def rows(paths: SweepPaths, options: Options, timelines: bool = False) -> Iterator[Row]:
     """Replay the finished runs, in the order of the sweep.
 
     Raises InputError for a directory without results or with unequal numbers of nodes and speeds.
@@ -107,24 +108,27 @@ def rows(paths: SweepPaths, options: Options, write_timeline: bool = False) -> I
         result = read_result(run_paths.result)
         if result is None or result.status != "ok":
             continue
-        yield Row(key, result.train_s, _replay(run_paths, result.run, options, write_timeline))
+        yield Row(key, result.train_s, _replay(run_paths, result, options, timelines))
 
 
 def _replay(
-    paths: RunPaths, run: RunSpec, options: Options, write_timeline: bool
+    paths: RunPaths, result: RunResult, options: Options, timelines: bool
 ) -> ClusterTime | NoClusterTime:
+    run = result.run
     cluster = options.cluster(run)
     traces = read_traces(paths.directory, run)
     if isinstance(traces, NoClusterTime):
         return traces
-    replay = replay_traces(traces, run, cluster, intervals=write_timeline)
+    replay = replay_traces(traces, run, cluster, intervals=timelines)
     if isinstance(replay, NoClusterTime):
         return replay
-    if write_timeline:
+    if timelines:
         try:
-            write_atomic(paths.timeline, json.dumps(timeline(traces, replay)) + "\n")
+            written = write_timeline(paths, result, cluster, traces, replay)
         except OSError as error:
             raise output_error(paths.directory, error, "DIRECTORY") from error
+        if isinstance(written, NoClusterTime):
+            return written
     return cluster_time(replay, run, cluster)
 
 

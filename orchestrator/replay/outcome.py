@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Interval:
-    """What a rank did from `start` to `end`, in seconds. cause: the rank that it waited for, or -1."""
+class Interval(NamedTuple):
+    """What a rank did from `start` to `end`, in seconds.
+
+    It first waited `wait_s` for rank `cause`, or -1.
+    """
 
     name: str
     start: float
@@ -15,6 +19,13 @@ class Interval:
     wait_s: float = 0.0
     cause: int = -1
     bytes: int = 0
+
+
+class Track(NamedTuple):
+    """What one rank did, on one clock, in order. step_ends_s: when each of its steps ended."""
+
+    intervals: Sequence[Interval]
+    step_ends_s: Sequence[float]
 
 
 @dataclass
@@ -29,6 +40,7 @@ class RankReplay:
         end_s: its last record; it is idle from then to the end of the run.
         epoch_ends_s: the end of each of its epochs, by number.
         intervals: for a timeline, if wanted.
+        step_ends_s: the end of each of its steps, if intervals are wanted.
     """
 
     work_s: list[float]
@@ -38,6 +50,11 @@ class RankReplay:
     end_s: float = 0.0
     epoch_ends_s: dict[int, float] = field(default_factory=dict)
     intervals: list[Interval] = field(default_factory=list)
+    step_ends_s: list[float] = field(default_factory=list)
+
+    @property
+    def track(self) -> Track:
+        return Track(self.intervals, self.step_ends_s)
 
 
 @dataclass(frozen=True)

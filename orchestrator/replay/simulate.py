@@ -155,6 +155,8 @@ class _Simulation:
                 clock += seconds
                 position += 1
             elif kind == 3:  # STEP
+                if wanted:
+                    self._ranks[rank].step_ends_s.append(clock)
                 position += 1
             elif kind == 2:  # EPOCH
                 self._end_epoch(rank, clock)

@@ -6,77 +6,83 @@ Two processes, wall time and cluster time, each with one thread per rank. Format
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from orchestrator.replay.outcome import Interval, Replay
-from trainer.core.trace import WORK_PHASES, Kind, Trace
+from orchestrator.replay.outcome import Interval, Track
+from orchestrator.replay.windows import Window, Windows, pieces
+from trainer.core.trace import WORK_PHASES
 
 WALL, CLUSTER = 1, 2  # process ids
-MOST_INTERVALS = 10_000  # of one track: half of them from its start, half from its end
+FIRST_THREAD = 1  # of rank 0: Perfetto takes thread 0 of every process for an idle core
+MOST_INTERVALS = 10_000  # of one track: a quarter from its start, half around the window, the rest from its end
 
-_MARKS = (Kind.EPOCH, Kind.STEP)
 
+def timeline(wall: Sequence[Track], replayed: Sequence[Track], windows: Windows) -> dict[str, Any]:
+    """The timeline as an object for JSON.
 
-def timeline(traces: Sequence[Trace], replay: Replay) -> dict[str, Any]:
-    """The trace as an object for JSON. replay: with intervals."""
+    Args:
+        wall: one track per rank.
+        replayed: the same in cluster time.
+        windows: what long tracks must contain.
+    """
     tracks = [
-        *((WALL, rank, _recorded(trace)) for rank, trace in enumerate(traces)),
-        *((CLUSTER, rank, each.intervals) for rank, each in enumerate(replay.ranks)),
+        *((WALL, rank, each, windows.wall) for rank, each in enumerate(wall)),
+        *((CLUSTER, rank, each, windows.replayed) for rank, each in enumerate(replayed)),
     ]
-    events = [*_names(len(traces))]
+    events = [*_names(len(wall))]
     left_out = 0
-    for process, rank, intervals in tracks:
-        shown, dropped = _ends(intervals)
-        left_out += dropped
+    for process, rank, track, window in tracks:
+        shown = _kept(track.intervals, window)
+        left_out += len(track.intervals) - len(shown)
         events += _events(process, rank, shown)
-    note = f"at most {MOST_INTERVALS} intervals per track, from its start and its end"
+    note = f"at most {MOST_INTERVALS} intervals per track: its start, the steps in a report, and its end"
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
-        "otherData": {"run": traces[0].header.run, "limit": note, "intervals_left_out": left_out},
+        "otherData": {
+            "run": windows.run,
+            "cluster": windows.cluster.model_dump(mode="json"),
+            "limit": note,
+            "intervals_left_out": left_out,
+        },
     }
 
 
-def _recorded(trace: Trace) -> list[Interval]:
-    """What a rank did in wall time, as intervals."""
-    intervals = []
-    for kind, _, peer, nbytes, _, entered, left in trace.records.tolist():
-        if kind in _MARKS:
-            continue
-        name = WORK_PHASES[peer] if kind == Kind.WORK else Kind(kind).name.lower()
-        intervals.append(Interval(name, entered, left, bytes=0 if kind == Kind.SEND_WAIT else nbytes))
-    return intervals
-
-
-def _ends(intervals: Sequence[Interval]) -> tuple[list[Interval], int]:
-    """The first and the last intervals, and the number of those between them."""
-    dropped = max(0, len(intervals) - MOST_INTERVALS)
-    half = MOST_INTERVALS // 2
-    return ([*intervals[:half], *intervals[-half:]], dropped) if dropped else ([*intervals], 0)
+def _kept(intervals: Sequence[Interval], window: Window) -> Sequence[Interval]:
+    """The first and the last intervals, and those around the window."""
+    if len(intervals) <= MOST_INTERVALS:
+        return intervals
+    quarter = MOST_INTERVALS // 4
+    middle = (window.start_s + window.end_s) / 2
+    at = bisect_left(intervals, middle, key=lambda each: each.start)
+    first = min(max(at - quarter, quarter), len(intervals) - 3 * quarter)
+    return [*intervals[:quarter], *intervals[first : first + 2 * quarter], *intervals[-quarter:]]
 
 
 def _events(process: int, rank: int, intervals: Iterable[Interval]) -> Iterator[dict[str, Any]]:
-    """Complete events that do not overlap, times in microseconds with nanoseconds as decimals."""
-    shown_until = 0.0
+    """Complete events that do not overlap, times in microseconds with nanoseconds as decimals.
+
+    Perfetto truncates each time to nanoseconds, and drops an event that begins before the previous one has
+    ended. Therefore a nanosecond is left between two events.
+    """
+    shown_until = 0
     for each in intervals:
-        waited = each.start + each.wait_s
-        parts = [(f"wait for rank {each.cause}", "wait", waited)] if each.wait_s > 0 else []
-        work = each.name in WORK_PHASES
-        parts.append((each.name, "work" if work else "communicate", each.end))
-        for name, category, end in parts:
-            until = round(1e6 * end, 3)
-            start = max(shown_until, round(1e6 * (each.start if end == waited else waited), 3))
-            if until <= start:
+        for phase, begin, end in pieces(each):
+            until = round(1e9 * end)
+            start = max(shown_until, round(1e9 * begin))
+            if until <= start + 1:
                 continue
+            waits = phase == "wait"
             event = {
-                "name": name,
-                "cat": category,
+                "name": f"wait for rank {each.cause}" if waits else each.name,
+                "cat": "work" if each.name in WORK_PHASES else phase,
                 "ph": "X",
-                "ts": start,
-                "dur": round(until - start, 3),
+                "ts": start / 1000,
+                "dur": (until - start - 1) / 1000,
                 "pid": process,
-                "tid": rank,
+                "tid": FIRST_THREAD + rank,
             }
             if each.bytes:
                 event["args"] = {"bytes": each.bytes}
@@ -86,9 +92,9 @@ def _events(process: int, rank: int, intervals: Iterable[Interval]) -> Iterator[
 
 def _names(ranks: int) -> Iterator[dict[str, Any]]:
     for process, name in ((WALL, "wall time"), (CLUSTER, "cluster time")):
-        yield _name("process_name", process, 0, name)
+        yield _name("process_name", process, FIRST_THREAD, name)
         for rank in range(ranks):
-            yield _name("thread_name", process, rank, f"rank {rank}")
+            yield _name("thread_name", process, FIRST_THREAD + rank, f"rank {rank}")
 
 
 def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:

@@ -109,6 +109,11 @@ class RunPaths:
         """The run's wall and cluster time in the Chrome trace format."""
         return self.directory / "timeline.json"
 
+    @property
+    def windows(self) -> Path:
+        """The part of the timeline that a report draws."""
+        return self.directory / "timeline.window.json"
+
     def log(self, name: str) -> Path:
         """The console output of a node or a launcher, e.g. `log("node-0")`."""
         return self.directory / f"{name}.log"

@@ -1,0 +1,73 @@
+"""The files of a run's timeline: `timeline.json`, and beside it the window that a report draws."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+
+from pydantic import ValidationError
+
+from orchestrator.replay.cluster import Cluster
+from orchestrator.replay.errors import ReplayError
+from orchestrator.replay.outcome import Replay
+from orchestrator.replay.recorded import recorded
+from orchestrator.replay.run import NoClusterTime, read_traces, replay_traces
+from orchestrator.replay.timeline import timeline
+from orchestrator.replay.windows import Windows, steps_of, window_of
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import RunPaths, write_atomic
+from trainer.core.trace import Trace
+
+
+def windows_of(paths: RunPaths, result: RunResult, cluster: Cluster) -> Windows | NoClusterTime:
+    """The windows of a run whose timeline is written: as stored, otherwise both files are written.
+
+    Raises OSError.
+    """
+    stored = _read(paths)
+    if stored and stored.cluster == cluster and stored.run == result.key and paths.timeline.exists():
+        return stored
+    traces = read_traces(paths.directory, result.run)
+    if isinstance(traces, NoClusterTime):
+        return traces
+    replay = replay_traces(traces, result.run, cluster, intervals=True)
+    if isinstance(replay, NoClusterTime):
+        return replay
+    return write_timeline(paths, result, cluster, traces, replay)
+
+
+def write_timeline(
+    paths: RunPaths, result: RunResult, cluster: Cluster, traces: Sequence[Trace], replay: Replay
+) -> Windows | NoClusterTime:
+    """Write both files. Raises OSError.
+
+    Args:
+        cluster: on which the traces were replayed.
+        replay: with intervals.
+    """
+    try:
+        wall = recorded(traces, result.runtime_info.one_clock)
+    except ReplayError as error:
+        return NoClusterTime(f"its traces do not fit together: {error}")
+    replayed = [rank.track for rank in replay.ranks]
+    rank, steps = steps_of(traces)
+    windows = Windows(
+        run=result.key,
+        cluster=cluster,
+        steps=steps,
+        wall=window_of(wall, rank, steps),
+        replayed=window_of(replayed, rank, steps),
+    )
+    paths.windows.unlink(missing_ok=True)  # it must not describe a timeline other than its own
+    text = json.dumps(timeline(wall, replayed, windows), separators=(",", ":"))
+    write_atomic(paths.timeline, text + "\n")
+    write_atomic(paths.windows, windows.model_dump_json() + "\n")
+    return windows
+
+
+def _read(paths: RunPaths) -> Windows | None:
+    """The stored windows; None if there are none, or they are damaged or of another version."""
+    with suppress(FileNotFoundError, ValidationError):
+        return Windows.model_validate_json(paths.windows.read_bytes())
+    return None

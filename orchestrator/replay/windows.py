@@ -1,0 +1,196 @@
+"""The part of a run that a small timeline shows: a few steps, on the wall clock and in cluster time."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Annotated, Literal, NamedTuple
+
+import numpy as np
+from pydantic import ConfigDict, Field
+
+from orchestrator.replay.cluster import Cluster
+from orchestrator.replay.outcome import Interval, Track
+from trainer.core.record import Amount, Count, Record, Text
+from trainer.core.trace import WORK_PHASES, Kind, Trace
+
+VERSION: Literal[1] = 1  # changes when the same traces would give other files
+
+MOST_STEPS = 8
+MOST_INTERVALS = 60  # of a rank; fewer steps are shown if they have more
+MARGIN_STEPS = 3  # before and after an exchange that does not take place in every step
+
+Phase = Literal["data", "compute", "communicate", "wait", "other"]
+
+
+class _Strict(Record):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Part(_Strict):
+    """A time in which a rank stays in one phase. Seconds since training started."""
+
+    phase: Phase
+    start_s: Amount
+    end_s: Amount
+
+
+class Steps(_Strict):
+    """Which steps a window shows, by the numbers of the rank with most steps, from 1.
+
+    exchange: the window shows the one exchange that follows step `last`, since most steps have none.
+    """
+
+    first: Annotated[int, Field(ge=1)]
+    last: Annotated[int, Field(ge=1)]
+    of: Count
+    exchange: bool
+
+
+class Window(_Strict):
+    """From `start_s` to `end_s` since training started. ranks: the parts of each rank."""
+
+    start_s: Amount
+    end_s: Amount
+    ranks: list[list[Part]]
+
+
+class Windows(_Strict):
+    """What a report draws of a run.
+
+    version: of this record and of the timeline beside it. cluster: the cluster of both. steps: None if the
+    run has too few steps, so that all of it is shown.
+    """
+
+    version: Literal[1] = VERSION
+    run: Text
+    cluster: Cluster
+    steps: Steps | None
+    wall: Window
+    replayed: Window
+
+
+class Piece(NamedTuple):
+    """A piece of an interval: its phase, and from when to when."""
+
+    phase: str
+    start: float
+    end: float
+
+
+def pieces(interval: Interval) -> Iterator[Piece]:
+    """Waiting, then communication; or work."""
+    if interval.name in WORK_PHASES:
+        yield Piece(interval.name, interval.start, interval.end)
+        return
+    ready = interval.start + interval.wait_s
+    yield Piece("wait", interval.start, ready)
+    yield Piece("communicate", ready, interval.end)
+
+
+def steps_of(traces: Sequence[Trace]) -> tuple[int, Steps | None]:
+    """The rank with most steps, and the steps of it that a window shows.
+
+    These are steps in the middle of the epoch in the middle of the run. Where most steps have no exchange,
+    it is the exchange nearest to the middle instead.
+    """
+    counts = [_steps(trace) for trace in traces]
+    rank = counts.index(max(counts))
+    total = counts[rank]
+    if total < 2:
+        return rank, None
+    records = traces[rank].records
+    kinds = records["kind"]
+    ended = np.cumsum(kinds == Kind.STEP)  # steps that ended before each record
+    marks = np.isin(kinds, (Kind.STEP, Kind.EPOCH))
+    exchange = ~marks & (kinds != Kind.WORK) & (ended >= 1)
+    if (exchange & (records["bytes"] > 0)).any():
+        exchange &= records["bytes"] > 0
+    after = np.unique(ended[exchange])
+    if 0 < 2 * len(after) < total:
+        step = int(after[np.abs(after - total / 2).argmin()])
+        first = max(1, step - MARGIN_STEPS + 1)
+        return rank, Steps(first=first, last=step, of=total, exchange=True)
+    epochs = [*{0, *ended[kinds == Kind.EPOCH].tolist()} - {total}, total]
+    epochs.sort()
+    at = bisect_right(epochs, total // 2 - 1) - 1
+    begin, end = epochs[at], epochs[at + 1]
+    per_step = max(1, int((~marks).sum()) // total)
+    shown = min(max(2, min(MOST_STEPS, MOST_INTERVALS // per_step)), end - begin)
+    first = begin + (end - begin - shown) // 2 + 1
+    return rank, Steps(first=first, last=first + shown - 1, of=total, exchange=False)
+
+
+def _steps(trace: Trace) -> int:
+    """The steps of a rank; 0 of a server, whose steps are those of its workers."""
+    kinds = trace.records["kind"]
+    return 0 if (kinds == Kind.TAKE).any() else int((kinds == Kind.STEP).sum())
+
+
+def window_of(tracks: Sequence[Track], rank: int, steps: Steps | None) -> Window:
+    """The window of these steps on the clock of the tracks. rank: whose steps they are."""
+    begin, end = _span(tracks, tracks[rank], steps)
+    return Window(
+        start_s=begin, end_s=end, ranks=[_parts(track.intervals, begin, end) for track in tracks]
+    )
+
+
+def _span(tracks: Sequence[Track], own: Track, steps: Steps | None) -> tuple[float, float]:
+    whole = max((track.intervals[-1].end for track in tracks if track.intervals), default=0.0)
+    ends = own.step_ends_s
+    if steps is None:
+        return 0.0, whole
+    if not steps.exchange:
+        return _start_after(own, ends[steps.first - 2] if steps.first > 1 else 0.0), ends[steps.last - 1]
+    until = ends[steps.last] if steps.last < len(ends) else whole
+    exchanges = [
+        each
+        for each in own.intervals[_first_from(own.intervals, ends[steps.last - 1]) :]
+        if each.start < until and each.name not in WORK_PHASES
+    ]
+    begin = min((each.start for each in exchanges), default=ends[steps.last - 1])
+    end = max((each.end for each in exchanges), default=until)
+    # Ranks that entered before this one have waited for it.
+    for track in tracks:
+        for each in track.intervals[_first_until(track.intervals, begin) :]:
+            if each.start >= end:
+                break
+            if each.name not in WORK_PHASES:
+                begin, end = min(begin, each.start), max(end, each.end)
+    lengths = [one - other for one, other in zip(ends[1:], ends, strict=False)]
+    margin = max(MARGIN_STEPS * median(lengths), (end - begin) / 4)
+    return max(0.0, begin - margin), min(whole, end + margin)
+
+
+def _start_after(track: Track, time: float) -> float:
+    """When the rank begins what follows this time: there may be an evaluation between."""
+    at = _first_from(track.intervals, time)
+    return track.intervals[at].start if at < len(track.intervals) else time
+
+
+def _first_from(intervals: Sequence[Interval], time: float) -> int:
+    """The first interval that starts at this time or later."""
+    return bisect_left(intervals, time, key=lambda each: each.start)
+
+
+def _first_until(intervals: Sequence[Interval], time: float) -> int:
+    """The first interval that ends after this time."""
+    return bisect_right(intervals, time, key=lambda each: each.end)
+
+
+def _parts(intervals: Sequence[Interval], begin: float, end: float) -> list[Part]:
+    """What lies between these times. Parts of one phase that follow each other are one."""
+    parts: list[list[float | str]] = []
+    for each in intervals[_first_until(intervals, begin) :]:
+        if each.start >= end:
+            break
+        for phase, start, left in pieces(each):
+            start, left = max(start, begin), min(left, end)
+            if left <= start:
+                continue
+            if parts and parts[-1][0] == phase and start <= parts[-1][2]:
+                parts[-1][2] = left
+            else:
+                parts.append([phase, start, left])
+    return [Part.model_validate(dict(zip(Part.model_fields, each, strict=True))) for each in parts]
