@@ -33,8 +33,8 @@ def recorded(traces: Sequence[Trace], one_clock: bool) -> list[Track]:
     """One track per rank, from the moment the first rank started.
 
     Args:
-        one_clock: whether the ranks' clocks agree. Otherwise each track begins at its own start, and waiting
-            is part of communication, since it cannot be known.
+        one_clock: whether the ranks' clocks agree. Otherwise each track begins at its own start, and
+            waiting is part of communication, since it cannot be known.
 
     Raises:
         ReplayError: a trace has a group, a peer, a root or a phase that does not exist.

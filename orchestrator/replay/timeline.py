@@ -16,7 +16,7 @@ from trainer.core.trace import WORK_PHASES
 
 WALL, CLUSTER = 1, 2  # process ids
 FIRST_THREAD = 1  # of rank 0: Perfetto takes thread 0 of every process for an idle core
-MOST_INTERVALS = 10_000  # of one track: a quarter from its start, half around the window, the rest from its end
+MOST_INTERVALS = 10_000  # of one track: from its start, around the window, and from its end
 
 
 def timeline(wall: Sequence[Track], replayed: Sequence[Track], windows: Windows) -> dict[str, Any]:

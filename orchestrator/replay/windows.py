@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, cast
 
 import numpy as np
 from pydantic import ConfigDict, Field
@@ -18,7 +18,7 @@ from trainer.core.trace import WORK_PHASES, Kind, Trace
 VERSION: Literal[1] = 1  # changes when the same traces would give other files
 
 MOST_STEPS = 8
-MOST_INTERVALS = 60  # of a rank; fewer steps are shown if they have more
+MOST_INTERVALS = 40  # of a rank; fewer steps are shown if they have more
 MARGIN_STEPS = 3  # before and after an exchange that does not take place in every step
 
 Phase = Literal["data", "compute", "communicate", "wait", "other"]
@@ -74,7 +74,7 @@ class Windows(_Strict):
 class Piece(NamedTuple):
     """A piece of an interval: its phase, and from when to when."""
 
-    phase: str
+    phase: Phase
     start: float
     end: float
 
@@ -82,7 +82,7 @@ class Piece(NamedTuple):
 def pieces(interval: Interval) -> Iterator[Piece]:
     """Waiting, then communication; or work."""
     if interval.name in WORK_PHASES:
-        yield Piece(interval.name, interval.start, interval.end)
+        yield Piece(cast(Phase, interval.name), interval.start, interval.end)
         return
     ready = interval.start + interval.wait_s
     yield Piece("wait", interval.start, ready)
@@ -131,9 +131,7 @@ def _steps(trace: Trace) -> int:
 def window_of(tracks: Sequence[Track], rank: int, steps: Steps | None) -> Window:
     """The window of these steps on the clock of the tracks. rank: whose steps they are."""
     begin, end = _span(tracks, tracks[rank], steps)
-    return Window(
-        start_s=begin, end_s=end, ranks=[_parts(track.intervals, begin, end) for track in tracks]
-    )
+    return Window(start_s=begin, end_s=end, ranks=[_parts(track.intervals, begin, end) for track in tracks])
 
 
 def _span(tracks: Sequence[Track], own: Track, steps: Steps | None) -> tuple[float, float]:
@@ -181,16 +179,15 @@ def _first_until(intervals: Sequence[Interval], time: float) -> int:
 
 def _parts(intervals: Sequence[Interval], begin: float, end: float) -> list[Part]:
     """What lies between these times. Parts of one phase that follow each other are one."""
-    parts: list[list[float | str]] = []
+    parts: list[Piece] = []
     for each in intervals[_first_until(intervals, begin) :]:
         if each.start >= end:
             break
-        for phase, start, left in pieces(each):
-            start, left = max(start, begin), min(left, end)
+        for phase, begun, ended in pieces(each):
+            start, left = max(begun, begin), min(ended, end)
             if left <= start:
                 continue
-            if parts and parts[-1][0] == phase and start <= parts[-1][2]:
-                parts[-1][2] = left
-            else:
-                parts.append([phase, start, left])
-    return [Part.model_validate(dict(zip(Part.model_fields, each, strict=True))) for each in parts]
+            if parts and parts[-1].phase == phase and start <= parts[-1].end:
+                start = parts.pop().start
+            parts.append(Piece(phase, start, left))
+    return [Part(phase=each.phase, start_s=each.start, end_s=each.end) for each in parts]

@@ -8,9 +8,10 @@ from orchestrator.results.store import SweepPaths, write_atomic
 def write_report(paths: SweepPaths) -> list[str]:
     """Write the report's files beside the sweep's results.
 
-    These are results.csv, epochs.csv, findings.json, report.md, report.html, plots/*.svg, and cluster.json
-    beside the result of each run with a cluster time. Runs without a result are listed as pending. Figures
-    of an earlier report that this one does not have are removed.
+    These are results.csv, epochs.csv, findings.json, report.md, report.html, plots/*.svg, cluster.json
+    beside the result of each run with a cluster time, and timeline.json beside those whose timelines are
+    drawn. Runs without a result are listed as pending. Figures of an earlier report that this one does not
+    have are removed.
     Raises InputError for invalid files.
 
     Returns:
@@ -21,10 +22,11 @@ def write_report(paths: SweepPaths) -> list[str]:
     from orchestrator.report.findings import find, findings_json
     from orchestrator.report.metrics.fairness import unequal_conditions
     from orchestrator.report.model.comparison import read_comparison
+    from orchestrator.report.model.timelines import with_timelines
     from orchestrator.report.render import html, markdown
     from orchestrator.report.render.csv_tables import epochs_csv, results_csv
 
-    comparison = read_comparison(paths)
+    comparison = with_timelines(paths, read_comparison(paths))
     findings, plots = find(comparison), draw(comparison)
     write_atomic(paths.csv, results_csv(comparison))
     write_atomic(paths.epochs_csv, epochs_csv(comparison))

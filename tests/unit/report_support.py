@@ -5,18 +5,21 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 from orchestrator.replay.described import described
-from orchestrator.replay.run import ClusterTime, RankTime
+from orchestrator.replay.run import ClusterTime, NoClusterTime, RankTime
+from orchestrator.replay.windows import Part, Steps, Window, Windows
 from orchestrator.report import figures, formats, write_report
 from orchestrator.report.findings import find
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.model.comparison import Comparison, compare
 from orchestrator.report.model.rows import Row
+from orchestrator.report.model.timelines import slowest_runs
 from orchestrator.report.render.columns import Column, filled
 from orchestrator.report.render.csv_tables import results_csv
 from orchestrator.results.records import (
@@ -264,6 +267,30 @@ def a_comparison(
         [(result.key, result) for result in results],
         clusters={cluster.run: cluster for cluster in clusters},
     )
+
+
+def windowed(comparison: Comparison) -> Comparison:
+    """The comparison with a window for each of its slowest runs that has a cluster time."""
+    found: dict[str, Windows | NoClusterTime] = {}
+    for workload in comparison.workloads:
+        for run in slowest_runs(comparison.view(workload)):
+            time = comparison.clusters.get(run.row.key)
+            if isinstance(time, ClusterTime):
+                found[run.row.key] = a_window(time, len(time.ranks))
+    return replace(comparison, windows=found)
+
+
+def a_window(time: ClusterTime, ranks: int) -> Windows:
+    """Two steps, in which rank 0 waits for the others."""
+    step = [("compute", 0.0, 1.0), ("wait", 1.0, 1.5), ("communicate", 1.5, 2.0)]
+    parts = [
+        Part(phase=phase, start_s=start + begin, end_s=end + begin)  # type: ignore[arg-type]
+        for begin in (4.0, 6.0)
+        for phase, start, end in step
+    ]
+    window = Window(start_s=4.0, end_s=8.0, ranks=[parts] * ranks)
+    steps = Steps(first=3, last=4, of=9, exchange=False)
+    return Windows(run=time.run, cluster=time.cluster, steps=steps, wall=window, replayed=window)
 
 
 def row_of(comparison: Comparison, strategy: str, seed: int = 0) -> Row:

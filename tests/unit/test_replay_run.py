@@ -1,4 +1,4 @@
-"""Cluster time of a run: reading traces, checks, records, timelines and the command."""
+"""Cluster time of a run: reading traces, checks, records and the command."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from orchestrator.replay.run import (
     cluster_of,
     read_cluster_time,
     replay_run,
-    replay_traces,
     write_cluster_time,
 )
-from orchestrator.replay.timeline import CLUSTER, MOST_INTERVALS, WALL, timeline
 from orchestrator.results.store import RunPaths, SweepPaths, UnusableFile, write_atomic
-from tests.support.traces import TraceBuilder, builders, traces
+from tests.support.timelines import assert_trace_event_format
+from tests.support.traces import TraceBuilder, builders
 from tests.unit.report_support import a_run
 from trainer.core.trace import Kind, encode_trace, trace_path
 from trainer.spec.run_spec import RunSpec
@@ -217,68 +216,6 @@ def test_the_cluster_must_have_the_nodes_of_the_run(tmp_path: Path) -> None:
         replay_run(tmp_path, run, Cluster(node_speed=[1.0] * 3, link=LINK))
 
 
-# Timelines
-
-
-def timeline_of(run: RunSpec, ranks: list[TraceBuilder]) -> dict[str, Any]:
-    found = traces(ranks)
-    replay = replay_traces(found, run, a_cluster(run), intervals=True)
-    assert not isinstance(replay, NoClusterTime)
-    shown: dict[str, Any] = json.loads(json.dumps(timeline(found, replay)))
-    return shown
-
-
-def assert_chrome_trace(shown: dict[str, Any]) -> None:
-    """Check against the Trace Event Format: fields and types; events of a thread do not overlap."""
-    assert set(shown) == {"traceEvents", "displayTimeUnit", "otherData"}
-    assert shown["displayTimeUnit"] in ("ms", "ns")
-    until: dict[tuple[int, int], float] = {}
-    named = set()
-    for event in shown["traceEvents"]:
-        assert isinstance(event["name"], str)
-        track = (event["pid"], event["tid"])
-        assert all(isinstance(number, int) for number in track)
-        if event["ph"] == "M":
-            assert event["name"] in ("process_name", "thread_name")
-            assert isinstance(event["args"]["name"], str)
-            named.add(track)
-            continue
-        assert event["ph"] == "X"
-        assert set(event) <= {"name", "cat", "ph", "ts", "dur", "pid", "tid", "args"}
-        assert event["cat"] in ("work", "communicate", "wait")
-        assert event["dur"] > 0
-        assert event["ts"] >= until.get(track, 0.0) - 1e-3
-        until[track] = event["ts"] + event["dur"]
-        assert track in named
-
-
-def test_a_timeline_has_a_track_per_clock_and_rank() -> None:
-    run = spec_of()
-    shown = timeline_of(run, recorded(run))
-    assert_chrome_trace(shown)
-    tracks = {(each["pid"], each["tid"]) for each in shown["traceEvents"] if each["ph"] == "X"}
-    assert tracks == {(clock, rank) for clock in (WALL, CLUSTER) for rank in (0, 1)}
-    waits = [each for each in shown["traceEvents"] if each.get("cat") == "wait"]
-    assert {(each["tid"], each["name"]) for each in waits} == {(0, "wait for rank 1")}
-    assert sum(each["dur"] for each in waits) == pytest.approx(2e6, rel=1e-3)
-    assert shown["otherData"]["intervals_left_out"] == 0
-
-
-def test_a_long_timeline_shows_its_start_and_its_end() -> None:
-    run = spec_of("serial", nodes=1, transport="memory")
-    rank = TraceBuilder(0, 1, "memory", run=run.key)
-    for _ in range(MOST_INTERVALS + 100):
-        rank.work(0.001)
-    shown = timeline_of(run, [rank])
-    assert_chrome_trace(shown)
-    for clock in (WALL, CLUSTER):
-        events = [each for each in shown["traceEvents"] if each["ph"] == "X" and each["pid"] == clock]
-        assert len(events) == MOST_INTERVALS
-        assert events[0]["ts"] == 0
-        assert events[-1]["ts"] + events[-1]["dur"] == pytest.approx(1000.0 * (MOST_INTERVALS + 100))
-    assert shown["otherData"]["intervals_left_out"] == 200
-
-
 # The command
 
 
@@ -328,7 +265,7 @@ def test_the_command_prints_a_table_of_80_columns(
     assert lines[-1].startswith("serial-")
     assert "recorded no traces" in lines[-1]
     [run] = [path for path in tmp_path.iterdir() if path.name.startswith("all_reduce")]
-    assert_chrome_trace(json.loads(paths.run(run.name).timeline.read_text()))
+    assert_trace_event_format(json.loads(paths.run(run.name).timeline.read_text()))
 
 
 def test_the_command_prints_json(

@@ -34,6 +34,7 @@ from tests.unit.report_support import (
     in_parts,
     repeated,
     unrendered_figures,
+    windowed,
 )
 from tests.unit.test_report_data_partition import with_labels
 from tests.unit.test_report_faults import KILL, disturbed
@@ -253,10 +254,12 @@ def golden_comparison() -> Comparison:
         lab=Lab.model_validate(lab),
         blocks=blocks,
     )
-    return compare(
-        record,
-        [(result.key, result) for result in results],
-        clusters={cluster.run: cluster for cluster in clusters},
+    return windowed(
+        compare(
+            record,
+            [(result.key, result) for result in results],
+            clusters={cluster.run: cluster for cluster in clusters},
+        )
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from matplotlib import rc_context
@@ -19,11 +19,14 @@ from orchestrator.report.figures.stragglers import straggler_attribution
 from orchestrator.report.figures.style import RC, WIDTH_IN, Style
 from orchestrator.report.figures.svg import to_svg
 from orchestrator.report.figures.target import time_to_target
+from orchestrator.report.figures.timelines import small_timelines
+from orchestrator.report.formats import listed
 from orchestrator.report.metrics.data_partition import partition_summary_of, replica_ranks, representatives
 from orchestrator.report.metrics.fairness import figure_note
 from orchestrator.report.metrics.textbook_optimizers import OptimizerPair, optimizer_pairs
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.labels import Workload
+from orchestrator.report.model.timelines import MOST, Timeline, timelines_of
 
 # What a reader must know to read each figure.
 CAPTIONS = {
@@ -70,6 +73,12 @@ CAPTIONS = {
         "seeds: in a collective for the last rank to enter, in a receive for the sender. The runs with "
         "most waiting, at most six; colours compare between them."
     ),
+    "timelines": (
+        "The slowest run of each strategy, at the number of nodes at which strategies are compared, or at "
+        "the strategy's largest. A line per rank, a scale per run; times are since training started. Shown "
+        "are a few steps in the middle of the run, or one exchange if most steps have none. A line that "
+        "stops early is that of a rank that had ended. Serial runs exchange nothing and are not shown."
+    ),
     "memory": (
         "Of the rank that keeps most, mean over seeds: weights, gradient and optimizer state from step to "
         "step, activations from the forward to the backward pass. Samples, the interpreter and torch are "
@@ -107,7 +116,7 @@ class Plot:
     """A figure.
 
     name: its file name without .svg. note: conditions in which the compared configurations differ; may be
-    empty. svg: an <svg> element. wide: needs the page's width.
+    empty. svg: an <svg> element. wide: needs the page's width. timelines: those drawn, to link their files.
     """
 
     name: str
@@ -117,6 +126,7 @@ class Plot:
     workload: Workload
     svg: str
     wide: bool
+    timelines: Sequence[Timeline] = ()
 
 
 def draw(comparison: Comparison) -> list[Plot]:
@@ -137,6 +147,9 @@ def draw(comparison: Comparison) -> list[Plot]:
                 note = " ".join(filter(None, (_partitioner_note(view, name), figure_note(view, name))))
                 svg = to_svg(figure, file)
                 plots.append(Plot(file, title, CAPTIONS[name], note, workload, svg, wide))
+            file = f"timelines-{number}" if len(workloads) > 1 else "timelines"
+            if plot := _timelines(comparison, view, file):
+                plots.append(plot)
     return plots
 
 
@@ -148,6 +161,19 @@ def _partitioner_note(view: WorkloadView, figure: str) -> str:
     elif figure in WITH_FEW_PARTITIONERS:
         shown = view.ranked_candidates
     return f"Only with {view.partitioners[0]}." if len(shown) < len(view.candidates) else ""
+
+
+def _timelines(comparison: Comparison, view: WorkloadView, file: str) -> Plot | None:
+    shown, missing = timelines_of(view, comparison.windows)
+    figure = small_timelines(view, shown)
+    if figure is None:
+        return None
+    notes = [f"Without a timeline: {listed(names)} ({reason})." for reason, names in missing.items()]
+    if len(shown) == MOST:
+        notes.append(f"At most {MOST} strategies are shown, those that take longest.")
+    title = f"Timelines in {view.clock} time"
+    svg = to_svg(figure, file)
+    return Plot(file, title, CAPTIONS["timelines"], " ".join(notes), view.workload, svg, True, shown)
 
 
 def _textbook(pair: OptimizerPair | None) -> Iterator[tuple[str, str, Figure]]:

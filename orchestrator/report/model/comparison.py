@@ -9,6 +9,7 @@ from functools import cached_property
 
 from orchestrator.replay.described import cluster_times
 from orchestrator.replay.run import ClusterTime, NoClusterTime
+from orchestrator.replay.windows import Windows
 from orchestrator.report.model.baselines import rows_of
 from orchestrator.report.model.groups import Group, groups_of
 from orchestrator.report.model.labels import ClusterShape, Workload
@@ -112,7 +113,7 @@ class Comparison:
 
     rows: the runs with a result, in the order of the sweep file. pending: keys of the others. unusable: by
     key, why the result of a pending run cannot be used. clusters: by key, the cluster time of a run, or why
-    it has none.
+    it has none. windows: by key, what is drawn of the timelines of the slowest runs, or why there is none.
     """
 
     record: SweepRecord
@@ -120,6 +121,7 @@ class Comparison:
     pending: tuple[str, ...]
     unusable: Mapping[str, str] = field(default_factory=dict)
     clusters: Mapping[str, ClusterTime | NoClusterTime] = field(default_factory=dict)
+    windows: Mapping[str, Windows | NoClusterTime] = field(default_factory=dict)
 
     @cached_property
     def groups(self) -> list[Group]:

@@ -25,6 +25,7 @@ from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import Workload
 from orchestrator.report.model.locations import node_limits
 from orchestrator.report.model.rows import NO_SERIAL, OTHER_EPOCHS, Row
+from orchestrator.report.model.timelines import Timeline
 from orchestrator.report.render.columns import (
     CERTIFICATES,
     CONTAINERS,
@@ -39,17 +40,18 @@ from orchestrator.report.render.columns import (
     run_label,
 )
 from orchestrator.report.render.legend import legend
-from orchestrator.report.render.summary import STATES, one_line, seeds_line
+from orchestrator.report.render.summary import HOW_TO_OPEN, STATES, one_line, seeds_line
 from orchestrator.results.times import time_line
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot on the page. svg: our own markup, not escaped."""
+    """A plot on the page. svg: our own markup, not escaped. timelines: whose files are linked."""
 
     caption: str
     svg: Markup
     wide: bool
+    timelines: Sequence[Timeline]
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         single_container=any(single_container(row) and containers(row) for row in comparison.rows),
         environments=environments(comparison),
         absent=formats.ABSENT,
+        how_to_open=HOW_TO_OPEN,
     )
 
 
@@ -154,6 +157,7 @@ def _chapters(comparison: Comparison, plots: Sequence[Plot]) -> list[Chapter]:
                 " ".join(filter(None, [plot.caption, plot.note])),
                 Markup(inline(plot.svg, str(escape(f"{plot.title}. {plot.caption}")))),
                 plot.wide,
+                plot.timelines,
             )
             for plot in plots
             if plot.workload == workload

@@ -13,6 +13,7 @@ from orchestrator.report.metrics.faults import fault_costs
 from orchestrator.report.metrics.model_partition import is_partitioned
 from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.model.timelines import Timeline
 from orchestrator.report.render.columns import (
     CONTAINERS,
     FAULTS,
@@ -24,7 +25,7 @@ from orchestrator.report.render.columns import (
     filled,
 )
 from orchestrator.report.render.legend import legend
-from orchestrator.report.render.summary import STATES, one_line, seeds_line
+from orchestrator.report.render.summary import HOW_TO_OPEN, STATES, one_line, seeds_line
 from orchestrator.results.times import time_line
 
 T = TypeVar("T")
@@ -74,6 +75,8 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
             if plot.workload == workload:
                 parts += [f"![{_plain(plot.title)}](plots/{plot.name}.svg)"]
                 parts += filter(None, [_plain(plot.note)])
+                if plot.timelines:
+                    parts += [HOW_TO_OPEN, "\n".join(map(_timeline, plot.timelines))]
     if entries := legend(comparison.groups):
         parts += [
             "## Strategies",
@@ -96,6 +99,10 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
     if missing:
         parts += ["## Failed and pending runs", "\n".join(missing)]
     return "\n\n".join(parts) + "\n"
+
+
+def _timeline(timeline: Timeline) -> str:
+    return f"- [{_plain(timeline.name)}]({timeline.link})"
 
 
 def _finding(finding: Finding) -> str:

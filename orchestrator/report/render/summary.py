@@ -17,6 +17,11 @@ STATES = {
     "pending": "pending",
 }
 
+HOW_TO_OPEN = (
+    "The whole timelines, in wall and in cluster time, are the files linked here. To see one, choose "
+    "“Open trace file” at ui.perfetto.dev; the file stays in the browser:"
+)
+
 VARIED = {
     "init": "initial weights",
     "split": "the partition",

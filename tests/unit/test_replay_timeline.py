@@ -1,0 +1,376 @@
+"""Timelines: the Trace Event Format, waiting in wall time, and the steps that a report draws."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.replay.cluster import Cluster, Link
+from orchestrator.replay.outcome import Interval, Replay
+from orchestrator.replay.program import Entry
+from orchestrator.replay.recorded import recorded
+from orchestrator.replay.run import NoClusterTime
+from orchestrator.replay.simulate import simulate
+from orchestrator.replay.timeline import CLUSTER, FIRST_THREAD, MOST_INTERVALS, WALL, timeline
+from orchestrator.replay.timeline_files import windows_of
+from orchestrator.replay.windows import MOST_STEPS, Steps, Windows, pieces, steps_of, window_of
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import RunPaths
+from tests.support.timelines import assert_trace_event_format, tracks_of
+from tests.support.traces import TraceBuilder, builders, traces
+from tests.unit.report_support import a_run
+from trainer.core.trace import WORK_PHASES, Kind, Trace, encode_trace, trace_path
+
+LINK = Link(latency_s=0.001, bytes_per_s=1e6)
+
+
+def a_cluster(ranks: int, **fields: Any) -> Cluster:
+    return Cluster(node_speed=[1.0] * ranks, link=LINK, **fields)
+
+
+def in_steps(ranks: list[TraceBuilder], epochs: int = 2, steps: int = 10, every: int = 1) -> None:
+    """Rank r computes for (r + 1) / 1000 s per step; an all-reduce at the end of each step `every`."""
+    for epoch in range(1, epochs + 1):
+        for rank in ranks:
+            rank.add(Kind.EPOCH, peer=epoch)
+        for step in range(1, steps + 1):
+            for number, rank in enumerate(ranks):
+                rank.work(0.0001, "data").work((number + 1) / 1000)
+                if step % every == 0:
+                    rank.add(Kind.ALL_REDUCE, 1000, cpu_s=0.0002)
+                rank.add(Kind.STEP)
+
+
+def collectives() -> list[TraceBuilder]:
+    ranks = builders(3)
+    in_steps(ranks)
+    return ranks
+
+
+def beside_the_computation() -> list[TraceBuilder]:
+    ranks = builders(2)
+    for number, rank in enumerate(ranks):
+        for _ in range(5):
+            rank.work(0.01 * (number + 1)).add(Kind.START_ALL_REDUCE, 1000).work(0.0003)
+            rank.add(Kind.WAIT_STARTED).add(Kind.STEP)
+    return ranks
+
+
+def a_pipeline_of_two() -> list[TraceBuilder]:
+    first, second = builders(2)
+    for step in range(5):
+        first.work(0.01).send(1, 100_000, step).add(Kind.RECEIVE, 100, 1).add(Kind.STEP)
+        second.add(Kind.RECEIVE, 100_000, 0).work(0.02).send(0, 100, step).add(Kind.STEP)
+    return [first, second]
+
+
+def a_server() -> list[TraceBuilder]:
+    ranks = builders(3, "rpc")
+    for _ in range(5):
+        for worker in (1, 2):
+            ranks[0].add(Kind.TAKE, 100, worker).work(0.002).add(Kind.RESPOND, 100, worker)
+            ranks[worker].work(0.01).add(Kind.REQUEST, 100, 0).add(Kind.STEP)
+        ranks[0].add(Kind.STEP)
+    for rank in ranks:
+        rank.add(Kind.BARRIER)
+    return ranks
+
+
+PROGRAMS = [collectives, beside_the_computation, a_pipeline_of_two, a_server]
+
+
+def replayed(found: list[Trace]) -> Replay:
+    return simulate(found, a_cluster(len(found)), intervals=True)
+
+
+def timeline_of(ranks: list[TraceBuilder]) -> tuple[dict[str, Any], Replay]:
+    """The timeline as a reader of the file gets it."""
+    found = traces(ranks)
+    replay, wall = replayed(found), recorded(found, one_clock=True)
+    tracks = [rank.track for rank in replay.ranks]
+    rank, steps = steps_of(found)
+    windows = Windows(
+        run="run",
+        cluster=a_cluster(len(found)),
+        steps=steps,
+        wall=window_of(wall, rank, steps),
+        replayed=window_of(tracks, rank, steps),
+    )
+    shown: dict[str, Any] = json.loads(json.dumps(timeline(wall, tracks, windows)))
+    return shown, replay
+
+
+# The format
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_timeline_has_the_trace_event_format(program: Callable[[], list[TraceBuilder]]) -> None:
+    ranks = program()
+    shown, _ = timeline_of(ranks)
+    assert_trace_event_format(shown)
+    names = {
+        (each["pid"], each["tid"]): each["args"]["name"]
+        for each in shown["traceEvents"]
+        if each["name"] == "thread_name"
+    }
+    every = {
+        (clock, FIRST_THREAD + number): f"rank {number}"
+        for clock in (WALL, CLUSTER)
+        for number in range(len(ranks))
+    }
+    assert names == every
+    assert set(tracks_of(shown)) == set(every)
+    clocks = [each["args"]["name"] for each in shown["traceEvents"] if each["name"] == "process_name"]
+    assert clocks == ["wall time", "cluster time"]
+    assert 0 not in {tid for _, tid in every}  # Perfetto takes it for an idle core
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_cluster_time_of_a_timeline_adds_up_to_the_replay(
+    program: Callable[[], list[TraceBuilder]],
+) -> None:
+    shown, replay = timeline_of(program())
+    tracks = tracks_of(shown)
+    for number, rank in enumerate(replay.ranks):
+        events = tracks[CLUSTER, FIRST_THREAD + number]
+        seconds = dict.fromkeys(("work", "communicate", "wait"), 0.0)
+        for event in events:
+            seconds[event["cat"]] += event["dur"] / 1e6
+        rounding = 2e-9 * len(events)
+        assert seconds["work"] == pytest.approx(sum(rank.work_s), abs=rounding)
+        assert seconds["wait"] == pytest.approx(sum(rank.wait_s), abs=rounding)
+        assert seconds["communicate"] == pytest.approx(rank.communicate_s, abs=rounding)
+        for cause, waited in enumerate(rank.wait_s):
+            named = [event["dur"] for event in events if event["name"] == f"wait for rank {cause}"]
+            assert sum(named) / 1e6 == pytest.approx(waited, abs=rounding)
+        assert events[-1]["ts"] + events[-1]["dur"] == pytest.approx(1e6 * rank.end_s, abs=0.01)
+
+
+def test_times_that_binary_numbers_cannot_hold_do_not_overlap() -> None:
+    rank = TraceBuilder(0, 1, "memory")
+    for at in range(2000):
+        rank.work(1e-6 + 1e-9 * at).add(Kind.STEP)
+    shown, _ = timeline_of([rank])
+    assert_trace_event_format(shown)
+
+
+def test_a_long_timeline_shows_its_start_its_window_and_its_end() -> None:
+    rank = TraceBuilder(0, 1, "memory")
+    steps = 2 * MOST_INTERVALS
+    for _ in range(steps):
+        rank.work(0.001).add(Kind.STEP)
+    shown, _ = timeline_of([rank])
+    assert_trace_event_format(shown)
+    middle = 1000.0 * steps / 2
+    for events in tracks_of(shown).values():
+        assert len(events) == MOST_INTERVALS
+        assert events[0]["ts"] == 0
+        assert events[-1]["ts"] + events[-1]["dur"] == pytest.approx(1000.0 * steps, rel=1e-6)
+        assert sum(abs(event["ts"] - middle) <= 1000.0 * MOST_STEPS for event in events) > MOST_STEPS
+    assert shown["otherData"]["intervals_left_out"] == 2 * (steps - MOST_INTERVALS)
+
+
+# Wall time
+
+
+def at(*records: tuple[Kind, float, float, int, int]) -> list[Entry]:
+    """Records from (kind, entered_s, left_s, peer, bytes)."""
+    return [(kind, 0, peer, nbytes, 0.0, entered, left) for kind, entered, left, peer, nbytes in records]
+
+
+def waits_of(
+    *ranks: list[Entry], started_s: tuple[float, ...] = (), one_clock: bool = True
+) -> list[list[tuple[int, float]]]:
+    """(cause, seconds) of each exchange in which a rank waited, by rank."""
+    found = []
+    for number, (builder, records) in enumerate(zip(builders(len(ranks)), ranks, strict=True)):
+        empty = builder.trace()
+        array = empty.records.copy()
+        array.resize(len(records))
+        array[:] = records
+        header = empty.header.model_copy(
+            update={"count": len(records), "started_s": started_s[number] if started_s else 0.0}
+        )
+        found.append(Trace(header, array))
+    tracks = recorded(found, one_clock)
+    return [
+        [(each.cause, round(each.wait_s, 6)) for each in track.intervals if each.wait_s] for track in tracks
+    ]
+
+
+def test_a_collective_waits_for_the_last_rank_in_wall_time() -> None:
+    early, late = at((Kind.ALL_REDUCE, 1.0, 4.0, -1, 8)), at((Kind.ALL_REDUCE, 3.0, 4.0, -1, 8))
+    assert waits_of(early, late) == [[(1, 2.0)], []]
+    assert waits_of(early, late, one_clock=False) == [[], []]
+    # The second rank started later, so that it entered when the first one left.
+    assert waits_of(early, late, started_s=(5.0, 5.5)) == [[(1, 2.5)], []]
+
+
+def test_a_shift_waits_for_its_source() -> None:
+    ranks = [at((Kind.SHIFT, start, 9.0, 1, 8)) for start in (1.0, 2.0, 4.0)]
+    assert waits_of(*ranks) == [[(2, 3.0)], [], []]
+
+
+def test_messages_wait_for_their_peers() -> None:
+    sender = at(
+        (Kind.SEND, 1.0, 1.0, 1, 8), (Kind.SEND_WAIT, 1.0, 3.0, 1, 0), (Kind.RECEIVE, 3.0, 6.0, 1, 8)
+    )
+    receiver = at((Kind.RECEIVE, 2.5, 3.0, 0, 8), (Kind.SEND, 5.0, 5.5, 0, 8))
+    assert waits_of(sender, receiver) == [[(1, 1.5), (1, 2.0)], []]
+
+
+def test_a_request_waits_until_the_server_answers() -> None:
+    server = at((Kind.TAKE, 0.0, 2.0, 1, 8), (Kind.RESPOND, 5.0, 5.5, 1, 8))
+    worker = at((Kind.REQUEST, 1.5, 6.0, 0, 8))
+    assert waits_of(server, worker) == [[(1, 1.5)], [(0, 3.5)]]
+
+
+def test_what_runs_beside_the_computation_waits_for_the_last_to_hand_it_over() -> None:
+    first = at((Kind.START_ALL_REDUCE, 1.0, 1.0, -1, 8), (Kind.WAIT_STARTED, 2.0, 6.0, -1, 0))
+    second = at((Kind.START_ALL_REDUCE, 5.0, 5.0, -1, 8), (Kind.WAIT_STARTED, 5.5, 6.0, -1, 0))
+    assert waits_of(first, second) == [[(1, 3.0)], []]
+
+
+def test_records_that_overlap_do_not_in_a_timeline() -> None:
+    trace = TraceBuilder(0, 1, "memory").work(1.0).work(1.0).trace()
+    trace.records["entered_s"][1] = 0.5
+    [track] = recorded([trace], one_clock=True)
+    assert track.intervals == [Interval("compute", 0.0, 1.0), Interval("compute", 1.0, 2.0)]
+
+
+# Windows
+
+
+def steps_shown(every: int = 1, **fields: Any) -> Steps | None:
+    ranks = builders(2)
+    in_steps(ranks, every=every, **fields)
+    return steps_of(traces(ranks))[1]
+
+
+def test_a_window_shows_steps_within_the_middle_epoch() -> None:
+    shown = steps_shown(epochs=3, steps=20)
+    assert shown == Steps(first=27, last=34, of=60, exchange=False)
+    # Not across the end of an epoch, where ranks evaluate.
+    assert steps_shown(epochs=2, steps=20) == Steps(first=7, last=14, of=40, exchange=False)
+    assert steps_shown(epochs=5, steps=2) == Steps(first=5, last=6, of=10, exchange=False)
+
+
+def test_a_window_shows_an_exchange_where_most_steps_have_none() -> None:
+    shown = steps_shown(epochs=1, steps=40, every=10)
+    assert shown is not None
+    assert (shown.last, shown.exchange) == (19, True)  # within the 20th step
+
+
+def test_a_run_of_one_step_is_shown_as_a_whole() -> None:
+    assert steps_shown(epochs=1, steps=1) is None
+
+
+def test_the_steps_are_those_of_workers_and_not_of_a_server() -> None:
+    rank, steps = steps_of(traces(a_server()))
+    assert rank > 0
+    assert steps is not None
+    assert steps.of == 5
+
+
+def test_a_window_holds_all_of_an_exchange_at_the_end_of_a_run() -> None:
+    ranks = builders(2)
+    in_steps(ranks, epochs=1, steps=20, every=99)
+    for rank in ranks:
+        rank.add(Kind.ALL_REDUCE, 100_000)
+    found = traces(ranks)
+    replay = replayed(found)
+    tracks = [rank.track for rank in replay.ranks]
+    rank, steps = steps_of(found)
+    assert steps == Steps(first=18, last=20, of=20, exchange=True)
+    window = window_of(tracks, rank, steps)
+    assert window.end_s == pytest.approx(replay.cluster_s)
+    [wait] = [part for part in window.ranks[0] if part.phase == "wait"]
+    assert wait.end_s - wait.start_s == pytest.approx(replay.ranks[0].wait_s[1])
+    assert window.start_s < wait.start_s
+    assert window.ranks[0][0].phase in ("data", "compute")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_parts_of_a_window_are_those_of_the_track(program: Callable[[], list[TraceBuilder]]) -> None:
+    found = traces(program())
+    tracks = [rank.track for rank in replayed(found).ranks]
+    window = window_of(tracks, *steps_of(found))
+    assert 0 <= window.start_s < window.end_s
+    for track, parts in zip(tracks, window.ranks, strict=True):
+        inside: dict[str, float] = {}
+        for interval in track.intervals:
+            for phase, start, end in pieces(interval):
+                overlap = min(end, window.end_s) - max(start, window.start_s)
+                inside[phase] = inside.get(phase, 0.0) + max(0.0, overlap)
+        drawn = dict.fromkeys(inside, 0.0)
+        for part in parts:
+            drawn[part.phase] += part.end_s - part.start_s
+        assert drawn == pytest.approx(inside)
+        for one, other in pairwise(parts):
+            assert one.end_s <= other.start_s
+            assert one.phase != other.phase or one.end_s < other.start_s
+
+
+# Files
+
+
+def a_recorded_run(directory: Path) -> tuple[RunPaths, RunResult, Cluster]:
+    result = a_run("all_reduce", nodes=2, transport="gloo")
+    ranks = builders(2, "gloo", run=result.key)
+    in_steps(ranks)
+    for rank, builder in enumerate(ranks):
+        trace_path(directory, rank).write_bytes(encode_trace(builder.trace()))
+    return RunPaths(directory), result, a_cluster(2)
+
+
+def test_a_timeline_that_is_up_to_date_is_not_written_again(tmp_path: Path) -> None:
+    paths, result, cluster = a_recorded_run(tmp_path)
+    first = windows_of(paths, result, cluster)
+    assert isinstance(first, Windows)
+    assert_trace_event_format(json.loads(paths.timeline.read_text()))
+    for rank in range(2):
+        trace_path(tmp_path, rank).unlink()  # so that nothing can be replayed
+    assert windows_of(paths, result, cluster) == first
+    other = cluster.model_copy(update={"overhead_s": 0.1})
+    assert isinstance(windows_of(paths, result, other), NoClusterTime)
+
+
+@pytest.mark.parametrize(
+    "damage", ["timeline.json", "timeline.window.json", "content", "version", "cluster"]
+)
+def test_a_timeline_that_is_not_up_to_date_is_written_again(tmp_path: Path, damage: str) -> None:
+    paths, result, cluster = a_recorded_run(tmp_path)
+    first = windows_of(paths, result, cluster)
+    assert isinstance(first, Windows)
+    good = paths.timeline.read_text()
+    if damage == "content":
+        paths.windows.write_text("{")
+    elif damage == "version":
+        paths.windows.write_text(paths.windows.read_text().replace('"version":1', '"version":0'))
+    elif damage == "cluster":
+        windows_of(paths, result, cluster.model_copy(update={"overhead_s": 0.1}))
+        assert paths.timeline.read_text() != good
+    else:
+        (tmp_path / damage).unlink()
+    assert windows_of(paths, result, cluster) == first
+    assert paths.timeline.read_text() == good
+
+
+def test_clocks_that_differ_are_not_compared(tmp_path: Path) -> None:
+    paths, result, cluster = a_recorded_run(tmp_path)
+    apart = replace(result.runtime_info, one_clock=False)
+    windows_of(paths, result.model_copy(update={"runtime_info": apart}), cluster)
+    events = json.loads(paths.timeline.read_text())["traceEvents"]
+    waits = {event["pid"] for event in events if event.get("cat") == "wait"}
+    assert waits == {CLUSTER}
+
+
+def test_work_is_one_piece() -> None:
+    for phase in WORK_PHASES:
+        assert [*pieces(Interval(phase, 1.0, 2.0))] == [(phase, 1.0, 2.0)]
