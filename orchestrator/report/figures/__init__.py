@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib import rc_context
@@ -26,7 +26,7 @@ from orchestrator.report.metrics.fairness import figure_note
 from orchestrator.report.metrics.textbook_optimizers import OptimizerPair, optimizer_pairs
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.labels import Workload
-from orchestrator.report.model.timelines import MOST, Timeline, timelines_of
+from orchestrator.report.model.timelines import MOST, Timeline, slowest_runs, timelines_of
 
 # What a reader must know to read each figure.
 CAPTIONS = {
@@ -141,15 +141,14 @@ def draw(comparison: Comparison) -> list[Plot]:
         pairs = {pair.textbook.workload: pair for pair in optimizer_pairs(comparison)}
         for number, workload in enumerate(workloads, 1):
             view = comparison.view(workload)
-            for name, title, figure in [*_textbook(pairs.get(workload)), *_figures(view, style)]:
+            timelines, missing = timelines_of(view, comparison.windows)
+            drawn = [*_textbook(pairs.get(workload)), *_figures(view, style, timelines)]
+            for name, title, figure in drawn:
                 file = f"{name}-{number}" if len(workloads) > 1 else name
                 wide = figure.get_figwidth() > WIDTH_IN
-                note = " ".join(filter(None, (_partitioner_note(view, name), figure_note(view, name))))
-                svg = to_svg(figure, file)
-                plots.append(Plot(file, title, CAPTIONS[name], note, workload, svg, wide))
-            file = f"timelines-{number}" if len(workloads) > 1 else "timelines"
-            if plot := _timelines(comparison, view, file):
-                plots.append(plot)
+                note, svg = _note(view, name, missing), to_svg(figure, file)
+                linked = timelines if name == "timelines" else []
+                plots.append(Plot(file, title, CAPTIONS[name], note, workload, svg, wide, linked))
     return plots
 
 
@@ -163,17 +162,14 @@ def _partitioner_note(view: WorkloadView, figure: str) -> str:
     return f"Only with {view.partitioners[0]}." if len(shown) < len(view.candidates) else ""
 
 
-def _timelines(comparison: Comparison, view: WorkloadView, file: str) -> Plot | None:
-    shown, missing = timelines_of(view, comparison.windows)
-    figure = small_timelines(view, shown)
-    if figure is None:
-        return None
-    notes = [f"Without a timeline: {listed(names)} ({reason})." for reason, names in missing.items()]
-    if len(shown) == MOST:
+def _note(view: WorkloadView, figure: str, missing: Mapping[str, Sequence[str]]) -> str:
+    """What follows the caption of a figure. missing: by reason, the strategies without a timeline."""
+    if figure != "timelines":
+        return " ".join(filter(None, (_partitioner_note(view, figure), figure_note(view, figure))))
+    notes = [f"Without a timeline: {listed([*names])} ({reason})." for reason, names in missing.items()]
+    if len(slowest_runs(view)) - sum(map(len, missing.values())) == MOST:
         notes.append(f"At most {MOST} strategies are shown, those that take longest.")
-    title = f"Timelines in {view.clock} time"
-    svg = to_svg(figure, file)
-    return Plot(file, title, CAPTIONS["timelines"], " ".join(notes), view.workload, svg, True, shown)
+    return " ".join(notes)
 
 
 def _textbook(pair: OptimizerPair | None) -> Iterator[tuple[str, str, Figure]]:
@@ -181,7 +177,9 @@ def _textbook(pair: OptimizerPair | None) -> Iterator[tuple[str, str, Figure]]:
         yield "textbook_optimizers", "Loss curves of textbook and library optimizers", loss_curves(pair)
 
 
-def _figures(view: WorkloadView, style: Style) -> Iterator[tuple[str, str, Figure]]:
+def _figures(
+    view: WorkloadView, style: Style, timelines: Sequence[Timeline]
+) -> Iterator[tuple[str, str, Figure]]:
     """Name, title and figure of each."""
     if figure := strategies_at_a_glance(view, style):
         yield "strategies", "Strategies at a glance", figure
@@ -198,6 +196,8 @@ def _figures(view: WorkloadView, style: Style) -> Iterator[tuple[str, str, Figur
         yield "phases", f"{view.clock.capitalize()} time by phase", figure
     if figure := straggler_attribution(view):
         yield "stragglers", "Straggler attribution", figure
+    if figure := small_timelines(view, timelines):
+        yield "timelines", f"Timelines in {view.clock} time", figure
     if figure := memory_per_rank(view):
         yield "memory", "Memory of the fullest rank", figure
     if figure := bubbles(view, style):
