@@ -80,6 +80,10 @@ def test_of_many_strategies_those_that_take_longest(monkeypatch: pytest.MonkeyPa
         a_run(name, nodes=2, train_s=s) for name, s in (("ddp", 2.0), ("gossip", 1.0), ("all_reduce", 3.0))
     ]
     assert slowest(*runs) == [runs[0].key, runs[2].key]
+    with unrendered_figures():
+        [plot] = [plot for plot in draw(drawn(*runs)) if plot.name == "timelines"]
+    assert len(plot.timelines) == 2
+    assert plot.note.endswith(": 1.")
 
 
 def drawn(*results: RunResult) -> Comparison:

@@ -26,7 +26,7 @@ from orchestrator.report.metrics.fairness import figure_note
 from orchestrator.report.metrics.textbook_optimizers import OptimizerPair, optimizer_pairs
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.labels import Workload
-from orchestrator.report.model.timelines import MOST, Timeline, slowest_runs, timelines_of
+from orchestrator.report.model.timelines import Timeline, slowest_runs, strategies_of, timelines_of
 
 # What a reader must know to read each figure.
 CAPTIONS = {
@@ -167,8 +167,8 @@ def _note(view: WorkloadView, figure: str, missing: Mapping[str, Sequence[str]])
     if figure != "timelines":
         return " ".join(filter(None, (_partitioner_note(view, figure), figure_note(view, figure))))
     notes = [f"Without a timeline: {listed([*names])} ({reason})." for reason, names in missing.items()]
-    if len(slowest_runs(view)) - sum(map(len, missing.values())) == MOST:
-        notes.append(f"At most {MOST} strategies are shown, those that take longest.")
+    if faster := strategies_of(view) - len(slowest_runs(view)):
+        notes.append(f"Faster strategies that are not shown: {faster}.")
     return " ".join(notes)
 
 

@@ -67,6 +67,11 @@ def slowest_runs(view: WorkloadView) -> list[SlowestRun]:
     return [run for run in found if run not in faster]
 
 
+def strategies_of(view: WorkloadView) -> int:
+    """From how many strategies `slowest_runs` chooses."""
+    return len({group.strategy_label for group in one_per_split(view.groups) if not group.serial})
+
+
 def _slowest(view: WorkloadView, groups: list[Group]) -> SlowestRun:
     shapes = {group.shape for group in groups}
     shape = view.shape
