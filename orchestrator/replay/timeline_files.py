@@ -12,6 +12,7 @@ from orchestrator.replay.cluster import Cluster
 from orchestrator.replay.errors import ReplayError
 from orchestrator.replay.outcome import Replay
 from orchestrator.replay.recorded import recorded
+from orchestrator.replay.run import VERSION as MODEL_VERSION
 from orchestrator.replay.run import NoClusterTime, read_traces, replay_traces
 from orchestrator.replay.timeline import timeline
 from orchestrator.replay.windows import Windows, steps_of, window_of
@@ -26,7 +27,7 @@ def windows_of(paths: RunPaths, result: RunResult, cluster: Cluster) -> Windows 
     Raises OSError.
     """
     stored = _read(paths)
-    if stored and stored.cluster == cluster and stored.run == result.key and paths.timeline.exists():
+    if stored and _is_of(stored, result, cluster) and paths.timeline.exists():
         return stored
     traces = read_traces(paths.directory, result.run)
     if isinstance(traces, NoClusterTime):
@@ -35,6 +36,10 @@ def windows_of(paths: RunPaths, result: RunResult, cluster: Cluster) -> Windows 
     if isinstance(replay, NoClusterTime):
         return replay
     return write_timeline(paths, result, cluster, traces, replay)
+
+
+def _is_of(stored: Windows, result: RunResult, cluster: Cluster) -> bool:
+    return (stored.run, stored.model, stored.cluster) == (result.key, MODEL_VERSION, cluster)
 
 
 def write_timeline(

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field
 
 from orchestrator.replay.cluster import Cluster
 from orchestrator.replay.outcome import Interval, Track
+from orchestrator.replay.run import VERSION as MODEL_VERSION
 from trainer.core.record import Amount, Count, Record, Text
 from trainer.core.trace import WORK_PHASES, Kind, Trace
 
@@ -59,11 +60,12 @@ class Window(_Strict):
 class Windows(_Strict):
     """What a report draws of a run.
 
-    version: of this record and of the timeline beside it. cluster: the cluster of both. steps: None if the
-    run has too few steps, so that all of it is shown.
+    version: of this record and of the timeline beside it. model: version of the replay's model. cluster:
+    the cluster of both. steps: None if the run has too few steps, so that all of it is shown.
     """
 
     version: Literal[1] = VERSION
+    model: Count = MODEL_VERSION
     run: Text
     cluster: Cluster
     steps: Steps | None

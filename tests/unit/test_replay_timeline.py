@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.replay.cluster import Cluster, Link
+from orchestrator.replay.cluster import Cluster, Link, SoftwareCost
 from orchestrator.replay.outcome import Interval, Replay
 from orchestrator.replay.program import Entry
 from orchestrator.replay.recorded import recorded
@@ -85,14 +85,14 @@ def a_server() -> list[TraceBuilder]:
 PROGRAMS = [collectives, beside_the_computation, a_pipeline_of_two, a_server]
 
 
-def replayed(found: list[Trace]) -> Replay:
-    return simulate(found, a_cluster(len(found)), intervals=True)
+def replayed(found: list[Trace], **fields: Any) -> Replay:
+    return simulate(found, a_cluster(len(found), **fields), intervals=True)
 
 
-def timeline_of(ranks: list[TraceBuilder]) -> tuple[dict[str, Any], Replay]:
-    """The timeline as a reader of the file gets it."""
+def timeline_of(ranks: list[TraceBuilder], **fields: Any) -> tuple[dict[str, Any], Replay]:
+    """The timeline as a reader of the file gets it. fields: of the cluster."""
     found = traces(ranks)
-    replay, wall = replayed(found), recorded(found, one_clock=True)
+    replay, wall = replayed(found, **fields), recorded(found, one_clock=True)
     tracks = [rank.track for rank in replay.ranks]
     rank, steps = steps_of(found)
     windows = Windows(
@@ -131,11 +131,13 @@ def test_a_timeline_has_the_trace_event_format(program: Callable[[], list[TraceB
     assert 0 not in {tid for _, tid in every}  # Perfetto takes it for an idle core
 
 
+@pytest.mark.parametrize("kinds", [(), ("collective", "receive", "request")])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_the_cluster_time_of_a_timeline_adds_up_to_the_replay(
-    program: Callable[[], list[TraceBuilder]],
+    program: Callable[[], list[TraceBuilder]], kinds: tuple[str, ...]
 ) -> None:
-    shown, replay = timeline_of(program())
+    software = {kind: [SoftwareCost(bytes=0, seconds=0.003)] for kind in kinds}
+    shown, replay = timeline_of(program(), software=software)
     tracks = tracks_of(shown)
     for number, rank in enumerate(replay.ranks):
         events = tracks[CLUSTER, FIRST_THREAD + number]
@@ -342,7 +344,7 @@ def test_a_timeline_that_is_up_to_date_is_not_written_again(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "damage", ["timeline.json", "timeline.window.json", "content", "version", "cluster"]
+    "damage", ["timeline.json", "timeline.window.json", "content", "version", "model", "cluster"]
 )
 def test_a_timeline_that_is_not_up_to_date_is_written_again(tmp_path: Path, damage: str) -> None:
     paths, result, cluster = a_recorded_run(tmp_path)
@@ -351,8 +353,8 @@ def test_a_timeline_that_is_not_up_to_date_is_written_again(tmp_path: Path, dama
     good = paths.timeline.read_text()
     if damage == "content":
         paths.windows.write_text("{")
-    elif damage == "version":
-        paths.windows.write_text(paths.windows.read_text().replace('"version":1', '"version":0'))
+    elif damage in ("version", "model"):
+        paths.windows.write_text(paths.windows.read_text().replace(f'"{damage}":1', f'"{damage}":0'))
     elif damage == "cluster":
         windows_of(paths, result, cluster.model_copy(update={"overhead_s": 0.1}))
         assert paths.timeline.read_text() != good
