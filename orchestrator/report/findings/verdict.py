@@ -216,7 +216,7 @@ def undecided(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
     decided = len(pairs) - len(open_)
     text = (
         f"{count(len(open_), 'comparison')} of this report {'is' if len(open_) == 1 else 'are'} undecided, "
-        f"{decided} {'is' if decided == 1 else 'are'} decided; `findings.json` has all of them."
+        f"{decided} {'is' if decided == 1 else 'are'} decided; findings.json has all of them."
     )
     hopeless = len(open_) - len(needed)
     data = {
