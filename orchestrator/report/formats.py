@@ -87,6 +87,11 @@ def size(value: float | None) -> str:
     return f"{significant(value) if power else round(value)}{JOIN}{_BYTES[power]}"
 
 
+def mbit(bytes_per_s: float | None) -> str:
+    """A bandwidth in Mbit/s, in which links are requested."""
+    return ABSENT if bytes_per_s is None else f"{significant(bytes_per_s * 8 / 1e6)}{JOIN}Mbit/s"
+
+
 def memory(value: float | None) -> str:
     """An amount of memory in MiB."""
     return ABSENT if value is None else f"{significant(value)}{JOIN}MiB"

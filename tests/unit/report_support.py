@@ -26,6 +26,7 @@ from orchestrator.results.records import (
     Certificate,
     CertifiedPart,
     EpochPoint,
+    LinkResult,
     RankResult,
     RunResult,
     Status,
@@ -307,6 +308,12 @@ def repeated(
 def around(mean: float, step: float = 0.001, seeds: int = 5) -> list[float]:
     """Values of so many seeds, `step` apart."""
     return [mean + step * (seed - (seeds - 1) / 2) for seed in range(seeds)]
+
+
+def with_measured_link(run: RunResult, latency_s: float, bytes_per_s: float) -> RunResult:
+    """The run, with what rank 0 measured of its link to rank 1."""
+    link = LinkResult(source=0, to=1, latency_s=latency_s, bytes_per_s=bytes_per_s)
+    return run.model_copy(update={"links": [link]})
 
 
 def csv_lines(comparison: Comparison) -> list[dict[str, str]]:

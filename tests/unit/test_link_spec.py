@@ -123,15 +123,13 @@ def test_a_serial_run_has_no_links_and_one_key() -> None:
     assert "link" not in spec(None).canonical()
 
 
-def test_runs_of_one_workload_differ_in_their_label() -> None:
-    labels = {
-        strategy_label(spec(link))
-        for link in (None, FAST, {"default": FAST, "pairs": {"0>1": {"loss": 0.1}}})
-    }
-    assert len(labels) == 3
-    serial = spec(FAST, strategy="serial", nodes=1)
-    assert strategy_label(serial) == "serial"
-    assert len({Workload.of(spec(None)), Workload.of(spec(FAST)), Workload.of(serial)}) == 1
+def test_runs_over_different_links_are_different_workloads_of_one_serial_run() -> None:
+    runs = [spec(link) for link in (None, FAST, {"default": FAST, "pairs": {"0>1": {"loss": 0.1}}})]
+    workloads = [Workload.of(run) for run in runs]
+    assert len(set(workloads)) == len({workload.label for workload in workloads}) == 3
+    assert len({strategy_label(run) for run in runs}) == 1
+    serial = Workload.of(spec(FAST, strategy="serial", nodes=1))
+    assert {workload.without_links for workload in workloads} == {serial}
 
 
 def sweep_file(directory: Path, link: str, skip: str = "") -> Path:

@@ -35,6 +35,7 @@ from tests.unit.report_support import (
     repeated,
     unrendered_figures,
     windowed,
+    with_measured_link,
 )
 from tests.unit.test_report_data_partition import with_labels
 from tests.unit.test_report_faults import KILL, disturbed
@@ -195,6 +196,20 @@ def in_two_times() -> tuple[list[RunResult], list[ClusterTime]]:
     return results, clusters
 
 
+def over_links() -> tuple[list[RunResult], list[ClusterTime]]:
+    """Two strategies over two links that local processes do not make."""
+    results, clusters = [], []
+    times = {(100, "all_reduce"): 3.0, (100, "gossip"): 2.0, (10, "all_reduce"): 9.0, (10, "gossip"): 9.1}
+    for (mbit, strategy), cluster_s in times.items():
+        link = {"bandwidth_mbit": mbit, "latency_ms": 1}
+        runs = repeated(strategy, around(4.0), nodes=2, lr=0.8, link=link, transport="gloo")
+        results += [with_measured_link(run, latency_s=2e-4, bytes_per_s=1e9) for run in runs]
+        clusters += [
+            in_cluster_time(run, value) for run, value in zip(runs, around(cluster_s, 0.1), strict=True)
+        ]
+    return results, clusters
+
+
 def golden_comparison() -> Comparison:
     """Every kind of finding, every column of every table, and every figure."""
     one = a_run(train_s=8.0, accuracy=0.9, cores=2, lr=0.2)
@@ -204,9 +219,11 @@ def golden_comparison() -> Comparison:
     ]
     fixed = a_run("one_shot", nodes=2, accuracy=0.7, train_s=4.0, cores=2, lr=0.2)
     replayed, clusters = in_two_times()
+    linked, clusters_of_linked = over_links()
     results = [
         *data_parallel(),
         *replayed,
+        *linked,
         *larger_model(),
         *model_partitioned(),
         *with_target(),
@@ -258,7 +275,7 @@ def golden_comparison() -> Comparison:
         compare(
             record,
             [(result.key, result) for result in results],
-            clusters={cluster.run: cluster for cluster in clusters},
+            clusters={cluster.run: cluster for cluster in [*clusters, *clusters_of_linked]},
         )
     )
 

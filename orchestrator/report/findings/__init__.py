@@ -12,6 +12,7 @@ from orchestrator.report.findings import (
     clock,
     data_partition,
     faults,
+    links,
     model_partition,
     published,
     speed,
@@ -26,10 +27,11 @@ from orchestrator.report.formats import JOIN
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 
 # The rules, in the order in which a report shows their findings.
-PUBLISHED_RULES: tuple[Callable[[Comparison, Claims], Iterator[Finding]], ...] = (
+OPENING_RULES: tuple[Callable[[Comparison, Claims], Iterator[Finding]], ...] = (
     published.ablations,
     published.times,
     textbook_optimizers.loss_curves,
+    links.links,
 )
 WORKLOAD_RULES: tuple[Callable[[WorkloadView, Claims], Iterator[Finding]], ...] = (
     verdict.front,
@@ -81,6 +83,7 @@ SWEEP_RULES: tuple[Callable[[Comparison, Claims], Iterator[Finding]], ...] = (
     cautions.out_of_memory,
     cautions.thread_ranks,
     cautions.no_common_clock,
+    links.not_enforced,
     clock.no_cluster_time,
     cautions.strategy_caveats,
     cautions.conditions_differ,
@@ -88,7 +91,7 @@ SWEEP_RULES: tuple[Callable[[Comparison, Claims], Iterator[Finding]], ...] = (
 
 
 def find(comparison: Comparison) -> list[Finding]:
-    """All findings: on published results, on each workload, and then on the sweep as a whole."""
+    """All findings: on published results and links, on each workload, and then on the sweep as a whole."""
     return _apply_rules(comparison, count_claims(comparison).counted())
 
 
@@ -124,7 +127,7 @@ def _apply_rules(comparison: Comparison, claims: Claims) -> list[Finding]:
         findings = [finding for rule in rules for finding in rule(view, claims)]
         findings += stragglers.slow_node(view, claims, comparison)
         found += [replace(finding, workload=workload) for finding in findings]
-    first = [finding for rule in PUBLISHED_RULES for finding in rule(comparison, claims)]
+    first = [finding for rule in OPENING_RULES for finding in rule(comparison, claims)]
     last = [finding for rule in SWEEP_RULES for finding in rule(comparison, claims)]
     return first + _merged(found, len(comparison.workloads)) + last
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from orchestrator.replay.described import MAX_CONTENTION, fits_cores
 from orchestrator.replay.run import NoClusterTime
@@ -21,9 +21,9 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     rows = [row for group in view.groups for row in group.ok_rows]
     error = clock_error(rows)
     meaning = (
-        "Nodes of this machine share cores, so times are cluster times, replayed from the traces of the "
-        "runs: what training takes if every rank has a core of its own, and exchanges cost what they cost "
-        "here between ranks with a core each"
+        f"{_reason(rows)}, so times are cluster times, replayed from the traces of the runs: what training "
+        "takes if every rank has a core of its own, and exchanges cost what they cost here between ranks "
+        "with a core each"
     )
     if any(row.run.has_links for row in rows):
         meaning += ", on the links that the runs request"
@@ -49,6 +49,19 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         error.rows,
         {"median_error": error.median, "worst_error": error.worst, "checked": len(error.rows), "of": able},
     )
+
+
+def _reason(rows: Sequence[Row]) -> str:
+    """Why these rows are compared in cluster time, as a main clause."""
+    shared = any(row.wall.shares_cores for row in rows)
+    links = "the links that runs request were not enforced"
+    if shared and any(row.link_not_enforced for row in rows):
+        return f"Nodes of this machine share cores, and {links}"
+    if shared:
+        return "Nodes of this machine share cores"
+    if any(row.link_not_enforced for row in rows):
+        return links.capitalize()
+    return "Other runs of this workload are over links that make wall times incomparable"
 
 
 def no_cluster_time(comparison: Comparison, claims: Claims) -> Iterator[Finding]:

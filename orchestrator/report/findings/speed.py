@@ -44,7 +44,7 @@ def fastest(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     against = claims.with_reference(TRAIN_S, serial, groups) if serial else []
     first = groups[0]
     speedup = next((each for each in against if each.left is first), None)
-    text = f"{view.times_at}{view.of_ranked}, {view.name(first)} took {_time_and_accuracy(first)}"
+    text = f"{view.times_at}{view.of_ranked}, {view.name(first)} took {time_and_accuracy(first)}"
     data = {
         "strategy": view.name(first),
         "ranks": view.shape.ranks,
@@ -53,7 +53,7 @@ def fastest(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         "compared": compared_data([*ranking.of(first), *([speedup] if speedup else [])]),
     }
     if serial and speedup:
-        text += f"; serial took {_time_and_accuracy(serial)}"
+        text += f"; serial took {time_and_accuracy(serial)}"
         data |= speedup_data(speedup)
         if speedup.verdict != "too_few_seeds":
             text += f": {write_speedup(speedup)}"
@@ -67,7 +67,7 @@ def fastest(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     yield Finding("fastest", text, evidence([first, serial]), data)
 
 
-def _time_and_accuracy(group: Group) -> str:
+def time_and_accuracy(group: Group) -> str:
     """`3.21 s and reached 96.4%`: a speed never appears without its accuracy."""
     accuracy = f" and reached {percent(group.accuracy.mean)}" if group.accuracy else ""
     return f"{seconds(TRAIN_S.mean_of(group))}{accuracy}"

@@ -41,5 +41,14 @@ def clock_error(rows: Iterable[Row]) -> ClockError | None:
 
 
 def calibrates(row: Row) -> bool:
-    """Whether a run's wall time is what its cluster time should be: several ranks, each with a core."""
-    return wall_by_cluster(row) is not None and row.wall.timed and has_cores(row.wall.result)
+    """Whether a run's wall time is what its cluster time should be: several ranks, each with a core.
+
+    The wall time over links that were not enforced is that of other links.
+    """
+    wall = row.wall
+    return (
+        wall_by_cluster(row) is not None
+        and wall.timed
+        and has_cores(wall.result)
+        and not wall.link_not_enforced
+    )

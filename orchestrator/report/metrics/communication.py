@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
-
 from orchestrator.report.model.rows import Row
 
 
@@ -31,16 +29,6 @@ def communicate_s(row: Row) -> float | None:
 def wait_s(row: Row) -> float | None:
     """Seconds of waiting for other ranks, mean over ranks; None for a single rank."""
     return row.seconds.get("wait") if row.shape.ranks > 1 else None
-
-
-def link_latency_s(row: Row) -> float | None:
-    """Median one-way latency between ranks, measured before training; None if it was not."""
-    return median(link.latency_s for link in row.result.links) if row.result.links else None
-
-
-def link_bytes_per_s(row: Row) -> float | None:
-    """Median bandwidth between ranks, measured before training; None if it was not."""
-    return median(link.bytes_per_s for link in row.result.links) if row.result.links else None
 
 
 def consensus_distance(row: Row) -> float | None:

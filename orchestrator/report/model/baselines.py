@@ -21,7 +21,9 @@ def rows_of(
 ) -> list[Row]:
     """One row per (key, result, spec), in the same order, each with its baseline.
 
-    Rows of a workload whose nodes share cores are on the cluster clock, if their runs have cluster times.
+    Rows of a workload whose nodes share cores, or whose links were requested and not enforced, are on the
+    cluster clock, if their runs have cluster times. So are those of the same workload over other links,
+    since they have the serial runs in common.
 
     Args:
         clusters: by key, the cluster times of runs, or why they have none.
@@ -35,16 +37,19 @@ def rows_of(
     twins = _rows_on("cluster", replayed, known)
     by_cluster_time = _compared_in_cluster_time(walls, known)
     return [
-        replace(twin, twin=wall) if wall.workload in by_cluster_time else replace(wall, twin=twin)
+        replace(twin, twin=wall)
+        if wall.workload.without_links in by_cluster_time
+        else replace(wall, twin=twin)
         for wall, twin in zip(walls, twins, strict=True)
     ]
 
 
 def _compared_in_cluster_time(walls: Sequence[Row], clusters: Mapping[str, ClusterTime]) -> set[Workload]:
-    """The workloads in which nodes share cores and have cluster times, as the serial runs have."""
-    shared = {row.workload for row in walls if row.ok and row.shares_cores and row.key in clusters}
+    """The workloads, without links, whose wall times mislead and whose runs have cluster times."""
+    misleading = [row for row in walls if row.ok and (row.shares_cores or row.link_not_enforced)]
+    found = {row.workload.without_links for row in misleading if row.key in clusters}
     serial = [row for row in walls if row.ok and row.strategy == SERIAL]
-    return shared - {row.workload for row in serial if row.key not in clusters}
+    return found - {row.workload for row in serial if row.key not in clusters}
 
 
 def _rows_on(
@@ -72,7 +77,9 @@ def _rows_on(
     for row in plain:
         if row.ok and row.strategy == SERIAL:
             serial.setdefault(row.workload, []).append(row)
-    rows = [replace(row, baseline=_baseline(row, serial.get(row.workload, []))) for row in plain]
+    rows = [
+        replace(row, baseline=_baseline(row, serial.get(row.workload.without_links, []))) for row in plain
+    ]
     # If one seed has no speedup, a mean over the others would not be that of the configuration.
     untimed = {row.key for group in groups_of(rows) if not _timed(group) for row in group.rows}
     return [replace(row, baseline=_untimed(row.baseline)) if row.key in untimed else row for row in rows]

@@ -129,12 +129,36 @@ class Comparison:
 
     @property
     def workloads(self) -> list[Workload]:
-        """The workloads of the sweep's training runs, in order."""
-        return list(dict.fromkeys(group.workload for group in self.groups if group.first.trains))
+        """The workloads of the sweep's training runs, in order.
+
+        Runs on one node have no links: they belong to the workload over each link, and are a workload of
+        their own only if there is none.
+        """
+        training = [group for group in self.groups if group.first.trains]
+        over_links = {group.workload.without_links for group in training if group.workload.link}
+        return list(
+            dict.fromkeys(
+                group.workload
+                for group in training
+                if group.shape.nodes > 1 or group.workload not in over_links
+            )
+        )
+
+    def groups_in(self, workload: Workload) -> list[Group]:
+        """The training groups of a workload. Those on one node are in the workload over each link."""
+        return [
+            group
+            for group in self.groups
+            if group.first.trains
+            and (
+                group.workload == workload
+                or (group.shape.nodes == 1 and group.workload == workload.without_links)
+            )
+        ]
 
     def view(self, workload: Workload) -> WorkloadView:
         """The groups of this workload, for findings and figures."""
-        planned = [group for group in self.groups if group.first.trains and group.workload == workload]
+        planned = self.groups_in(workload)
         return WorkloadView(
             workload, [group for group in planned if group.ok], _busiest(planned), len(self.workloads) > 1
         )

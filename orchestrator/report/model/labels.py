@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.report.formats import count, listed, percent
 from orchestrator.results.limits import speeds_label, written
@@ -40,6 +40,7 @@ class Workload:
     faults: str = ""  # that were injected
     location: str = ""  # where the nodes ran; named only if the directory's runs differ in it
     vary: tuple[str, ...] = EVERYTHING  # what the seed varies
+    link: str = ""  # the links that were requested between nodes; empty on one node, which has none
 
     @classmethod
     def of(cls, run: RunSpec, location: str = "") -> Workload:
@@ -61,7 +62,13 @@ class Workload:
             faults_label(run),
             location,
             tuple(run.vary),
+            link_label(run),
         )
+
+    @property
+    def without_links(self) -> Workload:
+        """The same workload without links: that of its runs on one node."""
+        return replace(self, link="")
 
     @property
     def label(self) -> str:
@@ -72,8 +79,13 @@ class Workload:
         return (
             f"{self.dataset}, {self.model}, {self.optimizer} lr {self.lr:g}, "
             f"batch {self.batch_size} {batch}, {epochs}{self._until}{augmentation}{threads}{self._limits}"
-            f"{self._slower}{', on GPUs' if self.on_gpu else ''}{self._location}{self._faults}{self._vary}"
+            f"{self._slower}{', on GPUs' if self.on_gpu else ''}{self._links}{self._location}{self._faults}"
+            f"{self._vary}"
         )
+
+    @property
+    def _links(self) -> str:
+        return f", over links of {self.link}" if self.link else ""
 
     @property
     def _location(self) -> str:
@@ -175,15 +187,16 @@ def component_label(run: RunSpec, field: str, but: Collection[str] = ()) -> str:
 
 
 def strategy_label(run: RunSpec) -> str:
-    """The strategy's label, with the checkpoint interval, which costs time, `on_loss=continue`, and links.
-
-    Links belong to the label and not to the workload: the serial run of a workload has none.
-    """
+    """The strategy's label, with the checkpoint interval, which costs time, and `on_loss=continue`."""
     fields = ("checkpoint_epochs", "checkpoint_steps")
     intervals = [f"{name}={every}" for name in fields if (every := getattr(run, name))]
     on_loss = [] if run.on_loss == "stop" else [f"on_loss={run.on_loss}"]
-    link = f"link=({'; '.join(run.link.texts())})" if run.link is not None and run.has_links else ""
-    return " ".join(filter(None, [component_label(run, "strategy"), *intervals, *on_loss, link]))
+    return " ".join([component_label(run, "strategy"), *intervals, *on_loss])
+
+
+def link_label(run: RunSpec) -> str:
+    """`100 Mbit/s, 1 ms; node 2: 10 Mbit/s`: the requested links; empty without any."""
+    return "; ".join(run.link.texts()) if run.link is not None and run.has_links else ""
 
 
 def faults_label(run: RunSpec) -> str:

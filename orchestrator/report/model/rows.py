@@ -11,6 +11,7 @@ from orchestrator.report.model.labels import (
     Workload,
     component_label,
     faults_label,
+    link_label,
     strategy_label,
 )
 from orchestrator.results.limits import shares_cores, speedup_limit
@@ -119,6 +120,16 @@ class Row:
     @property
     def transport(self) -> str:
         return self.run.transport
+
+    @property
+    def link_label(self) -> str:
+        """The links that the run requests; empty without any."""
+        return link_label(self.run)
+
+    @property
+    def link_not_enforced(self) -> bool:
+        """Whether the run requests links that its runtime does not make, so that wall time lacks them."""
+        return bool(self.link_label) and not self.result.runtime_info.shapes_links
 
     @property
     def workload(self) -> Workload:

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 from orchestrator.replay.described import has_cores
 from orchestrator.report import formats
 from orchestrator.report.formats import ABSENT, JOIN, count
+from orchestrator.report.metrics import links
 from orchestrator.report.metrics import model_partition as partition
 from orchestrator.report.metrics.clock import wall_by_cluster
 from orchestrator.report.metrics.communication import (
@@ -108,7 +109,9 @@ def _wall_by_cluster(group: Group) -> Cell:
         return Cell(ABSENT)
     wall = group.first.wall
     ranks, cores = wall.shape.ranks, wall.result.cores
-    if wall.shares_cores:
+    if wall.link_not_enforced:
+        why = "without the requested links"
+    elif wall.shares_cores:
         why = f"{ranks} ranks on {counted(cores, 'core')}"
     elif ranks == 1 or all(has_cores(row.wall.result) for row in group.ok_rows):
         why = "a core for each rank"
@@ -201,6 +204,22 @@ def _learning_rates_differ(groups: Sequence[Group]) -> bool:
     return any(
         rate != row.run.lr for group in groups for row in group.ok_rows for rate in learning_rates(row)
     )
+
+
+def _link(
+    metric: Metric, write: Callable[[float], str], requested: Callable[[Row], str]
+) -> Callable[[Group], Cell]:
+    """What was measured before training, mean over seeds, beside what was requested."""
+
+    def cell(group: Group) -> Cell:
+        spread = group.over(metric)
+        return Cell(write(spread.mean), requested(group.ok_rows[0])) if spread else Cell(ABSENT)
+
+    return cell
+
+
+def _links_requested(groups: Sequence[Group]) -> bool:
+    return any(group.workload.link for group in groups)
 
 
 def _stopped_early(groups: Sequence[Group]) -> bool:
@@ -306,6 +325,18 @@ GROUPS: tuple[Column[Group], ...] = (
     ),
     Column("bytes_sent", "Sent per rank", over_seeds(lambda row: row.bytes_sent_per_rank, formats.size)),
     Column("bytes_per_step", "Sent per rank and step", over_seeds(bytes_per_step, formats.size)),
+    Column(
+        "link_latency",
+        "Link latency, measured",
+        _link(links.latency_s, formats.seconds, links.requested_latency),
+        shown_for=_links_requested,
+    ),
+    Column(
+        "link_bandwidth",
+        "Link bandwidth, measured",
+        _link(links.bytes_per_s, formats.mbit, links.requested_bandwidth),
+        shown_for=_links_requested,
+    ),
     Column("samples_per_s", "Samples/s", over_seeds(lambda row: row.samples_per_s, formats.ratio)),
     Column("staleness", "Staleness", _staleness),
 )

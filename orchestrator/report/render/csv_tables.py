@@ -7,13 +7,12 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 
+from orchestrator.report.metrics import links
 from orchestrator.report.metrics import model_partition as partition
 from orchestrator.report.metrics.communication import (
     bytes_per_step,
     consensus_distance,
     exchange_s_per_step,
-    link_bytes_per_s,
-    link_latency_s,
 )
 from orchestrator.report.metrics.containers import metric
 from orchestrator.report.metrics.data_partition import distance_max, distance_mean
@@ -115,10 +114,10 @@ WALL_COLUMNS: dict[str, Callable[[Row], Value]] = {
     "image": lambda row: row.result.environment.get("image"),
     "consensus_distance": consensus_distance,
     "bytes_sent_per_rank_per_step": bytes_per_step,
-    "link": lambda row: "; ".join(row.run.link.texts()) if row.run.link and row.run.has_links else None,
+    "link": lambda row: row.link_label or None,
     # Measured before training, over the run's transport; medians over the links.
-    "link_latency_s": link_latency_s,
-    "link_bytes_per_s": link_bytes_per_s,
+    "link_latency_s": links.latency_s,
+    "link_bytes_per_s": links.bytes_per_s,
     "exchange_s_per_step": exchange_s_per_step,
     # Between the labels of a node and of the whole set, 0 … 2, in epoch 1.
     "earth_movers_distance_mean": distance_mean,

@@ -151,7 +151,7 @@ def _parts(findings: Sequence[Finding], caution: bool) -> list[Part]:
 def _chapters(comparison: Comparison, plots: Sequence[Plot]) -> list[Chapter]:
     chapters = []
     for workload in comparison.workloads:
-        groups = [group for group in comparison.groups if group.first.trains and group.workload == workload]
+        groups = comparison.groups_in(workload)
         figures = [
             Figure(
                 " ".join(filter(None, [plot.caption, plot.note])),
@@ -187,7 +187,14 @@ def _evidence(finding: Finding) -> list[tuple[str, list[Row]]]:
     """The finding's runs, grouped by configuration."""
     rows_by_name: dict[str, list[Row]] = {}
     for row in finding.rows:
-        parts = [run_label(row), row.partitioner_label, row.shape.label, row.location, row.faults_label]
+        parts = [
+            run_label(row),
+            row.partitioner_label,
+            row.shape.label,
+            row.link_label,
+            row.location,
+            row.faults_label,
+        ]
         rows_by_name.setdefault(" · ".join(filter(None, parts)), []).append(row)
     return list(rows_by_name.items())
 
@@ -215,7 +222,9 @@ def _runs(comparison: Comparison, columns: Sequence[Column[Row]], notes: Sequenc
             RunLine(
                 key=key,
                 name=run_label(row),
-                detail=" · ".join(filter(None, [row.partitioner_label, row.location, row.faults_label])),
+                detail=" · ".join(
+                    filter(None, [row.partitioner_label, row.link_label, row.location, row.faults_label])
+                ),
                 nodes=row.shape.short,
                 seed=str(row.seed),
                 status=STATES[row.status],

@@ -59,7 +59,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
     if costs := fault_costs(comparison):
         parts += ["## What faults cost", _table(filled(FAULTS, costs), costs)]
     for workload in comparison.workloads:
-        groups = [group for group in comparison.groups if group.first.trains and group.workload == workload]
+        groups = comparison.groups_in(workload)
         parts += [f"## {_plain(workload.label)}"]
         parts += filter(None, [_plain(stated_conditions(comparison.view(workload)))])
         parts += [_table(filled(GROUPS, groups), groups)]

@@ -1,0 +1,53 @@
+"""The links of a run: what was requested, and what the ranks measured before training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from orchestrator.report.formats import ABSENT, mbit, seconds
+from orchestrator.report.model.rows import Row
+from orchestrator.report.statistics.spread import Spread
+from trainer.spec.link import Path
+
+
+def latency_s(row: Row) -> float | None:
+    """Median one-way latency between ranks, measured before training; None if it was not."""
+    return median(link.latency_s for link in row.result.links) if row.result.links else None
+
+
+def bytes_per_s(row: Row) -> float | None:
+    """Median bandwidth between ranks, measured before training; None if it was not."""
+    return median(link.bytes_per_s for link in row.result.links) if row.result.links else None
+
+
+def requested_latency(row: Row) -> str:
+    """`1 ms requested`, for the measured links; empty without a request."""
+    return _requested(row, lambda path: path.latency_ms / 1000, seconds)
+
+
+def requested_bandwidth(row: Row) -> str:
+    """`10 Mbit/s requested`, for the measured links; empty without a request."""
+    return _requested(
+        row, lambda path: path.bandwidth_mbit and path.bandwidth_mbit * 1e6 / 8, mbit, "no limit"
+    )
+
+
+def measured(rows: Sequence[Row]) -> str:
+    """`9.52 Mbit/s, 1.10 ms`: medians over runs; empty if none has measured."""
+    latencies = [value for row in rows if (value := latency_s(row)) is not None]
+    rates = [value for row in rows if (value := bytes_per_s(row)) is not None]
+    return f"{mbit(median(rates))}, {seconds(median(latencies))}" if latencies and rates else ""
+
+
+def _requested(
+    row: Row, of: Callable[[Path], float | None], write: Callable[[float | None], str], absent: str = ABSENT
+) -> str:
+    if row.run.link is None or not row.link_label:
+        return ""
+    node_of, enforced = row.run.node_of, "" if not row.link_not_enforced else ", not enforced"
+    pairs = {(node_of(each.source), node_of(each.to)) for each in row.result.links}
+    values = [of(row.run.link.path(*pair)) for pair in pairs if pair[0] != pair[1]]
+    spread = Spread.of(values)
+    wanted = spread.range(write) if spread and None not in values else absent
+    return f"{wanted} requested{enforced}" if values else ""
