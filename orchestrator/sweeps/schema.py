@@ -17,7 +17,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 def run_schema() -> Schema:
     """JSON Schema of a RunSpec."""
-    return {"$schema": DIALECT, **RunSpec.model_json_schema()}
+    return {"$schema": DIALECT, **_of_a_run()}
 
 
 def sweep_schema() -> Schema:
@@ -27,7 +27,7 @@ def sweep_schema() -> Schema:
     each field (Values), a list of values (Axes), and a value or a list of values that select runs
     (Selection).
     """
-    schema, run = SweepSpec.model_json_schema(), RunSpec.model_json_schema()
+    schema, run = SweepSpec.model_json_schema(), _of_a_run()
     shared = run.pop("$defs", {})
     fields: dict[str, Schema] = {
         name: {"$ref": f"#/$defs/Run/properties/{name}"} for name in run["properties"]
@@ -63,6 +63,13 @@ def sweep_schema() -> Schema:
     _refer(published["runs"], "Selection")
     _refer(definitions["AblationStep"]["properties"]["runs"], "Selection")
     return {"$schema": DIALECT, **schema, "$defs": definitions}
+
+
+def _of_a_run() -> Schema:
+    """The schema of a RunSpec, whose `link` may be one link, short for that of all nodes."""
+    schema = RunSpec.model_json_schema()
+    schema["properties"]["link"]["anyOf"].insert(0, {"$ref": "#/$defs/Link"})
+    return schema
 
 
 def _refer(field: Schema, definition: str, *, optional: bool = False) -> None:

@@ -20,6 +20,7 @@ class TraceBuilder:
         groups: Sequence[Sequence[int]] = (),
         run: str = "run",
     ) -> None:
+        self.rank = rank
         self._header = TraceHeader(
             run=run,
             rank=rank,
