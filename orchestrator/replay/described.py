@@ -62,8 +62,12 @@ def software_of(results: Iterable[RunResult]) -> dict[Place, Software]:
     return found
 
 
-def described(result: RunResult, software: Mapping[Place, Software]) -> Cluster:
-    """The cluster of a run."""
+def described(result: RunResult, software: Mapping[Place, Software], requested: bool = True) -> Cluster:
+    """The cluster of a run.
+
+    Args:
+        requested: with the links that the run requests; otherwise with those of this machine.
+    """
     run, own = result.run, software.get(_place(result), UNKNOWN)
     quota = rank_quota(run, result.runtime_info)
     changes: dict[str, object] = {
@@ -71,7 +75,7 @@ def described(result: RunResult, software: Mapping[Place, Software]) -> Cluster:
         "node_speed": [quota * speed for speed in run.node_speeds],
     }
     link = Link(latency_s=0.0, bytes_per_s=own.bytes_per_s)
-    if run.link is not None and run.has_links:
+    if requested and run.link is not None and run.has_links:
         if run.link.differ:
             changes["links"] = [
                 DirectedLink(
@@ -116,7 +120,8 @@ class Costs:
                 continue
             traces = read_traces(paths.run(key).directory, result.run)
             if not isinstance(traces, NoClusterTime):
-                calibration.add(key, _place(result), traces, described(result, software), loaded)
+                own = described(result, software, requested=False)
+                calibration.add(key, _place(result), traces, own, loaded)
         return cls(software, calibration)
 
     def cluster(self, result: RunResult, without: str) -> Cluster:

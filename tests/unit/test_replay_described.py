@@ -112,6 +112,15 @@ def test_runs_with_a_core_for_each_rank_calibrate_all_others(tmp_path: Path) -> 
     assert took == pytest.approx([3.0, 1.0, 1.0, 1.0, 1.0], abs=0.01)
 
 
+def test_links_that_were_not_made_are_no_part_of_what_a_calibrating_run_took(tmp_path: Path) -> None:
+    paths = SweepPaths(tmp_path)
+    linked = exchanging(paths, 3.0, nodes=2, link={"latency_ms": 500})
+    plain = exchanging(paths, 1.0, nodes=2)
+    times = cluster_times(paths, [(each.key, each) for each in (linked, plain)])
+    took = [time.cluster_s for time in times.values() if isinstance(time, ClusterTime)]
+    assert took == pytest.approx([0.5 + 1.0, 3.0], abs=0.01)
+
+
 def test_calibrating_runs_have_full_speed_and_the_cores_that_they_need() -> None:
     fields: dict[str, Any] = {"nodes": 2, "cores": 2}
     assert has_cores(a_run("all_reduce", **fields))
