@@ -172,7 +172,7 @@ class Network:
         rounds = algorithm(size, nbytes, root) if size > 1 else []
         call_s = self.software_s(collective, nbytes) if rounds else 0.0
         links, acknowledged = self.cluster.links_of(ranks), self.transport.acknowledged
-        return Costs.of(rounds, links, self.overhead_s, acknowledged, call_s)
+        return Costs.of(rounds, links, self.overhead_s, acknowledged, call_s, self.transport.eager_bytes)
 
     def message_s(self, ranks: Sequence[int], nbytes: float) -> float:
         """Seconds of a message from the first to the second rank, both ready, without `software_s`."""

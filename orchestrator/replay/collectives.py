@@ -222,12 +222,14 @@ class Costs:
         overhead_s: float,
         acknowledged: bool = False,
         call_s: float = 0.0,
+        eager_bytes: float = np.inf,
     ) -> Costs:
         """
         Args:
             links: from each rank to each other.
             acknowledged: a sender waits until its messages have arrived and their receivers have said so.
             call_s: of each rank, before its first message.
+            eager_bytes: larger messages are sent when their receiver has begun the round and asked for them.
         """
         size = len(links)
         # Every time is a vector: the longest path to it from the entry of each rank.
@@ -239,7 +241,10 @@ class Costs:
             for source, target, nbytes in round_:
                 link = links[source][target]
                 transfer_s = nbytes / link.bytes_per_s
-                started = sending[source] + overhead_s
+                ready = sending[source]
+                if nbytes > eager_bytes:
+                    ready = np.maximum(ready, clock[target] + links[target][source].latency_s)
+                started = ready + overhead_s
                 arrived = np.maximum(started + link.latency_s, receiving[target]) + transfer_s
                 sending[source] = started + transfer_s
                 receiving[target] = arrived

@@ -46,12 +46,13 @@ class Started:
 class Message:
     """A message: when its sender started and its receiver asked for it, and what follows; inf: not yet."""
 
-    __slots__ = ("arrived", "asked", "bytes", "sent", "started")
+    __slots__ = ("arrived", "asked", "bytes", "requested", "sent", "started")
 
     def __init__(self) -> None:
         self.bytes = 0
         self.started = inf  # the sender's clock
         self.asked = inf  # the receiver's
+        self.requested = inf  # when the sender knows
         self.sent = inf
         self.arrived = inf
 

@@ -338,7 +338,7 @@ class _Simulation:
         """Send a message for which the sender, and if need be the receiver, is ready; wake the receiver."""
         ready = message.started
         if message.bytes > self._network.transport.eager_bytes:
-            ready = max(ready, message.asked + self._links[to][rank].latency_s)
+            ready = max(ready, message.requested)
         message.sent, message.arrived = self._deliver(rank, to, message.bytes, ready)
         if message.asked < inf:
             self._free(to, self._leave_receive(message, rank, to, message.asked))
@@ -369,6 +369,8 @@ class _Simulation:
         if message.arrived < inf:
             return self._leave_receive(message, source, rank, now)
         message.asked = now
+        # The request follows what this rank is sending to the other one.
+        message.requested = max(now, self._sending[rank]) + self._links[rank][source].latency_s
         self._block(rank, now)
         if message.started < inf:
             self._transfer(message, source, rank)

@@ -88,15 +88,19 @@ def micro_batch_bytes(run: RunSpec) -> int:
 
 
 def _ring_s(run: RunSpec, nbytes: float, ranks: int = 2) -> float:
-    """A ring all-reduce: 2(P−1)α + 2(P−1)/P · n/β (Thakur et al. 2005)."""
-    return 2 * (ranks - 1) * (latency_s(run) + nbytes / (ranks * bytes_per_s(run)))
+    """A ring all-reduce: 2(P−1)α + 2(P−1)/P · n/β (Thakur et al. 2005), and over gloo 4(P−1)α.
+
+    gloo sends a message when its receiver has asked for it, so each of the 2(P−1) messages takes a round
+    trip.
+    """
+    return 2 * (ranks - 1) * (2 * latency_s(run) + nbytes / (ranks * bytes_per_s(run)))
 
 
 def _pipeline_s(run: RunSpec) -> float:
-    """Two stages under 1F1B, M micro-batches, a bytes each: 2Mα + (M+1)a/β.
+    """Two stages under 1F1B, M micro-batches, a bytes each: 2M(α + a/β).
 
-    The second stage asks for each activation when it has sent the gradient before, so it waits for a round
-    trip. Activations and gradients pass each other, except for the first and the last one.
+    Over gloo, the second stage asks for an activation when it has sent the gradient before. The request
+    follows the gradient, so activations and gradients do not overlap.
     """
-    count = run.strategy.micro_batch_count
-    return 2 * count * latency_s(run) + (count + 1) * micro_batch_bytes(run) / bytes_per_s(run)
+    message_s = latency_s(run) + micro_batch_bytes(run) / bytes_per_s(run)
+    return 2 * run.strategy.micro_batch_count * message_s

@@ -15,6 +15,7 @@ from orchestrator.commands import replay as command
 from orchestrator.errors import InputError
 from orchestrator.replay.cluster import Choice, Cluster, DirectedLink, Link
 from orchestrator.replay.run import (
+    VERSION,
     ClusterTime,
     NoClusterTime,
     cluster_of,
@@ -109,7 +110,7 @@ def test_a_run_is_replayed_from_its_directory(tmp_path: Path) -> None:
     save(tmp_path, recorded(run))
     time = replay_run(tmp_path, run, a_cluster(run, overhead_s=0.0))
     assert isinstance(time, ClusterTime)
-    ring = 2 * (0.001 + 0.0005)
+    ring = 2 * (0.002 + 0.0005)
     assert time.cluster_s == pytest.approx(2 * (2 + ring))
     assert time.epoch_ends_s == pytest.approx([2 + ring, 2 * (2 + ring)])
     # Rank 0 leaves the first all-reduce a latency before rank 1, whose last message is on its way.
@@ -130,7 +131,7 @@ def test_the_record_is_read_back(tmp_path: Path) -> None:
     write_cluster_time(paths, time)
     assert read_cluster_time(paths) == time
     content = paths.cluster_time.read_text()
-    paths.cluster_time.write_text(content.replace('"version": 1', '"version": 0'))
+    paths.cluster_time.write_text(content.replace(f'"version": {VERSION}', '"version": 0'))
     assert read_cluster_time(paths) is None
     paths.cluster_time.write_text(content[:-20])
     with pytest.raises(UnusableFile):

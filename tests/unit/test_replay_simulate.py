@@ -16,6 +16,7 @@ from tests.support.traces import TraceBuilder, builders, traces
 from trainer.core.trace import Kind
 
 LATENCY_S, BYTES_PER_S = 0.125, 1000.0  # exact in binary, so that most times are
+ASKED_S = 2 * LATENCY_S  # over gloo, a message is sent when its receiver has asked for it
 LINK = Link(latency_s=LATENCY_S, bytes_per_s=BYTES_PER_S)
 FREE = Link(latency_s=0.0, bytes_per_s=1e15)
 
@@ -76,7 +77,7 @@ def test_epochs_end_where_the_next_one_begins() -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_all_reduce_takes_the_time_of_the_ring(size: int) -> None:
     ranks = [rank.work(1.0).add(Kind.ALL_REDUCE, 600) for rank in builders(size)]
-    ring = 2 * (size - 1) * (LATENCY_S + 600 / size / BYTES_PER_S)
+    ring = 2 * (size - 1) * (ASKED_S + 600 / size / BYTES_PER_S)
     replay = replayed(ranks)
     assert ends(replay) == pytest.approx([1 + ring] * size)
     assert [rank.communicate_s for rank in replay.ranks] == pytest.approx([ring] * size)
@@ -99,7 +100,7 @@ def test_calling_a_library_takes_cpu_time_unless_it_polls(transport: str, call_s
 def test_recursive_doubling_by_choice() -> None:
     ranks = [rank.add(Kind.ALL_REDUCE, 600) for rank in builders(4)]
     choice = {"all_reduce": [Choice(algorithm="recursive_doubling")]}
-    assert replayed(ranks, algorithms=choice).cluster_s == pytest.approx(2 * (LATENCY_S + 0.6))
+    assert replayed(ranks, algorithms=choice).cluster_s == pytest.approx(2 * (ASKED_S + 0.6))
 
 
 def test_a_straggler_is_charged_with_the_waiting() -> None:
@@ -120,13 +121,13 @@ def test_a_slow_node_is_a_straggler() -> None:
 @pytest.mark.parametrize(
     ("kind", "peer", "end_s"),
     [
-        (Kind.ALL_GATHER, -1, LATENCY_S + 0.4),
-        (Kind.ALL_TO_ALL, -1, LATENCY_S + 0.2),
-        (Kind.GATHER, 0, LATENCY_S + 0.4),
-        (Kind.BROADCAST, 1, LATENCY_S + 0.4),
+        (Kind.ALL_GATHER, -1, ASKED_S + 0.4),
+        (Kind.ALL_TO_ALL, -1, ASKED_S + 0.2),
+        (Kind.GATHER, 0, ASKED_S + 0.4),
+        (Kind.BROADCAST, 1, ASKED_S + 0.4),
         (Kind.BARRIER, -1, LATENCY_S),
-        (Kind.SHIFT, 1, LATENCY_S + 0.4),
-        (Kind.REDUCE_SCATTER, -1, 2 * (LATENCY_S + 0.2)),  # gloo: an all-reduce
+        (Kind.SHIFT, 1, ASKED_S + 0.4),
+        (Kind.REDUCE_SCATTER, -1, 2 * (ASKED_S + 0.2)),  # gloo: an all-reduce
     ],
 )
 def test_collectives_of_two_ranks(kind: Kind, peer: int, end_s: float) -> None:
@@ -236,6 +237,14 @@ def test_gpipe_has_the_bubble_of_its_formula(stages: int, micro_batches: int) ->
     assert 1 - work / (stages * replay.cluster_s) == pytest.approx((stages - 1) / steps)
 
 
+def test_a_request_follows_what_its_rank_sends_to_the_sender() -> None:
+    first, second = builders(2)
+    first.work(1.0).add(Kind.SEND, 500, 1).add(Kind.RECEIVE, 1000, 1).add(Kind.SEND_WAIT, 0, 1)
+    second.add(Kind.SEND, 1000, 0).add(Kind.RECEIVE, 500, 0).add(Kind.SEND_WAIT, 0, 0)
+    # Rank 1 asks at once. Rank 0 sends for 0.5 s, and its request for the other message comes behind.
+    assert replayed([first, second]).cluster_s == pytest.approx(1.5 + LATENCY_S + LATENCY_S + 1.0)
+
+
 # Beside the computation
 
 
@@ -244,7 +253,7 @@ def test_a_started_all_reduce_runs_beside_the_computation() -> None:
     for rank in ranks:
         rank.work(1.0).add(Kind.START_ALL_REDUCE, 1000).work(1.0).add(Kind.WAIT_STARTED)
     replay = replayed(ranks)
-    ring = 2 * (LATENCY_S + 0.5)
+    ring = 2 * (ASKED_S + 0.5)
     assert ends(replay) == pytest.approx([1 + ring] * 2)
     assert [rank.communicate_s for rank in replay.ranks] == pytest.approx([ring - 1] * 2)
     assert [rank.overlapped_s for rank in replay.ranks] == pytest.approx([1.0] * 2)
@@ -256,14 +265,14 @@ def test_a_hidden_all_reduce_costs_nothing() -> None:
         rank.add(Kind.START_ALL_REDUCE, 1000).work(5.0).add(Kind.WAIT_STARTED)
     replay = replayed(ranks)
     assert ends(replay) == [5.0, 5.0]
-    assert replay.ranks[0].overlapped_s == pytest.approx(2 * (LATENCY_S + 0.5))
+    assert replay.ranks[0].overlapped_s == pytest.approx(2 * (ASKED_S + 0.5))
 
 
 def test_started_all_reduces_run_one_after_the_other() -> None:
     ranks = builders(2)
     for rank in ranks:
         rank.add(Kind.START_ALL_REDUCE, 1000).add(Kind.START_ALL_REDUCE, 1000).add(Kind.WAIT_STARTED)
-    assert replayed(ranks).cluster_s == pytest.approx(4 * (LATENCY_S + 0.5))
+    assert replayed(ranks).cluster_s == pytest.approx(4 * (ASKED_S + 0.5))
 
 
 def test_a_started_all_reduce_waits_for_the_last_rank_to_hand_it_over() -> None:
@@ -271,7 +280,7 @@ def test_a_started_all_reduce_waits_for_the_last_rank_to_hand_it_over() -> None:
     ranks[0].add(Kind.START_ALL_REDUCE, 1000).add(Kind.WAIT_STARTED)
     ranks[1].work(4.0).add(Kind.START_ALL_REDUCE, 1000).add(Kind.WAIT_STARTED)
     replay = replayed(ranks)
-    assert replay.cluster_s == pytest.approx(4 + 2 * (LATENCY_S + 0.5))
+    assert replay.cluster_s == pytest.approx(4 + 2 * (ASKED_S + 0.5))
     assert replay.ranks[0].wait_s == pytest.approx([0.0, 4.0])
 
 
