@@ -229,7 +229,7 @@ class Costs:
             links: from each rank to each other.
             acknowledged: a sender waits until its messages have arrived and their receivers have said so.
             call_s: of each rank, before its first message.
-            eager_bytes: larger messages are sent when their receiver has begun the round and asked for them.
+            eager_bytes: larger messages are sent when their receiver has begun the round and asked.
         """
         size = len(links)
         # Every time is a vector: the longest path to it from the entry of each rank.
