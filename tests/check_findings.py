@@ -33,7 +33,12 @@ def main(directory: Path) -> int:
     with open(directory / "results.csv", newline="", encoding="utf-8") as file:
         rows = {row["key"]: row for row in csv.DictReader(file)}
     findings = json.loads((directory / "findings.json").read_text(encoding="utf-8"))
-    compared = [(finding, each) for finding in findings for each in finding["data"].get("compared", ())]
+    compared = [
+        (finding, each)
+        for finding in findings
+        if finding["kind"] != "conditions_differ"  # its `compared` says whether its runs are
+        for each in finding["data"].get("compared", ())
+    ]
     known = [(finding, each) for finding, each in compared if each["quantity"] in CHECKED and each["right"]]
     wrong = [
         f"{finding['kind']}, {each['quantity']} of {each['left'][0]}: {trouble}"
