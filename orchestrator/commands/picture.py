@@ -8,6 +8,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from orchestrator.errors import InputError
+from orchestrator.replay.described import cluster_times
+from orchestrator.replay.run import ClusterTime
 from orchestrator.report.figures.svg import grid
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, SweepRecord, read_record, read_result, write_atomic
@@ -19,12 +21,13 @@ FIGURES = ("time", "speedup", "accuracy", "phases")  # row by row, two in a row
 
 
 class Results(BaseModel):
-    """A sweep and the results of its runs, by key."""
+    """A sweep, and the results of its runs and their times on a cluster, by key."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     sweep: SweepRecord
     runs: dict[str, RunResult]
+    clusters: dict[str, ClusterTime]
 
 
 def copy_results(directory: Path, to: Path = RESULTS) -> None:
@@ -35,7 +38,10 @@ def copy_results(directory: Path, to: Path = RESULTS) -> None:
     runs = {key: result for key, result in found.items() if result is not None and result.status == "ok"}
     if missing := [key for key in sweep.keys if key not in runs]:
         raise InputError(f"{directory}: the picture needs all runs; not ok: {', '.join(missing)}")
-    write_atomic(to, Results(sweep=sweep, runs=runs).model_dump_json(exclude_defaults=True) + "\n")
+    times = cluster_times(paths, [*runs.items()])
+    clusters = {key: time for key, time in times.items() if isinstance(time, ClusterTime)}
+    content = Results(sweep=sweep, runs=runs, clusters=clusters).model_dump_json(exclude_defaults=True)
+    write_atomic(to, content + "\n")
 
 
 def draw_picture(results: Path = RESULTS) -> str:
@@ -53,7 +59,8 @@ def draw_picture(results: Path = RESULTS) -> str:
         raise InputError(
             f"{results}: not of this version; run: make picture ARGS=RESULTS_DIR ({error})"
         ) from error
-    plots = {plot.name: plot.svg for plot in draw(compare(known.sweep, list(known.runs.items())))}
+    comparison = compare(known.sweep, list(known.runs.items()), clusters=known.clusters)
+    plots = {plot.name: plot.svg for plot in draw(comparison)}
     if missing := [name for name in FIGURES if name not in plots]:
         raise InputError(f"{results}: no figure {', '.join(missing)}; there are {', '.join(plots)}")
     return grid([plots[name] for name in FIGURES], columns=2)

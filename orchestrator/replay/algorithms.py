@@ -170,7 +170,10 @@ class Network:
         size, like = len(ranks), BESIDE.get(collective, collective)
         algorithm = ALGORITHMS[like][self.algorithm(like, size, nbytes)]
         rounds = algorithm(size, nbytes, root) if size > 1 else []
-        call_s = self.software_s(collective, nbytes) if rounds else 0.0
+        software_s = self.software_s(collective, nbytes) if rounds else 0.0
+        # Who only receives has called before, and waits.
+        receive = {"broadcast": {*range(size)} - {root}, "gather": {root}}.get(like, set())
+        call_s = [0.0 if rank in receive else software_s for rank in range(size)]
         links, acknowledged = self.cluster.links_of(ranks), self.transport.acknowledged
         return Costs.of(rounds, links, self.overhead_s, acknowledged, call_s, self.transport.eager_bytes)
 

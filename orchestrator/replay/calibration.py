@@ -10,32 +10,40 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 
 from orchestrator.replay.algorithms import TRANSPORTS, Network
 from orchestrator.replay.cluster import ANY_COLLECTIVE, Cluster, SoftwareCost
-from orchestrator.replay.measured import Exchange, durations
-from trainer.core.trace import Kind, Trace
+from orchestrator.replay.measured import RECEIVE, REQUEST, SEND, Exchange, durations
+from trainer.core.trace import Trace
 
 Place = tuple[str, str]  # runtime and transport
+Sized = tuple[str, int]  # kind of exchange and bytes
 FASTEST = 0.1  # quantile of exchanges under load
 DIGITS = 3  # of a cost: more are noise
-_RECEIVE, _REQUEST = Kind.RECEIVE.name.lower(), Kind.REQUEST.name.lower()
 
 
 class Calibration:
     """Software costs of each place: those of the run in which an exchange was the fastest.
 
-    Other load on the machine makes exchanges slower, never faster.
+    Other load on the machine makes exchanges slower, never faster. What a rank does between exchanges also
+    matters, so runs of the same strategy come first.
     """
 
     def __init__(self) -> None:
-        self._runs: dict[Place, dict[str, dict[tuple[str, int], float]]] = defaultdict(dict)
+        self._runs: dict[Place, list[_Run]] = defaultdict(list)
 
     def add(
-        self, key: str, place: Place, traces: Sequence[Trace], cluster: Cluster, loaded: bool = False
+        self,
+        key: str,
+        strategy: str,
+        place: Place,
+        traces: Sequence[Trace],
+        cluster: Cluster,
+        loaded: bool = False,
     ) -> None:
         """Take the costs from a run.
 
@@ -47,39 +55,67 @@ class Calibration:
         if place[1] not in TRANSPORTS:
             return
         network = Network(cluster, place[1])
-        found: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
+        found: defaultdict[Sized, list[float]] = defaultdict(list)
         for exchange, seconds in durations(traces, network.transport.sleeps).items():
             typical_s = float(np.quantile(seconds, FASTEST)) if loaded else fmean(seconds)
             found[exchange.name, exchange.bytes].append(_beyond_messages(network, exchange, typical_s))
-        self._runs[place][key] = {what: max(fmean(costs), 0.0) for what, costs in found.items()}
+        costs = {what: max(fmean(seconds), 0.0) for what, seconds in found.items()}
+        self._runs[place].append(_Run(key, strategy, costs))
 
-    def costs(self, place: Place, without: str) -> dict[str, list[SoftwareCost]]:
-        """The costs by kind of exchange and size. without: the key of a run that does not count.
+    def costs(self, place: Place, strategy: str, without: str) -> dict[str, list[SoftwareCost]]:
+        """The costs by kind of exchange and size, for a run of a strategy.
 
-        A run does not calibrate its own time, so its error is that of a prediction. Kinds of collectives
-        that no run shows have those of all collectives.
+        A run does not calibrate its own time, so its error is that of a prediction. Kinds of exchanges that
+        no other run of the strategy shows have the costs of all runs. Collectives that no run shows have
+        those of all collectives.
+
+        Args:
+            without: the key of a run that does not count.
         """
-        by_exchange: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
-        for key, costs in self._runs.get(place, {}).items():
-            if key != without:
-                for (name, nbytes), seconds in costs.items():
-                    by_exchange[name, nbytes].append(seconds)
-                    if name not in (_RECEIVE, _REQUEST):
-                        by_exchange[ANY_COLLECTIVE, nbytes].append(seconds)
-        found: dict[str, list[SoftwareCost]] = {}
-        for name, nbytes in sorted(by_exchange):
-            seconds = float(f"{min(by_exchange[name, nbytes]):.{DIGITS}g}")
-            found.setdefault(name, []).append(SoftwareCost(bytes=nbytes, seconds=seconds))
-        return found
+        others = [run for run in self._runs.get(place, ()) if run.key != without]
+        found = _fastest(others)
+        collectives: dict[Sized, float] = {}
+        for (name, nbytes), seconds in found.items():
+            if name not in (SEND, RECEIVE, REQUEST):
+                known = collectives.get((ANY_COLLECTIVE, nbytes), seconds)
+                collectives[ANY_COLLECTIVE, nbytes] = min(known, seconds)
+        alike = _fastest([run for run in others if run.strategy == strategy])
+        names = {name for name, _ in alike}
+        found = {what: seconds for what, seconds in found.items() if what[0] not in names}
+        by_name: dict[str, list[SoftwareCost]] = {}
+        for (name, nbytes), seconds in sorted((found | alike | collectives).items()):
+            cost = SoftwareCost(bytes=nbytes, seconds=float(f"{seconds:.{DIGITS}g}"))
+            by_name.setdefault(name, []).append(cost)
+        return by_name
+
+
+@dataclass(frozen=True)
+class _Run:
+    key: str
+    strategy: str
+    costs: dict[Sized, float]
+
+
+def _fastest(runs: Sequence[_Run]) -> dict[Sized, float]:
+    """The lowest cost of each exchange."""
+    found: dict[Sized, float] = {}
+    for run in runs:
+        for what, seconds in run.costs.items():
+            found[what] = min(found.get(what, seconds), seconds)
+    return found
 
 
 def _beyond_messages(network: Network, exchange: Exchange, seconds: float) -> float:
     """What the model leaves of the seconds of an exchange."""
-    if exchange.name == _RECEIVE:
+    if exchange.name == SEND:
+        # A sender waits for nothing but an answer.
+        answered_s = network.message_s(exchange.ranks, exchange.bytes)
+        return seconds - (answered_s if network.transport.acknowledged else network.overhead_s)
+    if exchange.name == RECEIVE:
         return seconds - network.message_s(exchange.ranks, exchange.bytes)
-    if exchange.name == _REQUEST:
+    if exchange.name == REQUEST:
         # Two messages share the bytes.
         return seconds - 2 * network.message_s(exchange.ranks, exchange.bytes / 2)
     costs = network.costs(exchange.name, exchange.ranks, exchange.bytes, exchange.root)
     exits, _ = costs.exits([0.0] * len(exchange.ranks))
-    return seconds - fmean(exits)
+    return seconds - max(exits[at] for at in exchange.receivers)

@@ -221,20 +221,20 @@ class Costs:
         links: Sequence[Sequence[Link]],
         overhead_s: float,
         acknowledged: bool = False,
-        call_s: float = 0.0,
+        call_s: Sequence[float] = (),
         eager_bytes: float = np.inf,
     ) -> Costs:
         """
         Args:
             links: from each rank to each other.
             acknowledged: a sender waits until its messages have arrived and their receivers have said so.
-            call_s: of each rank, before its first message.
+            call_s: of each rank, before its first message; none without.
             eager_bytes: larger messages are sent when their receiver has begun the round and asked.
         """
         size = len(links)
         # Every time is a vector: the longest path to it from the entry of each rank.
         clock = np.full((size, size), -np.inf)
-        np.fill_diagonal(clock, call_s)
+        np.fill_diagonal(clock, call_s or 0.0)
         receiving = np.full((size, size), -np.inf)  # when the receiving ports are free
         for round_ in rounds:
             sending, done = clock.copy(), clock.copy()

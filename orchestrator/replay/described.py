@@ -121,12 +121,12 @@ class Costs:
             traces = read_traces(paths.run(key).directory, result.run)
             if not isinstance(traces, NoClusterTime):
                 own = described(result, software, requested=False)
-                calibration.add(key, _place(result), traces, own, loaded)
+                calibration.add(key, _strategy(result), _place(result), traces, own, loaded)
         return cls(software, calibration)
 
     def cluster(self, result: RunResult, without: str) -> Cluster:
         """The cluster of a run. without: the key of a run whose exchanges do not count."""
-        costs = self.calibration.costs(_place(result), without)
+        costs = self.calibration.costs(_place(result), _strategy(result), without)
         return described(result, self.software).model_copy(update={"software": costs})
 
 
@@ -181,6 +181,10 @@ def _cluster_time(paths: RunPaths, result: RunResult, cluster: Cluster) -> Clust
 
 def _has_shaped_links(result: RunResult) -> bool:
     return result.run.has_links and result.runtime_info.shapes_links
+
+
+def _strategy(result: RunResult) -> str:
+    return result.run.name_of("strategy")
 
 
 def _place(result: RunResult) -> Place:

@@ -1,4 +1,4 @@
-"""What exchanges took in a run, by its traces: seconds since the last of those who take part had entered.
+"""What exchanges took in a run, by its traces: from the last rank that entered to the last that left.
 
 Waiting for a late rank is thus left out. The clocks of the ranks must be one, as on one machine.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy as np
 from orchestrator.replay.program import COLLECTIVES, NAMES
 from trainer.core.trace import Kind, Trace
 
-_ANSWERED = int(Kind.REQUEST)
+SEND, RECEIVE, REQUEST = (NAMES[int(kind)] for kind in (Kind.SEND, Kind.RECEIVE, Kind.REQUEST))
 ENTRIES_S = 100e-6  # in which all ranks have to wait for what they have started
 
 
@@ -25,7 +24,7 @@ class Exchange:
     """A kind of exchange: what its messages cost depends on these.
 
     Attributes:
-        name: of its kind, in lower case. A message has that of its receive.
+        name: of its kind, in lower case.
         ranks: of the group, in order; of a message, its sender and its receiver.
         bytes: that a rank passes; of a request, with those of the answer.
         root: the root of a collective, or the distance of a shift; -1 where there is none.
@@ -35,6 +34,14 @@ class Exchange:
     ranks: tuple[int, ...]
     bytes: int
     root: int = -1
+
+    @property
+    def receivers(self) -> list[int]:
+        """Positions in `ranks` of those who leave a collective with something from others."""
+        if self.name == NAMES[int(Kind.GATHER)]:
+            return [self.root]
+        sender = self.root if self.name == NAMES[int(Kind.BROADCAST)] else None
+        return [at for at in range(len(self.ranks)) if at != sender]
 
 
 def durations(traces: Sequence[Trace], without_cpu: bool) -> dict[Exchange, list[float]]:
@@ -55,15 +62,17 @@ def durations(traces: Sequence[Trace], without_cpu: bool) -> dict[Exchange, list
 def _collectives(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float, float]]:
     """Blocking collectives, with the CPU seconds of the last to enter.
 
-    The n-th of a group on one rank is the n-th on all.
+    The n-th of a group on one rank is the n-th on all. A gather or a broadcast counts only where the last
+    rank to enter is one that others wait for. Elsewhere the messages arrived before it entered.
     """
     for ranks, members in _by_group(traces, [*COLLECTIVES]).items():
         for first, *others in zip(*members, strict=False):
             mates = [first, *others]
-            entered = max(mates, key=lambda each: each.entered)
-            left = fmean(each.left for each in mates)
             exchange = Exchange(COLLECTIVES[first.kind], ranks, first.bytes, first.peer)
-            yield exchange, left - entered.entered, entered.cpu_s
+            late = max(range(len(mates)), key=lambda at: mates[at].entered)
+            if len(exchange.receivers) == len(mates) or late not in exchange.receivers:
+                left = max(mates[at].left for at in exchange.receivers)
+                yield exchange, left - mates[late].entered, mates[late].cpu_s
 
 
 def _started(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:
@@ -77,12 +86,12 @@ def _started(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:
                 all_began = max(each.entered for each in began)
                 # A rank that computed until the all-reduce had ended says nothing about its end.
                 if max(each.entered for each in ended) - all_began < ENTRIES_S:
-                    seconds = fmean(each.left for each in ended) - all_began
+                    seconds = max(each.left for each in ended) - all_began
                     yield Exchange(NAMES[kinds[0]], ranks, began[0].bytes), seconds
 
 
 def _messages(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:
-    """Messages from the later of send and receive to the end of the receive."""
+    """Sends, and messages from the later of send and receive to the end of the receive."""
     sends: defaultdict[tuple[int, ...], list[_Record]] = defaultdict(list)
     receives: defaultdict[tuple[int, ...], list[_Record]] = defaultdict(list)
     for rank, trace in enumerate(traces):
@@ -91,19 +100,20 @@ def _messages(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:
             peer = group[record.peer]
             if record.kind == Kind.SEND:
                 sends[*group, -1, rank, peer].append(record)
+                yield Exchange(SEND, (rank, peer), record.bytes), record.left - record.entered
             else:
                 receives[*group, -1, peer, rank].append(record)
     for key, received in receives.items():
         for sent, record in zip(sends[key], received, strict=False):
             ready = max(sent.entered, record.entered)
-            yield Exchange(NAMES[int(Kind.RECEIVE)], key[-2:], record.bytes), record.left - ready
+            yield Exchange(RECEIVE, key[-2:], record.bytes), record.left - ready
 
 
 def _requests(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:
     """Requests and their answers, without the time between in which the server worked or was busy."""
     for rank, trace in enumerate(traces):
         asked: defaultdict[int, list[_Record]] = defaultdict(list)
-        for record in _records(trace, (_ANSWERED,)):
+        for record in _records(trace, (int(Kind.REQUEST),)):
             asked[trace.header.groups[record.group][record.peer]].append(record)
         for server, requests in asked.items():
             taken = _of_client(traces[server], Kind.TAKE, rank)
@@ -112,7 +122,7 @@ def _requests(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:
                 there = take.left - max(request.entered, take.entered)
                 back = request.left - answer.entered
                 nbytes = request.bytes + answer.bytes
-                yield Exchange(NAMES[_ANSWERED], (rank, server), nbytes), there + back
+                yield Exchange(REQUEST, (rank, server), nbytes), there + back
 
 
 def _of_client(trace: Trace, kind: Kind, client: int) -> list[_Record]:

@@ -32,7 +32,7 @@ from orchestrator.replay.program import (
 from orchestrator.replay.service import Request, Section, sections_of
 from trainer.core.trace import WORK_PHASES, Kind, Trace
 
-_RECEIVE, _REQUEST = NAMES[int(Kind.RECEIVE)], NAMES[int(Kind.REQUEST)]
+_SEND, _RECEIVE, _REQUEST = (NAMES[int(kind)] for kind in (Kind.SEND, Kind.RECEIVE, Kind.REQUEST))
 
 
 def simulate(
@@ -331,6 +331,7 @@ class _Simulation:
         if transport.acknowledged:
             # Such a transport sends everything at once.
             left = message.arrived + self._links[to][rank].latency_s + overhead_s
+        left += self._network.software_s(_SEND, nbytes)
         self._book(rank, now, left, now, rank, record)
         return left
 

@@ -37,20 +37,33 @@ def with_software(**costs: dict[int, float]) -> Cluster:
 # What exchanges took
 
 
-def test_a_collective_takes_from_its_last_entry_to_the_mean_exit() -> None:
+def test_a_collective_takes_from_its_last_entry_to_its_last_exit() -> None:
     first, second = builders(2)
     first.timed(Kind.ALL_REDUCE, 1.0, 2.0, 1000).timed(Kind.ALL_REDUCE, 5.0, 6.0, 1000)
     second.timed(Kind.ALL_REDUCE, 1.5, 2.2, 1000, cpu_s=0.1).timed(Kind.ALL_REDUCE, 4.0, 6.0, 1000)
     both = Exchange("all_reduce", (0, 1), 1000)
-    assert means([first, second]) == {both: pytest.approx((0.6 + 1.0) / 2)}
-    assert means([first, second], without_cpu=True) == {both: pytest.approx((0.5 + 1.0) / 2)}
+    assert means([first, second]) == {both: pytest.approx((0.7 + 1.0) / 2)}
+    assert means([first, second], without_cpu=True) == {both: pytest.approx((0.6 + 1.0) / 2)}
 
 
 def test_collectives_of_groups_are_those_of_their_members() -> None:
     ranks = builders(3, groups=[[0, 2]])
     for rank in (0, 2):
-        ranks[rank].timed(Kind.BROADCAST, 1.0, 1.5, 10, peer=1, group=1)
-    assert means(ranks) == {Exchange("broadcast", (0, 2), 10, root=1): pytest.approx(0.5)}
+        ranks[rank].timed(Kind.ALL_GATHER, 1.0, 1.5, 10, group=1)
+    assert means(ranks) == {Exchange("all_gather", (0, 2), 10): pytest.approx(0.5)}
+
+
+def test_broadcasts_and_gathers_take_until_their_receivers_leave() -> None:
+    """And count where a receiver has waited."""
+    root, other = builders(2)
+    root.timed(Kind.BROADCAST, 1.0, 9.0, 10, peer=0).timed(Kind.BROADCAST, 10.0, 10.1, 10, peer=0)
+    other.timed(Kind.BROADCAST, 0.0, 1.5, 10, peer=0).timed(Kind.BROADCAST, 12.0, 12.1, 10, peer=0)
+    root.timed(Kind.GATHER, 20.0, 23.4, 10, peer=0).timed(Kind.GATHER, 32.0, 32.1, 10, peer=0)
+    other.timed(Kind.GATHER, 23.0, 29.0, 10, peer=0).timed(Kind.GATHER, 30.0, 30.1, 10, peer=0)
+    assert means([root, other]) == {
+        Exchange("broadcast", (0, 1), 10, root=0): pytest.approx(0.5),
+        Exchange("gather", (0, 1), 10, root=0): pytest.approx(0.4),
+    }
 
 
 def test_clocks_count_from_the_start_of_each_rank() -> None:
@@ -77,7 +90,10 @@ def test_a_message_takes_from_the_later_of_send_and_receive() -> None:
     first, second = builders(2)
     first.timed(Kind.SEND, 1.0, 1.1, 1000, peer=1).timed(Kind.SEND, 3.0, 3.1, 1000, peer=1)
     second.timed(Kind.RECEIVE, 0.0, 1.4, 1000, peer=0).timed(Kind.RECEIVE, 3.5, 3.7, 1000, peer=0)
-    assert means([first, second]) == {Exchange("receive", (0, 1), 1000): pytest.approx((0.4 + 0.2) / 2)}
+    assert means([first, second]) == {
+        Exchange("send", (0, 1), 1000): pytest.approx(0.1),
+        Exchange("receive", (0, 1), 1000): pytest.approx((0.4 + 0.2) / 2),
+    }
 
 
 def test_a_request_takes_its_way_and_that_of_the_answer() -> None:
@@ -102,19 +118,37 @@ def test_the_run_with_the_fastest_exchange_counts() -> None:
     modelled_s = Network(CLUSTER, "gloo").costs("all_reduce", (0, 1), 1000, -1).exits([0.0, 0.0])[0][0]
     calibration = Calibration()
     for number, beyond_s in enumerate((0.01, 0.5, 0.02, 0.04)):
-        calibration.add(f"run {number}", PLACE, traces(recorded(modelled_s + beyond_s)), CLUSTER)
+        calibration.add(
+            f"run {number}", "all_reduce", PLACE, traces(recorded(modelled_s + beyond_s)), CLUSTER
+        )
     for without, expected in (("run 1", 0.01), ("run 0", 0.02), ("none of them", 0.01)):
-        costs = calibration.costs(PLACE, without)
+        costs = calibration.costs(PLACE, "all_reduce", without)
         assert costs.keys() == {"all_reduce", ANY_COLLECTIVE}
         (cost,) = costs["all_reduce"]
         assert (cost.bytes, cost.seconds) == (1000, pytest.approx(expected))
-    assert calibration.costs(("local", "mpi"), "") == {}
+    assert calibration.costs(("local", "mpi"), "all_reduce", "") == {}
 
 
 def test_an_exchange_faster_than_its_messages_costs_nothing() -> None:
     calibration = Calibration()
-    calibration.add("run", PLACE, traces(recorded(0.0001)), CLUSTER)
-    assert calibration.costs(PLACE, "")["all_reduce"] == [SoftwareCost(bytes=1000, seconds=0.0)]
+    calibration.add("run", "all_reduce", PLACE, traces(recorded(0.0001)), CLUSTER)
+    assert calibration.costs(PLACE, "all_reduce", "")["all_reduce"] == [
+        SoftwareCost(bytes=1000, seconds=0.0)
+    ]
+
+
+def test_runs_of_the_same_strategy_come_first() -> None:
+    modelled_s = Network(CLUSTER, "gloo").costs("all_reduce", (0, 1), 1000, -1).exits([0.0, 0.0])[0][0]
+    calibration = Calibration()
+    for strategy, beyond_s in (("ddp", 0.1), ("all_reduce", 0.2), ("all_reduce", 0.3)):
+        key = f"{strategy} {beyond_s}"
+        calibration.add(key, strategy, PLACE, traces(recorded(modelled_s + beyond_s)), CLUSTER)
+    for strategy, expected in (("all_reduce", 0.2), ("ddp", 0.1), ("local_sgd", 0.1)):
+        costs = calibration.costs(PLACE, strategy, without="")
+        assert costs["all_reduce"][0].seconds == pytest.approx(expected)
+        assert costs[ANY_COLLECTIVE][0].seconds == pytest.approx(0.1)
+    alone = calibration.costs(PLACE, "ddp", without="ddp 0.1")
+    assert alone["all_reduce"][0].seconds == pytest.approx(0.2)
 
 
 def test_of_a_loaded_run_the_fastest_exchanges_count() -> None:
@@ -124,26 +158,27 @@ def test_of_a_loaded_run_the_fastest_exchanges_count() -> None:
             rank.timed(Kind.BARRIER, number, number + 0.1 * (1 + number))
     for loaded, expected in ((False, 0.6), (True, 0.2)):
         calibration = Calibration()
-        calibration.add("run", PLACE, traces(ranks), CLUSTER, loaded)
-        (cost,) = calibration.costs(PLACE, "")["barrier"]
+        calibration.add("run", "all_reduce", PLACE, traces(ranks), CLUSTER, loaded)
+        (cost,) = calibration.costs(PLACE, "all_reduce", "")["barrier"]
         assert cost.seconds == pytest.approx(expected, abs=0.01)
 
 
 def test_a_run_alone_does_not_calibrate_itself() -> None:
     calibration = Calibration()
-    calibration.add("run", PLACE, traces(recorded(1.0)), CLUSTER)
-    assert calibration.costs(PLACE, without="run") == {}
+    calibration.add("run", "all_reduce", PLACE, traces(recorded(1.0)), CLUSTER)
+    assert calibration.costs(PLACE, "all_reduce", without="run") == {}
 
 
 def test_messages_and_requests_have_costs_of_their_own() -> None:
     server, worker = builders(2)
-    worker.timed(Kind.REQUEST, 1.0, 2.0, 500, peer=0).timed(Kind.SEND, 3.0, 3.0, 1000, peer=0)
+    worker.timed(Kind.REQUEST, 1.0, 2.0, 500, peer=0).timed(Kind.SEND, 3.0, 3.2, 1000, peer=0)
     server.timed(Kind.TAKE, 0.0, 1.0, 500, peer=1).timed(Kind.RESPOND, 1.9, 2.0, 500, peer=1)
     server.timed(Kind.RECEIVE, 3.0, 3.5, 1000, peer=1)
     calibration = Calibration()
-    calibration.add("run", PLACE, traces([server, worker]), CLUSTER)
-    costs = calibration.costs(PLACE, "")
-    assert costs.keys() == {"request", "receive"}
+    calibration.add("run", "all_reduce", PLACE, traces([server, worker]), CLUSTER)
+    costs = calibration.costs(PLACE, "all_reduce", "")
+    assert costs.keys() == {"request", "send", "receive"}
+    assert costs["send"][0].seconds == pytest.approx(0.2)
     assert costs["request"][0].seconds == pytest.approx(0.1 - 2 * 0.0015)
     assert costs["receive"][0].seconds == pytest.approx(0.5 - MESSAGE_S)
 
@@ -174,6 +209,19 @@ def test_a_collective_costs_its_software_once(
     assert replayed(ranks, with_software(**described)) == pytest.approx(free_s + extra_s)
 
 
+@pytest.mark.parametrize(("kind", "receiver"), [(Kind.BROADCAST, 1), (Kind.GATHER, 0)])
+def test_only_senders_of_a_broadcast_and_a_gather_have_its_cost(kind: Kind, receiver: int) -> None:
+    """A receiver that enters late has called nothing that others wait for."""
+    ranks = [
+        rank.work(9.0 * (at == receiver)).add(kind, 1000, peer=0) for at, rank in enumerate(builders(2))
+    ]
+    name = kind.name.lower()
+    assert replayed(ranks, with_software(**{name: {0: 0.5}})) == pytest.approx(replayed(ranks, CLUSTER))
+    prompt = [rank.add(kind, 1000, peer=0) for rank in builders(2)]
+    # The receiver's request arrives meanwhile.
+    assert replayed(prompt, with_software(**{name: {0: 0.5}})) == pytest.approx(0.5 + MESSAGE_S)
+
+
 def test_an_all_reduce_beside_the_computation_has_its_own_cost() -> None:
     ranks = [rank.add(Kind.START_ALL_REDUCE, 1000).add(Kind.WAIT_STARTED) for rank in builders(2)]
     free_s = replayed(ranks, CLUSTER)
@@ -188,6 +236,7 @@ def test_messages_and_requests_cost_their_software() -> None:
     second.add(Kind.RECEIVE, 1000, peer=0)
     free_s = replayed([first, second], CLUSTER)
     assert replayed([first, second], with_software(receive={0: 0.5})) == pytest.approx(free_s + 0.5)
+    assert replayed([first, second], with_software(send={0: 0.5})) == pytest.approx(0.5)  # meanwhile
     server, worker = builders(2)
     server.add(Kind.TAKE, 1000, peer=1).add(Kind.RESPOND, 1000, peer=1)
     worker.add(Kind.REQUEST, 1000, peer=0)
