@@ -163,10 +163,7 @@ class Network:
         )
 
     def costs(self, collective: str, ranks: Sequence[int], nbytes: float, root: int) -> Costs:
-        """Costs of a collective between `ranks`. root: or the distance of a shift.
-
-        With software costs, those of an all-reduce beside the computation are its own.
-        """
+        """Costs of a collective between `ranks`, with its software. root: or the distance of a shift."""
         size, like = len(ranks), BESIDE.get(collective, collective)
         algorithm = ALGORITHMS[like][self.algorithm(like, size, nbytes)]
         rounds = algorithm(size, nbytes, root) if size > 1 else []

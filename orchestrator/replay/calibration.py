@@ -17,12 +17,15 @@ import numpy as np
 
 from orchestrator.replay.algorithms import TRANSPORTS, Network
 from orchestrator.replay.cluster import ANY_COLLECTIVE, Cluster, SoftwareCost
+from orchestrator.replay.errors import ReplayError
 from orchestrator.replay.measured import RECEIVE, REQUEST, SEND, Exchange, durations
+from orchestrator.replay.program import join_groups
 from trainer.core.trace import Trace
 
 Place = tuple[str, str]  # runtime and transport
 Sized = tuple[str, int]  # kind of exchange and bytes
 FASTEST = 0.1  # quantile of exchanges under load
+MOST_S = 3600.0  # of an exchange; no trace that is true has more
 DIGITS = 3  # of a cost: more are noise
 
 
@@ -45,7 +48,7 @@ class Calibration:
         cluster: Cluster,
         loaded: bool = False,
     ) -> None:
-        """Take the costs from a run.
+        """Take the costs from a run. Traces that do not fit together show none.
 
         Args:
             cluster: that of the run, without software costs.
@@ -54,12 +57,17 @@ class Calibration:
         """
         if place[1] not in TRANSPORTS:
             return
+        try:
+            join_groups(traces)  # a node may have written anything
+        except ReplayError:
+            return
         network = Network(cluster, place[1])
         found: defaultdict[Sized, list[float]] = defaultdict(list)
         for exchange, seconds in durations(traces, network.transport.sleeps).items():
             typical_s = float(np.quantile(seconds, FASTEST)) if loaded else fmean(seconds)
             found[exchange.name, exchange.bytes].append(_beyond_messages(network, exchange, typical_s))
-        costs = {what: max(fmean(seconds), 0.0) for what, seconds in found.items()}
+        means = {what: fmean(seconds) for what, seconds in found.items()}
+        costs = {what: max(seconds, 0.0) for what, seconds in means.items() if seconds < MOST_S}
         self._runs[place].append(_Run(key, strategy, costs))
 
     def costs(self, place: Place, strategy: str, without: str) -> dict[str, list[SoftwareCost]]:

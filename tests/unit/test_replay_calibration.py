@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from math import inf, nan
 from statistics import fmean
 
 import pytest
 
 from orchestrator.replay.algorithms import Network
-from orchestrator.replay.calibration import Calibration
+from orchestrator.replay.calibration import MOST_S, Calibration
 from orchestrator.replay.cluster import ANY_COLLECTIVE, Cluster, Link, SoftwareCost
 from orchestrator.replay.measured import Exchange, durations
 from orchestrator.replay.simulate import simulate
@@ -181,6 +182,26 @@ def test_messages_and_requests_have_costs_of_their_own() -> None:
     assert costs["send"][0].seconds == pytest.approx(0.2)
     assert costs["request"][0].seconds == pytest.approx(0.1 - 2 * 0.0015)
     assert costs["receive"][0].seconds == pytest.approx(0.5 - MESSAGE_S)
+
+
+def test_traces_that_do_not_fit_together_show_no_costs() -> None:
+    ranks = [rank.timed(Kind.GATHER, 1.0, 2.0, 10, peer=7) for rank in builders(2)]
+    calibration = Calibration()
+    calibration.add("run", "all_reduce", PLACE, traces(ranks), CLUSTER)
+    assert calibration.costs(PLACE, "all_reduce", "") == {}
+
+
+@pytest.mark.parametrize("started_s", [1e300, -1e300, inf, -inf, nan])
+def test_costs_are_possible_whatever_the_clock_of_a_node(started_s: float) -> None:
+    first, second = recorded(1.0)
+    for pair in (
+        [first.trace(), second.trace(started_s=started_s)],
+        [first.trace(started_s=started_s), second.trace()],
+    ):
+        calibration = Calibration()
+        calibration.add("run", "all_reduce", PLACE, pair, CLUSTER)
+        costs = calibration.costs(PLACE, "all_reduce", "")
+        assert all(0 <= cost.seconds < MOST_S for found in costs.values() for cost in found)
 
 
 # Replays
