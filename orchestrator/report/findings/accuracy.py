@@ -71,11 +71,13 @@ def _from_serial(view: WorkloadView, against: Sequence[Compared]) -> str:
             parts.append(f"{relation} it {'is' if len(named) == 1 else 'are'} {listed(named)}")
     undecided = [each for each in against if each.verdict == "undecided"]
     if undecided:
-        whose = "all" if len(undecided) == len(against) else "the other"
-        parts.append(
-            f"{whose} {count(len(undecided), 'difference')} from it "
-            f"{'is' if len(undecided) == 1 else 'are'} undecided"
-        )
+        alone, whole = len(undecided) == 1, len(undecided) == len(against)
+        if alone:
+            parts.append(f"the {'' if whole else 'other '}difference from it is undecided")
+        else:
+            parts.append(
+                f"{'all' if whole else 'the other'} {len(undecided)} differences from it are undecided"
+            )
     return f"; {'; '.join(parts)}." if parts else "."
 
 
