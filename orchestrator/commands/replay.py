@@ -13,10 +13,10 @@ from rich.text import Text
 
 from orchestrator.errors import InputError, output_error
 from orchestrator.replay.cluster import Cluster, Link
+from orchestrator.replay.described import Costs
 from orchestrator.replay.run import (
     ClusterTime,
     NoClusterTime,
-    cluster_of,
     cluster_time,
     read_traces,
     replay_traces,
@@ -35,14 +35,21 @@ MAX_SPEED = 1e6
 
 @dataclass(frozen=True)
 class Options:
-    """The cluster as given on the command line. speeds: of the nodes; empty: those of each run."""
+    """What the command line gives of a cluster. speeds: of the nodes; empty: those of each run."""
 
     link: Link
     speeds: tuple[float, ...] = ()
 
-    def cluster(self, run: RunSpec) -> Cluster:
-        """The cluster for a run. Raises InputError if speeds are missing."""
-        cluster = cluster_of(run, self.link)
+    def cluster(self, own: Cluster, run: RunSpec) -> Cluster:
+        """The cluster for a run. Raises InputError if speeds are missing.
+
+        Args:
+            own: the cluster of the run in a report, without the links that it requests. Messages are not
+                faster than there.
+        """
+        bandwidth = min(self.link.bytes_per_s, own.link.bytes_per_s)
+        link = Link(latency_s=self.link.latency_s, bytes_per_s=bandwidth)
+        cluster = own.model_copy(update={"link": link, "links": []})
         if not self.speeds:
             return cluster
         if 1 < len(self.speeds) < run.nodes:
@@ -103,19 +110,18 @@ def rows(paths: SweepPaths, options: Options, timelines: bool = False) -> Iterat
 
     Raises InputError for a directory without results or with unequal numbers of nodes and speeds.
     """
-    for key in read_record(paths).keys:
-        run_paths = paths.run(key)
-        result = read_result(run_paths.result)
-        if result is None or result.status != "ok":
-            continue
-        yield Row(key, result.train_s, _replay(run_paths, result, options, timelines))
+    known = [(key, read_result(paths.run(key).result)) for key in read_record(paths).keys]
+    results = [(key, result) for key, result in known if result is not None and result.status == "ok"]
+    costs = Costs.of(paths, results)
+    for key, result in results:
+        cluster = options.cluster(costs.cluster(result, without=key, requested=False), result.run)
+        yield Row(key, result.train_s, _replay(paths.run(key), result, cluster, timelines))
 
 
 def _replay(
-    paths: RunPaths, result: RunResult, options: Options, timelines: bool
+    paths: RunPaths, result: RunResult, cluster: Cluster, timelines: bool
 ) -> ClusterTime | NoClusterTime:
     run = result.run
-    cluster = options.cluster(run)
     traces = read_traces(paths.directory, run)
     if isinstance(traces, NoClusterTime):
         return traces

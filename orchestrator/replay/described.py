@@ -124,10 +124,15 @@ class Costs:
                 calibration.add(key, _strategy(result), _place(result), traces, own, loaded)
         return cls(software, calibration)
 
-    def cluster(self, result: RunResult, without: str) -> Cluster:
-        """The cluster of a run. without: the key of a run whose exchanges do not count."""
+    def cluster(self, result: RunResult, without: str, requested: bool = True) -> Cluster:
+        """The cluster of a run.
+
+        Args:
+            without: the key of a run whose exchanges do not count.
+            requested: as in `described`.
+        """
         costs = self.calibration.costs(_place(result), _strategy(result), without)
-        return described(result, self.software).model_copy(update={"software": costs})
+        return described(result, self.software, requested).model_copy(update={"software": costs})
 
 
 def cluster_times(

