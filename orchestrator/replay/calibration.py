@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
-
-import numpy as np
+from itertools import groupby
+from statistics import fmean, median
 
 from orchestrator.replay.algorithms import TRANSPORTS, Network
 from orchestrator.replay.cluster import ANY_COLLECTIVE, Cluster, SoftwareCost
@@ -24,7 +23,6 @@ from trainer.core.trace import Trace
 
 Place = tuple[str, str]  # runtime and transport
 Sized = tuple[str, int]  # kind of exchange and bytes
-FASTEST = 0.1  # quantile of exchanges under load
 MOST_S = 3600.0  # of an exchange; no trace that is true has more
 DIGITS = 3  # of a cost: more are noise
 
@@ -52,8 +50,8 @@ class Calibration:
 
         Args:
             cluster: that of the run, without software costs.
-            loaded: whether other load disturbed the run. Then the fastest tenth of the exchanges shows
-                their cost, otherwise their mean.
+            loaded: whether other load disturbed the run. Then the median of the exchanges shows their cost,
+                otherwise their mean.
         """
         if place[1] not in TRANSPORTS:
             return
@@ -64,34 +62,35 @@ class Calibration:
         network = Network(cluster, place[1])
         found: defaultdict[Sized, list[float]] = defaultdict(list)
         for exchange, seconds in durations(traces, network.transport.sleeps).items():
-            typical_s = float(np.quantile(seconds, FASTEST)) if loaded else fmean(seconds)
+            typical_s = median(seconds) if loaded else fmean(seconds)
             found[exchange.name, exchange.bytes].append(_beyond_messages(network, exchange, typical_s))
         means = {what: fmean(seconds) for what, seconds in found.items()}
         costs = {what: max(seconds, 0.0) for what, seconds in means.items() if seconds < MOST_S}
-        self._runs[place].append(_Run(key, strategy, costs))
+        self._runs[place].append(_Run(key, strategy, loaded, costs))
 
     def costs(self, place: Place, strategy: str, without: str) -> dict[str, list[SoftwareCost]]:
         """The costs by kind of exchange and size, for a run of a strategy.
 
-        A run does not calibrate its own time, so its error is that of a prediction. Kinds of exchanges that
-        no other run of the strategy shows have the costs of all runs. Collectives that no run shows have
-        those of all collectives.
+        A run does not calibrate its own time, so its error is that of a prediction. For each kind of
+        exchange, runs of the strategy come first, then undisturbed runs. Collectives that no run shows have
+        the costs of all collectives.
 
         Args:
             without: the key of a run that does not count.
         """
         others = [run for run in self._runs.get(place, ()) if run.key != without]
-        found = _fastest(others)
-        collectives: dict[Sized, float] = {}
-        for (name, nbytes), seconds in found.items():
+        others.sort(key=lambda run: (run.strategy == strategy, not run.loaded))  # the best last
+        found: dict[Sized, float] = {}
+        for _, equally_good in groupby(others, key=lambda run: (run.strategy == strategy, run.loaded)):
+            better = _fastest([*equally_good])
+            names = {name for name, _ in better}
+            found = {what: seconds for what, seconds in found.items() if what[0] not in names} | better
+        for (name, nbytes), seconds in [*found.items()]:
             if name not in (SEND, RECEIVE, REQUEST):
-                known = collectives.get((ANY_COLLECTIVE, nbytes), seconds)
-                collectives[ANY_COLLECTIVE, nbytes] = min(known, seconds)
-        alike = _fastest([run for run in others if run.strategy == strategy])
-        names = {name for name, _ in alike}
-        found = {what: seconds for what, seconds in found.items() if what[0] not in names}
+                known = found.get((ANY_COLLECTIVE, nbytes), seconds)
+                found[ANY_COLLECTIVE, nbytes] = min(known, seconds)
         by_name: dict[str, list[SoftwareCost]] = {}
-        for (name, nbytes), seconds in sorted((found | alike | collectives).items()):
+        for (name, nbytes), seconds in sorted(found.items()):
             cost = SoftwareCost(bytes=nbytes, seconds=float(f"{seconds:.{DIGITS}g}"))
             by_name.setdefault(name, []).append(cost)
         return by_name
@@ -101,6 +100,7 @@ class Calibration:
 class _Run:
     key: str
     strategy: str
+    loaded: bool
     costs: dict[Sized, float]
 
 

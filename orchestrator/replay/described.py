@@ -103,21 +103,12 @@ class Costs:
 
     @classmethod
     def of(cls, paths: SweepPaths, results: Sequence[tuple[str, RunResult]]) -> Costs:
-        """From probes, and from the traces of ok runs with a core for each rank.
-
-        Where other load disturbed all of these runs, from the fastest exchanges of each.
-        """
+        """From probes, and from the traces of ok runs with a core for each rank."""
         software, calibration = software_of(result for _, result in results), Calibration()
-        able = [
-            (key, result)
-            for key, result in results
-            if result.status == "ok" and fits_cores(result) and not _has_shaped_links(result)
-        ]
-        undisturbed = {_place(result) for _, result in able if has_cores(result)}
-        for key, result in able:
-            loaded = not has_cores(result)
-            if loaded and _place(result) in undisturbed:
+        for key, result in results:
+            if result.status != "ok" or not fits_cores(result) or _has_shaped_links(result):
                 continue
+            loaded = not has_cores(result)
             traces = read_traces(paths.run(key).directory, result.run)
             if not isinstance(traces, NoClusterTime):
                 own = described(result, software, requested=False)

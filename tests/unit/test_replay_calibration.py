@@ -147,17 +147,39 @@ def test_runs_of_the_same_strategy_come_first() -> None:
     for strategy, expected in (("all_reduce", 0.2), ("ddp", 0.1), ("local_sgd", 0.1)):
         costs = calibration.costs(PLACE, strategy, without="")
         assert costs["all_reduce"][0].seconds == pytest.approx(expected)
-        assert costs[ANY_COLLECTIVE][0].seconds == pytest.approx(0.1)
+        assert costs[ANY_COLLECTIVE] == costs["all_reduce"]
     alone = calibration.costs(PLACE, "ddp", without="ddp 0.1")
     assert alone["all_reduce"][0].seconds == pytest.approx(0.2)
 
 
-def test_of_a_loaded_run_the_fastest_exchanges_count() -> None:
+def test_undisturbed_runs_come_before_loaded_ones_of_the_same_kind() -> None:
+    modelled_s = Network(CLUSTER, "gloo").costs("all_reduce", (0, 1), 1000, -1).exits([0.0, 0.0])[0][0]
+    calibration = Calibration()
+    for key, strategy, beyond_s, loaded in (
+        ("0", "ddp", 0.1, True),
+        ("1", "ddp", 0.2, False),
+        ("2", "fsdp", 0.3, True),
+        ("3", "zero1", 0.4, False),
+    ):
+        found = traces(recorded(modelled_s + beyond_s))
+        calibration.add(key, strategy, PLACE, found, CLUSTER, loaded)
+    for strategy, without, expected in (
+        ("ddp", "", 0.2),
+        ("ddp", "1", 0.1),  # rather of the same strategy
+        ("fsdp", "", 0.3),
+        ("fsdp", "2", 0.2),
+        ("gossip", "", 0.2),
+    ):
+        (cost,) = calibration.costs(PLACE, strategy, without)["all_reduce"]
+        assert cost.seconds == pytest.approx(expected), (strategy, without)
+
+
+def test_of_a_loaded_run_the_median_counts() -> None:
     ranks = builders(2)
-    for number in range(11):
+    for number, seconds in enumerate((0.1, 0.2, 0.9)):
         for rank in ranks:
-            rank.timed(Kind.BARRIER, number, number + 0.1 * (1 + number))
-    for loaded, expected in ((False, 0.6), (True, 0.2)):
+            rank.timed(Kind.BARRIER, number, number + seconds)
+    for loaded, expected in ((False, 0.4), (True, 0.2)):
         calibration = Calibration()
         calibration.add("run", "all_reduce", PLACE, traces(ranks), CLUSTER, loaded)
         (cost,) = calibration.costs(PLACE, "all_reduce", "")["barrier"]
