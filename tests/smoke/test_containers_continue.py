@@ -30,11 +30,12 @@ SWEEP = {
         "batch_size": 5,
         "threads": 1,
         "on_loss": "continue",
-        "timeout_s": 120,
+        "timeout_s": 200,
     },
     "blocks": [
-        # The others do not wait for a node that starts again, which imports torch.
-        {"base": {"strategy": "local_sgd", "epochs": 30, "faults": [RETURNS]}},
+        # The others do not wait for a node that starts again, which imports torch: their run takes several
+        # times as long.
+        {"base": {"strategy": "local_sgd", "epochs": 90, "faults": [RETURNS]}},
         {"base": {"strategy": "gossip"}},
     ],
 }
@@ -54,7 +55,7 @@ def test_runs_continue_without_a_killed_rank_and_without_a_killed_container(tmp_
     file.write_text(json.dumps(SWEEP))
     process = start_sweep(file, out, "--runtime", "docker")
     try:
-        wait_until(lambda: epochs(out, "gossip") > 0 or process.poll() is not None, timeout_s=90)
+        wait_until(lambda: epochs(out, "gossip") > 0 or process.poll() is not None, timeout_s=150)
         subprocess.run(["docker", "kill", container(out, "node-3")], check=True, capture_output=True)
         output, _ = process.communicate(timeout=90)
     finally:
