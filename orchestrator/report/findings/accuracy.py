@@ -48,9 +48,12 @@ def best_accuracy(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         text += f", the best accuracy of {count(len(ranked), 'configuration')}"
     text += "."
     if others and ranking.best is None:
-        even = [view.name(group) for group in ranking.may_be_best if group is not first]
-        if even:
-            text += f" Which accuracy is the best is undecided between it and {first_few(even)}."
+        even = [group for group in ranking.may_be_best if group is not first]
+        equal = [group for group in even if ranking.between(group, first).verdict == "equal"]
+        if equal:
+            text += f" Equal to it in every seed: {first_few([view.name(group) for group in equal])}."
+        if rest := [view.name(group) for group in even if group not in equal]:
+            text += f" Which accuracy is the best is undecided between it and {first_few(rest)}."
     if ranking.worst and len(ranked) > 2:
         text += f" The worst is {view.name(ranking.worst)}: {percent(ACCURACY.mean_of(ranking.worst))}."
     if serial:

@@ -122,23 +122,30 @@ def _finding(ablation: Ablation, nodes: int, groups: list[Group], claims: Claims
             evidence(groups),
             {"nodes": nodes, "measure": ablation.measure, "lacking": lacking},
         )
-    compared = claims.pairs(
-        quantity, [(other, one) for one, other in [*pairwise(groups), (groups[0], groups[-1])]]
-    )
-    *differences, whole = compared
+    steps_of = [*pairwise(groups)]
+    ends = [(groups[0], groups[-1])] if len(steps_of) > 1 else []  # a single change is the whole
+    compared = claims.pairs(quantity, [(other, one) for one, other in [*steps_of, *ends]])
+    differences, whole = compared[: len(steps_of)], compared[-1]
     verb = "reached" if ablation.measure == "accuracy" else "took"
     parts, steps = [], []
-    for each, step, (one, other) in zip(differences, ablation.steps[1:], pairwise(groups), strict=True):
+    for each, step, (one, other) in zip(differences, ablation.steps[1:], steps_of, strict=True):
         fixes, changed = step.fixes.replace("{nodes}", str(nodes)), changes(one, other)
-        parts.append(f"{fixes} ({', '.join(changed)}): {quantity.write(each.values[0])}{each.aside}")
+        parts.append((f"{fixes} ({', '.join(changed)})", f"{quantity.write(each.values[0])}{each.aside}"))
         steps.append({"fixes": fixes, "changes": changed, "decision": each.verdict})
+    in_cluster_time = groups[0].first.clock == "cluster" and ablation.measure != "accuracy"
     text = (
-        f"At {count(nodes, 'node')}, {_step_name(ablation.steps[0])} {verb} "
+        f"{'In cluster time, a' if in_cluster_time else 'A'}t {count(nodes, 'node')}, "
+        f"{_step_name(ablation.steps[0])} {verb} "
         f"{quantity.write(whole.values[1])} and {_step_name(ablation.steps[-1])} "
         f"{quantity.write(whole.values[0])}{whole.aside}. "
-        f"Changed one after the other, in this order, since their effects may depend on each other: "
-        f"{'; '.join(parts)}."
     )
+    if len(parts) == 1:
+        text += f"Only this was changed: {parts[0][0]}."
+    else:
+        text += (
+            "Changed one after the other, in this order, since their effects may depend on each other: "
+            f"{'; '.join(f'{what}: {effect}' for what, effect in parts)}."
+        )
     data = {
         "nodes": nodes,
         "measure": ablation.measure,

@@ -233,8 +233,9 @@ def mean_gradient(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         yield Finding(
             "mean_gradient",
             f"{view.times_at}, the exchange for the same mean gradient over {first.transport}"
-            f"{view.partitioner(first)} takes {seconds(EXCHANGE_S_PER_STEP.mean_of(first))} per step in "
-            f"{first.strategy_label}{_sent(first)}; {'; '.join(parts)}.",
+            f"{view.partitioner(first)}, waiting included, takes "
+            f"{seconds(EXCHANGE_S_PER_STEP.mean_of(first))} per step in {first.strategy_label}"
+            f"{_sent(first)}; {'; '.join(parts)}.",
             evidence(ways),
             {
                 "transport": first.transport,

@@ -8,7 +8,7 @@ from itertools import pairwise
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, Compared, Ranking, compared_data
 from orchestrator.report.findings.speed import timed
-from orchestrator.report.formats import count, first_few, percent, seconds, size
+from orchestrator.report.formats import count, first_few, listed, percent, seconds, size
 from orchestrator.report.metrics.learning import target_reached
 from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.comparison import Comparison, WorkloadView
@@ -184,8 +184,15 @@ def _worth(steps: Sequence[Compared]) -> str:
         each = "each number of nodes" if len(steps) > 1 else most.label
         return f"It was faster on {each}{between}."
     if "less" in verdicts:
-        last = max(at for at, verdict in enumerate(verdicts) if verdict == "less")
-        return f"Beyond {steps[last].left.shape.label}, a gain is undecided."
+        decided, open_ = (
+            [
+                f"{each.right.shape.short} to {each.left.shape.label}"
+                for each in steps
+                if (each.verdict == "less") is faster
+            ]
+            for faster in (True, False)
+        )
+        return f"It became faster from {listed(decided)}. From {listed(open_)}, a gain is undecided."
     return "Whether more nodes make it faster is undecided."
 
 

@@ -119,7 +119,7 @@ def differences(comparison: Comparison) -> list[tuple[str, str]]:
     having = f", {formats.listed([f'{number:g}' for number in cores], 'or')} cores" if cores else ""
     facts = [("Published on", lab.hardware)]
     facts += (
-        [("Measured on", f"{machine}{having}; nodes: {describe_nodes(comparison.rows)}")] if cores else []
+        [("These runs", f"{machine}{having}; nodes: {describe_nodes(comparison.rows)}")] if cores else []
     )
     facts += [("Difference", fact) for fact in lab.differences([row.run for row in comparison.rows])]
     if options := ", ".join(overrides(comparison)):

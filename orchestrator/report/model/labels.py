@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from orchestrator.report.formats import count, listed, percent
 from orchestrator.results.limits import speeds_label, written
@@ -40,10 +41,11 @@ class Workload:
     faults: str = ""  # that were injected
     location: str = ""  # where the nodes ran; named only if the directory's runs differ in it
     vary: tuple[str, ...] = EVERYTHING  # what the seed varies
+    enforced: bool = True  # whether the runtime enforced limits that are not the default
     link: str = ""  # the links that were requested between nodes; empty on one node, which has none
 
     @classmethod
-    def of(cls, run: RunSpec, location: str = "") -> Workload:
+    def of(cls, run: RunSpec, location: str = "", enforces_limits: bool = True) -> Workload:
         return cls(
             component_label(run, "dataset"),
             component_label(run, "model"),
@@ -62,6 +64,7 @@ class Workload:
             faults_label(run),
             location,
             tuple(run.vary),
+            enforces_limits or all(getattr(run, name) == _default(name) for name in NODE_LIMITS),
             link_label(run),
         )
 
@@ -123,9 +126,14 @@ class Workload:
         limits = [
             LIMIT_LABELS[name].format(written(value))
             for name, value in zip(NODE_LIMITS, self.limits, strict=True)
-            if value != RunSpec.model_fields[name].default
+            if value != _default(name)
         ]
-        return f", {listed(limits)} per node" if limits else ""
+        enforced = "" if self.enforced else " (not enforced)"
+        return f", {listed(limits)} per node{enforced}" if limits else ""
+
+
+def _default(field: str) -> Any:
+    return RunSpec.model_fields[field].default
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class Row:
 
     @property
     def workload(self) -> Workload:
-        return Workload.of(self.run, self.location)
+        return Workload.of(self.run, self.location, self.result.runtime_info.enforces_limits)
 
     @property
     def strategy(self) -> str:
