@@ -157,10 +157,12 @@ def test_efficiency_is_speedup_divided_by_ranks() -> None:
 def test_workload_label_names_non_default_node_limits() -> None:
     (workload,) = a_comparison(SERIAL, FAST).workloads
     assert workload.label == "digits, lenet, sgd lr 0.05, batch 32 per rank, 2 epochs"
-    limits = {"cpus": 0.4, "memory_mb": 512}
-    (workload,) = a_comparison(a_run(**limits), a_run("all_reduce", nodes=2, **limits)).workloads
-    assert workload.label.endswith("2 epochs, cpus 0.4 and 512 MiB memory per node")
-    (workload,) = a_comparison(a_run(cpus=2, pids=64, shm_mb=32)).workloads
+    limits: dict[str, Any] = {"cpus": 0.4, "memory_mb": 512}
+    for runtime, enforced in (("docker", ""), ("local", " (not enforced)")):
+        runs = [a_run(runtime=runtime, **limits), a_run("all_reduce", nodes=2, runtime=runtime, **limits)]
+        (workload,) = a_comparison(*runs).workloads
+        assert workload.label.endswith(f"2 epochs, cpus 0.4 and 512 MiB memory per node{enforced}")
+    (workload,) = a_comparison(a_run(cpus=2, pids=64, shm_mb=32, runtime="docker")).workloads
     assert workload.label.endswith("2 threads per rank, cpus 2, 64 pids and 32 MiB /dev/shm per node")
 
 
