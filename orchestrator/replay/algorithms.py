@@ -138,6 +138,7 @@ class Network:
         self.cluster, self.transport = cluster, TRANSPORTS[transport]
         own = cluster.overhead_s
         self.overhead_s = self.transport.overhead_s if own is None else own
+        self._software: dict[tuple[str, float], float] = {}  # looked up for every message
         for collective, choices in cluster.algorithms.items():
             known = ALGORITHMS[collective]
             for each in choices:
@@ -181,6 +182,12 @@ class Network:
 
     def software_s(self, exchange: str, nbytes: float) -> float:
         """Software cost of an exchange beyond its messages; 0 where none is described."""
+        key = exchange, nbytes
+        if key not in self._software:
+            self._software[key] = self._described_s(exchange, nbytes)
+        return self._software[key]
+
+    def _described_s(self, exchange: str, nbytes: float) -> float:
         described = self.cluster.software
         is_collective = BESIDE.get(exchange, exchange) in ALGORITHMS
         costs = described.get(exchange) or (described.get(ANY_COLLECTIVE) if is_collective else None)
