@@ -84,8 +84,7 @@ def slow_node(view: WorkloadView, claims: Claims, comparison: Comparison) -> Ite
         group = compared.left
         yield Finding(
             "slow_node",
-            f"{'In cluster time, ' if view.clock == 'cluster' else ''}{view.name(group)} on "
-            f"{group.shape.label} took {seconds(compared.values[0])}, and "
+            f"{view.subject(group)} on {group.shape.label} took {seconds(compared.values[0])}, and "
             f"{seconds(compared.values[1])} with equal nodes: {compared.written}.",
             evidence([group, compared.right]),
             {

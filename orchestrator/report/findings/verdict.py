@@ -151,7 +151,7 @@ def more_nodes(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         parts += [f"{_time(each.left)} on {each.left.shape.short}, {each.written}" for each in steps]
         yield Finding(
             "more_nodes",
-            f"{_subject(view, first)} took {'; '.join(parts)}. {_worth(steps)}",
+            f"{view.subject(first)} took {'; '.join(parts)}. {_worth(steps)}",
             evidence(groups),
             {
                 "strategy": view.name(first),
@@ -161,10 +161,6 @@ def more_nodes(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
                 "compared": compared_data(steps),
             },
         )
-
-
-def _subject(view: WorkloadView, group: Group) -> str:
-    return view.name(group) if view.clock == "wall" else f"In cluster time, {view.name(group)}"
 
 
 def _time(group: Group) -> str:

@@ -51,6 +51,10 @@ class WorkloadView:
         at = f"t {self.shape.label}"
         return f"A{at}" if self.clock == "wall" else f"In cluster time, a{at}"
 
+    def subject(self, group: Group) -> str:
+        """`all_reduce over mpi`, `In cluster time, all_reduce over mpi`: the subject of a time."""
+        return self.name(group) if self.clock == "wall" else f"In cluster time, {self.name(group)}"
+
     @property
     def of_ranked(self) -> str:
         """`, with random_partition`: what the ranked candidates share, if others are not ranked."""
