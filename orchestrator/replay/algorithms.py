@@ -23,7 +23,7 @@ import numpy as np
 
 from orchestrator.errors import InputError
 from orchestrator.replay.cluster import ANY_COLLECTIVE, Choice, Cluster
-from orchestrator.replay.collectives import ALGORITHMS, Costs
+from orchestrator.replay.collectives import ALGORITHMS, Costs, only_receive
 from trainer.core.registry import suggestion
 
 
@@ -169,9 +169,8 @@ class Network:
         algorithm = ALGORITHMS[like][self.algorithm(like, size, nbytes)]
         rounds = algorithm(size, nbytes, root) if size > 1 else []
         software_s = self.software_s(collective, nbytes) if rounds else 0.0
-        # Who only receives has called before, and waits.
-        receive = {"broadcast": {*range(size)} - {root}, "gather": {root}}.get(like, set())
-        call_s = [0.0 if rank in receive else software_s for rank in range(size)]
+        waiting = only_receive(like, size, root)
+        call_s = [0.0 if rank in waiting else software_s for rank in range(size)]
         links, acknowledged = self.cluster.links_of(ranks), self.transport.acknowledged
         return Costs.of(rounds, links, self.overhead_s, acknowledged, call_s, self.transport.eager_bytes)
 

@@ -168,6 +168,13 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
 }
 
 
+def only_receive(collective: str, size: int, root: int) -> set[int]:
+    """The ranks that send nothing of their own in a collective, and wait for the others."""
+    if collective == "gather":
+        return {root}
+    return {*range(size)} - {root} if collective == "broadcast" else set()
+
+
 def _shifted(size: int, distance: int, nbytes: float) -> Round:
     return [(rank, (rank + distance) % size, nbytes) for rank in range(size)]
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from orchestrator.replay.collectives import only_receive
 from orchestrator.replay.program import COLLECTIVES, NAMES
 from trainer.core.trace import Kind, Trace
 
@@ -38,10 +39,8 @@ class Exchange:
     @property
     def receivers(self) -> list[int]:
         """Positions in `ranks` of those who leave a collective with something from others."""
-        if self.name == NAMES[int(Kind.GATHER)]:
-            return [self.root]
-        sender = self.root if self.name == NAMES[int(Kind.BROADCAST)] else None
-        return [at for at in range(len(self.ranks)) if at != sender]
+        size = len(self.ranks)
+        return sorted(only_receive(self.name, size, self.root)) or [*range(size)]
 
 
 def durations(traces: Sequence[Trace], without_cpu: bool) -> dict[Exchange, list[float]]:
