@@ -113,3 +113,30 @@ def test_send_after_disconnect_is_ignored() -> None:
         server.close()
 
     asyncio.run(asyncio.wait_for(talk(), 10))
+
+
+def test_connection_closes_when_the_other_end_reads_late() -> None:
+    """What is left to send arrives, and a second disconnect changes nothing."""
+    sent = 64 * 2**20  # more than the buffers of both sockets hold
+    received: list[int] = []
+
+    async def talk() -> None:
+        over = asyncio.Event()
+
+        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await asyncio.sleep(0.1)  # until the sender's buffer is full
+            received.append(len(await reader.read(-1)))
+            writer.close()
+            over.set()
+
+        server = await asyncio.start_server(listen, "127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.sockets[0].getsockname()[1])
+        connection = Connection(reader, writer, {})
+        writer.write(bytes(sent))
+        await connection.close()
+        connection.abort()
+        await over.wait()
+        server.close()
+
+    asyncio.run(asyncio.wait_for(talk(), 10))
+    assert received == [sent]

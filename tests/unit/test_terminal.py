@@ -13,10 +13,17 @@ import pytest
 
 from orchestrator import cli
 from orchestrator.errors import StorageError
+from orchestrator.runtimes.docker.runtime import DockerRuntime
 from orchestrator.terminal import _Output, print_error, shortened
 from tests.unit.conftest import PROJECT
 
 LONG = "x" * 5000
+
+
+@pytest.fixture(autouse=True)
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for no Docker engine: the SDK leaves a socket open where there is none."""
+    monkeypatch.setattr(DockerRuntime, "unavailable_reason", lambda self: "there is no engine")
 
 
 def message(

@@ -136,6 +136,7 @@ class Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kinds: Kinds) -> None:
         """kinds: what the other end may send."""
         self._reader, self._writer, self._kinds = reader, writer, kinds
+        self._closed = False
         self.error: str | None = None
 
     @property
@@ -188,11 +189,16 @@ class Connection:
     async def close(self) -> None:
         """Send what is left, and disconnect."""
         self._writer.close()
-        with suppress(ConnectionError, TimeoutError):
+        try:
             async with asyncio.timeout(SEND_S):
                 await self._writer.wait_closed()
-        self.abort()
+        except ConnectionError:
+            pass
+        except TimeoutError:
+            self.abort()
+        self._closed = True
 
     def abort(self) -> None:
         """Disconnect at once, also from an end that is cut off the network."""
-        self._writer.transport.abort()
+        if not self._closed:  # asyncio's transport fails if it closed after sending what was left
+            self._writer.transport.abort()
