@@ -60,7 +60,7 @@ def draw_picture(results: Path = RESULTS) -> str:
             f"{results}: not of this version; run: make picture ARGS=RESULTS_DIR ({error})"
         ) from error
     comparison = compare(known.sweep, list(known.runs.items()), clusters=known.clusters)
-    plots = {plot.name: plot.svg for plot in draw(comparison)}
+    plots = {plot.name: plot.file for plot in draw(comparison)}
     if missing := [name for name in FIGURES if name not in plots]:
         raise InputError(f"{results}: no figure {', '.join(missing)}; there are {', '.join(plots)}")
     return grid([plots[name] for name in FIGURES], columns=2)

@@ -32,7 +32,7 @@ def write_report(paths: SweepPaths) -> list[str]:
     write_atomic(paths.epochs_csv, epochs_csv(comparison))
     write_atomic(paths.findings, findings_json(findings))
     for plot in plots:
-        write_atomic(paths.plots / f"{plot.name}.svg", plot.svg)
+        write_atomic(paths.plots / f"{plot.name}.svg", plot.file)
     for file in set(paths.plots.glob("*.svg")) - {paths.plots / f"{plot.name}.svg" for plot in plots}:
         file.unlink()
     write_atomic(paths.markdown, markdown.render(comparison, findings, plots))

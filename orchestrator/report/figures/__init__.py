@@ -9,6 +9,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from orchestrator.report.figures.bars import time_by_phase
+from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.curves import accuracy_over_time, loss_curves
 from orchestrator.report.figures.glance import partitioners_by_strategy, strategies_at_a_glance
 from orchestrator.report.figures.lines import QUANTITIES, lines_over_nodes
@@ -20,6 +21,7 @@ from orchestrator.report.figures.style import RC, WIDTH_IN, Style
 from orchestrator.report.figures.svg import to_svg
 from orchestrator.report.figures.target import time_to_target
 from orchestrator.report.figures.timelines import small_timelines
+from orchestrator.report.figures.vega import svg_file, svg_of
 from orchestrator.report.formats import listed
 from orchestrator.report.metrics.data_partition import partition_summary_of, replica_ranks, representatives
 from orchestrator.report.metrics.fairness import figure_note
@@ -27,6 +29,9 @@ from orchestrator.report.metrics.textbook_optimizers import OptimizerPair, optim
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.labels import Workload
 from orchestrator.report.model.timelines import Timeline, slowest_runs, strategies_of, timelines_of
+
+Drawn = Figure | Chart
+EXCHANGE_TITLE = "Exchange per step against model size"
 
 # What a reader must know to read each figure.
 CAPTIONS = {
@@ -117,6 +122,7 @@ class Plot:
 
     name: its file name without .svg. note: conditions in which the compared configurations differ; may be
     empty. svg: an <svg> element. wide: needs the page's width. timelines: those drawn, to link their files.
+    chart: the interactive figure. file: the SVG in plots/.
     """
 
     name: str
@@ -127,6 +133,11 @@ class Plot:
     svg: str
     wide: bool
     timelines: Sequence[Timeline] = ()
+    chart: Chart | None = None
+
+    @property
+    def file(self) -> str:
+        return svg_file(self.chart.spec) if self.chart else self.svg
 
 
 def draw(comparison: Comparison) -> list[Plot]:
@@ -135,9 +146,8 @@ def draw(comparison: Comparison) -> list[Plot]:
     plots = []
     workloads = comparison.workloads
     with rc_context(RC):  # type: ignore[arg-type]  # its stub expects literal keys
-        if figure := exchange_by_size(comparison, style):
-            title, svg = "Exchange per step against model size", to_svg(figure, "exchange")
-            plots.append(Plot("exchange", title, CAPTIONS["exchange"], "", workloads[0], svg, wide=False))
+        if sizes := exchange_by_size(comparison, style):
+            plots.append(_plot("exchange", "exchange", EXCHANGE_TITLE, sizes, "", workloads[0], ()))
         pairs = {pair.textbook.workload: pair for pair in optimizer_pairs(comparison)}
         for number, workload in enumerate(workloads, 1):
             view = comparison.view(workload)
@@ -145,11 +155,27 @@ def draw(comparison: Comparison) -> list[Plot]:
             drawn = [*_textbook(pairs.get(workload)), *_figures(view, style, timelines)]
             for name, title, figure in drawn:
                 file = f"{name}-{number}" if len(workloads) > 1 else name
-                wide = figure.get_figwidth() > WIDTH_IN
-                note, svg = _note(view, name, missing), to_svg(figure, file)
                 linked = timelines if name == "timelines" else []
-                plots.append(Plot(file, title, CAPTIONS[name], note, workload, svg, wide, linked))
+                note = _note(view, name, missing)
+                plots.append(_plot(file, name, title, figure, note, workload, linked))
     return plots
+
+
+def _plot(
+    file: str,
+    name: str,
+    title: str,
+    figure: Drawn,
+    note: str,
+    workload: Workload,
+    timelines: Sequence[Timeline],
+) -> Plot:
+    caption = CAPTIONS[name]
+    if isinstance(figure, Chart):
+        svg, wide = svg_of(figure.spec), figure.wide
+        return Plot(file, title, caption, note, workload, svg, wide, timelines, figure)
+    wide = figure.get_figwidth() > WIDTH_IN
+    return Plot(file, title, caption, note, workload, to_svg(figure, file), wide, timelines)
 
 
 def _partitioner_note(view: WorkloadView, figure: str) -> str:
@@ -172,14 +198,14 @@ def _note(view: WorkloadView, figure: str, missing: Mapping[str, Sequence[str]])
     return " ".join(notes)
 
 
-def _textbook(pair: OptimizerPair | None) -> Iterator[tuple[str, str, Figure]]:
+def _textbook(pair: OptimizerPair | None) -> Iterator[tuple[str, str, Drawn]]:
     if pair:
         yield "textbook_optimizers", "Loss curves of textbook and library optimizers", loss_curves(pair)
 
 
 def _figures(
     view: WorkloadView, style: Style, timelines: Sequence[Timeline]
-) -> Iterator[tuple[str, str, Figure]]:
+) -> Iterator[tuple[str, str, Drawn]]:
     """Name, title and figure of each."""
     if figure := strategies_at_a_glance(view, style):
         yield "strategies", "Strategies at a glance", figure

@@ -1,0 +1,43 @@
+"""Chart: one figure as a Vega-Lite specification, and what the page may do with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import altair as alt
+
+from orchestrator.report.figures.vega import Spec, spec_of
+
+WIDTH = 420  # pixels of the plot in half of the page's width
+FULL_WIDTH = 940
+HIDDEN = "hidden"  # the parameter that holds the series which the reader has switched off
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure.
+
+    wide: needs the page's width. log_axis: the axis that the reader may switch between linear and
+    logarithmic; None if there is no use for it.
+    """
+
+    spec: Spec
+    wide: bool = False
+    log_axis: Literal["x", "y"] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        drawn: alt.TopLevelMixin,
+        wide: bool = False,
+        log_axis: Literal["x", "y"] | None = None,
+    ) -> Chart:
+        """The figure that Altair describes."""
+        return cls(spec_of(drawn), wide, log_axis)
+
+
+def switchable(drawn: alt.LayerChart) -> alt.LayerChart:
+    """The chart without the series that the reader has switched off. Its records have a field `series`."""
+    off = alt.param(name=HIDDEN, value=[])
+    return drawn.add_params(off).transform_filter(f"indexof({HIDDEN}, datum.series) < 0")
