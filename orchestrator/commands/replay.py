@@ -112,9 +112,9 @@ def rows(paths: SweepPaths, options: Options, timelines: bool = False) -> Iterat
     """
     known = [(key, read_result(paths.run(key).result)) for key in read_record(paths).keys]
     results = [(key, result) for key, result in known if result is not None and result.status == "ok"]
-    costs = Costs.of(paths, results)
+    costs = Costs.of([(paths.run(key).directory, result) for key, result in results])
     for key, result in results:
-        cluster = options.cluster(costs.cluster(result, without=key, requested=False), result.run)
+        cluster = options.cluster(costs.cluster(result, key, requested=False), result.run)
         yield Row(key, result.train_s, _replay(paths.run(key), result, cluster, timelines))
 
 

@@ -23,6 +23,9 @@ LEADERS = {
 MPIRUN_REPORT = re.compile(
     r"noticed that process rank (\d{1,5}) with PID [^(]{1,400}?\bsignal\s(\d{1,2})\b"
 )
+# What it writes if Open MPI has aborted a process, because the process has lost another one.
+PEER_LOST = "peer process has unexpectedly disconnected"
+MPIRUN_ABORT = re.compile(r"due to process rank (\d{1,5}) with PID [^(]{1,400}?\bcalling\s\"abort\"")
 
 
 def outcome(
@@ -106,6 +109,8 @@ def outcome(
     if (report := MPIRUN_REPORT.search(launcher_log)) and int(report[1]) in everyone - last.keys():
         when = " before it started" if int(report[1]) in absent else ""
         return "failed", f"{process(int(report[1]))} {_ending(-int(report[2]))}{when}"
+    if PEER_LOST in launcher_log and (aborted := MPIRUN_ABORT.search(launcher_log)):
+        silent = [rank for rank in silent if rank != int(aborted[1])] or silent
     if silent and exits.get("nodes"):
         return "failed", f"process {started[silent[0]]} with all {ranks} {noun}s {_ending(exits['nodes'])}"
     if exits.get("nodes", 0) < 0:  # its ranks have noticed

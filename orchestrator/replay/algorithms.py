@@ -22,7 +22,7 @@ from math import inf
 import numpy as np
 
 from orchestrator.errors import InputError
-from orchestrator.replay.cluster import ANY_COLLECTIVE, Choice, Cluster
+from orchestrator.replay.cluster import ANSWER, ANY_COLLECTIVE, Choice, Cluster
 from orchestrator.replay.collectives import ALGORITHMS, Costs, only_receive
 from trainer.core.registry import suggestion
 
@@ -172,7 +172,9 @@ class Network:
         waiting = only_receive(like, size, root)
         call_s = [0.0 if rank in waiting else software_s for rank in range(size)]
         links, acknowledged = self.cluster.links_of(ranks), self.transport.acknowledged
-        return Costs.of(rounds, links, self.overhead_s, acknowledged, call_s, self.transport.eager_bytes)
+        answer_s = self.software_s(like + ANSWER, nbytes) if waiting and acknowledged else 0.0
+        eager_bytes = self.transport.eager_bytes
+        return Costs.of(rounds, links, self.overhead_s, acknowledged, call_s, eager_bytes, answer_s)
 
     def message_s(self, ranks: Sequence[int], nbytes: float) -> float:
         """Seconds of a message from the first to the second rank, both ready, without `software_s`."""

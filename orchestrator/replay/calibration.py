@@ -15,7 +15,7 @@ from itertools import groupby
 from statistics import fmean, median
 
 from orchestrator.replay.algorithms import TRANSPORTS, Network
-from orchestrator.replay.cluster import ANY_COLLECTIVE, Cluster, SoftwareCost
+from orchestrator.replay.cluster import ANSWER, ANY_COLLECTIVE, Cluster, SoftwareCost
 from orchestrator.replay.errors import ReplayError
 from orchestrator.replay.measured import RECEIVE, REQUEST, SEND, Exchange, durations
 from orchestrator.replay.program import join_groups
@@ -62,10 +62,14 @@ class Calibration:
         network = Network(cluster, place[1])
         found: defaultdict[Sized, list[float]] = defaultdict(list)
         for exchange, seconds in durations(traces, network.transport.sleeps).items():
-            typical_s = median(seconds) if loaded else fmean(seconds)
+            typical_s = max(median(seconds) if loaded else fmean(seconds), 0.0)
             found[exchange.name, exchange.bytes].append(_beyond_messages(network, exchange, typical_s))
         means = {what: fmean(seconds) for what, seconds in found.items()}
-        costs = {what: max(seconds, 0.0) for what, seconds in means.items() if seconds < MOST_S}
+        costs = {
+            (name, nbytes): max(seconds, 0.0) if name in (SEND, RECEIVE, REQUEST) else seconds
+            for (name, nbytes), seconds in means.items()
+            if seconds < MOST_S
+        }
         self._runs[place].append(_Run(key, strategy, loaded, costs))
 
     def costs(self, place: Place, strategy: str, without: str) -> dict[str, list[SoftwareCost]]:
@@ -86,9 +90,12 @@ class Calibration:
             names = {name for name, _ in better}
             found = {what: seconds for what, seconds in found.items() if what[0] not in names} | better
         for (name, nbytes), seconds in [*found.items()]:
-            if name not in (SEND, RECEIVE, REQUEST):
+            if name not in (SEND, RECEIVE, REQUEST) and not name.endswith(ANSWER):
                 known = found.get((ANY_COLLECTIVE, nbytes), seconds)
                 found[ANY_COLLECTIVE, nbytes] = min(known, seconds)
+        for name, nbytes in found:
+            if name.endswith(ANSWER):  # follows the message, which has a cost of its own
+                found[name, nbytes] -= found.get((name.removesuffix(ANSWER), nbytes), 0.0)
         by_name: dict[str, list[SoftwareCost]] = {}
         for (name, nbytes), seconds in sorted(found.items()):
             cost = SoftwareCost(bytes=nbytes, seconds=float(f"{seconds:.{DIGITS}g}"))
@@ -124,6 +131,10 @@ def _beyond_messages(network: Network, exchange: Exchange, seconds: float) -> fl
     if exchange.name == REQUEST:
         # Two messages share the bytes.
         return seconds - 2 * network.message_s(exchange.ranks, exchange.bytes / 2)
-    costs = network.costs(exchange.name, exchange.ranks, exchange.bytes, exchange.root)
+    collective = exchange.name.removesuffix(ANSWER)
+    costs = network.costs(collective, exchange.ranks, exchange.bytes, exchange.root)
     exits, _ = costs.exits([0.0] * len(exchange.ranks))
-    return seconds - max(exits[at] for at in exchange.receivers)
+    leaving = exchange.receivers
+    if collective != exchange.name:
+        leaving = [*{*range(len(exits))} - {*leaving}]
+    return seconds - max(exits[at] for at in leaving)

@@ -18,6 +18,7 @@ Collective = Literal[
 ]
 
 ANY_COLLECTIVE = "collective"  # stands for those whose software costs are not described
+ANSWER = "_answer"  # after the name of a collective: what ranks that only send wait for
 
 
 class Description(Record):
@@ -51,10 +52,10 @@ class Choice(Description):
 
 
 class SoftwareCost(Description):
-    """Seconds of an exchange of so many bytes beyond its messages."""
+    """Seconds of an exchange of so many bytes beyond its messages; negative if these cost less."""
 
     bytes: Annotated[int, Field(ge=0)]
-    seconds: Seconds
+    seconds: Annotated[float, Field(ge=-1e6, le=1e6)]
 
 
 class Cluster(Description):
@@ -62,6 +63,8 @@ class Cluster(Description):
 
     Attributes:
         node_speed: of each node's cores; 1.0: a core of the machine that recorded the traces, alone.
+        cpu_inflation: CPU seconds that the traces have for a second of work on such a core, of each rank;
+            empty: 1. Ranks that shared cores when they were recorded have more than 1.
         processes_per_node: ranks of each node. Each has a core of its own.
         link: between two nodes, unless `links` has another one for the pair.
         links: of single directed pairs of nodes.
@@ -76,6 +79,7 @@ class Cluster(Description):
     """
 
     node_speed: Annotated[list[Speed], Field(min_length=1)]
+    cpu_inflation: list[Annotated[float, Field(gt=0, le=100)]] = Field(default=[])
     processes_per_node: Annotated[int, Field(ge=1, le=64)] = 1
     link: Link
     links: list[DirectedLink] = Field(default=[])
@@ -83,6 +87,14 @@ class Cluster(Description):
     overhead_s: Seconds | None = None
     software: dict[str, Annotated[list[SoftwareCost], Field(min_length=1)]] = Field(default={})
     algorithms: dict[Collective, Annotated[list[Choice], Field(min_length=1)]] = Field(default={})
+
+    @model_validator(mode="after")
+    def _check_inflation(self) -> Self:
+        if self.cpu_inflation and len(self.cpu_inflation) != self.size:
+            raise ValueError(
+                f"cpu_inflation: {len(self.cpu_inflation)} values for {self.size} ranks; one for each"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_links(self) -> Self:
@@ -109,8 +121,9 @@ class Cluster(Description):
         return len(self.node_speed) * self.processes_per_node
 
     def speed_of(self, rank: int) -> float:
-        """The speed of a rank's core."""
-        return self.node_speed[rank // self.processes_per_node]
+        """Seconds of CPU time in the trace of a rank that its core does in a second."""
+        inflation = self.cpu_inflation[rank] if self.cpu_inflation else 1.0
+        return self.node_speed[rank // self.processes_per_node] * inflation
 
     def links_of(self, ranks: Sequence[int]) -> list[list[Link]]:
         """The link from each of the ranks to each other; `intra_node` from a rank to itself."""

@@ -230,13 +230,16 @@ class Costs:
         acknowledged: bool = False,
         call_s: Sequence[float] = (),
         eager_bytes: float = np.inf,
+        answer_s: float = 0.0,
     ) -> Costs:
         """
         Args:
             links: from each rank to each other.
             acknowledged: a sender waits until its messages have arrived and their receivers have said so.
-            call_s: of each rank, before its first message; none without.
+            call_s: of each rank, before its first message; none without. Negative if the overhead of all
+                messages is too long; no rank leaves before another whose message it needs has entered.
             eager_bytes: larger messages are sent when their receiver has begun the round and asked.
+            answer_s: what an answer takes beyond its message, if there are answers.
         """
         size = len(links)
         # Every time is a vector: the longest path to it from the entry of each rank.
@@ -257,10 +260,10 @@ class Costs:
                 receiving[target] = arrived
                 done[target] = np.maximum(done[target], arrived) + overhead_s
                 if acknowledged:
-                    answered = arrived + links[target][source].latency_s + overhead_s
+                    answered = arrived + links[target][source].latency_s + overhead_s + answer_s
                     done[source] = np.maximum(done[source], answered)
             clock = np.maximum(sending, done)
-        return cls(clock.tolist())
+        return cls(np.where(clock > -np.inf, np.maximum(clock, 0.0), clock).tolist())
 
     def exits(self, entries: Sequence[float]) -> tuple[list[float], list[int]]:
         """The time at which each rank leaves, and the rank whose entry it follows from."""

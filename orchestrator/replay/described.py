@@ -9,13 +9,15 @@ runs of the sweep whose ranks had a core each.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import permutations
 from math import inf
+from pathlib import Path as RunDirectory
 
-from orchestrator.replay.calibration import Calibration, Place
+from orchestrator.replay.calibration import DIGITS, Calibration, Place
 from orchestrator.replay.cluster import Cluster, DirectedLink, Link
 from orchestrator.replay.run import (
     ClusterTime,
@@ -26,6 +28,7 @@ from orchestrator.replay.run import (
     replay_run,
     write_cluster_time,
 )
+from orchestrator.replay.work import Work, step_cpu_s
 from orchestrator.results.limits import rank_quota, shares_cores
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import RunPaths, SweepPaths, UnusableFile
@@ -34,6 +37,8 @@ from trainer.spec.link import Path
 # Share of its time that a rank had work but no core: with more, it did not have a core to itself. Beside
 # other load the share is small where ranks wait for each other, but the load makes their exchanges slower.
 MAX_CONTENTION = 0.02
+# Fields of a run on which the CPU time of a step depends, beside its batch, its trace and where it runs.
+STEP_FIELDS = ("strategy", "transport", "dataset", "model", "optimizer", "augmentation", "threads", "link")
 
 
 @dataclass(frozen=True)
@@ -96,34 +101,45 @@ def _requested(path: Path, own: Link) -> Link:
 
 @dataclass(frozen=True)
 class Costs:
-    """What communication costs on this machine, as the runs of a sweep show it."""
+    """What work and communication cost on this machine, as the runs of a sweep show it."""
 
     software: Mapping[Place, Software]
     calibration: Calibration
+    work: Work
 
     @classmethod
-    def of(cls, paths: SweepPaths, results: Sequence[tuple[str, RunResult]]) -> Costs:
-        """From probes, and from the traces of ok runs with a core for each rank."""
-        software, calibration = software_of(result for _, result in results), Calibration()
-        for key, result in results:
-            if result.status != "ok" or not fits_cores(result) or _has_shaped_links(result):
+    def of(cls, runs: Sequence[tuple[RunDirectory, RunResult]]) -> Costs:
+        """From the probes and the traces of runs, each with its directory."""
+        software = software_of(result for _, result in runs)
+        calibration, work = Calibration(), Work()
+        for directory, result in runs:
+            if result.status != "ok" or rank_quota(result.run, result.runtime_info) < 1:
                 continue
-            loaded = not has_cores(result)
-            traces = read_traces(paths.run(key).directory, result.run)
-            if not isinstance(traces, NoClusterTime):
-                own = described(result, software, requested=False)
+            traces = read_traces(directory, result.run)
+            if isinstance(traces, NoClusterTime):
+                continue
+            key = directory.name
+            if fits_cores(result) and not _has_shaped_links(result):
+                own, loaded = described(result, software, requested=False), not has_cores(result)
                 calibration.add(key, _strategy(result), _place(result), traces, own, loaded)
-        return cls(software, calibration)
+            if has_cores(result):
+                work.add_undisturbed(key, work_of_step(result), step_cpu_s(traces))
+            elif len(traces) > 1:
+                place = result.runtime, result.cores, len(traces)
+                work.add_shared(key, work_of_step(result), place, step_cpu_s(traces))
+        return cls(software, calibration, work)
 
-    def cluster(self, result: RunResult, without: str, requested: bool = True) -> Cluster:
+    def cluster(self, result: RunResult, key: str, requested: bool = True) -> Cluster:
         """The cluster of a run.
 
         Args:
-            without: the key of a run whose exchanges do not count.
+            key: of the run, whose exchanges do not count.
             requested: as in `described`.
         """
-        costs = self.calibration.costs(_place(result), _strategy(result), without)
-        return described(result, self.software, requested).model_copy(update={"software": costs})
+        software = self.calibration.costs(_place(result), _strategy(result), key)
+        inflation = [float(f"{each:.{DIGITS}g}") for each in self.work.inflation(key)]
+        changes = {"software": software, "cpu_inflation": inflation}
+        return described(result, self.software, requested).model_copy(update=changes)
 
 
 def cluster_times(
@@ -133,12 +149,25 @@ def cluster_times(
 
     As stored beside the results; otherwise replayed, and then stored. Raises OSError.
     """
-    costs = Costs.of(paths, results)
+    costs = Costs.of([(paths.run(key).directory, result) for key, result in results])
     return {
-        key: _cluster_time(paths.run(key), result, costs.cluster(result, without=key))
+        key: _cluster_time(paths.run(key), result, costs.cluster(result, key))
         for key, result in results
         if result.status == "ok" and result.run.strategy.trains
     }
+
+
+def work_of_step(result: RunResult) -> str:
+    """What the ranks of a run compute in a step, as text: equal if it is the same.
+
+    The number of ranks matters only where it changes what each of them computes.
+    """
+    run = result.run
+    known = run.canonical()
+    fields = {name: known[name] for name in STEP_FIELDS if name in known}
+    whole = run.strategy.replicas(run.world_size) == run.world_size and not run.strategy.shards_state
+    ranks = run.processes_per_node if whole else (run.nodes, run.processes_per_node)
+    return json.dumps([result.runtime, ranks, run.batch_per_replica, run.trace, fields], sort_keys=True)
 
 
 def fits_cores(result: RunResult) -> bool:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from orchestrator.replay.cluster import ANSWER
 from orchestrator.replay.collectives import only_receive
 from orchestrator.replay.program import COLLECTIVES, NAMES
 from trainer.core.trace import Kind, Trace
@@ -40,7 +41,7 @@ class Exchange:
     def receivers(self) -> list[int]:
         """Positions in `ranks` of those who leave a collective with something from others."""
         size = len(self.ranks)
-        return sorted(only_receive(self.name, size, self.root)) or [*range(size)]
+        return sorted(only_receive(self.name.removesuffix(ANSWER), size, self.root)) or [*range(size)]
 
 
 def durations(traces: Sequence[Trace], without_cpu: bool) -> dict[Exchange, list[float]]:
@@ -52,7 +53,7 @@ def durations(traces: Sequence[Trace], without_cpu: bool) -> dict[Exchange, list
     found: defaultdict[Exchange, list[float]] = defaultdict(list)
     for exchange, seconds, cpu_s in _collectives(traces):
         found[exchange].append(seconds - cpu_s if without_cpu else seconds)
-    for measure in (_started, _messages, _requests):
+    for measure in (_answers, _started, _messages, _requests):
         for exchange, seconds in measure(traces):
             found[exchange].append(seconds)
     return dict(found)
@@ -61,17 +62,31 @@ def durations(traces: Sequence[Trace], without_cpu: bool) -> dict[Exchange, list
 def _collectives(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float, float]]:
     """Blocking collectives, with the CPU seconds of the last to enter.
 
-    The n-th of a group on one rank is the n-th on all. A gather or a broadcast counts only where the last
-    rank to enter is one that others wait for. Elsewhere the messages arrived before it entered.
+    The n-th of a group on one rank is the n-th on all. A gather or a broadcast alone counts only where the
+    last rank to enter is one that others wait for. Elsewhere the messages arrived before it entered.
     """
     for ranks, members in _by_group(traces, [*COLLECTIVES]).items():
-        for first, *others in zip(*members, strict=False):
-            mates = [first, *others]
+        calls = [*zip(*members, strict=False)]
+        for mates, following in zip(calls, [*calls[1:], ()], strict=True):
+            first = mates[0]
             exchange = Exchange(COLLECTIVES[first.kind], ranks, first.bytes, first.peer)
             late = max(range(len(mates)), key=lambda at: mates[at].entered)
-            if len(exchange.receivers) == len(mates) or late not in exchange.receivers:
-                left = max(mates[at].left for at in exchange.receivers)
+            # Collectives that were started together are waited for together, with the first of them.
+            joint = bool(following) and all(each.left == each.entered for each in following)
+            leaving = [*range(len(mates))] if joint else exchange.receivers
+            if len(leaving) == len(mates) or late not in leaving:
+                left = max(mates[at].left for at in leaving)
                 yield exchange, left - mates[late].entered, mates[late].cpu_s
+
+
+def _answers(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:
+    """Ranks that only send in a collective: seconds until they leave, without the CPU time of the call."""
+    for ranks, members in _by_group(traces, (int(Kind.GATHER), int(Kind.BROADCAST))).items():
+        for mates in zip(*members, strict=False):
+            name, nbytes, root = COLLECTIVES[mates[0].kind], mates[0].bytes, mates[0].peer
+            exchange = Exchange(name + ANSWER, ranks, nbytes, root)
+            for at in {*range(len(mates))} - only_receive(name, len(mates), root):
+                yield exchange, mates[at].left - mates[at].entered - mates[at].cpu_s
 
 
 def _started(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:

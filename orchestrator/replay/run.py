@@ -20,7 +20,7 @@ from trainer.core.trace import WORK_PHASES, Trace, TraceError, read_trace, trace
 from trainer.spec.run_spec import RunSpec
 from trainer.spec.traces import untraced_reason
 
-VERSION: Literal[2] = 2  # of the model: changes when the same traces would give another time
+VERSION: Literal[3] = 3  # of the model: changes when the same traces would give another time
 
 
 class _Strict(Record):
@@ -62,7 +62,7 @@ class ClusterTime(_Strict):
         records: how many records were replayed.
     """
 
-    version: Literal[2] = VERSION
+    version: Literal[3] = VERSION
     run: Text
     cluster: Cluster
     cluster_s: Amount

@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from orchestrator.replay.described import Costs, fits_cores, has_cores
@@ -74,13 +74,19 @@ def cores(directory: Path) -> None:
         execute(next(strategies(SEEDS[0])))  # with cold caches; it does not count
         runs = [run for seed in CALIBRATING_SEEDS for run in strategies(seed)]
         calibrating = {run.key: execute(run) for run in runs}
-    costs = Costs.of(SweepPaths(directory / "calibrating"), [*calibrating.items()])
     runs = [run for seed in SEEDS for run in strategies(seed)]
     with on_one_core(), runs_on("local", results=directory / "one core") as execute:
         recorded = {run.key: execute(run) for run in runs}
     plan = [(label(run), run.key, run) for run in runs]
+    costs = Costs.of(
+        [
+            *of_directory(directory / "calibrating", calibrating),
+            *of_directory(directory / "one core", recorded),
+        ]
+    )
     predicted = predictions(directory / "one core", recorded, plan, costs)
-    compare(plan, recorded, predicted, measure("local", directory / "measured", plan))
+    compare(plan, recorded, predicted, measured := measure("local", directory / "measured", plan))
+    repeatability(calibrating.values(), measured)
 
 
 def quotas(directory: Path) -> None:
@@ -100,7 +106,7 @@ def quotas(directory: Path) -> None:
                 plan.append(
                     (label(run), run.key, RunSpec.model_validate({**run_fields(run), "cpus": cpus}))
                 )
-    costs = Costs.of(SweepPaths(directory / "shared"), [*recorded.items()])
+    costs = Costs.of(of_directory(directory / "shared", recorded))
     predicted = predictions(directory / "shared", recorded, plan, costs)
     compare(plan, recorded, predicted, measure("docker", directory / "quotas", plan))
 
@@ -127,9 +133,14 @@ def links(directory: Path) -> None:
                 link = {"bandwidth_mbit": mbit, "latency_ms": ms}
                 shaped = RunSpec.model_validate({**run_fields(run), "link": link})
                 plan.append((f"{label(run)} {mbit} Mbit/s {ms} ms", run.key, shaped))
-    costs = Costs.of(SweepPaths(directory / "bridge"), [*recorded.items()])
+    costs = Costs.of(of_directory(directory / "bridge", recorded))
     predicted = predictions(directory / "bridge", recorded, plan, costs)
     compare(plan, recorded, predicted, measure("docker", directory / "links", plan))
+
+
+def of_directory(directory: Path, recorded: Recorded) -> list[tuple[Path, RunResult]]:
+    """The runs, each with its own directory."""
+    return [(SweepPaths(directory).run(key).directory, result) for key, result in recorded.items()]
 
 
 def strategies(seed: int) -> Iterator[RunSpec]:
@@ -219,3 +230,21 @@ def compare(
     if errors:
         print(f"  error of {len(errors)} runs: median {median(errors):.1%}, worst {max(errors):.1%}")
     print(f"  {disturbed} runs left out: other processes used the cores", flush=True)
+
+
+def repeatability(before: Iterable[RunResult], measured: Iterable[RunResult]) -> None:
+    """Print how far wall times differ from those of the same strategy with other seeds, a while before.
+
+    No prediction can be better than the truth repeats.
+    """
+    known: dict[str, list[float]] = {}
+    for result in filter(has_cores, before):
+        known.setdefault(label(result.run), []).append(result.train_s or 0.0)
+    off = [
+        abs((result.train_s or 0.0) / fmean(known[label(result.run)]) - 1)
+        for result in filter(has_cores, measured)
+        if label(result.run) in known
+    ]
+    if off:
+        spread = f"median {median(off):.1%}, worst {max(off):.1%}"
+        print(f"  wall time of {len(off)} runs against that of other seeds before: {spread}", flush=True)

@@ -204,6 +204,8 @@ class Scene:
             self.until(lambda: self._reported("train_end"), "training has not ended")
 
     def _starting(self) -> bool:
+        if not self.paths.run(self.run.key).spec.exists():  # the sweep warms the machine up
+            return False
         return bool(self.place.starting(self.run, 0)) or any(self.place.commands(*MPIRUN))
 
     def _reported(self, kind: str, all_ranks: bool = False) -> bool:

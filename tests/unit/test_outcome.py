@@ -219,6 +219,23 @@ def test_mpirun_that_is_killed_is_the_cause(log: str) -> None:
     assert str(reported).startswith("mpirun, which starts the ranks, was killed by SIGKILL")
 
 
+ABORTED_0 = """An MPI communication peer process has unexpectedly disconnected.  This
+usually indicates a failure in the peer process (e.g., a crash or
+otherwise exiting without calling MPI_FINALIZE first).
+[vm:00000] ***    and MPI will try to terminate your MPI job as well)
+prterun has exited due to process rank 0 with PID 92 on node vm calling
+"abort". This may have caused other processes in the application to be
+terminated by signals sent by prterun (as reported here).
+"""
+
+
+def test_rank_that_open_mpi_aborts_because_of_its_peer_is_not_the_cause() -> None:
+    _, reported = outcome(up(0, 1), {"mpirun": 1}, 2, None, launcher_log=ABORTED_0)
+    assert str(reported).startswith("node 1 (process 101) exited without a report")
+    _, alone = outcome(up(0), {"mpirun": 1}, 1, None, launcher_log=ABORTED_0)
+    assert str(alone).startswith("node 0 (process 100) exited without a report")
+
+
 def test_mpirun_s_report_of_an_unknown_rank_is_ignored() -> None:
     log = KILLED_0.replace("rank 0", "rank 7")
     assert "7" not in str(outcome(up(0, 1), {"mpirun": 1}, 2, None, launcher_log=log)[1])

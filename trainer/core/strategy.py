@@ -60,6 +60,8 @@ class Strategy(Component):
     uses_partition: ClassVar[bool] = True
     # False: each rank has only a part of a layer's gradient.
     full_gradients: ClassVar[bool] = True
+    # Ranks divide gradients or optimizer state among them, so each computes less if there are more.
+    shards_state: ClassVar[bool] = False
     # False: after an epoch each rank evaluates its own model.
     evaluates_together: ClassVar[bool] = True
     # All ranks process every batch together, so layers may communicate.

@@ -31,6 +31,7 @@ class Fsdp(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ("gloo",)
     synchronous: ClassVar[bool] = True
+    shards_state: ClassVar[bool] = True
     full_gradients: ClassVar[bool] = False
 
     reshard: bool = Field(

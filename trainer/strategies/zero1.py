@@ -30,6 +30,7 @@ class Zero1(Strategy):
 
     transports: ClassVar[tuple[str, ...]] = ("gloo",)
     synchronous: ClassVar[bool] = True
+    shards_state: ClassVar[bool] = True
 
     uneven: Uneven = "join"
 

@@ -1,0 +1,94 @@
+"""How much CPU time a step takes where ranks share cores, relative to ranks with a core each.
+
+Ranks that share cores lose their caches to each other at every switch, so the same work takes more CPU
+seconds. The runs of a sweep whose ranks had a core each show how many it takes without that.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import fmean, median
+
+import numpy as np
+
+from trainer.core.trace import Kind, Trace
+
+LEAST, MOST = 0.5, 2.0  # CPU seconds per CPU second; ratios beyond have other reasons
+Place = tuple[object, ...]
+
+
+Steps = Sequence[float]  # CPU seconds of work per step, of each rank
+
+
+class Work:
+    """CPU seconds per step in the runs of a sweep, by what a step computes.
+
+    A run with a core for each rank shows what its work takes. The ratio of a run that shared cores to such
+    a run of the same work is its inflation. A run without such a run has the median inflation of the runs
+    at the same place with as many ranks.
+    """
+
+    def __init__(self) -> None:
+        self._undisturbed: defaultdict[str, dict[str, Steps]] = defaultdict(dict)
+        self._shared: dict[str, tuple[str, Place, Steps]] = {}
+
+    def add_undisturbed(self, key: str, work: str, steps: Steps) -> None:
+        """Add a run with a core for each rank. work: equal for runs whose steps compute the same."""
+        if steps and all(steps):
+            self._undisturbed[work][key] = steps
+
+    def add_shared(self, key: str, work: str, place: Place, steps: Steps) -> None:
+        """Add a run whose ranks shared cores. place: with equal ones, runs share cores alike."""
+        if steps and all(steps):
+            self._shared[key] = work, place, steps
+
+    def inflation(self, key: str) -> list[float]:
+        """CPU seconds of each rank of a run per second with a core for each rank; empty if unknown.
+
+        Rank by rank if the undisturbed runs have as many ranks, otherwise by the mean over ranks.
+        """
+        if key not in self._shared:
+            return []
+        work, place, steps = self._shared[key]
+        if own := self._own(work, steps):
+            return own
+        others = [
+            fmean(found)
+            for other_work, other_place, other in self._shared.values()
+            if other_place == place and (found := self._own(other_work, other))
+        ]
+        return [median(others)] * len(steps) if others else []
+
+    def _own(self, work: str, steps: Steps) -> list[float]:
+        """As `inflation`, from undisturbed runs of the same work."""
+        known = [*self._undisturbed.get(work, {}).values()]
+        if not known:
+            return []
+        if {len(each) for each in known} == {len(steps)}:
+            usual = [fmean(of_rank) for of_rank in zip(*known, strict=True)]
+        else:
+            usual, steps = [fmean(map(fmean, known))] * len(steps), [fmean(steps)] * len(steps)
+        return [min(max(mine / each, LEAST), MOST) for mine, each in zip(steps, usual, strict=True)]
+
+
+def step_cpu_s(traces: Sequence[Trace]) -> list[float]:
+    """Mean CPU seconds of work of each rank in a step.
+
+    The last step of an epoch is left out, because its batch may be small.
+    """
+    return [_mean_step_s(trace) for trace in traces]
+
+
+def _mean_step_s(trace: Trace) -> float:
+    kinds = trace.records["kind"]
+    ends, epochs = np.flatnonzero(kinds == Kind.STEP), np.flatnonzero(kinds == Kind.EPOCH)
+    if not len(ends):
+        return 0.0
+    work_s = np.where(kinds == Kind.WORK, trace.records["cpu_s"], 0.0)
+    until = np.cumsum(work_s)[ends]
+    seconds = np.diff(until, prepend=work_s[: epochs[0]].sum() if len(epochs) else 0.0)
+    after = np.searchsorted(ends, [*epochs, len(kinds)])  # steps before each epoch, and all of them
+    whole = np.ones(len(ends), bool)
+    whole[after[after > 0] - 1] = False
+    return float(seconds[whole].mean() if whole.any() else seconds.mean())

@@ -1,0 +1,110 @@
+"""CPU time of steps: what ranks that shared cores used more than ranks with a core each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.replay.described import cluster_times, work_of_step
+from orchestrator.replay.run import ClusterTime
+from orchestrator.replay.work import MOST, Work, step_cpu_s
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import SweepPaths
+from tests.support.traces import TraceBuilder, builders, traces
+from tests.unit.report_support import a_run
+from trainer.core.trace import Kind, encode_trace, trace_path
+
+PLACE = ("local", 2, 2)
+
+
+def training(rank: TraceBuilder, step_s: float, steps: int = 3, epochs: int = 2) -> TraceBuilder:
+    """Epochs whose last step is a tenth of the others, with work of two phases in each step."""
+    for epoch in range(1, epochs + 1):
+        rank.add(Kind.EPOCH, peer=epoch)
+        for step in range(steps):
+            seconds = step_s / 10 if step == steps - 1 else step_s
+            rank.work(seconds / 4, "data").work(3 * seconds / 4).add(Kind.BARRIER, cpu_s=9.0)
+            rank.add(Kind.STEP)
+    return rank
+
+
+def test_cpu_time_of_a_step_is_that_of_whole_batches() -> None:
+    first, second, third = builders(3)
+    training(first, 0.4), training(second, 0.8), third.work(5.0)
+    assert step_cpu_s(traces([first, second, third])) == [pytest.approx(0.4), pytest.approx(0.8), 0.0]
+    (alone,) = builders(1)
+    assert step_cpu_s([training(alone, 0.4, steps=1).trace()]) == [pytest.approx(0.04)]
+
+
+def test_inflation_is_relative_to_undisturbed_runs_of_the_same_work() -> None:
+    work = Work()
+    work.add_undisturbed("quiet 0", "ddp", [0.1, 0.3])
+    work.add_undisturbed("quiet 1", "ddp", [0.3, 0.5])
+    work.add_shared("as many", "ddp", PLACE, [0.3, 0.6])
+    work.add_shared("more", "ddp", PLACE, [0.3, 0.3, 0.3, 0.6])
+    assert work.inflation("as many") == pytest.approx([1.5, 1.5])
+    assert work.inflation("more") == pytest.approx([0.375 / 0.3] * 4)
+    assert work.inflation("quiet 0") == []
+
+
+def test_inflation_of_other_work_is_that_of_runs_at_the_same_place() -> None:
+    work = Work()
+    work.add_undisturbed("quiet", "ddp", [0.1, 0.1])
+    for key, place, step_s in (("a", PLACE, 0.11), ("b", PLACE, 0.13), ("c", ("local", 2, 4), 0.19)):
+        work.add_shared(key, "ddp", place, [step_s, step_s])
+    work.add_shared("other work", "fsdp", PLACE, [7.0, 7.0])
+    work.add_shared("elsewhere", "fsdp", ("docker", 2, 2), [7.0, 7.0])
+    assert work.inflation("other work") == pytest.approx([1.2, 1.2])
+    assert work.inflation("elsewhere") == []
+
+
+@pytest.mark.parametrize("steps", [[], [0.1, 0.0]])
+def test_traces_without_steps_say_nothing(steps: list[float]) -> None:
+    work = Work()
+    work.add_undisturbed("quiet", "ddp", steps)
+    work.add_shared("shared", "ddp", PLACE, [0.2, 0.2])
+    work.add_shared("odd", "ddp", PLACE, steps)
+    assert work.inflation("shared") == work.inflation("odd") == []
+
+
+def test_inflation_has_a_bound() -> None:
+    work = Work()
+    work.add_undisturbed("quiet", "ddp", [1e-9, 0.1])
+    work.add_shared("shared", "ddp", PLACE, [5.0, 0.1])
+    assert work.inflation("shared") == pytest.approx([MOST, 1.0])
+
+
+def trained(paths: SweepPaths, step_s: float, **fields: Any) -> tuple[str, RunResult]:
+    """A run on two cores, with its traces: 7 steps of CPU time in all."""
+    result = a_run("all_reduce", cores=2, **fields)
+    directory = paths.run(result.key).directory
+    directory.mkdir(parents=True)
+    for rank in builders(result.run.world_size, result.run.transport, run=result.key):
+        trace = training(rank, step_s, steps=4).trace()
+        trace_path(directory, trace.header.rank).write_bytes(encode_trace(trace))
+    return result.key, result
+
+
+def test_cluster_time_has_the_work_of_a_core_for_each_rank(tmp_path: Path) -> None:
+    paths = SweepPaths(tmp_path)
+    results = [trained(paths, 0.1, nodes=2), trained(paths, 0.1, nodes=2, seed=1)]
+    results += [trained(paths, 0.15, nodes=4), trained(paths, 0.15, nodes=4, batch_size=7)]
+    times = [*cluster_times(paths, results).values()]
+    found = [time.cluster.cpu_inflation for time in times if isinstance(time, ClusterTime)]
+    assert found == [[], [], [1.5] * 4, [1.5] * 4]
+    work_s = [sum(time.ranks[0].work_s.values()) for time in times if isinstance(time, ClusterTime)]
+    assert work_s == pytest.approx([work_s[0]] * 4)
+
+
+def test_steps_compute_the_same_on_any_number_of_nodes_with_a_whole_model_each() -> None:
+    def work(strategy: str = "all_reduce", **fields: Any) -> str:
+        return work_of_step(a_run(strategy, **fields))
+
+    assert work(nodes=2) == work(nodes=4, seed=3, epochs=9, lr=0.7) == work(nodes=3)
+    assert work(nodes=2) != work(nodes=2, batch_size=7)
+    assert work(nodes=2) != work(nodes=2, runtime="docker")
+    assert work(nodes=2, batch_size=64, batch_per="run") == work(nodes=4, batch_size=128, batch_per="run")
+    for strategy in ("zero1", "fsdp", "pipeline", "parameter_server"):
+        assert work(strategy, nodes=2) != work(strategy, nodes=3), strategy
