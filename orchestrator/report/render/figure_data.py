@@ -89,7 +89,7 @@ def _title(channel: Mapping[str, Any]) -> str:
 
 
 def _written(value: Any, form: str) -> str:
-    """A value as the figure's tooltip shows it. form: a format of d3; Python has the same without ~ and s."""
+    """A value as the figure's tooltip shows it. form: of d3, which Python shares but for `~` and `s`."""
     if value is None:
         return formats.ABSENT
     if not isinstance(value, float):

@@ -1,4 +1,4 @@
-"""What a reader may switch off or select: strategies, and the values in which the runs of a sweep differ."""
+"""What a reader may switch off or select: strategies, and values in which the runs of a sweep differ."""
 
 from __future__ import annotations
 

@@ -289,9 +289,11 @@
 
   const tooltip = document.getElementById("tooltip");
   let leaving;
+  let explained; // the term whose definition is shown
 
   function showTerm(term) {
     clearTimeout(leaving);
+    explained = term;
     const definition = document.getElementById(term.getAttribute("aria-describedby"));
     tooltip.textContent = definition.textContent;
     tooltip.hidden = false;
@@ -320,7 +322,9 @@
     });
     document.addEventListener("focusout", hideTerm);
     document.addEventListener("keydown", (event) => event.key === "Escape" && hideTerm());
-    document.addEventListener("scroll", hideTerm, { passive: true, capture: true });
+    // Moving the focus may scroll: the definition of the term at the focus follows it.
+    const follow = () => !tooltip.hidden && (explained === document.activeElement ? showTerm(explained) : hideTerm());
+    document.addEventListener("scroll", follow, { passive: true, capture: true });
     document.addEventListener("click", (event) => {
       // A finger cannot hover: the first tap shows the definition instead of following the link.
       const term = termAt(event);
@@ -342,6 +346,7 @@
         { epoch, seconds, value: test, curve: "Test loss" },
       ].filter(({ value }) => Number.isFinite(value));
     });
+    const colours = { "Test accuracy, %": "--s0", "Training loss": "--s1", "Test loss": "--s2" };
     const tooltips = ["epoch", "seconds", "value"].map((field) => ({ field, type: "quantitative" }));
     const chart = (names, title) => ({
       width: Math.max(160, width), height: 130, title,
@@ -353,7 +358,7 @@
         color: {
           field: "curve", type: "nominal", title: null,
           legend: names.length > 1 ? { orient: "bottom" } : null,
-          scale: { domain: ["Test accuracy, %", "Training loss", "Test loss"], range: ["var(--s0)", "var(--s1)", "var(--s2)"] },
+          scale: { domain: names, range: names.map((name) => `var(${colours[name]})`) },
         },
         tooltip: [{ field: "curve", title: "curve" }, ...tooltips],
       },

@@ -1,4 +1,4 @@
-"""A section per run: its spec and the command that repeats it, curves, phases, certificate, log and cause."""
+"""A section per run: the command that repeats it, curves, phases, certificate, files and cause."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from orchestrator.replay.windows import Windows
 from orchestrator.report import formats
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import NO_SERIAL, OTHER_EPOCHS, Row
-from orchestrator.report.render.columns import RUNS, Cell, Column, filled, first_columns, run_label
+from orchestrator.report.render.columns import RUNS, Column, filled, first_columns, run_label
 from orchestrator.report.render.summary import STATES
-from orchestrator.report.render.tables import AT_FIRST, Head, Line, Table, filters_of
+from orchestrator.report.render.tables import AT_FIRST, Head, Line, filters_of
 from orchestrator.results.records import EpochPoint, RankResult
 from trainer.spec.run_spec import RunSpec
 

@@ -1,4 +1,4 @@
-"""Tables of the page: which columns come first, by which values they sort, and to which filters a line belongs."""
+"""Tables of the page: their first columns, and the values by which filters find their lines."""
 
 from __future__ import annotations
 
