@@ -20,6 +20,7 @@ from orchestrator.report.findings.base import Finding
 from orchestrator.report.model.comparison import Comparison, compare
 from orchestrator.report.model.rows import Row
 from orchestrator.report.model.timelines import slowest_runs
+from orchestrator.report.render import html
 from orchestrator.report.render.columns import Column, filled
 from orchestrator.report.render.csv_tables import results_csv
 from orchestrator.results.records import (
@@ -345,9 +346,10 @@ def cells(columns: Sequence[Column[T]], items: Sequence[T]) -> list[dict[str, st
 
 @contextmanager
 def unrendered_figures() -> Iterator[None]:
-    """Figures are built but not rendered, which takes most of a report's time."""
+    """Figures are built but not rendered, which takes most of a report's time. Pages have no Vega."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "to_svg", lambda figure, name: '<svg viewBox="0 0 1 1"></svg>\n')
+        patch.setattr(html, "scripts", lambda: "")
         yield
 
 

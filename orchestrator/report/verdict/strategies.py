@@ -1,0 +1,204 @@
+"""The verdict on a workload whose strategies are compared in accuracy and time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.report.findings.base import Finding
+from orchestrator.report.formats import count, listed, points
+from orchestrator.report.metrics.quantities import ACCURACY
+from orchestrator.report.model.comparison import WorkloadView
+from orchestrator.report.model.groups import Group
+from orchestrator.report.statistics.contrasts import MIN_SEEDS
+from orchestrator.report.verdict.base import Verdict
+from orchestrator.report.verdict.choice import TOLERATED, choose
+from orchestrator.report.verdict.decisions import Decision, Decisions
+from orchestrator.report.verdict.nodes import node_count
+from orchestrator.report.verdict.options import options
+from orchestrator.report.verdict.wording import Wording, accuracy, points_between, seeds_needed
+
+MOST_NAMED = 3  # configurations in a headline
+Parts = tuple[str, list[str], bool]  # the headline, sentences on its certainty, and whether it is decided
+
+
+def among_strategies(view: WorkloadView, findings: Sequence[Finding], decisions: Decisions) -> Verdict:
+    """What to choose among the strategies of a workload without a target accuracy and faults."""
+    unlearned = {row.key for finding in findings if finding.kind == "not_learned" for row in finding.rows}
+    choice = choose(view, decisions, unlearned)
+    if not choice.usable:
+        return Verdict(view.workload, _nothing(view), "No choice is claimed.", decided=False)
+    wording = Wording(view, choice)
+    if all(len(group.ok_rows) < MIN_SEEDS for group in choice.usable):
+        headline, certainty, decided = _too_few_seeds(wording)
+    elif choice.serial and choice.stay:
+        headline, certainty, decided = _stay(wording, choice.serial)
+    elif choice.serial and choice.gains_nothing:
+        headline, certainty, decided = _no_gain(wording, choice.serial, findings)
+    elif len(choice.best) > 1:
+        headline, certainty, decided = _between(wording, findings)
+    elif choice.serial:
+        headline, certainty, decided = _chosen(wording, choice.serial, findings)
+    else:
+        headline, certainty, decided = _without_serial(wording, findings)
+    text = " ".join(filter(None, certainty))
+    return Verdict(view.workload, headline, text, decided, options(view, choice))
+
+
+def _nothing(view: WorkloadView) -> str:
+    tried = view.ranked_candidates
+    if not tried:
+        return "There is nothing to choose from: only serial has results."
+    return (
+        f"There is nothing to choose from: no configuration on {view.shape.label} finished every run, "
+        "learned, and has a time that compares."
+    )
+
+
+def _too_few_seeds(wording: Wording) -> Parts:
+    choice = wording.choice
+    seeds = max(len(group.ok_rows) for group in choice.usable)
+    of = f"of {wording.usable} {wording.on}, " if len(choice.usable) > 1 else ""
+    on = "" if of else f" {wording.on}"
+    measured = "was measured fastest" if of else "was measured"
+    first = choice.fastest
+    return (
+        f"Too few seeds to choose: {of}{wording.name(first)}{on} {measured} "
+        f"{wording.numbers(first, wording.clock)}{wording.serial_took}.",
+        [
+            f"{count(seeds, 'seed').capitalize()} per configuration: nothing is shown with fewer than "
+            f"{MIN_SEEDS}. Run the sweep again with --repeat 5."
+        ],
+        False,
+    )
+
+
+def _stay(wording: Wording, serial: Group) -> Parts:
+    """Serial is shown to be better than every configuration that claims leave."""
+    choice, first = wording.choice, wording.choice.fastest
+    if len(choice.usable) == 1:
+        text = f"{wording.named(first)} {wording.on} is shown to be slower"
+    else:
+        slower = [group for group in choice.usable if wording.claimed.faster(serial, group)]
+        whole = len(slower) == len(choice.usable)
+        number = f"all {len(slower)}" if whole else f"{len(slower)} of {len(choice.usable)}"
+        text = f"{number} configurations {wording.on} are shown to be slower; of these, {wording.pick}"
+    return (
+        f"Stay with serial {wording.numbers(serial, wording.clock)}: {text}.",
+        [f"{wording.name(first)} takes {wording.against_serial(first, serial)}.", wording.partitioners],
+        True,
+    )
+
+
+def _no_gain(wording: Wording, serial: Group, findings: Sequence[Finding]) -> Parts:
+    """Nothing is shown to be faster or more accurate than serial, nor serial to be the better choice."""
+    choice, first = wording.choice, wording.choice.fastest
+    reference = wording.numbers(serial, wording.clock)
+    if len(choice.usable) == 1:
+        text = f"{wording.named(first)} {wording.on} is not shown to be faster than serial {reference}"
+    else:
+        text = (
+            f"None of {wording.usable} {wording.on} is shown to be faster than serial {reference}; "
+            f"of these, {wording.pick}"
+        )
+    times = [wording.claimed.time(first, serial)]
+    slower = wording.slower_than_serial(serial)
+    certainty = [slower, _open(wording) or seeds_needed(times), _nodes(wording, first, findings)]
+    return f"{text}.", [*certainty, wording.partitioners], False
+
+
+def _between(wording: Wording, findings: Sequence[Finding]) -> Parts:
+    """Claims leave several configurations."""
+    claimed, choice = wording.claimed, wording.choice
+    best, first, exact = choice.best, choice.fastest, choice.most_accurate
+    others = [group for group in best if group is not first]
+    name = wording.name(first)
+    certainty = [wording.relation_to_serial(choice.serial) if choice.serial else "", _open(wording)]
+    certainty += [_nodes(wording, first, findings), wording.partitioners]
+    if all(claimed.faster(first, other) for other in others):
+        which = wording.named(exact) if len(others) == 1 else f"others, such as {wording.named(exact)},"
+        headline = (
+            f"For speed, choose {name} {wording.on} {wording.numbers(first, wording.clock)}; "
+            f"whether {which} {'is' if len(others) == 1 else 'are'} more accurate is undecided{wording.serial_took}"
+            f"{_fewer(wording, first, findings)}."
+        )
+        return headline, certainty, False
+    if exact is first:
+        measured = f"{name} was measured fastest and most accurate."
+    else:
+        measured = f"{name} was measured fastest, {wording.name(exact)} most accurate."
+    rest = [group for group in best if group is not first and group is not exact]
+    shown = [*([first] if exact is first else [first, exact]), *rest][:MOST_NAMED]
+    names = [wording.named(group, wording.clock if group is first else "") for group in shown]
+    unnamed = len(best) - len(shown)
+    return (
+        f"{wording.on.capitalize()}, this sweep does not decide between "
+        f"{listed([*names, *([f'{unnamed} more'] if unnamed else [])])}{wording.serial_took}.",
+        [measured, *certainty],
+        False,
+    )
+
+
+def _open(wording: Wording) -> str:
+    """How many seeds would probably decide between the configurations that claims leave."""
+    claimed, first = wording.claimed, wording.choice.fastest
+    found = []
+    for other in wording.choice.best:
+        if other is not first:
+            faster = claimed.faster(first, other)
+            found.append(claimed.accuracy(other, first) if faster else claimed.time(other, first))
+    return seeds_needed(found)
+
+
+def _chosen(wording: Wording, serial: Group, findings: Sequence[Finding]) -> Parts:
+    """Claims leave one configuration, and serial to compare it with."""
+    claimed, group = wording.claimed, wording.choice.fastest
+    found = claimed.accuracy(group, serial)
+    lost = ACCURACY.mean_of(serial) - ACCURACY.mean_of(group)
+    name, on = wording.name(group), wording.on
+    certainty = [wording.excluded(group), wording.tempting(group), _nodes(wording, group, findings)]
+    certainty += [wording.partitioners]
+    fewer = _fewer(wording, group, findings)
+    speed, own, reference = wording.against_serial(group, serial), accuracy(group), accuracy(serial)
+    if not claimed.faster(group, serial):
+        text = f"For accuracy, choose {name} {on}: {own} instead of serial's {reference}"
+        return f"{text}{_difference(found)}, {speed}{fewer}.", certainty, True
+    if found and found.verdict == "less":
+        verb = "For speed, choose" if lost > TOLERATED else "Choose"
+        text = f"{verb} {name} {on}: {speed}, at {own} accuracy instead of serial's {reference}"
+        return f"{text}{_difference(found)}{fewer}.", certainty, True
+    if lost > TOLERATED:
+        text = f"For speed, choose {name} {on}: {speed}; whether its accuracy of {own} is below serial's "
+        return f"{text}{reference} is undecided{fewer}.", [*certainty, seeds_needed([found])], False
+    return f"Choose {name} {on}: {speed}, at {own} accuracy (serial {reference}){fewer}.", certainty, True
+
+
+def _without_serial(wording: Wording, findings: Sequence[Finding]) -> Parts:
+    """Claims leave one configuration, and there is no serial run to compare it with."""
+    group = wording.choice.fastest
+    alone = len(wording.choice.usable) == 1
+    certainty = [wording.excluded(group), wording.tempting(group), _nodes(wording, group, findings)]
+    head = "There is nothing to choose between: only" if alone else "Choose"
+    tail = "was compared" if alone else "without a serial run, its speedup is unknown"
+    return (
+        f"{head} {wording.name(group)} {wording.on} {wording.numbers(group, wording.clock)}"
+        f"{' ' if alone else '; '}{tail}{_fewer(wording, group, findings)}.",
+        [*certainty, wording.partitioners],
+        not alone,
+    )
+
+
+def _nodes(wording: Wording, group: Group, findings: Sequence[Finding]) -> str:
+    return node_count(wording.view, group, wording.name(group), findings).text
+
+
+def _fewer(wording: Wording, group: Group, findings: Sequence[Finding]) -> str:
+    """What a headline says if a configuration is shown to be slower than on fewer nodes."""
+    fewer = node_count(wording.view, group, wording.name(group), findings).fewer
+    return (
+        f"; on {fewer.shape.label} it is shown to be faster still {wording.numbers(fewer)}" if fewer else ""
+    )
+
+
+def _difference(found: Decision | None) -> str:
+    """` (+2.1 points, +0.9 to +3.3)`."""
+    return f" ({points(found.difference)},{points_between(found).replace('(', '', 1)}" if found else ""
