@@ -143,6 +143,14 @@ class SweepPaths:
         return self.directory / "epochs.csv"
 
     @property
+    def summary(self) -> Path:
+        return self.directory / "summary.csv"
+
+    @property
+    def columns(self) -> Path:
+        return self.directory / "columns.csv"
+
+    @property
     def findings(self) -> Path:
         return self.directory / "findings.json"
 

@@ -1,4 +1,4 @@
-"""95 % intervals of a configuration's accuracy and speedup, from its rows."""
+"""95 % intervals of a configuration's accuracy, time and speedup, from its rows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ def interval_of_accuracy(group: Group) -> tuple[float, float] | None:
     values = [row.accuracy for row in group.ok_rows if row.accuracy is not None]
     images = {row.test_samples for row in group.ok_rows}
     return accuracy_interval(values, images.pop()) if len(images) == 1 and None not in images else None
+
+
+def interval_of_time(group: Group) -> tuple[float, float] | None:
+    """Of the geometric mean; None with too few seeds."""
+    return ratio_interval([row.train_s for row in group.ok_rows if row.train_s])
 
 
 def interval_of_speedup(group: Group) -> tuple[float, float] | None:

@@ -41,8 +41,8 @@ T = TypeVar("T")
 class CsvColumn(Generic[T]):
     """A column of a CSV file.
 
-    unit: of its numbers; empty for text, counts, and values without a unit. empty: for which lines it has no
-    value, beside those for which nothing is known or measured at all.
+    unit: of its numbers; empty for text, counts, and values without a unit. empty: for which lines it has
+    no value, beside those for which nothing is known or measured at all.
     """
 
     name: str
@@ -85,38 +85,41 @@ def _field(name: str, unit: str = "", empty: str = "") -> CsvColumn[Row]:
     return CsvColumn(name, _of_spec(name), meaning, unit, empty)
 
 
+WITH_PARAMETERS = "name, and the parameters that are not the default"
+
 # When columns are empty.
-ONE_RANK = "one rank"
-NO_CONTAINERS = "nodes were not containers, or one reported no usage"
-NO_TARGET = "no target"
+ONE_RANK = "there is one rank"
+NO_CONTAINERS = "nodes were no containers, or one reported no usage"
+NO_TARGET = "the run has no target"
 NO_STAGES = "the model is not split into stages"
-NOT_RECORDED = "older results"
-NO_EXCHANGE_IN_STEPS = "one rank, or steps exchange nothing"
-NO_STRAGGLER = "no waiting, or ranks without a common clock"
-NO_SPEEDUP = "it has none: see `no_speedup_reason` in results.csv"
-NO_SERIAL_RUN = "no serial run of the workload"
-NO_CERTIFICATE = "the strategy has no certificate"
+NOT_RECORDED = "the result is older than the column"
+NO_EXCHANGE_IN_STEPS = "there is one rank, or steps exchange nothing"
+NO_STRAGGLER = "no rank waited, or ranks have no common clock"
+NO_SPEEDUP = "there is none, for the reason in `no_speedup_reason` of results.csv"
+NO_SERIAL_RUN = "the workload has no serial run"
+NO_CERTIFICATE = "the run has no certificate"
 
 # Times are on the wall clock, whichever clock is the report's.
 WALL_COLUMNS: tuple[CsvColumn[Row], ...] = (
     CsvColumn("key", lambda row: row.key, "the run's key and directory"),
     CsvColumn("status", lambda row: row.status, "`ok`, `failed`, `timeout`, `unusable` or `pending`"),
     CsvColumn(
-        "cause", lambda row: row.cause, "why the run is not ok, or its result not usable", empty="ok"
+        "cause",
+        lambda row: row.cause,
+        "why the run is not ok, or its result not usable",
+        empty="the run is ok",
     ),
-    CsvColumn("strategy", _component("strategy"), "with its parameters that are not the default"),
+    CsvColumn("strategy", _component("strategy"), WITH_PARAMETERS),
     CsvColumn("transport", lambda row: row.transport, "what carries the bytes"),
     CsvColumn(
         "partitioner",
         lambda row: row.partitioner_label,
-        "with its parameters that are not the default",
+        WITH_PARAMETERS,
         empty="every node trains on the whole training set",
     ),
-    CsvColumn("dataset", lambda row: row.workload.dataset, "with its parameters that are not the default"),
-    CsvColumn("model", lambda row: row.workload.model, "with its parameters that are not the default"),
-    CsvColumn(
-        "optimizer", lambda row: row.workload.optimizer, "with its parameters that are not the default"
-    ),
+    CsvColumn("dataset", lambda row: row.workload.dataset, WITH_PARAMETERS),
+    CsvColumn("model", lambda row: row.workload.model, WITH_PARAMETERS),
+    CsvColumn("optimizer", lambda row: row.workload.optimizer, WITH_PARAMETERS),
     _field("nodes"),
     _field("seed"),
     _field("lr"),
@@ -137,7 +140,7 @@ WALL_COLUMNS: tuple[CsvColumn[Row], ...] = (
         lambda row: row.work_cpu_s,
         "CPU time without communication and waiting, of the rank with most",
         "s",
-        "on GPUs",
+        "ranks are on GPUs",
     ),
     CsvColumn(
         "cpu_time_speedup",
@@ -171,21 +174,21 @@ WALL_COLUMNS: tuple[CsvColumn[Row], ...] = (
         lambda row: min(row.local_accuracies, default=None),
         "of the nodes' models before the final average: the lowest",
         "0 … 1",
-        "no final average",
+        "the strategy does not average at the end",
     ),
     CsvColumn(
         "local_accuracy_mean",
         lambda row: fmean(row.local_accuracies) if row.local_accuracies else None,
-        "the mean of these",
+        "as `local_accuracy_min`, the mean",
         "0 … 1",
-        "no final average",
+        "the strategy does not average at the end",
     ),
     CsvColumn(
         "local_accuracy_max",
         lambda row: max(row.local_accuracies, default=None),
-        "the highest of these",
+        "as `local_accuracy_min`, the highest",
         "0 … 1",
-        "no final average",
+        "the strategy does not average at the end",
     ),
     CsvColumn("steps", lambda row: row.steps, "optimizer steps of the rank that took most"),
     CsvColumn("samples_per_s", lambda row: row.samples_per_s, "samples of all replicas / `train_s`", "1/s"),
@@ -195,7 +198,13 @@ WALL_COLUMNS: tuple[CsvColumn[Row], ...] = (
     ),
     CsvColumn("communicate_s", _phase("communicate"), "moving bytes, mean over ranks", "s"),
     CsvColumn("wait_s", _phase("wait"), "waiting for other ranks, mean over ranks", "s"),
-    CsvColumn("cpu_contention_s", _phase("cpu_contention"), "work without a core, mean over ranks", "s"),
+    CsvColumn(
+        "cpu_contention_s",
+        _phase("cpu_contention"),
+        "work without a core, mean over ranks",
+        "s",
+        "ranks have several threads",
+    ),
     CsvColumn("other_s", _phase("other"), "the rest of `train_s`, mean over ranks", "s"),
     CsvColumn(
         "evaluate_s", _phase("evaluate"), "evaluation, which is not in `train_s`, mean over ranks", "s"
@@ -215,10 +224,18 @@ WALL_COLUMNS: tuple[CsvColumn[Row], ...] = (
         NO_CERTIFICATE,
     ),
     CsvColumn(
-        "coverage_whole_run", lambda row: row.coverage_whole_run, "in all epochs", "0 … 1", NO_CERTIFICATE
+        "coverage_whole_run",
+        lambda row: row.coverage_whole_run,
+        "as `coverage`, in all epochs",
+        "0 … 1",
+        NO_CERTIFICATE,
     ),
     CsvColumn(
-        "overlap_whole_run", lambda row: row.overlap_whole_run, "in all epochs", "0 … 1", NO_CERTIFICATE
+        "overlap_whole_run",
+        lambda row: row.overlap_whole_run,
+        "as `overlap`, in all epochs",
+        "0 … 1",
+        NO_CERTIFICATE,
     ),
     CsvColumn(
         "js_divergence_mean_bits",
@@ -228,12 +245,16 @@ WALL_COLUMNS: tuple[CsvColumn[Row], ...] = (
         NO_CERTIFICATE,
     ),
     CsvColumn(
-        "js_divergence_max_bits", lambda row: row.js_max, "the largest of these", "bits", NO_CERTIFICATE
+        "js_divergence_max_bits",
+        lambda row: row.js_max,
+        "as `js_divergence_mean_bits`, the largest",
+        "bits",
+        NO_CERTIFICATE,
     ),
     CsvColumn(
         "js_divergence_whole_run_max_bits",
         lambda row: row.js_whole_run,
-        "the largest of a node over all epochs",
+        "as `js_divergence_max_bits`, over all epochs",
         "bits",
         NO_CERTIFICATE,
     ),
@@ -258,7 +279,11 @@ WALL_COLUMNS: tuple[CsvColumn[Row], ...] = (
         empty=NO_CERTIFICATE,
     ),
     CsvColumn(
-        "peak_memory_mib", lambda row: row.peak_memory_mb, "the largest peak of a rank", "MiB", "no /proc"
+        "peak_memory_mib",
+        lambda row: row.peak_memory_mb,
+        "the largest peak of a rank",
+        "MiB",
+        "the system has no /proc",
     ),
     CsvColumn("startup_s", lambda row: row.startup_s, "start of the run to the first training step", "s"),
     CsvColumn("teardown_s", lambda row: row.teardown_s, "last training step to the result", "s"),
@@ -323,7 +348,7 @@ WALL_COLUMNS: tuple[CsvColumn[Row], ...] = (
         lambda row: row.result.environment.get("image"),
         "the image, and the hash of the sources it was built from",
         "",
-        "local processes",
+        "nodes were local processes",
     ),
     CsvColumn(
         "consensus_distance",
@@ -339,21 +364,25 @@ WALL_COLUMNS: tuple[CsvColumn[Row], ...] = (
         NO_EXCHANGE_IN_STEPS,
     ),
     CsvColumn(
-        "link", lambda row: row.link_label or None, "the links that the sweep file requests", "", "none"
+        "link",
+        lambda row: row.link_label or None,
+        "the links that the sweep file requests",
+        "",
+        "it requests none",
     ),
     CsvColumn(
         "link_latency_s",
         links.latency_s,
         "measured before training, median over the links",
         "s",
-        "not measured",
+        "no link was measured",
     ),
     CsvColumn(
         "link_bytes_per_s",
         links.bytes_per_s,
         "measured before training, median over the links",
         "B/s",
-        "not measured",
+        "no link was measured",
     ),
     CsvColumn(
         "exchange_s_per_step",
@@ -369,7 +398,13 @@ WALL_COLUMNS: tuple[CsvColumn[Row], ...] = (
         "0 … 2",
         NO_CERTIFICATE,
     ),
-    CsvColumn("earth_movers_distance_max", distance_max, "the largest of these", "0 … 2", NO_CERTIFICATE),
+    CsvColumn(
+        "earth_movers_distance_max",
+        distance_max,
+        "as `earth_movers_distance_mean`, the largest",
+        "0 … 2",
+        NO_CERTIFICATE,
+    ),
     CsvColumn(
         "staleness_mean",
         lambda row: row.staleness,
@@ -379,7 +414,7 @@ WALL_COLUMNS: tuple[CsvColumn[Row], ...] = (
     CsvColumn(
         "staleness_max",
         lambda row: row.staleness_max,
-        "the largest of these",
+        "as `staleness_mean`, the largest",
         "",
         "gradients are never stale",
     ),
@@ -440,7 +475,7 @@ WALL_COLUMNS: tuple[CsvColumn[Row], ...] = (
     CsvColumn(
         "augmentation",
         lambda row: row.workload.augmentation,
-        "with its parameters that are not the default",
+        WITH_PARAMETERS,
     ),
     CsvColumn(
         "node_speed",
@@ -455,14 +490,14 @@ WALL_COLUMNS: tuple[CsvColumn[Row], ...] = (
     CsvColumn(
         "straggler_share_of_time",
         _straggler("share_of_time"),
-        "share of its time that another rank waited for it, mean",
+        "share of its time that another rank waited for `straggler_rank`, mean",
         "0 … 1",
         NO_STRAGGLER,
     ),
     CsvColumn(
         "straggler_share_of_waiting",
         _straggler("share_of_waiting"),
-        "its share of all waiting",
+        "the share of `straggler_rank` in all waiting",
         "0 … 1",
         NO_STRAGGLER,
     ),
@@ -483,13 +518,17 @@ WALL_COLUMNS: tuple[CsvColumn[Row], ...] = (
         "the target was not reached",
     ),
     CsvColumn("epochs_trained", last_epoch, "number of epochs that the run trained for"),
-    CsvColumn("vary", lambda row: " ".join(row.run.vary), "what the seed varies", "", "nothing"),
+    CsvColumn("vary", lambda row: " ".join(row.run.vary), "what the seed varies", "", "it varies nothing"),
     CsvColumn(
-        "checkpoint_s", _phase("checkpoint"), "writing checkpoints, mean over ranks", "s", "no checkpoints"
+        "checkpoint_s",
+        _phase("checkpoint"),
+        "writing checkpoints, mean over ranks",
+        "s",
+        "the run takes no checkpoints",
     ),
-    _field("checkpoint_epochs", "epochs", "no checkpoints"),
-    _field("checkpoint_steps", "steps", "no checkpoints"),
-    CsvColumn("faults", lambda row: row.faults_label or None, "what was injected", "", "nothing"),
+    _field("checkpoint_epochs", "epochs", "the run takes no checkpoints"),
+    _field("checkpoint_steps", "steps", "the run takes no checkpoints"),
+    CsvColumn("faults", lambda row: row.faults_label or None, "what was injected", "", "nothing was"),
     CsvColumn("faults_injected", lambda row: len(row.result.faults), "how many faults fired"),
     _field("on_loss"),
     _field("restarts"),
@@ -517,13 +556,13 @@ WALL_COLUMNS: tuple[CsvColumn[Row], ...] = (
         "",
         NOT_RECORDED,
     ),
-    CsvColumn("log", lambda row: row.log, "the log that may say more about the cause", "", "ok"),
+    CsvColumn("log", lambda row: row.log, "the log that may say more about the cause", "", "there is none"),
     CsvColumn(
         "cpu_s_per_sample",
         lambda row: row.cpu_per_sample,
         "CPU time of work of all ranks per sample",
         "s",
-        "on GPUs",
+        "ranks are on GPUs",
     ),
     CsvColumn(
         "cpu_s_per_sample_of_serial",
@@ -572,7 +611,7 @@ CLUSTER_COLUMNS: tuple[CsvColumn[Row], ...] = (
         _straggler("rank"),
         "as `straggler_rank`, in cluster time",
         "",
-        "no waiting",
+        "no rank waited",
     ),
 )
 RESULT_COLUMNS = (*WALL_COLUMNS, CLOCK, *CLUSTER_COLUMNS)

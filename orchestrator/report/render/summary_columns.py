@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.report.metrics.configurations import (
-    Bounds,
-    accuracy_bounds,
-    speedup_bounds,
-    time_bounds,
+from orchestrator.report.metrics.intervals import (
+    interval_of_accuracy,
+    interval_of_speedup,
+    interval_of_time,
 )
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.render.csv_columns import (
     NO_SPEEDUP,
+    WITH_PARAMETERS,
     CsvColumn,
     Value,
 )
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 
-FEW_SEEDS = f"fewer than {MIN_SEEDS} ok seeds"
+Interval = Callable[[Group], tuple[float, float] | None]
+FEW_SEEDS = f"fewer than {MIN_SEEDS} seeds are ok"
 
 
 def _mean(metric: Metric, geometric: bool = False) -> Callable[[Group], Value]:
@@ -29,7 +30,7 @@ def _mean(metric: Metric, geometric: bool = False) -> Callable[[Group], Value]:
     return value
 
 
-def _bound(bounds: Callable[[Group], Bounds | None], index: int) -> Callable[[Group], Value]:
+def _bound(bounds: Interval, index: int) -> Callable[[Group], Value]:
     def value(group: Group) -> Value:
         found = bounds(group)
         return found[index] if found else None
@@ -38,7 +39,7 @@ def _bound(bounds: Callable[[Group], Bounds | None], index: int) -> Callable[[Gr
 
 
 def _interval(
-    name: str, bounds: Callable[[Group], Bounds | None], of: str, unit: str, empty: str
+    name: str, bounds: Interval, of: str, unit: str, empty: str
 ) -> tuple[CsvColumn[Group], CsvColumn[Group]]:
     return (
         CsvColumn(
@@ -65,14 +66,12 @@ SUMMARY_COLUMNS: tuple[CsvColumn[Group], ...] = (
     CsvColumn(
         "workload", lambda group: group.workload.label, "what compares: dataset, model and conditions"
     ),
-    CsvColumn(
-        "strategy", lambda group: group.strategy_label, "with its parameters that are not the default"
-    ),
+    CsvColumn("strategy", lambda group: group.strategy_label, WITH_PARAMETERS),
     CsvColumn("transport", lambda group: group.transport, "what carries the bytes"),
     CsvColumn(
         "partitioner",
         lambda group: group.partitioner_label,
-        "with its parameters that are not the default",
+        WITH_PARAMETERS,
         empty="every node trains on the whole training set",
     ),
     CsvColumn("nodes", lambda group: group.shape.nodes, "number of nodes"),
@@ -81,11 +80,15 @@ SUMMARY_COLUMNS: tuple[CsvColumn[Group], ...] = (
     CsvColumn(
         "accuracy", _mean(lambda row: row.accuracy), "test accuracy of the final weights, mean", "0 … 1"
     ),
-    *_interval("accuracy", accuracy_bounds, "`accuracy`", "0 … 1", FEW_SEEDS),
+    *_interval("accuracy", interval_of_accuracy, "`accuracy`", "0 … 1", FEW_SEEDS),
     CsvColumn(
-        "time_s", _mean(lambda row: row.train_s, True), "training time on `clock`, geometric mean", "s"
+        "time_s",
+        _mean(lambda row: row.train_s, True),
+        "training time on `clock`, geometric mean",
+        "s",
+        "no run has a time on it",
     ),
-    *_interval("time_s", time_bounds, "`time_s`", "s", FEW_SEEDS),
+    *_interval("time_s", interval_of_time, "`time_s`", "s", FEW_SEEDS),
     CsvColumn("clock", lambda group: group.first.clock, "of times and speedups: `wall` or `cluster`"),
     CsvColumn(
         "speedup",
@@ -95,7 +98,11 @@ SUMMARY_COLUMNS: tuple[CsvColumn[Group], ...] = (
         NO_SPEEDUP,
     ),
     *_interval(
-        "speedup", speedup_bounds, "`speedup`", "", f"serial; {FEW_SEEDS}; seeds share a serial run"
+        "speedup",
+        interval_of_speedup,
+        "`speedup`",
+        "",
+        f"{FEW_SEEDS}, seeds share a serial run, or it is serial",
     ),
     CsvColumn(
         "bytes_sent_per_rank",
@@ -104,7 +111,11 @@ SUMMARY_COLUMNS: tuple[CsvColumn[Group], ...] = (
         "B",
     ),
     CsvColumn(
-        "peak_memory_mib", _largest_peak, "the largest peak of a rank of any seed", "MiB", "no /proc"
+        "peak_memory_mib",
+        _largest_peak,
+        "the largest peak of a rank of any seed",
+        "MiB",
+        "the system has no /proc",
     ),
     CsvColumn("state", _state, "of its runs with a result: `ok`, `partly` or `failed`"),
 )
