@@ -277,7 +277,12 @@ def test_terms_are_marked_once_per_section_and_text_is_escaped() -> None:
     "fields",
     [
         {},
-        {"strategy": {"name": "one_shot", "init": "independent"}, "transport": "mpi", "nodes": 3, "lr": 1e-05},
+        {
+            "strategy": {"name": "one_shot", "init": "independent"},
+            "transport": "mpi",
+            "nodes": 3,
+            "lr": 1e-05,
+        },
         {"strategy": "all_reduce", "nodes": 2, "link": {"bandwidth_mbit": 100, "latency_ms": 1}},
         {"strategy": "ddp", "nodes": 4, "restarts": 1, "checkpoint_epochs": 1, "faults": KILL},
         {"strategy": "ddp", "nodes": 2, "processes_per_node": 2, "partitioner": {"name": "dirichlet"}},
