@@ -62,7 +62,9 @@ class Question:
         return sum(len(found) for part in self.findings for found in part.topics.values())
 
 
-def questions(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot]) -> list[Question]:
+def questions(
+    comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot], names: WorkloadNames
+) -> list[Question]:
     """Those that the sweep says something about, in order."""
     found = []
     for key, heading in QUESTIONS.items():

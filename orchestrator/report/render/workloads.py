@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
+from itertools import takewhile
 
 from orchestrator.report.model.labels import Workload
 
@@ -24,7 +24,8 @@ def workload_names(workloads: Sequence[Workload]) -> WorkloadNames:
     labels = [workload.label for workload in workloads]
     if len(labels) < 2:
         return WorkloadNames("", dict.fromkeys(workloads, ""))
-    shared = commonprefix([f"{label}, " for label in labels])
+    columns = zip(*(f"{label}, " for label in labels), strict=False)
+    shared = "".join(column[0] for column in takewhile(lambda column: len({*column}) == 1, columns))
     shared = shared[: shared.rfind(", ") + 1].rstrip(", ")
     own = [label.removeprefix(shared).removeprefix(", ") or AS_STATED for label in labels]
     return WorkloadNames(shared, dict(zip(workloads, own, strict=True)))
