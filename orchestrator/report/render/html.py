@@ -45,6 +45,7 @@ from orchestrator.report.render.runs import runs
 from orchestrator.report.render.summary import HOW_TO_OPEN, one_line, seeds_line
 from orchestrator.report.render.tables import Table, table_of, table_of_groups
 from orchestrator.report.render.terms import TERMS, SectionTerms
+from orchestrator.report.render.workloads import workload_names
 from orchestrator.report.verdict import evidence, verdicts
 from orchestrator.results.times import time_line
 
@@ -63,6 +64,18 @@ class Chapter:
     contained: Table | None
 
 
+class FirstOfKind:
+    """The anchor of each finding that the page shows first of its kind; empty for later ones."""
+
+    def __init__(self) -> None:
+        self._given: set[str] = set()
+
+    def __call__(self, finding: Finding) -> str:
+        new = finding.anchor not in self._given
+        self._given.add(finding.anchor)
+        return finding.anchor if new else ""
+
+
 def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot]) -> str:
     """The page's text. Everything that comes from files is escaped."""
     environment = Environment(
@@ -73,6 +86,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         lstrip_blocks=True,
     )
     light, dark = css_variables()
+    names = workload_names(comparison.workloads)
     published, costs = published_lines(comparison), fault_costs(comparison)
     chapters = _chapters(comparison)
     return environment.get_template("template.html.j2").render(
@@ -83,8 +97,10 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         evidence=evidence(comparison, findings),
         chips=chips(comparison.groups),
         filters=filters(comparison),
-        questions=questions(comparison, findings, plots),
-        cautions=parts([finding for finding in findings if finding.caution]),
+        names=names,
+        anchor_of=FirstOfKind(),
+        questions=questions(comparison, findings, plots, names),
+        cautions=parts([finding for finding in findings if finding.caution], names),
         runs_of=_runs_of,
         published=table_of("Published and measured", PUBLISHED, published) if published else None,
         published_speedups=any(line.published_speedup for line in published),

@@ -18,6 +18,7 @@ from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.labels import Workload
 from orchestrator.report.model.timelines import Timeline
 from orchestrator.report.render.figure_data import FigureData, figure_data
+from orchestrator.report.render.workloads import WorkloadNames
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,14 @@ class Question:
         return sum(len(found) for part in self.findings for found in part.topics.values())
 
 
-def questions(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot]) -> list[Question]:
+def questions(
+    comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot], names: WorkloadNames
+) -> list[Question]:
     """Those that the sweep says something about, in order."""
     found = []
     for key, heading in QUESTIONS.items():
         figures = [
-            (workload.label, of_workload)
+            (names.own[workload], of_workload)
             for workload in comparison.workloads
             if (
                 of_workload := [
@@ -82,15 +85,15 @@ def questions(comparison: Comparison, findings: Sequence[Finding], plots: Sequen
             if not finding.caution and question_of_topic(finding.topic) == key
         ]
         if figures or about:
-            found.append(Question(key, heading, figures, parts(about)))
+            found.append(Question(key, heading, figures, parts(about, names)))
     return found
 
 
-def parts(findings: Sequence[Finding]) -> list[Part]:
+def parts(findings: Sequence[Finding], names: WorkloadNames) -> list[Part]:
     """The findings by workload and topic."""
     found: dict[Workload | None, Part] = {}
     for finding in findings:
-        label = finding.workload.label if finding.workload else ""
+        label = names.own[finding.workload] if finding.workload else ""
         part = found.setdefault(finding.workload, Part(label, {}))
         part.topics.setdefault(finding.topic, []).append(finding)
     return list(found.values())

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from orchestrator.report.verdict import RULE
+
 
 @dataclass(frozen=True)
 class Term:
@@ -27,6 +29,7 @@ class Term:
 
 
 TERMS = (
+    Term("Verdict", RULE, ("verdicts?",)),
     Term(
         "Node, rank",
         (
