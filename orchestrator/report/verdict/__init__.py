@@ -19,11 +19,11 @@ __all__ = ["RULE", "Evidence", "Option", "Verdict", "evidence", "verdicts"]
 
 # How a verdict is reached, for its tooltip.
 RULE = (
-    "Only configurations whose runs all finished and learned can be chosen. Those that are shown to lose more "
-    "than one point of accuracy drop out first. Of the rest, one drops out if another is shown to be faster at "
-    "an accuracy measured at most one point lower, or to be more accurate and was measured no slower. What "
-    "remains is compared with serial. “Shown” means decided: all comparisons of a report together have a 5% "
-    "probability of a false claim."
+    "Only configurations whose runs all finished and learned can be chosen. Those that are shown to "
+    "lose more than one point of accuracy drop out first. Of the rest, one drops out if another is "
+    "shown to be faster at an accuracy measured at most one point lower, or to be more accurate and was "
+    "measured no slower. What remains is compared with serial. “Shown” means decided: all comparisons "
+    "of a report together have a probability of at most 5% of a false claim."
 )
 
 
