@@ -88,7 +88,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
     light, dark = css_variables()
     names = workload_names(comparison.workloads)
     published, costs = published_lines(comparison), fault_costs(comparison)
-    chapters = _chapters(comparison)
+    chapters = chapters_of(comparison)
     return environment.get_template("template.html.j2").render(
         record=comparison.record,
         summary=one_line(comparison),
@@ -106,7 +106,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         published_speedups=any(line.published_speedup for line in published),
         differences=differences(comparison),
         chapters=chapters,
-        fault_costs=_fault_table(costs) if costs else None,
+        fault_costs=fault_table(costs) if costs else None,
         legend=legend(comparison.groups),
         runs=runs(comparison),
         times=time_line(row.wall.result for row in comparison.rows) if comparison.rows else "",
@@ -135,7 +135,8 @@ def _json(value: Any) -> Markup:
     return Markup(text.replace("<", "\\u003c"))
 
 
-def _chapters(comparison: Comparison) -> list[Chapter]:
+def chapters_of(comparison: Comparison) -> list[Chapter]:
+    """The tables of each workload."""
     chapters = []
     for workload in comparison.workloads:
         groups = comparison.groups_in(workload)
@@ -162,7 +163,8 @@ def _of(caption: str, columns: Sequence[Column[Group]], groups: Sequence[Group])
     return table_of_groups(caption, columns, groups) if groups else None
 
 
-def _fault_table(costs: Sequence[FaultCost]) -> Table:
+def fault_table(costs: Sequence[FaultCost]) -> Table:
+    """What faults cost, a line per configuration."""
     return table_of(
         "What faults cost", FAULTS, costs, lambda cost: cost.group, lambda cost: bool(cost.missing)
     )
