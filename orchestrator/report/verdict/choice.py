@@ -47,11 +47,11 @@ class Choice:
 
     @property
     def gains_nothing(self) -> bool:
-        """Whether none of the usable configurations is shown to be better than serial in a quantity."""
+        """Whether none of the best configurations is shown to be better than serial in a quantity."""
         serial = self.serial
         return serial is not None and not any(
             self.claimed.faster(group, serial) or self.claimed.more_accurate(group, serial)
-            for group in self.usable
+            for group in self.best
         )
 
 
@@ -79,16 +79,21 @@ def choose(view: WorkloadView, decisions: Decisions, unlearned: AbstractSet[str]
 
 
 def _best(usable: Sequence[Group], serial: Group | None, claimed: Claimed) -> list[Group]:
-    accurate = [group for group in usable if not any(loses(group, other, claimed) for other in usable)]
-    if serial:
-        as_serial = [group for group in accurate if not loses(group, serial, claimed)]
-        faster = [group for group in accurate if claimed.faster(group, serial)]
-        best = _undisplaced(as_serial, claimed)
-        # If serial is the better choice than these, what is faster at a loss may still be worth it.
-        if not best or (faster and all(displaces(serial, group, claimed) for group in best)):
-            best = _undisplaced(faster or accurate, claimed)
-        return best
-    return _undisplaced(accurate, claimed)
+    accurate = _accurate(usable, usable, claimed)
+    if serial is None:
+        return _undisplaced(accurate, claimed)
+    best = _undisplaced(_accurate(accurate, [serial], claimed), claimed)
+    worthwhile = [group for group in best if not displaces(serial, group, claimed)]
+    faster = [group for group in usable if claimed.faster(group, serial)]
+    if worthwhile or (best and not faster):
+        return worthwhile or best
+    # Serial is better than all that keep its accuracy: the alternative is what is faster at a loss.
+    return _undisplaced(_accurate(faster, faster, claimed) or accurate, claimed)
+
+
+def _accurate(groups: Sequence[Group], others: Sequence[Group], claimed: Claimed) -> list[Group]:
+    """The groups that lose accuracy against none of the others."""
+    return [group for group in groups if not any(loses(group, other, claimed) for other in others)]
 
 
 def _undisplaced(groups: Sequence[Group], claimed: Claimed) -> list[Group]:

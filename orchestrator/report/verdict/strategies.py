@@ -76,12 +76,23 @@ def _stay(wording: Wording, serial: Group) -> Parts:
     """Serial is shown to be better than every configuration that claims leave."""
     choice, first = wording.choice, wording.choice.fastest
     if len(choice.usable) == 1:
-        text = f"{wording.named(first)} {wording.on} is shown to be slower"
+        how = (
+            "slower"
+            if wording.claimed.faster(serial, first)
+            else "less accurate, and was measured no faster"
+        )
+        text = f"{wording.named(first)} {wording.on} is shown to be {how}"
     else:
-        slower = [group for group in choice.usable if wording.claimed.faster(serial, group)]
-        whole = len(slower) == len(choice.usable)
-        number = f"all {len(slower)}" if whole else f"{len(slower)} of {len(choice.usable)}"
-        text = f"{number} configurations {wording.on} are shown to be slower; of these, {wording.pick}"
+        claimed, usable = wording.claimed, choice.usable
+        slower = [group for group in usable if claimed.faster(serial, group)]
+        worse = [
+            group
+            for group in usable
+            if claimed.faster(serial, group) or claimed.more_accurate(serial, group)
+        ]
+        how = "slower" if len(slower) == len(worse) else "slower or less accurate"
+        number = f"all {len(worse)}" if len(worse) == len(usable) else f"{len(worse)} of {len(usable)}"
+        text = f"{number} configurations {wording.on} are shown to be {how}; of these, {wording.pick}"
     return (
         f"Stay with serial {wording.numbers(serial, wording.clock)}: {text}.",
         [f"{wording.name(first)} takes {wording.against_serial(first, serial)}.", wording.partitioners],
@@ -90,19 +101,25 @@ def _stay(wording: Wording, serial: Group) -> Parts:
 
 
 def _no_gain(wording: Wording, serial: Group, findings: Sequence[Finding]) -> Parts:
-    """Nothing is shown to be faster or more accurate than serial, nor serial to be the better choice."""
-    choice, first = wording.choice, wording.choice.fastest
+    """Nothing is shown to be better than serial without a loss, nor serial to be the better choice."""
+    choice, first, claimed = wording.choice, wording.choice.fastest, wording.claimed
     reference = wording.numbers(serial, wording.clock)
+    losing = any(claimed.faster(group, serial) for group in choice.usable)
     if len(choice.usable) == 1:
         text = f"{wording.named(first)} {wording.on} is not shown to be faster than serial {reference}"
+    elif losing:
+        text = (
+            f"None of {wording.usable} {wording.on} is shown to be faster than serial {reference} without "
+            f"losing accuracy; {wording.pick}"
+        )
     else:
         text = (
             f"None of {wording.usable} {wording.on} is shown to be faster than serial {reference}; "
             f"of these, {wording.pick}"
         )
-    times = [wording.claimed.time(first, serial)]
-    slower = wording.slower_than_serial(serial)
-    certainty = [slower, _open(wording) or seeds_needed(times), _nodes(wording, first, findings)]
+    times = [claimed.time(first, serial)]
+    certainty = [wording.slower_than_serial(serial), wording.tempting(serial)]
+    certainty += [_open(wording) or seeds_needed(times), _nodes(wording, first, findings)]
     return f"{text}.", [*certainty, wording.partitioners], False
 
 
@@ -115,11 +132,12 @@ def _between(wording: Wording, findings: Sequence[Finding]) -> Parts:
     certainty = [wording.relation_to_serial(choice.serial) if choice.serial else "", _open(wording)]
     certainty += [_nodes(wording, first, findings), wording.partitioners]
     if all(claimed.faster(first, other) for other in others):
-        which = wording.named(exact) if len(others) == 1 else f"others, such as {wording.named(exact)},"
+        alone = len(others) == 1
+        which = wording.named(exact) if alone else f"others, such as {wording.named(exact)},"
         headline = (
             f"For speed, choose {name} {wording.on} {wording.numbers(first, wording.clock)}; "
-            f"whether {which} {'is' if len(others) == 1 else 'are'} more accurate is undecided{wording.serial_took}"
-            f"{_fewer(wording, first, findings)}."
+            f"whether {which} {'is' if alone else 'are'} more accurate is undecided"
+            f"{wording.serial_took}{_fewer(wording, first, findings)}."
         )
         return headline, certainty, False
     if exact is first:

@@ -90,8 +90,12 @@ class Wording:
         """How many of the usable configurations are shown to be slower than serial, as a sentence."""
         usable = self.choice.usable
         slower = sum(self.claimed.faster(serial, group) for group in usable)
-        if not slower or len(usable) == 1:
-            return "" if slower else "None is shown to be slower than serial."
+        if not slower:
+            return (
+                "It is not shown to be slower, either."
+                if len(usable) == 1
+                else "None is shown to be slower."
+            )
         number = "all" if slower == len(usable) else str(slower)
         return f"Shown to be slower than serial: {number} of {len(usable)}."
 
@@ -130,12 +134,12 @@ class Wording:
         return f"{of}{', '.join(parts)}."
 
     def tempting(self, group: Group) -> str:
-        """The configurations that are claimed to be faster than the chosen one, and to lose accuracy."""
+        """The configurations that are claimed to be faster than a group, and to lose accuracy."""
         references = [*self.choice.usable, *([self.choice.serial] if self.choice.serial else [])]
         found = [
             other
             for other in self.choice.usable
-            if other not in self.choice.best
+            if not any(other is each for each in self.choice.best)
             and self.claimed.faster(other, group)
             and any(loses(other, reference, self.claimed) for reference in references)
         ]
