@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.formats import bits, count, percent, points, ratio, seconds, size
+from orchestrator.report.findings.data_partition import SKEWED_BITS
+from orchestrator.report.findings.stragglers import MIN_SHARE
+from orchestrator.report.formats import bits, percent, points, ratio, seconds, size
 from orchestrator.report.metrics.learning import target_reached
 from orchestrator.report.metrics.model_partition import bubble, memory_bytes
 from orchestrator.report.metrics.quantities import ACCURACY, EXCHANGE_S_PER_STEP, TRAIN_S
@@ -57,6 +59,27 @@ class _Shown:
     def name(self, group: Group) -> str:
         return self.view.name(group)
 
+    def with_accuracy(self, group: Group) -> str:
+        """`all_reduce over mpi (91.7%)`: a speed never appears without its accuracy."""
+        accuracy = f" ({percent(group.accuracy.mean)})" if group.accuracy else ""
+        return f"{self.name(group)}{accuracy}"
+
+    @property
+    def unlearned(self) -> set[str]:
+        """Keys of the runs that have not learned, whose speed is worth nothing."""
+        return {row.key for found in self.findings if found.kind == "not_learned" for row in found.rows}
+
+    def learned(self, groups: Sequence[Group]) -> list[Group]:
+        unlearned = self.unlearned
+        return [group for group in groups if not any(row.key in unlearned for row in group.rows)]
+
+    @property
+    def fastest(self) -> tuple[dict[str, Any], Group] | None:
+        """The data of the finding on the fastest configuration, and the configuration."""
+        found = self.first("fastest")
+        named = [group for group in self.view.candidates if found and self.name(group) == found["strategy"]]
+        return (found, named[0]) if found and named else None
+
     def measured(self, groups: Sequence[Group], metric: Metric) -> list[tuple[float, Group]]:
         """The means of the groups that have the quantity, the lowest first."""
         known = [(spread.mean, group) for group in groups if (spread := group.over(metric))]
@@ -65,26 +88,21 @@ class _Shown:
 
 def _strategies(shown: _Shown) -> str:
     found = shown.first("best_accuracy")
-    ranked = shown.measured(shown.view.candidates, lambda row: row.accuracy)
+    ranked = shown.measured(shown.view.ranked_candidates, lambda row: row.accuracy)
     if not ranked:
         return ""
     (low, worst), (high, best) = ranked[0], ranked[-1]
-    if len(ranked) == 1:
-        serial = shown.view.serial
-        beside = f"; serial {percent(serial.accuracy.mean)}" if serial and serial.accuracy else ""
-        return f"{shown.name(best)} reached {percent(high)} {shown.at}, as measured{beside}."
+    at = f"{shown.at}{shown.view.of_ranked}"
     if found and found["best"]:
-        return f"{found['best']} reached the best accuracy {shown.at}: {percent(found['accuracy'])}."
-    lowest = shown.name(worst)
+        return f"{found['best']} reached the best accuracy {at}: {percent(found['accuracy'])}."
     if found and found["worst"]:
-        return (
-            f"Which accuracy is the best {shown.at} is undecided; the worst is that of {found['worst']}, "
-            f"{percent(low)}."
-        )
-    return (
-        f"Accuracies from {percent(low)} ({lowest}) to {percent(high)} ({shown.name(best)}) were measured "
-        f"{shown.at}."
-    )
+        worse = f"the worst is that of {shown.name(worst)}, {percent(low)}"
+        return f"Which accuracy is the best {at} is undecided; {worse}."
+    if percent(low) == percent(high):
+        whose = shown.name(best) if len(ranked) == 1 else f"Each of {len(ranked)} configurations"
+        return f"{whose} reached {percent(high)} {at}, as measured."
+    ends = f"{percent(low)} ({shown.name(worst)}) to {percent(high)} ({shown.name(best)})"
+    return f"Accuracies from {ends} were measured {at}."
 
 
 def _accuracy(shown: _Shown) -> str:
@@ -94,9 +112,12 @@ def _accuracy(shown: _Shown) -> str:
         return _strategies(shown)
     change, groups = max(changes, key=lambda item: (len(item[1]), abs(item[0])))
     fewest, most = groups[0], groups[-1]
+    low, high = percent(ACCURACY.mean_of(fewest)), percent(ACCURACY.mean_of(most))
+    if low == high:
+        return f"{shown.name(most)} was measured at {low} on {fewest.shape.short} as on {most.shape.label}."
     return (
-        f"From {fewest.shape.short} to {most.shape.label}, {shown.name(most)} was measured at "
-        f"{percent(ACCURACY.mean_of(fewest))} and {percent(ACCURACY.mean_of(most))}: {points(change)}."
+        f"From {fewest.shape.short} to {most.shape.label}, the accuracy of {shown.name(most)} was measured "
+        f"to change from {low} to {high}: {points(change)}."
     )
 
 
@@ -110,52 +131,50 @@ def _lines(shown: _Shown, known: Callable[[Group], bool]) -> list[list[Group]]:
 
 
 def _time(shown: _Shown) -> str:
-    steps = [data["steps"] for data in shown.of("more_nodes")]
-    if not steps:
+    found = shown.of("more_nodes")
+    if not found:
         return _fastest(shown)
-    gained = sum(set(each) == {"less"} for each in steps)
-    lost = sum("more" in each for each in steps)
-    lines = f"{count(len(steps), 'configuration')} with several numbers of nodes"
-    if gained == len(steps):
-        if gained == 1:
-            return f"More nodes are shown to make {shown.of('more_nodes')[0]['strategy']} faster, at every step."
-        return f"More nodes are shown to make all {lines} faster, at every step{shown.clock}."
-    slower = f"; {lost} {_be(lost)} shown to be slower at some step" if lost else ""
-    return f"Of {lines}, more nodes are shown to make {gained or 'none'} faster at every step{slower}."
+    gained = sum(set(data["steps"]) == {"less"} for data in found)
+    slower = sum("more" in data["steps"] for data in found)
+    if gained:
+        which = found[0]["strategy"] if len(found) == 1 else f"{gained} of {len(found)} configurations"
+        text = f"Every step to more nodes is shown to make {which} faster{shown.clock}"
+    else:
+        text = f"No configuration is shown to become faster{shown.clock} with every step to more nodes"
+    return text + (f"; {slower} {_be(slower)} shown to become slower at a step." if slower else ".")
 
 
 def _fastest(shown: _Shown) -> str:
-    found = shown.first("fastest")
-    if not found:
+    if not shown.fastest:
         return ""
+    found, group = shown.fastest
     what = "is shown to be the fastest" if found["fastest"] else "was measured fastest"
-    return f"{found['strategy']} {what} {shown.at}{shown.clock}: {seconds(found['train_s'])}."
+    return f"{shown.with_accuracy(group)} {what} {shown.at}{shown.clock}: {seconds(found['train_s'])}."
 
 
 def _speedup(shown: _Shown) -> str:
-    found = shown.first("fastest")
-    if not found or "speedup" not in found:
+    if not shown.fastest:
         return ""
-    interval = found["speedup_interval"]
+    found, group = shown.fastest
+    if "speedup" not in found:
+        return ""
+    interval, name = found["speedup_interval"], shown.with_accuracy(group)
     if interval is None:
-        return (
-            f"A speedup of {ratio(found['speedup'])} was measured for {found['strategy']} {shown.at}, "
-            f"of {found['ranks']} at best."
-        )
+        return f"A speedup of {ratio(found['speedup'])}{shown.clock} was measured for {name} {shown.at}."
     low, high = interval
     side = "faster" if low > 1 else "slower" if high < 1 else "not shown to be faster"
     return (
-        f"The speedup of {found['strategy']} {shown.at} is {ratio(found['speedup'])} "
-        f"({ratio(low)} to {ratio(high)}): {side} than serial{shown.clock}."
+        f"The speedup of {name} {shown.at} is {ratio(found['speedup'])} ({ratio(low)} to {ratio(high)}): "
+        f"{side} than serial{shown.clock}."
     )
 
 
 def _cpu_time_speedup(shown: _Shown) -> str:
-    ranked = shown.measured(shown.view.candidates, lambda row: row.cpu_time_speedup)
+    ranked = shown.measured(shown.learned(shown.view.candidates), lambda row: row.cpu_time_speedup)
     if not ranked:
         return ""
     best, group = ranked[-1]
-    return f"By CPU time, the highest speedup measured {shown.at} is {ratio(best)}, that of {shown.name(group)}."
+    return f"By CPU time, {shown.with_accuracy(group)} was measured to gain most {shown.at}: {ratio(best)}."
 
 
 def _staleness(shown: _Shown) -> str:
@@ -164,26 +183,28 @@ def _staleness(shown: _Shown) -> str:
         return ""
     most, group = ranked[-1]
     return (
-        f"Gradients were most stale in {shown.name(group)} on {group.shape.label}: {ratio(most)} updates by "
-        "others, as measured."
+        f"Gradients were measured most stale in {shown.name(group)} on {group.shape.label}: {ratio(most)} "
+        "updates by others."
     )
 
 
 def _accuracy_over_time(shown: _Shown) -> str:
+    compared = [*shown.view.candidates, *([shown.view.serial] if shown.view.serial else [])]
     groups = [
         group
-        for group in [*shown.view.candidates, *([shown.view.serial] if shown.view.serial else [])]
+        for group in shown.learned(compared)
         if ACCURACY.sample(group) and TRAIN_S.sample(group) and group.first.times_compare
     ]
     if len(groups) < 2:
         return ""
-    first = min(groups, key=TRAIN_S.mean_of)
-    highest = max(groups, key=ACCURACY.mean_of)
-    if first is highest:
-        return f"{shown.name(first)} was measured first to finish and most accurate: {_finish(first)}{shown.clock}."
+    first, highest = min(groups, key=TRAIN_S.mean_of), max(groups, key=ACCURACY.mean_of)
+    if percent(ACCURACY.mean_of(first)) == percent(ACCURACY.mean_of(highest)):
+        return (
+            f"{shown.name(first)} was measured to finish first, at the highest accuracy: {_finish(first)}."
+        )
     return (
-        f"Measured: {shown.name(first)} finished first, {_finish(first)}; {shown.name(highest)} most accurate, "
-        f"{_finish(highest)}."
+        f"Measured to finish first: {shown.name(first)}, {_finish(first)}; most accurate: "
+        f"{shown.name(highest)}, {_finish(highest)}."
     )
 
 
@@ -192,13 +213,14 @@ def _finish(group: Group) -> str:
 
 
 def _time_to_target(shown: _Shown) -> str:
+    if shown.view.workload.target_accuracy is None:
+        return ""
     found = shown.first("target_first")
-    groups = [group for group in shown.view.line_groups if group.first.run.target_accuracy is not None]
     target = percent(shown.view.workload.target_accuracy)
     if not found:
-        reached = sum(any(map(target_reached, group.ok_rows)) for group in groups)
-        some = f"{reached} with some seeds" if reached else "none with any"
-        return f"No configuration reached {target} with every seed, {some}."
+        groups = shown.view.line_groups
+        some = sum(any(map(target_reached, group.ok_rows)) for group in groups)
+        return f"No configuration reached {target} with every seed; {some} did with some seeds."
     time = seconds(found["time_to_target_s"][found["shortest"]])
     what = "is shown to reach" if found["first"] else "was measured to reach"
     return f"{found['shortest']} {what} {target} first, after {time}{shown.clock}."
@@ -209,18 +231,26 @@ def _phases(shown: _Shown) -> str:
     if not ranked:
         return ""
     (low, least), (high, most) = ranked[0], ranked[-1]
-    text = f"Exchange was measured at {percent(high)} of the time in {shown.name(most)} {shown.at}"
-    return f"{text}." if least is most else f"{text} and at {percent(low)} in {shown.name(least)}."
+    if percent(low) == percent(high):
+        where = shown.name(most) if len(ranked) == 1 else "every configuration"
+        return f"Exchange was measured at {percent(high)} of the time in {where} {shown.at}."
+    return (
+        f"Exchange was measured at {percent(high)} of the time in {shown.name(most)} and at {percent(low)} "
+        f"in {shown.name(least)} {shown.at}."
+    )
 
 
 def _stragglers(shown: _Shown) -> str:
     found = shown.of("straggler")
     if not found:
-        return f"No rank is shown to delay the others by much {shown.at}."
+        return (
+            f"No rank is shown to delay the others for {percent(MIN_SHARE)} of the time or more {shown.at}."
+        )
     most = found[0]
+    more = f"; so a rank delays others in {len(found) - 1} more" if len(found) > 1 else ""
     return (
-        f"{most['strategy']} is delayed most: its other ranks waited for rank {most['rank']} during "
-        f"{percent(most['share_of_time'])} of the time."
+        f"In {most['strategy']}, the other ranks waited for rank {most['rank']} during "
+        f"{percent(most['share_of_time'])} of the time{more}."
     )
 
 
@@ -233,6 +263,8 @@ def _timelines(shown: _Shown) -> str:
     if not ranked:
         return ""
     share, group = ranked[-1]
+    if percent(share) == percent(0):
+        return f"Ranks were measured to wait for less than 0.1% of the time {shown.at}."
     return (
         f"Ranks were measured to wait most in {shown.name(group)}: {percent(share)} of the time {shown.at}."
     )
@@ -278,8 +310,8 @@ def _split_points(shown: _Shown) -> str:
         return ""
     time = seconds(found["step_s"][found["best"]])
     what = "is shown to be the fastest" if found["fastest"] else "was measured fastest"
-    default = ", the default" if found["best"] == found["default"] else ""
-    return f"The split before {found['best']}{default}, {what}: {time} per step."
+    default = " (the default)" if found["best"] == found["default"] else ""
+    return f"The split before {found['best']}{default} {what}: {time} per step."
 
 
 def _partitioners(shown: _Shown) -> str:
@@ -288,7 +320,7 @@ def _partitioners(shown: _Shown) -> str:
     if losses:
         most = max(losses, key=lambda data: data["loss"])
         return (
-            f"{most['strategy']} is shown to lose most with {most['partitioner']}: "
+            f"{most['strategy']} is shown to lose accuracy with {most['partitioner']}: "
             f"{points(-most['loss'])} from {reference}."
         )
     effects = [each for data in shown.of("partitioner_effect") for each in data["compared"]]
@@ -313,10 +345,11 @@ def _labels(shown: _Shown) -> str:
         if share == 1
         else f"With {least.partitioner_label}, nodes together saw {percent(share)} of the set in epoch 1"
     )
-    return (
-        f"{seen}; labels differ most with {most.partitioner_label}: {bits(divergence)} bits from the whole "
-        "set's."
-    )
+    if divergence < SKEWED_BITS:
+        return (
+            f"{seen}; their labels are nearly those of the whole set (at most {bits(divergence)} bits off)."
+        )
+    return f"{seen}; labels are skewed most with {most.partitioner_label}, by {bits(divergence)} bits."
 
 
 def _exchange(shown: _Shown) -> str:
@@ -326,10 +359,8 @@ def _exchange(shown: _Shown) -> str:
     groups.sort(key=EXCHANGE_S_PER_STEP.mean_of)
     low, high = (seconds(EXCHANGE_S_PER_STEP.mean_of(group)) for group in (groups[0], groups[-1]))
     model = shown.view.groups[0].first.run.name_of("model")
-    return (
-        f"With {model}, the exchange of a step was measured at {low} in {shown.name(groups[0])} and {high} in "
-        f"{shown.name(groups[-1])}."
-    )
+    text = f"With {model}, the exchange of a step was measured at {low} in {shown.name(groups[0])}"
+    return f"{text}." if len(groups) == 1 else f"{text} and {high} in {shown.name(groups[-1])}."
 
 
 def _textbook_optimizers(shown: _Shown) -> str:

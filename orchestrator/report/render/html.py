@@ -45,7 +45,7 @@ from orchestrator.report.render.runs import runs
 from orchestrator.report.render.summary import HOW_TO_OPEN, one_line, seeds_line
 from orchestrator.report.render.tables import Table, table_of, table_of_groups
 from orchestrator.report.render.terms import TERMS, SectionTerms
-from orchestrator.report.render.workloads import workload_names
+from orchestrator.report.render.workloads import AS_STATED, workload_names
 from orchestrator.report.verdict import evidence, verdicts
 from orchestrator.results.times import time_line
 
@@ -98,6 +98,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         chips=chips(comparison.groups),
         filters=filters(comparison),
         names=names,
+        as_stated=AS_STATED,
         anchor_of=FirstOfKind(),
         questions=questions(comparison, findings, plots, names),
         cautions=parts([finding for finding in findings if finding.caution], names),

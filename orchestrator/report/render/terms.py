@@ -36,10 +36,7 @@ TERMS = (
             "A rank is a process that trains. A node has one rank unless stated otherwise; 2 × 4 means "
             "two nodes with four ranks each. Numbers per node then hold for each rank."
         ),
-        (
-            "ranks?",
-            "nodes?",
-        ),
+        ("ranks?",),
     ),
     Term(
         "Configuration",

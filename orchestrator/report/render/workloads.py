@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from orchestrator.report.model.labels import Workload
 
-AS_STATED = "nothing else"  # the name of a workload that has only what all have
+AS_STATED = "no further conditions"  # the name of a workload that has only what all have
 
 
 @dataclass(frozen=True)
