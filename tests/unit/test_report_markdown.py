@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,10 @@ from tests.unit.report_support import FAST, SERIAL, a_run, unrendered_figures, w
 from tests.unit.test_report_golden import golden_comparison
 
 RENDERER = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
-EVIL = "# one\n- two <script>x</script> ![three](http://four) [five](six) | seven `eight` *nine* $ten$ ~~eleven~~"
+EVIL = (
+    "# one\n- two <script>x</script> ![three](http://four) [five](six) | seven `eight` *nine* $ten$ "
+    "~~eleven~~"
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +44,11 @@ def text(comparison: Comparison, plots: list[figures.Plot]) -> str:
 
 def headings(text: str, level: str = "h2") -> list[str]:
     tokens = RENDERER.parse(text)
-    pairs = zip(tokens, tokens[1:], strict=False)
-    return [after.content for token, after in pairs if token.type == "heading_open" and token.tag == level]
+    return [
+        after.content
+        for token, after in pairwise(tokens)
+        if token.type == "heading_open" and token.tag == level
+    ]
 
 
 def tables(tokens: list[Token]) -> list[list[int]]:
