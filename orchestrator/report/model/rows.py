@@ -72,7 +72,7 @@ class Row:
     twin: Row | None = None
     timed: bool = True
 
-    @property
+    @cached_property
     def wall(self) -> Row:
         """This run on the wall clock of the machine."""
         return self.twin if self.twin and self.clock == "cluster" else self
@@ -101,7 +101,7 @@ class Row:
         """The log that may say more about the cause, in the results directory."""
         return f"{self.key}/{self.result.log}" if self.result.log else None
 
-    @property
+    @cached_property
     def ok(self) -> bool:
         return self.result.status == "ok"
 
@@ -175,15 +175,15 @@ class Row:
         """Samples of lost nodes on which no node trained."""
         return self._measured.samples_lost if self._measured else None
 
-    @property
+    @cached_property
     def _measured(self) -> RunResult | None:
         return self.result if self.ok else None
 
-    @property
+    @cached_property
     def _timed(self) -> RunResult | None:
         return self._measured if self.timed else None
 
-    @property
+    @cached_property
     def train_s(self) -> float | None:
         """Time of the slowest rank, on the clock of this row."""
         return self._timed.train_s if self._timed else None
@@ -204,7 +204,7 @@ class Row:
     def accuracy(self) -> float | None:
         return self._measured.accuracy if self._measured else None
 
-    @property
+    @cached_property
     def test_loss(self) -> float | None:
         return self._measured.ranks[0].test_loss if self._measured and self._measured.ranks else None
 
@@ -236,7 +236,7 @@ class Row:
     def samples_per_s(self) -> float | None:
         return self._timed.samples_per_s if self._timed else None
 
-    @property
+    @cached_property
     def steps(self) -> int | None:
         """Optimizer steps of the rank that took most."""
         return max((rank.steps for rank in self._measured.ranks), default=None) if self._measured else None
@@ -245,7 +245,7 @@ class Row:
     def staleness(self) -> float | None:
         return self._measured.staleness if self._measured else None
 
-    @property
+    @cached_property
     def staleness_max(self) -> int | None:
         return self._measured.staleness_max if self._measured else None
 
@@ -253,7 +253,7 @@ class Row:
     def bytes_sent_per_rank(self) -> float | None:
         return self._measured.bytes_sent_per_rank if self._measured else None
 
-    @property
+    @cached_property
     def peak_memory_mb(self) -> float | None:
         """The largest peak of any rank, in MiB."""
         ranks = self._measured.ranks if self._measured else []
@@ -301,7 +301,7 @@ class Row:
     def communicate_s(self) -> float | None:
         return self.seconds.get("communicate")
 
-    @property
+    @cached_property
     def exchange_share(self) -> float | None:
         """Communication and waiting as a share of training time."""
         training = sum(value for phase, value in self.seconds.items() if phase != "evaluate")
