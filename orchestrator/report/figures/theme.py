@@ -72,6 +72,7 @@ def with_light_colours(svg: str) -> str:
 def config() -> dict[str, Any]:
     """Vega-Lite's configuration for all figures."""
     return {
+        "aria": False,  # a label for every mark; the page labels the whole figure
         "background": None,
         "font": FONT,
         "view": {"stroke": None},

@@ -175,13 +175,13 @@
     const target = create("div", { className: "coming" }); // out of sight, since the static figure stays until then
     box.append(target);
     fit(spec);
-    // The figure is one image with a label. Labels of its marks would be thousands of elements.
     spec.config = { ...config, aria: false };
     const { view: made } = await library()(target, spec, { renderer: "svg", actions: false });
-    const image = target.querySelector("svg");
-    image.setAttribute("role", "img");
-    image.setAttribute("aria-label", label);
-    target.className = "";
+    // The figure is one image with a label: Vega's own labels, of every mark, have gaps and take long to read.
+    target.querySelector("svg").setAttribute("aria-hidden", "true");
+    target.setAttribute("role", "img");
+    target.setAttribute("aria-label", label);
+    target.classList.remove("coming");
     box.replaceChildren(target);
     return made;
   }
@@ -193,7 +193,7 @@
     const button = figure.querySelector("button.scale");
     if (button) setScale(copy, log, button.getAttribute("aria-pressed") === "true" ? "log" : "linear");
     const box = figure.querySelector(".drawing");
-    const label = box.querySelector("svg").getAttribute("aria-label");
+    const label = box.querySelector("[role=img]").getAttribute("aria-label");
     drawn.get(name)?.finalize();
     drawn.set(name, await place(box, copy, label));
     hideSeries(name);
