@@ -105,10 +105,11 @@ class Wording:
         best, first = self.choice.best, self.choice.fastest
         if all(self.claimed.faster(first, other) for other in self.choice.usable if other is not first):
             return f"{self.name(first)} is shown to be the fastest {self.numbers(first)}"
-        which = "" if first is self.choice.usable[0] else "not shown to lose accuracy and "
         if len(best) == 1:
             return f"choose {self.name(first)} {self.numbers(first)}"
-        return f"{self.name(first)} was {which}measured fastest {self.numbers(first)}"
+        # Those that lose accuracy may be faster.
+        those = "" if first is self.choice.usable[0] else " of those not shown to lose accuracy"
+        return f"{self.name(first)} {self.numbers(first)} was measured fastest{those}, which is undecided"
 
     def excluded(self, group: Group) -> str:
         """Why the other configurations are not chosen, as a sentence."""
