@@ -22,6 +22,7 @@ from orchestrator.report.metrics.communication import (
 from orchestrator.report.metrics.containers import containers, metric
 from orchestrator.report.metrics.data_partition import distance_max, distance_mean
 from orchestrator.report.metrics.faults import FaultCost
+from orchestrator.report.metrics.intervals import interval_of_accuracy, interval_of_speedup
 from orchestrator.report.metrics.learning import (
     first_lr,
     last_epoch,
@@ -34,7 +35,6 @@ from orchestrator.report.metrics.learning import (
 from orchestrator.report.metrics.published import PublishedLine
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.rows import SERIAL, Row
-from orchestrator.report.statistics.intervals import accuracy_interval, ratio_interval
 from orchestrator.report.statistics.spread import Spread, span
 from orchestrator.results.limits import counted
 
@@ -101,9 +101,7 @@ def over_seeds(
 
 
 def _accuracy_interval(group: Group) -> Cell:
-    values = [row.accuracy for row in group.ok_rows if row.accuracy is not None]
-    images = {row.test_samples for row in group.ok_rows}
-    interval = accuracy_interval(values, images.pop()) if len(images) == 1 and None not in images else None
+    interval = interval_of_accuracy(group)
     return Cell(span(*interval, formats.percent), value=interval[0]) if interval else Cell(ABSENT)
 
 
@@ -135,11 +133,7 @@ def _on_wall_clock(groups: Sequence[Group]) -> bool:
 
 
 def _speedup_interval(group: Group) -> Cell:
-    """Absent if the runs of several seeds were compared with the same serial runs."""
-    compared = [row for row in group.ok_rows if row.speedup is not None]
-    own = all(row.baseline and row.baseline.same_seed for row in compared)
-    known = [row.speedup for row in compared if row.speedup is not None]
-    interval = ratio_interval(known) if own and not group.serial else None
+    interval = interval_of_speedup(group)
     return Cell(span(*interval, formats.ratio), value=interval[0]) if interval else Cell(ABSENT)
 
 
