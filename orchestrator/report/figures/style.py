@@ -1,7 +1,7 @@
 """Style of figures: one colour per strategy, one shape per transport, one line style per partitioner.
 
-A strategy that was run with several numbers of ranks per node has a colour for each. Records of figures have
-the fields `series` (`series_name`) and, where lines differ in it, `partitioner`.
+A strategy that was run with several numbers of ranks per node has a colour for each. Records of figures
+have the fields `series` (`series_name`) and, where lines differ in it, `partitioner`.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def short_name(group: Group) -> str:
 
 
 def series_name(group: Group) -> str:
-    """What tells lines apart except their partitioner: `all_reduce · mpi`, `ddp · gloo · 2 ranks per node`."""
+    """A line without its partitioner: `all_reduce · mpi`, `ddp · gloo · 2 ranks per node`."""
     return " · ".join(filter(None, [short_name(group), group.shape.per_node]))
 
 
