@@ -97,7 +97,7 @@ def lines_over_nodes(
         style=style,
         x=x,
         y=y,
-        tooltip=tooltip(quantity.title_on(clock).lower(), x.title, quantity.kind == "time"),
+        tooltip=tooltip(quantity.title_on(clock), ("nodes", x.title), quantity.kind == "time"),
         behind=[*_serial(points, y, style), *behind],
         log_axis="y",
         subtitle=notes,
@@ -108,7 +108,9 @@ def lines_over_nodes(
 def points_of(groups: Sequence[Group], style: Style, quantity: Quantity) -> list[Point]:
     """The groups that have the quantity: by series in the order of all figures, then by ranks."""
     order = style.order(groups)
-    spreads = [(group, group.over(quantity.metric, quantity.kind in ("time", "speedup"))) for group in groups]
+    spreads = [
+        (group, group.over(quantity.metric, quantity.kind in ("time", "speedup"))) for group in groups
+    ]
     points = [(group, spread) for group, spread in spreads if spread]
     return sorted(
         points,
@@ -121,15 +123,16 @@ def points_of(groups: Sequence[Group], style: Style, quantity: Quantity) -> list
 
 
 def record(group: Group, spread: Spread, kind: Kind, shown: Sequence[Group]) -> Record:
-    """A point. shown: all groups of the figure, which decide whether a name needs the partitioner."""
+    """A point. shown: all groups of the figure; names leave out the first partitioner, which most share."""
     series, write = series_name(group), WRITERS[kind]
-    partitioners = {other.partitioner_label for other in shown if series_name(other) == series}
-    name = ", ".join([series, group.partitioner_label] if len(partitioners) > 1 else [series])
+    usual = next((other.partitioner_label for other in shown if other.partitioner_label), "")
+    name = series if group.partitioner_label in ("", usual) else f"{series}, {group.partitioner_label}"
     return {
         "series": series,
         "line": f"{series}, {group.partitioner_label}",
         "name": name,
         "partitioner": group.partitioner_label,
+        "serial": group.serial,
         "nodes": group.shape.ranks,
         "mean": spread.mean,
         "low": spread.low,
@@ -140,15 +143,16 @@ def record(group: Group, spread: Spread, kind: Kind, shown: Sequence[Group]) -> 
     }
 
 
-def tooltip(quantity: str, nodes: str, with_accuracy: bool = False) -> list[alt.Tooltip]:
-    """What a point shows under the pointer: accuracy beside a time, since a fast run may learn nothing."""
-    fields = [("name", "strategy"), ("nodes", nodes), ("written", quantity), ("range", "over seeds")]
+def tooltip(quantity: str, x: tuple[str, str], with_accuracy: bool = False) -> list[alt.Tooltip]:
+    """What a point shows under the pointer: accuracy beside a time, since a fast run may learn nothing.
+
+    Args:
+        x: the field of the x axis and its title.
+    """
+    fields = [("name", "strategy"), ("nodes", "nodes"), x, ("written", quantity), ("range", "over seeds")]
     if with_accuracy:
         fields.append(("accuracy", "test accuracy"))
-    return [
-        alt.Tooltip(field, type="nominal" if field != "nodes" else "quantitative", title=title)
-        for field, title in fields
-    ]
+    return [alt.Tooltip(f"{field}:N", title=title) for field, title in dict(fields).items()]
 
 
 def _y_axis(quantity: Quantity, points: Sequence[Point], clock: Clock, counts: Sequence[int]) -> Axis:

@@ -22,7 +22,7 @@ from orchestrator.report.model.groups import Group
 MOST_TOGETHER = 8  # lines in one plot; more are drawn as small multiples
 HEIGHT = 280
 AXIS_WIDTH = 62  # pixels of the tick labels and the title on the left
-LETTER = 6.6  # mean width of a letter in pixels
+LETTER = 7  # mean width of a letter in pixels, in the widest of the fonts
 ROW = 14  # height of a line of text
 LONGEST = 26  # letters of a name in one line
 COLUMNS = 4
@@ -58,8 +58,10 @@ class Lines:
         axis = {"x": self.x, "y": self.y}.get(self.log_axis or "")
         title = alt.TitleParams(self.title, subtitle=list(self.subtitle))
         meta = {"usermeta": {"domains": axis.domains}} if axis and axis.switch else {}
+        # Names are wider in some readers' fonts than in the one in which the figure is measured.
+        padding = {"left": 5, "top": 5, "bottom": 5, "right": 24}
         return Chart.of(
-            switchable(drawn.properties(title=title, **meta)),
+            switchable(drawn.properties(title=title, padding=padding, **meta)),
             wide=not together,
             log_axis=self.log_axis if meta else None,
         )
@@ -94,11 +96,13 @@ class Lines:
 
     def _prepared(self) -> list[dict[str, Any]]:
         """The records, with the ends of lines and the points outside the axes marked."""
+        order = self.style.order(self.groups)
         last = {record["line"]: at for at, record in enumerate(self.records)}
         return [
             {
                 **record,
                 "name": folded(record["name"]),
+                "order": order.index(record["series"]),
                 "last": last[record["line"]] == at,
                 "outside": self.y.outside(record["mean"]),
             }
@@ -160,8 +164,10 @@ class Lines:
         ends = placed.encode(color=look, detail="line:N")
         pixel: dict[str, Any] = {"type": "quantitative", "scale": None}
         edge = alt.Y("at", axis=None, **pixel)
-        across = ends.mark_rule(strokeDash=[1, 3], opacity=0.7, aria=False).encode(
-            x=self.x.x, x2=alt.X2Value("width"), y=edge
+        across = (
+            ends.transform_filter("!datum.serial")
+            .mark_rule(strokeDash=[1, 3], opacity=0.7, aria=False)
+            .encode(x=self.x.x, x2=alt.X2Value("width"), y=edge)
         )
         to_name = ends.mark_rule(opacity=0.7, aria=False).encode(
             x=alt.XValue(alt.ExprRef("width + 2")),
@@ -184,7 +190,7 @@ def spread_names(ends: alt.Chart, row: int) -> alt.Chart:
     Names stay as near to their lines as `row` pixels between each two allow. Pushing all names down until
     none overlaps gives one solution, pushing them up another; their mean keeps clusters centred.
     """
-    by_height = [alt.SortField("at")]
+    by_height = [alt.SortField("at"), alt.SortField("order")]
     return (
         ends.transform_calculate(at="clamp(scale('y', datum.mean), 0, height)")
         .transform_window(rank="row_number()", sort=by_height)
