@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import altair as alt
 
@@ -11,6 +11,9 @@ from orchestrator.report.figures.vega import Spec, spec_of
 
 WIDTH = 420  # pixels of the plot in half of the page's width
 FULL_WIDTH = 940
+HALF_PAGE = 580  # pixels of a figure with its axes and names
+PAGE = 1180
+Drawn = TypeVar("Drawn", alt.Chart, alt.LayerChart, alt.FacetChart, alt.HConcatChart)
 HIDDEN = "hidden"  # the parameter that holds the series which the reader has switched off
 
 
@@ -37,7 +40,7 @@ class Chart:
         return cls(spec_of(drawn), wide, log_axis)
 
 
-def switchable(drawn: alt.LayerChart) -> alt.LayerChart:
+def switchable(drawn: Drawn) -> Drawn:
     """The chart without the series that the reader has switched off. Its records have a field `series`."""
     off = alt.param(name=HIDDEN, value=[])
     return drawn.add_params(off).transform_filter(f"indexof({HIDDEN}, datum.series) < 0")

@@ -116,14 +116,18 @@
   const drawn = new Map(); // name of a figure -> its Vega view
   let embed;
 
-  /** Vega, which is 900 kB of text until the first figure needs it. */
+  /** Vega, which stays packed until the first figure needs it. */
   function library() {
-    if (!embed) {
-      const code = create("script", { textContent: document.getElementById("library").textContent });
-      document.head.append(code);
-      embed = window.vegaEmbed;
-    }
+    embed ??= unpack(document.getElementById("library").textContent).then((text) => {
+      document.head.append(create("script", { textContent: text }));
+      return window.vegaEmbed;
+    });
     return embed;
+  }
+
+  function unpack(base64) {
+    const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
   }
 
   /** The views of a specification, at any depth. */
@@ -175,13 +179,13 @@
     const target = create("div", { className: "coming" }); // out of sight, since the static figure stays until then
     box.append(target);
     fit(spec);
-    // The figure is one image with a label. Labels of its marks would be thousands of elements.
     spec.config = { ...config, aria: false };
-    const { view: made } = await library()(target, spec, { renderer: "svg", actions: false });
-    const image = target.querySelector("svg");
-    image.setAttribute("role", "img");
-    image.setAttribute("aria-label", label);
-    target.className = "";
+    const { view: made } = await (await library())(target, spec, { renderer: "svg", actions: false });
+    // The figure is one image with a label: Vega's own labels, of every mark, have gaps and take long to read.
+    target.querySelector("svg").setAttribute("aria-hidden", "true");
+    target.setAttribute("role", "img");
+    target.setAttribute("aria-label", label);
+    target.classList.remove("coming");
     box.replaceChildren(target);
     return made;
   }
@@ -193,7 +197,7 @@
     const button = figure.querySelector("button.scale");
     if (button) setScale(copy, log, button.getAttribute("aria-pressed") === "true" ? "log" : "linear");
     const box = figure.querySelector(".drawing");
-    const label = box.querySelector("svg").getAttribute("aria-label");
+    const label = box.querySelector("[role=img]").getAttribute("aria-label");
     drawn.get(name)?.finalize();
     drawn.set(name, await place(box, copy, label));
     hideSeries(name);
@@ -367,12 +371,22 @@
     return { data: { values }, [width < 160 ? "vconcat" : "hconcat"]: charts, resolve: { scale: { color: "independent" } } };
   }
 
+  /** Lets the keyboard scroll the tables of a run. They say so only now, since there may be thousands. */
+  function focusable(run) {
+    for (const box of all(".wide", run)) {
+      box.tabIndex = 0;
+      box.setAttribute("role", "region");
+      box.setAttribute("aria-label", `${box.querySelector("caption").textContent}, ${run.id}`);
+    }
+  }
+
   function setUpRuns() {
     for (const run of all("details.run")) {
-      const box = run.querySelector(".curves");
-      if (!box) continue;
       run.addEventListener("toggle", () => {
-        if (!run.open || box.hasChildNodes()) return;
+        if (!run.open) return;
+        focusable(run);
+        const box = run.querySelector(".curves");
+        if (!box || box.hasChildNodes()) return;
         place(box, curves(run, (Math.min(box.clientWidth, 800) - 140) / 2), `Accuracy and loss of ${run.id} after each epoch`);
       });
     }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 from urllib.parse import quote
+
+import yaml
 
 from orchestrator.replay.windows import Windows
 from orchestrator.report import formats
@@ -97,12 +99,17 @@ def repeat_command(run: RunSpec, runtime: str) -> str:
         for name in _ALSO
         if getattr(run, name) != type(run).model_fields[name].default
     }
-    base = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items())
+    sweep = {"name": "again", "blocks": [{"base": {name: _short(value) for name, value in fields.items()}}]}
     out = shlex.quote(f"results/{run.key}")
     return (
         f"python -m orchestrator sweep /dev/stdin --runtime {runtime} --out {out} <<'END'\n"
-        f'{{"name": "again", "blocks": [{{"base": {{\n{base}\n}}}}]}}\nEND'
+        f"{yaml.safe_dump(sweep, sort_keys=False, allow_unicode=True, width=100)}END"
     )
+
+
+def _short(value: Any) -> Any:
+    """A component without parameters by its name alone."""
+    return value["name"] if isinstance(value, dict) and list(value) == ["name"] else value
 
 
 def _line(
@@ -175,14 +182,15 @@ def _seconds(ranks: Sequence[RankResult], phases: Sequence[str]) -> list[tuple[s
 
 
 def _certificate(row: Row) -> str:
-    """`Verified. Coverage 100.0%, overlap 0.0% in epoch 1; 360, 359, 359 and 359 samples per rank.`"""
-    if row.verified is None:
+    """`Verified. Coverage 100.0%, overlap 0.0% in epoch 1; 359–360 samples per rank.`"""
+    if row.verified is None or not row.node_samples:
         return ""
-    samples = formats.first_few([formats.whole(number) for number in row.node_samples], MOST_RANKS)
+    low, high = (formats.whole(limit(row.node_samples)) for limit in (min, max))
+    samples = low if low == high else f"{low}–{high}"
     verified = "Verified" if row.verified else "Not verified"
     return (
         f"{verified}. Coverage {formats.percent(row.coverage)}, overlap {formats.percent(row.overlap)} in "
-        f"epoch 1; samples per rank: {samples}."
+        f"epoch 1; {samples} samples per rank."
     )
 
 

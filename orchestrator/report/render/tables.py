@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from markupsafe import Markup
+
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
 from orchestrator.report.render.columns import Cell, Column, filled, first_columns, run_label
@@ -22,6 +24,12 @@ class Head:
     title: str
     number: bool
     first: bool
+
+    @property
+    def classes(self) -> Markup:
+        """The attribute of its cells. Most are numbers, which need none."""
+        names = " ".join(filter(None, ["" if self.number else "text", "" if self.first else "more"]))
+        return Markup(f' class="{names}"') if names else Markup("")
 
 
 @dataclass(frozen=True)

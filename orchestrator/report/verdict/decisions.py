@@ -71,10 +71,11 @@ class Decisions:
     def __init__(self, findings: Iterable[Finding]) -> None:
         self._found: dict[tuple[str, Keys, Keys], Decision] = {}
         for finding in findings:
-            compared = finding.data.get("compared")
-            for data in compared if isinstance(compared, list) else ():
-                if data["right"] is not None:  # otherwise a difference was compared with 0
-                    self._add(data)
+            for name in ("compared", "compared_with_serial"):
+                compared = finding.data.get(name)
+                for data in compared if isinstance(compared, list) else ():
+                    if data["right"] is not None:  # otherwise a difference was compared with 0
+                        self._add(data)
 
     def _add(self, data: dict[str, Any]) -> None:
         """Several findings may compare a pair: what one of them decides is decided."""

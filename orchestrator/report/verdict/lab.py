@@ -88,7 +88,7 @@ def _reproduction(known: Sequence[_Reproduced]) -> str:
         return f"{head}, within one point or our 95% interval: {worst.text}."
     number = f"All {len(known)}" if same == len(known) else f"{same or 'None'} of {len(known)}"
     return (
-        f"{number} published accuracies {'is' if same == 1 else 'are'} reproduced within one point or our "
+        f"{number} published accuracies {'is' if same < 2 else 'are'} reproduced within one point or our "
         f"95% interval; furthest off is {worst.text}."
     )
 

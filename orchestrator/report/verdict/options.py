@@ -22,7 +22,7 @@ def options(view: WorkloadView, choice: Choice) -> tuple[Option, ...]:
     shown = [*choice.best[: MOST - len(serial)], *serial]
     by_time, by_accuracy = choice.usable, sorted(choice.usable, key=lambda group: -ACCURACY.mean_of(group))
     for group in [*by_time[:1], *by_accuracy[:1], *by_time[1:2]]:
-        if group not in shown and len(shown) < MOST:
+        if len(shown) < MOST and not any(group is other for other in shown):
             shown.append(group)
     rivals = [*choice.usable, *serial]
     claimed = choice.claimed

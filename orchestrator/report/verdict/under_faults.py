@@ -40,8 +40,8 @@ def under_faults(view: WorkloadView, comparison: Comparison, decisions: Decision
             f"{view.name(most[1])} to lose most, {_cost(*most)}"
         )
     certainty = (
-        "Each configuration is compared with its own runs without faults. Those with faults are not compared "
-        "with each other, so no choice is claimed."
+        "Each configuration is compared with its own runs without faults. Those with faults are not "
+        "compared with each other, so no choice is claimed."
     )
     options = tuple(option(view, group, lambda row: row.elapsed_s) for _, group, _ in costs[:MOST])
     return Verdict(view.workload, f"Under {view.workload.faults}, {text}.", certainty, False, options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from math import log
 
-from orchestrator.report.formats import count, first_few, percent, ratio, seconds
+from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
 from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
@@ -105,10 +105,11 @@ class Wording:
         best, first = self.choice.best, self.choice.fastest
         if all(self.claimed.faster(first, other) for other in self.choice.usable if other is not first):
             return f"{self.name(first)} is shown to be the fastest {self.numbers(first)}"
-        which = "" if first is self.choice.usable[0] else "not shown to lose accuracy and "
         if len(best) == 1:
             return f"choose {self.name(first)} {self.numbers(first)}"
-        return f"{self.name(first)} was {which}measured fastest {self.numbers(first)}"
+        # Those that lose accuracy may be faster.
+        those = "" if first is self.choice.usable[0] else " of those not shown to lose accuracy"
+        return f"{self.name(first)} {self.numbers(first)} was measured fastest{those}, which is undecided"
 
     def excluded(self, group: Group) -> str:
         """Why the other configurations are not chosen, as a sentence."""
@@ -117,21 +118,21 @@ class Wording:
             return ""
         slower = [other for other in others if self.claimed.faster(group, other)]
         worse = [
-            other for other in others if other not in slower and self.claimed.more_accurate(group, other)
+            other
+            for other in others
+            if self.claimed.more_accurate(group, other) and not self.claimed.faster(group, other)
         ]
         rest = len(others) - len(slower) - len(worse)
-        parts = [f"{len(slower)} {_be(len(slower))} shown to be slower"] if slower else []
-        parts += [f"{len(worse)} less accurate"] if worse else []
-        parts += [f"{rest} to lose accuracy against serial or another"] if rest else []
-        of = (
-            f"Of {count(len(others), 'other configuration')}, " if len(others) > 1 else "Of the other one, "
-        )
-        if len(slower) == len(others):
-            number = f"All {len(others)} others are" if len(others) > 1 else f"{self.name(others[0])} is"
-            return f"{number} shown to be slower."
-        if not slower:
-            parts[0] = parts[0].replace(" ", " shown to be " if worse else " shown ", 1)
-        return f"{of}{', '.join(parts)}."
+        shown = [
+            (len(slower), "slower"),
+            (len(worse), "less accurate"),
+            (rest, "less accurate than serial or another"),
+        ]
+        if len(others) == 1:
+            what = next(what for number, what in shown if number)
+            return f"{self.name(others[0])} is shown to be {what}."
+        parts = [f"{number} {_be(number)} shown to be {what}" for number, what in shown if number]
+        return f"Of {count(len(others), 'other configuration')}, {listed(parts)}."
 
     def tempting(self, group: Group) -> str:
         """The configurations that are claimed to be faster than a group, and to lose accuracy."""
