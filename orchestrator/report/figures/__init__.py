@@ -207,6 +207,7 @@ def _figures(
     view: WorkloadView, style: Style, timelines: Sequence[Timeline]
 ) -> Iterator[tuple[str, str, Drawn]]:
     """Name, title and figure of each."""
+    figure: Drawn | None
     if figure := strategies_at_a_glance(view, style):
         yield "strategies", "Strategies at a glance", figure
     if figure := partitioners_by_strategy(view):

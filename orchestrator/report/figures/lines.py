@@ -13,7 +13,7 @@ import altair as alt
 
 from orchestrator.report import formats
 from orchestrator.report.figures.axes import Axis, amount_axis, count_axis, share_axis
-from orchestrator.report.figures.chart import Chart
+from orchestrator.report.figures.chart import Chart, chart_of
 from orchestrator.report.figures.named_lines import Lines, Record
 from orchestrator.report.figures.style import Style, series_name
 from orchestrator.report.figures.theme import colour
@@ -24,6 +24,7 @@ from orchestrator.results.limits import counted
 
 Point = tuple[Group, Spread]
 Kind = Literal["time", "speedup", "share", "count"]
+VISIBLE_IDEAL = 1.2  # an axis that ends below has no room for ideal speedup
 WRITERS: dict[Kind, Callable[[float | None], str]] = {
     "time": formats.seconds,
     "speedup": formats.ratio,
@@ -158,7 +159,8 @@ def tooltip(quantity: str, x: tuple[str, str], with_accuracy: bool = False) -> l
 def _y_axis(quantity: Quantity, points: Sequence[Point], clock: Clock, counts: Sequence[int]) -> Axis:
     title = quantity.axis.format(clock=clock)
     if quantity.kind == "share":
-        return share_axis([spread.mean for _, spread in points], "mean", title)
+        ranges = [(spread.low, spread.high) for _, spread in points]
+        return share_axis([spread.mean for _, spread in points], "mean", title, ranges)
     values = [value for _, spread in points for value in (spread.low, spread.high)]
     # Both axes are logarithmic over many nodes, so that ideal scaling remains a straight line.
     many = counts[-1] >= 16 * counts[0] and quantity.kind != "count"
@@ -174,19 +176,17 @@ def _serial(points: Sequence[Point], y: Axis, style: Style) -> list[alt.Chart]:
     ]
     if not at:
         return []
-    rule = alt.Chart(alt.Data(values=at[:1])).mark_rule(
-        color=colour("serial"), opacity=0.7, clip=True, aria=False
-    )
+    rule = chart_of(at[:1]).mark_rule(color=colour("serial"), opacity=0.7, clip=True, aria=False)
     return [rule.encode(y=y.y)]
 
 
 def _ideal(x: Axis, y: Axis) -> list[alt.Chart]:
     """Linear speedup. It is cut off where it would flatten the other lines."""
     end = min(x.high, y.high)
-    if end <= 1:
+    if end < VISIBLE_IDEAL:
         return []
     ends = [{"series": "ideal", x.field: at, y.field: at} for at in (max(x.low, y.low, 1), end)]
-    base = alt.Chart(alt.Data(values=ends)).encode(x=x.x, y=y.y)
+    base = chart_of(ends).encode(x=x.x, y=y.y)
     line = base.mark_line(color=colour("axis"), strokeDash=[3, 3], strokeWidth=1.2, clip=True, aria=False)
     last = f"datum.{x.field} == {end}"
     text = base.transform_filter(last).mark_text(
@@ -205,7 +205,7 @@ def _cores(shown: Sequence[Group], x: Axis) -> list[alt.Chart]:
     left = unshared or first - 1
     start = (left * first) ** 0.5 if x.log else (left + first) / 2
     cores = counted(max(group.first.result.cores for group in sharing), "core")
-    base = alt.Chart(alt.Data(values=[{"series": "", x.field: max(start, x.low)}])).encode(x=x.x)
-    shade = base.mark_rect(color=colour("shade"), aria=False).encode(x2=alt.X2Value("width"))
+    base = chart_of([{"series": "", x.field: max(start, x.low)}]).encode(x=x.x)
+    shade = base.mark_rect(color=colour("shade"), aria=False).encode(x2=alt.value("width"))
     text = base.mark_text(text=f"nodes share {cores}", color=colour("soft"), align="left", dx=5)
-    return [shade, text.encode(y=alt.YValue(9))]
+    return [shade, text.encode(y=alt.value(9))]
