@@ -24,7 +24,7 @@ from orchestrator.report.findings.questions import QUESTIONS
 from orchestrator.report.metrics.data_partition import partition_summary_of
 from orchestrator.report.model.comparison import read_comparison
 from orchestrator.report.render.columns import GROUPS
-from orchestrator.report.render.figure_data import figure_data
+from orchestrator.report.render.figure_data import figure_data, shared_data
 from orchestrator.report.render.filters import filters
 from orchestrator.report.render.runs import repeat_command, runs
 from orchestrator.report.render.summary import STATES, one_line
@@ -335,12 +335,18 @@ def test_the_data_of_a_figure_is_a_table() -> None:
             {"mark": "rule", "data": {"name": "other"}},
         ],
     }
-    data = figure_data(spec)
-    assert data
+    (data,) = figure_data(spec)
     assert data.heads == ["Strategy", "Time, s"]
     assert data.lines[:2] == [["s0", "0.00"], ["s1", "0.33"]]
     assert (len(data.lines), data.more) == (60, 10)
-    assert figure_data({"mark": "point"}) is None
+    assert figure_data({"mark": "point"}) == []
+
+
+def test_records_that_several_layers_draw_are_stored_once() -> None:
+    layer = {"mark": "line", "data": {"values": [{"nodes": 1}]}}
+    spec = shared_data({"layer": [layer, layer, {"mark": "rule", "data": {"values": [{"nodes": 2}]}}]})
+    assert [each["data"]["name"] for each in spec["layer"]] == ["records-0", "records-0", "records-1"]
+    assert spec["datasets"] == {"records-0": [{"nodes": 1}], "records-1": [{"nodes": 2}]}
 
 
 def test_the_page_shows_causes_flags_and_specs(report: SweepPaths) -> None:

@@ -21,7 +21,7 @@ from orchestrator.report.figures.style import RC, WIDTH_IN, Style
 from orchestrator.report.figures.svg import to_svg
 from orchestrator.report.figures.target import time_to_target
 from orchestrator.report.figures.timelines import small_timelines
-from orchestrator.report.figures.vega import svg_file, svg_of
+from orchestrator.report.figures.vega import svg_file, svg_of, without_heading
 from orchestrator.report.formats import listed
 from orchestrator.report.metrics.data_partition import partition_summary_of, replica_ranks, representatives
 from orchestrator.report.metrics.fairness import figure_note
@@ -172,7 +172,7 @@ def _plot(
 ) -> Plot:
     caption = CAPTIONS[name]
     if isinstance(figure, Chart):
-        svg, wide = svg_of(figure.spec), figure.wide
+        svg, wide = svg_of(without_heading(figure.spec)), figure.wide
         return Plot(file, title, caption, note, workload, svg, wide, timelines, figure)
     wide = figure.get_figwidth() > WIDTH_IN
     return Plot(file, title, caption, note, workload, to_svg(figure, file), wide, timelines)

@@ -34,6 +34,20 @@ def svg_of(spec: Spec) -> str:
     return str(vl_convert.vegalite_to_svg(json.dumps(spec), vl_version=VERSION))
 
 
+def heading_of(spec: Spec) -> str:
+    """The title of the figure; empty if it has none."""
+    title = spec.get("title", "")
+    return str(title.get("text", "") if isinstance(title, dict) else title)
+
+
+def without_heading(spec: Spec) -> Spec:
+    """The specification for a page, which shows the heading above the figure. A subtitle stays."""
+    title = spec.get("title")
+    subtitle = title.get("subtitle") if isinstance(title, dict) else None
+    rest = {name: value for name, value in spec.items() if name != "title"}
+    return {**rest, "title": {**title, "text": ""}} if subtitle else rest  # type: ignore[dict-item]
+
+
 def svg_file(spec: Spec) -> str:
     """The figure as a file with light colours on white."""
     return with_light_colours(svg_of({**spec, "background": "#FFFFFF"})) + "\n"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,28 +22,56 @@ class FigureData:
     more: int
 
 
-def figure_data(spec: Mapping[str, Any]) -> FigureData | None:
+def shared_data(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The specification with each set of records once, by name, however many layers draw it."""
+    names: dict[str, str] = {}
+    datasets: dict[str, Any] = dict(spec.get("datasets", {}))
+
+    def shared(part: Any) -> Any:
+        if isinstance(part, list):
+            return [shared(each) for each in part]
+        if not isinstance(part, dict):
+            return part
+        return {key: named(value) if key == "data" else shared(value) for key, value in part.items()}
+
+    def named(data: Any) -> Any:
+        if not isinstance(data, dict) or not isinstance(data.get("values"), list):
+            return data
+        name = names.setdefault(json.dumps(data["values"]), f"records-{len(names)}")
+        datasets[name] = data["values"]
+        return {"name": name}
+
+    rest = shared({name: value for name, value in spec.items() if name != "datasets"})
+    return {**rest, "datasets": datasets}
+
+
+def figure_data(spec: Mapping[str, Any]) -> list[FigureData]:
     """The records that the figure draws: the fields that its tooltips name, otherwise those of its axes.
 
-    Of several sets of records, the one with most named fields. None without records.
+    Several tables if the tooltips of a figure name different fields of different records.
     """
-    records_of: Mapping[str, list[Mapping[str, Any]]] = spec.get("datasets", {})
-    fields_of: dict[str, tuple[Fields, Fields]] = {}
+    spec = shared_data(spec)
+    records_of: Mapping[str, list[Mapping[str, Any]]] = spec["datasets"]
+    named: dict[str, Fields] = {}
+    drawn: dict[str, Fields] = {}
     for data, encoding in _views(spec, "", {}):
         if data in records_of:
-            named, drawn = fields_of.setdefault(data, ({}, {}))
-            named.update(_tooltip(encoding))
-            drawn.update(_channels(encoding))
-    chosen = [(named or drawn, records_of[data]) for data, (named, drawn) in fields_of.items()]
-    if not chosen:
-        return None
-    fields, records = max(chosen, key=lambda pair: (len(pair[0]), len(pair[1])))
-    lines = [[_written(record.get(name), form) for name, (_, form) in fields.items()] for record in records]
-    unique = [list(line) for line in dict.fromkeys(map(tuple, lines))]
-    more = max(0, len(unique) - MOST_LINES)
-    return (
-        FigureData([title for title, _ in fields.values()], unique[:MOST_LINES], more) if fields else None
+            named.setdefault(data, {}).update(_tooltip(encoding))
+            drawn.setdefault(data, {}).update(_channels(encoding))
+    found = {data: fields for data, fields in named.items() if fields}
+    if not found:
+        found = dict([max(drawn.items(), key=lambda pair: len(records_of[pair[0]]))] if drawn else [])
+    tables = [_table(fields, records_of[data]) for data, fields in found.items() if fields]
+    return [table for number, table in enumerate(tables) if table not in tables[:number]]
+
+
+def _table(fields: Fields, records: Sequence[Mapping[str, Any]]) -> FigureData:
+    lines = dict.fromkeys(
+        tuple(_written(record.get(name), form) for name, (_, form) in fields.items()) for record in records
     )
+    unique = [list(line) for line in lines]
+    more = max(0, len(unique) - MOST_LINES)
+    return FigureData([title for title, _ in fields.values()], unique[:MOST_LINES], more)
 
 
 def _views(

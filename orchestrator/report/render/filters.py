@@ -39,7 +39,7 @@ def chips(groups: Sequence[Group]) -> list[Chip]:
     found: dict[str, Chip] = {}
     for group in one_per_split([group for group in groups if group.first.trains]):
         series = run_label(group.first)
-        found.setdefault(series, Chip(series, style.series(group).colour))
+        found.setdefault(series, Chip(series, style.look(group).colour))
     return list(found.values())
 
 

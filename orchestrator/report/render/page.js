@@ -137,15 +137,20 @@
     if (spec.spec) yield* views(spec.spec);
   }
 
+  /** Channels of an axis. Those whose scale is null hold pixels. */
   const channels = (spec, axis) =>
-    [...views(spec)].map((inner) => inner.encoding?.[axis]).filter((channel) => channel?.type === "quantitative");
+    [...views(spec)].map((inner) => inner.encoding?.[axis])
+      .filter((channel) => channel?.type === "quantitative" && channel.scale !== null);
 
   const isLog = (spec, axis) => channels(spec, axis).some((channel) => channel.scale?.type === "log");
 
+  /** Makes an axis linear or logarithmic. The figure may name the domain of each. */
   function setScale(spec, axis, type) {
+    const domain = spec.usermeta?.domains?.[type];
     for (const channel of channels(spec, axis)) {
       channel.scale = { ...channel.scale, type };
-      if (type === "log") {
+      if (domain) channel.scale.domain = domain;
+      else if (type === "log") {
         delete channel.scale.zero;
         if (channel.scale.domain?.some?.((end) => end <= 0)) delete channel.scale.domain;
       }
@@ -195,7 +200,8 @@
     const { spec, log } = figures[name];
     const copy = structuredClone(spec);
     const button = figure.querySelector("button.scale");
-    if (button) setScale(copy, log, button.getAttribute("aria-pressed") === "true" ? "log" : "linear");
+    const type = button?.getAttribute("aria-pressed") === "true" ? "log" : "linear";
+    if (button && isLog(spec, log) !== (type === "log")) setScale(copy, log, type);
     const box = figure.querySelector(".drawing");
     const label = box.querySelector("[role=img]").getAttribute("aria-label");
     drawn.get(name)?.finalize();

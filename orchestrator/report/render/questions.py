@@ -10,14 +10,14 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from orchestrator.report.figures import Plot
-from orchestrator.report.figures.vega import inline
+from orchestrator.report.figures.vega import heading_of, inline, without_heading
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.findings.questions import QUESTIONS, question_of_figure, question_of_topic
 from orchestrator.report.findings.sentences import figure_sentence
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.labels import Workload
 from orchestrator.report.model.timelines import Timeline
-from orchestrator.report.render.figure_data import FigureData, figure_data
+from orchestrator.report.render.figure_data import FigureData, figure_data, shared_data
 from orchestrator.report.render.workloads import WorkloadNames
 
 
@@ -36,7 +36,7 @@ class Figure:
     svg: Markup
     wide: bool
     timelines: Sequence[Timeline]
-    data: FigureData | None
+    data: list[FigureData]
     log_axis: bool
 
 
@@ -108,7 +108,11 @@ def interactive(plots: Sequence[Plot]) -> dict[str, dict[str, Any]]:
     """What the page needs to draw each figure anew, by name. All have the same configuration."""
     return {
         plot.name: {
-            "spec": {name: value for name, value in plot.chart.spec.items() if name != "config"},
+            "spec": {
+                name: value
+                for name, value in shared_data(without_heading(plot.chart.spec)).items()
+                if name != "config"
+            },
             "log": plot.chart.log_axis,
         }
         for plot in plots
@@ -118,15 +122,16 @@ def interactive(plots: Sequence[Plot]) -> dict[str, dict[str, Any]]:
 
 def _figure(plot: Plot, comparison: Comparison, findings: Sequence[Finding]) -> Figure:
     sentence = figure_sentence(kind_of(plot), comparison.view(plot.workload), findings)
-    label = " ".join(filter(None, [f"{plot.title}.", sentence, plot.note]))
+    title = (heading_of(plot.chart.spec) if plot.chart else "") or plot.title
+    label = " ".join(filter(None, [f"{title}.", sentence, plot.note]))
     return Figure(
         name=plot.name,
-        title=plot.title,
+        title=title,
         sentence=sentence,
         notes=" ".join(filter(None, [plot.caption, plot.note])),
         svg=Markup(inline(plot.svg, str(escape(label)))),
         wide=plot.wide,
         timelines=plot.timelines,
-        data=figure_data(plot.chart.spec) if plot.chart else None,
+        data=figure_data(plot.chart.spec) if plot.chart else [],
         log_axis=bool(plot.chart and plot.chart.log_axis),
     )
