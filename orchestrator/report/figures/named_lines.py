@@ -82,7 +82,7 @@ class Lines:
         )
         x, y = self.x.x, self.y.y
         behind = others.encode(x=x, y=y, detail="line:N")
-        base = chart_of(records)
+        base = alt.Chart()  # of the panel's own records
         layers = [*self.behind, behind, *self._lines(base), *self._clipped(base)]
         width = round((PAGE - AXIS_WIDTH) / columns) - 20
         panel = alt.layer(*layers, data=alt.InlineData(values=records)).properties(
