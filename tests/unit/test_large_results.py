@@ -10,12 +10,19 @@ from typing import Any
 import pytest
 
 from orchestrator.replay.described import cluster_times
-from orchestrator.report.model.comparison import read_comparison
+from orchestrator.report.figures.lines import QUANTITIES, lines_over_nodes
+from orchestrator.report.figures.style import Style
+from orchestrator.report.model.comparison import Comparison, read_comparison
 from orchestrator.results.store import SweepPaths, UnusableFile, read_result, write_atomic
 from tests.bench.large_sweep import ON_FEW_NODES, PAIRS, a_cluster_time, a_result, specs, write_large_sweep
 from tests.unit.report_support import a_run
 
 RESULT = a_result(next(run for run in specs(1) if run.nodes == 4), order=0)
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    return read_comparison(write_large_sweep(tmp_path_factory.mktemp("large"), seeds=1))
 
 
 def numbers(value: Any, *path: str | int) -> Iterator[tuple[str | int, ...]]:
@@ -59,9 +66,7 @@ def test_a_copy_of_a_result_computes_its_own_values() -> None:
     assert run.model_copy() == run
 
 
-def test_large_sweep_is_what_a_sweep_stores(tmp_path: Path) -> None:
-    paths = write_large_sweep(tmp_path, seeds=1)
-    comparison = read_comparison(paths)
+def test_large_sweep_is_what_a_sweep_stores(comparison: Comparison) -> None:
     assert len(comparison.groups) == 1 + 2 * len(PAIRS) + ON_FEW_NODES
     assert not comparison.pending
     assert all(row.ok and row.clock == "cluster" and row.speedup for row in comparison.rows)
@@ -73,3 +78,20 @@ def test_cluster_times_of_the_large_sweep_need_no_traces(tmp_path: Path) -> None
     time = a_cluster_time(RESULT)
     write_atomic(paths.run(RESULT.key).cluster_time, time.model_dump_json())
     assert cluster_times(paths, [(RESULT.key, RESULT)]) == {RESULT.key: time}
+
+
+def test_small_multiples_divide_the_lines_among_panels(comparison: Comparison) -> None:
+    (workload,) = comparison.workloads
+    view = comparison.view(workload)
+    chart = lines_over_nodes(view.line_groups, Style(comparison.groups), QUANTITIES[0])
+    assert chart is not None
+    assert "facet" in chart.spec
+    coloured = [layer for layer in layers(chart.spec["spec"]) if "color" in layer.get("encoding", {})]
+    assert len(coloured) > 2
+    assert not [layer for layer in coloured if "data" in layer]  # which would be drawn in every panel
+
+
+def layers(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for layer in spec.get("layer", ()):
+        yield layer
+        yield from layers(layer)
