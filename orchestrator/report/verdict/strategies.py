@@ -110,7 +110,7 @@ def _no_gain(wording: Wording, serial: Group, findings: Sequence[Finding]) -> Pa
     elif losing:
         text = (
             f"None of {wording.usable} {wording.on} is shown to be faster than serial {reference} without "
-            f"losing accuracy; {wording.pick}"
+            f"losing accuracy; of the others, {wording.pick}"
         )
     else:
         text = (
@@ -119,7 +119,8 @@ def _no_gain(wording: Wording, serial: Group, findings: Sequence[Finding]) -> Pa
         )
     times = [claimed.time(first, serial)]
     certainty = [wording.slower_than_serial(serial), wording.tempting(serial)]
-    certainty += [_open(wording) or seeds_needed(times), _nodes(wording, first, findings)]
+    question = f"whether {wording.name(first)} is faster or slower than serial"
+    certainty += [seeds_needed(times, question) or _open(wording), _nodes(wording, first, findings)]
     return f"{text}.", [*certainty, wording.partitioners], False
 
 
@@ -140,31 +141,32 @@ def _between(wording: Wording, findings: Sequence[Finding]) -> Parts:
             f"{wording.serial_took}{_fewer(wording, first, findings)}."
         )
         return headline, certainty, False
-    if exact is first:
-        measured = f"{name} was measured fastest and most accurate."
-    else:
-        measured = f"{name} was measured fastest, {wording.name(exact)} most accurate."
     rest = [group for group in best if group is not first and group is not exact]
-    shown = [*([first] if exact is first else [first, exact]), *rest][:MOST_NAMED]
-    names = [wording.named(group, wording.clock if group is first else "") for group in shown]
-    unnamed = len(best) - len(shown)
-    return (
-        f"{wording.on.capitalize()}, this sweep does not decide between "
-        f"{listed([*names, *([f'{unnamed} more'] if unnamed else [])])}{wording.serial_took}.",
-        [measured, *certainty],
-        False,
-    )
+    fastest, most = ("faster", "more") if len(best) == 2 else ("fastest of these", "most")
+    if exact is first:
+        names = [wording.named(first, wording.clock, f"{fastest} and {most} accurate as measured")]
+    else:
+        names = [
+            wording.named(first, wording.clock, f"{fastest} as measured"),
+            wording.named(exact, note=f"{most} accurate as measured"),
+        ]
+        certainty.insert(-1, _nodes(wording, exact, findings))
+    named = rest[: MOST_NAMED - len(names)]
+    unnamed = len(rest) - len(named)
+    names += [*map(wording.named, named), *([f"{unnamed} more"] if unnamed else [])]
+    headline = f"{wording.on.capitalize()}, this sweep does not decide between {listed(names)}"
+    return f"{headline}{wording.serial_took}.", list(dict.fromkeys(certainty)), False
 
 
 def _open(wording: Wording) -> str:
     """How many seeds would probably decide between the configurations that claims leave."""
     claimed, first = wording.claimed, wording.choice.fastest
-    found = []
-    for other in wording.choice.best:
-        if other is not first:
-            faster = claimed.faster(first, other)
-            found.append(claimed.accuracy(other, first) if faster else claimed.time(other, first))
-    return seeds_needed(found)
+    others = [other for other in wording.choice.best if other is not first]
+    times = [claimed.time(other, first) for other in others if not claimed.faster(first, other)]
+    accuracies = [claimed.accuracy(other, first) for other in others if claimed.faster(first, other)]
+    if times and any(times):
+        return seeds_needed(times, "which is faster")
+    return seeds_needed(accuracies, "which is more accurate")
 
 
 def _chosen(wording: Wording, serial: Group, findings: Sequence[Finding]) -> Parts:
@@ -186,7 +188,11 @@ def _chosen(wording: Wording, serial: Group, findings: Sequence[Finding]) -> Par
         return f"{text}{_difference(found)}{fewer}.", certainty, True
     if lost > TOLERATED:
         text = f"For speed, choose {name} {on}: {speed}; whether its accuracy of {own} is below serial's "
-        return f"{text}{reference} is undecided{fewer}.", [*certainty, seeds_needed([found])], False
+        return (
+            f"{text}{reference} is undecided{fewer}.",
+            [*certainty, seeds_needed([found], "whether it is less accurate")],
+            False,
+        )
     return f"Choose {name} {on}: {speed}, at {own} accuracy (serial {reference}){fewer}.", certainty, True
 
 

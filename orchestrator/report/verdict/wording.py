@@ -52,9 +52,10 @@ class Wording:
         """`(0.264 s, 88.3%)`: a speed never appears without its accuracy."""
         return f"({seconds(TRAIN_S.mean_of(group))}{clock}, {accuracy(group)})"
 
-    def named(self, group: Group, clock: str = "") -> str:
-        """`all_reduce over mpi (0.305 s, 91.7%)`."""
-        return f"{self.name(group)} {self.numbers(group, clock)}"
+    def named(self, group: Group, clock: str = "", note: str = "") -> str:
+        """`all_reduce over mpi (measured fastest: 0.305 s, 91.7%)`."""
+        numbers = self.numbers(group, clock)
+        return f"{self.name(group)} {numbers.replace('(', f'({note}: ', 1) if note else numbers}"
 
     def against_serial(self, group: Group, serial: Group) -> str:
         """`2.79 times as fast as serial (2.28 to 3.41)`, `18.8 times as long as serial takes (…)`."""
@@ -106,7 +107,7 @@ class Wording:
         if all(self.claimed.faster(first, other) for other in self.choice.usable if other is not first):
             return f"{self.name(first)} is shown to be the fastest {self.numbers(first)}"
         if len(best) == 1:
-            return f"choose {self.name(first)} {self.numbers(first)}"
+            return f"the choice is {self.named(first)}"
         # Those that lose accuracy may be faster.
         those = "" if first is self.choice.usable[0] else " of those not shown to lose accuracy"
         return f"{self.name(first)} {self.numbers(first)} was measured fastest{those}, which is undecided"
@@ -176,15 +177,19 @@ def accuracy(group: Group) -> str:
     return percent(ACCURACY.mean_of(group))
 
 
-def seeds_needed(open_: Iterable[Decision | None]) -> str:
-    """How many seeds would probably decide what is undecided, as a sentence."""
+def seeds_needed(open_: Iterable[Decision | None], question: str) -> str:
+    """How many seeds would probably decide what is undecided, as a sentence.
+
+    Args:
+        question: what is undecided, as in `which is faster`.
+    """
     undecided = [found for found in open_ if found and found.verdict == "undecided"]
     if not undecided:
         return ""
     known = [found.seeds for found in undecided if found.seeds]
     if not known:
-        return f"More than {MOST_SEEDS} seeds would be needed to decide this."
-    what = "this" if len(known) == len(undecided) else "a part of this"
+        return f"More than {MOST_SEEDS} seeds would be needed to decide {question}."
+    what = question if len(known) == len(undecided) else f"a part of {question}"
     seeds = max(known)
     return (
         f"If the differences are as measured, {count(seeds, 'seed')} per configuration (--repeat {seeds}) "
