@@ -65,7 +65,7 @@ def _too_few_seeds(wording: Wording) -> Parts:
         f"Too few seeds to choose: {of}{wording.name(first)}{on} {measured} "
         f"{wording.numbers(first, wording.clock)}{wording.serial_took}.",
         [
-            f"{count(seeds, 'seed').capitalize()} per configuration: nothing is shown with fewer than "
+            f"{count(seeds, 'seed')} per configuration: nothing is shown with fewer than "
             f"{MIN_SEEDS}. Run the sweep again with --repeat 5."
         ],
         False,
@@ -103,23 +103,28 @@ def _stay(wording: Wording, serial: Group) -> Parts:
 def _no_gain(wording: Wording, serial: Group, findings: Sequence[Finding]) -> Parts:
     """Nothing is shown to be better than serial without a loss, nor serial to be the better choice."""
     choice, first, claimed = wording.choice, wording.choice.fastest, wording.claimed
-    reference = wording.numbers(serial, wording.clock)
-    losing = any(claimed.faster(group, serial) for group in choice.usable)
+    name, reference = wording.name(first), wording.numbers(serial)
+    own = wording.numbers(first, wording.clock)
     if len(choice.usable) == 1:
-        text = f"{wording.named(first)} {wording.on} is not shown to be faster than serial {reference}"
-    elif losing:
+        text = f"{name} {wording.on} {own} is not shown to be faster than serial {reference}"
+    elif any(claimed.faster(group, serial) for group in choice.usable):
         text = (
-            f"None of {wording.usable} {wording.on} is shown to be faster than serial {reference} without "
-            f"losing accuracy; of the others, {wording.pick}"
+            f"{wording.at_start}, none of {wording.usable} is shown to be faster than serial "
+            f"{reference} without losing accuracy; of the others, {wording.pick}"
+        )
+    elif wording.shown_fastest:
+        text = (
+            f"{wording.at_start}, {name} is shown to be the fastest of {wording.usable} {own}, but "
+            f"not to be faster than serial {reference}"
         )
     else:
         text = (
-            f"None of {wording.usable} {wording.on} is shown to be faster than serial {reference}; "
-            f"of these, {wording.pick}"
+            f"{wording.at_start}, none of {wording.usable} is shown to be faster than serial "
+            f"{reference}; of these, {wording.pick}"
         )
     times = [claimed.time(first, serial)]
     certainty = [wording.slower_than_serial(serial), wording.tempting(serial)]
-    question = f"whether {wording.name(first)} is faster or slower than serial"
+    question = f"whether {name} is faster or slower than serial"
     certainty += [seeds_needed(times, question) or _open(wording), _nodes(wording, first, findings)]
     return f"{text}.", [*certainty, wording.partitioners], False
 
@@ -154,7 +159,7 @@ def _between(wording: Wording, findings: Sequence[Finding]) -> Parts:
     named = rest[: MOST_NAMED - len(names)]
     unnamed = len(rest) - len(named)
     names += [*map(wording.named, named), *([f"{unnamed} more"] if unnamed else [])]
-    headline = f"{wording.on.capitalize()}, this sweep does not decide between {listed(names)}"
+    headline = f"{wording.at_start}, this sweep does not decide between {listed(names)}"
     return f"{headline}{wording.serial_took}.", list(dict.fromkeys(certainty)), False
 
 

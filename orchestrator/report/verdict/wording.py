@@ -32,6 +32,11 @@ class Wording:
         return f"on {self.view.shape.label}{over}"
 
     @property
+    def at_start(self) -> str:
+        """`On 2 nodes over links of 10 Mbit/s, 1 ms`, as a sentence begins."""
+        return f"O{self.on[1:]}"
+
+    @property
     def clock(self) -> str:
         """What the first time of a sentence needs, unless it is wall time."""
         return "" if self.view.clock == "wall" else " in cluster time"
@@ -97,14 +102,22 @@ class Wording:
                 if len(usable) == 1
                 else "None is shown to be slower."
             )
-        number = "all" if slower == len(usable) else str(slower)
-        return f"Shown to be slower than serial: {number} of {len(usable)}."
+        if len(usable) == 1:
+            return "It is shown to be slower."
+        which = f"All {slower}" if slower == len(usable) else f"{slower} of {len(usable)}"
+        return f"{which} {_be(slower)} shown to be slower than serial."
+
+    @property
+    def shown_fastest(self) -> bool:
+        """Whether the first of the best is claimed to be faster than all other usable configurations."""
+        first = self.choice.fastest
+        return all(self.claimed.faster(first, other) for other in self.choice.usable if other is not first)
 
     @property
     def pick(self) -> str:
         """What to choose of the configurations on several nodes, as a main clause."""
         best, first = self.choice.best, self.choice.fastest
-        if all(self.claimed.faster(first, other) for other in self.choice.usable if other is not first):
+        if self.shown_fastest:
             return f"{self.name(first)} is shown to be the fastest {self.numbers(first)}"
         if len(best) == 1:
             return f"the choice is {self.named(first)}"
@@ -166,10 +179,10 @@ class Wording:
             for what, labels in (("lower", changed["less"]), ("higher", changed["more"]))
             if labels
         ]
-        compared = f"all this is with {view.partitioners[0]}"
+        compared = f"All this is with {view.partitioners[0]}"
         if not parts:
-            return f"{compared.capitalize()}; no other partitioner is shown to change accuracy."
-        return f"{compared.capitalize()}; accuracy is shown to be {' and '.join(parts)}."
+            return f"{compared}; no other partitioner is shown to change accuracy."
+        return f"{compared}; accuracy is shown to be {' and '.join(parts)}."
 
 
 def accuracy(group: Group) -> str:
