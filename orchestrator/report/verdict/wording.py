@@ -65,11 +65,12 @@ class Wording:
     def against_serial(self, group: Group, serial: Group) -> str:
         """`2.79 times as fast as serial (2.28 to 3.41)`, `18.8 times as long as serial takes (…)`."""
         found = self.claimed.decisions.between(TRAIN_S, group, serial)
+        measured = "" if found else "measured "
         if found is None:  # another configuration that does the same work was compared
             found = Decision((TRAIN_S.mean_of(group), TRAIN_S.mean_of(serial)), True, None, "", None)
         if self.claimed.faster(serial, group):
-            return f"{_times(found)} as long as serial{self.clock}{_ratios(found)}"
-        return f"{_times(found.swapped)} as fast as serial{self.clock}{_ratios(found.swapped)}"
+            return f"{measured}{_times(found)} as long as serial{self.clock}{_ratios(found)}"
+        return f"{measured}{_times(found.swapped)} as fast as serial{self.clock}{_ratios(found.swapped)}"
 
     @property
     def serial_took(self) -> str:
@@ -123,7 +124,9 @@ class Wording:
             return f"the choice is {self.named(first)}"
         # Those that lose accuracy may be faster.
         those = "" if first is self.choice.usable[0] else " of those not shown to lose accuracy"
-        return f"{self.name(first)} {self.numbers(first)} was measured fastest{those}, which is undecided"
+        return (
+            f"{self.name(first)} {self.numbers(first)} was measured fastest{those}, but that is undecided"
+        )
 
     def excluded(self, group: Group) -> str:
         """Why the other configurations are not chosen, as a sentence."""
@@ -140,7 +143,7 @@ class Wording:
         shown = [
             (len(slower), "slower"),
             (len(worse), "less accurate"),
-            (rest, "less accurate than serial or another"),
+            (rest, "worse than serial or another"),
         ]
         if len(others) == 1:
             what = next(what for number, what in shown if number)
@@ -224,7 +227,10 @@ def _ratios(found: Decision) -> str:
 
 
 def _between(found: Decision, write: Callable[[float], str]) -> str:
-    return f" ({write(found.interval[0])} to {write(found.interval[1])})" if found.interval else ""
+    if found.interval is None:
+        return ""
+    undecided = "" if found.decided else ": undecided"
+    return f" ({write(found.interval[0])} to {write(found.interval[1])}{undecided})"
 
 
 def _be(number: int) -> str:
