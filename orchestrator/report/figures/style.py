@@ -204,6 +204,13 @@ class Legend:
         self._entries: dict[str, Line2D] = {}
         self._last: dict[str, Line2D] = {}
 
+    def add(self, name: str, series: SeriesStyle) -> None:
+        """Add a line's name, once."""
+        handle = Line2D(
+            [], [], color=series.colour, linewidth=1.8, marker=series.marker, markeredgecolor="white"
+        )
+        self._entries.setdefault(name, handle)
+
     def explain(self, name: str, **drawn: Any) -> None:
         """Add an explanation at the end. drawn: arguments of Line2D."""
         self._last.setdefault(name, Line2D([], [], **{"color": INK, "linewidth": 1.4, **drawn}))
