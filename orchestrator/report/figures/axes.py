@@ -44,13 +44,15 @@ class Axis:
             domain=[self.low, self.high],
             nice=False,
             zero=False,
-            **({"padding": self.padding} if self.padding else {}),
+            padding=self.padding,
         )
 
     @property
     def drawn(self) -> alt.Axis:
         ticks: dict[str, Any] = {"values": list(self.ticks)} if self.ticks else {"tickCount": 5}
-        return alt.Axis(title=self.title, format=self.format, labelOverlap="greedy", **ticks)
+        shown: dict[str, Any] = {"format": self.format, "labelOverlap": "greedy", "titlePadding": 10}
+        shown["labelSeparation"] = 4
+        return alt.Axis(title=self.title, **shown, **ticks)
 
     @property
     def x(self) -> alt.X:
@@ -100,14 +102,22 @@ def amount_axis(values: Sequence[float], field: str, title: str, log: bool = Fal
     return Axis(field, title, *domain, log, round_values(*wide) if log else (), switch=switch)
 
 
-def share_axis(values: Sequence[float], field: str, title: str) -> Axis:
+def share_axis(
+    values: Sequence[float], field: str, title: str, ranges: Sequence[tuple[float, float]] = ()
+) -> Axis:
     """An axis of accuracies without the few that are far from all others.
 
     Clipping keeps the differences visible that the figure is about. The alternatives were tried: on a
     logarithmic axis of the error the best lines are as far apart as noise, and a broken axis needs a
     second panel in each small multiple. A clipped value is drawn as an arrow with its number.
+
+    Args:
+        ranges: lowest and highest seed of each value. They may widen the axis to twice its span.
     """
-    low, high = focus(values)
+    first, last = focus(values)
+    span = max(last - first, LEAST_RANGE)
+    seeds = [value for pair in ranges for value in pair if first - span / 2 <= value <= last + span / 2]
+    low, high = min([first, *seeds]), max([last, *seeds])
     room = 0.06 * max(high - low, LEAST_RANGE)
     # The top keeps a margin at 100%, so that lines there are not cut in half.
     return Axis(field, title, max(0.0, low - room), high + room, format=percent_format(high - low))

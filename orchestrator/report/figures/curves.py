@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 import altair as alt
 
 from orchestrator.report.figures.axes import amount_axis, share_axis
-from orchestrator.report.figures.chart import HALF_PAGE, Chart, switchable
+from orchestrator.report.figures.chart import HALF_PAGE, Chart, chart_of, switchable, without_hidden
 from orchestrator.report.figures.lines import record, tooltip
 from orchestrator.report.figures.named_lines import AXIS_WIDTH, HEIGHT, Lines, Record
 from orchestrator.report.figures.style import Style, series_name
@@ -108,18 +109,18 @@ def _records(group: Group, shown: Sequence[Group]) -> list[Record]:
 
 
 def _target(target: float, y: alt.Y) -> list[alt.Chart]:
-    base = alt.Chart(alt.Data(values=[{"series": "target", "mean": target}])).encode(y=y)
+    base = chart_of([{"series": "target", "mean": target}]).encode(y=y)
     rule = base.mark_rule(color=colour("axis"), strokeDash=[4, 3], aria=False)
     text = base.mark_text(
         text=f"target, {percent(target)}", color=colour("soft"), align="left", dx=4, dy=-7
     )
-    return [rule, text.encode(x=alt.XValue(0))]
+    return [rule, text.encode(x=alt.value(0))]
 
 
 def loss_curves(pair: OptimizerPair) -> Chart:
     """A line for each seed of the library's optimizer, and crosses in its colour for the textbook's."""
     textbook, library = pair.names
-    records = [
+    records: list[dict[str, Any]] = [
         {
             "series": name,
             "seed": row.seed,
@@ -153,7 +154,7 @@ def loss_curves(pair: OptimizerPair) -> Chart:
         alt.Tooltip("epoch:Q"),
         alt.Tooltip("written:N", title="test loss"),
     ]
-    base = alt.Chart(alt.Data(values=records)).encode(x=x, y=y.y, color=look)
+    base = chart_of(records).encode(x=x, y=y.y, color=look)
     lines = base.transform_filter(alt.datum.series == library).mark_line(strokeWidth=2, aria=False)
     crosses = base.transform_filter(alt.datum.series == textbook).mark_point(
         shape="M-0.6,-0.6L0.6,0.6M0.6,-0.6L-0.6,0.6", size=60, strokeWidth=1.6
@@ -167,4 +168,4 @@ def loss_curves(pair: OptimizerPair) -> Chart:
         height=HEIGHT,
         usermeta={"domains": y.domains},
     )
-    return Chart.of(switchable(drawn), log_axis="y")
+    return Chart.of(switchable(without_hidden(drawn)), log_axis="y")

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from orchestrator.report import formats
 from orchestrator.report.figures.axes import Axis, amount_axis, share_axis
-from orchestrator.report.figures.chart import Chart, switchable
+from orchestrator.report.figures.chart import PADDING, Chart, Drawn, chart_of, switchable, without_hidden
 from orchestrator.report.figures.style import (
     FAINT,
     FULL_WIDTH_IN,
@@ -29,7 +29,8 @@ from orchestrator.report.statistics.spread import Spread
 
 MIN_STRATEGIES = 3  # fewer are shown by other figures
 ROW = 24  # pixels
-PANEL_WIDTH = 220
+PANEL_WIDTH = 240
+VALUE_WIDTH = 58  # of the values beside a panel
 WORST = 0.3  # loss of accuracy at full colour
 MAX_NARROW_COLUMNS = 7  # more strategies need the whole page width
 NARROW = 11  # characters of a heading; longer ones are rotated
@@ -46,9 +47,15 @@ def strategies_at_a_glance(view: WorkloadView, style: Style) -> Chart | None:
     shown.sort(key=_accuracy, reverse=True)
     if view.serial:
         shown.insert(0, view.serial)
-    accuracies = [_accuracy(group) for group in shown]
+    spreads = [group.accuracy for group in shown if group.accuracy]
+    accuracies = [spread.mean for spread in spreads]
+    ranges = [(spread.low, spread.high) for spread in spreads]
     columns = [
-        _Column(lambda row: row.accuracy, formats.percent, share_axis(accuracies, "mean", "test accuracy")),
+        _Column(
+            lambda row: row.accuracy,
+            formats.percent,
+            share_axis(accuracies, "mean", "test accuracy", ranges),
+        ),
         _amounts(
             shown, lambda row: row.train_s, formats.seconds, "s", f"{view.clock} time", geometric=True
         ),
@@ -57,7 +64,7 @@ def strategies_at_a_glance(view: WorkloadView, style: Style) -> Chart | None:
     panels = [_dots(column, shown, style, first=at == 0) for at, column in enumerate(columns) if column]
     partitioner = f", {view.partitioners[0]}" if len(view.partitioners) > 1 else ""
     drawn = alt.hconcat(*panels, spacing=24).properties(
-        title=f"Strategies at {view.shape.label}{partitioner}"
+        title=f"Strategies at {view.shape.label}{partitioner}", padding=PADDING
     )
     return Chart.of(switchable(drawn), wide=True)
 
@@ -90,12 +97,12 @@ def _amounts(
     return _Column(metric, write, replace(axis, format=axis.format if unit else "~s"), geometric)
 
 
-def _dots(column: _Column, groups: Sequence[Group], style: Style, first: bool) -> alt.LayerChart:
+def _dots(column: _Column, groups: Sequence[Group], style: Style, first: bool) -> Drawn:
     """A dot per group at the mean, over a pale bar from the lowest to the highest seed, with its value."""
     records = [record for group in groups if (record := _record(column, group))]
     names = list(dict.fromkeys(series_name(group) for group in groups))
     labels = alt.Axis(title=None, ticks=False, labelPadding=8) if first else None
-    rows = alt.Y("series:N", sort=names, scale=alt.Scale(domain=names), axis=labels)
+    rows = alt.Y("series:N", sort=names, axis=labels)
     look = alt.Color("series:N", scale=style.colours(groups), legend=None)
     shape = alt.Shape("series:N", scale=style.shapes(groups), legend=None)
     x = alt.X("mean:Q", scale=column.axis.scale, axis=column.axis.drawn)
@@ -109,7 +116,7 @@ def _dots(column: _Column, groups: Sequence[Group], style: Style, first: bool) -
             ("accuracy", "test accuracy"),
         )
     ]
-    base = alt.Chart(alt.Data(values=records)).encode(y=rows)
+    base = alt.Chart().encode(y=rows)
     inside = base.transform_filter("datum.outside == 0").encode(x=x, color=look)
     spread = base.transform_filter("datum.outside == 0").encode(
         x=alt.X("low:Q", scale=column.axis.scale), x2="high:Q", color=look
@@ -124,25 +131,25 @@ def _dots(column: _Column, groups: Sequence[Group], style: Style, first: bool) -
     layers += _beyond(base, records, look, tips)
     if first and any(group.serial for group in groups):
         layers.insert(0, _serial_rule(groups, x))
-    return alt.layer(*layers).properties(width=PANEL_WIDTH, height=alt.Step(ROW))
+    drawn = alt.layer(*layers, data=alt.InlineData(values=records))
+    return without_hidden(drawn.properties(width=PANEL_WIDTH, height=alt.Step(ROW)))
 
 
 def _values(base: alt.Chart) -> alt.Chart:
     """The values at the right of a panel, where they cannot hide a dot."""
-    return base.mark_text(align="right", fontSize=11, aria=False).encode(
-        x=alt.XValue(alt.ExprRef("width + 46")), text="written:N"
-    )
+    written: alt.Chart = base.mark_text(align="right", fontSize=11, aria=False)
+    return written.encode(x=alt.value(PANEL_WIDTH + VALUE_WIDTH), text="written:N")
 
 
 def _beyond(
     base: alt.Chart, records: Sequence[Mapping[str, Any]], look: alt.Color, tips: Sequence[alt.Tooltip]
 ) -> list[alt.Chart]:
     """Arrows at the edges for means outside the axis."""
-    sides = ((-1, "triangle-left", "7"), (1, "triangle-right", "width - 7"))
+    sides = ((-1, "triangle-left", 7), (1, "triangle-right", PANEL_WIDTH - 7))
     return [
         base.transform_filter(f"datum.outside == {side}")
         .mark_point(shape=shape, filled=True, size=90, opacity=1)
-        .encode(x=alt.XValue(alt.ExprRef(edge)), color=look, tooltip=list(tips))
+        .encode(x=alt.value(edge), color=look, tooltip=list(tips))
         for side, shape, edge in sides
         if any(record["outside"] == side for record in records)
     ]
@@ -150,8 +157,10 @@ def _beyond(
 
 def _serial_rule(groups: Sequence[Group], x: alt.X) -> alt.Chart:
     serial = [{"series": series_name(group), "mean": _accuracy(group)} for group in groups if group.serial]
-    rule = alt.Chart(alt.Data(values=serial)).encode(x=x)
-    return rule.mark_rule(color=colour("serial"), opacity=0.6, aria=False)
+    rule: alt.Chart = without_hidden(chart_of(serial)).mark_rule(
+        color=colour("serial"), opacity=0.6, aria=False
+    )
+    return rule.encode(x=x)
 
 
 def _record(column: _Column, group: Group) -> dict[str, Any]:

@@ -7,6 +7,7 @@ series that the reader hides.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,14 +15,23 @@ from typing import Any, Literal
 import altair as alt
 
 from orchestrator.report.figures.axes import Axis
-from orchestrator.report.figures.chart import HALF_PAGE, PAGE, Chart, switchable
+from orchestrator.report.figures.chart import (
+    HALF_PAGE,
+    PADDING,
+    PAGE,
+    Chart,
+    Drawn,
+    chart_of,
+    switchable,
+    without_hidden,
+)
 from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.groups import Group
 
 MOST_TOGETHER = 8  # lines in one plot; more are drawn as small multiples
 HEIGHT = 280
-AXIS_WIDTH = 62  # pixels of the tick labels and the title on the left
+AXIS_WIDTH = 85  # pixels of the tick labels and the title on the left
 LETTER = 7  # mean width of a letter in pixels, in the widest of the fonts
 ROW = 14  # height of a line of text
 LONGEST = 26  # letters of a name in one line
@@ -37,7 +47,7 @@ class Lines:
     records: one per point, ordered along the lines, with the fields `series`, `line` (its identity), `name`
     (the text at its end), `partitioner`, `mean`, `low`, `high`, `written` (the mean as text), and the field
     of the x axis. groups: those drawn. tooltip: what a point shows under the pointer. behind: layers that
-    are drawn first, in each panel.
+    are drawn first, in each panel. remarks: their texts, for which small multiples have no room.
     """
 
     title: str
@@ -48,6 +58,7 @@ class Lines:
     y: Axis
     tooltip: Sequence[alt.Tooltip]
     behind: Sequence[alt.Chart] = ()
+    remarks: Sequence[alt.Chart] = ()
     log_axis: Literal["x", "y"] | None = None
     subtitle: Sequence[str] = ()
 
@@ -58,41 +69,46 @@ class Lines:
         axis = {"x": self.x, "y": self.y}.get(self.log_axis or "")
         title = alt.TitleParams(self.title, subtitle=list(self.subtitle))
         meta = {"usermeta": {"domains": axis.domains}} if axis and axis.switch else {}
-        # Names are wider in some readers' fonts than in the one in which the figure is measured.
-        padding = {"left": 5, "top": 5, "bottom": 5, "right": 24}
         return Chart.of(
-            switchable(drawn.properties(title=title, padding=padding, **meta)),
+            switchable(drawn.properties(title=title, padding=PADDING, **meta)),
             wide=not together,
             log_axis=self.log_axis if meta else None,
         )
 
-    def _one_plot(self) -> alt.LayerChart:
+    def _one_plot(self) -> Drawn:
         records = self._prepared()
         names = [line for record in records for line in record["name"].split("\n")]
         width = HALF_PAGE - AXIS_WIDTH - 26 - LETTER * max(map(len, names))
-        base = alt.Chart(alt.Data(values=records))
-        layers = [*self.behind, *self._lines(base), *self._clipped(base), *self._names(base, records)]
-        return alt.layer(*layers).properties(width=round(width), height=HEIGHT)
+        base = alt.Chart()
+        behind = [*self.behind, *self.remarks]
+        layers = [*behind, *self._lines(base), *self._clipped(base), *self._names(base, records)]
+        data = alt.InlineData(values=records)
+        return without_hidden(alt.layer(*layers, data=data).properties(width=round(width), height=HEIGHT))
 
-    def _panels(self) -> alt.FacetChart:
-        """A panel per series: its lines in front of those of all others in grey."""
+    def _panels(self) -> Drawn:
+        """A panel per series: its lines in front of those of all others in grey.
+
+        The serial run has none if it is a single point: its line is behind all panels.
+        """
         records = self._prepared()
-        order = self.style.order(self.groups)
+        points = Counter(record["series"] for record in records)
+        single = {
+            record["series"] for record in records if record["serial"] and points[record["series"]] == 1
+        }
+        order = [name for name in self.style.order(self.groups) if name not in single]
         columns = min(COLUMNS, len(order))
-        others = alt.Chart(alt.Data(values=records)).mark_line(
+        others = without_hidden(chart_of(records)).mark_line(
             strokeWidth=1, opacity=0.7, color=colour("data"), clip=True, aria=False
         )
-        x, y = self.x.x, self.y.y
-        behind = others.encode(x=x, y=y, detail="line:N")
-        base = alt.Chart(alt.Data(values=records))
-        layers = [*self.behind, behind, *self._lines(base), *self._clipped(base)]
+        behind = [*self.behind, others.encode(x=self.x.x, y=self.y.y, detail="line:N")]
+        base = alt.Chart()
+        layers = [*behind, *self._lines(base), *self._clipped(base)]
         width = round((PAGE - AXIS_WIDTH) / columns) - 20
-        panel = alt.layer(*layers, data=alt.Data(values=records)).properties(
-            width=width, height=PANEL_HEIGHT
-        )
+        data = alt.InlineData(values=[record for record in records if record["series"] not in single])
+        panel = alt.layer(*layers, data=data).properties(width=width, height=PANEL_HEIGHT)
         header = alt.Header(title=None, labelAnchor="start", labelLimit=width)
         facet = alt.Facet("series:N", sort=order, header=header)
-        return panel.facet(facet=facet, columns=columns)
+        return without_hidden(panel.facet(facet=facet, columns=columns))
 
     def _prepared(self) -> list[dict[str, Any]]:
         """The records, with the ends of lines and the points outside the axes marked."""
@@ -147,7 +163,7 @@ class Lines:
             (1, "triangle-up", "6"),
         ):
             outside = base.transform_filter(f"datum.outside == {side}").encode(
-                x=self.x.x, y=alt.YValue(alt.ExprRef(edge)), color=look, tooltip=list(self.tooltip)
+                x=self.x.x, y=alt.value({"expr": edge}), color=look, tooltip=list(self.tooltip)
             )
             if any(self.y.outside(record["mean"]) == side for record in self.records):
                 layers += [
@@ -167,16 +183,16 @@ class Lines:
         across = (
             ends.transform_filter("!datum.serial")
             .mark_rule(strokeDash=[1, 3], opacity=0.7, aria=False)
-            .encode(x=self.x.x, x2=alt.X2Value("width"), y=edge)
+            .encode(x=self.x.x, x2=alt.value("width"), y=edge)
         )
         to_name = ends.mark_rule(opacity=0.7, aria=False).encode(
-            x=alt.XValue(alt.ExprRef("width + 2")),
-            x2=alt.X2Value(alt.ExprRef("width + 14")),
+            x=alt.value({"expr": "width + 2"}),
+            x2=alt.value({"expr": "width + 14"}),
             y=edge,
             y2=alt.Y2("place"),
         )
         text = placed.mark_text(align="left", baseline="middle", lineBreak="\n", lineHeight=ROW).encode(
-            x=alt.XValue(alt.ExprRef("width + 18")),
+            x=alt.value({"expr": "width + 18"}),
             y=alt.Y("place", axis=None, **pixel),
             text="name:N",
             tooltip=list(self.tooltip),
@@ -190,7 +206,7 @@ def spread_names(ends: alt.Chart, row: int) -> alt.Chart:
     Names stay as near to their lines as `row` pixels between each two allow. Pushing all names down until
     none overlaps gives one solution, pushing them up another; their mean keeps clusters centred.
     """
-    by_height = [alt.SortField("at"), alt.SortField("order")]
+    by_height: list[alt.SortField | dict[str, str]] = [alt.SortField("at"), alt.SortField("order")]
     return (
         ends.transform_calculate(at="clamp(scale('y', datum.mean), 0, height)")
         .transform_window(rank="row_number()", sort=by_height)
