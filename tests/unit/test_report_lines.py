@@ -169,7 +169,9 @@ def test_the_reader_can_switch_the_axis_of_times() -> None:
 
 
 def test_curves_end_with_the_averaged_model() -> None:
-    comparison = a_comparison(SERIAL, *runs(["all_reduce", "one_shot"], (4,), accuracy=0.7))
+    comparison = a_comparison(
+        SERIAL, *runs(["all_reduce"], (4,)), a_run("one_shot", nodes=4, accuracy=0.7, own=[0.8] * 4)
+    )
     view = comparison.view(*comparison.workloads)
     chart = accuracy_over_time(view.line_groups, Style(comparison.groups), view.shape)
     assert chart is not None

@@ -44,6 +44,7 @@ from tests.unit.report_support import (
     cells,
     csv_lines,
     layers,
+    points,
     repeated,
     unrendered_figures,
     write_page,
@@ -151,10 +152,15 @@ def test_pages_show_ranks_per_node() -> None:
 
 @pytest.mark.parametrize(("name", "axis"), [("ranks in nodes", "ranks"), ("one node count", "nodes")])
 def test_figures_count_ranks_if_nodes_have_several(name: str, axis: str) -> None:
-    figure = time_figure(*SWEEPS[name])
-    assert figure.axes[0].get_xlabel() == axis
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert any(f"4{formats.JOIN}ranks per node" in text for text in names) is (axis == "ranks")
+    chart = time_figure(*SWEEPS[name])
+    titles = {
+        layer["encoding"]["x"]["axis"]["title"]
+        for layer in layers(chart.spec)
+        if "axis" in layer["encoding"].get("x", {})
+    }
+    assert titles == {axis}
+    names = [record["name"].replace("\n", " ") for record in points(chart)]
+    assert any(f"4{formats.JOIN}ranks per node" in name for name in names) is (axis == "ranks")
 
 
 def time_figure(*results: RunResult) -> Chart:

@@ -75,7 +75,9 @@ def accuracy_over_time(groups: Sequence[Group], style: Style, shape: ClusterShap
     times = [point["train_s"] for point in records]
     accuracies = [point["mean"] for point in records]
     target = shown[0].first.run.target_accuracy
-    y = share_axis([*accuracies, *([target] if target is not None else [])], "mean", "test accuracy")
+    ranges = [(point["low"], point["high"]) for point in records]
+    values = [*accuracies, *([target] if target is not None else [])]
+    y = share_axis(values, "mean", "test accuracy", ranges)
     epoch = ("when", f"{clock} time")
     return Lines(
         title=f"Accuracy against {clock} time, {shape.label}",
