@@ -240,6 +240,7 @@ def test_one_verdict_per_link() -> None:
     results = [run.model_copy(update={"runtime_info": shaped(run)}) for run in results]
     found = {verdict.workload.link: verdict for verdict in verdicts_of(a_comparison(*results))}
     assert len(found) == 2
+    assert all(link in verdict.headline for link, verdict in found.items())
     stay, choose_ = found["10 Mbit/s, 1 ms"], found["1000 Mbit/s, 1 ms"]
     assert stay.headline.startswith("Stay with serial")
     assert "gossip" in stay.headline

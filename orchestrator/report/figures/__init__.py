@@ -37,7 +37,8 @@ EXCHANGE_TITLE = "Exchange per step against model size"
 CAPTIONS = {
     "strategies": (
         "Sorted by accuracy. Means over seeds; the pale bar is the range over seeds. Grey line: serial. "
-        "Colours are the same in all figures; the list of strategies below names the file of each."
+        "An arrow is a value outside the axis. Colours are the same in all figures; the list of strategies "
+        "below names the file of each."
     ),
     "exchange": (
         "All models of the sweep that are otherwise trained alike. Seconds of communication and waiting "
@@ -52,22 +53,28 @@ CAPTIONS = {
     ),
     "time_to_target": (
         "Time to the end of the epoch in which the target accuracy was reached, without evaluation: "
-        "mean over the seeds that reached it; the pale bar is their range. If several consecutive epochs "
+        "mean over the seeds that reached it, with their range. If several consecutive epochs "
         "were required, the first of them counts."
     ),
     "time": "Grey line: serial. Shaded: nodes share cores.",
-    "speedup": "Relative to the serial run of the same workload and seed. Shaded: nodes share cores.",
+    "speedup": (
+        "Relative to the serial run of the same workload and seed. Dashed: ideal speedup. Shaded: nodes "
+        "share cores."
+    ),
     "cpu_time_speedup": (
         "By the CPU time of the busiest rank: the speedup if every rank had a core of its own and "
         "communication were free. Pipeline stages still wait for each other."
     ),
-    "accuracy": "Of the final weights, on the whole test split.",
+    "accuracy": (
+        "Of the final weights, on the whole test split. An arrow with a number is a value outside the axis."
+    ),
     "staleness": (
         "Updates by other workers between a worker's pull of the weights and its push of a gradient, mean "
         "over all gradients. The number of nodes includes the server."
     ),
     "accuracy_over_time": (
-        "One point for each epoch that all seeds trained. Evaluation is not included in the time."
+        "One point for each epoch that all seeds trained. If nodes train local models, points are their "
+        "mean, and the last point is the averaged model. Evaluation is not included in the time."
     ),
     "phases": (
         "Every second of training belongs to one phase. Evaluation is not included. A serial bar more than "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import altair as alt
 
@@ -17,6 +17,7 @@ PAGE = 1180
 # Names are wider in some readers' fonts than in the one in which a figure is measured.
 PADDING = {"left": 28, "top": 5, "bottom": 5, "right": 24}
 Drawn = alt.LayerChart | alt.FacetChart | alt.HConcatChart
+Filtered = TypeVar("Filtered", bound=alt.TopLevelMixin)
 HIDDEN = "hidden"  # the parameter that holds the series which the reader has switched off
 
 
@@ -43,10 +44,18 @@ class Chart:
         return cls(spec_of(drawn), wide, log_axis)
 
 
-def switchable(drawn: Drawn) -> alt.TopLevelMixin:
-    """The chart without the series that the reader has switched off. Its records have a field `series`."""
-    off = alt.param(name=HIDDEN, value=[])
-    return drawn.add_params(off).transform_filter(f"indexof({HIDDEN}, datum.series) < 0")
+def switchable(drawn: Drawn) -> Drawn:
+    """The chart with the parameter by which the reader hides series. `without_hidden` obeys it."""
+    shown: Drawn = drawn.add_params(alt.param(name=HIDDEN, value=[]))
+    return shown
+
+
+def without_hidden(drawn: Filtered) -> Filtered:
+    """The chart without the series that the reader has switched off. Its records have a field `series`.
+
+    The filter belongs to the chart that holds the data: Vega-Lite does not pass it to others inside.
+    """
+    return drawn.transform_filter(f"indexof({HIDDEN}, datum.series) < 0")
 
 
 def chart_of(records: Sequence[Mapping[str, Any]]) -> alt.Chart:

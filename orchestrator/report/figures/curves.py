@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 
 from orchestrator.report.figures.axes import amount_axis, share_axis
-from orchestrator.report.figures.chart import HALF_PAGE, Chart, chart_of, switchable
+from orchestrator.report.figures.chart import HALF_PAGE, Chart, chart_of, switchable, without_hidden
 from orchestrator.report.figures.lines import record, tooltip
 from orchestrator.report.figures.named_lines import AXIS_WIDTH, HEIGHT, Lines, Record
 from orchestrator.report.figures.style import Style, series_name
@@ -75,7 +75,9 @@ def accuracy_over_time(groups: Sequence[Group], style: Style, shape: ClusterShap
     times = [point["train_s"] for point in records]
     accuracies = [point["mean"] for point in records]
     target = shown[0].first.run.target_accuracy
-    y = share_axis([*accuracies, *([target] if target is not None else [])], "mean", "test accuracy")
+    ranges = [(point["low"], point["high"]) for point in records]
+    values = [*accuracies, *([target] if target is not None else [])]
+    y = share_axis(values, "mean", "test accuracy", ranges)
     epoch = ("when", f"{clock} time")
     return Lines(
         title=f"Accuracy against {clock} time, {shape.label}",
@@ -168,4 +170,4 @@ def loss_curves(pair: OptimizerPair) -> Chart:
         height=HEIGHT,
         usermeta={"domains": y.domains},
     )
-    return Chart.of(switchable(drawn), log_axis="y")
+    return Chart.of(switchable(without_hidden(drawn)), log_axis="y")

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from orchestrator.report import formats
 from orchestrator.report.figures.axes import Axis, amount_axis, share_axis
-from orchestrator.report.figures.chart import PADDING, Chart, Drawn, chart_of, switchable
+from orchestrator.report.figures.chart import PADDING, Chart, Drawn, chart_of, switchable, without_hidden
 from orchestrator.report.figures.style import (
     FAINT,
     FULL_WIDTH_IN,
@@ -29,7 +29,7 @@ from orchestrator.report.statistics.spread import Spread
 
 MIN_STRATEGIES = 3  # fewer are shown by other figures
 ROW = 24  # pixels
-PANEL_WIDTH = 200
+PANEL_WIDTH = 240
 VALUE_WIDTH = 58  # of the values beside a panel
 WORST = 0.3  # loss of accuracy at full colour
 MAX_NARROW_COLUMNS = 7  # more strategies need the whole page width
@@ -63,7 +63,7 @@ def strategies_at_a_glance(view: WorkloadView, style: Style) -> Chart | None:
     ]
     panels = [_dots(column, shown, style, first=at == 0) for at, column in enumerate(columns) if column]
     partitioner = f", {view.partitioners[0]}" if len(view.partitioners) > 1 else ""
-    drawn = alt.hconcat(*panels, spacing=VALUE_WIDTH + 24).properties(
+    drawn = alt.hconcat(*panels, spacing=24).properties(
         title=f"Strategies at {view.shape.label}{partitioner}", padding=PADDING
     )
     return Chart.of(switchable(drawn), wide=True)
@@ -102,7 +102,7 @@ def _dots(column: _Column, groups: Sequence[Group], style: Style, first: bool) -
     records = [record for group in groups if (record := _record(column, group))]
     names = list(dict.fromkeys(series_name(group) for group in groups))
     labels = alt.Axis(title=None, ticks=False, labelPadding=8) if first else None
-    rows = alt.Y("series:N", sort=names, scale=alt.Scale(domain=names), axis=labels)
+    rows = alt.Y("series:N", sort=names, axis=labels)
     look = alt.Color("series:N", scale=style.colours(groups), legend=None)
     shape = alt.Shape("series:N", scale=style.shapes(groups), legend=None)
     x = alt.X("mean:Q", scale=column.axis.scale, axis=column.axis.drawn)
@@ -116,7 +116,7 @@ def _dots(column: _Column, groups: Sequence[Group], style: Style, first: bool) -
             ("accuracy", "test accuracy"),
         )
     ]
-    base = chart_of(records).encode(y=rows)
+    base = alt.Chart().encode(y=rows)
     inside = base.transform_filter("datum.outside == 0").encode(x=x, color=look)
     spread = base.transform_filter("datum.outside == 0").encode(
         x=alt.X("low:Q", scale=column.axis.scale), x2="high:Q", color=look
@@ -131,7 +131,8 @@ def _dots(column: _Column, groups: Sequence[Group], style: Style, first: bool) -
     layers += _beyond(base, records, look, tips)
     if first and any(group.serial for group in groups):
         layers.insert(0, _serial_rule(groups, x))
-    return alt.layer(*layers).properties(width=PANEL_WIDTH, height=alt.Step(ROW))
+    drawn = alt.layer(*layers, data=alt.InlineData(values=records))
+    return without_hidden(drawn.properties(width=PANEL_WIDTH, height=alt.Step(ROW)))
 
 
 def _values(base: alt.Chart) -> alt.Chart:
@@ -156,7 +157,9 @@ def _beyond(
 
 def _serial_rule(groups: Sequence[Group], x: alt.X) -> alt.Chart:
     serial = [{"series": series_name(group), "mean": _accuracy(group)} for group in groups if group.serial]
-    rule: alt.Chart = chart_of(serial).mark_rule(color=colour("serial"), opacity=0.6, aria=False)
+    rule: alt.Chart = without_hidden(chart_of(serial)).mark_rule(
+        color=colour("serial"), opacity=0.6, aria=False
+    )
     return rule.encode(x=x)
 
 

@@ -13,7 +13,7 @@ import altair as alt
 
 from orchestrator.report import formats
 from orchestrator.report.figures.axes import Axis, amount_axis, count_axis, share_axis
-from orchestrator.report.figures.chart import Chart, chart_of
+from orchestrator.report.figures.chart import Chart, chart_of, without_hidden
 from orchestrator.report.figures.named_lines import Lines, Record
 from orchestrator.report.figures.style import Style, series_name
 from orchestrator.report.figures.theme import colour
@@ -23,6 +23,7 @@ from orchestrator.report.statistics.spread import Spread
 from orchestrator.results.limits import counted
 
 Point = tuple[Group, Spread]
+Explained = tuple[alt.Chart, alt.Chart]  # a mark and its text
 Kind = Literal["time", "speedup", "share", "count"]
 VISIBLE_IDEAL = 1.2  # an axis that ends below has no room for ideal speedup
 WRITERS: dict[Kind, Callable[[float | None], str]] = {
@@ -89,8 +90,9 @@ def lines_over_nodes(
     x = count_axis(counts, "nodes", "ranks" if ranks else "nodes")
     clock = groups[0].first.clock
     y = _y_axis(quantity, points, clock, counts)
-    behind = [*_cores(shown, x)] if quantity.cores_matter else []
-    behind += [*_ideal(x, y)] if quantity.kind == "speedup" else []
+    cores = _cores(shown, x) if quantity.cores_matter else None
+    ideal = _ideal(x, y) if quantity.kind == "speedup" else None
+    explained = [pair for pair in (cores, ideal) if pair]
     lines = Lines(
         title=quantity.title_on(clock),
         records=[record(group, spread, quantity.kind, shown) for group, spread in points],
@@ -99,7 +101,8 @@ def lines_over_nodes(
         x=x,
         y=y,
         tooltip=tooltip(quantity.title_on(clock), ("nodes", x.title), quantity.kind == "time"),
-        behind=[*_serial(points, y, style), *behind],
+        behind=[*(mark for mark, _ in explained), *_serial(points, y)],
+        remarks=[text for _, text in explained],
         log_axis="y",
         subtitle=notes,
     )
@@ -167,7 +170,7 @@ def _y_axis(quantity: Quantity, points: Sequence[Point], clock: Clock, counts: S
     return amount_axis(values, "mean", title, log=many)
 
 
-def _serial(points: Sequence[Point], y: Axis, style: Style) -> list[alt.Chart]:
+def _serial(points: Sequence[Point], y: Axis) -> list[alt.Chart]:
     """A line at the serial run's value, to compare all others with."""
     at = [
         {"series": series_name(group), "mean": spread.mean, "last": False}
@@ -176,15 +179,17 @@ def _serial(points: Sequence[Point], y: Axis, style: Style) -> list[alt.Chart]:
     ]
     if not at:
         return []
-    rule = chart_of(at[:1]).mark_rule(color=colour("serial"), opacity=0.7, clip=True, aria=False)
+    rule = without_hidden(chart_of(at[:1])).mark_rule(
+        color=colour("serial"), opacity=0.7, clip=True, aria=False
+    )
     return [rule.encode(y=y.y)]
 
 
-def _ideal(x: Axis, y: Axis) -> list[alt.Chart]:
+def _ideal(x: Axis, y: Axis) -> Explained | None:
     """Linear speedup. It is cut off where it would flatten the other lines."""
     end = min(x.high, y.high)
     if end < VISIBLE_IDEAL:
-        return []
+        return None
     ends = [{"series": "ideal", x.field: at, y.field: at} for at in (max(x.low, y.low, 1), end)]
     base = chart_of(ends).encode(x=x.x, y=y.y)
     line = base.mark_line(color=colour("axis"), strokeDash=[3, 3], strokeWidth=1.2, clip=True, aria=False)
@@ -192,15 +197,15 @@ def _ideal(x: Axis, y: Axis) -> list[alt.Chart]:
     text = base.transform_filter(last).mark_text(
         text="ideal", color=colour("soft"), align="right", dx=-8, dy=4
     )
-    return [line, text]
+    return line, text
 
 
-def _cores(shown: Sequence[Group], x: Axis) -> list[alt.Chart]:
+def _cores(shown: Sequence[Group], x: Axis) -> Explained | None:
     """The numbers of ranks from which on all runs share cores, shaded."""
     unshared = max((group.shape.ranks for group in shown if not group.first.shares_cores), default=0)
     sharing = [group for group in shown if group.first.shares_cores and group.shape.ranks > unshared]
     if not sharing:
-        return []
+        return None
     first = min(group.shape.ranks for group in sharing)
     left = unshared or first - 1
     start = (left * first) ** 0.5 if x.log else (left + first) / 2
@@ -208,4 +213,4 @@ def _cores(shown: Sequence[Group], x: Axis) -> list[alt.Chart]:
     base = chart_of([{"series": "", x.field: max(start, x.low)}]).encode(x=x.x)
     shade = base.mark_rect(color=colour("shade"), aria=False).encode(x2=alt.value("width"))
     text = base.mark_text(text=f"nodes share {cores}", color=colour("soft"), align="left", dx=5)
-    return [shade, text.encode(y=alt.value(9))]
+    return shade, text.encode(y=alt.value(9))

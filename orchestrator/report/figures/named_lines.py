@@ -7,6 +7,7 @@ series that the reader hides.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,7 +15,16 @@ from typing import Any, Literal
 import altair as alt
 
 from orchestrator.report.figures.axes import Axis
-from orchestrator.report.figures.chart import HALF_PAGE, PADDING, PAGE, Chart, Drawn, chart_of, switchable
+from orchestrator.report.figures.chart import (
+    HALF_PAGE,
+    PADDING,
+    PAGE,
+    Chart,
+    Drawn,
+    chart_of,
+    switchable,
+    without_hidden,
+)
 from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.groups import Group
@@ -37,7 +47,7 @@ class Lines:
     records: one per point, ordered along the lines, with the fields `series`, `line` (its identity), `name`
     (the text at its end), `partitioner`, `mean`, `low`, `high`, `written` (the mean as text), and the field
     of the x axis. groups: those drawn. tooltip: what a point shows under the pointer. behind: layers that
-    are drawn first, in each panel.
+    are drawn first, in each panel. remarks: their texts, for which small multiples have no room.
     """
 
     title: str
@@ -48,6 +58,7 @@ class Lines:
     y: Axis
     tooltip: Sequence[alt.Tooltip]
     behind: Sequence[alt.Chart] = ()
+    remarks: Sequence[alt.Chart] = ()
     log_axis: Literal["x", "y"] | None = None
     subtitle: Sequence[str] = ()
 
@@ -68,29 +79,36 @@ class Lines:
         records = self._prepared()
         names = [line for record in records for line in record["name"].split("\n")]
         width = HALF_PAGE - AXIS_WIDTH - 26 - LETTER * max(map(len, names))
-        base = chart_of(records)
-        layers = [*self.behind, *self._lines(base), *self._clipped(base), *self._names(base, records)]
-        return alt.layer(*layers).properties(width=round(width), height=HEIGHT)
+        base = alt.Chart()
+        behind = [*self.behind, *self.remarks]
+        layers = [*behind, *self._lines(base), *self._clipped(base), *self._names(base, records)]
+        data = alt.InlineData(values=records)
+        return without_hidden(alt.layer(*layers, data=data).properties(width=round(width), height=HEIGHT))
 
     def _panels(self) -> Drawn:
-        """A panel per series: its lines in front of those of all others in grey."""
+        """A panel per series: its lines in front of those of all others in grey.
+
+        The serial run has none if it is a single point: its line is behind all panels.
+        """
         records = self._prepared()
-        order = self.style.order(self.groups)
+        points = Counter(record["series"] for record in records)
+        single = {
+            record["series"] for record in records if record["serial"] and points[record["series"]] == 1
+        }
+        order = [name for name in self.style.order(self.groups) if name not in single]
         columns = min(COLUMNS, len(order))
-        others = chart_of(records).mark_line(
+        others = without_hidden(chart_of(records)).mark_line(
             strokeWidth=1, opacity=0.7, color=colour("data"), clip=True, aria=False
         )
-        x, y = self.x.x, self.y.y
-        behind = others.encode(x=x, y=y, detail="line:N")
-        base = alt.Chart()  # of the panel's own records
-        layers = [*self.behind, behind, *self._lines(base), *self._clipped(base)]
+        behind = [*self.behind, others.encode(x=self.x.x, y=self.y.y, detail="line:N")]
+        base = alt.Chart()
+        layers = [*behind, *self._lines(base), *self._clipped(base)]
         width = round((PAGE - AXIS_WIDTH) / columns) - 20
-        panel = alt.layer(*layers, data=alt.InlineData(values=records)).properties(
-            width=width, height=PANEL_HEIGHT
-        )
+        data = alt.InlineData(values=[record for record in records if record["series"] not in single])
+        panel = alt.layer(*layers, data=data).properties(width=width, height=PANEL_HEIGHT)
         header = alt.Header(title=None, labelAnchor="start", labelLimit=width)
         facet = alt.Facet("series:N", sort=order, header=header)
-        return panel.facet(facet=facet, columns=columns)
+        return without_hidden(panel.facet(facet=facet, columns=columns))
 
     def _prepared(self) -> list[dict[str, Any]]:
         """The records, with the ends of lines and the points outside the axes marked."""

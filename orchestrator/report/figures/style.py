@@ -192,9 +192,6 @@ class Style:
             dashes=self._dashes.get(group.partitioner_label, "solid"),
         )
 
-    def dashes(self, partitioner_label: str) -> Dashes:
-        return self._dashes.get(partitioner_label, "solid")
-
 
 def _strategy(group: Group) -> tuple[str, int]:
     return group.strategy_label, group.shape.processes_per_node
@@ -217,12 +214,6 @@ class Legend:
     def explain(self, name: str, **drawn: Any) -> None:
         """Add an explanation at the end. drawn: arguments of Line2D."""
         self._last.setdefault(name, Line2D([], [], **{"color": INK, "linewidth": 1.4, **drawn}))
-
-    def explain_partitioners(self, groups: Sequence[Group], style: Style) -> None:
-        """Add the line styles of partitioners, if there are several."""
-        labels = list(dict.fromkeys(group.partitioner_label for group in groups if group.partitioner_label))
-        for label in labels if len(labels) > 1 else []:
-            self.explain(label, linestyle=style.dashes(label))
 
     @property
     def _all(self) -> dict[str, Line2D]:

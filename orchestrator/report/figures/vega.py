@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
+from hashlib import sha256
 from typing import Any
 
 import altair
@@ -31,7 +32,17 @@ def spec_of(chart: altair.TopLevelMixin) -> Spec:
 
 def svg_of(spec: Spec) -> str:
     """The figure as an `<svg>` element for the page, whose style sheet sets the colours."""
-    return str(vl_convert.vegalite_to_svg(json.dumps(spec), vl_version=VERSION))
+    written = json.dumps(spec)
+    svg = str(vl_convert.vegalite_to_svg(written, vl_version=VERSION))
+    return _with_own_ids(svg, sha256(written.encode()).hexdigest()[:8])
+
+
+def _with_own_ids(svg: str, figure: str) -> str:
+    """The SVG with ids that are unique in a page and equal for equal figures; Vega numbers them on."""
+    found = dict.fromkeys(re.findall(r'id="(clip\d+)"', svg))
+    for number, old in enumerate(found):
+        svg = re.sub(rf'(id="|url\(#){old}(?=["\)])', rf"\g<1>clip-{figure}-{number}", svg)
+    return svg
 
 
 def heading_of(spec: Spec) -> str:

@@ -29,17 +29,20 @@ def figure_sentence(name: str, view: WorkloadView, findings: Sequence[Finding]) 
         findings: of the whole report.
     """
     keys = {row.key for group in view.groups for row in group.rows}
-    own = [found for found in findings if found.rows and keys >= {row.key for row in found.rows}]
+    about = [(found, {row.key for row in found.rows}) for found in findings if found.rows]
+    own = [found for found, rows in about if rows <= keys]
+    others = [found for found, rows in about if rows & keys and not rows <= keys]
     rule = _RULES.get(name)
-    return rule(_Shown(view, own)) if rule else ""
+    return rule(_Shown(view, own, others)) if rule else ""
 
 
 @dataclass(frozen=True)
 class _Shown:
-    """A workload and the findings on it."""
+    """A workload, the findings on it, and those on it and others."""
 
     view: WorkloadView
     findings: Sequence[Finding]
+    with_others: Sequence[Finding]
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """The data of its findings of a kind."""
@@ -47,6 +50,12 @@ class _Shown:
 
     def first(self, kind: str) -> dict[str, Any] | None:
         return next(iter(self.of(kind)), None)
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """The configurations that are compared, or else all that are not serial, or serial."""
+        view = self.view
+        return view.candidates or [group for group in view.groups if not group.serial] or view.groups
 
     @property
     def at(self) -> str:
@@ -137,7 +146,8 @@ def _time(shown: _Shown) -> str:
     gained = sum(set(data["steps"]) == {"less"} for data in found)
     slower = sum("more" in data["steps"] for data in found)
     if gained:
-        which = found[0]["strategy"] if len(found) == 1 else f"{gained} of {len(found)} configurations"
+        number = f"all {gained}" if gained == len(found) else f"{gained} of {len(found)}"
+        which = found[0]["strategy"] if len(found) == 1 else f"{number} configurations"
         text = f"Every step to more nodes is shown to make {which} faster{shown.clock}"
     else:
         text = f"No configuration is shown to become faster{shown.clock} with every step to more nodes"
@@ -146,18 +156,30 @@ def _time(shown: _Shown) -> str:
 
 def _fastest(shown: _Shown) -> str:
     if not shown.fastest:
-        return ""
+        ranked = shown.measured(shown.groups, lambda row: row.train_s)
+        return _range("Times", ranked, shown) if ranked else ""
     found, group = shown.fastest
     what = "is shown to be the fastest" if found["fastest"] else "was measured fastest"
     return f"{shown.with_accuracy(group)} {what} {shown.at}{shown.clock}: {seconds(found['train_s'])}."
 
 
+def _range(what: str, ranked: list[tuple[float, Group]], shown: _Shown) -> str:
+    """`Times from 4.10 s (ddp over gloo) to 5.20 s (gossip over gloo) were measured.`"""
+    (low, least), (high, most) = ranked[0], ranked[-1]
+    if seconds(low) == seconds(high):
+        return f"{what} of {seconds(low)} were measured{shown.clock}, in {shown.with_accuracy(least)}."
+    ends = f"{seconds(low)} ({shown.with_accuracy(least)}) to {seconds(high)} ({shown.with_accuracy(most)})"
+    return f"{what} from {ends} were measured{shown.clock}."
+
+
 def _speedup(shown: _Shown) -> str:
-    if not shown.fastest:
-        return ""
+    if not shown.fastest or "speedup" not in shown.fastest[0]:
+        ranked = shown.measured(shown.learned(shown.groups), lambda row: row.speedup)
+        if not ranked:
+            return "No speedup was measured."
+        best, group = ranked[-1]
+        return f"The largest speedup measured is {ratio(best)}, of {shown.with_accuracy(group)}."
     found, group = shown.fastest
-    if "speedup" not in found:
-        return ""
     interval, name = found["speedup_interval"], shown.with_accuracy(group)
     if interval is None:
         return f"A speedup of {ratio(found['speedup'])}{shown.clock} was measured for {name} {shown.at}."
@@ -170,11 +192,13 @@ def _speedup(shown: _Shown) -> str:
 
 
 def _cpu_time_speedup(shown: _Shown) -> str:
-    ranked = shown.measured(shown.learned(shown.view.candidates), lambda row: row.cpu_time_speedup)
-    if not ranked:
-        return ""
-    best, group = ranked[-1]
-    return f"By CPU time, {shown.with_accuracy(group)} was measured to gain most {shown.at}: {ratio(best)}."
+    for groups in (shown.view.candidates, shown.view.line_groups):
+        learned = [group for group in shown.learned(groups) if not group.serial]
+        if ranked := shown.measured(learned, lambda row: row.cpu_time_speedup):
+            best, group = ranked[-1]
+            name, at = shown.with_accuracy(group), group.shape.label
+            return f"By CPU time, {name} was measured to gain most on {at}: {ratio(best)}."
+    return "No speedup by CPU time was measured."
 
 
 def _staleness(shown: _Shown) -> str:
@@ -195,8 +219,10 @@ def _accuracy_over_time(shown: _Shown) -> str:
         for group in shown.learned(compared)
         if ACCURACY.sample(group) and TRAIN_S.sample(group) and group.first.times_compare
     ]
-    if len(groups) < 2:
+    if not groups:
         return ""
+    if len(groups) == 1:
+        return f"{shown.name(groups[0])} was measured at {_finish(groups[0])}."
     first, highest = min(groups, key=TRAIN_S.mean_of), max(groups, key=ACCURACY.mean_of)
     if percent(ACCURACY.mean_of(first)) == percent(ACCURACY.mean_of(highest)):
         return (
@@ -227,7 +253,7 @@ def _time_to_target(shown: _Shown) -> str:
 
 
 def _phases(shown: _Shown) -> str:
-    ranked = shown.measured(shown.view.candidates, lambda row: row.exchange_share)
+    ranked = shown.measured(shown.groups, lambda row: row.exchange_share)
     if not ranked:
         return ""
     (low, least), (high, most) = ranked[0], ranked[-1]
@@ -346,9 +372,7 @@ def _labels(shown: _Shown) -> str:
         else f"With {least.partitioner_label}, nodes together saw {percent(share)} of the set in epoch 1"
     )
     if divergence < SKEWED_BITS:
-        return (
-            f"{seen}; their labels are nearly those of the whole set (at most {bits(divergence)} bits off)."
-        )
+        return f"{seen}; their labels are nearly those of the whole set ({bits(divergence)} bits off)."
     return f"{seen}; labels are skewed most with {most.partitioner_label}, by {bits(divergence)} bits."
 
 
@@ -365,7 +389,7 @@ def _exchange(shown: _Shown) -> str:
 
 def _textbook_optimizers(shown: _Shown) -> str:
     for kind, what in (("textbook_curve_differs", "different"), ("textbook_curve_equal", "the same")):
-        for found in shown.findings:
+        for found in [*shown.findings, *shown.with_others]:
             if found.kind == kind:
                 textbook, library = found.data["optimizers"]
                 return (

@@ -149,11 +149,9 @@
     const domain = spec.usermeta?.domains?.[type];
     for (const channel of channels(spec, axis)) {
       channel.scale = { ...channel.scale, type };
+      if (type === "log") delete channel.scale.zero;
       if (domain) channel.scale.domain = domain;
-      else if (type === "log") {
-        delete channel.scale.zero;
-        if (channel.scale.domain?.some?.((end) => end <= 0)) delete channel.scale.domain;
-      }
+      else if (type === "log" && channel.scale.domain?.some?.((end) => end <= 0)) delete channel.scale.domain;
     }
   }
 

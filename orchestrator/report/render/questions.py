@@ -69,7 +69,7 @@ def questions(
     found = []
     for key, heading in QUESTIONS.items():
         figures = [
-            (names.own[workload], of_workload)
+            (names.of(workload), of_workload)
             for workload in comparison.workloads
             if (
                 of_workload := [
@@ -93,7 +93,7 @@ def parts(findings: Sequence[Finding], names: WorkloadNames) -> list[Part]:
     """The findings by workload and topic."""
     found: dict[Workload | None, Part] = {}
     for finding in findings:
-        label = names.own.get(finding.workload, finding.workload.label) if finding.workload else ""
+        label = names.of(finding.workload) if finding.workload else ""
         part = found.setdefault(finding.workload, Part(label, {}))
         part.topics.setdefault(finding.topic, []).append(finding)
     return list(found.values())

@@ -18,6 +18,10 @@ class WorkloadNames:
     shared: str
     own: dict[Workload, str]
 
+    def of(self, workload: Workload) -> str:
+        """What else a workload has. A finding may be about one whose runs belong to several workloads."""
+        return self.own.get(workload, workload.label)
+
 
 def workload_names(workloads: Sequence[Workload]) -> WorkloadNames:
     """The names of a sweep's workloads. A single one needs none."""

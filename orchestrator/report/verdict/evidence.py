@@ -110,7 +110,7 @@ def _clock(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
             parts.append(f"{wall} on shared cores, where no speedup can exceed {limit:.3g}")
             ok = False
         else:
-            parts.append(f"{wall}, with cores for every rank")
+            parts.append(f"{wall}; ranks shared no cores")
     if missing := kinds.runs("no_cluster_time", "thread_ranks"):
         parts.append(f"{count(missing, 'run')} without a time that compares")
     anchor = kinds.anchor(
@@ -158,14 +158,11 @@ def _drift(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
         return None
     changed = [each for each in found if not each[0][0] <= 1 <= each[0][1]]
     (low, high), factor = max(changed or found, key=lambda each: abs(each[1] - 1))
-    bounds = f"{ratio(factor)} times ({ratio(low)} to {ratio(high)})"
+    factor_of = f"a factor of {ratio(factor)} ({ratio(low)} to {ratio(high)}) from first run to last"
     if not changed:
-        return Evidence(
-            "Drift", f"none is shown: {bounds} the time at the end", True, kinds.anchor("drift")
-        )
-    where = f", in {len(changed)} of {len(found)} workloads, at most" if len(found) > 1 else ""
-    text = f"the machine's speed changed{where}: {bounds} the time at the end; the order of runs is random"
-    return Evidence("Drift", text, False, kinds.anchor("drift"))
+        return Evidence("Drift", f"none is shown in times: {factor_of}", True, kinds.anchor("drift"))
+    where = f" in {len(changed)} of {len(found)} workloads, by up to" if len(found) > 1 else " by"
+    return Evidence("Drift", f"times changed{where} {factor_of}", False, kinds.anchor("drift"))
 
 
 def _learning(comparison: Comparison, kinds: _Kinds) -> Evidence | None:

@@ -65,7 +65,7 @@ def _too_few_seeds(wording: Wording) -> Parts:
         f"Too few seeds to choose: {of}{wording.name(first)}{on} {measured} "
         f"{wording.numbers(first, wording.clock)}{wording.serial_took}.",
         [
-            f"{count(seeds, 'seed').capitalize()} per configuration: nothing is shown with fewer than "
+            f"{count(seeds, 'seed')} per configuration: nothing is shown with fewer than "
             f"{MIN_SEEDS}. Run the sweep again with --repeat 5."
         ],
         False,
@@ -103,23 +103,29 @@ def _stay(wording: Wording, serial: Group) -> Parts:
 def _no_gain(wording: Wording, serial: Group, findings: Sequence[Finding]) -> Parts:
     """Nothing is shown to be better than serial without a loss, nor serial to be the better choice."""
     choice, first, claimed = wording.choice, wording.choice.fastest, wording.claimed
-    reference = wording.numbers(serial, wording.clock)
-    losing = any(claimed.faster(group, serial) for group in choice.usable)
+    name, reference = wording.name(first), wording.numbers(serial)
+    own = wording.numbers(first, wording.clock)
     if len(choice.usable) == 1:
-        text = f"{wording.named(first)} {wording.on} is not shown to be faster than serial {reference}"
-    elif losing:
+        text = f"{name} {wording.on} {own} is not shown to be faster than serial {reference}"
+    elif any(claimed.faster(group, serial) for group in choice.usable):
         text = (
-            f"None of {wording.usable} {wording.on} is shown to be faster than serial {reference} without "
-            f"losing accuracy; {wording.pick}"
+            f"{wording.at_start}, none of {wording.usable} is shown to be faster than serial "
+            f"{reference} without losing accuracy; of the others, {wording.pick}"
+        )
+    elif wording.shown_fastest:
+        text = (
+            f"{wording.at_start}, {name} is shown to be the fastest of {wording.usable} {own}, but "
+            f"not to be faster than serial {reference}"
         )
     else:
         text = (
-            f"None of {wording.usable} {wording.on} is shown to be faster than serial {reference}; "
-            f"of these, {wording.pick}"
+            f"{wording.at_start}, none of {wording.usable} is shown to be faster than serial "
+            f"{reference}; of these, {wording.pick}"
         )
     times = [claimed.time(first, serial)]
     certainty = [wording.slower_than_serial(serial), wording.tempting(serial)]
-    certainty += [_open(wording) or seeds_needed(times), _nodes(wording, first, findings)]
+    question = f"whether {name} is faster or slower than serial"
+    certainty += [seeds_needed(times, question) or _open(wording), _nodes(wording, first, findings)]
     return f"{text}.", [*certainty, wording.partitioners], False
 
 
@@ -140,31 +146,32 @@ def _between(wording: Wording, findings: Sequence[Finding]) -> Parts:
             f"{wording.serial_took}{_fewer(wording, first, findings)}."
         )
         return headline, certainty, False
-    if exact is first:
-        measured = f"{name} was measured fastest and most accurate."
-    else:
-        measured = f"{name} was measured fastest, {wording.name(exact)} most accurate."
     rest = [group for group in best if group is not first and group is not exact]
-    shown = [*([first] if exact is first else [first, exact]), *rest][:MOST_NAMED]
-    names = [wording.named(group, wording.clock if group is first else "") for group in shown]
-    unnamed = len(best) - len(shown)
-    return (
-        f"{wording.on.capitalize()}, this sweep does not decide between "
-        f"{listed([*names, *([f'{unnamed} more'] if unnamed else [])])}{wording.serial_took}.",
-        [measured, *certainty],
-        False,
-    )
+    fastest, most = ("faster", "more") if len(best) == 2 else ("fastest of these", "most")
+    if exact is first:
+        names = [wording.named(first, wording.clock, f"{fastest} and {most} accurate as measured")]
+    else:
+        names = [
+            wording.named(first, wording.clock, f"{fastest} as measured"),
+            wording.named(exact, note=f"{most} accurate as measured"),
+        ]
+        certainty.insert(-1, _nodes(wording, exact, findings))
+    named = rest[: MOST_NAMED - len(names)]
+    unnamed = len(rest) - len(named)
+    names += [*map(wording.named, named), *([f"{unnamed} more"] if unnamed else [])]
+    headline = f"{wording.at_start}, this sweep does not decide between {listed(names)}"
+    return f"{headline}{wording.serial_took}.", list(dict.fromkeys(certainty)), False
 
 
 def _open(wording: Wording) -> str:
     """How many seeds would probably decide between the configurations that claims leave."""
     claimed, first = wording.claimed, wording.choice.fastest
-    found = []
-    for other in wording.choice.best:
-        if other is not first:
-            faster = claimed.faster(first, other)
-            found.append(claimed.accuracy(other, first) if faster else claimed.time(other, first))
-    return seeds_needed(found)
+    others = [other for other in wording.choice.best if other is not first]
+    times = [claimed.time(other, first) for other in others if not claimed.faster(first, other)]
+    accuracies = [claimed.accuracy(other, first) for other in others if claimed.faster(first, other)]
+    if times and any(times):
+        return seeds_needed(times, "which is faster")
+    return seeds_needed(accuracies, "which is more accurate")
 
 
 def _chosen(wording: Wording, serial: Group, findings: Sequence[Finding]) -> Parts:
@@ -186,7 +193,11 @@ def _chosen(wording: Wording, serial: Group, findings: Sequence[Finding]) -> Par
         return f"{text}{_difference(found)}{fewer}.", certainty, True
     if lost > TOLERATED:
         text = f"For speed, choose {name} {on}: {speed}; whether its accuracy of {own} is below serial's "
-        return f"{text}{reference} is undecided{fewer}.", [*certainty, seeds_needed([found])], False
+        return (
+            f"{text}{reference} is undecided{fewer}.",
+            [*certainty, seeds_needed([found], "whether it is less accurate")],
+            False,
+        )
     return f"Choose {name} {on}: {speed}, at {own} accuracy (serial {reference}){fewer}.", certainty, True
 
 

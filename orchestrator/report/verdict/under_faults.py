@@ -16,11 +16,12 @@ from orchestrator.report.verdict.options import MOST, option
 
 def under_faults(view: WorkloadView, comparison: Comparison, decisions: Decisions) -> Verdict:
     """What faults cost, the least time first; configurations with faults are not compared."""
+    keys = {group.first.key for group in view.groups}
     costs = [
         (found, cost.group, cost.undisturbed)
         for cost in fault_costs(comparison)
         if cost.undisturbed
-        and any(cost.group.rows == group.rows for group in view.groups)
+        and cost.group.first.key in keys
         and (found := decisions.between(ELAPSED_S, cost.group, cost.undisturbed))
     ]
     if not costs:

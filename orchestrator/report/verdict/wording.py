@@ -32,6 +32,11 @@ class Wording:
         return f"on {self.view.shape.label}{over}"
 
     @property
+    def at_start(self) -> str:
+        """`On 2 nodes over links of 10 Mbit/s, 1 ms`, as a sentence begins."""
+        return f"O{self.on[1:]}"
+
+    @property
     def clock(self) -> str:
         """What the first time of a sentence needs, unless it is wall time."""
         return "" if self.view.clock == "wall" else " in cluster time"
@@ -52,18 +57,20 @@ class Wording:
         """`(0.264 s, 88.3%)`: a speed never appears without its accuracy."""
         return f"({seconds(TRAIN_S.mean_of(group))}{clock}, {accuracy(group)})"
 
-    def named(self, group: Group, clock: str = "") -> str:
-        """`all_reduce over mpi (0.305 s, 91.7%)`."""
-        return f"{self.name(group)} {self.numbers(group, clock)}"
+    def named(self, group: Group, clock: str = "", note: str = "") -> str:
+        """`all_reduce over mpi (measured fastest: 0.305 s, 91.7%)`."""
+        numbers = self.numbers(group, clock)
+        return f"{self.name(group)} {numbers.replace('(', f'({note}: ', 1) if note else numbers}"
 
     def against_serial(self, group: Group, serial: Group) -> str:
         """`2.79 times as fast as serial (2.28 to 3.41)`, `18.8 times as long as serial takes (…)`."""
         found = self.claimed.decisions.between(TRAIN_S, group, serial)
+        measured = "" if found else "measured "
         if found is None:  # another configuration that does the same work was compared
             found = Decision((TRAIN_S.mean_of(group), TRAIN_S.mean_of(serial)), True, None, "", None)
         if self.claimed.faster(serial, group):
-            return f"{_times(found)} as long as serial{self.clock}{_ratios(found)}"
-        return f"{_times(found.swapped)} as fast as serial{self.clock}{_ratios(found.swapped)}"
+            return f"{measured}{_times(found)} as long as serial{self.clock}{_ratios(found)}"
+        return f"{measured}{_times(found.swapped)} as fast as serial{self.clock}{_ratios(found.swapped)}"
 
     @property
     def serial_took(self) -> str:
@@ -96,20 +103,30 @@ class Wording:
                 if len(usable) == 1
                 else "None is shown to be slower."
             )
-        number = "all" if slower == len(usable) else str(slower)
-        return f"Shown to be slower than serial: {number} of {len(usable)}."
+        if len(usable) == 1:
+            return "It is shown to be slower."
+        which = f"All {slower}" if slower == len(usable) else f"{slower} of {len(usable)}"
+        return f"{which} {_be(slower)} shown to be slower than serial."
+
+    @property
+    def shown_fastest(self) -> bool:
+        """Whether the first of the best is claimed to be faster than all other usable configurations."""
+        first = self.choice.fastest
+        return all(self.claimed.faster(first, other) for other in self.choice.usable if other is not first)
 
     @property
     def pick(self) -> str:
         """What to choose of the configurations on several nodes, as a main clause."""
         best, first = self.choice.best, self.choice.fastest
-        if all(self.claimed.faster(first, other) for other in self.choice.usable if other is not first):
+        if self.shown_fastest:
             return f"{self.name(first)} is shown to be the fastest {self.numbers(first)}"
         if len(best) == 1:
-            return f"choose {self.name(first)} {self.numbers(first)}"
+            return f"the choice is {self.named(first)}"
         # Those that lose accuracy may be faster.
         those = "" if first is self.choice.usable[0] else " of those not shown to lose accuracy"
-        return f"{self.name(first)} {self.numbers(first)} was measured fastest{those}, which is undecided"
+        return (
+            f"{self.name(first)} {self.numbers(first)} was measured fastest{those}, but that is undecided"
+        )
 
     def excluded(self, group: Group) -> str:
         """Why the other configurations are not chosen, as a sentence."""
@@ -126,7 +143,7 @@ class Wording:
         shown = [
             (len(slower), "slower"),
             (len(worse), "less accurate"),
-            (rest, "less accurate than serial or another"),
+            (rest, "worse than serial or another"),
         ]
         if len(others) == 1:
             what = next(what for number, what in shown if number)
@@ -165,10 +182,10 @@ class Wording:
             for what, labels in (("lower", changed["less"]), ("higher", changed["more"]))
             if labels
         ]
-        compared = f"all this is with {view.partitioners[0]}"
+        compared = f"All this is with {view.partitioners[0]}"
         if not parts:
-            return f"{compared.capitalize()}; no other partitioner is shown to change accuracy."
-        return f"{compared.capitalize()}; accuracy is shown to be {' and '.join(parts)}."
+            return f"{compared}; no other partitioner is shown to change accuracy."
+        return f"{compared}; accuracy is shown to be {' and '.join(parts)}."
 
 
 def accuracy(group: Group) -> str:
@@ -176,15 +193,19 @@ def accuracy(group: Group) -> str:
     return percent(ACCURACY.mean_of(group))
 
 
-def seeds_needed(open_: Iterable[Decision | None]) -> str:
-    """How many seeds would probably decide what is undecided, as a sentence."""
+def seeds_needed(open_: Iterable[Decision | None], question: str) -> str:
+    """How many seeds would probably decide what is undecided, as a sentence.
+
+    Args:
+        question: what is undecided, as in `which is faster`.
+    """
     undecided = [found for found in open_ if found and found.verdict == "undecided"]
     if not undecided:
         return ""
     known = [found.seeds for found in undecided if found.seeds]
     if not known:
-        return f"More than {MOST_SEEDS} seeds would be needed to decide this."
-    what = "this" if len(known) == len(undecided) else "a part of this"
+        return f"More than {MOST_SEEDS} seeds would be needed to decide {question}."
+    what = question if len(known) == len(undecided) else f"a part of {question}"
     seeds = max(known)
     return (
         f"If the differences are as measured, {count(seeds, 'seed')} per configuration (--repeat {seeds}) "
@@ -206,7 +227,10 @@ def _ratios(found: Decision) -> str:
 
 
 def _between(found: Decision, write: Callable[[float], str]) -> str:
-    return f" ({write(found.interval[0])} to {write(found.interval[1])})" if found.interval else ""
+    if found.interval is None:
+        return ""
+    undecided = "" if found.decided else ": undecided"
+    return f" ({write(found.interval[0])} to {write(found.interval[1])}{undecided})"
 
 
 def _be(number: int) -> str:
