@@ -1,4 +1,4 @@
-"""Tables of README and docs that list components: written from the registries, between markers.
+"""Tables of README and docs that list components and columns: written from the code, between markers.
 
 A page holds `<!-- table: NAME -->` and `<!-- end of table -->`, each on a line of its own, and the lines
 between them are replaced. A new component appears in every table without an edit of any page.
@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from orchestrator.commands import labs
 from orchestrator.errors import InputError
+from orchestrator.report.render.csv_tables import DICTIONARY
 from orchestrator.results.store import write_atomic
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.shipped import IMPORT_ROOT, LABS
@@ -317,6 +318,12 @@ def _differences_of(sweep: Sweep) -> list[str]:
     return (sweep.spec.lab.differences(sweep.runs) if sweep.spec.lab else []) or [labs.NONE_KNOWN]
 
 
+def _columns(file: str) -> Callable[[Path], str]:
+    """The data dictionary of one of a report's CSV files."""
+    rows = [(f"`{each.name}`", each.unit, each.meaning, each.empty) for each in DICTIONARY[file]]
+    return lambda _: markdown_table(("column", "unit", "meaning", "empty if"), rows)
+
+
 def _plural(kind: str) -> str:
     return "strategies" if kind == "strategy" else f"{kind}s"
 
@@ -335,6 +342,9 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "run fields": _run_fields,
     "faults": _faults,
     "link fields": _link_fields,
+    "summary columns": _columns("summary.csv"),
+    "result columns": _columns("results.csv"),
+    "epoch columns": _columns("epochs.csv"),
     "labs": _labs,
     **{f"differences {name}": _differences(name) for name in labs.names()},
 }

@@ -125,13 +125,15 @@ def _messages(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:
 
 def _requests(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:
     """Requests and their answers, without the time between in which the server worked or was busy."""
+    served: dict[int, dict[tuple[int, int], list[_Record]]] = {}
     for rank, trace in enumerate(traces):
         asked: defaultdict[int, list[_Record]] = defaultdict(list)
         for record in _records(trace, (int(Kind.REQUEST),)):
             asked[trace.header.groups[record.group][record.peer]].append(record)
         for server, requests in asked.items():
-            taken = _of_client(traces[server], Kind.TAKE, rank)
-            answered = _of_client(traces[server], Kind.RESPOND, rank)
+            if server not in served:
+                served[server] = _by_client(traces[server])
+            taken, answered = (served[server].get((kind, rank), []) for kind in (Kind.TAKE, Kind.RESPOND))
             for request, take, answer in zip(requests, taken, answered, strict=False):
                 there = take.left - max(request.entered, take.entered)
                 back = request.left - answer.entered
@@ -139,10 +141,13 @@ def _requests(traces: Sequence[Trace]) -> Iterator[tuple[Exchange, float]]:
                 yield Exchange(REQUEST, (rank, server), nbytes), there + back
 
 
-def _of_client(trace: Trace, kind: Kind, client: int) -> list[_Record]:
-    """A server's records about the requests of one client."""
-    groups = trace.header.groups
-    return [each for each in _records(trace, (int(kind),)) if groups[each.group][each.peer] == client]
+def _by_client(trace: Trace) -> dict[tuple[int, int], list[_Record]]:
+    """A server's records about requests, by their kind and client."""
+    found: dict[tuple[int, int], list[_Record]] = {}
+    for record in _records(trace, (int(Kind.TAKE), int(Kind.RESPOND))):
+        client = trace.header.groups[record.group][record.peer]
+        found.setdefault((record.kind, client), []).append(record)
+    return found
 
 
 class _Record(NamedTuple):

@@ -8,10 +8,10 @@ from orchestrator.results.store import SweepPaths, write_atomic
 def write_report(paths: SweepPaths) -> list[str]:
     """Write the report's files beside the sweep's results.
 
-    These are results.csv, epochs.csv, findings.json, report.md, report.html, plots/*.svg, cluster.json
-    beside the result of each run with a cluster time, and timeline.json beside those whose timelines are
-    drawn. Runs without a result are listed as pending. Figures of an earlier report that this one does not
-    have are removed.
+    These are summary.csv, results.csv, epochs.csv, columns.csv, findings.json, report.md, report.html,
+    plots/*.svg, cluster.json beside the result of each run with a cluster time, and timeline.json beside
+    those whose timelines are drawn. Runs without a result are listed as pending. Figures of an earlier
+    report that this one does not have are removed.
     Raises InputError for invalid files.
 
     Returns:
@@ -24,12 +24,14 @@ def write_report(paths: SweepPaths) -> list[str]:
     from orchestrator.report.model.comparison import read_comparison
     from orchestrator.report.model.timelines import with_timelines
     from orchestrator.report.render import html, markdown
-    from orchestrator.report.render.csv_tables import epochs_csv, results_csv
+    from orchestrator.report.render.csv_tables import columns_csv, epochs_csv, results_csv, summary_csv
 
     comparison = with_timelines(paths, read_comparison(paths))
     findings, plots = find(comparison), draw(comparison)
+    write_atomic(paths.summary, summary_csv(comparison))
     write_atomic(paths.csv, results_csv(comparison))
     write_atomic(paths.epochs_csv, epochs_csv(comparison))
+    write_atomic(paths.columns, columns_csv())
     write_atomic(paths.findings, findings_json(findings))
     for plot in plots:
         write_atomic(paths.plots / f"{plot.name}.svg", plot.file)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from trainer.core.cgroup import NodeUsage
 from trainer.core.event_schema import CoverageRecord, MeasuredLink, PartitionRecord
@@ -31,13 +32,19 @@ class RuntimeInfo:
     remote: bool  # nodes are on other machines than the orchestrator
 
 
+class _Finite(Record):
+    """A record whose numbers have no range of their own. A JSON number such as 1e999 is infinite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
 class RankResult(TrainResult):
     """The result of one rank of the run."""
 
     rank: int
 
 
-class EpochPoint(Record):
+class EpochPoint(_Finite):
     """A rank's model after an epoch; train_s is training time so far, evaluation excluded.
 
     consensus_distance: root mean square distance of the replicas' weights from their mean, where replicas
@@ -91,7 +98,7 @@ class LinkResult(MeasuredLink):
     source: int
 
 
-class InjectedFault(Record):
+class InjectedFault(_Finite):
     """A fault that a run injected into one of its nodes, and where it fired.
 
     Attributes:
@@ -111,7 +118,7 @@ class InjectedFault(Record):
     second: float
 
 
-class RunResult(Record):
+class RunResult(_Finite):
     """The outcome of one run. Times in seconds, memory in MiB, accuracies 0 … 1."""
 
     version: Literal[1] = 1
@@ -158,7 +165,14 @@ class RunResult(Record):
             raise ValueError("bottleneck_cpus is a field of an earlier version, which node_speed replaces")
         return {name: value for name, value in spec.items() if name != "bottleneck_cpus"}
 
-    @property
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """As pydantic's, without cached values, which need not hold for the copy."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in copied.__dict__.keys() - type(self).model_fields.keys():
+            del copied.__dict__[name]
+        return copied
+
+    @cached_property
     def run(self) -> RunSpec:
         return RunSpec.model_validate(self.spec)
 
@@ -172,17 +186,17 @@ class RunResult(Record):
         """False if the ranks were threads of one interpreter, which slow each other down."""
         return not self.run.ranks_are_threads
 
-    @property
+    @cached_property
     def train_s(self) -> float | None:
         """Training time of the run: its slowest rank's."""
         return max((rank.train_s for rank in self.ranks), default=None)
 
-    @property
+    @cached_property
     def work_cpu_s(self) -> float | None:
         """The largest CPU time of a rank, without communication and waiting; None on GPUs."""
         return max((r.work_cpu_s for r in self.ranks if r.work_cpu_s is not None), default=None)
 
-    @property
+    @cached_property
     def path_cpu_s(self) -> float | None:
         """CPU seconds on the critical path, which more cores cannot shorten; None on GPUs.
 
@@ -196,7 +210,7 @@ class RunResult(Record):
         count = strategy.micro_batch_count
         return max((sum(work) + (count - 1) * max(work)) / count for work in stages)
 
-    @property
+    @cached_property
     def copies(self) -> list[list[RankResult]]:
         """The ranks of each replica of a partitioned model, in the order of its partitions; else empty."""
         run = self.run
@@ -226,12 +240,12 @@ class RunResult(Record):
         """
         return sum(rank.samples for rank in self.ranks) / self.train_s if self.train_s else None
 
-    @property
+    @cached_property
     def last_epoch(self) -> int | None:
         """The last evaluated epoch: less than the spec's `epochs` if the target accuracy was reached."""
         return max((point.epoch for point in self.epochs), default=None)
 
-    @property
+    @cached_property
     def bytes_sent_per_rank(self) -> float | None:
         return fmean(rank.bytes_sent for rank in self.ranks) if self.ranks else None
 
@@ -246,7 +260,7 @@ class RunResult(Record):
     def staleness_max(self) -> int | None:
         return max((r.staleness_max for r in self.ranks if r.staleness_max is not None), default=None)
 
-    @property
+    @cached_property
     def seconds(self) -> dict[str, float]:
         """Mean seconds per phase over the ranks."""
         if not self.ranks:

@@ -16,6 +16,7 @@ from tests.bench import (
     overhead,
     partitioners,
     replay,
+    report,
     step,
     traffic,
 )
@@ -29,6 +30,7 @@ PARTS = {
     "collectives": collectives.main,
     "overhead": overhead.main,
     "replay": replay.main,
+    "report": report.main,
     "containers": containers.main,
     "bytes": traffic.main,
     "links": links.main,

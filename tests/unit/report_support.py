@@ -15,11 +15,13 @@ from orchestrator.replay.described import described
 from orchestrator.replay.run import ClusterTime, NoClusterTime, RankTime
 from orchestrator.replay.windows import Part, Steps, Window, Windows
 from orchestrator.report import figures, formats, write_report
+from orchestrator.report.figures.chart import Chart
 from orchestrator.report.findings import find
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.model.comparison import Comparison, compare
 from orchestrator.report.model.rows import Row
 from orchestrator.report.model.timelines import slowest_runs
+from orchestrator.report.render import html
 from orchestrator.report.render.columns import Column, filled
 from orchestrator.report.render.csv_tables import results_csv
 from orchestrator.results.records import (
@@ -345,9 +347,13 @@ def cells(columns: Sequence[Column[T]], items: Sequence[T]) -> list[dict[str, st
 
 @contextmanager
 def unrendered_figures() -> Iterator[None]:
-    """Figures are built but not rendered, which takes most of a report's time."""
+    """Figures are built but not rendered, which takes most of a report's time. Pages have no Vega."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "to_svg", lambda figure, name: '<svg viewBox="0 0 1 1"></svg>\n')
+        empty = '<svg viewBox="0 0 1 1"></svg>\n'
+        patch.setattr(figures, "to_svg", lambda figure, name: empty)
+        for writer in ("svg_of", "svg_file"):
+            patch.setattr(figures, writer, lambda spec: empty)
+        patch.setattr(html, "scripts", lambda: "")
         yield
 
 
@@ -371,3 +377,24 @@ def write_sweep(
 
 SERIAL = a_run(train_s=8.0, accuracy=0.9)
 FAST = a_run("all_reduce", nodes=2, train_s=5.0, work_cpu_s=4.0, accuracy=0.85)
+
+
+def points(chart: Chart | None) -> list[dict[str, Any]]:
+    """The records of a chart's first data set with more than one field, in order."""
+    assert chart is not None
+    data = max(chart.spec["datasets"].values(), key=lambda records: (len(records[0]), len(records)))
+    return list(data)
+
+
+def layers(spec: dict[str, Any]) -> list[dict[str, Any]]:
+    """All views of a specification that draw marks."""
+    inner = [*spec.get("layer", []), *spec.get("hconcat", []), *([spec["spec"]] if "spec" in spec else [])]
+    return [found for each in inner for found in layers(each)] if inner else [spec]
+
+
+def scale(chart: Chart | None, channel: str) -> dict[str, Any]:
+    """The scale of a channel in the first layer that has one."""
+    assert chart is not None
+    encodings = [layer["encoding"] for layer in layers(chart.spec) if "encoding" in layer]
+    scales = [each[channel]["scale"] for each in encodings if each.get(channel, {}).get("scale")]
+    return dict(scales[0])

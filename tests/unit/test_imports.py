@@ -51,9 +51,10 @@ REPORT: dict[str, str] = {
     "model": "formats statistics",
     "metrics": "formats statistics model",
     "findings": "formats statistics model metrics",
+    "verdict": "formats statistics model metrics findings",
     "figures": "formats statistics model metrics findings",
-    "render": "formats statistics model metrics findings figures",
-    "__init__": "formats statistics model metrics findings figures render",
+    "render": "formats statistics model metrics findings verdict figures",
+    "__init__": "formats statistics model metrics findings verdict figures render",
 }
 LAYERS = {"trainer": TRAINER, "orchestrator": ORCHESTRATOR, "orchestrator.report": REPORT}
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 
+from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.glance import partitioners_by_strategy, strategies_at_a_glance
 from orchestrator.report.figures.sizes import exchange_by_size
-from orchestrator.report.figures.style import RC, STRATEGY_COLOURS, Style
-from orchestrator.report.figures.svg import to_svg
+from orchestrator.report.figures.style import Style
 from orchestrator.report.metrics.communication import (
     bytes_per_step,
     consensus_distance,
@@ -24,7 +21,7 @@ from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.render.legend import legend
 from orchestrator.results.records import RunResult
 from tests.unit.conftest import PROJECT
-from tests.unit.report_support import SERIAL, a_comparison, a_run, row_of, write_page
+from tests.unit.report_support import SERIAL, a_comparison, a_run, layers, points, row_of, scale, write_page
 from tests.unit.test_report_pages import Page
 from trainer.spec.registries import STRATEGIES
 
@@ -52,50 +49,52 @@ def view_of(comparison: Comparison) -> WorkloadView:
     return comparison.view(workload)
 
 
-def words(figure: Figure | None) -> list[str]:
-    """Texts of a figure in drawing order."""
-    assert figure is not None
-    with rc_context(RC):  # type: ignore[arg-type]
-        return re.findall(r">([^<>\n]+)</text>", to_svg(figure, "figure"))
-
-
-def glance(*runs: RunResult) -> Figure | None:
+def glance(*runs: RunResult) -> Chart | None:
     comparison = a_comparison(*runs)
-    with rc_context(RC):  # type: ignore[arg-type]
-        return strategies_at_a_glance(view_of(comparison), Style(comparison.groups))
+    return strategies_at_a_glance(view_of(comparison), Style(comparison.groups))
+
+
+def panels(chart: Chart | None) -> list[list[dict[str, Any]]]:
+    """The records of each panel."""
+    assert chart is not None
+    return [chart.spec["datasets"][panel["data"]["name"]] for panel in chart.spec["hconcat"]]
 
 
 def test_the_most_accurate_strategy_comes_first_after_serial() -> None:
-    texts = words(glance(SERIAL, *tried()))
-    rows = [word for word in texts if word.removesuffix(" · mpi") in ("serial", *NAMES)]
-    assert rows == ["serial", "all_reduce · mpi", "local_sgd · mpi", "gossip · mpi", "one_shot · mpi"]
-    # The times are in the same rows, so they are not sorted.
-    times = [word for word in texts if word.endswith("\N{NO-BREAK SPACE}s")]
-    assert [time[:4] for time in times] == ["8.00", "4.00", "7.00", "6.00", "5.00"]
+    accuracy, times, sent = panels(glance(SERIAL, *tried()))
+    rows = ["serial", "all_reduce · mpi", "local_sgd · mpi", "gossip · mpi", "one_shot · mpi"]
+    for records in (accuracy, times, sent):
+        assert [record["series"] for record in records] == rows
+    assert [record["mean"] for record in accuracy] == pytest.approx([0.9, 0.88, 0.84, 0.80, 0.71])
+    assert [record["mean"] for record in times] == pytest.approx([8, 4, 7, 6, 5])  # not sorted
+    assert [record["written"][:4] for record in times] == ["8.00", "4.00", "7.00", "6.00", "5.00"]
 
 
-def test_the_points_are_at_the_accuracies() -> None:
-    figure = glance(SERIAL, *tried())
-    assert figure is not None
-    dots = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
-    assert [float(dot.get_xdata()[0]) for dot in dots] == pytest.approx([0.9, 0.88, 0.84, 0.80, 0.71])  # type: ignore[index]
-    assert len({dot.get_color() for dot in dots}) == 5
-    assert [round(bar.get_width()) for bar in figure.axes[1].patches] == [8, 4, 7, 6, 5]  # type: ignore[attr-defined]
-
-
-def test_long_names_have_the_whole_page() -> None:
-    long = {"name": "async_parameter_server", "max_staleness": 2}
-    figures = [glance(SERIAL, *tried(), *more) for more in ([], [a_run(long, nodes=4)])]
-    narrow, wide = (figure.get_figwidth() for figure in figures if figure is not None)
-    assert wide > 1.9 * narrow
-
-
-def test_amounts_far_apart_are_on_a_logarithmic_axis() -> None:
+def test_amounts_far_apart_are_dots_on_a_logarithmic_axis() -> None:
     quick = a_run("ddp", nodes=4, train_s=0.1)
-    for runs, scale in (([*tried(), quick], "log"), (tried(), "linear")):
-        figure = glance(SERIAL, *runs)
-        assert figure is not None
-        assert figure.axes[1].get_xscale() == scale
+    for runs, kind in (([*tried(), quick], "log"), (tried(), "linear")):
+        chart = glance(SERIAL, *runs)
+        assert chart is not None
+        views = layers(chart.spec["hconcat"][1])
+        assert {
+            view["encoding"]["x"]["scale"]["type"]
+            for view in views
+            if "scale" in view["encoding"].get("x", {})
+        } == {kind}
+        assert not {view["mark"]["type"] for view in layers(chart.spec)} & {"bar", "area"}
+
+
+def test_an_outlier_does_not_flatten_the_others() -> None:
+    chart = glance(SERIAL, *tried(), a_run("ddp", nodes=4, accuracy=0.08))
+    low, high = scale(chart, "x")["domain"]
+    assert 0.6 < low < 0.71
+    assert 0.9 < high < 1
+    outside = [record for record in panels(chart)[0] if record["outside"]]
+    assert [(record["series"], record["outside"], record["written"]) for record in outside] == [
+        ("ddp · gloo", -1, "8.0%")
+    ]
+    assert chart is not None
+    assert "triangle-left" in {view["mark"].get("shape") for view in layers(chart.spec)}
 
 
 def test_few_strategies_have_no_overview() -> None:
@@ -103,8 +102,8 @@ def test_few_strategies_have_no_overview() -> None:
 
 
 def test_the_overview_shows_one_partitioner() -> None:
-    texts = words(glance(SERIAL, *tried(), *tried("contiguous", less=0.2)))
-    assert sum(word == "gossip · mpi" for word in texts) == 1
+    accuracy, _, _ = panels(glance(SERIAL, *tried(), *tried("contiguous", less=0.2)))
+    assert [record["series"] for record in accuracy].count("gossip · mpi") == 1
 
 
 def test_accuracy_by_partitioner_and_strategy() -> None:
@@ -164,10 +163,9 @@ def sized(strategy: str, hidden: int, communicate_s: float, **fields: Any) -> Ru
     )
 
 
-def exchange(*runs: RunResult) -> Figure | None:
+def exchange(*runs: RunResult) -> Chart | None:
     comparison = a_comparison(*runs)
-    with rc_context(RC):  # type: ignore[arg-type]
-        return exchange_by_size(comparison, Style(comparison.groups))
+    return exchange_by_size(comparison, Style(comparison.groups))
 
 
 def test_communication_time_by_model_size() -> None:
@@ -178,15 +176,12 @@ def test_communication_time_by_model_size() -> None:
         ),
         *(sized("all_gather", hidden, seconds) for hidden, seconds in ((10, 0.18), (1000, 2.7))),
     ]
-    figure = exchange(*runs)
-    assert figure is not None
-    lines = {tuple(map(int, line.get_xdata())): line for line in figure.axes[0].lines}  # type: ignore[arg-type]
-    assert list(lines) == [(10, 100, 1000), (10, 1000)]  # the line that ends highest comes first
-    assert list(lines[10, 100, 1000].get_ydata()) == pytest.approx([0.001, 0.01, 0.05])
-    assert list(lines[10, 1000].get_ydata()) == pytest.approx([0.002, 0.03])
-    texts = words(figure)
-    assert {"10", "100", "1,000"} <= set(texts)
-    assert not any("$" in word for word in texts)
+    chart = exchange(*runs)
+    drawn = [(record["series"], record["parameters"], record["mean"]) for record in points(chart)]
+    assert [name for name, _, _ in drawn] == ["all_reduce · mpi"] * 3 + ["all_gather · mpi"] * 2
+    assert [size for _, size, _ in drawn] == [10, 100, 1000, 10, 1000]
+    assert [mean for _, _, mean in drawn] == pytest.approx([0.001, 0.01, 0.05, 0.002, 0.03])
+    assert scale(chart, "x")["type"] == scale(chart, "y")["type"] == "log"
 
 
 def test_the_report_has_this_figure_once(tmp_path: Path) -> None:
@@ -222,7 +217,7 @@ def test_the_legend_has_the_colours_of_the_figures() -> None:
     assert [label for label, _ in entries["gossip"].series] == ["gossip", "gossip graph=complete"]
     style = Style(groups)
     for group in groups:
-        assert (group.strategy_label, style.series(group).colour) in entries[group.strategy].series
+        assert (group.strategy_label, style.look(group).colour) in entries[group.strategy].series
 
 
 def test_the_page_names_the_file_of_each_strategy(tmp_path: Path) -> None:
@@ -232,10 +227,6 @@ def test_the_page_names_the_file_of_each_strategy(tmp_path: Path) -> None:
         assert f"trainer/strategies/{name}.py" in page.text
         assert f"`trainer/strategies/{name}.py`" in paths.markdown.read_text()
     assert "strategies" in page.ids
-
-
-def test_each_strategy_of_a_large_sweep_has_a_colour_of_its_own() -> None:
-    assert len(set(STRATEGY_COLOURS)) == len(STRATEGY_COLOURS) >= len(STRATEGIES.entries) - 3
 
 
 # Per step

@@ -281,17 +281,18 @@ def golden_comparison() -> Comparison:
 
 
 class Text(HTMLParser):
-    """The text of a page by block, without findings, figures, rows of tables, specs and strategies."""
+    """The text of a page by block, without findings, figures, rows of tables, runs and strategies."""
 
     BLOCKS = frozenset({"h1", "h2", "h3", "p", "li", "dt", "dd", "th", "td", "figcaption", "summary", "a"})
-    SKIPPED = frozenset({"svg", "style", "pre", "ul", "details", "tbody", "title"})
+    SKIPPED = frozenset({"svg", "style", "script", "pre", "ul", "tbody", "title"})
+    # Findings are as in report.md.
+    LEFT_OUT = r'<dl class="findings">.*?</dl>|<details class="(?:run|of-runs)".*?</details>'
 
     def __init__(self, page: str) -> None:
         super().__init__()
         self.lines = [""]
         self._skipping = 0
-        findings = r'<dl class="findings">.*?</dl>'  # as in report.md
-        self.feed(re.sub(findings, "", page, flags=re.S).replace('<details class="words">', "<section>"))
+        self.feed(re.sub(self.LEFT_OUT, "", page, flags=re.S))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._skipping += tag in self.SKIPPED

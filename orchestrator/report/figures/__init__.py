@@ -21,7 +21,7 @@ from orchestrator.report.figures.style import RC, WIDTH_IN, Style
 from orchestrator.report.figures.svg import to_svg
 from orchestrator.report.figures.target import time_to_target
 from orchestrator.report.figures.timelines import small_timelines
-from orchestrator.report.figures.vega import svg_file, svg_of
+from orchestrator.report.figures.vega import svg_file, svg_of, without_heading
 from orchestrator.report.formats import listed
 from orchestrator.report.metrics.data_partition import partition_summary_of, replica_ranks, representatives
 from orchestrator.report.metrics.fairness import figure_note
@@ -37,7 +37,8 @@ EXCHANGE_TITLE = "Exchange per step against model size"
 CAPTIONS = {
     "strategies": (
         "Sorted by accuracy. Means over seeds; the pale bar is the range over seeds. Grey line: serial. "
-        "Colours are the same in all figures; the list of strategies below names the file of each."
+        "An arrow is a value outside the axis. Colours are the same in all figures; the list of strategies "
+        "below names the file of each."
     ),
     "exchange": (
         "All models of the sweep that are otherwise trained alike. Seconds of communication and waiting "
@@ -52,22 +53,28 @@ CAPTIONS = {
     ),
     "time_to_target": (
         "Time to the end of the epoch in which the target accuracy was reached, without evaluation: "
-        "mean over the seeds that reached it; the pale bar is their range. If several consecutive epochs "
+        "mean over the seeds that reached it, with their range. If several consecutive epochs "
         "were required, the first of them counts."
     ),
     "time": "Grey line: serial. Shaded: nodes share cores.",
-    "speedup": "Relative to the serial run of the same workload and seed. Shaded: nodes share cores.",
+    "speedup": (
+        "Relative to the serial run of the same workload and seed. Dashed: ideal speedup. Shaded: nodes "
+        "share cores."
+    ),
     "cpu_time_speedup": (
         "By the CPU time of the busiest rank: the speedup if every rank had a core of its own and "
         "communication were free. Pipeline stages still wait for each other."
     ),
-    "accuracy": "Of the final weights, on the whole test split.",
+    "accuracy": (
+        "Of the final weights, on the whole test split. An arrow with a number is a value outside the axis."
+    ),
     "staleness": (
         "Updates by other workers between a worker's pull of the weights and its push of a gradient, mean "
         "over all gradients. The number of nodes includes the server."
     ),
     "accuracy_over_time": (
-        "One point for each epoch that all seeds trained. Evaluation is not included in the time."
+        "One point for each epoch that all seeds trained. If nodes train local models, points are their "
+        "mean, and the last point is the averaged model. Evaluation is not included in the time."
     ),
     "phases": (
         "Every second of training belongs to one phase. Evaluation is not included. A serial bar more than "
@@ -172,7 +179,7 @@ def _plot(
 ) -> Plot:
     caption = CAPTIONS[name]
     if isinstance(figure, Chart):
-        svg, wide = svg_of(figure.spec), figure.wide
+        svg, wide = svg_of(without_heading(figure.spec)), figure.wide
         return Plot(file, title, caption, note, workload, svg, wide, timelines, figure)
     wide = figure.get_figwidth() > WIDTH_IN
     return Plot(file, title, caption, note, workload, to_svg(figure, file), wide, timelines)
@@ -207,6 +214,7 @@ def _figures(
     view: WorkloadView, style: Style, timelines: Sequence[Timeline]
 ) -> Iterator[tuple[str, str, Drawn]]:
     """Name, title and figure of each."""
+    figure: Drawn | None
     if figure := strategies_at_a_glance(view, style):
         yield "strategies", "Strategies at a glance", figure
     if figure := partitioners_by_strategy(view):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import altair as alt
 
@@ -11,6 +12,12 @@ from orchestrator.report.figures.vega import Spec, spec_of
 
 WIDTH = 420  # pixels of the plot in half of the page's width
 FULL_WIDTH = 940
+HALF_PAGE = 580  # pixels of a figure with its axes and names
+PAGE = 1180
+# Names are wider in some readers' fonts than in the one in which a figure is measured.
+PADDING = {"left": 28, "top": 5, "bottom": 5, "right": 24}
+Drawn = alt.LayerChart | alt.FacetChart | alt.HConcatChart
+Filtered = TypeVar("Filtered", bound=alt.TopLevelMixin)
 HIDDEN = "hidden"  # the parameter that holds the series which the reader has switched off
 
 
@@ -37,7 +44,20 @@ class Chart:
         return cls(spec_of(drawn), wide, log_axis)
 
 
-def switchable(drawn: alt.LayerChart) -> alt.LayerChart:
-    """The chart without the series that the reader has switched off. Its records have a field `series`."""
-    off = alt.param(name=HIDDEN, value=[])
-    return drawn.add_params(off).transform_filter(f"indexof({HIDDEN}, datum.series) < 0")
+def switchable(drawn: Drawn) -> Drawn:
+    """The chart with the parameter by which the reader hides series. `without_hidden` obeys it."""
+    shown: Drawn = drawn.add_params(alt.param(name=HIDDEN, value=[]))
+    return shown
+
+
+def without_hidden(drawn: Filtered) -> Filtered:
+    """The chart without the series that the reader has switched off. Its records have a field `series`.
+
+    The filter belongs to the chart that holds the data: Vega-Lite does not pass it to others inside.
+    """
+    return drawn.transform_filter(f"indexof({HIDDEN}, datum.series) < 0")
+
+
+def chart_of(records: Sequence[Mapping[str, Any]]) -> alt.Chart:
+    """A chart of these records, which the specification holds."""
+    return alt.Chart(alt.InlineData(values=[dict(record) for record in records]))

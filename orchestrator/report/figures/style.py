@@ -1,6 +1,7 @@
-"""Style of figures: one colour per strategy, one marker per transport, one line style per partitioner.
+"""Style of figures: one colour per strategy, one shape per transport, one line style per partitioner.
 
-A strategy that was run with several numbers of ranks per node has a colour for each.
+A strategy that was run with several numbers of ranks per node has a colour for each. Records of figures
+have the fields `series` (`series_name`) and, where lines differ in it, `partitioner`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+import altair as alt
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from orchestrator.report.figures.theme import OTHER_SHAPE, SERIES_COLOURS, TRANSPORT_SHAPES, colour
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.split_points import one_per_split
 
@@ -110,6 +113,22 @@ class SeriesStyle:
     dashes: Dashes
 
 
+DASHES: tuple[tuple[int, ...], ...] = ((1, 0), (2, 3), (8, 3, 2, 3), (10, 4), (8, 3, 2, 3, 2, 3))
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a group is drawn. token: its colour, a name in theme.TOKENS. dash: lengths of dashes and gaps."""
+
+    token: str
+    shape: str
+    dash: tuple[int, ...]
+
+    @property
+    def colour(self) -> str:
+        return colour(self.token)
+
+
 class Style:
     """The style of each of a report's groups, the same in every figure."""
 
@@ -123,10 +142,48 @@ class Style:
             strategy: STRATEGY_COLOURS[index % len(STRATEGY_COLOURS)]
             for index, strategy in enumerate(strategies)
         }
+        self._tokens = {strategy: f"s{at % SERIES_COLOURS}" for at, strategy in enumerate(strategies)}
+        self._partitioners = [*partitioners]
+        self._order = list(
+            dict.fromkeys(map(series_name, sorted(groups, key=lambda group: not group.serial)))
+        )
         self._dashes = {
             label: PARTITIONER_DASHES[index % len(PARTITIONER_DASHES)]
             for index, label in enumerate(partitioners)
         }
+
+    def look(self, group: Group) -> Look:
+        label = group.partitioner_label
+        at = self._partitioners.index(label) if label in self._partitioners else 0
+        return Look(
+            self._tokens.get(_strategy(group), "serial"),
+            TRANSPORT_SHAPES.get(group.transport, OTHER_SHAPE),
+            DASHES[at % len(DASHES)],
+        )
+
+    def order(self, groups: Sequence[Group]) -> list[str]:
+        """The series of these groups: serial, then the order of the sweep, as in every figure."""
+        names = {series_name(group) for group in groups}
+        return [name for name in self._order if name in names]
+
+    def colours(self, groups: Sequence[Group]) -> alt.Scale:
+        """The colours of the field `series`."""
+        looks = self._looks(groups)
+        return alt.Scale(domain=[*looks], range=[look.colour for look in looks.values()])
+
+    def shapes(self, groups: Sequence[Group]) -> alt.Scale:
+        """The shapes of the field `series`."""
+        looks = self._looks(groups)
+        return alt.Scale(domain=[*looks], range=[look.shape for look in looks.values()])
+
+    def dash_patterns(self, groups: Sequence[Group]) -> alt.Scale:
+        """The line styles of the field `partitioner`."""
+        looks = {group.partitioner_label: self.look(group) for group in groups}
+        return alt.Scale(domain=[*looks], range=[list(look.dash) for look in looks.values()])
+
+    def _looks(self, groups: Sequence[Group]) -> dict[str, Look]:
+        looks = {series_name(group): self.look(group) for group in groups}
+        return {name: looks[name] for name in self.order(groups)}
 
     def series(self, group: Group) -> SeriesStyle:
         return SeriesStyle(
@@ -134,9 +191,6 @@ class Style:
             marker=TRANSPORT_MARKERS.get(group.transport, OTHER_MARKER),
             dashes=self._dashes.get(group.partitioner_label, "solid"),
         )
-
-    def dashes(self, partitioner_label: str) -> Dashes:
-        return self._dashes.get(partitioner_label, "solid")
 
 
 def _strategy(group: Group) -> tuple[str, int]:
@@ -160,12 +214,6 @@ class Legend:
     def explain(self, name: str, **drawn: Any) -> None:
         """Add an explanation at the end. drawn: arguments of Line2D."""
         self._last.setdefault(name, Line2D([], [], **{"color": INK, "linewidth": 1.4, **drawn}))
-
-    def explain_partitioners(self, groups: Sequence[Group], style: Style) -> None:
-        """Add the line styles of partitioners, if there are several."""
-        labels = list(dict.fromkeys(group.partitioner_label for group in groups if group.partitioner_label))
-        for label in labels if len(labels) > 1 else []:
-            self.explain(label, linestyle=style.dashes(label))
 
     @property
     def _all(self) -> dict[str, Line2D]:
@@ -196,6 +244,11 @@ class Legend:
 def short_name(group: Group) -> str:
     """`all_reduce · mpi`: the strategy and the transport."""
     return group.strategy_label if group.serial else f"{group.strategy_label} · {group.transport}"
+
+
+def series_name(group: Group) -> str:
+    """A line without its partitioner: `all_reduce · mpi`, `ddp · gloo · 2 ranks per node`."""
+    return " · ".join(filter(None, [short_name(group), group.shape.per_node]))
 
 
 def set_title(figure: Figure, title: str) -> None:

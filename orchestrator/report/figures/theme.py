@@ -25,16 +25,16 @@ TOKENS = {
     "communicate": ("#E08A2E", "#E9A04E"),
     "wait": ("#F6CF8B", "#8A6A2B"),
     "cpu_contention": ("#A9A2C4", "#6F6793"),
-    "checkpoint": ("#7FA38A", "#6D9A7B"),
-    "other": ("#DDE1E5", "#3D444D"),
-    "s0": ("#0072B2", "#58A6FF"),
-    "s1": ("#D55E00", "#F0883E"),
-    "s2": ("#1B9E8A", "#3FC9B0"),
-    "s3": ("#4B1D8F", "#B392F0"),
-    "s4": ("#7F2406", "#C96A4A"),
-    "s5": ("#D4548F", "#F778BA"),
-    "s6": ("#6E7F10", "#B5C334"),
-    "s7": ("#12355B", "#8FB8E8"),
+    "checkpoint": ("#7FA38A", "#93C7A2"),
+    "other": ("#E8EBEE", "#3D444D"),
+    "s0": ("#1D92FF", "#68B1EC"),
+    "s1": ("#A84920", "#F69173"),
+    "s2": ("#10876A", "#B3E6C1"),
+    "s3": ("#7536D8", "#8C5FEF"),
+    "s4": ("#023B63", "#168881"),
+    "s5": ("#C56EA4", "#F42A8D"),
+    "s6": ("#A19409", "#FCDA2B"),
+    "s7": ("#6C1716", "#A17021"),
 }
 SERIES_COLOURS = 8  # s0, s1, …; further strategies repeat them
 TRANSPORT_SHAPES = {
@@ -72,6 +72,7 @@ def with_light_colours(svg: str) -> str:
 def config() -> dict[str, Any]:
     """Vega-Lite's configuration for all figures."""
     return {
+        "aria": False,  # a label for every mark; the page labels the whole figure
         "background": None,
         "font": FONT,
         "view": {"stroke": None},

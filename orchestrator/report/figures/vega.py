@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
+from hashlib import sha256
 from typing import Any
 
 import altair
@@ -22,13 +23,40 @@ VERSION = ".".join(altair.SCHEMA_VERSION.split(".")[:2])  # of Vega-Lite
 
 
 def spec_of(chart: altair.TopLevelMixin) -> Spec:
-    """The chart's specification in the style of the report."""
-    return {**chart.to_dict(), "background": None, "config": config()}
+    """The chart's specification in the style of the report.
+
+    Tests validate specifications. Here that would take half of the time in which figures are drawn.
+    """
+    return {**chart.to_dict(validate=False), "background": None, "config": config()}
 
 
 def svg_of(spec: Spec) -> str:
     """The figure as an `<svg>` element for the page, whose style sheet sets the colours."""
-    return str(vl_convert.vegalite_to_svg(json.dumps(spec), vl_version=VERSION))
+    written = json.dumps(spec)
+    svg = str(vl_convert.vegalite_to_svg(written, vl_version=VERSION))
+    return _with_own_ids(svg, sha256(written.encode()).hexdigest()[:8])
+
+
+def _with_own_ids(svg: str, figure: str) -> str:
+    """The SVG with ids that are unique in a page and equal for equal figures; Vega numbers them on."""
+    found = dict.fromkeys(re.findall(r'id="(clip\d+)"', svg))
+    for number, old in enumerate(found):
+        svg = re.sub(rf'(id="|url\(#){old}(?=["\)])', rf"\g<1>clip-{figure}-{number}", svg)
+    return svg
+
+
+def heading_of(spec: Spec) -> str:
+    """The title of the figure; empty if it has none."""
+    title = spec.get("title", "")
+    return str(title.get("text", "") if isinstance(title, dict) else title)
+
+
+def without_heading(spec: Spec) -> Spec:
+    """The specification for a page, which shows the heading above the figure. A subtitle stays."""
+    title = spec.get("title")
+    subtitle = title.get("subtitle") if isinstance(title, dict) else None
+    rest = {name: value for name, value in spec.items() if name != "title"}
+    return {**rest, "title": {**title, "text": ""}} if subtitle else rest  # type: ignore[dict-item]
 
 
 def svg_file(spec: Spec) -> str:

@@ -92,6 +92,11 @@ class Finding:
         return KINDS[self.kind].topic
 
     @property
+    def anchor(self) -> str:
+        """Where a page shows the findings of its kind."""
+        return f"finding-{self.kind}"
+
+    @property
     def caution(self) -> bool:
         """Whether it limits which numbers may be compared or trusted."""
         return KINDS[self.kind].caution

@@ -53,6 +53,7 @@ def fastest(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         "compared": compared_data([*ranking.of(first), *([speedup] if speedup else [])]),
     }
     if serial and speedup:
+        data["compared_with_serial"] = compared_data(against)
         text += f"; serial took {time_and_accuracy(serial)}"
         data |= speedup_data(speedup)
         if speedup.verdict != "too_few_seeds":

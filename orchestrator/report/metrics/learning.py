@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from scipy.stats import binomtest
+from scipy.special import bdtrc
 
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
@@ -76,7 +76,9 @@ def learned(row: Row) -> bool | None:
     images, chance = row.test_samples, row.chance_accuracy
     if not row.trains or row.accuracy is None or images is None or chance is None:
         return None
-    above_chance = binomtest(round(row.accuracy * images), images, chance, "greater").pvalue < CHANCE_LEVEL
+    right = round(row.accuracy * images)
+    p_value = bdtrc(right - 1, images, chance) if right else 1.0
+    above_chance = p_value < CHANCE_LEVEL
     fell = _fell(row, lambda point: point.test_loss) or _fell(row, lambda point: point.loss)
     return bool(above_chance) and (fell or bool(row.local_accuracies))
 

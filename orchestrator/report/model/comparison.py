@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -68,7 +70,7 @@ class WorkloadView:
         shown = one_per_split(self.groups)
         return [group for group in shown if group.shape == self.shape and not group.serial]
 
-    @property
+    @cached_property
     def partitioners(self) -> list[str]:
         """Labels of the candidates' partitioners, the reference first."""
         labels = dict.fromkeys(
@@ -76,12 +78,12 @@ class WorkloadView:
         )
         return sorted(labels, key=lambda label: label != REFERENCE_PARTITIONER)
 
-    @property
+    @cached_property
     def ranked_candidates(self) -> list[Group]:
         """The candidates that are ranked; with many partitioners, only those of the reference."""
         return self._few_partitioners(self.candidates)
 
-    @property
+    @cached_property
     def reference_candidates(self) -> list[Group]:
         """The candidates with the reference partitioner or none; strategies are compared on these."""
         return self._with_reference(self.candidates)
@@ -131,7 +133,7 @@ class Comparison:
     def groups(self) -> list[Group]:
         return groups_of(self.rows)
 
-    @property
+    @cached_property
     def workloads(self) -> list[Workload]:
         """The workloads of the sweep's training runs, in order.
 
@@ -183,14 +185,32 @@ def _busiest(planned: Sequence[Group]) -> ClusterShape:
 def read_comparison(paths: SweepPaths) -> Comparison:
     """Read sweep.json and the results of its runs. Raises InputError if sweep.json is invalid."""
     record, results, unusable = read_record(paths), [], {}
-    for key in record.keys:
-        try:
-            result = read_result(paths.run(key).result)
-        except UnusableFile as error:
-            unusable[key] = f"{key}/{paths.run(key).result.name} {error.reason}"
-        else:
-            results += [(key, result)] if result else []
-    return compare(record, results, unusable, cluster_times(paths, results))
+    with _all_objects_stay():
+        for key in record.keys:
+            try:
+                result = read_result(paths.run(key).result)
+            except UnusableFile as error:
+                unusable[key] = f"{key}/{paths.run(key).result.name} {error.reason}"
+            else:
+                results += [(key, result)] if result else []
+        return compare(record, results, unusable, cluster_times(paths, results))
+
+
+@contextmanager
+def _all_objects_stay() -> Iterator[None]:
+    """Without garbage collection of what is read, neither now nor later.
+
+    A large sweep has a million objects and no garbage among them, and looking for it takes longer than
+    reading them.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def compare(

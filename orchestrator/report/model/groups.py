@@ -24,7 +24,7 @@ class Group:
 
     rows: tuple[Row, ...]
 
-    @property
+    @cached_property
     def ok_rows(self) -> tuple[Row, ...]:
         return tuple(row for row in self.rows if row.ok)
 
@@ -57,7 +57,7 @@ class Group:
     def partitioner_label(self) -> str:
         return self.first.partitioner_label
 
-    @property
+    @cached_property
     def shape(self) -> ClusterShape:
         return self.first.shape
 
@@ -69,7 +69,7 @@ class Group:
     def serial(self) -> bool:
         return self.strategy == SERIAL
 
-    @property
+    @cached_property
     def line(self) -> tuple[str, str, str, int]:
         """A line's identity in figures: strategy, transport and partitioner labels, ranks per node."""
         shape = self.shape
@@ -98,7 +98,7 @@ class Group:
 
 def config_of(row: Row) -> dict[str, Any]:
     """The fields of a run's spec that all runs of its group share, without defaults."""
-    return {field: value for field, value in row.run.canonical().items() if field not in _NOT_IN_CONFIG}
+    return {field: value for field, value in row.canonical.items() if field not in _NOT_IN_CONFIG}
 
 
 def same_work(one: Group, other: Group) -> bool:

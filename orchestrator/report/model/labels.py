@@ -221,8 +221,9 @@ def lr_schedule_labels(runs: Sequence[RunSpec]) -> list[str]:
     Empty if all runs have the same one. Runs with one batch per step are ignored, since their rate is `lr`.
     """
     labels = [
-        " ".join(f"{name}={getattr(run, name)}" for name in LR_SCHEDULE_FIELDS if name in run.canonical())
+        " ".join(f"{name}={getattr(run, name)}" for name in LR_SCHEDULE_FIELDS if name in fields)
         for run in runs
+        for fields in [run.canonical()]
     ]
     several = {label for label, run in zip(labels, runs, strict=True) if run.batch_multiplier > 1}
     return labels if len(several) > 1 else [""] * len(runs)

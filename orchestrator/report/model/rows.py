@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from orchestrator.report.model.labels import (
     ClusterShape,
@@ -71,7 +72,7 @@ class Row:
     twin: Row | None = None
     timed: bool = True
 
-    @property
+    @cached_property
     def wall(self) -> Row:
         """This run on the wall clock of the machine."""
         return self.twin if self.twin and self.clock == "cluster" else self
@@ -82,7 +83,7 @@ class Row:
         row = self if self.clock == "cluster" else self.twin
         return row if row and row.timed else None
 
-    @property
+    @cached_property
     def times_compare(self) -> bool:
         """Whether its times compare with those of other runs of the workload."""
         return self.timed and self.result.times_compare
@@ -100,7 +101,7 @@ class Row:
         """The log that may say more about the cause, in the results directory."""
         return f"{self.key}/{self.result.log}" if self.result.log else None
 
-    @property
+    @cached_property
     def ok(self) -> bool:
         return self.result.status == "ok"
 
@@ -109,7 +110,12 @@ class Row:
         """Whether the run trains a model at all; fault injection does not."""
         return self.run.strategy.trains
 
-    @property
+    @cached_property
+    def canonical(self) -> dict[str, Any]:
+        """The fields of the spec that define the computation, without defaults."""
+        return self.run.canonical()
+
+    @cached_property
     def shape(self) -> ClusterShape:
         return ClusterShape.of(self.run)
 
@@ -121,7 +127,7 @@ class Row:
     def transport(self) -> str:
         return self.run.transport
 
-    @property
+    @cached_property
     def link_label(self) -> str:
         """The links that the run requests; empty without any."""
         return link_label(self.run)
@@ -131,25 +137,25 @@ class Row:
         """Whether the run requests links that its runtime does not make, so that wall time lacks them."""
         return bool(self.link_label) and not self.result.runtime_info.shapes_links
 
-    @property
+    @cached_property
     def workload(self) -> Workload:
         return Workload.of(self.run, self.location, self.result.runtime_info.enforces_limits)
 
-    @property
+    @cached_property
     def strategy(self) -> str:
         """The strategy's registered name."""
         return self.run.name_of("strategy")
 
-    @property
+    @cached_property
     def strategy_label(self) -> str:
         return " ".join(filter(None, [strategy_label(self.run), self.lr_schedule]))
 
-    @property
+    @cached_property
     def partitioner_label(self) -> str:
         """Empty if every node trains on the whole training set."""
         return component_label(self.run, "partitioner") if self.run.strategy.uses_partition else ""
 
-    @property
+    @cached_property
     def faults_label(self) -> str:
         """What was injected into its nodes; empty without faults."""
         return faults_label(self.run)
@@ -169,20 +175,20 @@ class Row:
         """Samples of lost nodes on which no node trained."""
         return self._measured.samples_lost if self._measured else None
 
-    @property
+    @cached_property
     def _measured(self) -> RunResult | None:
         return self.result if self.ok else None
 
-    @property
+    @cached_property
     def _timed(self) -> RunResult | None:
         return self._measured if self.timed else None
 
-    @property
+    @cached_property
     def train_s(self) -> float | None:
         """Time of the slowest rank, on the clock of this row."""
         return self._timed.train_s if self._timed else None
 
-    @property
+    @cached_property
     def work_cpu_s(self) -> float | None:
         return self._measured.work_cpu_s if self._measured else None
 
@@ -194,11 +200,11 @@ class Row:
     def teardown_s(self) -> float | None:
         return self._measured.teardown_s if self._measured else None
 
-    @property
+    @cached_property
     def accuracy(self) -> float | None:
         return self._measured.accuracy if self._measured else None
 
-    @property
+    @cached_property
     def test_loss(self) -> float | None:
         return self._measured.ranks[0].test_loss if self._measured and self._measured.ranks else None
 
@@ -212,7 +218,7 @@ class Row:
         """The accuracy of the best constant answer; None in older results."""
         return self._measured.ranks[0].chance_accuracy if self._measured and self._measured.ranks else None
 
-    @property
+    @cached_property
     def local_accuracies(self) -> list[float]:
         return self._measured.local_accuracies if self._measured else []
 
@@ -226,40 +232,40 @@ class Row:
         """Accuracy of the final model minus the mean accuracy of the local models."""
         return _minus(self.accuracy, self.local_accuracy)
 
-    @property
+    @cached_property
     def samples_per_s(self) -> float | None:
         return self._timed.samples_per_s if self._timed else None
 
-    @property
+    @cached_property
     def steps(self) -> int | None:
         """Optimizer steps of the rank that took most."""
         return max((rank.steps for rank in self._measured.ranks), default=None) if self._measured else None
 
-    @property
+    @cached_property
     def staleness(self) -> float | None:
         return self._measured.staleness if self._measured else None
 
-    @property
+    @cached_property
     def staleness_max(self) -> int | None:
         return self._measured.staleness_max if self._measured else None
 
-    @property
+    @cached_property
     def bytes_sent_per_rank(self) -> float | None:
         return self._measured.bytes_sent_per_rank if self._measured else None
 
-    @property
+    @cached_property
     def peak_memory_mb(self) -> float | None:
         """The largest peak of any rank, in MiB."""
         ranks = self._measured.ranks if self._measured else []
         return max((rank.peak_memory_mb for rank in ranks if rank.peak_memory_mb is not None), default=None)
 
-    @property
+    @cached_property
     def state_bytes(self) -> int | None:
         """Weights, gradient and optimizer state of the rank that holds most; None if not recorded."""
         ranks = self._measured.ranks if self._measured else []
         return max((sum(rank.state_bytes.values()) for rank in ranks if rank.state_bytes), default=None)
 
-    @property
+    @cached_property
     def cpu_per_sample(self) -> float | None:
         """CPU seconds of work of all ranks per sample; None where they were not recorded."""
         ranks = self._measured.ranks if self._measured else []
@@ -286,7 +292,7 @@ class Row:
         """The first block of every model partition but the first."""
         return [rank.blocks[0] for rank in self.stages()[1:] if rank.blocks]
 
-    @property
+    @cached_property
     def seconds(self) -> dict[str, float]:
         """Mean seconds per phase over the ranks, evaluation apart from the rest."""
         return self._timed.seconds if self._timed else {}
@@ -295,14 +301,14 @@ class Row:
     def communicate_s(self) -> float | None:
         return self.seconds.get("communicate")
 
-    @property
+    @cached_property
     def exchange_share(self) -> float | None:
         """Communication and waiting as a share of training time."""
         training = sum(value for phase, value in self.seconds.items() if phase != "evaluate")
         exchange = self.seconds.get("communicate", 0.0) + self.seconds.get("wait", 0.0)
         return exchange / training if training else None
 
-    @property
+    @cached_property
     def replicas_equal(self) -> bool | None:
         """Whether all replicas ended with equal weights; None if there is one partitioned replica."""
         strategy = self.run.strategy
@@ -327,7 +333,7 @@ class Row:
     def overlap_whole_run(self) -> float | None:
         return self._split(-1, "overlap_so_far")
 
-    @property
+    @cached_property
     def node_samples(self) -> list[int]:
         """Samples of each training rank in epoch 1."""
         return [part.samples for part in self.parts]
@@ -341,7 +347,7 @@ class Row:
     def js_max(self) -> float | None:
         return max((part.js_divergence for part in self.parts), default=None)
 
-    @property
+    @cached_property
     def js_whole_run(self) -> float | None:
         """The largest JS divergence of a node's labels over all epochs, in bits."""
         certificate = self._measured.certificate if self._measured else None
@@ -406,7 +412,7 @@ class Row:
         """The largest wall-clock speedup that the shared cores allow."""
         return speedup_limit(self.run, self.result.runtime_info, self.result.cores)
 
-    @property
+    @cached_property
     def parts(self) -> list[CertifiedPart]:
         certificate = self._measured.certificate if self._measured else None
         return certificate.first_epoch() if certificate else []

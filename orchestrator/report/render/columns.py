@@ -22,6 +22,7 @@ from orchestrator.report.metrics.communication import (
 from orchestrator.report.metrics.containers import containers, metric
 from orchestrator.report.metrics.data_partition import distance_max, distance_mean
 from orchestrator.report.metrics.faults import FaultCost
+from orchestrator.report.metrics.intervals import interval_of_accuracy, interval_of_speedup
 from orchestrator.report.metrics.learning import (
     first_lr,
     last_epoch,
@@ -34,7 +35,6 @@ from orchestrator.report.metrics.learning import (
 from orchestrator.report.metrics.published import PublishedLine
 from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.rows import SERIAL, Row
-from orchestrator.report.statistics.intervals import accuracy_interval, ratio_interval
 from orchestrator.report.statistics.spread import Spread, span
 from orchestrator.results.limits import counted
 
@@ -43,10 +43,15 @@ NOT_REACHED = "not reached"
 
 @dataclass(frozen=True)
 class Cell:
-    """The content of a table cell. detail: the range over seeds, or another note in small print."""
+    """The content of a table cell.
+
+    detail: the range over seeds, or another note in small print. value: by which a column sorts; None if it
+    sorts by its text.
+    """
 
     text: str
     detail: str = ""
+    value: float | None = None
 
 
 T = TypeVar("T")
@@ -76,26 +81,28 @@ def filled(columns: Sequence[Column[T]], items: Sequence[T]) -> list[Column[T]]:
     ]
 
 
+def _with_range(spread: Spread | None, write: Callable[[float], str]) -> Cell:
+    """The mean, with the range over seeds as detail."""
+    if spread is None:
+        return Cell(ABSENT)
+    mean, span = write(spread.mean), spread.range(write)
+    return Cell(mean, "" if span == mean else span, spread.mean)
+
+
 def over_seeds(
     metric: Metric, write: Callable[[float], str], geometric: bool = False
 ) -> Callable[[Group], Cell]:
     """The mean over a group's seeds, with their range as detail."""
 
     def cell(group: Group) -> Cell:
-        spread = group.over(metric, geometric)
-        if spread is None:
-            return Cell(ABSENT)
-        mean, span = write(spread.mean), spread.range(write)
-        return Cell(mean, "" if span == mean else span)
+        return _with_range(group.over(metric, geometric), write)
 
     return cell
 
 
 def _accuracy_interval(group: Group) -> Cell:
-    values = [row.accuracy for row in group.ok_rows if row.accuracy is not None]
-    images = {row.test_samples for row in group.ok_rows}
-    interval = accuracy_interval(values, images.pop()) if len(images) == 1 and None not in images else None
-    return Cell(span(*interval, formats.percent) if interval else ABSENT)
+    interval = interval_of_accuracy(group)
+    return Cell(span(*interval, formats.percent), value=interval[0]) if interval else Cell(ABSENT)
 
 
 def _cluster_s(row: Row) -> float | None:
@@ -117,7 +124,7 @@ def _wall_by_cluster(group: Group) -> Cell:
         why = "a core for each rank"
     else:
         why = "other load or a quota in some runs"
-    return Cell(formats.ratio(spread.mean), why)
+    return Cell(formats.ratio(spread.mean), why, spread.mean)
 
 
 def _on_wall_clock(groups: Sequence[Group]) -> bool:
@@ -126,12 +133,8 @@ def _on_wall_clock(groups: Sequence[Group]) -> bool:
 
 
 def _speedup_interval(group: Group) -> Cell:
-    """Absent if the runs of several seeds were compared with the same serial runs."""
-    compared = [row for row in group.ok_rows if row.speedup is not None]
-    own = all(row.baseline and row.baseline.same_seed for row in compared)
-    known = [row.speedup for row in compared if row.speedup is not None]
-    interval = ratio_interval(known) if own and not group.serial else None
-    return Cell(span(*interval, formats.ratio) if interval else ABSENT)
+    interval = interval_of_speedup(group)
+    return Cell(span(*interval, formats.ratio), value=interval[0]) if interval else Cell(ABSENT)
 
 
 def run_label(row: Row) -> str:
@@ -141,14 +144,13 @@ def run_label(row: Row) -> str:
 
 def _seeds(group: Group) -> Cell:
     ok, planned = len(group.ok_rows), len(group.rows)
-    return Cell(
-        str(ok) if ok == planned else f"{ok} of {planned}", "" if group.repeated else "not repeated"
-    )
+    written = str(ok) if ok == planned else f"{ok} of {planned}"
+    return Cell(written, "" if group.repeated else "not repeated", ok)
 
 
 def _rank_samples(group: Group) -> Cell:
     samples = Spread.of(number for row in group.ok_rows for number in row.node_samples)
-    return Cell(samples.range(formats.whole)) if samples else Cell(ABSENT)
+    return Cell(samples.range(formats.whole), value=samples.mean) if samples else Cell(ABSENT)
 
 
 def _verified(group: Group) -> Cell:
@@ -167,7 +169,7 @@ def _memory_peak(group: Group) -> Cell:
     if not measured or len(measured) < len(group.ok_rows):
         return Cell(ABSENT)
     peak, limit = max(found.memory_peak_mb or 0.0 for found in measured), measured[0].memory_limit_mb
-    return Cell(formats.memory(peak), f"{peak / limit:.0%} of {limit:,}{JOIN}MiB")
+    return Cell(formats.memory(peak), f"{peak / limit:.0%} of {limit:,}{JOIN}MiB", peak)
 
 
 def _staleness(group: Group) -> Cell:
@@ -175,7 +177,7 @@ def _staleness(group: Group) -> Cell:
     mean, largest = group.over(lambda row: row.staleness), group.over(lambda row: row.staleness_max)
     if mean is None or largest is None:
         return Cell(ABSENT)
-    return Cell(formats.ratio(mean.mean), f"max {largest.high:,.0f}")
+    return Cell(formats.ratio(mean.mean), f"max {largest.high:,.0f}", mean.mean)
 
 
 def _with_share(metric: Metric, write: Callable[[float], str], share: Metric) -> Callable[[Group], Cell]:
@@ -186,7 +188,7 @@ def _with_share(metric: Metric, write: Callable[[float], str], share: Metric) ->
         if value is None:
             return Cell(ABSENT)
         detail = formats.percent(of_serial.mean) if of_serial and not group.serial else ""
-        return Cell(write(value.mean), detail)
+        return Cell(write(value.mean), detail, value.mean)
 
     return cell
 
@@ -196,7 +198,7 @@ def _learning_rate(group: Group) -> Cell:
     first, last = first_lr(group.ok_rows[0]) if group.ok else None, group.over(last_lr)
     if first is None or last is None:
         return Cell(ABSENT)
-    return Cell(f"{last.mean:g}", "" if first == last.mean else f"from {first:g}")
+    return Cell(f"{last.mean:g}", "" if first == last.mean else f"from {first:g}", last.mean)
 
 
 def _learning_rates_differ(groups: Sequence[Group]) -> bool:
@@ -213,7 +215,9 @@ def _link(
 
     def cell(group: Group) -> Cell:
         spread = group.over(metric)
-        return Cell(write(spread.mean), requested(group.ok_rows[0])) if spread else Cell(ABSENT)
+        return (
+            Cell(write(spread.mean), requested(group.ok_rows[0]), spread.mean) if spread else Cell(ABSENT)
+        )
 
     return cell
 
@@ -234,14 +238,14 @@ def _time_to_target(group: Group) -> Cell:
     if not reached:
         return Cell(NOT_REACHED)
     some = f"{reached} of {count(seeds, 'seed')}" if reached < seeds else ""
-    return Cell(cell.text, ", ".join(filter(None, [cell.detail, some])))
+    return Cell(cell.text, ", ".join(filter(None, [cell.detail, some])), cell.value)
 
 
 def _local_accuracy(row: Row) -> Cell:
     local, mean = row.local_accuracies, row.local_accuracy
     if mean is None:
         return Cell(ABSENT)
-    return Cell(formats.percent(mean), Spread(mean, min(local), max(local), 1).range(formats.percent))
+    return Cell(formats.percent(mean), Spread(mean, min(local), max(local), 1).range(formats.percent), mean)
 
 
 def _points(value: float | None) -> str:
@@ -260,7 +264,7 @@ IDENTITY: tuple[Column[Group], ...] = (
         lambda group: Cell(run_label(group.first), group.partitioner_label),
         number=False,
     ),
-    Column("nodes", "Nodes", lambda group: Cell(group.shape.short, group.shape.slower)),
+    Column("nodes", "Nodes", lambda group: Cell(group.shape.short, group.shape.slower, group.shape.ranks)),
 )
 
 GROUPS: tuple[Column[Group], ...] = (
@@ -400,33 +404,40 @@ def _run_time_to_target(row: Row) -> Cell:
     reached = target_reached(row)
     if reached is None:
         return Cell(ABSENT)
-    return Cell(formats.seconds(time_to_target_s(row)) if reached else NOT_REACHED)
+    if not reached:
+        return Cell(NOT_REACHED)
+    return _of_run(time_to_target_s, formats.seconds)(row)
+
+
+def _of_run(metric: Metric, write: Callable[[float | None], str]) -> Callable[[Row], Cell]:
+    """A quantity of one run."""
+    return lambda row: Cell(write(metric(row)), value=metric(row))
 
 
 # Beside the label, nodes and seed of a run, which failed and pending runs have, too.
 RUNS: tuple[Column[Row], ...] = (
     Column("time_to_target", "Time to target accuracy", _run_time_to_target),
-    Column("cluster_time", "Cluster time", lambda row: Cell(formats.seconds(_cluster_s(row)))),
-    Column("wall_time", "Wall time", lambda row: Cell(formats.seconds(row.wall.train_s))),
-    Column("speedup", "Speedup", lambda row: Cell(formats.ratio(row.speedup))),
-    Column("efficiency", "Efficiency", lambda row: Cell(formats.percent(row.efficiency))),
+    Column("cluster_time", "Cluster time", _of_run(_cluster_s, formats.seconds)),
+    Column("wall_time", "Wall time", _of_run(lambda row: row.wall.train_s, formats.seconds)),
+    Column("speedup", "Speedup", _of_run(lambda row: row.speedup, formats.ratio)),
+    Column("efficiency", "Efficiency", _of_run(lambda row: row.efficiency, formats.percent)),
     Column(
         "cpu_time_speedup",
         "CPU-time speedup",
-        lambda row: Cell(formats.ratio(row.cpu_time_speedup) if row.clock == "wall" else ABSENT),
+        _of_run(lambda row: row.cpu_time_speedup if row.clock == "wall" else None, formats.ratio),
     ),
-    Column("accuracy", "Test accuracy", lambda row: Cell(formats.percent(row.accuracy))),
+    Column("accuracy", "Test accuracy", _of_run(lambda row: row.accuracy, formats.percent)),
     Column(
         "accuracy_difference",
         "Accuracy − serial, points",
-        lambda row: Cell(_points(row.accuracy_difference)),
+        _of_run(lambda row: row.accuracy_difference, _points),
     ),
     Column("local_accuracy", "Accuracy of local models", _local_accuracy),
-    Column("samples_per_s", "Samples/s", lambda row: Cell(formats.ratio(row.samples_per_s))),
-    Column("bytes_sent", "Sent per rank", lambda row: Cell(formats.size(row.bytes_sent_per_rank))),
-    Column("memory_peak", "Peak memory", lambda row: Cell(formats.memory(row.peak_memory_mb))),
-    Column("startup", "Start-up", lambda row: Cell(formats.seconds(row.startup_s))),
-    Column("teardown", "Teardown", lambda row: Cell(formats.seconds(row.teardown_s))),
+    Column("samples_per_s", "Samples/s", _of_run(lambda row: row.samples_per_s, formats.ratio)),
+    Column("bytes_sent", "Sent per rank", _of_run(lambda row: row.bytes_sent_per_rank, formats.size)),
+    Column("memory_peak", "Peak memory", _of_run(lambda row: row.peak_memory_mb, formats.memory)),
+    Column("startup", "Start-up", _of_run(lambda row: row.startup_s, formats.seconds)),
+    Column("teardown", "Teardown", _of_run(lambda row: row.teardown_s, formats.seconds)),
     Column("replicas_equal", "Replicas equal", lambda row: _yes_no(row.replicas_equal), number=False),
 )
 
@@ -511,14 +522,6 @@ PUBLISHED: tuple[Column[PublishedLine], ...] = (
 )
 
 
-def _with_range(spread: Spread | None, write: Callable[[float], str]) -> Cell:
-    """The mean, with the range over seeds as detail."""
-    if spread is None:
-        return Cell(ABSENT)
-    mean, span = write(spread.mean), spread.range(write)
-    return Cell(mean, "" if span == mean else span)
-
-
 def _short(value: float) -> str:
     """A mean of counts."""
     return f"{value:.4g}"
@@ -579,3 +582,21 @@ FAULTS: tuple[Column[FaultCost], ...] = (
     ),
     Column("missing", "No numbers because", lambda cost: Cell(cost.missing or ABSENT), number=False),
 )
+
+# Keys of the columns that the page shows first, the most important first; a button shows the rest.
+FIRST_COLUMNS = (
+    *("strategy", "nodes", "block", "runs", "faults"),
+    *("time_published", "time_measured", "accuracy_published", "accuracy_measured"),
+    *("time_to_target", "cluster_time", "speedup", "accuracy", "bytes_sent", "wall_time"),
+    *("coverage", "overlap", "samples", "verified"),
+    *("step", "state", "activations", "bubble"),
+    *("extra_time", "accuracy_difference", "missing"),
+    *("network", "cpu_time", "throttled", "memory_peak"),
+)
+
+
+def first_columns(columns: Sequence[Column[T]], most: int) -> set[str]:
+    """The keys of at most `most` columns to show first."""
+    keys = [column.key for column in columns]
+    important = [key for key in FIRST_COLUMNS if key in keys]
+    return {*[*important, *(key for key in keys if key not in important)][:most]}

@@ -16,8 +16,8 @@ from orchestrator.report.model.split_points import one_per_split
 class Entry:
     """A strategy of the report.
 
-    series: its labels and colours, several if it was run with several parameters. summary: one sentence.
-    about: the paragraphs of its docstring, with the paper. file: path in the repository.
+    series: its labels and CSS colours, several if it was run with several parameters. summary: one
+    sentence. about: the paragraphs of its docstring, with the paper. file: path in the repository.
     """
 
     name: str
@@ -44,7 +44,7 @@ def legend(groups: Sequence[Group]) -> list[Entry]:
                 file=module.__name__.replace(".", "/") + ".py",
             ),
         )
-        series = (group.strategy_label, style.series(group).colour)
+        series = (group.strategy_label, style.look(group).colour)
         if series not in entry.series:
             entry.series.append(series)
     return list(entries.values())

@@ -1,130 +1,256 @@
-"""report.md: the report for a terminal, a pull request or a lab notebook."""
+"""report.md: the report as repositories render it, in the order of the page.
+
+It is GitHub-flavoured Markdown, with `<details>` for what the page folds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+import re
+from collections.abc import Iterator, Sequence
 
 from orchestrator.report.figures import Plot
 from orchestrator.report.findings.base import Finding
-from orchestrator.report.metrics.containers import containers
-from orchestrator.report.metrics.fairness import stated_conditions
+from orchestrator.report.formats import count
 from orchestrator.report.metrics.faults import fault_costs
-from orchestrator.report.metrics.model_partition import is_partitioned
 from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.timelines import Timeline
-from orchestrator.report.render.columns import (
-    CONTAINERS,
-    FAULTS,
-    GROUPS,
-    MODEL_PARTITION,
-    PUBLISHED,
-    Cell,
-    Column,
-    filled,
-)
+from orchestrator.report.render.columns import PUBLISHED, Cell
+from orchestrator.report.render.html import FirstOfKind, chapters_of, fault_table
 from orchestrator.report.render.legend import legend
+from orchestrator.report.render.questions import Figure, Part, Question, parts, questions
 from orchestrator.report.render.summary import HOW_TO_OPEN, STATES, one_line, seeds_line
+from orchestrator.report.render.tables import AT_FIRST, Head, Table, table_of
+from orchestrator.report.render.workloads import WorkloadNames, workload_names
+from orchestrator.report.verdict import Evidence, Option, Verdict, evidence, verdicts
 from orchestrator.results.times import time_line
 
-T = TypeVar("T")
-
 MAX_KEYS = 12  # of a finding's runs; results.csv lists all
+NAMED_BY = 2  # columns that say what a line of a table is about
 # Characters that are markup, or that end a table cell.
 _ESCAPES = str.maketrans(
-    {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "\\|", "[": "\\[", "`": "\\`", "\\": "\\\\"}
+    {
+        "&": "&amp;",
+        "<": "&lt;",
+        ">": "&gt;",
+        **{character: f"\\{character}" for character in "|[`\\$*~"},
+    }
 )
+_BLOCK_MARKER = re.compile(r"^(\d*)([#+=:.)-])")  # begins a heading, a list, a table or a rule
 
 
 def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot]) -> str:
     """The file's text. plots: linked as plots/<name>.svg."""
-    record = comparison.record
-    parts = [f"# {_plain(record.name)}"]
-    if record.description:
-        parts.append(_plain(record.description))
-    parts += filter(None, [_plain(one_line(comparison)), _plain(seeds_line(comparison))])
-    for title, caution in (("Findings", False), ("Cautions", True)):
-        lines = [_finding(finding) for finding in findings if finding.caution is caution]
-        if lines:
-            parts += [f"## {title}", "\n".join(lines)]
-    published = published_lines(comparison)
-    if published:
-        parts += ["## Published and measured"]
-        parts += [_table(filled(PUBLISHED, published), published)]
-    if record.lab:
-        parts += [] if published else ["## The published experiment"]
-        facts = [("Source", record.lab.source), *differences(comparison)]
-        parts += ["\n".join(f"- {name}: {_plain(fact)}" for name, fact in facts)]
-    if costs := fault_costs(comparison):
-        parts += ["## What faults cost", _table(filled(FAULTS, costs), costs)]
-    for workload in comparison.workloads:
-        groups = comparison.groups_in(workload)
-        parts += [f"## {_plain(workload.label)}"]
-        parts += filter(None, [_plain(stated_conditions(comparison.view(workload)))])
-        parts += [_table(filled(GROUPS, groups), groups)]
-        if is_partitioned(groups) and (partitioned := [group for group in groups if group.ok]):
-            parts += ["Model and memory, of the rank that holds most:"]
-            parts += [_table(filled(MODEL_PARTITION, partitioned), partitioned)]
-        if contained := [group for group in groups if any(map(containers, group.ok_rows))]:
-            parts += [
-                "Containers, counted by the kernel:",
-                _table(filled(CONTAINERS, contained), contained),
-            ]
-        for plot in plots:
-            if plot.workload == workload:
-                parts += [f"![{_plain(plot.title)}](plots/{plot.name}.svg)"]
-                parts += filter(None, [_plain(plot.note)])
-                if plot.timelines:
-                    parts += [HOW_TO_OPEN, "\n".join(map(_timeline, plot.timelines))]
-    if entries := legend(comparison.groups):
-        parts += [
-            "## Strategies",
-            "\n".join(f"- {_code(e.name)}: {_plain(e.summary)} {_code(e.file)}" for e in entries),
-        ]
-    if comparison.rows:
-        parts += [_plain(time_line(row.wall.result for row in comparison.rows)) + "."]
-    missing = [
-        f"- {_code(row.key)} {STATES[row.status]}: {_plain(row.cause or '')}"
-        + (f" (log: {_code(row.log)})" if row.log else "")
-        for row in comparison.failed
+    names, anchors = workload_names(comparison.workloads), FirstOfKind()
+    cautions = parts([finding for finding in findings if finding.caution], names)
+    parts_of_report = [
+        *_opening(comparison),
+        *_verdicts(verdicts(comparison, findings), names),
+        *_evidence(evidence(comparison, findings)),
+        *(
+            text
+            for question in questions(comparison, findings, plots, names)
+            for text in _question(question, anchors)
+        ),
+        *(["## Cautions", *_findings(cautions, anchors)] if cautions else []),
+        *_published(comparison),
+        *_results(comparison),
+        *_strategies(comparison),
+        *_missing(comparison),
     ]
-    for key in comparison.pending:
-        why = comparison.unusable.get(key)
-        missing += [
-            f"- {_code(key)} {STATES['unusable']}: {_plain(why)}"
-            if why
-            else f"- {_code(key)} {STATES['pending']}"
-        ]
-    if missing:
-        parts += ["## Failed and pending runs", "\n".join(missing)]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts_of_report) + "\n"
+
+
+def _opening(comparison: Comparison) -> Iterator[str]:
+    record = comparison.record
+    yield f"# {_plain(record.name)}"
+    summary = " ".join(filter(None, [one_line(comparison), seeds_line(comparison)]))
+    yield from filter(None, [_paragraph(record.description), _paragraph(summary)])
+
+
+def _verdicts(found: Sequence[Verdict], names: WorkloadNames) -> Iterator[str]:
+    yield "## Verdict"
+    if not found:
+        yield "Nothing to compare: no strategy finished training."
+    if names.shared:
+        yield f"{_paragraph(names.shared)}, and:"
+    for verdict in found:
+        if len(found) > 1:
+            yield f"### {_plain(names.own[verdict.workload])}"
+        yield f"**{_paragraph(verdict.headline)}**"
+        yield _paragraph(verdict.certainty)
+        if verdict.options:
+            table = _options(verdict.options)
+            yield table if len(found) == 1 else _folded("Options", [table])
+
+
+def _options(options: Sequence[Option]) -> str:
+    titles = ("Option", "Nodes", "Accuracy", "Time", "Speedup", "Sent per rank")
+    heads = [Head(title, number=title != "Option", first=True) for title in titles]
+    lines = []
+    for option in options:
+        accuracy, time = _plain(option.accuracy), _plain(option.time)
+        lines.append(
+            [
+                _plain(option.name),
+                _plain(option.shape),
+                f"**{accuracy}** (best)" if option.best_accuracy else accuracy,
+                f"**{time}** (best)" if option.best_time else time,
+                _plain(option.speedup),
+                _plain(option.sent),
+            ]
+        )
+    return _lines_of_table(heads, lines)
+
+
+def _evidence(found: Sequence[Evidence]) -> Iterator[str]:
+    if found:
+        yield "## What it rests on"
+        yield "\n".join(
+            f"- {'✓' if line.ok else '**!**'} **{_plain(line.topic)}** {_plain(line.text)}"
+            + (f" ([more](#{line.anchor}))" if line.anchor else "")
+            for line in found
+        )
+
+
+def _question(question: Question, anchors: FirstOfKind) -> Iterator[str]:
+    yield f"## {question.heading}"
+    for workload, figures in question.figures:
+        if len(question.figures) > 1:
+            yield f"### {_plain(workload)}"
+        for figure in figures:
+            yield from _figure(figure)
+    if question.findings:
+        folded = list(_findings(question.findings, anchors))
+        yield _folded(count(question.finding_count, "finding"), folded)
+
+
+def _figure(figure: Figure) -> Iterator[str]:
+    title, sentence = _plain(figure.title), _plain(figure.sentence)
+    yield f"**{title}**" + (f" – {sentence}" if sentence else "")
+    yield f"![{title}](plots/{figure.name}.svg)"
+    notes = [*filter(None, [_paragraph(figure.notes)])]
+    if figure.timelines:
+        notes += [HOW_TO_OPEN, "\n".join(map(_timeline, figure.timelines))]
+    if notes:
+        yield _folded("About this figure", notes)
 
 
 def _timeline(timeline: Timeline) -> str:
     return f"- [{_plain(timeline.name)}]({timeline.link})"
 
 
-def _finding(finding: Finding) -> str:
+def _findings(found: Sequence[Part], anchors: FirstOfKind) -> Iterator[str]:
+    """A list for each workload."""
+    for part in found:
+        if part.workload:
+            yield f"### {_plain(part.workload)}"
+        yield "\n".join(
+            _finding(finding, anchors(finding)) for findings in part.topics.values() for finding in findings
+        )
+
+
+def _finding(finding: Finding, anchor: str) -> str:
     keys = [_code(row.key) for row in finding.rows]
     if len(keys) > MAX_KEYS:
         keys = [*keys[:MAX_KEYS], f"and {len(keys) - MAX_KEYS} more"]
-    workload = f" ({_plain(finding.workload.label)})" if finding.workload else ""
     runs = f"  \n  <sub>{', '.join(keys)}</sub>" if keys else ""
-    return f"- **{finding.topic}**{workload}: {_plain(finding.text)}{runs}"
+    target = f'<a id="{anchor}"></a>' if anchor else ""
+    return f"- {target}**{finding.topic}**: {_plain(finding.text)}{runs}"
 
 
-def _table(columns: Sequence[Column[T]], items: Sequence[T]) -> str:
+def _published(comparison: Comparison) -> Iterator[str]:
+    lab, published = comparison.record.lab, published_lines(comparison)
+    if published:
+        yield "## Published and measured"
+        yield from _table(table_of("", PUBLISHED, published))
+    elif lab:
+        yield "## The published experiment"
+    if lab:
+        facts = [("Source", lab.source), *differences(comparison)]
+        yield "\n".join(f"- {_plain(name)}: {_plain(fact)}" for name, fact in facts)
+
+
+def _results(comparison: Comparison) -> Iterator[str]:
+    if found := chapters_of(comparison):
+        yield "## Results"
+        yield "One line per configuration: the mean over seeds, with the range over seeds in parentheses."
+    for chapter in found:
+        yield f"### {_plain(chapter.heading)}"
+        yield from filter(None, [_paragraph(chapter.conditions)])
+        yield from _table(chapter.results)
+        for title, table in (
+            ("Model and memory, of the rank that holds most", chapter.partitioned),
+            ("Certificates of the samples that nodes trained on", chapter.certified),
+            ("Containers, counted by the kernel", chapter.contained),
+        ):
+            if table:
+                yield _folded(title, _table(table))
+    if costs := fault_costs(comparison):
+        yield "## What faults cost"
+        yield from _table(fault_table(costs))
+    if comparison.rows:
+        yield _paragraph(time_line(row.wall.result for row in comparison.rows)) + "."
+
+
+def _strategies(comparison: Comparison) -> Iterator[str]:
+    if entries := legend(comparison.groups):
+        yield "## Strategies"
+        yield "\n".join(
+            f"- {_code(entry.name)}: {_plain(entry.summary)} {_code(entry.file)}" for entry in entries
+        )
+
+
+def _missing(comparison: Comparison) -> Iterator[str]:
     lines = [
-        [column.title for column in columns],
-        ["--:" if column.number else "---" for column in columns],
+        f"- {_code(row.key)} {STATES[row.status]}: {_plain(row.cause or '')}"
+        + (f" (log: {_code(row.log)})" if row.log else "")
+        for row in comparison.failed
     ]
-    lines += [[_cell(column.cell(item)) for column in columns] for item in items]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    for key in comparison.pending:
+        why = comparison.unusable.get(key, "")
+        state = f"{STATES['unusable']}: {_plain(why)}" if why else STATES["pending"]
+        lines.append(f"- {_code(key)} {state}")
+    if lines:
+        yield "## Failed and pending runs"
+        yield "\n".join(lines)
+
+
+def _table(table: Table) -> Iterator[str]:
+    """The first columns, and folded the others: each table has few enough to be read without scrolling."""
+    first = [number for number, head in enumerate(table.heads) if head.first]
+    yield _columns_of_table(table, first)
+    named, others = first[:NAMED_BY], [n for n, head in enumerate(table.heads) if not head.first]
+    width = AT_FIRST - len(named)
+    tables = [
+        _columns_of_table(table, [*named, *others[start : start + width]])
+        for start in range(0, len(others), width)
+    ]
+    if tables:
+        yield _folded(count(len(others), "more column"), tables)
+
+
+def _columns_of_table(table: Table, columns: Sequence[int]) -> str:
+    lines = [[_cell(line.cells[number]) for number in columns] for line in table.lines]
+    return _lines_of_table([table.heads[number] for number in columns], lines)
+
+
+def _lines_of_table(heads: Sequence[Head], lines: Sequence[Sequence[str]]) -> str:
+    """A table of escaped cells."""
+    rule = ["--:" if head.number else "---" for head in heads]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [[head.title for head in heads], rule, *lines])
 
 
 def _cell(cell: Cell) -> str:
     return _plain(cell.text) + (f" ({_plain(cell.detail)})" if cell.detail else "")
+
+
+def _folded(title: str, content: Sequence[str] | Iterator[str]) -> str:
+    """Content that opens at a click. title: without markup, since HTML stands around it.
+
+    Markdown inside begins after an empty line.
+    """
+    return "\n\n".join([f"<details>\n<summary>{title}</summary>", *content, "</details>"])
 
 
 def _code(text: str) -> str:
@@ -135,3 +261,8 @@ def _code(text: str) -> str:
 def _plain(text: str) -> str:
     """Text from a file as one line, with markup escaped."""
     return " ".join(text.split("\n")).translate(_ESCAPES).strip()
+
+
+def _paragraph(text: str) -> str:
+    """As `_plain`, at the start of a block."""
+    return _BLOCK_MARKER.sub(r"\1\\\2", _plain(text))

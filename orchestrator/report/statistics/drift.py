@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from math import exp, log, sqrt
 
 import numpy as np
-from scipy import stats
 
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
-
-LEVEL = 0.95
+from orchestrator.report.statistics.intervals import t_quantile
 
 
 @dataclass(frozen=True)
@@ -48,5 +46,5 @@ def time_drift(runs: Sequence[tuple[float, str, float]]) -> Drift | None:
     slope = float(at @ logs) / squares
     residuals = logs - slope * at
     error = sqrt(float(residuals @ residuals) / dof / squares)
-    half = float(stats.t.isf((1 - LEVEL) / 2, dof)) * error
+    half = t_quantile(dof) * error
     return Drift(exp(slope * span), exp((slope - half) * span), exp((slope + half) * span))

@@ -1,0 +1,425 @@
+"""One sentence for each figure: the message of the chart.
+
+Where a finding decided it, the sentence says so. Otherwise it reports means, and calls them measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.report.findings.base import Finding
+from orchestrator.report.findings.data_partition import SKEWED_BITS
+from orchestrator.report.findings.stragglers import MIN_SHARE
+from orchestrator.report.formats import bits, percent, points, ratio, seconds, size
+from orchestrator.report.metrics.learning import target_reached
+from orchestrator.report.metrics.model_partition import bubble, memory_bytes
+from orchestrator.report.metrics.quantities import ACCURACY, EXCHANGE_S_PER_STEP, TRAIN_S
+from orchestrator.report.model.comparison import WorkloadView
+from orchestrator.report.model.groups import Group, Metric
+
+
+def figure_sentence(name: str, view: WorkloadView, findings: Sequence[Finding]) -> str:
+    """What a figure shows of a workload, in one sentence; empty if there is nothing to say.
+
+    Args:
+        name: of the figure, as in figures.CAPTIONS.
+        view: the workload that the figure is about.
+        findings: of the whole report.
+    """
+    keys = {row.key for group in view.groups for row in group.rows}
+    about = [(found, {row.key for row in found.rows}) for found in findings if found.rows]
+    own = [found for found, rows in about if rows <= keys]
+    others = [found for found, rows in about if rows & keys and not rows <= keys]
+    rule = _RULES.get(name)
+    return rule(_Shown(view, own, others)) if rule else ""
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A workload, the findings on it, and those on it and others."""
+
+    view: WorkloadView
+    findings: Sequence[Finding]
+    with_others: Sequence[Finding]
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """The data of its findings of a kind."""
+        return [dict(found.data) for found in self.findings if found.kind == kind]
+
+    def first(self, kind: str) -> dict[str, Any] | None:
+        return next(iter(self.of(kind)), None)
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """The configurations that are compared, or else all that are not serial, or serial."""
+        view = self.view
+        return view.candidates or [group for group in view.groups if not group.serial] or view.groups
+
+    @property
+    def at(self) -> str:
+        return f"on {self.view.shape.label}"
+
+    @property
+    def clock(self) -> str:
+        return "" if self.view.clock == "wall" else " in cluster time"
+
+    def name(self, group: Group) -> str:
+        return self.view.name(group)
+
+    def with_accuracy(self, group: Group) -> str:
+        """`all_reduce over mpi (91.7%)`: a speed never appears without its accuracy."""
+        accuracy = f" ({percent(group.accuracy.mean)})" if group.accuracy else ""
+        return f"{self.name(group)}{accuracy}"
+
+    @property
+    def unlearned(self) -> set[str]:
+        """Keys of the runs that have not learned, whose speed is worth nothing."""
+        return {row.key for found in self.findings if found.kind == "not_learned" for row in found.rows}
+
+    def learned(self, groups: Sequence[Group]) -> list[Group]:
+        unlearned = self.unlearned
+        return [group for group in groups if not any(row.key in unlearned for row in group.rows)]
+
+    @property
+    def fastest(self) -> tuple[dict[str, Any], Group] | None:
+        """The data of the finding on the fastest configuration, and the configuration."""
+        found = self.first("fastest")
+        named = [group for group in self.view.candidates if found and self.name(group) == found["strategy"]]
+        return (found, named[0]) if found and named else None
+
+    def measured(self, groups: Sequence[Group], metric: Metric) -> list[tuple[float, Group]]:
+        """The means of the groups that have the quantity, the lowest first."""
+        known = [(spread.mean, group) for group in groups if (spread := group.over(metric))]
+        return sorted(known, key=lambda item: item[0])
+
+
+def _strategies(shown: _Shown) -> str:
+    found = shown.first("best_accuracy")
+    ranked = shown.measured(shown.view.ranked_candidates, lambda row: row.accuracy)
+    if not ranked:
+        return ""
+    (low, worst), (high, best) = ranked[0], ranked[-1]
+    at = f"{shown.at}{shown.view.of_ranked}"
+    if found and found["best"]:
+        return f"{found['best']} reached the best accuracy {at}: {percent(found['accuracy'])}."
+    if found and found["worst"]:
+        worse = f"the worst is that of {shown.name(worst)}, {percent(low)}"
+        return f"Which accuracy is the best {at} is undecided; {worse}."
+    if percent(low) == percent(high):
+        whose = shown.name(best) if len(ranked) == 1 else f"Each of {len(ranked)} configurations"
+        return f"{whose} reached {percent(high)} {at}, as measured."
+    ends = f"{percent(low)} ({shown.name(worst)}) to {percent(high)} ({shown.name(best)})"
+    return f"Accuracies from {ends} were measured {at}."
+
+
+def _accuracy(shown: _Shown) -> str:
+    lines = _lines(shown, lambda group: bool(ACCURACY.sample(group)))
+    changes = [(ACCURACY.mean_of(groups[-1]) - ACCURACY.mean_of(groups[0]), groups) for groups in lines]
+    if not changes:
+        return _strategies(shown)
+    change, groups = max(changes, key=lambda item: (len(item[1]), abs(item[0])))
+    fewest, most = groups[0], groups[-1]
+    low, high = percent(ACCURACY.mean_of(fewest)), percent(ACCURACY.mean_of(most))
+    if low == high:
+        return f"{shown.name(most)} was measured at {low} on {fewest.shape.short} as on {most.shape.label}."
+    return (
+        f"From {fewest.shape.short} to {most.shape.label}, the accuracy of {shown.name(most)} was measured "
+        f"to change from {low} to {high}: {points(change)}."
+    )
+
+
+def _lines(shown: _Shown, known: Callable[[Group], bool]) -> list[list[Group]]:
+    """The groups that differ only in their number of nodes, the fewest first; at least two."""
+    lines: dict[tuple[str, str, str, int], list[Group]] = {}
+    for group in sorted(shown.view.line_groups, key=lambda group: group.shape.ranks):
+        if not group.serial and not group.shape.slower_nodes and known(group):
+            lines.setdefault(group.line, []).append(group)
+    return [groups for groups in lines.values() if groups[0].shape.ranks < groups[-1].shape.ranks]
+
+
+def _time(shown: _Shown) -> str:
+    found = shown.of("more_nodes")
+    if not found:
+        return _fastest(shown)
+    gained = sum(set(data["steps"]) == {"less"} for data in found)
+    slower = sum("more" in data["steps"] for data in found)
+    if gained:
+        number = f"all {gained}" if gained == len(found) else f"{gained} of {len(found)}"
+        which = found[0]["strategy"] if len(found) == 1 else f"{number} configurations"
+        text = f"Every step to more nodes is shown to make {which} faster{shown.clock}"
+    else:
+        text = f"No configuration is shown to become faster{shown.clock} with every step to more nodes"
+    return text + (f"; {slower} {_be(slower)} shown to become slower at a step." if slower else ".")
+
+
+def _fastest(shown: _Shown) -> str:
+    if not shown.fastest:
+        ranked = shown.measured(shown.groups, lambda row: row.train_s)
+        return _range("Times", ranked, shown) if ranked else ""
+    found, group = shown.fastest
+    what = "is shown to be the fastest" if found["fastest"] else "was measured fastest"
+    return f"{shown.with_accuracy(group)} {what} {shown.at}{shown.clock}: {seconds(found['train_s'])}."
+
+
+def _range(what: str, ranked: list[tuple[float, Group]], shown: _Shown) -> str:
+    """`Times from 4.10 s (ddp over gloo) to 5.20 s (gossip over gloo) were measured.`"""
+    (low, least), (high, most) = ranked[0], ranked[-1]
+    if seconds(low) == seconds(high):
+        return f"{what} of {seconds(low)} were measured{shown.clock}, in {shown.with_accuracy(least)}."
+    ends = f"{seconds(low)} ({shown.with_accuracy(least)}) to {seconds(high)} ({shown.with_accuracy(most)})"
+    return f"{what} from {ends} were measured{shown.clock}."
+
+
+def _speedup(shown: _Shown) -> str:
+    if not shown.fastest or "speedup" not in shown.fastest[0]:
+        ranked = shown.measured(shown.learned(shown.groups), lambda row: row.speedup)
+        if not ranked:
+            return "No speedup was measured."
+        best, group = ranked[-1]
+        return f"The largest speedup measured is {ratio(best)}, of {shown.with_accuracy(group)}."
+    found, group = shown.fastest
+    interval, name = found["speedup_interval"], shown.with_accuracy(group)
+    if interval is None:
+        return f"A speedup of {ratio(found['speedup'])}{shown.clock} was measured for {name} {shown.at}."
+    low, high = interval
+    side = "faster" if low > 1 else "slower" if high < 1 else "not shown to be faster"
+    return (
+        f"The speedup of {name} {shown.at} is {ratio(found['speedup'])} ({ratio(low)} to {ratio(high)}): "
+        f"{side} than serial{shown.clock}."
+    )
+
+
+def _cpu_time_speedup(shown: _Shown) -> str:
+    for groups in (shown.view.candidates, shown.view.line_groups):
+        learned = [group for group in shown.learned(groups) if not group.serial]
+        if ranked := shown.measured(learned, lambda row: row.cpu_time_speedup):
+            best, group = ranked[-1]
+            name, at = shown.with_accuracy(group), group.shape.label
+            return f"By CPU time, {name} was measured to gain most on {at}: {ratio(best)}."
+    return "No speedup by CPU time was measured."
+
+
+def _staleness(shown: _Shown) -> str:
+    ranked = shown.measured(shown.view.line_groups, lambda row: row.staleness)
+    if not ranked:
+        return ""
+    most, group = ranked[-1]
+    return (
+        f"Gradients were measured most stale in {shown.name(group)} on {group.shape.label}: {ratio(most)} "
+        "updates by others."
+    )
+
+
+def _accuracy_over_time(shown: _Shown) -> str:
+    compared = [*shown.view.candidates, *([shown.view.serial] if shown.view.serial else [])]
+    groups = [
+        group
+        for group in shown.learned(compared)
+        if ACCURACY.sample(group) and TRAIN_S.sample(group) and group.first.times_compare
+    ]
+    if not groups:
+        return ""
+    if len(groups) == 1:
+        return f"{shown.name(groups[0])} was measured at {_finish(groups[0])}."
+    first, highest = min(groups, key=TRAIN_S.mean_of), max(groups, key=ACCURACY.mean_of)
+    if percent(ACCURACY.mean_of(first)) == percent(ACCURACY.mean_of(highest)):
+        return (
+            f"{shown.name(first)} was measured to finish first, at the highest accuracy: {_finish(first)}."
+        )
+    return (
+        f"Measured to finish first: {shown.name(first)}, {_finish(first)}; most accurate: "
+        f"{shown.name(highest)}, {_finish(highest)}."
+    )
+
+
+def _finish(group: Group) -> str:
+    return f"{percent(ACCURACY.mean_of(group))} after {seconds(TRAIN_S.mean_of(group))}"
+
+
+def _time_to_target(shown: _Shown) -> str:
+    if shown.view.workload.target_accuracy is None:
+        return ""
+    found = shown.first("target_first")
+    target = percent(shown.view.workload.target_accuracy)
+    if not found:
+        groups = shown.view.line_groups
+        some = sum(any(map(target_reached, group.ok_rows)) for group in groups)
+        return f"No configuration reached {target} with every seed; {some} did with some seeds."
+    time = seconds(found["time_to_target_s"][found["shortest"]])
+    what = "is shown to reach" if found["first"] else "was measured to reach"
+    return f"{found['shortest']} {what} {target} first, after {time}{shown.clock}."
+
+
+def _phases(shown: _Shown) -> str:
+    ranked = shown.measured(shown.groups, lambda row: row.exchange_share)
+    if not ranked:
+        return ""
+    (low, least), (high, most) = ranked[0], ranked[-1]
+    if percent(low) == percent(high):
+        where = shown.name(most) if len(ranked) == 1 else "every configuration"
+        return f"Exchange was measured at {percent(high)} of the time in {where} {shown.at}."
+    return (
+        f"Exchange was measured at {percent(high)} of the time in {shown.name(most)} and at {percent(low)} "
+        f"in {shown.name(least)} {shown.at}."
+    )
+
+
+def _stragglers(shown: _Shown) -> str:
+    found = shown.of("straggler")
+    if not found:
+        return (
+            f"No rank is shown to delay the others for {percent(MIN_SHARE)} of the time or more {shown.at}."
+        )
+    most = found[0]
+    more = f"; so a rank delays others in {len(found) - 1} more" if len(found) > 1 else ""
+    return (
+        f"In {most['strategy']}, the other ranks waited for rank {most['rank']} during "
+        f"{percent(most['share_of_time'])} of the time{more}."
+    )
+
+
+def _timelines(shown: _Shown) -> str:
+    def waiting(row: Any) -> float | None:
+        spent = sum(value for phase, value in row.seconds.items() if phase != "evaluate")
+        return row.seconds.get("wait", 0.0) / spent if spent else None
+
+    ranked = shown.measured(shown.view.candidates, waiting)
+    if not ranked:
+        return ""
+    share, group = ranked[-1]
+    if percent(share) == percent(0):
+        return f"Ranks were measured to wait for less than 0.1% of the time {shown.at}."
+    return (
+        f"Ranks were measured to wait most in {shown.name(group)}: {percent(share)} of the time {shown.at}."
+    )
+
+
+def _memory(shown: _Shown) -> str:
+    found = shown.first("least_memory")
+    if found:
+        share = found["bytes"] / found["compared_bytes"]
+        whose = "serial's" if found["compared_with"] == "serial" else "the largest strategy's"
+        return (
+            f"By tensor sizes, {found['strategies'][0]} keeps least on its fullest rank: "
+            f"{size(found['bytes'])}, {percent(share)} of {whose}."
+        )
+    ranked = shown.measured(shown.view.reference_candidates, memory_bytes)
+    if not ranked:
+        return ""
+    (low, _), (high, _) = ranked[0], ranked[-1]
+    if size(low) == size(high):
+        return f"Every configuration keeps {size(high)} on its fullest rank {shown.at}."
+    return f"By tensor sizes, the fullest rank keeps {size(low)} to {size(high)} {shown.at}."
+
+
+def _bubbles(shown: _Shown) -> str:
+    found = shown.first("bubble")
+    if found:
+        name, share = max(found["bubble"].items(), key=lambda item: item[1])
+        formula = found["formula"][name]
+        return (
+            f"The stages of {name} were measured to wait for {percent(share)} of the time; the formula has "
+            f"{percent(formula)}."
+        )
+    ranked = shown.measured(shown.view.candidates, bubble)
+    if not ranked:
+        return ""
+    share, group = ranked[-1]
+    return f"Stages were measured to wait most in {shown.name(group)}: {percent(share)} of the time."
+
+
+def _split_points(shown: _Shown) -> str:
+    found = shown.first("split_point")
+    if not found:
+        return ""
+    time = seconds(found["step_s"][found["best"]])
+    what = "is shown to be the fastest" if found["fastest"] else "was measured fastest"
+    default = " (the default)" if found["best"] == found["default"] else ""
+    return f"The split before {found['best']}{default} {what}: {time} per step."
+
+
+def _partitioners(shown: _Shown) -> str:
+    reference = shown.view.partitioners[0] if shown.view.partitioners else ""
+    losses = shown.of("partitioner_loss")
+    if losses:
+        most = max(losses, key=lambda data: data["loss"])
+        return (
+            f"{most['strategy']} is shown to lose accuracy with {most['partitioner']}: "
+            f"{points(-most['loss'])} from {reference}."
+        )
+    effects = [each for data in shown.of("partitioner_effect") for each in data["compared"]]
+    if not effects:
+        return ""
+    gains = sum(each["decision"] == "more" for each in effects)
+    if gains:
+        return f"No partitioner is shown to cost accuracy against {reference}, {gains} to gain some."
+    return f"No partitioner is shown to change accuracy against {reference}."
+
+
+def _labels(shown: _Shown) -> str:
+    groups = [group for group in shown.view.candidates if group.partitioner_label]
+    covered = shown.measured(groups, lambda row: row.coverage)
+    skewed = shown.measured(groups, lambda row: row.js_mean)
+    if not covered or not skewed:
+        return ""
+    share, least = covered[0]
+    divergence, most = skewed[-1]
+    seen = (
+        "Nodes together saw the whole training set in epoch 1"
+        if share == 1
+        else f"With {least.partitioner_label}, nodes together saw {percent(share)} of the set in epoch 1"
+    )
+    if divergence < SKEWED_BITS:
+        return f"{seen}; their labels are nearly those of the whole set ({bits(divergence)} bits off)."
+    return f"{seen}; labels are skewed most with {most.partitioner_label}, by {bits(divergence)} bits."
+
+
+def _exchange(shown: _Shown) -> str:
+    groups = [group for group in shown.view.candidates if EXCHANGE_S_PER_STEP.sample(group)]
+    if not groups:
+        return ""
+    groups.sort(key=EXCHANGE_S_PER_STEP.mean_of)
+    low, high = (seconds(EXCHANGE_S_PER_STEP.mean_of(group)) for group in (groups[0], groups[-1]))
+    model = shown.view.groups[0].first.run.name_of("model")
+    text = f"With {model}, the exchange of a step was measured at {low} in {shown.name(groups[0])}"
+    return f"{text}." if len(groups) == 1 else f"{text} and {high} in {shown.name(groups[-1])}."
+
+
+def _textbook_optimizers(shown: _Shown) -> str:
+    for kind, what in (("textbook_curve_differs", "different"), ("textbook_curve_equal", "the same")):
+        for found in [*shown.findings, *shown.with_others]:
+            if found.kind == kind:
+                textbook, library = found.data["optimizers"]
+                return (
+                    f"{textbook} and {library} have {what} loss curves: they differ by at most "
+                    f"{found.data['max_difference']:.1e} of the loss."
+                )
+    return ""
+
+
+def _be(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+_RULES: dict[str, Callable[[_Shown], str]] = {
+    "strategies": _strategies,
+    "exchange": _exchange,
+    "textbook_optimizers": _textbook_optimizers,
+    "partitioners": _partitioners,
+    "time_to_target": _time_to_target,
+    "time": _time,
+    "speedup": _speedup,
+    "cpu_time_speedup": _cpu_time_speedup,
+    "accuracy": _accuracy,
+    "staleness": _staleness,
+    "accuracy_over_time": _accuracy_over_time,
+    "phases": _phases,
+    "stragglers": _stragglers,
+    "timelines": _timelines,
+    "memory": _memory,
+    "bubbles": _bubbles,
+    "split_points": _split_points,
+    "labels": _labels,
+}

@@ -1,0 +1,129 @@
+"""The data of a figure as a table, from its specification: for readers who do not see the figure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.report import formats
+
+MOST_LINES = 60
+Fields = dict[str, tuple[str, str]]  # field of the records -> its title and its number format
+
+
+@dataclass(frozen=True)
+class FigureData:
+    """The table. more: how many lines are left out."""
+
+    heads: list[str]
+    lines: list[list[str]]
+    more: int
+
+
+def shared_data(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The specification with each set of records once, by name, however many layers draw it."""
+    names: dict[str, str] = {}
+    datasets: dict[str, Any] = dict(spec.get("datasets", {}))
+
+    def shared(part: Any) -> Any:
+        if isinstance(part, list):
+            return [shared(each) for each in part]
+        if not isinstance(part, dict):
+            return part
+        return {key: named(value) if key == "data" else shared(value) for key, value in part.items()}
+
+    def named(data: Any) -> Any:
+        if not isinstance(data, dict) or not isinstance(data.get("values"), list):
+            return data
+        name = names.setdefault(json.dumps(data["values"]), f"records-{len(names)}")
+        datasets[name] = data["values"]
+        return {"name": name}
+
+    rest = shared({name: value for name, value in spec.items() if name != "datasets"})
+    return {**rest, "datasets": datasets}
+
+
+def figure_data(spec: Mapping[str, Any]) -> list[FigureData]:
+    """The records that the figure draws: the fields that its tooltips name, otherwise those of its axes.
+
+    Several tables if the tooltips of a figure name different fields of different records.
+    """
+    spec = shared_data(spec)
+    records_of: Mapping[str, list[Mapping[str, Any]]] = spec["datasets"]
+    named: dict[str, Fields] = {}
+    drawn: dict[str, Fields] = {}
+    for data, encoding in _views(spec, "", {}):
+        if data in records_of:
+            named.setdefault(data, {}).update(_tooltip(encoding))
+            drawn.setdefault(data, {}).update(_channels(encoding))
+    found = {data: fields for data, fields in named.items() if fields}
+    if not found:
+        found = dict([max(drawn.items(), key=lambda pair: len(records_of[pair[0]]))] if drawn else [])
+    tables = [_table(fields, records_of[data]) for data, fields in found.items() if fields]
+    return [table for number, table in enumerate(tables) if table not in tables[:number]]
+
+
+def _table(fields: Fields, records: Sequence[Mapping[str, Any]]) -> FigureData:
+    lines = dict.fromkeys(
+        tuple(_written(record.get(name), form) for name, (_, form) in fields.items()) for record in records
+    )
+    unique = [list(line) for line in lines]
+    more = max(0, len(unique) - MOST_LINES)
+    return FigureData([title for title, _ in fields.values()], unique[:MOST_LINES], more)
+
+
+def _views(
+    spec: Mapping[str, Any], data: str, encoding: Mapping[str, Any]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The name of the records and the encoding of each view. Inner views inherit both."""
+    data = spec.get("data", {}).get("name", data)
+    facets = spec.get("facet", {})
+    facets = {"facet": facets} if "field" in facets else facets
+    encoding = {**encoding, **facets, **spec.get("encoding", {})}
+    if "mark" in spec:
+        yield data, encoding
+    inner = [*([spec["spec"]] if "spec" in spec else []), *spec.get("layer", ())]
+    for name in ("concat", "hconcat", "vconcat"):
+        inner += spec.get(name, ())
+    for view in inner:
+        yield from _views(view, data, encoding)
+
+
+def _tooltip(encoding: Mapping[str, Any]) -> Fields:
+    tooltip = encoding.get("tooltip", [])
+    entries = tooltip if isinstance(tooltip, list) else [tooltip]
+    return {
+        entry["field"]: (_title(entry), entry.get("format", "")) for entry in entries if "field" in entry
+    }
+
+
+def _channels(encoding: Mapping[str, Any]) -> Fields:
+    return {
+        channel["field"]: (
+            _title(channel),
+            channel.get("axis", {}).get("format", "") if channel.get("axis") else "",
+        )
+        for name, channel in encoding.items()
+        if isinstance(channel, dict) and name != "tooltip" and "field" in channel
+    }
+
+
+def _title(channel: Mapping[str, Any]) -> str:
+    places = [channel, channel.get("axis"), channel.get("legend"), channel.get("header")]
+    titles = [place["title"] for place in places if isinstance(place, dict) and place.get("title")]
+    title = titles[0] if titles else channel["field"].replace("_", " ")
+    return " ".join(title) if isinstance(title, list) else str(title)
+
+
+def _written(value: Any, form: str) -> str:
+    """A value as the figure's tooltip shows it. form: of d3, which Python shares but for `~` and `s`."""
+    if value is None:
+        return formats.ABSENT
+    if not isinstance(value, float):
+        return str(value)
+    try:
+        return format(value, form.replace("~", "")) if form else formats.significant(value)
+    except ValueError:
+        return formats.significant(value)

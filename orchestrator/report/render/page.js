@@ -1,0 +1,431 @@
+// Makes the report interactive: figures, filters, sorting, terms, and curves of runs. The page is complete
+// without it. What it relies on is listed at the top of the page's body.
+"use strict";
+(() => {
+  const { config, figures } = JSON.parse(document.getElementById("figures").textContent);
+  const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+  const create = (tag, properties) => Object.assign(document.createElement(tag), properties);
+
+  // --- The view: what is hidden and selected. It is kept in the fragment, so that a view can be sent.
+
+  const tools = document.getElementById("tools");
+  const chips = tools ? all("button[data-series]", tools) : [];
+  const selects = tools ? all("select[data-filter]", tools) : [];
+  const view = { hide: new Set(), selected: {}, at: "" };
+
+  /** The id in the fragment, or an empty string. A fragment may also be a view, such as `nodes=4`. */
+  function fragmentId() {
+    try {
+      const id = decodeURIComponent(location.hash.slice(1));
+      return document.getElementById(id) ? id : "";
+    } catch {
+      return "";
+    }
+  }
+
+  /** Takes the view from the fragment. A fragment that is an id leaves the view as it is. */
+  function readFragment() {
+    const id = fragmentId();
+    if (id) {
+      view.at = id;
+      return;
+    }
+    const given = new URLSearchParams(location.hash.slice(1));
+    view.hide = new Set(given.getAll("hide").filter((name) => chips.some((chip) => chip.dataset.series === name)));
+    view.at = given.get("at") ?? "";
+    for (const select of selects) {
+      const value = given.get(select.dataset.filter) ?? "";
+      view.selected[select.dataset.filter] = [...select.options].some((option) => option.value === value) ? value : "";
+    }
+  }
+
+  function writeFragment() {
+    const kept = new URLSearchParams();
+    for (const name of view.hide) kept.append("hide", name);
+    for (const [name, value] of Object.entries(view.selected)) if (value) kept.set(name, value);
+    if (view.at && [...kept].length) kept.set("at", view.at);
+    const fragment = [...kept].length ? kept.toString() : encodeURIComponent(view.at);
+    history.replaceState(null, "", fragment ? `#${fragment}` : location.pathname + location.search);
+  }
+
+  // Before any listener changes the page: lines of tables and sections of runs that filters apply to.
+  const filtered = all("tr[data-status], details.run[data-status]");
+
+  /** Whether the filters leave out a line. A pending run has a status only, and no strategy. */
+  function isFiltered({ dataset }) {
+    if (view.hide.has(dataset.series)) return true;
+    return Object.entries(view.selected).some(([name, value]) =>
+      value && !(name === "status" ? dataset.status.split(" ") : [dataset[name]]).includes(value));
+  }
+
+  function applyView() {
+    for (const element of filtered) element.hidden = isFiltered(element);
+    for (const chip of chips) chip.setAttribute("aria-pressed", String(!view.hide.has(chip.dataset.series)));
+    for (const select of selects) select.value = view.selected[select.dataset.filter];
+    for (const name of drawn.keys()) hideSeries(name);
+    if (!tools) return;
+    const runs = filtered.filter((element) => element.matches("details.run"));
+    const shown = runs.filter((run) => !run.hidden).length;
+    const active = view.hide.size > 0 || Object.values(view.selected).some(Boolean);
+    tools.querySelector(".shown").textContent = active ? `${shown} of ${runs.length} runs` : "";
+    tools.querySelector(".reset").hidden = !active;
+  }
+
+  function changeView() {
+    writeFragment();
+    applyView();
+  }
+
+  function setUpTools() {
+    if (!tools) return;
+    tools.hidden = false;
+    for (const chip of chips) {
+      chip.addEventListener("click", () => {
+        const name = chip.dataset.series;
+        if (!view.hide.delete(name)) view.hide.add(name);
+        changeView();
+      });
+    }
+    for (const select of selects) {
+      select.addEventListener("change", () => {
+        view.selected[select.dataset.filter] = select.value;
+        changeView();
+      });
+    }
+    tools.querySelector(".none").addEventListener("click", () => {
+      view.hide = new Set(chips.map((chip) => chip.dataset.series));
+      changeView();
+    });
+    tools.querySelector(".reset").addEventListener("click", () => {
+      view.hide.clear();
+      for (const select of selects) view.selected[select.dataset.filter] = "";
+      changeView();
+    });
+  }
+
+  /** Opens what the fragment names, and scrolls to it: browsers do not open a closed section. */
+  function showTarget() {
+    const target = view.at && document.getElementById(view.at);
+    if (!target) return;
+    for (let at = target; at; at = at.parentElement) if (at.tagName === "DETAILS") at.open = true;
+    target.scrollIntoView();
+  }
+
+  // --- Figures: the static SVG stays until its figure comes near the window.
+
+  const drawn = new Map(); // name of a figure -> its Vega view
+  let embed;
+
+  /** Vega, which stays packed until the first figure needs it. */
+  function library() {
+    embed ??= unpack(document.getElementById("library").textContent).then((text) => {
+      document.head.append(create("script", { textContent: text }));
+      return window.vegaEmbed;
+    });
+    return embed;
+  }
+
+  function unpack(base64) {
+    const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  }
+
+  /** The views of a specification, at any depth. */
+  function* views(spec) {
+    yield spec;
+    for (const list of ["layer", "hconcat", "vconcat", "concat"]) for (const inner of spec[list] ?? []) yield* views(inner);
+    if (spec.spec) yield* views(spec.spec);
+  }
+
+  /** Channels of an axis. Those whose scale is null hold pixels. */
+  const channels = (spec, axis) =>
+    [...views(spec)].map((inner) => inner.encoding?.[axis])
+      .filter((channel) => channel?.type === "quantitative" && channel.scale !== null);
+
+  const isLog = (spec, axis) => channels(spec, axis).some((channel) => channel.scale?.type === "log");
+
+  /** Makes an axis linear or logarithmic. The figure may name the domain of each. */
+  function setScale(spec, axis, type) {
+    const domain = spec.usermeta?.domains?.[type];
+    for (const channel of channels(spec, axis)) {
+      channel.scale = { ...channel.scale, type };
+      if (type === "log") delete channel.scale.zero;
+      if (domain) channel.scale.domain = domain;
+      else if (type === "log" && channel.scale.domain?.some?.((end) => end <= 0)) delete channel.scale.domain;
+    }
+  }
+
+  /** A single view takes the width of its place. Others keep theirs, and their place scrolls. */
+  function fit(spec) {
+    const single = !["hconcat", "vconcat", "concat", "facet", "repeat", "spec"].some((name) => name in spec);
+    const encodings = [...views(spec)].map((inner) => inner.encoding ?? {});
+    const faceted = encodings.some((encoding) => ["row", "column", "facet"].some((name) => name in encoding));
+    if (single && !faceted && typeof spec.width === "number") {
+      Object.assign(spec, { width: "container", autosize: { type: "fit-x", contains: "padding" } });
+    }
+  }
+
+  /** The names of a figure's series that belong to hidden chips: `ddp · gloo` and `ddp · gloo · dirichlet`. */
+  function hiddenSeries(spec) {
+    const names = new Set();
+    for (const records of Object.values(spec.datasets ?? {})) for (const record of records) names.add(record.series);
+    const hidden = [...view.hide];
+    return [...names].filter((name) => name && hidden.some((chip) => name === chip || name.startsWith(`${chip} · `)));
+  }
+
+  function hideSeries(name) {
+    const { spec } = figures[name];
+    if (spec.params?.some((param) => param.name === "hidden")) drawn.get(name).signal("hidden", hiddenSeries(spec)).runAsync();
+  }
+
+  async function place(box, spec, label) {
+    const target = create("div", { className: "coming" }); // out of sight, since the static figure stays until then
+    box.append(target);
+    fit(spec);
+    spec.config = { ...config, aria: false };
+    const { view: made } = await (await library())(target, spec, { renderer: "svg", actions: false });
+    // The figure is one image with a label: Vega's own labels, of every mark, have gaps and take long to read.
+    target.querySelector("svg").setAttribute("aria-hidden", "true");
+    target.setAttribute("role", "img");
+    target.setAttribute("aria-label", label);
+    target.classList.remove("coming");
+    box.replaceChildren(target);
+    return made;
+  }
+
+  async function drawFigure(figure) {
+    const name = figure.dataset.figure;
+    const { spec, log } = figures[name];
+    const copy = structuredClone(spec);
+    const button = figure.querySelector("button.scale");
+    const type = button?.getAttribute("aria-pressed") === "true" ? "log" : "linear";
+    if (button && isLog(spec, log) !== (type === "log")) setScale(copy, log, type);
+    const box = figure.querySelector(".drawing");
+    const label = box.querySelector("[role=img]").getAttribute("aria-label");
+    drawn.get(name)?.finalize();
+    drawn.set(name, await place(box, copy, label));
+    hideSeries(name);
+  }
+
+  function addScaleButton(figure) {
+    const { spec, log } = figures[figure.dataset.figure];
+    if (!log || !channels(spec, log).length) return;
+    const button = create("button", { type: "button", className: "scale", textContent: "Log scale" });
+    button.setAttribute("aria-pressed", String(isLog(spec, log)));
+    button.addEventListener("click", () => {
+      button.setAttribute("aria-pressed", String(button.getAttribute("aria-pressed") !== "true"));
+      drawFigure(figure);
+    });
+    figure.querySelector(".heading").append(button);
+  }
+
+  function setUpFigures() {
+    const near = new IntersectionObserver((entries) => {
+      for (const { isIntersecting, target } of entries) {
+        if (!isIntersecting) continue;
+        near.unobserve(target);
+        drawFigure(target);
+      }
+    }, { rootMargin: "300px" });
+    for (const figure of all("figure[data-figure]")) {
+      if (!(figure.dataset.figure in figures)) continue;
+      addScaleButton(figure);
+      near.observe(figure);
+    }
+  }
+
+  // --- Tables: sorting, and the columns that are not shown at first.
+
+  function valueIn(row, column) {
+    const cell = row.cells[column];
+    if (!cell || cell.colSpan > 1 || cell.textContent === "–") return null;
+    return cell.dataset.value ? Number(cell.dataset.value) : cell.textContent;
+  }
+
+  function compare(left, right) {
+    if (typeof left === "number" && typeof right === "number") return left - right;
+    return String(left).localeCompare(String(right), "en", { numeric: true });
+  }
+
+  /** Sorts the lines; those without a value stay last. direction: 1 ascending, -1 descending, 0 as written. */
+  function sort(table, written, column, direction) {
+    const keyed = written.map((row) => ({ row, value: valueIn(row, column) }));
+    const [known, unknown] = [keyed.filter(({ value }) => value !== null), keyed.filter(({ value }) => value === null)];
+    known.sort((left, right) => direction * compare(left.value, right.value));
+    table.tBodies[0].append(...(direction ? [...known, ...unknown] : keyed).map(({ row }) => row));
+  }
+
+  function setUpSorting(table) {
+    const heads = [...table.tHead.rows[0].cells];
+    const written = [...table.tBodies[0].rows];
+    if (written.length < 2) return;
+    heads.forEach((head, column) => {
+      const term = head.querySelector("a.term");
+      const button = create("button", { type: "button", className: "sort", textContent: head.textContent });
+      if (term) {
+        button.classList.add("term");
+        button.dataset.note = term.dataset.note;
+        button.setAttribute("aria-describedby", term.getAttribute("aria-describedby"));
+      }
+      button.addEventListener("click", () => {
+        const next = { ascending: "descending", descending: "" }[head.getAttribute("aria-sort")] ?? "ascending";
+        for (const each of heads) each.removeAttribute("aria-sort");
+        if (next) head.setAttribute("aria-sort", next);
+        sort(table, written, column, { ascending: 1, descending: -1 }[next] ?? 0);
+      });
+      head.replaceChildren(button);
+    });
+  }
+
+  function setUpColumns(table) {
+    const heads = [...table.tHead.rows[0].cells];
+    if (!heads.some((head) => head.classList.contains("more"))) return;
+    const button = create("button", { type: "button", className: "all-columns" });
+    const show = (open) => {
+      table.classList.toggle("all", open);
+      button.setAttribute("aria-expanded", String(open));
+      button.textContent = open ? "Fewer columns" : `All ${heads.length} columns`;
+      const shown = heads.filter((head) => open || !head.classList.contains("more")).length;
+      for (const cell of all("td.cause", table)) cell.colSpan = Math.max(1, shown - cell.cellIndex);
+    };
+    button.addEventListener("click", () => show(!table.classList.contains("all")));
+    table.closest(".wide").before(button);
+    show(false);
+  }
+
+  // --- Terms: the definition under the pointer or at the focus.
+
+  const tooltip = document.getElementById("tooltip");
+  let leaving;
+  let explained; // the term whose definition is shown
+
+  function showTerm(term) {
+    clearTimeout(leaving);
+    explained = term;
+    const definition = document.getElementById(term.getAttribute("aria-describedby"));
+    tooltip.textContent = definition.textContent;
+    tooltip.hidden = false;
+    const place = term.getBoundingClientRect();
+    const below = place.bottom + tooltip.offsetHeight + 8 < innerHeight;
+    tooltip.style.left = `${Math.max(8, Math.min(place.left, innerWidth - tooltip.offsetWidth - 8))}px`;
+    tooltip.style.top = `${below ? place.bottom + 4 : Math.max(8, place.top - tooltip.offsetHeight - 4)}px`;
+  }
+
+  function hideTerm() {
+    tooltip.hidden = true;
+  }
+
+  function setUpTerms() {
+    const termAt = (event) => event.target.closest?.('[aria-describedby^="term-"]');
+    for (const kind of ["pointerover", "focusin"]) {
+      document.addEventListener(kind, (event) => {
+        const term = termAt(event);
+        if (term) showTerm(term);
+        else if (tooltip.contains(event.target)) clearTimeout(leaving);
+      });
+    }
+    document.addEventListener("pointerout", (event) => {
+      // Leaves time to move the pointer into the definition, to read or copy it.
+      if (termAt(event) || tooltip.contains(event.target)) leaving = setTimeout(hideTerm, 150);
+    });
+    document.addEventListener("focusout", hideTerm);
+    document.addEventListener("keydown", (event) => event.key === "Escape" && hideTerm());
+    // Moving the focus may scroll: the definition of the term at the focus follows it.
+    const follow = () => !tooltip.hidden && (explained === document.activeElement ? showTerm(explained) : hideTerm());
+    document.addEventListener("scroll", follow, { passive: true, capture: true });
+    document.addEventListener("click", (event) => {
+      // A finger cannot hover: the first tap shows the definition instead of following the link.
+      const term = termAt(event);
+      if (term?.tagName !== "A" || event.pointerType !== "touch") return;
+      event.preventDefault();
+      showTerm(term);
+    });
+  }
+
+  // --- Runs: curves, drawn from the table of epochs when a section is opened.
+
+  function curves(run, width) {
+    const rows = [...run.querySelector("table.epochs").tBodies[0].rows];
+    const values = rows.flatMap((row) => {
+      const [epoch, seconds, training, test, accuracy] = [...row.cells].map((cell) => Number(cell.textContent));
+      return [
+        { epoch, seconds, value: accuracy, curve: "Test accuracy, %" },
+        { epoch, seconds, value: training, curve: "Training loss" },
+        { epoch, seconds, value: test, curve: "Test loss" },
+      ].filter(({ value }) => Number.isFinite(value));
+    });
+    const colours = { "Test accuracy, %": "--s0", "Training loss": "--s1", "Test loss": "--s2" };
+    const tooltips = ["epoch", "seconds", "value"].map((field) => ({ field, type: "quantitative" }));
+    const chart = (names, title) => ({
+      width: Math.max(160, width), height: 130, title,
+      transform: [{ filter: { field: "curve", oneOf: names } }],
+      mark: { type: "line", point: true },
+      encoding: {
+        x: { field: "epoch", type: "quantitative", title: "epoch", axis: { tickMinStep: 1, tickCount: 5, format: "d" } },
+        y: { field: "value", type: "quantitative", title: null, scale: { zero: false } },
+        color: {
+          field: "curve", type: "nominal", title: null,
+          legend: names.length > 1 ? { orient: "bottom" } : null,
+          scale: { domain: names, range: names.map((name) => `var(${colours[name]})`) },
+        },
+        tooltip: [{ field: "curve", title: "curve" }, ...tooltips],
+      },
+    });
+    const charts = [chart(["Test accuracy, %"], "Test accuracy, %"), chart(["Training loss", "Test loss"], "Loss")];
+    return { data: { values }, [width < 160 ? "vconcat" : "hconcat"]: charts, resolve: { scale: { color: "independent" } } };
+  }
+
+  /** Lets the keyboard scroll the tables of a run. They say so only now, since there may be thousands. */
+  function focusable(run) {
+    for (const box of all(".wide", run)) {
+      box.tabIndex = 0;
+      box.setAttribute("role", "region");
+      box.setAttribute("aria-label", `${box.querySelector("caption").textContent}, ${run.id}`);
+    }
+  }
+
+  function setUpRuns() {
+    for (const run of all("details.run")) {
+      run.addEventListener("toggle", () => {
+        if (!run.open) return;
+        focusable(run);
+        const box = run.querySelector(".curves");
+        if (!box || box.hasChildNodes()) return;
+        place(box, curves(run, (Math.min(box.clientWidth, 800) - 140) / 2), `Accuracy and loss of ${run.id} after each epoch`);
+      });
+    }
+  }
+
+  // --- Paper: captions and findings are open, as they were before on the screen.
+
+  function setUpPrinting() {
+    let opened = [];
+    addEventListener("beforeprint", () => {
+      opened = all("figcaption details:not([open]), .all-findings:not([open]), .verdict details:not([open])");
+      for (const details of opened) details.open = true;
+    });
+    addEventListener("afterprint", () => {
+      for (const details of opened) details.open = false;
+    });
+  }
+
+  setUpTools();
+  for (const table of all("table[data-sortable]")) {
+    setUpSorting(table);
+    setUpColumns(table);
+  }
+  setUpTerms();
+  setUpRuns();
+  setUpPrinting();
+  for (const select of selects) view.selected[select.dataset.filter] = "";
+  readFragment();
+  applyView();
+  showTarget();
+  setUpFigures();
+  addEventListener("hashchange", () => {
+    readFragment();
+    writeFragment();
+    applyView();
+    showTarget();
+  });
+})();

@@ -1,0 +1,137 @@
+"""The page by question: each with its figures, and with the findings on it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from orchestrator.report.figures import Plot
+from orchestrator.report.figures.vega import heading_of, inline, without_heading
+from orchestrator.report.findings.base import Finding
+from orchestrator.report.findings.questions import QUESTIONS, question_of_figure, question_of_topic
+from orchestrator.report.findings.sentences import figure_sentence
+from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.model.labels import Workload
+from orchestrator.report.model.timelines import Timeline
+from orchestrator.report.render.figure_data import FigureData, figure_data, shared_data
+from orchestrator.report.render.workloads import WorkloadNames
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A plot on the page.
+
+    sentence: what it shows; may be empty. notes: what a reader must know to read it. svg: our own markup,
+    not escaped. timelines: whose files are linked. log_axis: whether an axis may be linear or logarithmic.
+    """
+
+    name: str
+    title: str
+    sentence: str
+    notes: str
+    svg: Markup
+    wide: bool
+    timelines: Sequence[Timeline]
+    data: list[FigureData]
+    log_axis: bool
+
+
+@dataclass(frozen=True)
+class Part:
+    """Findings on one workload, by topic. workload: empty if they concern all, or if there is only one."""
+
+    workload: str
+    topics: dict[str, list[Finding]]
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question with its figures, by workload, and its findings."""
+
+    key: str
+    heading: str
+    figures: list[tuple[str, list[Figure]]]
+    findings: list[Part]
+
+    @property
+    def finding_count(self) -> int:
+        return sum(len(found) for part in self.findings for found in part.topics.values())
+
+
+def questions(
+    comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot], names: WorkloadNames
+) -> list[Question]:
+    """Those that the sweep says something about, in order."""
+    found = []
+    for key, heading in QUESTIONS.items():
+        figures = [
+            (names.of(workload), of_workload)
+            for workload in comparison.workloads
+            if (
+                of_workload := [
+                    _figure(plot, comparison, findings)
+                    for plot in plots
+                    if plot.workload == workload and question_of_figure(kind_of(plot)) == key
+                ]
+            )
+        ]
+        about = [
+            finding
+            for finding in findings
+            if not finding.caution and question_of_topic(finding.topic) == key
+        ]
+        if figures or about:
+            found.append(Question(key, heading, figures, parts(about, names)))
+    return found
+
+
+def parts(findings: Sequence[Finding], names: WorkloadNames) -> list[Part]:
+    """The findings by workload and topic."""
+    found: dict[Workload | None, Part] = {}
+    for finding in findings:
+        label = names.of(finding.workload) if finding.workload else ""
+        part = found.setdefault(finding.workload, Part(label, {}))
+        part.topics.setdefault(finding.topic, []).append(finding)
+    return list(found.values())
+
+
+def kind_of(plot: Plot) -> str:
+    """The name of the figure, which is the same for all workloads."""
+    return re.sub(r"-\d+$", "", plot.name)
+
+
+def interactive(plots: Sequence[Plot]) -> dict[str, dict[str, Any]]:
+    """What the page needs to draw each figure anew, by name. All have the same configuration."""
+    return {
+        plot.name: {
+            "spec": {
+                name: value
+                for name, value in shared_data(without_heading(plot.chart.spec)).items()
+                if name != "config"
+            },
+            "log": plot.chart.log_axis,
+        }
+        for plot in plots
+        if plot.chart
+    }
+
+
+def _figure(plot: Plot, comparison: Comparison, findings: Sequence[Finding]) -> Figure:
+    sentence = figure_sentence(kind_of(plot), comparison.view(plot.workload), findings)
+    title = (heading_of(plot.chart.spec) if plot.chart else "") or plot.title
+    label = " ".join(filter(None, [f"{title}.", sentence, plot.note]))
+    return Figure(
+        name=plot.name,
+        title=title,
+        sentence=sentence,
+        notes=" ".join(filter(None, [plot.caption, plot.note])),
+        svg=Markup(inline(plot.svg, str(escape(label)))),
+        wide=plot.wide,
+        timelines=plot.timelines,
+        data=figure_data(plot.chart.spec) if plot.chart else [],
+        log_axis=bool(plot.chart and plot.chart.log_axis),
+    )

@@ -1,0 +1,209 @@
+"""A section per run: the command that repeats it, curves, phases, certificate, files and cause."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+from urllib.parse import quote
+
+import yaml
+
+from orchestrator.replay.windows import Windows
+from orchestrator.report import formats
+from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.model.rows import NO_SERIAL, OTHER_EPOCHS, Row
+from orchestrator.report.render.columns import RUNS, Column, filled, first_columns, run_label
+from orchestrator.report.render.summary import STATES
+from orchestrator.report.render.tables import AT_FIRST, Head, Line, filters_of
+from orchestrator.results.records import EpochPoint, RankResult
+from trainer.spec.run_spec import RunSpec
+
+BESIDE = 3  # columns of the table of runs that every run has: run, nodes, seed
+MOST_RANKS = 8  # of more, the section shows the fastest, the mean and the slowest
+# Fields that do not define the computation, and that a repetition still needs.
+_ALSO = ("timeout_s", "restarts", "trace")
+
+
+@dataclass(frozen=True)
+class RunSection:
+    """A run. filters: as in `filters_of`. Lists are empty where the run has no such numbers.
+
+    epochs: number, seconds, loss, test loss and accuracy in percent, as plain numbers, since the page draws
+    them. phases: names; ranks: name of a line and its seconds by phase. files: title and address, relative
+    to the report.
+    """
+
+    key: str
+    name: str
+    nodes: str
+    seed: str
+    status: str
+    cause: str
+    filters: dict[str, str]
+    clock: str
+    command: str
+    epochs: list[list[str]]
+    phases: list[str]
+    ranks: list[tuple[str, list[str]]]
+    certificate: str
+    flags: list[str]
+    files: list[tuple[str, str]]
+
+    @property
+    def ok(self) -> bool:
+        return self.status == STATES["ok"]
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """A line in the table of runs. cells: if the run is ok; otherwise a status and a cause stand there."""
+
+    run: RunSection
+    detail: str
+    line: Line
+    notes: list[int]  # numbers of footnotes
+
+
+@dataclass(frozen=True)
+class Runs:
+    """All runs. heads: of the cells beside run, nodes and seed. notes: the footnotes."""
+
+    heads: list[Head]
+    lines: list[RunLine]
+    notes: list[str]
+
+
+def runs(comparison: Comparison) -> Runs:
+    """The runs in the order of the sweep, with pending ones."""
+    columns = filled(RUNS, comparison.rows)
+    first = first_columns(columns, AT_FIRST - BESIDE)
+    notes = list(dict.fromkeys(note for row in comparison.rows for note in _notes(row)))
+    rows = {row.key: row for row in comparison.rows}
+    return Runs(
+        [Head(column.title, column.number, column.key in first) for column in columns],
+        [
+            _line(rows[key], comparison, columns, notes) if key in rows else _pending(key, comparison)
+            for key in comparison.record.keys
+        ],
+        notes,
+    )
+
+
+def repeat_command(run: RunSpec, runtime: str) -> str:
+    """The command that repeats one run: a sweep of it alone, whose file is the command's input."""
+    fields = run.canonical() | {
+        name: getattr(run, name)
+        for name in _ALSO
+        if getattr(run, name) != type(run).model_fields[name].default
+    }
+    sweep = {"name": "again", "blocks": [{"base": {name: _short(value) for name, value in fields.items()}}]}
+    out = shlex.quote(f"results/{run.key}")
+    return (
+        f"python -m orchestrator sweep /dev/stdin --runtime {runtime} --out {out} <<'END'\n"
+        f"{yaml.safe_dump(sweep, sort_keys=False, allow_unicode=True, width=100)}END"
+    )
+
+
+def _short(value: Any) -> Any:
+    """A component without parameters by its name alone."""
+    return value["name"] if isinstance(value, dict) and list(value) == ["name"] else value
+
+
+def _line(
+    row: Row, comparison: Comparison, columns: Sequence[Column[Row]], notes: Sequence[str]
+) -> RunLine:
+    detail = [row.partitioner_label, row.link_label, row.location, row.faults_label]
+    filters = filters_of([row])
+    return RunLine(
+        _section(row, comparison, filters),
+        " · ".join(filter(None, detail)),
+        Line([column.cell(row) for column in columns] if row.ok else [], filters, not row.ok),
+        [notes.index(note) + 1 for note in _notes(row)],
+    )
+
+
+def _pending(key: str, comparison: Comparison) -> RunLine:
+    why = comparison.unusable.get(key, "")
+    status = "unusable" if why else "pending"
+    section = RunSection(
+        key, key, "", "", STATES[status], why, {"status": status}, "", "", [], [], [], "", [], []
+    )
+    return RunLine(section, "", Line([], section.filters), [])
+
+
+def _section(row: Row, comparison: Comparison, filters: dict[str, str]) -> RunSection:
+    ranks = row.result.ranks
+    phases = list(dict.fromkeys(phase for rank in ranks for phase in rank.seconds))
+    return RunSection(
+        key=row.key,
+        name=run_label(row),
+        nodes=row.shape.short,
+        seed=str(row.seed),
+        status=STATES[row.status],
+        cause=row.cause or "",
+        filters=filters,
+        clock=row.clock if row.timed else "wall",
+        command=repeat_command(row.run, row.result.runtime),
+        epochs=[_epoch(point) for point in row.result.epochs if point.rank == row.result.epochs[0].rank],
+        phases=phases,
+        ranks=_seconds(ranks, phases),
+        certificate=_certificate(row),
+        flags=row.result.flags,
+        files=_files(row, comparison),
+    )
+
+
+def _epoch(point: EpochPoint) -> list[str]:
+    """Plain numbers: the page draws them."""
+    percent = f"{100 * point.accuracy:.4g}"
+    loss = formats.ABSENT if point.loss is None else f"{point.loss:.4g}"
+    return [str(point.epoch), f"{point.train_s:.4g}", loss, f"{point.test_loss:.4g}", percent]
+
+
+def _seconds(ranks: Sequence[RankResult], phases: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """A line per rank; of many ranks, the fastest, the mean and the slowest."""
+    by_rank = {f"rank {rank.rank}": rank.seconds for rank in ranks}
+    if len(ranks) > MOST_RANKS:
+        ordered = sorted(ranks, key=lambda rank: rank.train_s)
+        mean = {phase: fmean(rank.seconds.get(phase, 0.0) for rank in ranks) for phase in phases}
+        first, last = ordered[0], ordered[-1]
+        by_rank = {
+            f"rank {first.rank}, the fastest": first.seconds,
+            f"mean of {len(ranks)} ranks": mean,
+            f"rank {last.rank}, the slowest": last.seconds,
+        }
+    return [
+        (name, [formats.significant(seconds.get(phase, 0.0)) for phase in phases])
+        for name, seconds in by_rank.items()
+    ]
+
+
+def _certificate(row: Row) -> str:
+    """`Verified. Coverage 100.0%, overlap 0.0% in epoch 1; 359–360 samples per rank.`"""
+    if row.verified is None or not row.node_samples:
+        return ""
+    low, high = (formats.whole(limit(row.node_samples)) for limit in (min, max))
+    samples = low if low == high else f"{low}–{high}"
+    verified = "Verified" if row.verified else "Not verified"
+    return (
+        f"{verified}. Coverage {formats.percent(row.coverage)}, overlap {formats.percent(row.overlap)} in "
+        f"epoch 1; {samples} samples per rank."
+    )
+
+
+def _files(row: Row, comparison: Comparison) -> list[tuple[str, str]]:
+    """What the results directory holds of this run."""
+    directory = quote(row.key)
+    files = [("Result", f"{directory}/result.json"), ("Events", f"{directory}/events.jsonl")]
+    if row.result.log:
+        files.insert(0, ("Log", f"{directory}/{quote(row.result.log)}"))
+    if isinstance(comparison.windows.get(row.key), Windows):
+        files.append(("Timeline", f"{directory}/timeline.json"))
+    return files
+
+
+def _notes(row: Row) -> list[str]:
+    return row.result.flags + [why for why in (NO_SERIAL, OTHER_EPOCHS) if row.no_speedup == why]

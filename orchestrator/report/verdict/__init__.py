@@ -1,0 +1,51 @@
+"""The verdict: what to choose for each workload, how certain that is, and what it rests on.
+
+It compares nothing itself: what it calls decided was decided by the claims of the findings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.report.findings.base import Finding
+from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.model.labels import Workload
+from orchestrator.report.verdict.base import Evidence, Option, Verdict
+from orchestrator.report.verdict.decisions import Decisions
+from orchestrator.report.verdict.evidence import evidence
+from orchestrator.report.verdict.lab import of_lab, of_textbook_optimizers
+from orchestrator.report.verdict.strategies import among_strategies
+from orchestrator.report.verdict.target import to_target
+from orchestrator.report.verdict.under_faults import under_faults
+
+__all__ = ["RULE", "Evidence", "Option", "Verdict", "evidence", "verdicts"]
+
+
+# How a verdict is reached, for its tooltip.
+RULE = (
+    "Only configurations whose runs all finished and learned can be chosen. Those that are shown to "
+    "lose more than one point of accuracy drop out first. Of the rest, one drops out if another is "
+    "shown to be faster at an accuracy measured at most one point lower, or to be more accurate and was "
+    "measured no slower. What remains is compared with serial. “Shown” means decided: all comparisons "
+    "of a report together have a probability of at most 5% of a false claim."
+)
+
+
+def verdicts(comparison: Comparison, findings: Sequence[Finding]) -> list[Verdict]:
+    """What to choose, for each workload; of a lab, one verdict on whether it reproduces."""
+    lab = of_lab(comparison, findings) or of_textbook_optimizers(comparison, findings)
+    if lab:
+        return [lab]
+    decisions = Decisions(findings)
+    return [_of_workload(comparison, workload, findings, decisions) for workload in comparison.workloads]
+
+
+def _of_workload(
+    comparison: Comparison, workload: Workload, findings: Sequence[Finding], decisions: Decisions
+) -> Verdict:
+    view = comparison.view(workload)
+    if workload.faults:
+        return under_faults(view, comparison, decisions)
+    if workload.target_accuracy is not None:
+        return to_target(view, decisions)
+    return among_strategies(view, findings, decisions)

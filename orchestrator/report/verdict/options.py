@@ -1,0 +1,84 @@
+"""The configurations that a reader chooses between, with their means and intervals as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from orchestrator.report.formats import ABSENT, percent, ratio, seconds, size
+from orchestrator.report.metrics.intervals import interval_of_accuracy, interval_of_speedup
+from orchestrator.report.metrics.quantities import ACCURACY
+from orchestrator.report.model.comparison import WorkloadView
+from orchestrator.report.model.groups import Group, Metric
+from orchestrator.report.statistics.spread import span
+from orchestrator.report.verdict.base import Option
+from orchestrator.report.verdict.choice import Choice
+
+MOST = 4
+
+
+def options(view: WorkloadView, choice: Choice) -> tuple[Option, ...]:
+    """What claims leave to choose from, serial, and the others that were measured best in a quantity."""
+    serial = [choice.serial] if choice.serial else []
+    shown = [*choice.best[: MOST - len(serial)], *serial]
+    by_time, by_accuracy = choice.usable, sorted(choice.usable, key=lambda group: -ACCURACY.mean_of(group))
+    for group in [*by_time[:1], *by_accuracy[:1], *by_time[1:2]]:
+        if len(shown) < MOST and not any(group is other for other in shown):
+            shown.append(group)
+    rivals = [*choice.usable, *serial]
+    claimed = choice.claimed
+    return tuple(
+        option(
+            view,
+            group,
+            best_accuracy=_beats_all(group, rivals, claimed.more_accurate),
+            best_time=_beats_all(group, rivals, claimed.faster),
+        )
+        for group in shown
+    )
+
+
+def _beats_all(group: Group, rivals: Sequence[Group], better: Callable[[Group, Group], bool]) -> bool:
+    others = [rival for rival in rivals if rival is not group]
+    return bool(others) and all(better(group, other) for other in others)
+
+
+def option(
+    view: WorkloadView,
+    group: Group,
+    time: Metric = lambda row: row.train_s,
+    best_accuracy: bool = False,
+    best_time: bool = False,
+) -> Option:
+    """A configuration with its numbers. time: which of its times is shown."""
+    accuracy, speedup = interval_of_accuracy(group), interval_of_speedup(group)
+    return Option(
+        view.name(group),
+        group.shape.label,
+        _mean(group, lambda row: row.accuracy, percent, accuracy),
+        _time(group, time),
+        ABSENT if group.serial else _mean(group, lambda row: row.speedup, ratio, speedup, geometric=True),
+        _mean(group, lambda row: row.bytes_sent_per_rank, size),
+        best_accuracy,
+        best_time,
+    )
+
+
+def _mean(
+    group: Group,
+    metric: Metric,
+    write: Callable[[float], str],
+    interval: tuple[float, float] | None = None,
+    geometric: bool = False,
+) -> str:
+    spread = group.over(metric, geometric)
+    if spread is None:
+        return ABSENT
+    return write(spread.mean) + (f" ({span(*interval, write)})" if interval else "")
+
+
+def _time(group: Group, time: Metric) -> str:
+    spread = group.over(time, geometric=True)
+    if spread is None:
+        return ABSENT
+    mean, between = seconds(spread.mean), spread.range(seconds)
+    return mean if mean == between else f"{mean} ({between})"

@@ -1,0 +1,61 @@
+"""The verdict on a workload with faults: what they cost each configuration."""
+
+from __future__ import annotations
+
+from math import log
+
+from orchestrator.report.formats import percent, ratio
+from orchestrator.report.metrics.faults import fault_costs
+from orchestrator.report.metrics.quantities import ACCURACY, ELAPSED_S
+from orchestrator.report.model.comparison import Comparison, WorkloadView
+from orchestrator.report.model.groups import Group
+from orchestrator.report.verdict.base import Verdict
+from orchestrator.report.verdict.decisions import Decision, Decisions
+from orchestrator.report.verdict.options import MOST, option
+
+
+def under_faults(view: WorkloadView, comparison: Comparison, decisions: Decisions) -> Verdict:
+    """What faults cost, the least time first; configurations with faults are not compared."""
+    keys = {group.first.key for group in view.groups}
+    costs = [
+        (found, cost.group, cost.undisturbed)
+        for cost in fault_costs(comparison)
+        if cost.undisturbed
+        and cost.group.first.key in keys
+        and (found := decisions.between(ELAPSED_S, cost.group, cost.undisturbed))
+    ]
+    if not costs:
+        return Verdict(
+            view.workload,
+            "What the faults cost is unknown: no configuration finished both with and without them.",
+            "No choice is claimed.",
+            decided=False,
+        )
+    costs.sort(key=lambda cost: cost[0].values[0] / cost[0].values[1])
+    least, most = costs[0], costs[-1]
+    if most is least:
+        text = f"{view.name(least[1])} took {_cost(*least)}"
+    else:
+        text = (
+            f"{view.name(least[1])} was measured to lose least time, {_cost(*least)}; "
+            f"{view.name(most[1])} to lose most, {_cost(*most)}"
+        )
+    certainty = (
+        "Each configuration is compared with its own runs without faults. Those with faults are not "
+        "compared with each other, so no choice is claimed."
+    )
+    options = tuple(option(view, group, lambda row: row.elapsed_s) for _, group, _ in costs[:MOST])
+    return Verdict(view.workload, f"Under {view.workload.faults}, {text}.", certainty, False, options)
+
+
+def _cost(found: Decision, group: Group, undisturbed: Group) -> str:
+    """`1.52 times as long (1.40 to 1.70), at 88.0% accuracy instead of 89.0%`."""
+    bounds = ""
+    if found.interval:
+        low, high = (ELAPSED_S.write_bound(log(bound)) for bound in found.interval)
+        bounds = f" ({low} to {high}{'' if found.decided else ': undecided'})"
+    text = f"{ratio(found.values[0] / found.values[1])} times as long{bounds}"
+    if not ACCURACY.sample(group) or not ACCURACY.sample(undisturbed):
+        return text
+    own, other = (percent(ACCURACY.mean_of(each)) for each in (group, undisturbed))
+    return f"{text}, at {own} accuracy" + ("" if own == other else f" instead of {other}")

@@ -1,0 +1,237 @@
+"""Phrases of a verdict. A difference is stated only where the findings decided it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import log
+
+from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
+from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
+from orchestrator.report.model.comparison import WorkloadView
+from orchestrator.report.model.groups import Group
+from orchestrator.report.statistics.power import MOST_SEEDS
+from orchestrator.report.verdict.choice import Choice, loses
+from orchestrator.report.verdict.decisions import Decision
+
+MOST_PARTITIONERS = 4  # that are named
+
+
+class Wording:
+    """Phrases about the configurations of a workload."""
+
+    def __init__(self, view: WorkloadView, choice: Choice) -> None:
+        self.view = view
+        self.choice = choice
+        self.claimed = choice.claimed
+
+    @property
+    def on(self) -> str:
+        """`on 2 nodes over links of 10 Mbit/s, 1 ms`."""
+        link = self.view.workload.link
+        over = f" over links of {link}" if link and self.view.one_of_many else ""
+        return f"on {self.view.shape.label}{over}"
+
+    @property
+    def at_start(self) -> str:
+        """`On 2 nodes over links of 10 Mbit/s, 1 ms`, as a sentence begins."""
+        return f"O{self.on[1:]}"
+
+    @property
+    def clock(self) -> str:
+        """What the first time of a sentence needs, unless it is wall time."""
+        return "" if self.view.clock == "wall" else " in cluster time"
+
+    @property
+    def usable(self) -> str:
+        """`5 configurations`."""
+        return count(len(self.choice.usable), "configuration")
+
+    def name(self, group: Group) -> str:
+        """As in findings, without the transport if all configurations have the same."""
+        name = self.view.name(group)
+        if group.serial or len({other.transport for other in self.choice.usable}) > 1:
+            return name
+        return name.replace(f" over {group.transport}", "", 1)
+
+    def numbers(self, group: Group, clock: str = "") -> str:
+        """`(0.264 s, 88.3%)`: a speed never appears without its accuracy."""
+        return f"({seconds(TRAIN_S.mean_of(group))}{clock}, {accuracy(group)})"
+
+    def named(self, group: Group, clock: str = "", note: str = "") -> str:
+        """`all_reduce over mpi (measured fastest: 0.305 s, 91.7%)`."""
+        numbers = self.numbers(group, clock)
+        return f"{self.name(group)} {numbers.replace('(', f'({note}: ', 1) if note else numbers}"
+
+    def against_serial(self, group: Group, serial: Group) -> str:
+        """`2.79 times as fast as serial (2.28 to 3.41)`, `18.8 times as long as serial takes (…)`."""
+        found = self.claimed.decisions.between(TRAIN_S, group, serial)
+        measured = "" if found else "measured "
+        if found is None:  # another configuration that does the same work was compared
+            found = Decision((TRAIN_S.mean_of(group), TRAIN_S.mean_of(serial)), True, None, "", None)
+        if self.claimed.faster(serial, group):
+            return f"{measured}{_times(found)} as long as serial{self.clock}{_ratios(found)}"
+        return f"{measured}{_times(found.swapped)} as fast as serial{self.clock}{_ratios(found.swapped)}"
+
+    @property
+    def serial_took(self) -> str:
+        """`; serial took 0.850 s and reached 97.2%`."""
+        serial = self.choice.serial
+        if serial is None:
+            return ""
+        return f"; serial took {seconds(TRAIN_S.mean_of(serial))} and reached {accuracy(serial)}"
+
+    def relation_to_serial(self, serial: Group) -> str:
+        """What is shown of the best configurations' times against serial's, as a sentence."""
+        best = self.choice.best
+        faster = sum(self.claimed.faster(group, serial) for group in best)
+        slower = sum(self.claimed.faster(serial, group) for group in best)
+        if not faster and not slower:
+            return "None of them is shown to be faster or slower than serial."
+        if faster == len(best):
+            return f"{'Both' if faster == 2 else 'All'} are shown to be faster than serial."
+        parts = [f"{faster} {_be(faster)} shown to be faster than serial"] if faster else []
+        parts += [f"{slower} {_be(slower)} shown to be slower than serial"] if slower else []
+        return f"Of these, {' and '.join(parts)}."
+
+    def slower_than_serial(self, serial: Group) -> str:
+        """How many of the usable configurations are shown to be slower than serial, as a sentence."""
+        usable = self.choice.usable
+        slower = sum(self.claimed.faster(serial, group) for group in usable)
+        if not slower:
+            return (
+                "It is not shown to be slower, either."
+                if len(usable) == 1
+                else "None is shown to be slower."
+            )
+        if len(usable) == 1:
+            return "It is shown to be slower."
+        which = f"All {slower}" if slower == len(usable) else f"{slower} of {len(usable)}"
+        return f"{which} {_be(slower)} shown to be slower than serial."
+
+    @property
+    def shown_fastest(self) -> bool:
+        """Whether the first of the best is claimed to be faster than all other usable configurations."""
+        first = self.choice.fastest
+        return all(self.claimed.faster(first, other) for other in self.choice.usable if other is not first)
+
+    @property
+    def pick(self) -> str:
+        """What to choose of the configurations on several nodes, as a main clause."""
+        best, first = self.choice.best, self.choice.fastest
+        if self.shown_fastest:
+            return f"{self.name(first)} is shown to be the fastest {self.numbers(first)}"
+        if len(best) == 1:
+            return f"the choice is {self.named(first)}"
+        # Those that lose accuracy may be faster.
+        those = "" if first is self.choice.usable[0] else " of those not shown to lose accuracy"
+        return (
+            f"{self.name(first)} {self.numbers(first)} was measured fastest{those}, but that is undecided"
+        )
+
+    def excluded(self, group: Group) -> str:
+        """Why the other configurations are not chosen, as a sentence."""
+        others = [other for other in self.choice.usable if other is not group]
+        if not others:
+            return ""
+        slower = [other for other in others if self.claimed.faster(group, other)]
+        worse = [
+            other
+            for other in others
+            if self.claimed.more_accurate(group, other) and not self.claimed.faster(group, other)
+        ]
+        rest = len(others) - len(slower) - len(worse)
+        shown = [
+            (len(slower), "slower"),
+            (len(worse), "less accurate"),
+            (rest, "worse than serial or another"),
+        ]
+        if len(others) == 1:
+            what = next(what for number, what in shown if number)
+            return f"{self.name(others[0])} is shown to be {what}."
+        parts = [f"{number} {_be(number)} shown to be {what}" for number, what in shown if number]
+        return f"Of {count(len(others), 'other configuration')}, {listed(parts)}."
+
+    def tempting(self, group: Group) -> str:
+        """The configurations that are claimed to be faster than a group, and to lose accuracy."""
+        references = [*self.choice.usable, *([self.choice.serial] if self.choice.serial else [])]
+        found = [
+            other
+            for other in self.choice.usable
+            if not any(other is each for each in self.choice.best)
+            and self.claimed.faster(other, group)
+            and any(loses(other, reference, self.claimed) for reference in references)
+        ]
+        named = first_few([self.named(other) for other in found], 2) if found else ""
+        return f"Faster, but shown to lose accuracy: {named}." if found else ""
+
+    @property
+    def partitioners(self) -> str:
+        """The partitioners that are claimed to change accuracy, where not all are ranked, as a sentence."""
+        view, changed = self.view, {"less": dict[str, None](), "more": dict[str, None]()}
+        if not view.of_ranked:
+            return ""
+        for group in self.choice.best:
+            for other in view.candidates:
+                if other.line[:2] != group.line[:2] or other.partitioner_label == group.partitioner_label:
+                    continue
+                found = self.claimed.accuracy(other, group)
+                if found and found.decided:
+                    changed[found.verdict][other.partitioner_label] = None
+        parts = [
+            f"{what} with {first_few([*labels], MOST_PARTITIONERS)}"
+            for what, labels in (("lower", changed["less"]), ("higher", changed["more"]))
+            if labels
+        ]
+        compared = f"All this is with {view.partitioners[0]}"
+        if not parts:
+            return f"{compared}; no other partitioner is shown to change accuracy."
+        return f"{compared}; accuracy is shown to be {' and '.join(parts)}."
+
+
+def accuracy(group: Group) -> str:
+    """The mean test accuracy."""
+    return percent(ACCURACY.mean_of(group))
+
+
+def seeds_needed(open_: Iterable[Decision | None], question: str) -> str:
+    """How many seeds would probably decide what is undecided, as a sentence.
+
+    Args:
+        question: what is undecided, as in `which is faster`.
+    """
+    undecided = [found for found in open_ if found and found.verdict == "undecided"]
+    if not undecided:
+        return ""
+    known = [found.seeds for found in undecided if found.seeds]
+    if not known:
+        return f"More than {MOST_SEEDS} seeds would be needed to decide {question}."
+    what = question if len(known) == len(undecided) else f"a part of {question}"
+    seeds = max(known)
+    return (
+        f"If the differences are as measured, {count(seeds, 'seed')} per configuration (--repeat {seeds}) "
+        f"would probably decide {what}."
+    )
+
+
+def points_between(found: Decision) -> str:
+    """` (−10.8 to −0.4)`: the interval of a difference in accuracy, in points."""
+    return _between(found, ACCURACY.write_bound)
+
+
+def _times(found: Decision) -> str:
+    return f"{ratio(found.values[0] / found.values[1])} times"
+
+
+def _ratios(found: Decision) -> str:
+    return _between(found, lambda bound: TRAIN_S.write_bound(log(bound)))
+
+
+def _between(found: Decision, write: Callable[[float], str]) -> str:
+    if found.interval is None:
+        return ""
+    undecided = "" if found.decided else ": undecided"
+    return f" ({write(found.interval[0])} to {write(found.interval[1])}{undecided})"
+
+
+def _be(number: int) -> str:
+    return "is" if number == 1 else "are"

@@ -1,0 +1,85 @@
+"""Sentences of figures: one for each, from its own workload, and decided only by findings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from orchestrator.report import figures
+from orchestrator.report.figures import CAPTIONS
+from orchestrator.report.findings import find
+from orchestrator.report.findings.base import Finding
+from orchestrator.report.findings.sentences import figure_sentence
+from orchestrator.report.formats import JOIN
+from orchestrator.report.model.comparison import Comparison
+from orchestrator.results.records import RunResult
+from tests.unit.report_support import a_comparison, around, repeated, unrendered_figures
+from tests.unit.test_report_golden import golden_comparison
+
+LONGEST = 160
+
+
+@pytest.fixture(scope="module")
+def golden() -> Comparison:
+    return golden_comparison()
+
+
+@pytest.fixture(scope="module")
+def findings(golden: Comparison) -> list[Finding]:
+    return find(golden)
+
+
+def test_every_figure_has_a_sentence(golden: Comparison, findings: Sequence[Finding]) -> None:
+    with unrendered_figures():
+        plots = figures.draw(golden)
+    said = {}
+    for plot in plots:
+        name = plot.name if plot.name in CAPTIONS else plot.name.rpartition("-")[0]
+        said[plot.name] = figure_sentence(name, golden.view(plot.workload), findings)
+    assert [name for name, text in said.items() if not text.endswith(".")] == []
+    assert [text for text in said.values() if len(text) > LONGEST] == []
+
+
+def test_an_unknown_figure_has_none(golden: Comparison, findings: Sequence[Finding]) -> None:
+    assert figure_sentence("none", golden.view(golden.workloads[0]), findings) == ""
+
+
+def said(name: str, *results: RunResult) -> str:
+    comparison = a_comparison(*results)
+    view = comparison.view(comparison.workloads[0])
+    return figure_sentence(name, view, find(comparison)).replace(JOIN, " ")
+
+
+def test_only_a_finding_decides_what_is_the_fastest() -> None:
+    fast, equal = repeated("all_reduce", around(4.0, 0.1), nodes=2), around(4.02, 0.1)[::-1]
+    decided = said("time", *fast, *repeated("ddp", around(6.0, 0.1), nodes=2))
+    undecided = said("time", *fast, *repeated("ddp", equal, nodes=2))
+    assert "shown" in decided
+    assert "shown" not in undecided
+    assert "measured" in undecided
+    assert all("all_reduce over mpi (90.0%)" in text for text in (decided, undecided))
+
+
+@pytest.mark.parametrize(("lost", "what"), [(0.4, "shown"), (0.001, "measured")])
+def test_only_a_finding_decides_what_is_the_best_accuracy(lost: float, what: str) -> None:
+    text = said(
+        "strategies",
+        *repeated("all_reduce", around(0.9, 0.002), "accuracy", nodes=2),
+        *repeated("ddp", around(0.9 - lost, 0.002)[::-1], "accuracy", nodes=2),
+    )
+    assert ("measured" in text) is (what == "measured")
+    assert "all_reduce over mpi" in text
+
+
+def test_findings_of_other_workloads_do_not_count() -> None:
+    fast = [*repeated("all_reduce", around(4.0), nodes=2), *repeated("ddp", around(6.0), nodes=2)]
+    other = [
+        *repeated("all_reduce", around(9.0), nodes=2, lr=0.5),
+        *repeated("ddp", around(8.0), nodes=2, lr=0.5),
+    ]
+    comparison = a_comparison(*fast, *other)
+    found = find(comparison)
+    texts = [figure_sentence("time", comparison.view(workload), found) for workload in comparison.workloads]
+    assert ["all_reduce" in texts[0], "ddp" in texts[1]] == [True, True]
+    assert ["ddp" in texts[0], "all_reduce" in texts[1]] == [False, False]
