@@ -11,10 +11,11 @@ from matplotlib.figure import Figure
 from orchestrator.report.figures.bars import time_by_phase
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.curves import accuracy_over_time, loss_curves
-from orchestrator.report.figures.glance import partitioners_by_strategy, strategies_at_a_glance
+from orchestrator.report.figures.glance import strategies_at_a_glance
 from orchestrator.report.figures.lines import QUANTITIES, lines_over_nodes
 from orchestrator.report.figures.maps import LabelMap, label_maps
 from orchestrator.report.figures.model_partition import bubbles, memory_per_rank, split_points_figure
+from orchestrator.report.figures.partitioners import partitioners_by_strategy
 from orchestrator.report.figures.sizes import exchange_by_size
 from orchestrator.report.figures.stragglers import straggler_attribution
 from orchestrator.report.figures.style import RC, WIDTH_IN, Style

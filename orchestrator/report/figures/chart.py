@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,3 +43,9 @@ def switchable(drawn: alt.LayerChart) -> alt.LayerChart:
     """The chart without the series that the reader has switched off. Its records have a field `series`."""
     off = alt.param(name=HIDDEN, value=[])
     return drawn.add_params(off).transform_filter(f"indexof({HIDDEN}, datum.series) < 0")
+
+
+def in_lines(names: Mapping[str, Sequence[str]]) -> str:
+    """A `labelExpr` that writes each label of an axis or a facet as these lines."""
+    lines = {name: list(of) if len(of) > 1 else of[0] for name, of in names.items()}
+    return f"({json.dumps(lines, ensure_ascii=False)})[datum.label]"

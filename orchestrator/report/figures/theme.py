@@ -35,6 +35,11 @@ TOKENS = {
     "s5": ("#D4548F", "#F778BA"),
     "s6": ("#6E7F10", "#B5C334"),
     "s7": ("#12355B", "#8FB8E8"),
+    "weights": ("#34495E", "#C3D0DD"),
+    "gradient": ("#5E7C99", "#7FA3C7"),
+    "optimizer": ("#B8C4CE", "#5B6873"),
+    "activations": ("#E08A2E", "#E9A04E"),
+    "wait_map": ("#D9730D", "#F0A050"),
 }
 SERIES_COLOURS = 8  # s0, s1, …; further strategies repeat them
 TRANSPORT_SHAPES = {
