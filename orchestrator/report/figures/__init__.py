@@ -102,8 +102,8 @@ CAPTIONS = {
     ),
     "labels": (
         "The samples that nodes trained on, in the run of the lowest seed for each partitioner and number "
-        "of nodes. Colours compare within a row; an empty cell is no sample. JS divergence (bits) and EMD, "
-        "the earth mover's distance (0 to 2), are between the labels of a node and of the whole set: mean "
+        "of nodes. Colours compare between equal numbers of nodes; an empty cell is no sample. JS divergence "
+        "(bits) and EMD, the earth mover's distance (0 to 2), are between the labels of a node and of the whole set: mean "
         "and maximum over nodes."
     ),
 }
@@ -208,6 +208,7 @@ def _figures(
     view: WorkloadView, style: Style, timelines: Sequence[Timeline]
 ) -> Iterator[tuple[str, str, Drawn]]:
     """Name, title and figure of each."""
+    figure: Drawn | None
     if figure := strategies_at_a_glance(view, style):
         yield "strategies", "Strategies at a glance", figure
     if figure := partitioners_by_strategy(view):

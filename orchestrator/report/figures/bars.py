@@ -11,7 +11,7 @@ from typing import Any
 import altair as alt
 
 from orchestrator.report import formats
-from orchestrator.report.figures.chart import WIDTH, Chart, in_lines, switchable
+from orchestrator.report.figures.chart import Chart, in_lines, switchable
 from orchestrator.report.figures.style import series_name, short_name
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.formats import JOIN
@@ -22,9 +22,11 @@ from orchestrator.report.model.labels import ClusterShape
 PHASES = ("data", "compute", "communicate", "wait", "cpu_contention", "checkpoint", "other")
 BAR = 26  # pixels from one bar to the next
 LINE = 12  # pixels of a further line of a bar's name
+CHARACTER = 7  # pixels of a character of a name, in most fonts
 BAR_IN = 0.3
-LONGEST = 26  # characters of a name in one line
+LONGEST = 32  # characters of a name in one line
 FAR_LONGER = 3
+HALF_PAGE = 570  # pixels of the plot and the names beside it
 ROOM = 1.3  # end of the axis / longest bar, for the text beside it
 
 
@@ -84,7 +86,7 @@ def phases(group: Group) -> dict[str, float]:
 
 
 def phase_scale(found: Sequence[str]) -> alt.Scale:
-    """The colours of the phases that occur, in the order of all figures. A new phase is drawn as `other`."""
+    """The colours of the phases that occur, in the order of all figures. Others are drawn as `other`."""
     known = [phase for phase in PHASES if phase in found]
     unknown = sorted(set(found) - set(PHASES))
     tokens = [*(colour(phase) for phase in known), *[colour("other")] * len(unknown)]
@@ -120,10 +122,11 @@ def stacked_bars(
         if bar.amounts.get(part, 0.0) > 0
     ]
     texts = [{"series": bar.series, "name": bar.name, "end": bar.total, "text": bar.text} for bar in bars]
-    y = name_axis([bar.name for bar in bars])
+    names = [bar.name for bar in bars]
+    y = name_axis(names)
     x_scale = alt.Scale(domain=[0, ROOM * max(bar.total for bar in bars)], nice=False)
     drawn = (
-        alt.Chart(alt.Data(values=records))
+        alt.Chart(alt.InlineData(values=records))
         .mark_bar(height={"band": 0.68}, stroke=colour("paper"), strokeWidth=0.6)
         .encode(
             y=y,
@@ -139,12 +142,12 @@ def stacked_bars(
         )
     )
     beside = (
-        alt.Chart(alt.Data(values=texts))
+        alt.Chart(alt.InlineData(values=texts))
         .mark_text(align="left", dx=5, fontSize=11)
         .encode(y=y, x=alt.X("end:Q"), text="text:N")
     )
     return (drawn + beside).properties(
-        title=title, width=WIDTH, height=alt.Step(step_of([bar.name for bar in bars]))
+        title=title, width=width_beside(names), height=alt.Step(step_of(names))
     )
 
 
@@ -157,10 +160,20 @@ def name_axis(names: Sequence[str]) -> alt.Y:
         axis=alt.Axis(
             labelExpr=in_lines({name: name.split("\n") for name in names}),
             labelLineHeight=13,
-            ticks=False,
             labelPadding=6,
+            minExtent=_extent(names),  # a reader's font may be wider than the one that measures
+            ticks=False,
         ),
     )
+
+
+def width_beside(names: Sequence[str]) -> int:
+    """Pixels of a plot beside these names, in half of the page."""
+    return HALF_PAGE - _extent(names)
+
+
+def _extent(names: Sequence[str]) -> int:
+    return CHARACTER * max(len(line) for name in names for line in name.split("\n"))
 
 
 def step_of(names: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Label maps: samples per node and label, one map per partition, one row of maps per number of nodes."""
+"""Label maps: samples per node and label, one map per partition."""
 
 from __future__ import annotations
 
@@ -70,30 +70,50 @@ def label_maps(maps: Sequence[LabelMap]) -> Chart:
     across = max(map(len, rows))
     width = WIDTH if across == 1 else (FULL_WIDTH + GAP) // across - GAP
     most_cells = _most_cells([item for item in maps if item.mapped])
-    drawn = []
-    for at, row in enumerate(rows):
-        most = max(int(item.partition_summary.labels.max()) for item in row) or 1
-        mapped = all(item.mapped and item.cells <= most_cells for item in row)
-        size = min(_font_size(item, width) for item in row) if mapped else 0
-        panels = []
-        for column, item in enumerate(row):
-            below = at + 1 == len(rows) or column >= len(rows[at + 1])
-            draw = _map(item, most, size) if mapped else _summary(item.partition_summary, most)
-            panels.append(_framed(draw, item, width, below))
-        drawn.append(alt.hconcat(*panels, spacing=GAP))
+    of_size = {ranks: _Scale.of(list(same), width, most_cells) for ranks, same in groupby(maps, key=_ranks)}
+    drawn = [
+        alt.hconcat(
+            *(_panel(item, of_size[_ranks(item)], width) for item in row), spacing=GAP
+        ).resolve_scale(opacity="independent")
+        for row in rows
+    ]
     per_node = all(item.shape.processes_per_node == 1 for item in maps)
     title = f"Samples per {'node' if per_node else 'rank'} and label, epoch 1"
     figure = alt.vconcat(*drawn, spacing=24).resolve_scale(opacity="independent")
     return Chart.of(figure.properties(title=title), wide=across > 1)
 
 
-def _rows(maps: Sequence[LabelMap]) -> Iterator[list[LabelMap]]:
-    """The maps of one number of ranks side by side, in as many rows as needed."""
-    for _, same_size in groupby(maps, key=lambda item: item.shape.ranks):
-        row = list(same_size)
-        across = ceil(len(row) / ceil(len(row) / MAX_COLUMNS))
-        for start in range(0, len(row), across):
-            yield row[start : start + across]
+def _ranks(item: LabelMap) -> int:
+    return item.shape.ranks
+
+
+def _rows(maps: Sequence[LabelMap]) -> Iterator[Sequence[LabelMap]]:
+    """A row for each number of ranks, if all have equally many maps; otherwise rows of equal length."""
+    sizes = [len(list(same)) for _, same in groupby(maps, key=_ranks)]
+    across = sizes[0]
+    if len(set(sizes)) > 1 or not 1 < across <= MAX_COLUMNS:
+        across = ceil(len(maps) / ceil(len(maps) / MAX_COLUMNS))
+    for start in range(0, len(maps), across):
+        yield maps[start : start + across]
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """What the maps of one number of ranks share.
+
+    most: their largest number. mapped: whether they are maps and not summaries. font_size: of the numbers
+    in cells, in pixels; 0 if they do not fit.
+    """
+
+    most: int
+    mapped: bool
+    font_size: int
+
+    @classmethod
+    def of(cls, maps: Sequence[LabelMap], width: int, most_cells: int) -> _Scale:
+        most = max(int(item.partition_summary.labels.max()) for item in maps) or 1
+        mapped = all(item.mapped and item.cells <= most_cells for item in maps)
+        return cls(most, mapped, min(_font_size(item, width) for item in maps))
 
 
 def _most_cells(maps: Sequence[LabelMap]) -> int:
@@ -118,14 +138,19 @@ def _font_size(item: LabelMap, width: int) -> int:
     return 0
 
 
-def _framed(drawn: alt.LayerChart, item: LabelMap, width: int, below: bool) -> alt.LayerChart:
-    """The drawing below the partition's name, sizes, coverage and skew. below: it names its x axis."""
+def _panel(item: LabelMap, scale: _Scale, width: int) -> alt.LayerChart:
+    """The map or the summary below the partition's name, sizes, coverage and skew."""
     seed = "" if item.seed is None else f", seed {item.seed}"
-    name = wrap(f"{item.partitioner}, {item.shape.label}{seed}", width // 7)
     title = alt.TitleParams(
-        name, subtitle=describe(item.partition_summary).splitlines(), subtitleFontSize=11
+        wrap(f"{item.partitioner}, {item.shape.label}{seed}", width // 7),
+        subtitle=describe(item.partition_summary).splitlines(),
+        fontWeight="normal",
     )
-    drawn.layer[0].encoding.x.axis.title = "label" if below else None
+    drawn = (
+        _map(item, scale.most, scale.font_size)
+        if scale.mapped
+        else _summary(item.partition_summary, scale.most)
+    )
     return drawn.properties(title=title, width=width)
 
 
@@ -144,15 +169,15 @@ def describe(summary: PartitionSummary) -> str:
 
 
 def _map(item: LabelMap, most: int, font_size: int) -> alt.LayerChart:
-    """One map. font_size: of the numbers, 0 for none. most: the largest number in the row of maps."""
+    """One map. font_size: of the numbers, 0 for none. most: the largest number of maps of this size."""
     noun = item.shape.rank_noun
-    data = alt.Data(values=_cells(item, noun))
+    data = alt.InlineData(values=_cells(item, noun))
     names, labels = list(item.row_names), item.partition_summary.labels.shape[1]
     base = alt.Chart(data).encode(
         x=alt.X(
             "label:O",
             scale=alt.Scale(domain=list(range(labels))),
-            axis=_axis(list(range(labels)), MOST_LABEL_TICKS),
+            axis=_axis(list(range(labels)), MOST_LABEL_TICKS, "label"),
         ),
         y=alt.Y(
             f"{noun}:O",
@@ -183,7 +208,7 @@ def _map(item: LabelMap, most: int, font_size: int) -> alt.LayerChart:
     )
 
 
-def _axis(values: Sequence[Any], most: int, title: str | None = None) -> alt.Axis:
+def _axis(values: Sequence[Any], most: int, title: str) -> alt.Axis:
     """An axis of names, with so many labels at most."""
     return alt.Axis(
         title=title,
@@ -224,8 +249,8 @@ def _summary(summary: PartitionSummary, most: int) -> alt.LayerChart:
     axis = alt.Axis(
         title=["samples: range,", "middle half, median"], grid=True, tickCount=4, labelFontSize=11
     )
-    base = alt.Chart(alt.Data(values=records)).encode(
-        x=alt.X("label:O", axis=_axis(labels, MOST_LABEL_TICKS)),
+    base = alt.Chart(alt.InlineData(values=records)).encode(
+        x=alt.X("label:O", axis=_axis(labels, MOST_LABEL_TICKS, "label")),
         tooltip=["label:O", *(f"{field}:Q" for field in fields)],
     )
     scale = alt.Scale(domain=[0, 1.05 * most], nice=False)

@@ -17,6 +17,7 @@ from orchestrator.report.figures.bars import (
     stacked_bars,
     step_of,
     top_legend,
+    width_beside,
 )
 from orchestrator.report.figures.chart import WIDTH, Chart, switchable
 from orchestrator.report.figures.style import Style, series_name, short_name
@@ -89,7 +90,7 @@ def bubbles(view: WorkloadView, style: Style) -> Chart | None:
     )
     most = max(max(record["high"], record["formula"]) for record in records)
     scale = alt.Scale(domain=[0, 1.06 * most or 1], nice=False)
-    base = alt.Chart(alt.Data(values=records)).encode(
+    base = alt.Chart(alt.InlineData(values=records)).encode(
         y=name_axis(names),
         tooltip=[
             alt.Tooltip("name:N", title="strategy"),
@@ -109,7 +110,9 @@ def bubbles(view: WorkloadView, style: Style) -> Chart | None:
         shape=alt.Shape("series:N", scale=style.shapes(shown), legend=None),
     )
     title = alt.TitleParams("Pipeline bubble", subtitle="Point: measured. Vertical mark: formula")
-    drawn = (spans + formulas + dots).properties(title=title, width=WIDTH, height=alt.Step(step_of(names)))
+    drawn = (spans + formulas + dots).properties(
+        title=title, width=width_beside(names), height=alt.Step(step_of(names))
+    )
     return Chart.of(switchable(drawn))
 
 
@@ -152,7 +155,7 @@ def split_points_figure(view: WorkloadView, style: Style) -> Chart | None:
         for panel, height in zip(panels, (120, 120, 80), strict=True)
     ]
     note = f"Dashed line: {splits.default}, the default" if splits.default else ""
-    title = alt.TitleParams(f"Split points of {splits.name}", **({"subtitle": note} if note else {}))
+    title = alt.TitleParams(f"Split points of {splits.name}", subtitle=note)
     return Chart.of(alt.vconcat(*drawn, spacing=18).properties(title=title))
 
 
@@ -162,7 +165,7 @@ def _blocks(blocks: Sequence[str], last: bool) -> alt.X:
 
 
 def _default(block: str) -> alt.Chart:
-    data = alt.Data(values=[{"block": block}])
+    data = alt.InlineData(values=[{"block": block}])
     return alt.Chart(data).mark_rule(strokeDash=[3, 3], color=colour("axis"), aria=False)
 
 
@@ -182,7 +185,7 @@ def _split(block: str, group: Group) -> dict[str, Any]:
 
 
 def _times(records: Sequence[dict[str, Any]], token: str) -> alt.LayerChart:
-    base = alt.Chart(alt.Data(values=list(records)))
+    base = alt.Chart(alt.InlineData(values=list(records)))
     axis = alt.Axis(title="s", tickCount=4, grid=True)
     band = base.mark_area(color=token, opacity=0.15, aria=False).encode(
         y=alt.Y("low:Q", axis=axis, scale=alt.Scale(zero=True)), y2="high:Q"
@@ -208,7 +211,7 @@ def _busy(records: Sequence[dict[str, Any]]) -> alt.LayerChart:
     axis = alt.Axis(title="s", tickCount=4, grid=True)
     top = alt.Scale(domain=[0, 1.15 * max(each["busy"] for each in most) or 1], nice=False)
     bars = (
-        alt.Chart(alt.Data(values=stages))
+        alt.Chart(alt.InlineData(values=stages))
         .mark_bar()
         .encode(
             y=alt.Y("busy:Q", axis=axis, scale=top),
@@ -218,7 +221,7 @@ def _busy(records: Sequence[dict[str, Any]]) -> alt.LayerChart:
         )
     )
     balance = (
-        alt.Chart(alt.Data(values=most))
+        alt.Chart(alt.InlineData(values=most))
         .mark_text(dy=-7, fontSize=11)
         .encode(y="busy:Q", text=alt.Text("of:Q", format=".0%"))
     )
@@ -237,7 +240,7 @@ def _traffic(records: Sequence[dict[str, Any]]) -> alt.LayerChart:
         alt.Scale(type="log", domain=[min(values) / 4, 3 * max(values)], nice=False) if log else alt.Scale()
     )
     axis = alt.Axis(title=None, labelExpr=SIZE_AXIS, tickCount=3, grid=True)
-    base = alt.Chart(alt.Data(values=amounts)).encode(y=alt.Y("bytes:Q", axis=axis, scale=scale))
+    base = alt.Chart(alt.InlineData(values=amounts)).encode(y=alt.Y("bytes:Q", axis=axis, scale=scale))
     tooltip = ["block:N", alt.Tooltip("written:N", title="traffic per step")]
     mark = (
         base.mark_circle(color=colour("compute"), size=70, opacity=1)  # a bar has no zero on this axis

@@ -84,7 +84,7 @@ def _drawn(
     columns = {name: _folded(name, width // len(column[1]) // CHARACTER) for name in column[1]}
     rows = {name: fold(name).split("\n") for name in row[1]}
     axis: dict[str, Any] = {"title": None, "ticks": False, "domain": False, "labelAngle": 0}
-    base = alt.Chart(alt.Data(values=list(records))).encode(
+    base = alt.Chart(alt.InlineData(values=list(records))).encode(
         x=alt.X(
             f"{column[0]}:N",
             sort=column[1],

@@ -49,12 +49,17 @@ def straggler_attribution(view: WorkloadView) -> Chart | None:
         width=width, height=ROW * ranks if ranks <= MAX_NUMBERED_RANKS else min(width, 16 * ranks)
     )
     titles = {series: _title(series, shares, noun, width) for series, shares in shown}
-    drawn = panel.facet(
-        facet=alt.Facet("series:N", sort=[*titles], title=None, header=panel_header(titles)), columns=across
-    ).properties(
-        title=alt.TitleParams(
-            f"Straggler attribution, {view.shape.label}",
-            subtitle=f"Share of its {view.clock} time that each {noun} (row) waits for each other (column)",
+    drawn = (
+        panel.facet(
+            facet=alt.Facet("series:N", sort=[*titles], title=None, header=panel_header(titles)),
+            columns=across,
+        )
+        .resolve_axis(x="independent", y="independent")
+        .properties(
+            title=alt.TitleParams(
+                f"Straggler attribution, {view.shape.label}",
+                subtitle=f"Share of {view.clock} time that a {noun} (row) waits for another (column)",
+            )
         )
     )
     return Chart.of(switchable(drawn), wide=across > 1)
@@ -95,7 +100,7 @@ def _panel(records: Sequence[dict[str, Any]], ranks: int, noun: str) -> alt.Laye
     most = max(record["share"] or 0.0 for record in records)
     ticks = list(range(0, ranks, ceil(ranks / MOST_TICKS)))
     axis: dict[str, Any] = {"values": ticks, "ticks": False, "domain": False, "labelAngle": 0}
-    base = alt.Chart(alt.Data(values=list(records))).encode(
+    base = alt.Chart(alt.InlineData(values=list(records))).encode(
         x=alt.X("for:O", axis=alt.Axis(title=f"{noun} waited for", **axis)),
         y=alt.Y("waiting:O", axis=alt.Axis(title=f"waiting {noun}", **axis)),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
@@ -31,30 +30,3 @@ def inline(svg: str, label: str) -> str:
     size = re.search(r'viewBox="([^"]+)"', head)
     box = f' viewBox="{size.group(1)}"' if size else ""
     return f'<svg{box} role="img" aria-label="{label}"{close}{rest.replace("xlink:href=", "href=").strip()}'
-
-
-def grid(figures: Sequence[str], columns: int) -> str:
-    """One SVG that holds several, row by row. A row is as high as its highest figure, in points."""
-    sizes = [_size(svg) for svg in figures]
-    width = max(wide for wide, _ in sizes)
-    placed, top = [], 0.0
-    for first in range(0, len(figures), columns):
-        row = range(first, min(first + columns, len(figures)))
-        for at in row:
-            wide, high = sizes[at]
-            inner = re.sub(r'\b(width|height)="[\d.]+pt"', "", figures[at], count=2)  # in points, not units
-            position = f'<svg x="{(at - first) * width:g}" y="{top:g}" width="{wide:g}" height="{high:g}"'
-            placed.append(inner.replace("<svg", position, 1).strip())
-        top += max(sizes[at][1] for at in row)
-    name_spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    head = f'<svg {name_spaces} viewBox="0 0 {columns * width:g} {top:g}">'
-    background = f'<rect width="{columns * width:g}" height="{top:g}" fill="white"/>'
-    return "\n".join([head, background, *placed, "</svg>", ""])
-
-
-def _size(svg: str) -> tuple[float, float]:
-    """Width and height of an SVG, in points."""
-    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
-    if not size:
-        raise ValueError("an SVG without a viewBox")
-    return float(size[1]), float(size[2])

@@ -93,7 +93,12 @@ def config() -> dict[str, Any]:
         },
         "axisX": {"grid": False, "domain": True, "domainColor": colour("axis")},
         "header": {"labelColor": colour("ink"), "titleColor": colour("ink"), "labelFontSize": 12},
-        "title": {"color": colour("ink"), "anchor": "start", "fontSize": 12},
+        "title": {
+            "color": colour("ink"),
+            "subtitleColor": colour("soft"),
+            "anchor": "start",
+            "fontSize": 12,
+        },
         "text": {"color": colour("ink"), "fontSize": 12},
         "rule": {"color": colour("axis")},
         "legend": {"labelColor": colour("ink"), "titleColor": colour("ink"), "labelFontSize": 12},

@@ -38,7 +38,9 @@ def small_timelines(view: WorkloadView, timelines: Sequence[Timeline]) -> Chart 
     records = [record for series, each in panels.items() for record in _records(series, each.window, ranks)]
     most = max(min(len(each.window.ranks), ranks) for each in timelines)
     panel = (
-        alt.Chart(alt.Data(values=records), height=RANK * most, width=(FULL_WIDTH + GAP) // across - GAP)
+        alt.Chart(
+            alt.InlineData(values=records), height=RANK * most, width=(FULL_WIDTH + GAP) // across - GAP
+        )
         .mark_rect(height={"band": 0.84}, aria=False)
         .encode(
             x=alt.X("from:Q", axis=alt.Axis(title="ms", tickCount=6), scale=alt.Scale(nice=False)),
