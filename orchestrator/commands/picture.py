@@ -74,8 +74,9 @@ def grid(figures: Sequence[str], columns: int) -> str:
     placed, top = [], 0.0
     for first in range(0, len(figures), columns):
         row = range(first, min(first + columns, len(figures)))
-        for at in row:
-            placed.append(_placed(figures[at], f"f{at}", (at - first) * (width + GAP), top, sizes[at]))
+        placed += [
+            _placed(figures[at], f"f{at}", (at - first) * (width + GAP), top, sizes[at]) for at in row
+        ]
         top += max(sizes[at][1] for at in row) + GAP
     whole = f"{columns * (width + GAP) - GAP:g}", f"{top - GAP:g}"
     name_spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'

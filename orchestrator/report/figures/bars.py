@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from textwrap import fill
-from typing import Any
 
 import altair as alt
 
 from orchestrator.report import formats
-from orchestrator.report.figures.chart import Chart, in_lines, switchable
+from orchestrator.report.figures.chart import Chart, in_lines, layered, switchable
 from orchestrator.report.figures.style import series_name, short_name
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.formats import JOIN
@@ -23,7 +22,6 @@ PHASES = ("data", "compute", "communicate", "wait", "cpu_contention", "checkpoin
 BAR = 26  # pixels from one bar to the next
 LINE = 12  # pixels of a further line of a bar's name
 CHARACTER = 7  # pixels of a character of a name, in most fonts
-BAR_IN = 0.3
 LONGEST = 32  # characters of a name in one line
 FAR_LONGER = 3
 HALF_PAGE = 570  # pixels of the plot and the names beside it
@@ -93,9 +91,9 @@ def phase_scale(found: Sequence[str]) -> alt.Scale:
     return alt.Scale(domain=[*known, *unknown], range=tokens)
 
 
-def top_legend(**more: Any) -> alt.Legend:
+def top_legend() -> alt.Legend:
     """A legend in one line above the plot, in the order of the stack."""
-    return alt.Legend(title=None, orient="top", symbolType="square", offset=4, columnPadding=14, **more)
+    return alt.Legend(title=None, orient="top", symbolType="square", offset=4, columnPadding=14)
 
 
 def stacked_bars(
@@ -146,7 +144,7 @@ def stacked_bars(
         .mark_text(align="left", dx=5, fontSize=11)
         .encode(y=y, x=alt.X("end:Q"), text="text:N")
     )
-    return (drawn + beside).properties(
+    return layered(drawn, beside).properties(
         title=title, width=width_beside(names), height=alt.Step(step_of(names))
     )
 
@@ -196,9 +194,3 @@ def fold(name: str) -> str:
         return name
     joined = name.replace(" · ", f" ·{JOIN}")
     return fill(joined, LONGEST, break_long_words=False, break_on_hyphens=False)
-
-
-def bar_in(names: Sequence[str]) -> float:
-    """The height of a bar in inches, for these names."""
-    lines = max(name.count("\n") for name in names) + 1
-    return BAR_IN * (1 + 0.3 * (lines - 1))

@@ -13,6 +13,9 @@ from orchestrator.report.figures.vega import Spec, spec_of
 
 WIDTH = 420  # pixels of the plot in half of the page's width
 FULL_WIDTH = 940
+HALF_PAGE = 580  # pixels of a figure with its axes and names
+PAGE = 1180
+Drawn = alt.LayerChart | alt.FacetChart | alt.HConcatChart
 HIDDEN = "hidden"  # the parameter that holds the series which the reader has switched off
 
 
@@ -39,7 +42,7 @@ class Chart:
         return cls(spec_of(drawn), wide, log_axis)
 
 
-def switchable(drawn: alt.LayerChart) -> alt.LayerChart:
+def switchable(drawn: Drawn) -> alt.TopLevelMixin:
     """The chart without the series that the reader has switched off. Its records have a field `series`."""
     off = alt.param(name=HIDDEN, value=[])
     return drawn.add_params(off).transform_filter(f"indexof({HIDDEN}, datum.series) < 0")
@@ -49,3 +52,8 @@ def in_lines(names: Mapping[str, Sequence[str]]) -> str:
     """A `labelExpr` that writes each label of an axis or a facet as these lines."""
     lines = {name: list(of) if len(of) > 1 else of[0] for name, of in names.items()}
     return f"({json.dumps(lines, ensure_ascii=False)})[datum.label]"
+
+
+def layered(*layers: alt.Chart) -> alt.LayerChart:
+    """These charts over each other, the first one at the back."""
+    return alt.LayerChart(layer=list(layers))

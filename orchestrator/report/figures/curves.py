@@ -5,40 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+import altair as alt
 
-from orchestrator.report.figures.style import (
-    FAINT,
-    INK,
-    STRATEGY_COLOURS,
-    WIDTH_IN,
-    Legend,
-    SeriesStyle,
-    Style,
-    set_title,
-    short_name,
-)
-from orchestrator.report.formats import percent
+from orchestrator.report.figures.axes import amount_axis, share_axis
+from orchestrator.report.figures.chart import HALF_PAGE, Chart, switchable
+from orchestrator.report.figures.lines import record, tooltip
+from orchestrator.report.figures.named_lines import AXIS_WIDTH, HEIGHT, Lines, Record
+from orchestrator.report.figures.style import Style, series_name
+from orchestrator.report.figures.theme import SERIES_COLOURS, colour
+from orchestrator.report.formats import percent, seconds
 from orchestrator.report.metrics.textbook_optimizers import OptimizerPair, losses
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import ClusterShape
 from orchestrator.report.model.rows import Row
 from orchestrator.report.statistics.spread import Spread
 
-PANEL_IN = 2.6
-LOSS_HEIGHT_IN = 2.6
-TARGET_DASHES = (0, (2, 2))
-LOCAL_DASHES = (0, (3.5, 1.5))
-
 
 @dataclass(frozen=True)
 class CurvePoint:
     """A group after an epoch. train_s: mean over seeds. accuracy: 0 … 1."""
 
+    epoch: int
     train_s: float
     accuracy: Spread
 
@@ -51,7 +39,7 @@ def curve(group: Group) -> list[CurvePoint]:
     for epoch in shared:
         accuracy = Spread.of(run[epoch][1] for run in runs)
         if accuracy:
-            points.append(CurvePoint(fmean(run[epoch][0] for run in runs), accuracy))
+            points.append(CurvePoint(epoch, fmean(run[epoch][0] for run in runs), accuracy))
     return points
 
 
@@ -71,86 +59,112 @@ def has_local_models(group: Group) -> bool:
     return any(row.local_accuracies for row in group.ok_rows)
 
 
-def accuracy_over_time(groups: Sequence[Group], style: Style, shape: ClusterShape) -> Figure | None:
-    """Serial and all groups of `shape`, one panel per partitioner; None if no epoch was evaluated."""
+def accuracy_over_time(groups: Sequence[Group], style: Style, shape: ClusterShape) -> Chart | None:
+    """Serial and all groups of `shape`; None if no epoch was evaluated.
+
+    The line of a group with local models is their mean. Its last point is the averaged model.
+    """
+    order = style.order(groups)
     shown = [group for group in groups if (group.serial or group.shape == shape) and curve(group)]
+    shown.sort(key=lambda group: (order.index(series_name(group)), group.partitioner_label))
     if not shown:
         return None
-    partitioners = list(
-        dict.fromkeys(group.partitioner_label for group in shown if group.partitioner_label)
-    )
-    panels = partitioners or [""]
-    legend = Legend()
-    for group in shown:
-        legend.add(short_name(group), style.series(group))
-    if any(has_local_models(group) for group in shown):
-        legend.explain("mean of local models", linestyle=LOCAL_DASHES)
-        legend.explain("averaged model, at the end", linestyle="none", marker="*", markersize=10)
+    records = [point for group in shown for point in _records(group, shown)]
+    clock = shown[0].first.clock
+    times = [point["train_s"] for point in records]
+    accuracies = [point["mean"] for point in records]
     target = shown[0].first.run.target_accuracy
-    if target is not None:
-        legend.explain(f"target, {percent(target)}", color=FAINT, linewidth=0.9, linestyle=TARGET_DASHES)
-    height = PANEL_IN * len(panels) + legend.height_in + 0.3
-    figure = Figure(figsize=(WIDTH_IN, height), layout="constrained")
-    all_axes = figure.subplots(len(panels), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-    for axes, partitioner in zip(all_axes, panels, strict=True):
-        for group in shown:
-            if group.partitioner_label in ("", partitioner):
-                _draw(axes, group, style.series(group))
-        if target is not None:
-            axes.axhline(target, color=FAINT, linewidth=0.9, linestyle=TARGET_DASHES, zorder=1)
-        axes.set_ylabel("test accuracy")
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        axes.grid(axis="y")
-        axes.set_axisbelow(True)
-        if len(panels) > 1:
-            axes.set_title(partitioner)
-    all_axes[0].set_xlim(left=0)
-    all_axes[0].set_ylim(top=1.01)
-    all_axes[-1].set_xlabel(f"{shown[0].first.clock} time, s")
-    set_title(figure, f"Accuracy against {shown[0].first.clock} time, {shape.label}")
-    legend.draw(figure)
-    return figure
+    y = share_axis([*accuracies, *([target] if target is not None else [])], "mean", "test accuracy")
+    epoch = ("when", f"{clock} time")
+    return Lines(
+        title=f"Accuracy against {clock} time, {shape.label}",
+        records=records,
+        groups=shown,
+        style=style,
+        x=amount_axis(times, "train_s", f"{clock} time, s"),
+        y=y,
+        tooltip=tooltip("test accuracy", epoch),
+        behind=_target(target, y.y) if target is not None else [],
+        log_axis="x",
+    ).chart()
 
 
-def _draw(axes: Axes, group: Group, series: SeriesStyle) -> None:
-    points, local = curve(group), has_local_models(group)
-    at, means = [point.train_s for point in points], [point.accuracy.mean for point in points]
-    lows, highs = [point.accuracy.low for point in points], [point.accuracy.high for point in points]
-    axes.fill_between(at, lows, highs, color=series.colour, alpha=0.09, linewidth=0)
-    style = LOCAL_DASHES if local else "solid"
-    axes.plot(at, means, color=series.colour, linestyle=style, linewidth=1.4 if local else 1.8)
-    marker: dict[str, Any] = {
-        "color": series.colour,
-        "markeredgecolor": "white",
-        "linestyle": "none",
-        "zorder": 4,
-    }
-    axes.plot(at[-1:], means[-1:], marker=series.marker, markersize=6, **marker)
-    final = group.over(lambda row: row.accuracy)
-    train_s = group.over(lambda row: row.train_s)
+def _records(group: Group, shown: Sequence[Group]) -> list[Record]:
+    """The curve of a group. With local models, the step to their average is the last point."""
+    points = curve(group)
+    local = has_local_models(group)
+    drawn = [
+        (point.train_s, point.accuracy, f"{seconds(point.train_s)}, epoch {point.epoch}")
+        for point in points
+    ]
+    final, train_s = group.accuracy, group.over(lambda row: row.train_s)
     if local and final and train_s:
-        end = [at[-1], train_s.mean], [means[-1], final.mean]
-        axes.plot(*end, color=series.colour, linewidth=0.9, linestyle=(0, (1, 1.5)))
-        axes.plot(end[0][1:], end[1][1:], marker="*", markersize=12, **marker)
+        at = max(train_s.mean, points[-1].train_s)
+        drawn.append((at, final, f"{seconds(at)}, average of the local models"))
+    return [
+        {**record(group, accuracy, "share", shown), "train_s": at, "when": when}
+        for at, accuracy, when in drawn
+    ]
 
 
-def loss_curves(pair: OptimizerPair) -> Figure:
+def _target(target: float, y: alt.Y) -> list[alt.Chart]:
+    base = alt.Chart(alt.Data(values=[{"series": "target", "mean": target}])).encode(y=y)
+    rule = base.mark_rule(color=colour("axis"), strokeDash=[4, 3], aria=False)
+    text = base.mark_text(
+        text=f"target, {percent(target)}", color=colour("soft"), align="left", dx=4, dy=-7
+    )
+    return [rule, text.encode(x=alt.XValue(0))]
+
+
+def loss_curves(pair: OptimizerPair) -> Chart:
     """A line for each seed of the library's optimizer, and crosses in its colour for the textbook's."""
     textbook, library = pair.names
-    legend = Legend()
-    legend.explain(library, color=INK)
-    legend.explain(textbook, color=INK, linestyle="none", marker="x")
-    figure = Figure(figsize=(WIDTH_IN, LOSS_HEIGHT_IN + legend.height_in), layout="constrained")
-    axes = figure.add_subplot()
-    for (one, other), colour in zip(pair.runs, STRATEGY_COLOURS, strict=False):
-        for row, drawn in ((other, {"linewidth": 1.6}), (one, {"linestyle": "none", "marker": "x"})):
-            curve = losses(row)
-            axes.plot(range(1, len(curve) + 1), curve, color=colour, **drawn)
-    axes.set_yscale("log")
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("test loss")
-    axes.grid(axis="y")
-    axes.set_axisbelow(True)
-    set_title(figure, f"{textbook} and {library}, batch {pair.textbook.first.run.batch_size:,}")
-    legend.draw(figure)
-    return figure
+    records = [
+        {
+            "series": name,
+            "seed": row.seed,
+            "epoch": epoch,
+            "loss": loss,
+            "written": f"{loss:.4g}",
+            "colour": at % SERIES_COLOURS,
+        }
+        for at, (one, other) in enumerate(pair.runs)
+        for name, row in ((library, other), (textbook, one))
+        for epoch, loss in enumerate(losses(row), 1)
+    ]
+    values = [record["loss"] for record in records]
+    y = amount_axis(values, "loss", "test loss", log=True)
+    look = alt.Color(
+        "colour:N",
+        scale=alt.Scale(
+            domain=[*range(SERIES_COLOURS)], range=[colour(f"s{at}") for at in range(SERIES_COLOURS)]
+        ),
+        legend=None,
+    )
+    last = max((record["epoch"] for record in records), default=1)
+    x = alt.X(
+        "epoch:Q",
+        axis=alt.Axis(tickMinStep=1, format="d"),
+        scale=alt.Scale(domain=[1, max(2, last)], padding=10),
+    )
+    tips = [
+        alt.Tooltip("series:N", title="optimizer"),
+        alt.Tooltip("seed:Q"),
+        alt.Tooltip("epoch:Q"),
+        alt.Tooltip("written:N", title="test loss"),
+    ]
+    base = alt.Chart(alt.Data(values=records)).encode(x=x, y=y.y, color=look)
+    lines = base.transform_filter(alt.datum.series == library).mark_line(strokeWidth=2, aria=False)
+    crosses = base.transform_filter(alt.datum.series == textbook).mark_point(
+        shape="M-0.6,-0.6L0.6,0.6M0.6,-0.6L-0.6,0.6", size=60, strokeWidth=1.6
+    )
+    title = f"{textbook} and {library}, batch {pair.textbook.first.run.batch_size:,}"
+    drawn = alt.layer(lines.encode(detail="seed:N"), crosses.encode(tooltip=tips)).properties(
+        title=alt.TitleParams(
+            title, subtitle=f"Lines: {library}. Crosses: {textbook}. A colour is a seed."
+        ),
+        width=HALF_PAGE - AXIS_WIDTH - 40,
+        height=HEIGHT,
+        usermeta={"domains": y.domains},
+    )
+    return Chart.of(switchable(drawn), log_axis="y")

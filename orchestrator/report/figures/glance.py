@@ -2,94 +2,166 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+import altair as alt
 
 from orchestrator.report import formats
+from orchestrator.report.figures.axes import Axis, amount_axis, share_axis
+from orchestrator.report.figures.chart import Chart, switchable
 from orchestrator.report.figures.style import (
-    FULL_WIDTH_IN,
-    SERIAL_COLOUR,
-    WIDTH_IN,
     Style,
-    set_title,
-    short_name,
+    series_name,
 )
+from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, Metric
 
 MIN_STRATEGIES = 3  # fewer are shown by other figures
-ROW_IN = 0.25
-FAR_APART = 30  # amounts that differ by this factor go on a logarithmic axis
-LONG_NAME = 24  # characters; longer names need the whole page width
+ROW = 24  # pixels
+PANEL_WIDTH = 220
 
 
-def strategies_at_a_glance(view: WorkloadView, style: Style) -> Figure | None:
-    """One line per strategy, by accuracy: accuracy, wall time, bytes sent; None for few strategies."""
+def strategies_at_a_glance(view: WorkloadView, style: Style) -> Chart | None:
+    """One line per strategy, by accuracy: accuracy, time, bytes sent; None for few strategies.
+
+    Dots and not bars, since a logarithmic axis has no zero from which a bar could start.
+    """
     shown = [group for group in view.reference_candidates if group.accuracy]
     if len(shown) < MIN_STRATEGIES:
         return None
     shown.sort(key=_accuracy, reverse=True)
     if view.serial:
         shown.insert(0, view.serial)
-    names = [short_name(group) for group in shown]
-    width = WIDTH_IN if max(map(len, names)) <= LONG_NAME else FULL_WIDTH_IN
-    figure = Figure(figsize=(width, 1.0 + ROW_IN * len(shown)), layout="constrained")
-    accuracy, time, sent = figure.subplots(1, 3, sharey=True, width_ratios=(1.2, 1, 1))
-    colours = [style.series(group).colour for group in shown]
-    for at, (group, colour) in enumerate(zip(shown, colours, strict=True)):
-        spread = group.accuracy
-        if spread:
-            accuracy.plot([spread.low, spread.high], [at, at], color=colour, linewidth=3, alpha=0.35)
-            accuracy.plot(spread.mean, at, marker="o", markersize=6, color=colour, markeredgecolor="white")
-    if view.serial:
-        accuracy.axvline(_accuracy(view.serial), color=SERIAL_COLOUR, linewidth=0.9, zorder=0)
-    accuracy.xaxis.set_major_locator(MaxNLocator(2))
-    accuracy.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.4g}%"))
-    _bars(time, shown, colours, lambda row: row.train_s, formats.seconds, geometric=True)
-    _bars(sent, shown, colours, lambda row: row.bytes_sent_per_rank, formats.size)
-    for axes, title in ((accuracy, "test accuracy"), (time, f"{view.clock} time"), (sent, "sent per rank")):
-        axes.set_title(f"{title}, log scale" if axes.get_xscale() == "log" else title)
-        axes.grid(axis="x")
-        axes.set_axisbelow(True)
-        axes.tick_params(axis="y", length=0)
-    accuracy.set_yticks(range(len(shown)), names)
-    accuracy.invert_yaxis()
+    accuracies = [_accuracy(group) for group in shown]
+    columns = [
+        _Column(lambda row: row.accuracy, formats.percent, share_axis(accuracies, "mean", "test accuracy")),
+        _amounts(
+            shown, lambda row: row.train_s, formats.seconds, "s", f"{view.clock} time", geometric=True
+        ),
+        _amounts(shown, lambda row: row.bytes_sent_per_rank, formats.size, "", "sent per rank"),
+    ]
+    panels = [_dots(column, shown, style, first=at == 0) for at, column in enumerate(columns) if column]
     partitioner = f", {view.partitioners[0]}" if len(view.partitioners) > 1 else ""
-    set_title(figure, f"Strategies at {view.shape.label}{partitioner}")
-    return figure
+    drawn = alt.hconcat(*panels, spacing=24).properties(
+        title=f"Strategies at {view.shape.label}{partitioner}"
+    )
+    return Chart.of(switchable(drawn), wide=True)
 
 
-def _bars(
-    axes: Axes,
+@dataclass(frozen=True)
+class _Column:
+    """A quantity of the overview. write: its value as text."""
+
+    metric: Metric
+    write: Callable[[float | None], str]
+    axis: Axis
+    geometric: bool = False
+
+
+def _amounts(
     groups: Sequence[Group],
-    colours: Sequence[str],
     metric: Metric,
-    write: Callable[[float], str],
+    write: Callable[[float | None], str],
+    unit: str,
+    title: str,
     geometric: bool = False,
-) -> None:
-    """One bar per group, annotated with its mean; none for a group without the metric."""
-    spreads = [group.over(metric, geometric) for group in groups]
-    known = [spread.mean for spread in spreads if spread and spread.mean > 0]
-    far_apart = bool(known) and max(known) > FAR_APART * min(known)
-    if far_apart:
-        axes.set_xscale("log")
-        axes.minorticks_off()
-        axes.set_xlim(min(known) / 3, max(known) * 12)
-    elif known:
-        axes.set_xlim(0, max(known) * 1.6)
-    for at, (spread, colour) in enumerate(zip(spreads, colours, strict=True)):
-        if spread is None:
-            continue
-        axes.barh(at, spread.mean, height=0.6, color=colour, alpha=0.75)
-        start = (max(spread.mean, axes.get_xlim()[0]), at)
-        axes.annotate(
-            write(spread.mean), start, (3, 0), textcoords="offset points", va="center", fontsize=8
+) -> _Column | None:
+    """A column of times or bytes; None if no group has any. Zero has no place on a logarithmic axis."""
+    spreads = [spread for group in groups if (spread := group.over(metric, geometric))]
+    values = [value for spread in spreads for value in (spread.low, spread.high) if value > 0]
+    if not values:
+        return None
+    axis = amount_axis(values, "mean", ", ".join(filter(None, [title, unit])))
+    axis = replace(axis, title=f"{axis.title}, log scale") if axis.log else axis
+    return _Column(metric, write, replace(axis, format=axis.format if unit else "~s"), geometric)
+
+
+def _dots(column: _Column, groups: Sequence[Group], style: Style, first: bool) -> alt.LayerChart:
+    """A dot per group at the mean, over a pale bar from the lowest to the highest seed, with its value."""
+    records = [record for group in groups if (record := _record(column, group))]
+    names = list(dict.fromkeys(series_name(group) for group in groups))
+    labels = alt.Axis(title=None, ticks=False, labelPadding=8) if first else None
+    rows = alt.Y("series:N", sort=names, scale=alt.Scale(domain=names), axis=labels)
+    look = alt.Color("series:N", scale=style.colours(groups), legend=None)
+    shape = alt.Shape("series:N", scale=style.shapes(groups), legend=None)
+    x = alt.X("mean:Q", scale=column.axis.scale, axis=column.axis.drawn)
+    tips = [
+        alt.Tooltip(f"{field}:N", title=title)
+        for field, title in (
+            ("series", "strategy"),
+            ("nodes", "nodes"),
+            ("written", column.axis.title.partition(",")[0]),
+            ("range", "over seeds"),
+            ("accuracy", "test accuracy"),
         )
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: ""))
-    axes.tick_params(axis="x", length=0)
+    ]
+    base = alt.Chart(alt.Data(values=records)).encode(y=rows)
+    inside = base.transform_filter("datum.outside == 0").encode(x=x, color=look)
+    spread = base.transform_filter("datum.outside == 0").encode(
+        x=alt.X("low:Q", scale=column.axis.scale), x2="high:Q", color=look
+    )
+    layers = [
+        spread.mark_rule(strokeWidth=4, opacity=0.35, clip=True, aria=False),
+        inside.encode(shape=shape, tooltip=tips).mark_point(
+            filled=True, size=80, opacity=1, stroke=colour("paper"), strokeWidth=1
+        ),
+        _values(base),
+    ]
+    layers += _beyond(base, records, look, tips)
+    if first and any(group.serial for group in groups):
+        layers.insert(0, _serial_rule(groups, x))
+    return alt.layer(*layers).properties(width=PANEL_WIDTH, height=alt.Step(ROW))
+
+
+def _values(base: alt.Chart) -> alt.Chart:
+    """The values at the right of a panel, where they cannot hide a dot."""
+    return base.mark_text(align="right", fontSize=11, aria=False).encode(
+        x=alt.XValue(alt.ExprRef("width + 46")), text="written:N"
+    )
+
+
+def _beyond(
+    base: alt.Chart, records: Sequence[Mapping[str, Any]], look: alt.Color, tips: Sequence[alt.Tooltip]
+) -> list[alt.Chart]:
+    """Arrows at the edges for means outside the axis."""
+    sides = ((-1, "triangle-left", "7"), (1, "triangle-right", "width - 7"))
+    return [
+        base.transform_filter(f"datum.outside == {side}")
+        .mark_point(shape=shape, filled=True, size=90, opacity=1)
+        .encode(x=alt.XValue(alt.ExprRef(edge)), color=look, tooltip=list(tips))
+        for side, shape, edge in sides
+        if any(record["outside"] == side for record in records)
+    ]
+
+
+def _serial_rule(groups: Sequence[Group], x: alt.X) -> alt.Chart:
+    serial = [{"series": series_name(group), "mean": _accuracy(group)} for group in groups if group.serial]
+    rule = alt.Chart(alt.Data(values=serial)).encode(x=x)
+    return rule.mark_rule(color=colour("serial"), opacity=0.6, aria=False)
+
+
+def _record(column: _Column, group: Group) -> dict[str, Any]:
+    """A group's value of a column; without one, only the sign for an absent value is written."""
+    spread = group.over(column.metric, column.geometric)
+    record: dict[str, Any] = {
+        "series": series_name(group),
+        "nodes": group.shape.short,
+        "accuracy": formats.percent(_accuracy(group)),
+        "written": column.write(spread.mean if spread else None),
+        "outside": None,
+    }
+    if spread is None:
+        return record
+    return record | {
+        "mean": spread.mean,
+        "low": spread.low,
+        "high": spread.high,
+        "range": f"{spread.range(column.write)}, {formats.count(spread.seeds, 'seed')}",
+        "outside": column.axis.outside(spread.mean),
+    }
 
 
 def _accuracy(group: Group) -> float:

@@ -14,7 +14,7 @@ import altair as alt
 import numpy as np
 
 from orchestrator.report import formats
-from orchestrator.report.figures.chart import FULL_WIDTH, WIDTH, Chart
+from orchestrator.report.figures.chart import FULL_WIDTH, WIDTH, Chart, layered
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.labels import ClusterShape
 from trainer.training.partition import PartitionSummary
@@ -50,7 +50,7 @@ class LabelMap:
     def mapped(self) -> bool:
         """Whether every rank has its own row; many ranks or labels are drawn as a summary."""
         ranks, labels = self.partition_summary.labels.shape
-        return ranks <= MAX_MAPPED_RANKS and labels <= MAX_MAPPED_LABELS
+        return bool(ranks <= MAX_MAPPED_RANKS and labels <= MAX_MAPPED_LABELS)
 
     @property
     def cells(self) -> int:
@@ -202,8 +202,8 @@ def _map(item: LabelMap, most: int, font_size: int) -> alt.LayerChart:
         ],
     )
     if not font_size:
-        return alt.layer(cells).properties(height=_height(item))
-    return (cells + base.mark_text(fontSize=font_size).encode(text="samples:Q")).properties(
+        return layered(cells).properties(height=_height(item))
+    return layered(cells, base.mark_text(fontSize=font_size).encode(text="samples:Q")).properties(
         height=_height(item)
     )
 
@@ -263,4 +263,4 @@ def _summary(summary: PartitionSummary, most: int) -> alt.LayerChart:
     medians = base.mark_circle(color=colour("map"), size=36 if few else 8, opacity=1, aria=False).encode(
         y="median:Q"
     )
-    return (spans + middle + medians).properties(height=SUMMARY)
+    return layered(spans, middle, medians).properties(height=SUMMARY)

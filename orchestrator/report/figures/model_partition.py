@@ -19,7 +19,7 @@ from orchestrator.report.figures.bars import (
     top_legend,
     width_beside,
 )
-from orchestrator.report.figures.chart import WIDTH, Chart, switchable
+from orchestrator.report.figures.chart import WIDTH, Chart, layered, switchable
 from orchestrator.report.figures.style import Style, series_name, short_name
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.metrics.model_partition import (
@@ -110,7 +110,7 @@ def bubbles(view: WorkloadView, style: Style) -> Chart | None:
         shape=alt.Shape("series:N", scale=style.shapes(shown), legend=None),
     )
     title = alt.TitleParams("Pipeline bubble", subtitle="Point: measured. Vertical mark: formula")
-    drawn = (spans + formulas + dots).properties(
+    drawn = layered(spans, formulas, dots).properties(
         title=title, width=width_beside(names), height=alt.Step(step_of(names))
     )
     return Chart.of(switchable(drawn))
@@ -147,7 +147,7 @@ def split_points_figure(view: WorkloadView, style: Style) -> Chart | None:
     panels = [_times(records, token), _busy(records), _traffic(records)]
     if splits.default:
         panels = [
-            alt.layer(_default(splits.default), *panel.layer).properties(title=panel.title)
+            layered(_default(splits.default), *panel.layer).properties(title=panel.title)
             for panel in panels
         ]
     drawn = [
@@ -194,7 +194,7 @@ def _times(records: Sequence[dict[str, Any]], token: str) -> alt.LayerChart:
     points = base.mark_circle(color=token, size=60, opacity=1).encode(
         y="step:Q", tooltip=["block:N", alt.Tooltip("written:N", title="time per step")]
     )
-    return (band + line + points).properties(title="time per step")
+    return layered(band, line, points).properties(title="time per step")
 
 
 def _busy(records: Sequence[dict[str, Any]]) -> alt.LayerChart:
@@ -226,7 +226,7 @@ def _busy(records: Sequence[dict[str, Any]]) -> alt.LayerChart:
         .encode(y="busy:Q", text=alt.Text("of:Q", format=".0%"))
     )
     title = "busy time of each stage per step, and load balance"
-    return (bars + balance).properties(title=title)
+    return layered(bars, balance).properties(title=title)
 
 
 def _traffic(records: Sequence[dict[str, Any]]) -> alt.LayerChart:
@@ -248,7 +248,7 @@ def _traffic(records: Sequence[dict[str, Any]]) -> alt.LayerChart:
         else base.mark_bar(color=colour("compute"), width={"band": 0.6})
     )
     title = "traffic over the split point per step" + (", log scale" if log else "")
-    return alt.layer(mark.encode(tooltip=tooltip)).properties(title=title)
+    return layered(mark.encode(tooltip=tooltip)).properties(title=title)
 
 
 def _mean(group: Group, metric: Metric) -> float:

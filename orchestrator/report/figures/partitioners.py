@@ -10,7 +10,7 @@ import altair as alt
 
 from orchestrator.report import formats
 from orchestrator.report.figures.bars import fold
-from orchestrator.report.figures.chart import FULL_WIDTH, WIDTH, Chart, in_lines, switchable
+from orchestrator.report.figures.chart import FULL_WIDTH, WIDTH, Chart, in_lines, layered, switchable
 from orchestrator.report.figures.style import series_name
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.comparison import WorkloadView
@@ -108,7 +108,7 @@ def _drawn(
         tooltip=tooltip,
     )
     numbers = base.mark_text().encode(text="written:N", tooltip=tooltip)
-    return (shades + numbers).properties(width=width, height=alt.Step(ROW + LINE * lines))
+    return layered(shades, numbers).properties(width=width, height=alt.Step(ROW + LINE * lines))
 
 
 def _folded(name: str, characters: int) -> list[str]:

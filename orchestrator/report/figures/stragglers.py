@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from orchestrator.report.figures.chart import FULL_WIDTH, WIDTH, Chart, in_lines, switchable
+from orchestrator.report.figures.chart import FULL_WIDTH, WIDTH, Chart, in_lines, layered, switchable
 from orchestrator.report.figures.style import series_name
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.formats import percent
@@ -128,10 +128,10 @@ def _panel(records: Sequence[dict[str, Any]], ranks: int, noun: str) -> alt.Laye
         )
     )
     if not numbered:
-        return own + cells
+        return layered(own, cells)
     numbers = (
         base.transform_filter("datum.share !== null")
         .mark_text(fontSize=11)
         .encode(text=alt.Text("share:Q", format=".0%"))
     )
-    return own + cells + numbers
+    return layered(own, cells, numbers)

@@ -1,83 +1,50 @@
-"""Time to the target accuracy of each strategy on each number of nodes."""
+"""Time to the target accuracy over the number of nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from matplotlib.figure import Figure
-
 from orchestrator.report import formats
-from orchestrator.report.figures.bars import bar_in, bar_names
-from orchestrator.report.figures.style import FAINT, INK, WIDTH_IN, Style, set_title
+from orchestrator.report.figures.chart import Chart
+from orchestrator.report.figures.lines import Quantity, lines_over_nodes
+from orchestrator.report.figures.style import Style, series_name
 from orchestrator.report.metrics.learning import seeds_at_target, time_to_target_s
 from orchestrator.report.model.groups import Group
-from orchestrator.report.statistics.spread import Spread
 
-TIMES_WIDER = 1.35  # than the longest time, to leave room for annotations
+MOST_NOTES = 6  # lines under the title
 
 
-def time_to_target(groups: Sequence[Group], style: Style) -> Figure | None:
-    """One line per group, by strategy and ranks; None without a target.
+def time_to_target(groups: Sequence[Group], style: Style) -> Chart | None:
+    """A point is the mean over the seeds that reached the target; None if no run did, or without a target.
 
-    A dot is the mean over the seeds that reached it.
+    Strategies that did not reach it have no time: they are named under the title.
     """
     shown = [group for group in groups if group.ok and group.first.run.target_accuracy is not None]
     if not shown:
         return None
-    lines = list(dict.fromkeys(group.line for group in shown))
-    shown.sort(key=lambda group: (not group.serial, lines.index(group.line), group.shape.ranks))
-    times = [group.over(time_to_target_s) for group in shown]
-    labels = _labels(shown)
-    figure = Figure(figsize=(WIDTH_IN, 1.0 + bar_in(labels) * len(shown)), layout="constrained")
-    axes = figure.add_subplot()
-    longest = max((spread.high for spread in times if spread), default=1.0)
-    for at, (group, spread) in enumerate(zip(shown, times, strict=True)):
-        colour = style.series(group).colour
-        if spread:
-            axes.plot([spread.low, spread.high], [at, at], color=colour, linewidth=3, alpha=0.35)
-            axes.plot(
-                spread.mean,
-                at,
-                marker=style.series(group).marker,
-                markersize=6.5,
-                color=colour,
-                markeredgecolor="white",
-            )
-        axes.annotate(
-            _annotation(group, spread),
-            (spread.high if spread else 0, at),
-            (7, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-            color=INK if spread else FAINT,
-        )
-    axes.set_yticks(range(len(shown)), labels, linespacing=1.05)
-    axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_xlim(0, TIMES_WIDER * longest)
-    axes.set_xlabel(f"{shown[0].first.clock} time, s")
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
     target = formats.percent(shown[0].first.run.target_accuracy)
-    set_title(figure, f"Time to {target} test accuracy, by strategy and nodes")
-    return figure
+    quantity = Quantity(
+        "time_to_target",
+        f"{{Clock}} time to {target} test accuracy",
+        "{clock} time, s",
+        time_to_target_s,
+        "time",
+    )
+    return lines_over_nodes(shown, style, quantity, _notes(shown))
 
 
-def _labels(shown: Sequence[Group]) -> list[str]:
-    """The name of a strategy beside its first number of nodes, then the numbers alone."""
-    firsts = {group.line: group for group in reversed(shown)}
-    names = dict(zip(firsts, bar_names([*firsts.values()]), strict=True))
-    labels = []
+def _notes(shown: Sequence[Group]) -> list[str]:
+    """The configurations of which some seeds missed the target, a line for each series."""
+    missed: dict[str, list[str]] = {}
     for group in shown:
-        name = names[group.line] if firsts[group.line] is group else ""
-        labels.append(name if group.serial else ", ".join(filter(None, [name, group.shape.label])))
-    return labels
-
-
-def _annotation(group: Group, spread: Spread | None) -> str:
-    reached, seeds = seeds_at_target(group)
-    if spread is None:
-        return f"not reached in {group.workload.epochs} epochs"
-    some = f", {reached} of {seeds} seeds" if reached < seeds else ""
-    return formats.seconds(spread.mean) + some
+        reached, seeds = seeds_at_target(group)
+        if reached < seeds:
+            at = f"{group.shape.label} ({reached} of {seeds} seeds)" if reached else group.shape.label
+            missed.setdefault(series_name(group), []).append(at)
+    if not missed:
+        return []
+    notes = [f"{series}: {formats.first_few(shapes)}" for series, shapes in missed.items()]
+    more = notes[MOST_NOTES:]
+    head = f"Not reached by all seeds in {formats.count(shown[0].workload.epochs, 'epoch')}:"
+    rest = [f"and {len(more)} more"] if more else []
+    return [head, *notes[:MOST_NOTES], *rest]

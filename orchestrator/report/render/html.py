@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 
 from orchestrator.report import formats
 from orchestrator.report.figures import Plot
-from orchestrator.report.figures.svg import inline
+from orchestrator.report.figures.vega import inline
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.metrics.containers import containers, single_container
 from orchestrator.report.metrics.fairness import stated_conditions
