@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from orchestrator.replay.described import described
 from orchestrator.replay.run import ClusterTime, NoClusterTime, RankTime
 from orchestrator.replay.windows import Part, Steps, Window, Windows
 from orchestrator.report import figures, formats, write_report
+from orchestrator.report.figures.chart import Chart
 from orchestrator.report.findings import find
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.model.comparison import Comparison, compare
@@ -347,7 +348,9 @@ def cells(columns: Sequence[Column[T]], items: Sequence[T]) -> list[dict[str, st
 def unrendered_figures() -> Iterator[None]:
     """Figures are built but not rendered, which takes most of a report's time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(figures, "to_svg", lambda figure, name: '<svg viewBox="0 0 1 1"></svg>\n')
+        empty = '<svg viewBox="0 0 1 1"></svg>\n'
+        patch.setattr(figures, "svg_of", lambda spec: empty)
+        patch.setattr(figures, "svg_file", lambda spec: empty)
         yield
 
 
@@ -371,3 +374,44 @@ def write_sweep(
 
 SERIAL = a_run(train_s=8.0, accuracy=0.9)
 FAST = a_run("all_reduce", nodes=2, train_s=5.0, work_cpu_s=4.0, accuracy=0.85)
+
+
+def records_of(chart: Chart | None) -> list[dict[str, Any]]:
+    """All records that a figure draws, in the order of its layers."""
+    assert chart is not None
+    return [record for data in layers_of(chart.spec) for record in data]
+
+
+def layers_of(spec: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
+    """The records of each data source of a specification, in the order in which it names them."""
+    found: list[list[dict[str, Any]]] = []
+
+    def walk(node: object) -> None:
+        if isinstance(node, dict):
+            data = node.get("data")
+            if isinstance(data, dict):
+                values = data["values"] if "values" in data else spec["datasets"][data["name"]]
+                if values not in found:
+                    found.append(values)
+            for key, value in node.items():
+                if key not in ("data", "datasets"):
+                    walk(value)
+        elif isinstance(node, list):
+            for value in node:
+                walk(value)
+
+    walk(dict(spec))
+    return found
+
+
+def marks_of(spec: object) -> list[str]:
+    """The types of all marks of a specification, in order."""
+    if isinstance(spec, list):
+        return [mark for item in spec for mark in marks_of(item)]
+    if not isinstance(spec, dict):
+        return []
+    own = [spec["mark"]["type"]] if "mark" in spec else []
+    return [
+        *own,
+        *(mark for key in ("layer", "hconcat", "vconcat", "spec") for mark in marks_of(spec.get(key))),
+    ]

@@ -144,12 +144,8 @@ def split_points_figure(view: WorkloadView, style: Style) -> Chart | None:
     blocks = list(splits.by_block)
     records = [_split(block, group) for block, group in splits.by_block.items()]
     token = style.look(splits.representative).colour
-    panels = [_times(records, token), _busy(records), _traffic(records)]
-    if splits.default:
-        panels = [
-            layered(_default(splits.default), *panel.layer).properties(title=panel.title)
-            for panel in panels
-        ]
+    behind = [_default(splits.default)] if splits.default else []
+    panels = [_times(records, token, behind), _busy(records, behind), _traffic(records, behind)]
     drawn = [
         panel.encode(x=_blocks(blocks, last=panel is panels[-1])).properties(width=WIDTH, height=height)
         for panel, height in zip(panels, (120, 120, 80), strict=True)
@@ -165,8 +161,9 @@ def _blocks(blocks: Sequence[str], last: bool) -> alt.X:
 
 
 def _default(block: str) -> alt.Chart:
-    data = alt.InlineData(values=[{"block": block}])
-    return alt.Chart(data).mark_rule(strokeDash=[3, 3], color=colour("axis"), aria=False)
+    """A line at the default, behind the other marks."""
+    rule = alt.MarkDef(type="rule", strokeDash=[3, 3], color=colour("axis"), aria=False)
+    return alt.Chart(alt.InlineData(values=[{"block": block}]), mark=rule)
 
 
 def _split(block: str, group: Group) -> dict[str, Any]:
@@ -184,7 +181,7 @@ def _split(block: str, group: Group) -> dict[str, Any]:
     }
 
 
-def _times(records: Sequence[dict[str, Any]], token: str) -> alt.LayerChart:
+def _times(records: Sequence[dict[str, Any]], token: str, behind: Sequence[alt.Chart]) -> alt.LayerChart:
     base = alt.Chart(alt.InlineData(values=list(records)))
     axis = alt.Axis(title="s", tickCount=4, grid=True)
     band = base.mark_area(color=token, opacity=0.15, aria=False).encode(
@@ -194,10 +191,10 @@ def _times(records: Sequence[dict[str, Any]], token: str) -> alt.LayerChart:
     points = base.mark_circle(color=token, size=60, opacity=1).encode(
         y="step:Q", tooltip=["block:N", alt.Tooltip("written:N", title="time per step")]
     )
-    return layered(band, line, points).properties(title="time per step")
+    return layered(*behind, band, line, points).properties(title="time per step")
 
 
-def _busy(records: Sequence[dict[str, Any]]) -> alt.LayerChart:
+def _busy(records: Sequence[dict[str, Any]], behind: Sequence[alt.Chart]) -> alt.LayerChart:
     """The busy time of both stages side by side, with their load balance above."""
     stages = [
         {"block": each["block"], "stage": stage, "busy": busy, "written": formats.seconds(busy)}
@@ -226,10 +223,10 @@ def _busy(records: Sequence[dict[str, Any]]) -> alt.LayerChart:
         .encode(y="busy:Q", text=alt.Text("of:Q", format=".0%"))
     )
     title = "busy time of each stage per step, and load balance"
-    return layered(bars, balance).properties(title=title)
+    return layered(*behind, bars, balance).properties(title=title)
 
 
-def _traffic(records: Sequence[dict[str, Any]]) -> alt.LayerChart:
+def _traffic(records: Sequence[dict[str, Any]], behind: Sequence[alt.Chart]) -> alt.LayerChart:
     amounts = [
         {"block": each["block"], "bytes": each["bytes"], "written": formats.size(each["bytes"])}
         for each in records
@@ -248,7 +245,7 @@ def _traffic(records: Sequence[dict[str, Any]]) -> alt.LayerChart:
         else base.mark_bar(color=colour("compute"), width={"band": 0.6})
     )
     title = "traffic over the split point per step" + (", log scale" if log else "")
-    return layered(mark.encode(tooltip=tooltip)).properties(title=title)
+    return layered(*behind, mark.encode(tooltip=tooltip)).properties(title=title)
 
 
 def _mean(group: Group, metric: Metric) -> float:
