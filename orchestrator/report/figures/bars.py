@@ -62,7 +62,9 @@ def time_by_phase(groups: Sequence[Group], shape: ClusterShape) -> Chart | None:
         f"{clock.capitalize()} time by phase, {shape.label}",
         subtitle="Beside each bar: its length, and the share of communicate and wait",
     )
-    axis = alt.Axis(title=f"{clock} time, s: mean over ranks and seeds", tickCount=5, grid=True)
+    axis = alt.Axis(
+        title=f"{clock} time, s: mean over ranks and seeds", tickCount=5, grid=True, labelFlush=False
+    )
     return Chart.of(switchable(stacked_bars(bars, phase_scale(_found(bars)), axis, formats.seconds, title)))
 
 
@@ -159,6 +161,11 @@ def name_axis(names: Sequence[str]) -> alt.Y:
             labelExpr=in_lines({name: name.split("\n") for name in names}),
             labelLineHeight=13,
             labelPadding=6,
+            # The first of two lines stands above the middle of the bar.
+            labelBaseline={
+                "condition": {"test": "indexof(datum.value, '\\n') >= 0", "value": "bottom"},
+                "value": "middle",
+            },
             minExtent=_extent(names),  # a reader's font may be wider than the one that measures
             ticks=False,
         ),

@@ -66,7 +66,9 @@ def memory_per_rank(view: WorkloadView) -> Chart | None:
         for (group, kinds), name in zip(shown, names, strict=True)
     ]
     scale = alt.Scale(domain=list(MEMORY), range=[colour(kind) for kind in MEMORY])
-    axis = alt.Axis(title="bytes, mean over seeds", labelExpr=SIZE_AXIS, tickCount=4, grid=True)
+    axis = alt.Axis(
+        title="bytes, mean over seeds", labelExpr=SIZE_AXIS, tickCount=4, grid=True, labelFlush=False
+    )
     title = alt.TitleParams(f"Memory of the fullest rank, {view.shape.label}")
     return Chart.of(switchable(stacked_bars(bars, scale, axis, formats.size, title)))
 
