@@ -166,7 +166,7 @@ def name_axis(names: Sequence[str]) -> alt.Y:
                 "condition": {"test": "indexof(datum.value, '\\n') >= 0", "value": "bottom"},
                 "value": "middle",
             },
-            minExtent=_extent(names),  # a reader's font may be wider than the one that measures
+            minExtent=extent_of(names),  # a reader's font may be wider than the one that measures
             ticks=False,
         ),
     )
@@ -174,10 +174,11 @@ def name_axis(names: Sequence[str]) -> alt.Y:
 
 def width_beside(names: Sequence[str]) -> int:
     """Pixels of a plot beside these names, in half of the page."""
-    return HALF_PAGE - _extent(names)
+    return HALF_PAGE - extent_of(names)
 
 
-def _extent(names: Sequence[str]) -> int:
+def extent_of(names: Sequence[str]) -> int:
+    """Pixels of the longest line of these names."""
     return CHARACTER * max(len(line) for name in names for line in name.split("\n"))
 
 

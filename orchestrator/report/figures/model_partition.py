@@ -154,12 +154,15 @@ def split_points_figure(view: WorkloadView, style: Style) -> Chart | None:
     ]
     note = f"Dashed line: {splits.default}, the default" if splits.default else ""
     title = alt.TitleParams(f"Split points of {splits.name}", subtitle=note)
-    return Chart.of(alt.vconcat(*drawn, spacing=18).properties(title=title))
+    return Chart.of(
+        alt.vconcat(*drawn, spacing=18).resolve_scale(color="independent").properties(title=title)
+    )
 
 
 def _blocks(blocks: Sequence[str], last: bool) -> alt.X:
     axis = alt.Axis(title="first block of stage 1" if last else None, labels=last, labelAngle=0)
-    return alt.X("block:N", sort=list(blocks), axis=axis, scale=alt.Scale(domain=list(blocks)))
+    scale = alt.Scale(type="band", domain=list(blocks), paddingInner=0.3, paddingOuter=0.15)
+    return alt.X("block:N", sort=list(blocks), axis=axis, scale=scale)
 
 
 def _default(block: str) -> alt.Chart:

@@ -9,8 +9,8 @@ from typing import Any
 import altair as alt
 
 from orchestrator.report import formats
-from orchestrator.report.figures.bars import fold
-from orchestrator.report.figures.chart import FULL_WIDTH, WIDTH, Chart, in_lines, layered, switchable
+from orchestrator.report.figures.bars import HALF_PAGE, extent_of, fold
+from orchestrator.report.figures.chart import FULL_WIDTH, Chart, in_lines, layered, switchable
 from orchestrator.report.figures.style import series_name
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.comparison import WorkloadView
@@ -47,7 +47,7 @@ def partitioners_by_strategy(view: WorkloadView) -> Chart | None:
     row, column = ("partitioner", "series") if by_partitioner else ("series", "partitioner")
     records = [_record(cells, name, label, partitioners[0]) for name in compared for label in partitioners]
     wide = len(columns) > 4
-    width = (FULL_WIDTH if wide else WIDTH) - (0 if len(columns) > 2 else 140)
+    width = (FULL_WIDTH if wide else HALF_PAGE - 20) - extent_of([*map(fold, rows)])
     drawn = _drawn(records, (row, rows), (column, columns), width).properties(
         title=alt.TitleParams(
             f"Test accuracy by partitioner, {view.shape.label}",
@@ -90,7 +90,11 @@ def _drawn(
             sort=column[1],
             axis=alt.Axis(orient="top", labelExpr=in_lines(columns), **axis),
         ),
-        y=alt.Y(f"{row[0]}:N", sort=row[1], axis=alt.Axis(labelExpr=in_lines(rows), **axis)),
+        y=alt.Y(
+            f"{row[0]}:N",
+            sort=row[1],
+            axis=alt.Axis(labelExpr=in_lines(rows), minExtent=extent_of([*map(fold, row[1])]), **axis),
+        ),
     )
     tooltip = [
         alt.Tooltip("series:N", title="strategy"),
