@@ -272,16 +272,12 @@ def _csv(lines: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
 
 
 def _figure(previews: Sequence[PartitionPreview]) -> str:
-    # Imported here: matplotlib is slow to load, and the tables do not need it.
-    from matplotlib import rc_context
-
+    # Imported here: Altair is slow to load, and the tables do not need it.
     from orchestrator.report.figures.maps import LabelMap, label_maps
-    from orchestrator.report.figures.style import RC
-    from orchestrator.report.figures.svg import to_svg
+    from orchestrator.report.figures.vega import svg_file
     from orchestrator.report.model.labels import ClusterShape
 
     maps = [
         LabelMap(item.label, ClusterShape.of(item.run), item.summary) for item in previews if item.summary
     ]
-    with rc_context(RC):  # type: ignore[arg-type]  # its stub wants every key as a literal
-        return to_svg(label_maps(maps), "labels")
+    return svg_file(label_maps(maps).spec)

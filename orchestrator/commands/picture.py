@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -10,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from orchestrator.errors import InputError
 from orchestrator.replay.described import cluster_times
 from orchestrator.replay.run import ClusterTime
-from orchestrator.report.figures.svg import grid
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import SweepPaths, SweepRecord, read_record, read_result, write_atomic
 from orchestrator.shipped import IMPORT_ROOT
@@ -18,6 +18,7 @@ from orchestrator.shipped import IMPORT_ROOT
 RESULTS = IMPORT_ROOT / "docs" / "picture.json"
 PICTURE = IMPORT_ROOT / "docs" / "picture.svg"
 FIGURES = ("time", "speedup", "accuracy", "phases")  # row by row, two in a row
+GAP = 16  # between figures
 
 
 class Results(BaseModel):
@@ -66,8 +67,45 @@ def draw_picture(results: Path = RESULTS) -> str:
     return grid([plots[name] for name in FIGURES], columns=2)
 
 
+def grid(figures: Sequence[str], columns: int) -> str:
+    """One SVG that holds several, row by row. A row is as high as its highest figure."""
+    sizes = [_size(svg) for svg in figures]
+    width = max(wide for wide, _ in sizes)
+    placed, top = [], 0.0
+    for first in range(0, len(figures), columns):
+        row = range(first, min(first + columns, len(figures)))
+        placed += [
+            _placed(figures[at], f"f{at}", (at - first) * (width + GAP), top, sizes[at]) for at in row
+        ]
+        top += max(sizes[at][1] for at in row) + GAP
+    whole = f"{columns * (width + GAP) - GAP:g}", f"{top - GAP:g}"
+    name_spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    head = f'<svg {name_spaces} viewBox="0 0 {whole[0]} {whole[1]}">'
+    background = f'<rect width="{whole[0]}" height="{whole[1]}" fill="white"/>'
+    return "\n".join([head, background, *placed, "</svg>", ""])
+
+
+def _placed(svg: str, prefix: str, left: float, top: float, size: tuple[float, float]) -> str:
+    """The `<svg>` element at this position, with ids that differ from those of other figures."""
+    head, close, rest = svg.strip().partition(">")
+    head = re.sub(r' (width|height|x|y)="[^"]*"', "", head)
+    position = f'<svg x="{left:g}" y="{top:g}" width="{size[0]:g}" height="{size[1]:g}"'
+    rest = re.sub(r'\bid="([^"]+)"', rf'id="{prefix}-\1"', rest)
+    rest = re.sub(r'href="#([^"]+)"', rf'href="#{prefix}-\1"', rest)
+    rest = re.sub(r"url\(#([^)]+)\)", rf"url(#{prefix}-\1)", rest)
+    return head.replace("<svg", position, 1) + close + rest
+
+
+def _size(svg: str) -> tuple[float, float]:
+    """Width and height of an SVG, in its units."""
+    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    if not size:
+        raise ValueError("an SVG without a viewBox")
+    return float(size[1]), float(size[2])
+
+
 def same_drawing(one: str, other: str, tolerance: float = 1.0) -> bool:
-    """Whether two SVGs show the same, up to generated ids and rounding of coordinates, in points."""
+    """Whether two SVGs show the same, up to generated ids and rounding of coordinates."""
     words, others = _words(one), _words(other)
     if len(words) != len(others):
         return False

@@ -16,7 +16,7 @@ from orchestrator.replay.run import VERSION as MODEL_VERSION
 from trainer.core.record import Amount, Count, Record, Text
 from trainer.core.trace import WORK_PHASES, Kind, Trace
 
-VERSION: Literal[1] = 1  # changes when the same traces would give other files
+VERSION: Literal[2] = 2  # changes when the same traces would give other files
 
 MOST_STEPS = 8
 MOST_INTERVALS = 40  # of a rank; fewer steps are shown if they have more
@@ -30,11 +30,18 @@ class _Strict(Record):
 
 
 class Part(_Strict):
-    """A time in which a rank stays in one phase. Seconds since training started."""
+    """A time in which a rank stays in one phase. Seconds since training started.
+
+    exchange: `all_reduce`; empty while the rank works. bytes: that it sends or receives in the exchanges.
+    waits_for: the rank that ends the wait, if known.
+    """
 
     phase: Phase
     start_s: Amount
     end_s: Amount
+    exchange: Text = ""
+    bytes: Count = 0
+    waits_for: Count | None = None
 
 
 class Steps(_Strict):
@@ -64,7 +71,7 @@ class Windows(_Strict):
     the cluster of both. steps: None if the run has too few steps, so that all of it is shown.
     """
 
-    version: Literal[1] = VERSION
+    version: Literal[2] = VERSION
     model: Count = MODEL_VERSION
     run: Text
     cluster: Cluster
@@ -180,16 +187,33 @@ def _first_until(intervals: Sequence[Interval], time: float) -> int:
 
 
 def _parts(intervals: Sequence[Interval], begin: float, end: float) -> list[Part]:
-    """What lies between these times. Parts of one phase that follow each other are one."""
-    parts: list[Piece] = []
+    """What lies between these times. Parts of one phase and exchange that follow each other are one."""
+    parts: list[Part] = []
     for each in intervals[_first_until(intervals, begin) :]:
         if each.start >= end:
             break
-        for phase, begun, ended in pieces(each):
-            start, left = max(begun, begin), min(ended, end)
-            if left <= start:
-                continue
-            if parts and parts[-1].phase == phase and start <= parts[-1].end:
-                start = parts.pop().start
-            parts.append(Piece(phase, start, left))
-    return [Part(phase=each.phase, start_s=each.start, end_s=each.end) for each in parts]
+        for piece in pieces(each):
+            start, left = max(piece.start, begin), min(piece.end, end)
+            if left > start:
+                _append(parts, _part(each, piece.phase, start, left))
+    return parts
+
+
+def _part(interval: Interval, phase: Phase, start: float, end: float) -> Part:
+    exchange = "" if interval.name in WORK_PHASES else interval.name
+    cause = interval.cause if phase == "wait" and interval.cause >= 0 else None
+    size = interval.bytes if phase == "communicate" else 0
+    return Part(phase=phase, start_s=start, end_s=end, exchange=exchange, bytes=size, waits_for=cause)
+
+
+def _append(parts: list[Part], part: Part) -> None:
+    last = parts[-1] if parts else None
+    if (
+        last
+        and part.start_s <= last.end_s
+        and (part.phase, part.exchange, part.waits_for) == (last.phase, last.exchange, last.waits_for)
+    ):
+        joined = {"start_s": last.start_s, "bytes": last.bytes + part.bytes}
+        parts[-1] = part.model_copy(update=joined)
+    else:
+        parts.append(part)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -350,7 +350,6 @@ def unrendered_figures() -> Iterator[None]:
     """Figures are built but not rendered, which takes most of a report's time. Pages have no Vega."""
     with pytest.MonkeyPatch.context() as patch:
         empty = '<svg viewBox="0 0 1 1"></svg>\n'
-        patch.setattr(figures, "to_svg", lambda figure, name: empty)
         for writer in ("svg_of", "svg_file"):
             patch.setattr(figures, writer, lambda spec: empty)
         patch.setattr(html, "scripts", lambda: "")
@@ -398,3 +397,44 @@ def scale(chart: Chart | None, channel: str) -> dict[str, Any]:
     encodings = [layer["encoding"] for layer in layers(chart.spec) if "encoding" in layer]
     scales = [each[channel]["scale"] for each in encodings if each.get(channel, {}).get("scale")]
     return dict(scales[0])
+
+
+def records_of(chart: Chart | None) -> list[dict[str, Any]]:
+    """All records that a figure draws, in the order of its layers."""
+    assert chart is not None
+    return [record for data in layers_of(chart.spec) for record in data]
+
+
+def layers_of(spec: Mapping[str, Any]) -> list[list[dict[str, Any]]]:
+    """The records of each data source of a specification, in the order in which it names them."""
+    found: list[list[dict[str, Any]]] = []
+
+    def walk(node: object) -> None:
+        if isinstance(node, dict):
+            data = node.get("data")
+            if isinstance(data, dict):
+                values = data["values"] if "values" in data else spec["datasets"][data["name"]]
+                if values not in found:
+                    found.append(values)
+            for key, value in node.items():
+                if key not in ("data", "datasets"):
+                    walk(value)
+        elif isinstance(node, list):
+            for value in node:
+                walk(value)
+
+    walk(dict(spec))
+    return found
+
+
+def marks_of(spec: object) -> list[str]:
+    """The types of all marks of a specification, in order."""
+    if isinstance(spec, list):
+        return [mark for item in spec for mark in marks_of(item)]
+    if not isinstance(spec, dict):
+        return []
+    own = [spec["mark"]["type"]] if "mark" in spec else []
+    return [
+        *own,
+        *(mark for key in ("layer", "hconcat", "vconcat", "spec") for mark in marks_of(spec.get(key))),
+    ]

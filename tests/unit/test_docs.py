@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from orchestrator.cli import app
 from orchestrator.commands import labs
 from orchestrator.commands.docs import KINDS, TABLES, listed, stale
-from orchestrator.commands.picture import PICTURE, draw_picture, same_drawing
-from orchestrator.report.figures.svg import grid
+from orchestrator.commands.picture import GAP, PICTURE, draw_picture, grid, same_drawing
 from orchestrator.shipped import LABS
 from orchestrator.sweeps.lab import Published
 from orchestrator.sweeps.load import load_sweep
@@ -223,9 +222,12 @@ def test_picture_equals_the_figures_of_the_report() -> None:
 
 
 def test_figures_of_the_picture_are_side_by_side() -> None:
-    svg = '<svg width="{0}pt" height="{1}pt" viewBox="0 0 {0} {1}"></svg>'
+    svg = '<svg width="{0}" height="{1}" viewBox="0 0 {0} {1}"><g id="a" clip-path="url(#a)"/></svg>'
     picture = grid([svg.format(100, 50), svg.format(90, 60), svg.format(100, 40)], columns=2)
-    assert 'viewBox="0 0 200 100"' in picture
+    assert f'viewBox="0 0 {200 + GAP} {100 + GAP}"' in picture
     placed = re.findall(r'<svg x="(\d+)" y="(\d+)" width="(\d+)" height="(\d+)"', picture)
-    assert placed == [("0", "0", "100", "50"), ("100", "0", "90", "60"), ("0", "60", "100", "40")]
-    assert "pt" not in picture
+    right, below = str(100 + GAP), str(60 + GAP)
+    assert placed == [("0", "0", "100", "50"), (right, "0", "90", "60"), ("0", below, "100", "40")]
+    ids = re.findall(r'id="([^"]+)"', picture)
+    assert len(set(ids)) == 3
+    assert re.findall(r"url\(#([^)]+)\)", picture) == ids

@@ -316,7 +316,15 @@ def test_the_parts_of_a_window_are_those_of_the_track(program: Callable[[], list
         assert drawn == pytest.approx(inside)
         for one, other in pairwise(parts):
             assert one.end_s <= other.start_s
-            assert one.phase != other.phase or one.end_s < other.start_s
+            alike = (one.phase, one.exchange, one.waits_for) == (
+                other.phase,
+                other.exchange,
+                other.waits_for,
+            )
+            assert not alike or one.end_s < other.start_s
+        assert {part.exchange for part in parts} <= {
+            "" if interval.name in WORK_PHASES else interval.name for interval in track.intervals
+        }
 
 
 # Files

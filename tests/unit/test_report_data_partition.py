@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib import rc_context
 
-from orchestrator.report.figures.maps import MAX_MAPPED_RANKS, LabelMap, describe, label_maps
-from orchestrator.report.figures.style import RC, WIDTH_IN
-from orchestrator.report.figures.svg import to_svg
+from orchestrator.report import formats
+from orchestrator.report.figures import maps
+from orchestrator.report.figures.chart import Chart
+from orchestrator.report.figures.maps import (
+    MAX_MAPPED_LABELS,
+    MAX_MAPPED_RANKS,
+    LabelMap,
+    describe,
+    label_maps,
+)
 from orchestrator.report.metrics.data_partition import (
     distance_max,
     distance_mean,
@@ -23,7 +28,7 @@ from orchestrator.report.metrics.data_partition import (
 from orchestrator.report.model.labels import ClusterShape
 from orchestrator.report.render.columns import CERTIFICATES
 from orchestrator.results.records import RunResult
-from tests.unit.report_support import SERIAL, a_comparison, a_run, cells, csv_lines
+from tests.unit.report_support import SERIAL, a_comparison, a_run, cells, csv_lines, marks_of, records_of
 from trainer.data.certificate import earth_movers_distance
 from trainer.training.partition import PartitionSummary
 
@@ -52,14 +57,14 @@ def a_split(ranks: int, classes: int = 10, name: str = "made", per_node: int = 1
     return LabelMap(name, ClusterShape(ranks // per_node, per_node), partition_summary)
 
 
-def drawn(*maps: LabelMap) -> str:
-    with rc_context(RC):  # type: ignore[arg-type]
-        return to_svg(label_maps(maps), "labels")
+def panels(chart: Chart) -> list[dict[str, Any]]:
+    """The maps of a figure, row by row."""
+    return [panel for row in chart.spec["vconcat"] for panel in row["hconcat"]]
 
 
-def numbers(svg: str) -> list[int]:
-    """Numbers with four or more digits in the SVG."""
-    return [int(found) for found in re.findall(r">(\d{4,})<", svg)]
+def mapped(chart: Chart) -> list[int]:
+    """The numbers of samples in all cells of maps."""
+    return [record["samples"] for record in records_of(chart) if "samples" in record]
 
 
 # Partition summaries
@@ -146,69 +151,76 @@ def test_one_map_for_each_partitioner_and_number_of_ranks_of_the_lowest_seed() -
 def test_map_shows_every_count_and_leaves_zero_cells_empty() -> None:
     split = a_split(16)
     split.partition_summary.labels[3, 7] = 0
-    svg = drawn(split, a_split(16, name="other"))
-    assert len(numbers(svg)) == 2 * 160 - 1
-    assert sorted(set(numbers(svg))) == list(range(1000, 1160))
-    assert ">made, 16\N{NO-BREAK SPACE}nodes<" in svg
-    assert ">other, 16\N{NO-BREAK SPACE}nodes<" in svg
+    chart = label_maps([split, a_split(16, name="other")])
+    assert len(mapped(chart)) == 2 * 160 - 1
+    assert sorted(set(mapped(chart))) == list(range(1000, 1160))
+    titles = [panel["title"]["text"][0].replace(formats.JOIN, " ") for panel in panels(chart)]
+    assert titles == ["made, 16 nodes", "other, 16 nodes"]
 
 
-def test_a_cell_is_at_its_rank_and_label_and_has_the_colour_of_its_count() -> None:
+def test_a_cell_is_at_its_rank_and_label_and_is_shaded_by_its_count() -> None:
     counts = np.array([[7, 0, 3], [1, 9, 0]])
-    with rc_context(RC):  # type: ignore[arg-type]
-        figure = label_maps(
-            [LabelMap("made", ClusterShape(2), PartitionSummary(counts, 1.0, 0.0, (0.1, 0.2), (0.3, 0.4)))]
-        )
-    (axes,) = figure.axes
-    (mesh,) = axes.collections
-    np.testing.assert_array_equal(np.ma.filled(mesh.get_array(), 0), counts)  # type: ignore[arg-type]
-    assert axes.yaxis_inverted()  # node 0 at the top, as in the tables
-    written = {
-        (round(text.get_position()[1] - 0.5), round(text.get_position()[0] - 0.5)): int(text.get_text())
-        for text in axes.texts
-        if text.get_text().isdigit()
-    }
-    assert written == {(0, 0): 7, (0, 2): 3, (1, 0): 1, (1, 1): 9}
+    summary = PartitionSummary(counts, 1.0, 0.0, (0.1, 0.2), (0.3, 0.4))
+    chart = label_maps([LabelMap("made", ClusterShape(2), summary)])
+    written = {(cell["node"], cell["label"]): cell["samples"] for cell in records_of(chart)}
+    assert written == {("0", 0): 7, ("0", 2): 3, ("1", 0): 1, ("1", 1): 9}
+    cells, numbers = panels(chart)[0]["layer"]
+    assert cells["encoding"]["opacity"]["scale"]["domain"] == [0, 9]
+    assert numbers["encoding"]["text"]["field"] == "samples"
+    assert cells["encoding"]["y"]["scale"]["domain"] == ["0", "1"]  # node 0 at the top, as in the tables
 
 
-def test_more_ranks_than_can_be_mapped_have_a_summary() -> None:
-    assert len(numbers(drawn(a_split(MAX_MAPPED_RANKS)))) == 10 * MAX_MAPPED_RANKS
-    many = drawn(a_split(MAX_MAPPED_RANKS + 1))
-    assert [number for number in numbers(many) if number % 100] == []  # only ticks of the axis
+def test_more_ranks_or_labels_than_can_be_mapped_have_a_summary() -> None:
+    assert len(mapped(label_maps([a_split(MAX_MAPPED_RANKS)]))) == 10 * MAX_MAPPED_RANKS
+    for ranks, labels in ((MAX_MAPPED_RANKS + 1, 10), (4, MAX_MAPPED_LABELS + 1)):
+        many = label_maps([a_split(ranks, labels)])
+        assert mapped(many) == []
+        assert len(records_of(many)) == labels
+        assert "rect" not in marks_of(many.spec)
 
 
-def test_cells_without_room_for_numbers_have_a_colour_scale() -> None:
-    svg = drawn(a_split(8, classes=100))
-    assert [number for number in numbers(svg) if number % 100] == []
-    assert ">samples<" in svg
+def test_many_cells_become_summaries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maps, "MOST_CELLS", 60)
+    chart = label_maps([a_split(4), a_split(8)])
+    assert len(mapped(chart)) == 40
+
+
+def test_cells_without_room_for_numbers_have_a_legend() -> None:
+    chart = label_maps([a_split(8, classes=100)])
+    assert "text" not in marks_of(chart.spec)
+    (cells,) = panels(chart)[0]["layer"]
+    assert cells["encoding"]["opacity"]["legend"]["title"] == "samples"
 
 
 @pytest.mark.parametrize(
-    ("maps", "rows", "across"),
+    ("made", "rows"),
     [
-        ([(4, 1)], 1, 1),
-        ([(4, 2)], 1, 2),
-        ([(4, 3), (16, 3)], 2, 3),
-        ([(4, 4), (40, 4)], 4, 2),
-        ([(2, 8)], 3, 3),
-        ([(2, 1), (3, 1)], 2, 1),
+        ([(4, 1)], [1]),
+        ([(4, 2)], [2]),
+        ([(4, 3), (16, 3)], [3, 3]),
+        ([(4, 2), (8, 2), (16, 2)], [2, 2, 2]),
+        ([(4, 4), (40, 4)], [3, 3, 2]),
+        ([(2, 8)], [3, 3, 2]),
+        ([(2, 1), (3, 1)], [2]),
+        ([(2, 1), (3, 1), (4, 2)], [2, 2]),
     ],
 )
-def test_maps_of_one_number_of_nodes_are_side_by_side(
-    maps: list[tuple[int, int]], rows: int, across: int
-) -> None:
-    """maps: pairs of a number of ranks and a number of partitioners."""
-    with rc_context(RC):  # type: ignore[arg-type]
-        figure = label_maps([a_split(ranks, name=f"p{n}") for ranks, count in maps for n in range(count)])
-    rows_used = {axes.get_subplotspec().rowspan.start for axes in figure.axes}  # type: ignore[union-attr]
-    assert len(rows_used) == rows
-    assert max(axes.get_subplotspec().colspan.stop for axes in figure.axes) == across  # type: ignore[union-attr]
-    assert (figure.get_figwidth() > WIDTH_IN) == (across > 1)
-    titles = [axes.get_title(loc="left") for axes in figure.axes]
-    assert len(set(titles)) == sum(count for _, count in maps)
+def test_maps_are_side_by_side(made: list[tuple[int, int]], rows: list[int]) -> None:
+    """made: pairs of a number of ranks and a number of partitioners."""
+    chart = label_maps([a_split(ranks, name=f"p{n}") for ranks, count in made for n in range(count)])
+    assert [len(row["hconcat"]) for row in chart.spec["vconcat"]] == rows
+    assert chart.wide == (max(rows) > 1)
+    titles = {tuple(panel["title"]["text"]) for panel in panels(chart)}
+    assert len(titles) == sum(count for _, count in made)
+
+
+def test_maps_of_equally_many_ranks_have_one_scale() -> None:
+    chart = label_maps([a_split(2), a_split(3, name="one"), a_split(3, name="other")])
+    ends = [panel["layer"][0]["encoding"]["opacity"]["scale"]["domain"][1] for panel in panels(chart)]
+    assert ends == [1019, 1029, 1029]
 
 
 def test_axes_count_ranks_if_nodes_have_several() -> None:
-    svg = drawn(a_split(8, per_node=4))
-    assert ">Samples per rank and label, epoch 1<" in svg
-    assert ">rank<" in svg
+    chart = label_maps([a_split(8, per_node=4)])
+    assert "rank" in chart.spec["title"]
+    assert panels(chart)[0]["layer"][0]["encoding"]["y"]["axis"]["title"] == "rank"

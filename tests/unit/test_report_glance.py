@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from orchestrator.report.figures.chart import Chart
-from orchestrator.report.figures.glance import partitioners_by_strategy, strategies_at_a_glance
+from orchestrator.report.figures.glance import strategies_at_a_glance
 from orchestrator.report.figures.sizes import exchange_by_size
 from orchestrator.report.figures.style import Style
 from orchestrator.report.metrics.communication import (
@@ -104,37 +103,6 @@ def test_few_strategies_have_no_overview() -> None:
 def test_the_overview_shows_one_partitioner() -> None:
     accuracy, _, _ = panels(glance(SERIAL, *tried(), *tried("contiguous", less=0.2)))
     assert [record["series"] for record in accuracy].count("gossip · mpi") == 1
-
-
-def test_accuracy_by_partitioner_and_strategy() -> None:
-    comparison = a_comparison(
-        SERIAL, *tried("contiguous", less=0.2), *tried(), *tried("shards", less=0.3)[:3]
-    )
-    figure = partitioners_by_strategy(view_of(comparison))
-    assert figure is not None
-    (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == [
-        "random_partition",
-        "contiguous",
-        "shards",
-    ]
-    shown = [text.get_text() for text in axes.texts]
-    expected = [
-        ["88.0%", "71.0%", "80.0%", "84.0%"],
-        ["68.0%", "51.0%", "60.0%", "64.0%"],
-        ["58.0%", "41.0%", "50.0%", "–"],
-    ]
-    columns = [label.get_text().removesuffix(" · mpi") for label in axes.get_xticklabels()]
-    order = [NAMES.index(name) for name in columns]
-    assert shown == [row[at] for row in expected for at in order]
-    shades = axes.collections[0].get_array()
-    assert shades is not None
-    assert np.reshape(shades, (3, 4))[0].tolist() == [0, 0, 0, 0]  # no loss relative to itself
-    assert (np.reshape(shades, (3, 4))[1] > 0.5).all()
-
-
-def test_one_partitioner_has_no_table() -> None:
-    assert partitioners_by_strategy(view_of(a_comparison(SERIAL, *tried()))) is None
 
 
 def test_figures_with_many_lines_show_one_partitioner() -> None:

@@ -6,14 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib import rc_context
-from matplotlib.figure import Figure
 
 from orchestrator.report.figures.maps import LabelMap
 from orchestrator.report.figures.model_partition import bubbles, memory_per_rank, split_points_figure
 from orchestrator.report.figures.sizes import exchange_by_size
-from orchestrator.report.figures.style import RC, Style
-from orchestrator.report.figures.svg import to_svg
+from orchestrator.report.figures.style import Style
 from orchestrator.report.metrics import model_partition as partition
 from orchestrator.report.metrics.data_partition import partition_summary_of, replica_ranks, representatives
 from orchestrator.report.model.comparison import Comparison, WorkloadView
@@ -33,7 +30,9 @@ from tests.unit.report_support import (
     finding_of,
     findings_of,
     in_parts,
+    marks_of,
     points,
+    records_of,
     repeated,
     row_of,
     write_page,
@@ -320,35 +319,33 @@ def test_labels_write_lists_as_yaml_does() -> None:
 # Figures
 
 
-def drawn(figure: Figure | None) -> Figure:
-    assert figure is not None
-    with rc_context(RC):  # type: ignore[arg-type]
-        to_svg(figure, "figure")
-    return figure
-
-
 def test_memory_is_stacked_for_the_fullest_rank_serial_first() -> None:
     view = view_of(a_comparison(WHOLE, in_parts(a_run("ddp", nodes=2), [1000] * 2), a_pipeline()))
-    axes = drawn(memory_per_rank(view)).axes[0]
-    names = [label.get_text() for label in axes.get_yticklabels()]
-    assert names == ["serial", "pipeline split_points=[flatten]\n·\xa0gloo", "ddp · gloo"]
-    widths = [bar.get_width() for bar in axes.patches]  # type: ignore[attr-defined]
-    assert widths[:8] == [4000, 4000, 4000, 7000, 2400, 2400, 2400, 5000]
-    assert (
-        memory_per_rank(view_of(a_comparison(SERIAL, a_pipeline().model_copy(update={"ranks": []}))))
-        is None
-    )
+    chart = memory_per_rank(view)
+    assert chart is not None
+    parts = [record for record in records_of(chart) if "part" in record]
+    assert [*dict.fromkeys(record["series"] for record in parts)] == [
+        "serial",
+        "pipeline split_points=[flatten] · gloo",
+        "ddp · gloo",
+    ]
+    assert [record["part"] for record in parts[:4]] == ["weights", "gradient", "optimizer", "activations"]
+    assert [record["amount"] for record in parts[:8]] == [4000, 4000, 4000, 7000, 2400, 2400, 2400, 5000]
+    assert sum(record["share"] for record in parts[:4]) == pytest.approx(1)
+    nothing = a_comparison(SERIAL, a_pipeline().model_copy(update={"ranks": []}))
+    assert memory_per_rank(view_of(nothing)) is None
     assert memory_per_rank(view_of(a_comparison(WHOLE))) is None
 
 
 def test_the_figure_has_bubbles_and_the_formula() -> None:
     more = a_pipeline(more={"micro_batches": 8})
     comparison = a_comparison(SERIAL, a_pipeline(), more)
-    axes = drawn(bubbles(view_of(comparison), Style(comparison.groups))).axes[0]
-    marks = [float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() == "|"]  # type: ignore[index]
-    dots = [float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() == "s"]  # type: ignore[index]
-    assert marks == pytest.approx([1 / 9, 1 / 5])
-    assert dots == pytest.approx([0.5, 0.5])
+    chart = bubbles(view_of(comparison), Style(comparison.groups))
+    records = records_of(chart)
+    assert [record["formula"] for record in records] == pytest.approx([1 / 9, 1 / 5])
+    assert [record["measured"] for record in records] == pytest.approx([0.5, 0.5])
+    assert chart is not None
+    assert marks_of(chart.spec) == ["rule", "tick", "point"]
     alone = a_comparison(SERIAL, a_pipeline())
     assert bubbles(view_of(alone), Style(alone.groups)) is None
 
@@ -356,12 +353,17 @@ def test_the_figure_has_bubbles_and_the_formula() -> None:
 def test_the_figure_of_split_points_has_time_busy_time_and_traffic() -> None:
     runs = [a_pipeline(name, step_s=0.01 * at) for at, name in enumerate(SPLIT_POINTS, 1)]
     comparison = a_comparison(*runs)
-    time, work, sent = drawn(split_points_figure(view_of(comparison), Style(comparison.groups))).axes
-    assert [label.get_text() for label in sent.get_xticklabels()] == SPLIT_POINTS
-    assert time.lines[0].get_ydata() == pytest.approx([0.01, 0.02, 0.03, 0.04])
-    heights = [bar.get_height() for bar in work.patches]  # type: ignore[attr-defined]
-    assert heights[:2] == pytest.approx([3 / 90, 1 / 90])
-    assert [text.get_text() for text in work.texts] == ["67%"] * 4
+    chart = split_points_figure(view_of(comparison), Style(comparison.groups))
+    assert chart is not None
+    time, work, sent = chart.spec["vconcat"]
+    assert all(panel["encoding"]["x"]["sort"] == SPLIT_POINTS for panel in (time, work, sent))
+    records = records_of(chart)
+    steps = [record["step"] for record in records if "step" in record]
+    assert steps == pytest.approx([0.01, 0.02, 0.03, 0.04])
+    stages = [record["busy"] for record in records if "stage" in record]
+    assert stages[:2] == pytest.approx([3 / 90, 1 / 90])
+    assert [record["of"] for record in records if "of" in record] == pytest.approx([2 / 3] * 4)
+    assert len([record for record in records if "bytes" in record]) >= 4
     few = a_comparison(*runs[:2])
     assert split_points_figure(view_of(few), Style(few.groups)) is None
 

@@ -7,13 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib import rc_context
 
 from orchestrator.report import formats
 from orchestrator.report.figures import draw
-from orchestrator.report.figures.stragglers import MAX_PANELS, straggler_attribution
-from orchestrator.report.figures.style import RC
+from orchestrator.report.figures.chart import Chart
+from orchestrator.report.figures.stragglers import (
+    MAX_MAPPED_RANKS,
+    MAX_NUMBERED_RANKS,
+    MAX_PANELS,
+    straggler_attribution,
+)
 from orchestrator.report.metrics.stragglers import mean_wait_shares, straggler_of, wait_shares
+from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import UNEQUAL_NODES
 from orchestrator.report.render.columns import GROUPS
 from orchestrator.results.records import RunResult
@@ -25,7 +30,10 @@ from tests.unit.report_support import (
     csv_lines,
     finding_of,
     findings_of,
+    marks_of,
+    records_of,
     row_of,
+    unrendered_figures,
 )
 
 # Seconds that each rank (row) waited for each other rank (column), of 10 s of training.
@@ -134,25 +142,43 @@ def test_the_table_separates_communication_and_waiting() -> None:
     assert {"communication", "waiting"}.isdisjoint(alone)
 
 
+def figure_of(comparison: Comparison) -> Chart | None:
+    return straggler_attribution(comparison.view(comparison.workloads[0]))
+
+
 def test_the_figure_has_a_map_for_each_run() -> None:
     comparison = a_comparison(waiting(WAITS_FOR_LAST), waiting(WAITS_FOR_ALL, "all_gather"))
-    assert "stragglers" in [plot.name for plot in draw(comparison)]
-    with rc_context(RC):  # type: ignore[arg-type]
-        figure = straggler_attribution(comparison.view(comparison.workloads[0]))
-    assert figure is not None
-    first, second = figure.axes
-    numbers = [text.get_text() for text in first.texts]
-    assert numbers == ["5%", "60%", "2%", "50%", "0%", "2%"]
-    assert first.get_title(loc="left").startswith("all_reduce · mpi")
-    assert second.get_title(loc="left").startswith("all_gather · mpi")
+    with unrendered_figures():
+        assert "stragglers" in [plot.name for plot in draw(comparison)]
+    chart = figure_of(comparison)
+    assert chart is not None
+    assert chart.wide
+    assert chart.spec["facet"]["sort"] == ["all_reduce · mpi", "all_gather · mpi"]
+    shown = [record for record in records_of(chart) if record["series"] == "all_reduce · mpi"]
+    assert len(shown) == 9
+    for record in shown:
+        rank, other = record["waiting"], record["for"]
+        expected = None if rank == other else pytest.approx(WAITS_FOR_LAST[rank][other] / 10)
+        assert record["share"] == expected
+
+
+def test_cells_are_shaded_by_opacity_on_one_scale_and_numbered_while_there_is_room() -> None:
+    few = figure_of(a_comparison(waiting(WAITS_FOR_LAST), waiting(WAITS_FOR_ALL, "all_gather")))
+    assert few is not None
+    _, cells, numbers = few.spec["spec"]["layer"]
+    assert cells["encoding"]["opacity"]["scale"]["domain"] == [0, 0.6]
+    assert numbers["mark"]["type"] == "text"
+    many = MAX_NUMBERED_RANKS + 1
+    chart = figure_of(a_comparison(waiting([[0.0, *[1.0] * (many - 1)]] * many)))
+    assert chart is not None
+    assert "text" not in marks_of(chart.spec)
+    assert chart.spec["spec"]["layer"][1]["encoding"]["opacity"]["legend"]
 
 
 def test_the_figure_is_limited_and_left_out_without_waiting() -> None:
     many = [waiting(WAITS_FOR_LAST, {"name": "local_sgd", "local_steps": steps}) for steps in range(1, 10)]
-    comparison = a_comparison(*many)
-    with rc_context(RC):  # type: ignore[arg-type]
-        figure = straggler_attribution(comparison.view(comparison.workloads[0]))
-        assert figure is not None
-        assert len(figure.axes) == MAX_PANELS
-        none = a_comparison(waiting([[0.0, 0.01], [0.0, 0.0]]))
-        assert straggler_attribution(none.view(none.workloads[0])) is None
+    series = {record["series"] for record in records_of(figure_of(a_comparison(*many)))}
+    assert len(series) == MAX_PANELS
+    assert figure_of(a_comparison(waiting([[0.0, 0.01], [0.0, 0.0]]))) is None
+    crowd = MAX_MAPPED_RANKS + 1
+    assert figure_of(a_comparison(waiting([[0.0, *[1.0] * (crowd - 1)]] * crowd))) is None

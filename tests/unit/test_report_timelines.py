@@ -9,12 +9,13 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from matplotlib.patches import PathPatch
 
 from orchestrator.replay.run import NoClusterTime
-from orchestrator.report import write_report
-from orchestrator.report.figures import draw
-from orchestrator.report.figures.timelines import MOST_RANKS, small_timelines
+from orchestrator.replay.windows import Part
+from orchestrator.report import formats, write_report
+from orchestrator.report.figures import draw, timelines
+from orchestrator.report.figures.style import series_name
+from orchestrator.report.figures.timelines import MOST_RANKS, _exchange, small_timelines
 from orchestrator.report.model import timelines as model
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.timelines import slowest_runs, timelines_of
@@ -27,6 +28,7 @@ from tests.unit.report_support import (
     a_comparison,
     a_run,
     in_cluster_time,
+    records_of,
     repeated,
     unrendered_figures,
     windowed,
@@ -109,33 +111,53 @@ def test_without_a_timeline_there_is_no_figure() -> None:
         assert "timelines" not in {plot.name for plot in draw(comparison)}
 
 
-def test_the_figure_has_a_panel_per_run_and_a_line_per_rank() -> None:
+def test_the_figure_has_a_panel_per_run_and_a_box_per_part() -> None:
     comparison = drawn(*(a_run(name, nodes=3) for name in ("all_reduce", "ddp")))
     view = only_view(comparison)
     shown, _ = timelines_of(view, comparison.windows)
-    figure = small_timelines(view, shown)
-    assert figure is not None
-    assert len(figure.axes) == 2
-    for axes, timeline in zip(figure.axes, shown, strict=True):
+    chart = small_timelines(view, shown)
+    assert chart is not None
+    assert chart.wide
+    panels = [series_name(timeline.run.group) for timeline in shown]
+    assert chart.spec["facet"]["sort"] == panels
+    for series, timeline in zip(panels, shown, strict=True):
         window = timeline.window
-        phases = {part.phase for parts in window.ranks for part in parts}
-        patches = [patch for patch in axes.patches if isinstance(patch, PathPatch)]
-        assert len(patches) == len(phases)  # one shape per colour keeps the file small
-        boxes = sum(len(patch.get_path().vertices) // 5 for patch in patches)
-        assert boxes == sum(map(len, window.ranks))
-        assert axes.get_ylim() == (2.5, -0.5)
-        assert axes.get_xlim() == (0, pytest.approx(1e3 * (window.end_s - window.start_s)))
-    assert "wall" in figure.get_suptitle()
+        boxes = [record for record in records_of(chart) if record["series"] == series]
+        assert len(boxes) == sum(map(len, window.ranks))
+        assert {box["phase"] for box in boxes} == {part.phase for parts in window.ranks for part in parts}
+        first, last = window.ranks[0][0], window.ranks[0][-1]
+        of_rank = [box for box in boxes if box["rank"] == 0]
+        assert of_rank[0]["from"] == pytest.approx(1e3 * (first.start_s - window.start_s))
+        assert of_rank[-1]["to"] == pytest.approx(1e3 * (last.end_s - window.start_s))
+    assert "wall" in chart.spec["title"]
+
+
+def test_boxes_say_what_the_exchange_was() -> None:
+    parts = [
+        Part(phase="compute", start_s=0.0, end_s=1.0),
+        Part(phase="wait", start_s=1.0, end_s=2.0, exchange="all_reduce", waits_for=2),
+        Part(phase="communicate", start_s=2.0, end_s=3.0, exchange="all_reduce", bytes=18_200),
+    ]
+    texts = [_exchange(part).replace(formats.JOIN, " ") for part in parts]
+    assert texts == [formats.ABSENT, "all_reduce, waits for rank 2", "all_reduce, 18.2 kB"]
 
 
 def test_a_panel_of_many_ranks_says_how_many_it_leaves_out() -> None:
     comparison = drawn(a_run("all_reduce", nodes=MOST_RANKS + 4))
     view = only_view(comparison)
-    figure = small_timelines(view, timelines_of(view, comparison.windows)[0])
-    assert figure is not None
-    [axes] = figure.axes
-    assert axes.get_ylim() == (MOST_RANKS - 0.5, -0.5)
-    assert f"{MOST_RANKS} of {MOST_RANKS + 4}" in axes.get_title()
+    chart = small_timelines(view, timelines_of(view, comparison.windows)[0])
+    assert {record["rank"] for record in records_of(chart)} == set(range(MOST_RANKS))
+    assert chart is not None
+    assert f"{MOST_RANKS} of {MOST_RANKS + 4}" in chart.spec["facet"]["header"]["labelExpr"]
+
+
+def test_many_boxes_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timelines, "MOST_BOXES", 80)
+    comparison = drawn(*(a_run(name, nodes=12) for name in ("all_reduce", "ddp")))
+    view = only_view(comparison)
+    records = records_of(small_timelines(view, timelines_of(view, comparison.windows)[0]))
+    assert 2 < len({record["rank"] for record in records}) < 12
+    assert len(records) <= 80
 
 
 # Files and links

@@ -1,24 +1,21 @@
-"""The report's figures as SVG. Importing this loads matplotlib, which takes a while."""
+"""The report's figures. Importing this loads Altair, which takes a while."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
-
 from orchestrator.report.figures.bars import time_by_phase
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.curves import accuracy_over_time, loss_curves
-from orchestrator.report.figures.glance import partitioners_by_strategy, strategies_at_a_glance
+from orchestrator.report.figures.glance import strategies_at_a_glance
 from orchestrator.report.figures.lines import QUANTITIES, lines_over_nodes
 from orchestrator.report.figures.maps import LabelMap, label_maps
 from orchestrator.report.figures.model_partition import bubbles, memory_per_rank, split_points_figure
+from orchestrator.report.figures.partitioners import partitioners_by_strategy
 from orchestrator.report.figures.sizes import exchange_by_size
 from orchestrator.report.figures.stragglers import straggler_attribution
-from orchestrator.report.figures.style import RC, WIDTH_IN, Style
-from orchestrator.report.figures.svg import to_svg
+from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.target import time_to_target
 from orchestrator.report.figures.timelines import small_timelines
 from orchestrator.report.figures.vega import svg_file, svg_of, without_heading
@@ -30,7 +27,6 @@ from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.labels import Workload
 from orchestrator.report.model.timelines import Timeline, slowest_runs, strategies_of, timelines_of
 
-Drawn = Figure | Chart
 EXCHANGE_TITLE = "Exchange per step against model size"
 
 # What a reader must know to read each figure.
@@ -49,7 +45,8 @@ CAPTIONS = {
         "from the same initial weights and samples. A colour is a seed."
     ),
     "partitioners": (
-        "Means over seeds. Darker cells lose more against the first line, strategy by strategy."
+        "Means over seeds. Darker cells lose more against the first partitioner, strategy by strategy. Not "
+        "shown are strategies with one partitioner."
     ),
     "time_to_target": (
         "Time to the end of the epoch in which the target accuracy was reached, without evaluation: "
@@ -108,9 +105,9 @@ CAPTIONS = {
     ),
     "labels": (
         "The samples that nodes trained on, in the run of the lowest seed for each partitioner and number "
-        "of nodes. Colours compare within a row; an empty cell is no sample. JS divergence (bits) and EMD, "
-        "the earth mover's distance (0 to 2), are between the labels of a node and of the whole set: mean "
-        "and maximum over nodes."
+        "of nodes. Colours compare between maps of equally many nodes; an empty cell is no sample. "
+        "JS divergence (bits) and EMD, the earth mover's distance (0 to 2), are between the labels of a "
+        "node and of the whole set: mean and maximum over nodes."
     ),
 }
 # Figures of the runs with the first partitioner: with several, or with too many for lines.
@@ -152,19 +149,18 @@ def draw(comparison: Comparison) -> list[Plot]:
     style = Style(comparison.groups)
     plots = []
     workloads = comparison.workloads
-    with rc_context(RC):  # type: ignore[arg-type]  # its stub expects literal keys
-        if sizes := exchange_by_size(comparison, style):
-            plots.append(_plot("exchange", "exchange", EXCHANGE_TITLE, sizes, "", workloads[0], ()))
-        pairs = {pair.textbook.workload: pair for pair in optimizer_pairs(comparison)}
-        for number, workload in enumerate(workloads, 1):
-            view = comparison.view(workload)
-            timelines, missing = timelines_of(view, comparison.windows)
-            drawn = [*_textbook(pairs.get(workload)), *_figures(view, style, timelines)]
-            for name, title, figure in drawn:
-                file = f"{name}-{number}" if len(workloads) > 1 else name
-                linked = timelines if name == "timelines" else []
-                note = _note(view, name, missing)
-                plots.append(_plot(file, name, title, figure, note, workload, linked))
+    if sizes := exchange_by_size(comparison, style):
+        plots.append(_plot("exchange", "exchange", EXCHANGE_TITLE, sizes, "", workloads[0], ()))
+    pairs = {pair.textbook.workload: pair for pair in optimizer_pairs(comparison)}
+    for number, workload in enumerate(workloads, 1):
+        view = comparison.view(workload)
+        timelines, missing = timelines_of(view, comparison.windows)
+        drawn = [*_textbook(pairs.get(workload)), *_figures(view, style, timelines)]
+        for name, title, figure in drawn:
+            file = f"{name}-{number}" if len(workloads) > 1 else name
+            linked = timelines if name == "timelines" else []
+            note = _note(view, name, missing)
+            plots.append(_plot(file, name, title, figure, note, workload, linked))
     return plots
 
 
@@ -172,17 +168,14 @@ def _plot(
     file: str,
     name: str,
     title: str,
-    figure: Drawn,
+    figure: Chart,
     note: str,
     workload: Workload,
     timelines: Sequence[Timeline],
 ) -> Plot:
     caption = CAPTIONS[name]
-    if isinstance(figure, Chart):
-        svg, wide = svg_of(without_heading(figure.spec)), figure.wide
-        return Plot(file, title, caption, note, workload, svg, wide, timelines, figure)
-    wide = figure.get_figwidth() > WIDTH_IN
-    return Plot(file, title, caption, note, workload, to_svg(figure, file), wide, timelines)
+    svg = svg_of(without_heading(figure.spec))
+    return Plot(file, title, caption, note, workload, svg, figure.wide, timelines, figure)
 
 
 def _partitioner_note(view: WorkloadView, figure: str) -> str:
@@ -205,16 +198,16 @@ def _note(view: WorkloadView, figure: str, missing: Mapping[str, Sequence[str]])
     return " ".join(notes)
 
 
-def _textbook(pair: OptimizerPair | None) -> Iterator[tuple[str, str, Drawn]]:
+def _textbook(pair: OptimizerPair | None) -> Iterator[tuple[str, str, Chart]]:
     if pair:
         yield "textbook_optimizers", "Loss curves of textbook and library optimizers", loss_curves(pair)
 
 
 def _figures(
     view: WorkloadView, style: Style, timelines: Sequence[Timeline]
-) -> Iterator[tuple[str, str, Drawn]]:
+) -> Iterator[tuple[str, str, Chart]]:
     """Name, title and figure of each."""
-    figure: Drawn | None
+    figure: Chart | None
     if figure := strategies_at_a_glance(view, style):
         yield "strategies", "Strategies at a glance", figure
     if figure := partitioners_by_strategy(view):

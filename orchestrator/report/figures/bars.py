@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from textwrap import fill
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+import altair as alt
 
-from orchestrator.report.figures.style import PHASE_COLOURS, WIDTH_IN, set_title, short_name
+from orchestrator.report import formats
+from orchestrator.report.figures.chart import Chart, in_lines, layered, switchable
+from orchestrator.report.figures.style import series_name, short_name
+from orchestrator.report.figures.theme import colour
 from orchestrator.report.formats import JOIN
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import ClusterShape
 
-BAR_IN = 0.3
+# In the order in which bars stack them, which is also that of the legend.
+PHASES = ("data", "compute", "communicate", "wait", "cpu_contention", "checkpoint", "other")
+BAR = 26  # pixels from one bar to the next
+LINE = 12  # pixels of a further line of a bar's name
+CHARACTER = 7  # pixels of a character of a name, in most fonts
 LONGEST = 32  # characters of a name in one line
 FAR_LONGER = 3
+HALF_PAGE = 570  # pixels of the plot and the names beside it
+ROOM = 1.3  # end of the axis / longest bar, for the text beside it
 
 
-def time_by_phase(groups: Sequence[Group], shape: ClusterShape) -> Figure | None:
+@dataclass(frozen=True)
+class Bar:
+    """A stacked bar. amounts: by part. text: beside the bar. series: for the page's switch."""
+
+    series: str
+    name: str
+    amounts: Mapping[str, float]
+    text: str
+
+    @property
+    def total(self) -> float:
+        return sum(self.amounts.values())
+
+
+def time_by_phase(groups: Sequence[Group], shape: ClusterShape) -> Chart | None:
     """Stacked bars, serial first, then by time; None if no run measured its phases."""
     shown = [(group, phases(group)) for group in groups if group.serial or group.shape == shape]
     shown = [(group, seconds) for group, seconds in shown if sum(seconds.values()) > 0]
@@ -30,34 +52,30 @@ def time_by_phase(groups: Sequence[Group], shape: ClusterShape) -> Figure | None
     if not shown:
         return None
     shown.sort(key=lambda item: (not item[0].serial, sum(item[1].values())))
-    names = list(dict.fromkeys(phase for _, seconds in shown for phase in seconds))
-    names.sort(
-        key=lambda phase: list(PHASE_COLOURS).index(phase) if phase in PHASE_COLOURS else len(PHASE_COLOURS)
+    names = bar_names([group for group, _ in shown])
+    bars = [
+        Bar(series_name(group), name, seconds, _beside(group, sum(seconds.values())))
+        for (group, seconds), name in zip(shown, names, strict=True)
+    ]
+    clock = shown[0][0].first.clock
+    title = alt.TitleParams(
+        f"{clock.capitalize()} time by phase, {shape.label}",
+        subtitle="Beside each bar: its length, and the share of communicate and wait",
     )
-    labels = bar_names([group for group, _ in shown])
-    figure = Figure(figsize=(WIDTH_IN, 1.25 + bar_in(labels) * len(shown)), layout="constrained")
-    axes = figure.add_subplot()
-    colours = {phase: PHASE_COLOURS.get(phase, PHASE_COLOURS["other"]) for phase in names}
-    for at, (group, seconds) in enumerate(shown):
-        left = stacked(axes, at, seconds, colours)
-        share = group.over(lambda row: row.exchange_share)
-        if share and not group.serial:
-            axes.annotate(
-                f"{share.mean:.0%}", (left, at), (4, 0), textcoords="offset points", va="center", fontsize=8
-            )
-    axes.set_yticks(range(len(shown)), labels, linespacing=1.05)
-    axes.tick_params(axis="y", length=0)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.12 * max(sum(seconds.values()) for _, seconds in shown))
-    axes.set_xlabel("s, mean over ranks and seeds")
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
-    size = f"{shape.short} ranks" if shape.per_node else shape.label  # room for one line
-    clock = shown[0][0].first.clock.capitalize()
-    gap = "\n" if shape.slower else "  "  # the speeds of slower nodes make the title too long for one line
-    set_title(figure, f"{clock} time by phase, {size}{gap}(%: communicate and wait)")
-    explain_colours(figure, colours)
-    return figure
+    axis = alt.Axis(
+        title=f"{clock} time, s: mean over ranks and seeds", tickCount=5, grid=True, labelFlush=False
+    )
+    return Chart.of(switchable(stacked_bars(bars, phase_scale(_found(bars)), axis, formats.seconds, title)))
+
+
+def _found(bars: Sequence[Bar]) -> list[str]:
+    return [part for bar in bars for part, amount in bar.amounts.items() if amount > 0]
+
+
+def _beside(group: Group, seconds: float) -> str:
+    """`0.486 s, 35%`."""
+    share = None if group.serial else group.over(lambda row: row.exchange_share)
+    return formats.seconds(seconds) + (f", {share.mean:.0%}" if share else "")
 
 
 def phases(group: Group) -> dict[str, float]:
@@ -67,27 +85,106 @@ def phases(group: Group) -> dict[str, float]:
     return {phase: fmean(seconds.get(phase, 0.0) for seconds in rows) for phase in names}
 
 
-def stacked(axes: Axes, at: int, amounts: Mapping[str, float], colours: Mapping[str, str]) -> float:
-    """Draw a stacked bar in the order of the colours. Returns its length."""
-    left = 0.0
-    for name, colour in colours.items():
-        length = amounts.get(name, 0.0)
-        axes.barh(at, length, left=left, height=0.68, color=colour, edgecolor="white", linewidth=0.4)
-        left += length
-    return left
+def phase_scale(found: Sequence[str]) -> alt.Scale:
+    """The colours of the phases that occur, in the order of all figures. Others are drawn as `other`."""
+    known = [phase for phase in PHASES if phase in found]
+    unknown = sorted(set(found) - set(PHASES))
+    tokens = [*(colour(phase) for phase in known), *[colour("other")] * len(unknown)]
+    return alt.Scale(domain=[*known, *unknown], range=tokens)
 
 
-def explain_colours(figure: Figure, colours: Mapping[str, str]) -> None:
-    """Draw a legend of colours in one line under the figure."""
-    figure.legend(
-        [Patch(color=colour) for colour in colours.values()],
-        list(colours),
-        loc="outside lower left",
-        ncols=len(colours),
-        handlelength=1.0,
-        handletextpad=0.5,
-        columnspacing=1.0,
+def top_legend() -> alt.Legend:
+    """A legend in one line above the plot, in the order of the stack."""
+    return alt.Legend(title=None, orient="top", symbolType="square", offset=4, columnPadding=14)
+
+
+def stacked_bars(
+    bars: Sequence[Bar],
+    scale: alt.Scale,
+    axis: alt.Axis,
+    write: Callable[[float], str],
+    title: alt.TitleParams,
+) -> alt.LayerChart:
+    """Bars from top to bottom. scale: the parts to draw and their colours, in the order of the stack."""
+    parts = list(scale.domain)
+    records = [
+        {
+            "series": bar.series,
+            "name": bar.name,
+            "part": part,
+            "order": at,
+            "amount": bar.amounts[part],
+            "written": write(bar.amounts[part]),
+            "share": bar.amounts[part] / bar.total,
+        }
+        for bar in bars
+        for at, part in enumerate(parts)
+        if bar.amounts.get(part, 0.0) > 0
+    ]
+    texts = [{"series": bar.series, "name": bar.name, "end": bar.total, "text": bar.text} for bar in bars]
+    names = [bar.name for bar in bars]
+    y = name_axis(names)
+    x_scale = alt.Scale(domain=[0, ROOM * max(bar.total for bar in bars)], nice=False)
+    drawn = (
+        alt.Chart(alt.InlineData(values=records))
+        .mark_bar(height={"band": 0.68}, stroke=colour("paper"), strokeWidth=0.6)
+        .encode(
+            y=y,
+            x=alt.X("amount:Q", stack="zero", axis=axis, scale=x_scale),
+            color=alt.Color("part:N", scale=scale, legend=top_legend()),
+            order=alt.Order("order:Q"),
+            tooltip=[
+                alt.Tooltip("name:N", title="strategy"),
+                alt.Tooltip("part:N", title="part"),
+                alt.Tooltip("written:N", title="amount"),
+                alt.Tooltip("share:Q", title="share", format=".1%"),
+            ],
+        )
     )
+    beside = (
+        alt.Chart(alt.InlineData(values=texts))
+        .mark_text(align="left", dx=5, fontSize=11)
+        .encode(y=y, x=alt.X("end:Q"), text="text:N")
+    )
+    return layered(drawn, beside).properties(
+        title=title, width=width_beside(names), height=alt.Step(step_of(names))
+    )
+
+
+def name_axis(names: Sequence[str]) -> alt.Y:
+    """Names of rows from top to bottom. A line break in a name starts a new line."""
+    return alt.Y(
+        "name:N",
+        sort=list(names),
+        title=None,
+        axis=alt.Axis(
+            labelExpr=in_lines({name: name.split("\n") for name in names}),
+            labelLineHeight=13,
+            labelPadding=6,
+            # The first of two lines stands above the middle of the bar.
+            labelBaseline={
+                "condition": {"test": "indexof(datum.value, '\\n') >= 0", "value": "bottom"},
+                "value": "middle",
+            },
+            minExtent=extent_of(names),  # a reader's font may be wider than the one that measures
+            ticks=False,
+        ),
+    )
+
+
+def width_beside(names: Sequence[str]) -> int:
+    """Pixels of a plot beside these names, in half of the page."""
+    return HALF_PAGE - extent_of(names)
+
+
+def extent_of(names: Sequence[str]) -> int:
+    """Pixels of the longest line of these names."""
+    return CHARACTER * max(len(line) for name in names for line in name.split("\n"))
+
+
+def step_of(names: Sequence[str]) -> int:
+    """Pixels from one row to the next, with room for the longest of these names."""
+    return BAR + LINE * max(name.count("\n") for name in names)
 
 
 def bar_names(groups: Sequence[Group]) -> list[str]:
@@ -105,9 +202,3 @@ def fold(name: str) -> str:
         return name
     joined = name.replace(" · ", f" ·{JOIN}")
     return fill(joined, LONGEST, break_long_words=False, break_on_hyphens=False)
-
-
-def bar_in(names: Sequence[str]) -> float:
-    """The height of a bar in inches, for these names."""
-    lines = max(name.count("\n") for name in names) + 1
-    return BAR_IN * (1 + 0.3 * (lines - 1))

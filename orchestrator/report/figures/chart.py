@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -61,3 +62,14 @@ def without_hidden(drawn: Filtered) -> Filtered:
 def chart_of(records: Sequence[Mapping[str, Any]]) -> alt.Chart:
     """A chart of these records, which the specification holds."""
     return alt.Chart(alt.InlineData(values=[dict(record) for record in records]))
+
+
+def in_lines(names: Mapping[str, Sequence[str]]) -> str:
+    """A `labelExpr` that writes each label of an axis or a facet as these lines."""
+    lines = {name: list(of) if len(of) > 1 else of[0] for name, of in names.items()}
+    return f"({json.dumps(lines, ensure_ascii=False)})[datum.label]"
+
+
+def layered(*layers: alt.Chart) -> alt.LayerChart:
+    """These charts over each other, the first one at the back."""
+    return alt.LayerChart(layer=list(layers))

@@ -1,4 +1,4 @@
-"""Overviews: all strategies, and all strategies with all partitioners, in one figure each."""
+"""The overview of all strategies."""
 
 from __future__ import annotations
 
@@ -7,33 +7,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import altair as alt
-import numpy as np
-from matplotlib.figure import Figure
 
 from orchestrator.report import formats
 from orchestrator.report.figures.axes import Axis, amount_axis, share_axis
 from orchestrator.report.figures.chart import PADDING, Chart, Drawn, chart_of, switchable, without_hidden
 from orchestrator.report.figures.style import (
-    FAINT,
-    FULL_WIDTH_IN,
-    WIDTH_IN,
     Style,
     series_name,
-    set_title,
-    short_name,
 )
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, Metric
-from orchestrator.report.statistics.spread import Spread
 
 MIN_STRATEGIES = 3  # fewer are shown by other figures
 ROW = 24  # pixels
 PANEL_WIDTH = 240
 VALUE_WIDTH = 58  # of the values beside a panel
-WORST = 0.3  # loss of accuracy at full colour
-MAX_NARROW_COLUMNS = 7  # more strategies need the whole page width
-NARROW = 11  # characters of a heading; longer ones are rotated
 
 
 def strategies_at_a_glance(view: WorkloadView, style: Style) -> Chart | None:
@@ -182,48 +171,6 @@ def _record(column: _Column, group: Group) -> dict[str, Any]:
         "range": f"{spread.range(column.write)}, {formats.count(spread.seeds, 'seed')}",
         "outside": column.axis.outside(spread.mean),
     }
-
-
-def partitioners_by_strategy(view: WorkloadView) -> Figure | None:
-    """Accuracy of each strategy with each partitioner; None unless several partitioners were run."""
-    reference, *others = view.partitioners or [""]
-    columns = list(dict.fromkeys(short_name(group) for group in view.candidates if group.partitioner_label))
-    cells: dict[tuple[str, str], Spread] = {
-        (group.partitioner_label, short_name(group)): spread
-        for group in view.candidates
-        if (spread := group.accuracy)
-    }
-    if not others or len(columns) < 2:
-        return None
-    rows = [reference, *others]
-    means = np.array([[_cell(cells, row, column) for column in columns] for row in rows])
-    loss = np.clip((means[0] - means) / WORST, 0, 1)
-    width = WIDTH_IN if len(columns) <= MAX_NARROW_COLUMNS else FULL_WIDTH_IN
-    figure = Figure(figsize=(width, 1.3 + 0.3 * len(rows)), layout="constrained")
-    axes = figure.add_subplot()
-    axes.pcolormesh(
-        np.nan_to_num(loss), cmap="Oranges", vmin=0, vmax=1.6, edgecolors="white", linewidth=1.2
-    )
-    for (at, column), mean in np.ndenumerate(means):
-        text = formats.ABSENT if np.isnan(mean) else formats.percent(mean)
-        axes.text(column + 0.5, at + 0.5, text, ha="center", va="center", fontsize=8.5)
-    axes.set_yticks(np.arange(len(rows)) + 0.5, rows)
-    rotated = any(len(column) > NARROW for column in columns) and len(columns) > 3
-    axes.set_xticks(
-        np.arange(len(columns)) + 0.5, columns, rotation=25 * rotated, ha="left" if rotated else "center"
-    )
-    axes.xaxis.tick_top()
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    axes.invert_yaxis()
-    axes.axhline(1, color=FAINT, linewidth=1.0)
-    set_title(figure, f"Test accuracy by partitioner, {view.shape.label}")
-    return figure
-
-
-def _cell(cells: dict[tuple[str, str], Spread], row: str, column: str) -> float:
-    spread = cells.get((row, column))
-    return spread.mean if spread else float("nan")
 
 
 def _accuracy(group: Group) -> float:

@@ -1,4 +1,4 @@
-"""Label maps: samples per node and label, one map per partition, one row of maps per number of nodes."""
+"""Label maps: samples per node and label, one map per partition."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from itertools import groupby
 from math import ceil
 from statistics import fmean
 from textwrap import wrap
+from typing import Any
 
+import altair as alt
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from orchestrator.report import formats
-from orchestrator.report.figures.style import FULL_WIDTH_IN, WIDTH_IN, set_title
+from orchestrator.report.figures.chart import FULL_WIDTH, WIDTH, Chart, layered
+from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.labels import ClusterShape
 from trainer.training.partition import PartitionSummary
 
 MAX_COLUMNS = 3  # more maps in a row are too small to read
 MAX_MAPPED_RANKS = 32  # ranks; more are drawn as a summary
-TITLE_IN = 0.86  # a map's title and caption above, its tick labels below
-SUMMARY_IN = 1.5
-PALE = 1.8  # end of the colour scale / largest number, so that dark text stays readable
-MAX_VECTOR_CELLS = 2000  # cells; more are rasterised to keep the file small
-FONT_SIZES = (8.0, 7.0, 6.0)
-NOTE_SIZE, NOTE_LINES = 7.5, 3
-CHARACTER_EM = 0.62  # width of a digit
-MARK_COLOUR = "#08519C"  # of the summary: the dark end of the maps' colours
+MAX_MAPPED_LABELS = 100
+MOST_CELLS = 12_000  # of a figure, which keeps the page small; the largest maps become summaries
+ROW, BODY, SUMMARY = 20, 400, 150  # pixels of a row, of the highest map, of a summary
+GAP = 50  # pixels between maps
+FONT_SIZES = (11, 10, 9)
+CHARACTER = 0.6  # width of a digit / font size
+NUMBERED_OPACITY = 0.55  # of the largest number, so that text over it stays readable
+PALEST = 0.06  # opacity of a single sample: an empty cell is the page's colour
+MOST_RANK_TICKS, MOST_LABEL_TICKS = 16, 20
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,14 @@ class LabelMap:
 
     @property
     def mapped(self) -> bool:
-        """Whether every rank has its own row; many ranks are drawn as a summary."""
-        return len(self.partition_summary.labels) <= MAX_MAPPED_RANKS
+        """Whether every rank has its own row; many ranks or labels are drawn as a summary."""
+        ranks, labels = self.partition_summary.labels.shape
+        return bool(ranks <= MAX_MAPPED_RANKS and labels <= MAX_MAPPED_LABELS)
+
+    @property
+    def cells(self) -> int:
+        """How many cells its map has."""
+        return int(np.count_nonzero(self.partition_summary.labels))
 
     @property
     def row_names(self) -> Sequence[str]:
@@ -56,87 +64,94 @@ class LabelMap:
         return self.replica_ranks or [str(first + at) for at in range(len(self.partition_summary.labels))]
 
 
-def label_maps(maps: Sequence[LabelMap]) -> Figure:
+def label_maps(maps: Sequence[LabelMap]) -> Chart:
     """Heat maps rank × label. maps: at least one, sorted by the number of ranks."""
     rows = list(_rows(maps))
     across = max(map(len, rows))
-    width = WIDTH_IN if across == 1 else FULL_WIDTH_IN
-    heights = [TITLE_IN + _body_in(row) for row in rows]
-    figure = Figure(figsize=(width, 0.3 + sum(heights)), layout="constrained")
-    grid = figure.subplots(len(rows), across, squeeze=False, height_ratios=heights)
-    for all_axes, row in zip(grid, rows, strict=True):
-        most = max(int(item.partition_summary.labels.max()) for item in row) or 1
-        size = min(_font_size(item, width / across - 0.5) for item in row)
-        for axes in all_axes[len(row) :]:
-            axes.remove()
-        for axes, item in zip(all_axes, row, strict=False):
-            _set_title(axes, item, width / across)
-            if item.mapped:
-                _draw_map(axes, item, most, size)
-            else:
-                _draw_summary(axes, item.partition_summary, most)
-        all_axes[0].set_ylabel(_unit(row[0]))
-        if row[0].mapped and not size:
-            shown = list(all_axes[: len(row)])
-            figure.colorbar(shown[0].collections[0], ax=shown, label="samples", aspect=30, pad=0.01)
-    for at, all_axes in enumerate(grid):
-        for column in range(len(rows[at])):
-            if at + 1 == len(rows) or column >= len(rows[at + 1]):
-                all_axes[column].set_xlabel("label")
+    width = WIDTH if across == 1 else (FULL_WIDTH + GAP) // across - GAP
+    most_cells = _most_cells([item for item in maps if item.mapped])
+    of_size = {ranks: _Scale.of(list(same), width, most_cells) for ranks, same in groupby(maps, key=_ranks)}
+    drawn = [
+        alt.hconcat(
+            *(_panel(item, of_size[_ranks(item)], width) for item in row), spacing=GAP
+        ).resolve_scale(opacity="independent")
+        for row in rows
+    ]
     per_node = all(item.shape.processes_per_node == 1 for item in maps)
-    set_title(figure, f"Samples per {'node' if per_node else 'rank'} and label, epoch 1")
-    return figure
+    title = f"Samples per {'node' if per_node else 'rank'} and label, epoch 1"
+    figure = alt.vconcat(*drawn, spacing=24).resolve_scale(opacity="independent")
+    return Chart.of(figure.properties(title=title), wide=across > 1)
 
 
-def _rows(maps: Sequence[LabelMap]) -> Iterator[list[LabelMap]]:
-    """The maps of one number of ranks side by side, in as many rows as needed."""
-    for _, same_size in groupby(maps, key=lambda item: item.shape.ranks):
-        row = list(same_size)
-        across = ceil(len(row) / ceil(len(row) / MAX_COLUMNS))
-        for start in range(0, len(row), across):
-            yield row[start : start + across]
+def _ranks(item: LabelMap) -> int:
+    return item.shape.ranks
 
 
-def _body_in(row: Sequence[LabelMap]) -> float:
-    ranks = max((len(item.partition_summary.labels) for item in row if item.mapped), default=0)
-    summary = 0.0 if all(item.mapped for item in row) else SUMMARY_IN
-    return max(summary, min(0.2 * ranks, 3.6))
+def _rows(maps: Sequence[LabelMap]) -> Iterator[Sequence[LabelMap]]:
+    """A row for each number of ranks, if all have equally many maps; otherwise rows of equal length."""
+    sizes = [len(list(same)) for _, same in groupby(maps, key=_ranks)]
+    across = sizes[0]
+    if len(set(sizes)) > 1 or not 1 < across <= MAX_COLUMNS:
+        across = ceil(len(maps) / ceil(len(maps) / MAX_COLUMNS))
+    for start in range(0, len(maps), across):
+        yield maps[start : start + across]
 
 
-def _font_size(item: LabelMap, width_in: float) -> float:
-    """Font size of the numbers in a map's cells, in points; 0 if they do not fit."""
+@dataclass(frozen=True)
+class _Scale:
+    """What the maps of one number of ranks share.
+
+    most: their largest number. mapped: whether they are maps and not summaries. font_size: of the numbers
+    in cells, in pixels; 0 if they do not fit.
+    """
+
+    most: int
+    mapped: bool
+    font_size: int
+
+    @classmethod
+    def of(cls, maps: Sequence[LabelMap], width: int, most_cells: int) -> _Scale:
+        most = max(int(item.partition_summary.labels.max()) for item in maps) or 1
+        mapped = all(item.mapped and item.cells <= most_cells for item in maps)
+        return cls(most, mapped, min(_font_size(item, width) for item in maps))
+
+
+def _most_cells(maps: Sequence[LabelMap]) -> int:
+    """How many cells a map may have, so that all together stay within MOST_CELLS."""
+    largest = sorted((item.cells for item in maps), reverse=True)
+    while sum(largest) > MOST_CELLS:
+        largest.pop(0)
+    return largest[0] if largest else 0
+
+
+def _height(item: LabelMap) -> int:
+    return min(ROW * len(item.partition_summary.labels), BODY)
+
+
+def _font_size(item: LabelMap, width: int) -> int:
+    """Font size of the numbers in a map's cells, in pixels; 0 if they do not fit."""
     ranks, labels = item.partition_summary.labels.shape
     digits = len(str(item.partition_summary.labels.max()))
     for size in FONT_SIZES:
-        wide, high = (digits * CHARACTER_EM * size + 2) / 72, 1.25 * size / 72
-        if labels * wide <= width_in and ranks * high <= _body_in([item]):
+        if labels * (digits * CHARACTER * size + 3) <= width and ranks * 1.25 * size <= _height(item):
             return size
-    return 0.0
+    return 0
 
 
-def _unit(item: LabelMap) -> str:
-    if not item.mapped:
-        return "samples: range,\nmiddle half, median"
-    noun = item.shape.rank_noun
-    return f"{noun}s" if item.replica_ranks else noun
-
-
-def _set_title(axes: Axes, item: LabelMap, width_in: float) -> None:
-    """The partition's name, and below it its sizes, coverage and skew."""
+def _panel(item: LabelMap, scale: _Scale, width: int) -> alt.LayerChart:
+    """The map or the summary below the partition's name, sizes, coverage and skew."""
     seed = "" if item.seed is None else f", seed {item.seed}"
-    name = wrap(f"{item.partitioner}, {item.shape.label}{seed}", int(width_in * 13))
-    axes.set_title("\n".join(name), pad=4 + NOTE_LINES * 1.25 * NOTE_SIZE)
-    note = axes.annotate(
-        describe(item.partition_summary),
-        (0, 1),
-        (0, 3),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        va="bottom",
-        fontsize=NOTE_SIZE,
-        linespacing=1.2,
+    title = alt.TitleParams(
+        wrap(f"{item.partitioner}, {item.shape.label}{seed}", width // 7),
+        subtitle=describe(item.partition_summary).splitlines(),
+        fontWeight="normal",
     )
-    note.set_in_layout(False)  # the title's padding already reserves its space
+    drawn = (
+        _map(item, scale.most, scale.font_size)
+        if scale.mapped
+        else _summary(item.partition_summary, scale.most)
+    )
+    return drawn.properties(title=title, width=width)
 
 
 def describe(summary: PartitionSummary) -> str:
@@ -153,44 +168,99 @@ def describe(summary: PartitionSummary) -> str:
     return f"{sizes} samples each\n{spread}\n{skew}"
 
 
-def _draw_map(axes: Axes, item: LabelMap, most: int, font_size: float) -> None:
-    """Draw one map. font_size: of the numbers, 0 for none. most: the largest number in the row of maps."""
-    table = item.partition_summary.labels
-    # A mesh stays sharp at any size, unlike an image. Empty cells are white.
-    axes.pcolormesh(
-        np.ma.masked_equal(table, 0),
-        cmap="Blues",
-        vmin=-0.06 * most,
-        vmax=PALE * most if font_size else most,
-        edgecolors="white",
-        linewidth=0.6 if table.size < MAX_VECTOR_CELLS / 4 else 0.2,
-        rasterized=table.size > MAX_VECTOR_CELLS,
+def _map(item: LabelMap, most: int, font_size: int) -> alt.LayerChart:
+    """One map. font_size: of the numbers, 0 for none. most: the largest number of maps of this size."""
+    noun = item.shape.rank_noun
+    data = alt.InlineData(values=_cells(item, noun))
+    names, labels = list(item.row_names), item.partition_summary.labels.shape[1]
+    base = alt.Chart(data).encode(
+        x=alt.X(
+            "label:O",
+            scale=alt.Scale(domain=list(range(labels))),
+            axis=_axis(list(range(labels)), MOST_LABEL_TICKS, "label"),
+        ),
+        y=alt.Y(
+            f"{noun}:O",
+            scale=alt.Scale(domain=names),
+            axis=_axis(names, MOST_RANK_TICKS, f"{noun}s" if item.replica_ranks else noun),
+        ),
     )
-    axes.invert_yaxis()
-    axes.spines[:].set_color("#D8DEE4")
-    axes.spines[:].set_visible(True)
-    axes.tick_params(length=0, labelsize=7.5, pad=2)
-    for set_ticks, names, most_ticks in (
-        (axes.set_yticks, item.row_names, 16),
-        (axes.set_xticks, list(map(str, range(len(table.T)))), 20),
-    ):
-        ticks = range(0, len(names), ceil(len(names) / most_ticks))
-        set_ticks([tick + 0.5 for tick in ticks], [names[tick] for tick in ticks])
-    for (rank, label), samples in np.ndenumerate(table):
-        if samples and font_size:
-            axes.text(label + 0.5, rank + 0.5, f"{samples}", ha="center", va="center", fontsize=font_size)
+    legend = alt.Legend(title="samples", orient="top", symbolFillColor=colour("map"))
+    cells = base.mark_rect(
+        color=colour("map"), stroke=colour("paper"), strokeWidth=1 if font_size else 0.3, aria=False
+    ).encode(
+        opacity=alt.Opacity(
+            "samples:Q",
+            scale=alt.Scale(domain=[0, most], range=[PALEST, NUMBERED_OPACITY if font_size else 1.0]),
+            legend=None if font_size else legend,
+        ),
+        tooltip=[
+            alt.Tooltip(f"{noun}:O"),
+            alt.Tooltip("label:O"),
+            alt.Tooltip("samples:Q", format=","),
+            alt.Tooltip("share:Q", title=f"of all on the {noun}", format=".1%"),
+        ],
+    )
+    if not font_size:
+        return layered(cells).properties(height=_height(item))
+    return layered(cells, base.mark_text(fontSize=font_size).encode(text="samples:Q")).properties(
+        height=_height(item)
+    )
 
 
-def _draw_summary(axes: Axes, summary: PartitionSummary, most: int) -> None:
+def _axis(values: Sequence[Any], most: int, title: str) -> alt.Axis:
+    """An axis of names, with so many labels at most."""
+    return alt.Axis(
+        title=title,
+        values=list(values[:: ceil(len(values) / most)]),
+        ticks=False,
+        domain=False,
+        labelAngle=0,
+        labelFontSize=11,
+    )
+
+
+def _cells(item: LabelMap, noun: str) -> list[dict[str, Any]]:
+    """A record for each rank and label with samples."""
+    names, table = item.row_names, item.partition_summary.labels
+    totals = np.maximum(table.sum(axis=1), 1)
+    return [
+        {
+            noun: names[rank],
+            "label": label,
+            "samples": int(samples),
+            "share": round(float(samples / totals[rank]), 4),
+        }
+        for (rank, label), samples in np.ndenumerate(table)
+        if samples
+    ]
+
+
+def _summary(summary: PartitionSummary, most: int) -> alt.LayerChart:
     """Per label, over ranks: the range as a thin line, the middle half as a thick one, the median a dot."""
-    at = np.arange(summary.labels.shape[1])
-    low, quarter, median, three_quarters, high = np.percentile(summary.labels, (0, 25, 50, 75, 100), axis=0)
-    axes.vlines(at, low, high, color=MARK_COLOUR, linewidth=1)
-    axes.vlines(at, quarter, three_quarters, color="#9ECAE1", linewidth=5 if len(at) <= 20 else 2)
-    axes.plot(at, median, "o", color=MARK_COLOUR, markersize=4 if len(at) <= 20 else 1.5)
-    axes.set_ylim(0, 1.05 * most)
-    axes.tick_params(length=0, labelsize=7.5, pad=2)
-    ticks = range(0, len(at), ceil(len(at) / 20))
-    axes.set_xticks(list(ticks))
-    axes.grid(axis="y")
-    axes.set_axisbelow(True)
+    quantiles = np.percentile(summary.labels, (0, 25, 50, 75, 100), axis=0).T
+    fields = ("least", "lower quarter", "median", "upper quarter", "most")
+    records = [
+        {"label": label, **dict(zip(fields, map(float, values), strict=True))}
+        for label, values in enumerate(quantiles)
+    ]
+    labels = [*range(len(records))]
+    few = len(labels) <= MOST_LABEL_TICKS
+    axis = alt.Axis(
+        title=["samples: range,", "middle half, median"], grid=True, tickCount=4, labelFontSize=11
+    )
+    base = alt.Chart(alt.InlineData(values=records)).encode(
+        x=alt.X("label:O", axis=_axis(labels, MOST_LABEL_TICKS, "label")),
+        tooltip=["label:O", *(f"{field}:Q" for field in fields)],
+    )
+    scale = alt.Scale(domain=[0, 1.05 * most], nice=False)
+    spans = base.mark_rule(color=colour("map"), aria=False).encode(
+        y=alt.Y("least:Q", axis=axis, scale=scale), y2="most:Q"
+    )
+    middle = base.mark_rule(
+        color=colour("map"), opacity=0.4, strokeWidth=7 if few else 2, aria=False
+    ).encode(y="lower quarter:Q", y2="upper quarter:Q")
+    medians = base.mark_circle(color=colour("map"), size=36 if few else 8, opacity=1, aria=False).encode(
+        y="median:Q"
+    )
+    return layered(spans, middle, medians).properties(height=SUMMARY)

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
+from typing import Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+import altair as alt
 
 from orchestrator.report import formats
-from orchestrator.report.figures.bars import bar_in, bar_names, explain_colours, fold, stacked
-from orchestrator.report.figures.style import (
-    FAINT,
-    INK,
-    MEMORY_COLOURS,
-    WIDTH_IN,
-    Legend,
-    SeriesStyle,
-    Style,
-    set_title,
-    short_name,
+from orchestrator.report.figures.bars import (
+    Bar,
+    bar_names,
+    fold,
+    name_axis,
+    stacked_bars,
+    step_of,
+    top_legend,
+    width_beside,
 )
+from orchestrator.report.figures.chart import WIDTH, Chart, layered, switchable
+from orchestrator.report.figures.style import Style, series_name, short_name
+from orchestrator.report.figures.theme import colour
 from orchestrator.report.metrics.model_partition import (
     bubble,
     bubble_formula,
@@ -38,10 +38,17 @@ from orchestrator.report.model.split_points import one_per_split, two_stage_spli
 
 MIN_SPLIT_POINTS = 3  # fewer are shown by the table alone
 FAR_APART = 30  # amounts that differ by this factor go on a logarithmic axis
-STAGE_COLOURS = ("#5E7C99", "#E08A2E")
+MEMORY = ("weights", "gradient", "optimizer", "activations")  # in the order of the stack
+STAGE_TOKENS = {"stage 0": "compute", "stage 1": "communicate"}
+# Labels of an axis of bytes, as formats.size writes them.
+SIZE_AXIS = (
+    "datum.value < 1000 ? format(datum.value, 'd') + ' B' : "
+    "format(datum.value / pow(1000, floor(log(datum.value * 1.000001) / log(1000))), '.3~r') + ' ' + "
+    "['B', 'kB', 'MB', 'GB', 'TB'][floor(log(datum.value * 1.000001) / log(1000))]"
+)
 
 
-def memory_per_rank(view: WorkloadView) -> Figure | None:
+def memory_per_rank(view: WorkloadView) -> Chart | None:
     """Stacked bars of each strategy's fullest rank, serial first, then by size.
 
     None if all ranks of all strategies keep the same amount, or none recorded it.
@@ -53,71 +60,77 @@ def memory_per_rank(view: WorkloadView) -> Figure | None:
     shown.sort(key=lambda item: sum(item[1].values()))
     if view.serial and (whole := _memory(view.serial)):
         shown.insert(0, (view.serial, whole))
-    most = max(sum(kinds.values()) for _, kinds in shown)
     names = bar_names([group for group, _ in shown])
-    figure = Figure(figsize=(WIDTH_IN, 1.25 + bar_in(names) * len(shown)), layout="constrained")
-    axes = figure.add_subplot()
-    for at, (_, kinds) in enumerate(shown):
-        end = stacked(axes, at, kinds, MEMORY_COLOURS)
-        axes.annotate(
-            formats.size(end), (end, at), (4, 0), textcoords="offset points", va="center", fontsize=8
-        )
-    axes.set_yticks(range(len(shown)), names, linespacing=1.05)
-    axes.tick_params(axis="y", length=0)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.22 * most)
-    axes.xaxis.set_major_locator(MaxNLocator(3))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: formats.size(value)))
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
-    set_title(figure, f"Memory of the fullest rank, {view.shape.label}")
-    explain_colours(figure, MEMORY_COLOURS)
-    return figure
+    bars = [
+        Bar(series_name(group), name, kinds, formats.size(sum(kinds.values())))
+        for (group, kinds), name in zip(shown, names, strict=True)
+    ]
+    scale = alt.Scale(domain=list(MEMORY), range=[colour(kind) for kind in MEMORY])
+    axis = alt.Axis(
+        title="bytes, mean over seeds", labelExpr=SIZE_AXIS, tickCount=4, grid=True, labelFlush=False
+    )
+    title = alt.TitleParams(f"Memory of the fullest rank, {view.shape.label}")
+    return Chart.of(switchable(stacked_bars(bars, scale, axis, formats.size, title)))
 
 
 def _memory(group: Group) -> dict[str, float]:
     """Bytes of each kind, mean over seeds."""
     rows = [kinds for row in group.ok_rows if (kinds := memory_by_kind(row))]
-    return {kind: fmean(each.get(kind, 0) for each in rows) for kind in MEMORY_COLOURS} if rows else {}
+    return {kind: fmean(each.get(kind, 0) for each in rows) for kind in MEMORY} if rows else {}
 
 
-def bubbles(view: WorkloadView, style: Style) -> Figure | None:
+def bubbles(view: WorkloadView, style: Style) -> Chart | None:
     """The measured bubble and the formula for each pipeline of every size; None for a single one."""
     known = [group for group in one_per_split(view.groups) if group.over(bubble)]
     shown = sorted(known, key=_formula)
     if len(shown) < 2:
         return None
     names = [fold(f"{short_name(group)}, {group.shape.label}") for group in shown]
-    figure = Figure(figsize=(WIDTH_IN, 1.3 + 0.85 * bar_in(names) * len(shown)), layout="constrained")
-    axes = figure.add_subplot()
-    for at, group in enumerate(shown):
-        if measured := group.over(bubble):
-            series = style.series(group)
-            axes.plot([measured.low, measured.high], [at, at], color=series.colour, linewidth=3, alpha=0.35)
-            axes.plot(
-                measured.mean,
-                at,
-                marker=series.marker,
-                markersize=6,
-                color=series.colour,
-                markeredgecolor="white",
-            )
-        axes.plot(_formula(group), at, marker="|", markersize=11, markeredgewidth=1.8, color=INK)
-    axes.set_yticks(range(len(shown)), names, fontsize=8.5, linespacing=1.05)
-    axes.set_ylim(len(shown) - 0.5, -0.5)
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlim(0, 1.06 * axes.get_xlim()[1])
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_xlabel(f"share of {view.clock} time")
-    axes.grid(axis="both")
-    axes.set_axisbelow(True)
-    set_title(figure, "Pipeline bubble")
-    legend = Legend()
-    marker = style.series(shown[0]).marker
-    legend.explain("measured", linestyle="none", marker=marker, markeredgecolor="white", markersize=6)
-    legend.explain("formula", linestyle="none", marker="|", markersize=11, markeredgewidth=1.8)
-    legend.draw(figure)
-    return figure
+    records = [_bubble(group, name) for group, name in zip(shown, names, strict=True)]
+    axis = alt.Axis(
+        title=f"share of {view.clock} time that stages wait", format=".0%", tickCount=5, grid=True
+    )
+    most = max(max(record["high"], record["formula"]) for record in records)
+    scale = alt.Scale(domain=[0, 1.06 * most or 1], nice=False)
+    base = alt.Chart(alt.InlineData(values=records)).encode(
+        y=name_axis(names),
+        tooltip=[
+            alt.Tooltip("name:N", title="strategy"),
+            alt.Tooltip("measured:Q", format=".1%"),
+            alt.Tooltip("formula:Q", format=".1%"),
+            alt.Tooltip("range:N", title="over seeds"),
+        ],
+    )
+    colours = alt.Color("series:N", scale=style.colours(shown), legend=None)
+    spans = base.mark_rule(strokeWidth=5, opacity=0.35, strokeCap="round").encode(
+        x=alt.X("low:Q", axis=axis, scale=scale), x2="high:Q", color=colours
+    )
+    formulas = base.mark_tick(thickness=2, height=20, color=colour("ink")).encode(x="formula:Q")
+    dots = base.mark_point(filled=True, size=70, opacity=1).encode(
+        x="measured:Q",
+        color=colours,
+        shape=alt.Shape("series:N", scale=style.shapes(shown), legend=None),
+    )
+    title = alt.TitleParams("Pipeline bubble", subtitle="Point: measured. Vertical mark: formula")
+    drawn = layered(spans, formulas, dots).properties(
+        title=title, width=width_beside(names), height=alt.Step(step_of(names))
+    )
+    return Chart.of(switchable(drawn))
+
+
+def _bubble(group: Group, name: str) -> dict[str, Any]:
+    measured = group.over(bubble)
+    if measured is None:
+        raise ValueError(f"{name}: no bubble was measured")
+    return {
+        "series": series_name(group),
+        "name": name,
+        "measured": measured.mean,
+        "low": measured.low,
+        "high": measured.high,
+        "range": measured.range(formats.percent),
+        "formula": _formula(group),
+    }
 
 
 def _formula(group: Group) -> float:
@@ -125,91 +138,119 @@ def _formula(group: Group) -> float:
     return formula.mean if formula else 0.0
 
 
-def split_points_figure(view: WorkloadView, style: Style) -> Figure | None:
+def split_points_figure(view: WorkloadView, style: Style) -> Chart | None:
     """Time per step, busy time of each stage, and traffic by split point; None with few split points."""
     splits = two_stage_splits(view.groups)
     if not splits or len(splits.by_block) < MIN_SPLIT_POINTS:
         return None
-    shown = list(splits.by_block.values())
-    legend = Legend()
-    series = style.series(splits.representative)
-    legend.add("step", series)
-    for stage, colour in enumerate(STAGE_COLOURS):
-        legend.explain(f"stage {stage} busy", linestyle="none", marker="s", color=colour, markersize=8)
-    if splits.default:
-        legend.explain("default", color=FAINT, linestyle=(0, (2, 2)))
-    figure = Figure(figsize=(WIDTH_IN, 4.4 + legend.height_in), layout="constrained")
-    time, busy, sent = figure.subplots(3, 1, sharex=True, height_ratios=(1.3, 1.3, 0.8))
-    _draw_times(time, shown, series)
-    _draw_busy(busy, shown)
-    amounts = [_mean(group, split_point_bytes_per_step) for group in shown]
-    sent.bar(range(len(shown)), amounts, width=0.6, color="#B8C4CE")
-    if min(amounts) > 0 and max(amounts) > FAR_APART * min(amounts):
-        sent.set_yscale("log")
-        sent.set_ylim(min(amounts) / 4, 3 * max(amounts))
-        sent.minorticks_off()
-    sent.yaxis.set_major_formatter(FuncFormatter(lambda value, _: formats.size(value)))
-    for axes, title in (
-        (time, "time per step"),
-        (busy, "busy time of each stage per step"),
-        (
-            sent,
-            "traffic over the split point per step" + (", log scale" if sent.get_yscale() == "log" else ""),
-        ),
-    ):
-        axes.set_title(title)
-        axes.grid(axis="y")
-        axes.set_axisbelow(True)
-        axes.tick_params(axis="x", length=0)
-        if splits.default:
-            at = list(splits.by_block).index(splits.default)
-            axes.axvline(at, color=FAINT, linewidth=1.2, linestyle=(0, (2, 2)), zorder=0)
-    sent.set_xticks(
-        range(len(shown)), list(splits.by_block), rotation=35, ha="right", rotation_mode="anchor"
+    blocks = list(splits.by_block)
+    records = [_split(block, group) for block, group in splits.by_block.items()]
+    token = style.look(splits.representative).colour
+    behind = [_default(splits.default)] if splits.default else []
+    panels = [_times(records, token, behind), _busy(records, behind), _traffic(records, behind)]
+    drawn = [
+        panel.encode(x=_blocks(blocks, last=panel is panels[-1])).properties(width=WIDTH, height=height)
+        for panel, height in zip(panels, (120, 120, 80), strict=True)
+    ]
+    note = f"Dashed line: {splits.default}, the default" if splits.default else ""
+    title = alt.TitleParams(f"Split points of {splits.name}", subtitle=note)
+    return Chart.of(
+        alt.vconcat(*drawn, spacing=18).resolve_scale(color="independent").properties(title=title)
     )
-    sent.set_xlabel("first block of stage 1")
-    set_title(figure, f"Split points of {splits.name}")
-    legend.draw(figure)
-    return figure
 
 
-def _draw_times(axes: Axes, shown: Sequence[Group], series: SeriesStyle) -> None:
-    spreads = [spread for group in shown if (spread := group.over(step_s))]
-    at = range(len(spreads))
-    axes.fill_between(
-        at, [s.low for s in spreads], [s.high for s in spreads], color=series.colour, alpha=0.12
+def _blocks(blocks: Sequence[str], last: bool) -> alt.X:
+    axis = alt.Axis(title="first block of stage 1" if last else None, labels=last, labelAngle=0)
+    scale = alt.Scale(type="band", domain=list(blocks), paddingInner=0.3, paddingOuter=0.15)
+    return alt.X("block:N", sort=list(blocks), axis=axis, scale=scale)
+
+
+def _default(block: str) -> alt.Chart:
+    """A line at the default, behind the other marks."""
+    rule = alt.MarkDef(type="rule", strokeDash=[3, 3], color=colour("axis"), aria=False)
+    return alt.Chart(alt.InlineData(values=[{"block": block}]), mark=rule)
+
+
+def _split(block: str, group: Group) -> dict[str, Any]:
+    spread = group.over(step_s)
+    stages = [fmean(seconds) for seconds in zip(*map(busy_s, group.ok_rows), strict=True)]
+    return {
+        "block": block,
+        "step": spread.mean if spread else None,
+        "low": spread.low if spread else None,
+        "high": spread.high if spread else None,
+        "written": formats.seconds(spread.mean if spread else None),
+        "stages": stages,
+        "balance": _mean(group, load_balance),
+        "bytes": _mean(group, split_point_bytes_per_step),
+    }
+
+
+def _times(records: Sequence[dict[str, Any]], token: str, behind: Sequence[alt.Chart]) -> alt.LayerChart:
+    base = alt.Chart(alt.InlineData(values=list(records)))
+    axis = alt.Axis(title="s", tickCount=4, grid=True)
+    band = base.mark_area(color=token, opacity=0.15, aria=False).encode(
+        y=alt.Y("low:Q", axis=axis, scale=alt.Scale(zero=True)), y2="high:Q"
     )
-    axes.plot(
-        at,
-        [s.mean for s in spreads],
-        color=series.colour,
-        marker=series.marker,
-        markeredgecolor="white",
-        linewidth=1.8,
+    line = base.mark_line(color=token, aria=False).encode(y="step:Q")
+    points = base.mark_circle(color=token, size=60, opacity=1).encode(
+        y="step:Q", tooltip=["block:N", alt.Tooltip("written:N", title="time per step")]
     )
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_locator(MaxNLocator(4))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: formats.seconds(value)))
+    return layered(*behind, band, line, points).properties(title="time per step")
 
 
-def _draw_busy(axes: Axes, shown: Sequence[Group]) -> None:
+def _busy(records: Sequence[dict[str, Any]], behind: Sequence[alt.Chart]) -> alt.LayerChart:
     """The busy time of both stages side by side, with their load balance above."""
-    for at, group in enumerate(shown):
-        stages = [fmean(seconds) for seconds in zip(*map(busy_s, group.ok_rows), strict=True)]
-        for stage, (seconds, colour) in enumerate(zip(stages, STAGE_COLOURS, strict=True)):
-            axes.bar(at + 0.37 * (stage - 0.5), seconds, width=0.35, color=colour)
-        axes.annotate(
-            f"{_mean(group, load_balance):.0%}",
-            (at, max(stages)),
-            (0, 2),
-            textcoords="offset points",
-            ha="center",
-            fontsize=7.5,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4},
+    stages = [
+        {"block": each["block"], "stage": stage, "busy": busy, "written": formats.seconds(busy)}
+        for each in records
+        for stage, busy in zip(STAGE_TOKENS, each["stages"], strict=True)
+    ]
+    most = [
+        {"block": each["block"], "busy": max(each["stages"]), "of": each["balance"]} for each in records
+    ]
+    scale = alt.Scale(domain=list(STAGE_TOKENS), range=[colour(token) for token in STAGE_TOKENS.values()])
+    axis = alt.Axis(title="s", tickCount=4, grid=True)
+    top = alt.Scale(domain=[0, 1.15 * max(each["busy"] for each in most) or 1], nice=False)
+    bars = (
+        alt.Chart(alt.InlineData(values=stages))
+        .mark_bar()
+        .encode(
+            y=alt.Y("busy:Q", axis=axis, scale=top),
+            xOffset="stage:N",
+            color=alt.Color("stage:N", scale=scale, legend=top_legend()),
+            tooltip=["block:N", "stage:N", alt.Tooltip("written:N", title="busy per step")],
         )
-    axes.set_ylim(0, 1.15 * axes.get_ylim()[1])
-    axes.yaxis.set_major_locator(MaxNLocator(4))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: formats.seconds(value)))
+    )
+    balance = (
+        alt.Chart(alt.InlineData(values=most))
+        .mark_text(dy=-7, fontSize=11)
+        .encode(y="busy:Q", text=alt.Text("of:Q", format=".0%"))
+    )
+    title = "busy time of each stage per step, and load balance"
+    return layered(*behind, bars, balance).properties(title=title)
+
+
+def _traffic(records: Sequence[dict[str, Any]], behind: Sequence[alt.Chart]) -> alt.LayerChart:
+    amounts = [
+        {"block": each["block"], "bytes": each["bytes"], "written": formats.size(each["bytes"])}
+        for each in records
+    ]
+    values = [each["bytes"] for each in records]
+    log = min(values) > 0 and max(values) > FAR_APART * min(values)
+    scale = (
+        alt.Scale(type="log", domain=[min(values) / 4, 3 * max(values)], nice=False) if log else alt.Scale()
+    )
+    axis = alt.Axis(title=None, labelExpr=SIZE_AXIS, tickCount=3, grid=True)
+    base = alt.Chart(alt.InlineData(values=amounts)).encode(y=alt.Y("bytes:Q", axis=axis, scale=scale))
+    tooltip = ["block:N", alt.Tooltip("written:N", title="traffic per step")]
+    mark = (
+        base.mark_circle(color=colour("compute"), size=70, opacity=1)  # a bar has no zero on this axis
+        if log
+        else base.mark_bar(color=colour("compute"), width={"band": 0.6})
+    )
+    title = "traffic over the split point per step" + (", log scale" if log else "")
+    return layered(*behind, mark.encode(tooltip=tooltip)).properties(title=title)
 
 
 def _mean(group: Group, metric: Metric) -> float:

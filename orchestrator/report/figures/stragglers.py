@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 from textwrap import wrap
+from typing import Any
 
+import altair as alt
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from orchestrator.report.figures.style import FULL_WIDTH_IN, WIDTH_IN, set_title, short_name
+from orchestrator.report.figures.chart import FULL_WIDTH, WIDTH, Chart, in_lines, layered, switchable
+from orchestrator.report.figures.style import series_name
+from orchestrator.report.figures.theme import colour
 from orchestrator.report.formats import percent
 from orchestrator.report.metrics.stragglers import mean_wait_shares, straggler_of
 from orchestrator.report.model.comparison import WorkloadView
-from orchestrator.report.model.groups import Group
 
 MAX_PANELS = 6
 MAX_COLUMNS = 3
-MAX_MAPPED_RANKS = 32  # ranks; more cells are too small to see
+MAX_MAPPED_RANKS = 64  # ranks; more cells are too small to see
 MAX_NUMBERED_RANKS = 8  # ranks; smaller cells have no room for numbers
-PALE = 1.6  # end of the colour scale / largest number, so that dark text stays readable
+MOST_TICKS = 16
+NUMBERED_OPACITY = 0.55  # of the largest share, so that text over it stays readable
+ROW = 26  # pixels of a numbered row
+GAP = 50  # pixels between panels
 MIN_SHARE_SHOWN = 0.005  # of the wall time; less counts as no waiting
 
 
-def straggler_attribution(view: WorkloadView) -> Figure | None:
+def straggler_attribution(view: WorkloadView) -> Chart | None:
     """Heat maps rank × rank at the view's shape; None if no rank waited, or waiting was not recorded."""
     known = [
-        (group, shares)
+        (series_name(group), shares)
         for group in view.reference_candidates
         if (shares := mean_wait_shares(group)) is not None
     ]
@@ -38,58 +42,96 @@ def straggler_attribution(view: WorkloadView) -> Figure | None:
     if not shown:
         return None
     across = ceil(len(shown) / ceil(len(shown) / MAX_COLUMNS))
-    down = ceil(len(shown) / across)
-    width = WIDTH_IN if across == 1 else FULL_WIDTH_IN
-    ranks = len(shown[0][1])
-    height = min(max(0.26 * ranks, 0.9), 3.2)
-    figure = Figure(figsize=(width, 0.4 + down * (height + 0.95)), layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False)
-    most = max(float(shares.max()) for _, shares in shown)
-    noun = view.shape.rank_noun
-    for axes in grid.flat[len(shown) :]:
-        axes.remove()
-    for at, (group, shares) in enumerate(shown):
-        axes = grid.flat[at]
-        _draw(axes, shares, most)
-        _set_title(axes, group, shares, noun, width / across)
-        axes.set_xlabel(f"{noun} waited for")
-        if at % across == 0:
-            axes.set_ylabel(f"waiting {noun}")
-    if ranks > MAX_NUMBERED_RANKS:
-        panels = list(grid.flat[: len(shown)])
-        bar = figure.colorbar(panels[0].collections[0], ax=panels, aspect=30, pad=0.01)
-        bar.set_label(f"share of {view.clock} time")
-    set_title(figure, f"Straggler attribution, {view.shape.label}")
-    return figure
-
-
-def _set_title(axes: Axes, group: Group, shares: np.ndarray, noun: str, width_in: float) -> None:
-    name = "\n".join(wrap(short_name(group), int(width_in * 13)))
-    most = straggler_of(shares)
-    note = f"\n{noun} {most.rank}: {percent(most.share_of_waiting)} of all waiting" if most else ""
-    axes.set_title(name + note, fontsize=8.5)
-
-
-def _draw(axes: Axes, shares: np.ndarray, most: float) -> None:
-    """Draw one map. most: the largest share of all maps, which have one colour scale."""
-    ranks = len(shares)
-    numbered = ranks <= MAX_NUMBERED_RANKS
-    own = np.eye(ranks, dtype=bool)
-    axes.set_facecolor("#EEF0F2")  # no rank waits for itself
-    axes.pcolormesh(
-        np.ma.masked_where(own, shares),
-        cmap="YlOrBr",
-        vmin=0,
-        vmax=PALE * most if numbered else most,
-        edgecolors="white",
-        linewidth=0.6 if numbered else 0.2,
+    ranks, noun = len(shown[0][1]), view.shape.rank_noun
+    width = WIDTH if across == 1 else (FULL_WIDTH + GAP) // across - GAP
+    panel = _panel([record for item in shown for record in _records(*item)], ranks, noun)
+    panel = panel.properties(
+        width=width, height=ROW * ranks if ranks <= MAX_NUMBERED_RANKS else min(width, 16 * ranks)
     )
-    axes.invert_yaxis()
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=0, labelsize=7.5, pad=2)
-    ticks: Sequence[int] = range(0, ranks, ceil(ranks / 16))
-    axes.set_xticks([tick + 0.5 for tick in ticks], [str(tick) for tick in ticks])
-    axes.set_yticks([tick + 0.5 for tick in ticks], [str(tick) for tick in ticks])
-    for (rank, other), share in np.ndenumerate(shares):
-        if numbered and rank != other:
-            axes.text(other + 0.5, rank + 0.5, f"{share:.0%}", ha="center", va="center", fontsize=8)
+    titles = {series: _title(series, shares, noun, width) for series, shares in shown}
+    drawn = (
+        panel.facet(
+            facet=alt.Facet("series:N", sort=[*titles], title=None, header=panel_header(titles)),
+            columns=across,
+        )
+        .resolve_axis(x="independent", y="independent")
+        .properties(
+            title=alt.TitleParams(
+                f"Straggler attribution, {view.shape.label}",
+                subtitle=f"Share of {view.clock} time that a {noun} (row) waits for another (column)",
+            )
+        )
+    )
+    return Chart.of(switchable(drawn), wide=across > 1)
+
+
+def panel_header(titles: Mapping[str, Sequence[str]]) -> alt.Header:
+    """Headings of a facet by series: these lines, at the left edge of each panel."""
+    return alt.Header(
+        labelExpr=in_lines(titles),
+        labelAnchor="start",
+        labelLineHeight=14,
+        labelPadding=4,
+        labelFontSize=11,
+    )
+
+
+def _title(series: str, shares: np.ndarray, noun: str, width: int) -> list[str]:
+    most = straggler_of(shares)
+    note = [f"{noun} {most.rank}: {percent(most.share_of_waiting)} of all waiting"] if most else []
+    return [*wrap(series, width // 7), *note]
+
+
+def _records(series: str, shares: np.ndarray) -> list[dict[str, Any]]:
+    return [
+        {
+            "series": series,
+            "waiting": rank,
+            "for": other,
+            "share": None if rank == other else round(float(share), 5),
+        }
+        for (rank, other), share in np.ndenumerate(shares)
+    ]
+
+
+def _panel(records: Sequence[dict[str, Any]], ranks: int, noun: str) -> alt.LayerChart:
+    """One map of all panels; they have one colour scale."""
+    numbered = ranks <= MAX_NUMBERED_RANKS
+    most = max(record["share"] or 0.0 for record in records)
+    ticks = list(range(0, ranks, ceil(ranks / MOST_TICKS)))
+    axis: dict[str, Any] = {"values": ticks, "ticks": False, "domain": False, "labelAngle": 0}
+    base = alt.Chart(alt.InlineData(values=list(records))).encode(
+        x=alt.X("for:O", axis=alt.Axis(title=f"{noun} waited for", **axis)),
+        y=alt.Y("waiting:O", axis=alt.Axis(title=f"waiting {noun}", **axis)),
+    )
+    own = base.transform_filter("datum.share === null").mark_rect(color=colour("shade"), aria=False)
+    legend = alt.Legend(
+        title="share of time", format=".0%", orient="top", symbolFillColor=colour("wait_map")
+    )
+    cells = (
+        base.transform_filter("datum.share !== null")
+        .mark_rect(
+            color=colour("wait_map"), stroke=colour("paper"), strokeWidth=1 if numbered else 0.2, aria=False
+        )
+        .encode(
+            opacity=alt.Opacity(
+                "share:Q",
+                scale=alt.Scale(domain=[0, most], range=[0, NUMBERED_OPACITY if numbered else 1.0]),
+                legend=None if numbered else legend,
+            ),
+            tooltip=[
+                alt.Tooltip("series:N", title="strategy"),
+                alt.Tooltip("waiting:O", title=f"waiting {noun}"),
+                alt.Tooltip("for:O", title=f"{noun} waited for"),
+                alt.Tooltip("share:Q", title="share of its time", format=".1%"),
+            ],
+        )
+    )
+    if not numbered:
+        return layered(own, cells)
+    numbers = (
+        base.transform_filter("datum.share !== null")
+        .mark_text(fontSize=11)
+        .encode(text=alt.Text("share:Q", format=".0%"))
+    )
+    return layered(own, cells, numbers)

@@ -35,6 +35,11 @@ TOKENS = {
     "s5": ("#C56EA4", "#F42A8D"),
     "s6": ("#A19409", "#FCDA2B"),
     "s7": ("#6C1716", "#A17021"),
+    "weights": ("#34495E", "#C3D0DD"),
+    "gradient": ("#5E7C99", "#7FA3C7"),
+    "optimizer": ("#B8C4CE", "#5B6873"),
+    "activations": ("#E08A2E", "#E9A04E"),
+    "wait_map": ("#D9730D", "#F0A050"),
 }
 SERIES_COLOURS = 8  # s0, s1, …; further strategies repeat them
 TRANSPORT_SHAPES = {
@@ -89,7 +94,12 @@ def config() -> dict[str, Any]:
         },
         "axisX": {"grid": False, "domain": True, "domainColor": colour("axis")},
         "header": {"labelColor": colour("ink"), "titleColor": colour("ink"), "labelFontSize": 12},
-        "title": {"color": colour("ink"), "anchor": "start", "fontSize": 12},
+        "title": {
+            "color": colour("ink"),
+            "subtitleColor": colour("soft"),
+            "anchor": "start",
+            "fontSize": 12,
+        },
         "text": {"color": colour("ink"), "fontSize": 12},
         "rule": {"color": colour("axis")},
         "legend": {"labelColor": colour("ink"), "titleColor": colour("ink"), "labelFontSize": 12},

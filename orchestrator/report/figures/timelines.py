@@ -2,66 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import ceil
 from textwrap import wrap
+from typing import Any
 
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.patches import PathPatch
-from matplotlib.path import Path
+import altair as alt
 
-from orchestrator.replay.windows import Steps, Window
-from orchestrator.report.figures.bars import explain_colours
-from orchestrator.report.figures.style import FULL_WIDTH_IN, PHASE_COLOURS, set_title, short_name
+from orchestrator.replay.windows import Part, Steps, Window
+from orchestrator.report import formats
+from orchestrator.report.figures.bars import phase_scale, top_legend
+from orchestrator.report.figures.chart import FULL_WIDTH, Chart, switchable
+from orchestrator.report.figures.stragglers import panel_header
+from orchestrator.report.figures.style import series_name
 from orchestrator.report.formats import JOIN, significant, whole
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.timelines import Timeline
 
 ACROSS = 2
 MOST_RANKS = 16  # lines of a panel
-RANK_IN = 0.15
-WIDEST = 62  # characters of a title
+MOST_BOXES = 4000  # of a figure, which keeps the page small
+MOST_TICKS = 8
+RANK = 16  # pixels of a line
+GAP = 50  # pixels between panels
+WIDEST = 66  # characters of a title
 
-_BOX = (Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY)
 
-
-def small_timelines(view: WorkloadView, timelines: Sequence[Timeline]) -> Figure | None:
+def small_timelines(view: WorkloadView, timelines: Sequence[Timeline]) -> Chart | None:
     """A panel for each run, with a line per rank; None without runs."""
     if not timelines:
         return None
     across = min(ACROSS, len(timelines))
-    down = ceil(len(timelines) / across)
-    ranks = [_shown(each.window) for each in timelines]
-    heights = [max(ranks[row * across : (row + 1) * across]) * RANK_IN for row in range(down)]
-    figure = Figure(figsize=(FULL_WIDTH_IN, 0.6 + sum(heights) + 0.95 * down), layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False, gridspec_kw={"height_ratios": heights})
-    for axes in grid.flat[len(timelines) :]:
-        axes.remove()
-    for axes, timeline in zip(grid.flat, timelines, strict=False):
-        _draw(axes, timeline.window)
-        axes.set_title(_title(timeline, view), fontsize=8.5)
-    for axes in grid[:, 0]:
-        axes.set_ylabel("rank", fontsize=8.5)
-    drawn = {part.phase for each in timelines for rank in each.window.ranks for part in rank}
-    set_title(figure, f"Timelines of the slowest runs, in {view.clock} time")
-    explain_colours(figure, {phase: colour for phase, colour in PHASE_COLOURS.items() if phase in drawn})
-    return figure
+    ranks = _most_ranks(timelines)
+    panels = {series_name(each.run.group): each for each in timelines}
+    records = [record for series, each in panels.items() for record in _records(series, each.window, ranks)]
+    most = max(min(len(each.window.ranks), ranks) for each in timelines)
+    panel = (
+        alt.Chart(
+            alt.InlineData(values=records), height=RANK * most, width=(FULL_WIDTH + GAP) // across - GAP
+        )
+        .mark_rect(height={"band": 0.84}, aria=False)
+        .encode(
+            x=alt.X("from:Q", axis=alt.Axis(title="ms", tickCount=6), scale=alt.Scale(nice=False)),
+            x2="to:Q",
+            y=alt.Y(
+                "rank:O",
+                axis=alt.Axis(
+                    values=[*range(0, most, ceil(most / MOST_TICKS))],
+                    ticks=False,
+                    domain=False,
+                    labelAngle=0,
+                ),
+            ),
+            color=alt.Color("phase:N", scale=phase_scale(_phases(records)), legend=top_legend()),
+            tooltip=[
+                alt.Tooltip("series:N", title="strategy"),
+                alt.Tooltip("rank:O"),
+                alt.Tooltip("phase:N"),
+                alt.Tooltip("exchange:N"),
+                alt.Tooltip("from:Q", title="from, ms", format=".4~r"),
+                alt.Tooltip("to:Q", title="to, ms", format=".4~r"),
+            ],
+        )
+    )
+    titles = {series: _title(each, view, ranks) for series, each in panels.items()}
+    drawn = (
+        panel.facet(
+            facet=alt.Facet("series:N", sort=[*titles], title=None, header=panel_header(titles)),
+            columns=across,
+        )
+        .resolve_scale(x="independent", y="independent")
+        .properties(title=f"Timelines of the slowest runs, in {view.clock} time")
+    )
+    return Chart.of(switchable(drawn), wide=True)
 
 
-def _shown(window: Window) -> int:
-    return min(len(window.ranks), MOST_RANKS)
+def _most_ranks(timelines: Sequence[Timeline]) -> int:
+    """How many ranks of each run are drawn, at least two."""
+    for ranks in range(MOST_RANKS, 2, -1):
+        boxes = sum(len(parts) for each in timelines for parts in each.window.ranks[:ranks])
+        if boxes <= MOST_BOXES:
+            return ranks
+    return 2
 
 
-def _title(timeline: Timeline, view: WorkloadView) -> str:
+def _phases(records: Sequence[dict[str, Any]]) -> list[str]:
+    return [record["phase"] for record in records]
+
+
+def _title(timeline: Timeline, view: WorkloadView, most: int) -> list[str]:
     """`all_reduce · gloo, 4 nodes, seed 1`, and which part of the run is shown."""
     run = timeline.run
     size = run.group.shape.short if run.group.shape.per_node else run.group.shape.label
-    name = f"{short_name(run.group)}{view.partitioner(run.group)}, {size}, seed {run.row.seed}"
+    name = f"{series_name(run.group)}{view.partitioner(run.group)}, {size}, seed {run.row.seed}"
     ranks = len(timeline.window.ranks)
-    hidden = f"; the first {MOST_RANKS} of {ranks} ranks" if ranks > MOST_RANKS else ""
-    return "\n".join([*wrap(name, WIDEST), f"{_part(timeline.windows.steps)}{hidden}"])
+    hidden = f"; the first {most} of {ranks} ranks" if ranks > most else ""
+    start = f"from {significant(timeline.window.start_s, 4)}{JOIN}s"
+    return [*wrap(name, WIDEST), f"{_part(timeline.windows.steps)}, {start}{hidden}"]
 
 
 def _part(steps: Steps | None) -> str:
@@ -72,30 +109,27 @@ def _part(steps: Steps | None) -> str:
     return f"steps {whole(steps.first)} to {whole(steps.last)} of {whole(steps.of)}"
 
 
-def _draw(axes: Axes, window: Window) -> None:
-    ranks = _shown(window)
-    boxes: dict[str, list[tuple[float, float, int]]] = {}
+def _records(series: str, window: Window, ranks: int) -> Iterator[dict[str, Any]]:
     for rank, parts in enumerate(window.ranks[:ranks]):
         for part in parts:
-            box = 1e3 * (part.start_s - window.start_s), 1e3 * (part.end_s - window.start_s), rank
-            boxes.setdefault(part.phase, []).append(box)
-    for phase, found in boxes.items():
-        axes.add_patch(PathPatch(_path(found), facecolor=PHASE_COLOURS[phase], linewidth=0))
-    axes.set_xlim(0, max(1e3 * (window.end_s - window.start_s), 1e-6))
-    axes.set_ylim(ranks - 0.5, -0.5)
-    axes.set_yticks(range(0, ranks, ceil(ranks / 8)))
-    axes.tick_params(axis="y", length=0)
-    axes.tick_params(labelsize=8)
-    axes.spines["left"].set_visible(False)
-    axes.set_xlabel(f"ms after {significant(window.start_s, 4)}{JOIN}s", fontsize=8.5)
+            yield {
+                "series": series,
+                "rank": rank,
+                "phase": part.phase,
+                "exchange": _exchange(part),
+                "from": _ms(part.start_s - window.start_s),
+                "to": _ms(part.end_s - window.start_s),
+            }
 
 
-def _path(boxes: Sequence[tuple[float, float, int]]) -> Path:
-    """All boxes of one colour as one shape, since a run has many."""
-    corners = [
-        corner
-        for left, right, rank in boxes
-        for top, bottom in [(rank - 0.42, rank + 0.42)]
-        for corner in [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
-    ]
-    return Path(np.array(corners), np.tile(_BOX, len(boxes)))
+def _exchange(part: Part) -> str:
+    """`all_reduce, 18.2 kB`, `all_reduce, waits for rank 2`; a dash while the rank works."""
+    if not part.exchange:
+        return formats.ABSENT
+    size = formats.size(part.bytes) if part.bytes else ""
+    waits = f"waits for rank {part.waits_for}" if part.waits_for is not None else ""
+    return ", ".join(filter(None, [part.exchange, size, waits]))
+
+
+def _ms(seconds: float) -> float:
+    return round(1e3 * seconds, 4)
