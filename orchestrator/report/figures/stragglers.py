@@ -24,6 +24,7 @@ MAX_NUMBERED_RANKS = 8  # ranks; smaller cells have no room for numbers
 MOST_TICKS = 16
 NUMBERED_OPACITY = 0.55  # of the largest share, so that text over it stays readable
 ROW = 26  # pixels of a numbered row
+PALEST = 0.05  # share / largest share that is drawn without numbers
 GAP = 50  # pixels between panels
 MIN_SHARE_SHOWN = 0.005  # of the wall time; less counts as no waiting
 
@@ -98,6 +99,8 @@ def _panel(records: Sequence[dict[str, Any]], ranks: int, noun: str) -> alt.Laye
     """One map of all panels; they have one colour scale."""
     numbered = ranks <= MAX_NUMBERED_RANKS
     most = max(record["share"] or 0.0 for record in records)
+    if not numbered:  # cells that would be too pale to see only make the page larger
+        records = [each for each in records if each["share"] is None or each["share"] >= PALEST * most]
     ticks = list(range(0, ranks, ceil(ranks / MOST_TICKS)))
     axis: dict[str, Any] = {"values": ticks, "ticks": False, "domain": False, "labelAngle": 0}
     base = alt.Chart(alt.InlineData(values=list(records))).encode(
@@ -111,7 +114,7 @@ def _panel(records: Sequence[dict[str, Any]], ranks: int, noun: str) -> alt.Laye
     cells = (
         base.transform_filter("datum.share !== null")
         .mark_rect(
-            color=colour("wait_map"), stroke=colour("paper"), strokeWidth=1 if numbered else 0.2, aria=False
+            color=colour("wait_map"), stroke=colour("paper"), strokeWidth=1 if numbered else 0, aria=False
         )
         .encode(
             opacity=alt.Opacity(
