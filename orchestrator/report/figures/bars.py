@@ -10,7 +10,7 @@ from textwrap import fill
 import altair as alt
 
 from orchestrator.report import formats
-from orchestrator.report.figures.chart import Chart, in_lines, layered, switchable
+from orchestrator.report.figures.chart import Chart, chart_of, in_lines, layered
 from orchestrator.report.figures.style import series_name, short_name
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.formats import JOIN
@@ -65,7 +65,7 @@ def time_by_phase(groups: Sequence[Group], shape: ClusterShape) -> Chart | None:
     axis = alt.Axis(
         title=f"{clock} time, s: mean over ranks and seeds", tickCount=5, grid=True, labelFlush=False
     )
-    return Chart.of(switchable(stacked_bars(bars, phase_scale(_found(bars)), axis, formats.seconds, title)))
+    return Chart.of(stacked_bars(bars, phase_scale(_found(bars)), axis, formats.seconds, title))
 
 
 def _found(bars: Sequence[Bar]) -> list[str]:
@@ -126,7 +126,7 @@ def stacked_bars(
     y = name_axis(names)
     x_scale = alt.Scale(domain=[0, ROOM * max(bar.total for bar in bars)], nice=False)
     drawn = (
-        alt.Chart(alt.InlineData(values=records))
+        chart_of(records)
         .mark_bar(height={"band": 0.68}, stroke=colour("paper"), strokeWidth=0.6)
         .encode(
             y=y,
@@ -142,7 +142,7 @@ def stacked_bars(
         )
     )
     beside = (
-        alt.Chart(alt.InlineData(values=texts))
+        chart_of(texts)
         .mark_text(align="left", dx=5, fontSize=11)
         .encode(y=y, x=alt.X("end:Q"), text="text:N")
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import altair as alt
 
@@ -17,9 +17,8 @@ HALF_PAGE = 580  # pixels of a figure with its axes and names
 PAGE = 1180
 # Names are wider in some readers' fonts than in the one in which a figure is measured.
 PADDING = {"left": 28, "top": 5, "bottom": 5, "right": 24}
-Drawn = alt.LayerChart | alt.FacetChart | alt.HConcatChart
-Filtered = TypeVar("Filtered", bound=alt.TopLevelMixin)
 HIDDEN = "hidden"  # the parameter that holds the series which the reader has switched off
+VISIBLE = {"filter": f"indexof({HIDDEN}, datum.series) < 0"}
 
 
 @dataclass(frozen=True)
@@ -41,27 +40,52 @@ class Chart:
         wide: bool = False,
         log_axis: Literal["x", "y"] | None = None,
     ) -> Chart:
-        """The figure that Altair describes."""
-        return cls(spec_of(drawn), wide, log_axis)
+        """The figure that Altair describes, of charts of `data_of` or `chart_of`.
+
+        The reader can hide series: records with a field `series` obey the parameter `hidden`.
+        """
+        spec = spec_of(drawn)
+        datasets: dict[str, Any] = {}
+        _add_data(spec, datasets)
+        if any("series" in record for records in datasets.values() for record in records[:1]):
+            spec["params"] = [*spec.get("params", []), {"name": HIDDEN, "value": []}]
+        return cls({**spec, "datasets": datasets}, wide, log_axis)
 
 
-def switchable(drawn: Drawn) -> Drawn:
-    """The chart with the parameter by which the reader hides series. `without_hidden` obeys it."""
-    shown: Drawn = drawn.add_params(alt.param(name=HIDDEN, value=[]))
-    return shown
+def _add_data(view: Any, datasets: dict[str, Any]) -> None:
+    """Name the data of a view and of the views in it, and let them obey `hidden`.
 
-
-def without_hidden(drawn: Filtered) -> Filtered:
-    """The chart without the series that the reader has switched off. Its records have a field `series`.
-
-    The filter belongs to the chart that holds the data: Vega-Lite does not pass it to others inside.
+    The filter belongs to the view that has the data: Vega-Lite does not pass it to views with data of their
+    own inside it.
     """
-    return drawn.transform_filter(f"indexof({HIDDEN}, datum.series) < 0")
+    if isinstance(view, list):
+        for each in view:
+            _add_data(each, datasets)
+    if not isinstance(view, dict):
+        return
+    if "name" in (data := view.get("data") or {}):
+        records = json.loads(data["name"])
+        known = [name for name, found in datasets.items() if found == records]
+        name = known[0] if known else f"data-{len(datasets)}"
+        datasets[name] = records
+        view["data"] = {"name": name}
+        if records and "series" in records[0]:
+            view["transform"] = [VISIBLE, *view.get("transform", [])]
+    for inner in ("layer", "hconcat", "vconcat", "spec"):
+        _add_data(view.get(inner), datasets)
+
+
+def data_of(records: Sequence[Mapping[str, Any]]) -> alt.NamedData:
+    """These records, which the specification holds in the end.
+
+    Altair copies all records whenever charts are composed, but not a name.
+    """
+    return alt.NamedData(name=json.dumps([dict(record) for record in records], ensure_ascii=False))
 
 
 def chart_of(records: Sequence[Mapping[str, Any]]) -> alt.Chart:
-    """A chart of these records, which the specification holds."""
-    return alt.Chart(alt.InlineData(values=[dict(record) for record in records]))
+    """A chart of these records."""
+    return alt.Chart(data_of(records))
 
 
 def in_lines(names: Mapping[str, Sequence[str]]) -> str:

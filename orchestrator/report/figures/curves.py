@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 
 from orchestrator.report.figures.axes import amount_axis, share_axis
-from orchestrator.report.figures.chart import HALF_PAGE, Chart, chart_of, switchable, without_hidden
+from orchestrator.report.figures.chart import HALF_PAGE, Chart, chart_of
 from orchestrator.report.figures.lines import record, tooltip
 from orchestrator.report.figures.named_lines import AXIS_WIDTH, HEIGHT, Lines, Record
 from orchestrator.report.figures.style import Style, series_name
@@ -170,4 +170,4 @@ def loss_curves(pair: OptimizerPair) -> Chart:
         height=HEIGHT,
         usermeta={"domains": y.domains},
     )
-    return Chart.of(switchable(without_hidden(drawn)), log_axis="y")
+    return Chart.of(drawn, log_axis="y")

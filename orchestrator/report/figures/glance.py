@@ -10,7 +10,7 @@ import altair as alt
 
 from orchestrator.report import formats
 from orchestrator.report.figures.axes import Axis, amount_axis, share_axis
-from orchestrator.report.figures.chart import PADDING, Chart, Drawn, chart_of, switchable, without_hidden
+from orchestrator.report.figures.chart import PADDING, Chart, chart_of, data_of
 from orchestrator.report.figures.style import (
     Style,
     series_name,
@@ -55,7 +55,7 @@ def strategies_at_a_glance(view: WorkloadView, style: Style) -> Chart | None:
     drawn = alt.hconcat(*panels, spacing=24).properties(
         title=f"Strategies at {view.shape.label}{partitioner}", padding=PADDING
     )
-    return Chart.of(switchable(drawn), wide=True)
+    return Chart.of(drawn, wide=True)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _amounts(
     return _Column(metric, write, replace(axis, format=axis.format if unit else "~s"), geometric)
 
 
-def _dots(column: _Column, groups: Sequence[Group], style: Style, first: bool) -> Drawn:
+def _dots(column: _Column, groups: Sequence[Group], style: Style, first: bool) -> alt.LayerChart:
     """A dot per group at the mean, over a pale bar from the lowest to the highest seed, with its value."""
     records = [record for group in groups if (record := _record(column, group))]
     names = list(dict.fromkeys(series_name(group) for group in groups))
@@ -120,8 +120,8 @@ def _dots(column: _Column, groups: Sequence[Group], style: Style, first: bool) -
     layers += _beyond(base, records, look, tips)
     if first and any(group.serial for group in groups):
         layers.insert(0, _serial_rule(groups, x))
-    drawn = alt.layer(*layers, data=alt.InlineData(values=records))
-    return without_hidden(drawn.properties(width=PANEL_WIDTH, height=alt.Step(ROW)))
+    drawn = alt.layer(*layers, data=data_of(records))
+    return drawn.properties(width=PANEL_WIDTH, height=alt.Step(ROW))
 
 
 def _values(base: alt.Chart) -> alt.Chart:
@@ -146,9 +146,7 @@ def _beyond(
 
 def _serial_rule(groups: Sequence[Group], x: alt.X) -> alt.Chart:
     serial = [{"series": series_name(group), "mean": _accuracy(group)} for group in groups if group.serial]
-    rule: alt.Chart = without_hidden(chart_of(serial)).mark_rule(
-        color=colour("serial"), opacity=0.6, aria=False
-    )
+    rule: alt.Chart = chart_of(serial).mark_rule(color=colour("serial"), opacity=0.6, aria=False)
     return rule.encode(x=x)
 
 

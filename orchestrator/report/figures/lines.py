@@ -13,7 +13,7 @@ import altair as alt
 
 from orchestrator.report import formats
 from orchestrator.report.figures.axes import Axis, amount_axis, count_axis, share_axis
-from orchestrator.report.figures.chart import Chart, chart_of, without_hidden
+from orchestrator.report.figures.chart import Chart, chart_of
 from orchestrator.report.figures.named_lines import Lines, Record
 from orchestrator.report.figures.style import Style, series_name
 from orchestrator.report.figures.theme import colour
@@ -179,9 +179,7 @@ def _serial(points: Sequence[Point], y: Axis) -> list[alt.Chart]:
     ]
     if not at:
         return []
-    rule = without_hidden(chart_of(at[:1])).mark_rule(
-        color=colour("serial"), opacity=0.7, clip=True, aria=False
-    )
+    rule = chart_of(at[:1]).mark_rule(color=colour("serial"), opacity=0.7, clip=True, aria=False)
     return [rule.encode(y=y.y)]
 
 

@@ -14,7 +14,7 @@ import altair as alt
 import numpy as np
 
 from orchestrator.report import formats
-from orchestrator.report.figures.chart import FULL_WIDTH, WIDTH, Chart, layered
+from orchestrator.report.figures.chart import FULL_WIDTH, WIDTH, Chart, chart_of, data_of, layered
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.labels import ClusterShape
 from trainer.training.partition import PartitionSummary
@@ -171,7 +171,7 @@ def describe(summary: PartitionSummary) -> str:
 def _map(item: LabelMap, most: int, font_size: int) -> alt.LayerChart:
     """One map. font_size: of the numbers, 0 for none. most: the largest number of maps of this size."""
     noun = item.shape.rank_noun
-    data = alt.InlineData(values=_cells(item, noun))
+    data = data_of(_cells(item, noun))
     names, labels = list(item.row_names), item.partition_summary.labels.shape[1]
     base = alt.Chart(data).encode(
         x=alt.X(
@@ -249,7 +249,7 @@ def _summary(summary: PartitionSummary, most: int) -> alt.LayerChart:
     axis = alt.Axis(
         title=["samples: range,", "middle half, median"], grid=True, tickCount=4, labelFontSize=11
     )
-    base = alt.Chart(alt.InlineData(values=records)).encode(
+    base = chart_of(records).encode(
         x=alt.X("label:O", axis=_axis(labels, MOST_LABEL_TICKS, "label")),
         tooltip=["label:O", *(f"{field}:Q" for field in fields)],
     )

@@ -19,7 +19,7 @@ from orchestrator.report.figures.bars import (
     top_legend,
     width_beside,
 )
-from orchestrator.report.figures.chart import WIDTH, Chart, layered, switchable
+from orchestrator.report.figures.chart import WIDTH, Chart, chart_of, data_of, layered
 from orchestrator.report.figures.style import Style, series_name, short_name
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.metrics.model_partition import (
@@ -70,7 +70,7 @@ def memory_per_rank(view: WorkloadView) -> Chart | None:
         title="bytes, mean over seeds", labelExpr=SIZE_AXIS, tickCount=4, grid=True, labelFlush=False
     )
     title = alt.TitleParams(f"Memory of the fullest rank, {view.shape.label}")
-    return Chart.of(switchable(stacked_bars(bars, scale, axis, formats.size, title)))
+    return Chart.of(stacked_bars(bars, scale, axis, formats.size, title))
 
 
 def _memory(group: Group) -> dict[str, float]:
@@ -92,7 +92,7 @@ def bubbles(view: WorkloadView, style: Style) -> Chart | None:
     )
     most = max(max(record["high"], record["formula"]) for record in records)
     scale = alt.Scale(domain=[0, 1.06 * most or 1], nice=False)
-    base = alt.Chart(alt.InlineData(values=records)).encode(
+    base = chart_of(records).encode(
         y=name_axis(names),
         tooltip=[
             alt.Tooltip("name:N", title="strategy"),
@@ -115,7 +115,7 @@ def bubbles(view: WorkloadView, style: Style) -> Chart | None:
     drawn = layered(spans, formulas, dots).properties(
         title=title, width=width_beside(names), height=alt.Step(step_of(names))
     )
-    return Chart.of(switchable(drawn))
+    return Chart.of(drawn)
 
 
 def _bubble(group: Group, name: str) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def _blocks(blocks: Sequence[str], last: bool) -> alt.X:
 def _default(block: str) -> alt.Chart:
     """A line at the default, behind the other marks."""
     rule = alt.MarkDef(type="rule", strokeDash=[3, 3], color=colour("axis"), aria=False)
-    return alt.Chart(alt.InlineData(values=[{"block": block}]), mark=rule)
+    return alt.Chart(data_of([{"block": block}]), mark=rule)
 
 
 def _split(block: str, group: Group) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def _split(block: str, group: Group) -> dict[str, Any]:
 
 
 def _times(records: Sequence[dict[str, Any]], token: str, behind: Sequence[alt.Chart]) -> alt.LayerChart:
-    base = alt.Chart(alt.InlineData(values=list(records)))
+    base = chart_of(records)
     axis = alt.Axis(title="s", tickCount=4, grid=True)
     band = base.mark_area(color=token, opacity=0.15, aria=False).encode(
         y=alt.Y("low:Q", axis=axis, scale=alt.Scale(zero=True)), y2="high:Q"
@@ -213,7 +213,7 @@ def _busy(records: Sequence[dict[str, Any]], behind: Sequence[alt.Chart]) -> alt
     axis = alt.Axis(title="s", tickCount=4, grid=True)
     top = alt.Scale(domain=[0, 1.15 * max(each["busy"] for each in most) or 1], nice=False)
     bars = (
-        alt.Chart(alt.InlineData(values=stages))
+        chart_of(stages)
         .mark_bar()
         .encode(
             y=alt.Y("busy:Q", axis=axis, scale=top),
@@ -223,9 +223,7 @@ def _busy(records: Sequence[dict[str, Any]], behind: Sequence[alt.Chart]) -> alt
         )
     )
     balance = (
-        alt.Chart(alt.InlineData(values=most))
-        .mark_text(dy=-7, fontSize=11)
-        .encode(y="busy:Q", text=alt.Text("of:Q", format=".0%"))
+        chart_of(most).mark_text(dy=-7, fontSize=11).encode(y="busy:Q", text=alt.Text("of:Q", format=".0%"))
     )
     title = "busy time of each stage per step, and load balance"
     return layered(*behind, bars, balance).properties(title=title)
@@ -242,7 +240,7 @@ def _traffic(records: Sequence[dict[str, Any]], behind: Sequence[alt.Chart]) -> 
         alt.Scale(type="log", domain=[min(values) / 4, 3 * max(values)], nice=False) if log else alt.Scale()
     )
     axis = alt.Axis(title=None, labelExpr=SIZE_AXIS, tickCount=3, grid=True)
-    base = alt.Chart(alt.InlineData(values=amounts)).encode(y=alt.Y("bytes:Q", axis=axis, scale=scale))
+    base = chart_of(amounts).encode(y=alt.Y("bytes:Q", axis=axis, scale=scale))
     tooltip = ["block:N", alt.Tooltip("written:N", title="traffic per step")]
     mark = (
         base.mark_circle(color=colour("compute"), size=70, opacity=1)  # a bar has no zero on this axis

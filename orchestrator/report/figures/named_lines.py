@@ -15,16 +15,7 @@ from typing import Any, Literal
 import altair as alt
 
 from orchestrator.report.figures.axes import Axis
-from orchestrator.report.figures.chart import (
-    HALF_PAGE,
-    PADDING,
-    PAGE,
-    Chart,
-    Drawn,
-    chart_of,
-    switchable,
-    without_hidden,
-)
+from orchestrator.report.figures.chart import HALF_PAGE, PADDING, PAGE, Chart, chart_of, data_of
 from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.groups import Group
@@ -70,22 +61,22 @@ class Lines:
         title = alt.TitleParams(self.title, subtitle=list(self.subtitle))
         meta = {"usermeta": {"domains": axis.domains}} if axis and axis.switch else {}
         return Chart.of(
-            switchable(drawn.properties(title=title, padding=PADDING, **meta)),
+            drawn.properties(title=title, padding=PADDING, **meta),
             wide=not together,
             log_axis=self.log_axis if meta else None,
         )
 
-    def _one_plot(self) -> Drawn:
+    def _one_plot(self) -> alt.TopLevelMixin:
         records = self._prepared()
         names = [line for record in records for line in record["name"].split("\n")]
         width = HALF_PAGE - AXIS_WIDTH - 26 - LETTER * max(map(len, names))
         base = alt.Chart()
         behind = [*self.behind, *self.remarks]
         layers = [*behind, *self._lines(base), *self._clipped(base), *self._names(base, records)]
-        data = alt.InlineData(values=records)
-        return without_hidden(alt.layer(*layers, data=data).properties(width=round(width), height=HEIGHT))
+        data = data_of(records)
+        return alt.layer(*layers, data=data).properties(width=round(width), height=HEIGHT)
 
-    def _panels(self) -> Drawn:
+    def _panels(self) -> alt.TopLevelMixin:
         """A panel per series: its lines in front of those of all others in grey.
 
         The serial run has none if it is a single point: its line is behind all panels.
@@ -97,18 +88,18 @@ class Lines:
         }
         order = [name for name in self.style.order(self.groups) if name not in single]
         columns = min(COLUMNS, len(order))
-        others = without_hidden(chart_of(records)).mark_line(
+        others = chart_of(records).mark_line(
             strokeWidth=1, opacity=0.7, color=colour("data"), clip=True, aria=False
         )
         behind = [*self.behind, others.encode(x=self.x.x, y=self.y.y, detail="line:N")]
         base = alt.Chart()
         layers = [*behind, *self._lines(base), *self._clipped(base)]
         width = round((PAGE - AXIS_WIDTH) / columns) - 20
-        data = alt.InlineData(values=[record for record in records if record["series"] not in single])
+        data = data_of([record for record in records if record["series"] not in single])
         panel = alt.layer(*layers, data=data).properties(width=width, height=PANEL_HEIGHT)
         header = alt.Header(title=None, labelAnchor="start", labelLimit=width)
         facet = alt.Facet("series:N", sort=order, header=header)
-        return without_hidden(panel.facet(facet=facet, columns=columns))
+        return panel.facet(facet=facet, columns=columns)
 
     def _prepared(self) -> list[dict[str, Any]]:
         """The records, with the ends of lines and the points outside the axes marked."""

@@ -10,7 +10,7 @@ import altair as alt
 
 from orchestrator.report import formats
 from orchestrator.report.figures.bars import HALF_PAGE, extent_of, fold
-from orchestrator.report.figures.chart import FULL_WIDTH, Chart, in_lines, layered, switchable
+from orchestrator.report.figures.chart import FULL_WIDTH, Chart, chart_of, in_lines, layered
 from orchestrator.report.figures.style import series_name
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.model.comparison import WorkloadView
@@ -54,7 +54,7 @@ def partitioners_by_strategy(view: WorkloadView) -> Chart | None:
             subtitle=f"The darker, the lower than with {partitioners[0]}",
         )
     )
-    return Chart.of(switchable(drawn), wide=wide)
+    return Chart.of(drawn, wide=wide)
 
 
 def _with(cells: Cells, name: str) -> list[str]:
@@ -84,7 +84,7 @@ def _drawn(
     columns = {name: _folded(name, width // len(column[1]) // CHARACTER) for name in column[1]}
     rows = {name: fold(name).split("\n") for name in row[1]}
     axis: dict[str, Any] = {"title": None, "ticks": False, "domain": False, "labelAngle": 0}
-    base = alt.Chart(alt.InlineData(values=list(records))).encode(
+    base = chart_of(records).encode(
         x=alt.X(
             f"{column[0]}:N",
             sort=column[1],

@@ -10,7 +10,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from orchestrator.report.figures.chart import FULL_WIDTH, WIDTH, Chart, in_lines, layered, switchable
+from orchestrator.report.figures.chart import FULL_WIDTH, WIDTH, Chart, chart_of, in_lines, layered
 from orchestrator.report.figures.style import series_name
 from orchestrator.report.figures.theme import colour
 from orchestrator.report.formats import percent
@@ -63,7 +63,7 @@ def straggler_attribution(view: WorkloadView) -> Chart | None:
             )
         )
     )
-    return Chart.of(switchable(drawn), wide=across > 1)
+    return Chart.of(drawn, wide=across > 1)
 
 
 def panel_header(titles: Mapping[str, Sequence[str]]) -> alt.Header:
@@ -103,7 +103,7 @@ def _panel(records: Sequence[dict[str, Any]], ranks: int, noun: str) -> alt.Laye
         records = [each for each in records if each["share"] is None or each["share"] >= PALEST * most]
     ticks = list(range(0, ranks, ceil(ranks / MOST_TICKS)))
     axis: dict[str, Any] = {"values": ticks, "ticks": False, "domain": False, "labelAngle": 0}
-    base = alt.Chart(alt.InlineData(values=list(records))).encode(
+    base = chart_of(records).encode(
         x=alt.X("for:O", axis=alt.Axis(title=f"{noun} waited for", **axis)),
         y=alt.Y("waiting:O", axis=alt.Axis(title=f"waiting {noun}", **axis)),
     )

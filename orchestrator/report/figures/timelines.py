@@ -12,7 +12,7 @@ import altair as alt
 from orchestrator.replay.windows import Part, Steps, Window
 from orchestrator.report import formats
 from orchestrator.report.figures.bars import phase_scale, top_legend
-from orchestrator.report.figures.chart import FULL_WIDTH, Chart, switchable
+from orchestrator.report.figures.chart import FULL_WIDTH, Chart, data_of
 from orchestrator.report.figures.stragglers import panel_header
 from orchestrator.report.figures.style import series_name
 from orchestrator.report.formats import JOIN, significant, whole
@@ -38,9 +38,7 @@ def small_timelines(view: WorkloadView, timelines: Sequence[Timeline]) -> Chart 
     records = [record for series, each in panels.items() for record in _records(series, each.window, ranks)]
     most = max(min(len(each.window.ranks), ranks) for each in timelines)
     panel = (
-        alt.Chart(
-            alt.InlineData(values=records), height=RANK * most, width=(FULL_WIDTH + GAP) // across - GAP
-        )
+        alt.Chart(data_of(records), height=RANK * most, width=(FULL_WIDTH + GAP) // across - GAP)
         .mark_rect(height={"band": 0.84}, aria=False)
         .encode(
             x=alt.X("from:Q", axis=alt.Axis(title="ms", tickCount=6), scale=alt.Scale(nice=False)),
@@ -74,7 +72,7 @@ def small_timelines(view: WorkloadView, timelines: Sequence[Timeline]) -> Chart 
         .resolve_scale(x="independent", y="independent")
         .properties(title=f"Timelines of the slowest runs, in {view.clock} time")
     )
-    return Chart.of(switchable(drawn), wide=True)
+    return Chart.of(drawn, wide=True)
 
 
 def _most_ranks(timelines: Sequence[Timeline]) -> int:
