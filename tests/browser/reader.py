@@ -11,7 +11,7 @@ TIMEOUT_MS = 90_000  # of each wait, for a machine that other tests keep busy
 
 
 class Reader:
-    """Opens reports. complaints: errors in the console, dialogs, and requests for anything but the report."""
+    """Opens reports. complaints: errors in the console, dialogs, and requests other than for the report."""
 
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
