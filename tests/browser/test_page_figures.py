@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -131,10 +132,8 @@ def test_dark_figures_have_light_text(reader: Reader, small_report: Path) -> Non
     for scheme, least, most in (("light", 0, 381), ("dark", 382, 765)):
         page = reader.open(small_report, color_scheme=scheme)
         label = drawn(figure_with(page)).locator(".role-axis-label text").first
-        channels = label.evaluate(
-            r"each => getComputedStyle(each).fill.match(/\d+/g).slice(0, 3).map(Number)"
-        )
-        assert least <= sum(channels) <= most
+        fill = label.evaluate("each => getComputedStyle(each).fill")
+        assert least <= sum(map(int, re.findall(r"\d+", fill)[:3])) <= most
 
 
 def wait_for_series(figure: Locator, series: list[str]) -> None:

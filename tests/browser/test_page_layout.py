@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -86,15 +87,16 @@ def test_print(name: str, reader: Reader, request: pytest.FixtureRequest) -> Non
 
 
 def test_colours_follow_the_system(reader: Reader, small_report: Path) -> None:
-    brightness = """() => {
-        const of = (property) => getComputedStyle(document.body)[property].match(/\\d+/g).slice(0, 3).map(Number);
-        const sum = (values) => values.reduce((a, b) => a + b);
-        return [sum(of("backgroundColor")), sum(of("color"))];
-    }"""
-    paper, ink = reader.open(small_report, color_scheme="light").evaluate(brightness)
+    paper, ink = colours(reader.open(small_report, color_scheme="light"))
     assert paper > ink
-    paper, ink = reader.open(small_report, color_scheme="dark").evaluate(brightness)
+    paper, ink = colours(reader.open(small_report, color_scheme="dark"))
     assert paper < ink
+
+
+def colours(page: Page) -> list[int]:
+    """How bright the background and the text are: the sums of their channels."""
+    style = "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
+    return [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in page.evaluate(style)]
 
 
 def visible(page: Page, selector: str) -> int:
