@@ -11,7 +11,7 @@ from playwright.sync_api import Page
 from tests.browser.reader import Reader
 
 # A figure is one image with a label.
-PARTS = {"exclude": [["svg[role=img] > *"]]}
+PARTS = {"exclude": [["[role=img] > *"]]}
 
 
 @pytest.mark.parametrize("width", [1280, 400])
