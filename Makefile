@@ -9,8 +9,10 @@ TORCH := $(shell grep -hE '^torch(vision)?==' trainer/requirements.txt requireme
 ARGS ?=
 # Worker processes of the tests that start no containers. The slow ones follow each other, so idle workers steal them.
 WORKERS ?= -n 3 --dist worksteal
+# A new machine may still be updating its packages.
+APT_GET := $(if $(filter-out 0,$(shell id -u)),sudo) env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300
 
-.PHONY: help engine image venv sweep labs labs-quick report replay partitions model doctor test test-process test-all golden smoke check soak faults bench docs picture clean
+.PHONY: help engine image venv sweep labs labs-quick report replay partitions model doctor browser test test-process test-all golden smoke check soak faults bench docs picture clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -55,11 +57,15 @@ model: venv ## measure a model's blocks and propose split points; ARGS="wide_res
 doctor: venv ## show what can run on this machine, and what is missing for the rest
 	$(RUN) -m orchestrator doctor $(ARGS)
 
+browser: venv ## install Chromium on Debian, in which tests open the report; one that is there stays
+	@$(RUN) -c 'import sys; from orchestrator.commands.doctor import chromium; sys.exit(chromium() is None)' || \
+		{ $(APT_GET) -qq update && $(APT_GET) -qq --no-install-recommends install chromium fonts-dejavu-core; }
+
 test: $(VENV)/ready-dev ## run unit tests and one sweep over every topology; ARGS=... for pytest
 	$(RUN) -m pytest $(WORKERS) tests/unit tests/integration/test_main_path.py $(ARGS)
 
-test-process: $(VENV)/ready-dev ## run the tests that start local processes
-	$(RUN) -m pytest $(WORKERS) tests/integration tests/contract -m "not containers" $(ARGS)
+test-process: $(VENV)/ready-dev ## run the tests that start local processes or a browser
+	$(RUN) -m pytest $(WORKERS) tests/integration tests/contract tests/browser -m "not containers" $(ARGS)
 
 # Tests that start containers look at all containers of the engine, so they run one after the other.
 test-all: $(VENV)/ready-dev ## run all tests: unit, local processes and containers

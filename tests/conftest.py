@@ -17,10 +17,16 @@ from tests.support.runs import RunCache
 
 
 @pytest.fixture(scope="session")
-def run_cache(tmp_path_factory: pytest.TempPathFactory) -> RunCache:
-    """`run_cache.get(strategy="one_shot", nodes=2, …)`: one run per spec and session, for all workers."""
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder per session, for all workers."""
     base = tmp_path_factory.getbasetemp()
-    return RunCache((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "runs")
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def run_cache(shared_folder: Path) -> RunCache:
+    """`run_cache.get(strategy="one_shot", nodes=2, …)`: one run per spec and session, for all workers."""
+    return RunCache(shared_folder / "runs")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -24,6 +24,8 @@ from trainer.spec.registries import REGISTRIES
 
 Status = Literal["ok", "note", "missing"]
 
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")  # as distributions name the command
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -46,6 +48,7 @@ def examine(data_dir: Path) -> Iterator[Finding]:
     yield _memory()
     yield _shared_memory()
     yield gpu()
+    yield browser()
     yield from _datasets(data_dir)
 
 
@@ -139,6 +142,20 @@ def gpu() -> Finding:
     if "+cpu" in (installed("torch") or ""):
         return Finding("GPU", "note", f"{gpus()} found, but torch is a CPU build; training uses the CPU")
     return Finding("GPU", "ok", f"{gpus()}: transport nccl runs on up to {gpus()} nodes")
+
+
+def chromium() -> str | None:
+    """The path of a Chromium that starts, or None."""
+    found = filter(None, map(shutil.which, CHROMIUM))
+    return next((path for path in found if _failure([path, "--version"]) is None), None)
+
+
+def browser() -> Finding:
+    """Whether tests can open the report's page."""
+    if path := chromium():
+        return Finding("browser", "ok", f"{path}: tests open the report's page")
+    detail = "no Chromium: the tests of the report's page are skipped; on Debian: apt-get install chromium"
+    return Finding("browser", "note", detail)
 
 
 def _datasets(data_dir: Path) -> Iterator[Finding]:

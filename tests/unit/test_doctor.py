@@ -197,6 +197,28 @@ def test_gpu(
     assert fact in found.detail
 
 
+@pytest.mark.parametrize(
+    ("installed", "broken", "status", "fact"),
+    [
+        (["google-chrome"], [], "ok", "/bin/google-chrome"),
+        # Ubuntu's command of this name only says how to install a browser.
+        (["chromium-browser", "google-chrome"], ["chromium-browser"], "ok", "/bin/google-chrome"),
+        (["chromium"], ["chromium"], "note", "apt-get install chromium"),
+        ([], [], "note", "apt-get install chromium"),
+    ],
+)
+def test_browser(
+    monkeypatch: pytest.MonkeyPatch, installed: list[str], broken: list[str], status: str, fact: str
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}" if name in installed else None)
+    monkeypatch.setattr(
+        doctor, "_failure", lambda command: "it is a snap" if Path(command[0]).name in broken else None
+    )
+    found = doctor.browser()
+    assert found.status == status
+    assert fact in found.detail
+
+
 # Commands
 
 

@@ -1,0 +1,119 @@
+"""Reports and the browser in which tests open them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from playwright.sync_api import Browser, sync_playwright
+
+from orchestrator.commands import doctor
+from orchestrator.report.figures import draw
+from orchestrator.report.findings import find
+from orchestrator.report.render import html
+from tests.browser.reader import Reader
+from tests.support.command_line import run_cli
+from tests.unit.report_support import a_run, repeated, write_sweep
+from tests.unit.test_report_golden import golden_comparison
+
+SMALL_SWEEP = """
+name: small
+base:
+  dataset: {name: synthetic, samples: 240, test_samples: 64, noise: 1.0}
+  model: {name: mlp, hidden: [16]}
+  epochs: 2
+blocks:
+  - base: {strategy: serial}
+    axes: {seed: [0, 1]}
+  - base: {transport: gloo}
+    axes: {strategy: [all_reduce, one_shot], nodes: [2, 3], seed: [0, 1]}
+"""
+EVIL = "</script></style></svg><img src=x onerror=alert(1)><script>alert(2)</script>\"'"
+
+
+# Of this package only: while playwright runs, other tests of the process cannot start an event loop.
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    """One Chromium for all tests of a process."""
+    path = doctor.chromium()
+    if path is None:
+        pytest.skip(doctor.browser().detail)
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=path)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def reader(browser: Browser) -> Iterator[Reader]:
+    """`reader.open(report)` gives a page. The test fails if a page complains or sends requests."""
+    made = Reader(browser)
+    yield made
+    made.close()
+    assert made.complaints == []
+
+
+@pytest.fixture(scope="session")
+def golden_report(shared_folder: Path) -> Path:
+    """The page with every kind of finding, every column of every table, and every figure."""
+
+    def write(folder: Path) -> Path:
+        comparison = golden_comparison()
+        file = folder / "report.html"
+        file.write_text(html.render(comparison, find(comparison), draw(comparison)))
+        return file
+
+    return written_once(shared_folder / "golden-report", write)
+
+
+@pytest.fixture(scope="session")
+def small_report(shared_folder: Path) -> Path:
+    """The page of a sweep that has been run."""
+
+    def write(folder: Path) -> Path:
+        file = folder / "small.yml"
+        file.write_text(SMALL_SWEEP)
+        done = run_cli("sweep", file, "--out", folder / "out", timeout_s=280)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return folder / "out" / "report.html"
+
+    return written_once(shared_folder / "small-report", write)
+
+
+@pytest.fixture(scope="session")
+def hostile_report(shared_folder: Path) -> Path:
+    """A page with markup in every string that comes from a file."""
+
+    def write(folder: Path) -> Path:
+        split = {"name": "pipeline", "split_points": ["flatten"]}
+        runs = [
+            *repeated("serial", [8, 8.1]),
+            *repeated("all_reduce", [5, 5.1], nodes=4, cores=2, flags=[EVIL]),
+            *repeated("one_shot", [3, 3.1], nodes=4, own=[0.5, 0.6, 0.7, 0.8]),
+            a_run(split, nodes=2),
+            a_run("ddp", nodes=4, status="failed", cause=EVIL),
+        ]
+        return write_sweep(
+            folder,
+            *runs,
+            pending=[EVIL],
+            name=EVIL,
+            description=EVIL,
+            source=f"name: {EVIL}\n",
+            overrides=[EVIL],
+            environment={EVIL: EVIL},
+        ).html
+
+    return written_once(shared_folder / "hostile-report", write)
+
+
+def written_once(folder: Path, write: Callable[[Path], Path]) -> Path:
+    """The file that `write` writes into the folder, once for all workers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    done = folder / "done"
+    with FileLock(folder / "lock"):
+        if not done.exists():
+            done.write_text(str(write(folder)))
+    return Path(done.read_text())
