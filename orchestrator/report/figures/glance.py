@@ -86,7 +86,9 @@ def _amounts(
     return _Column(metric, write, replace(axis, format=axis.format if unit else "~s"), geometric)
 
 
-def _dots(column: _Column, groups: Sequence[Group], style: Style, first: bool) -> alt.LayerChart:
+def _dots(
+    column: _Column, groups: Sequence[Group], style: Style, first: bool
+) -> alt.LayerChart | alt.FacetChart:
     """A dot per group at the mean, over a pale bar from the lowest to the highest seed, with its value."""
     records = [record for group in groups if (record := _record(column, group))]
     names = list(dict.fromkeys(series_name(group) for group in groups))
