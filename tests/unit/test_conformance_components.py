@@ -230,4 +230,4 @@ except SystemExit as done:
 def test_sweeps_can_be_validated_without_torch_and_mpi(code: str) -> None:
     loaded = modules_after(code)
     assert loaded & {"pydantic"}
-    assert not loaded & {"torch", "mpi4py", "torchvision", "sklearn", "matplotlib", "docker"}
+    assert not loaded & {"torch", "mpi4py", "torchvision", "sklearn", "altair", "docker"}

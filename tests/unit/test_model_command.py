@@ -173,7 +173,7 @@ def test_input_errors_do_not_need_torch() -> None:
         "import sys; from orchestrator import cli\n"
         "try: cli.app(['model', 'mlp', '--parts', '1'], standalone_mode=False)\n"
         "except Exception as error: print(error)\n"
-        "print('loaded:', *sorted({'torch', 'mpi4py', 'matplotlib'} & set(sys.modules)))"
+        "print('loaded:', *sorted({'torch', 'mpi4py', 'altair'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", command], cwd=PROJECT, capture_output=True, text=True)
     assert done.stdout.startswith("--parts 1: ")

@@ -251,11 +251,11 @@ def test_write_files(tmp_path: Path) -> None:
         write_files(drawn, tmp_path / "file")
 
 
-def test_tables_need_neither_torch_nor_matplotlib() -> None:
+def test_tables_need_neither_torch_nor_altair() -> None:
     command = (
         "import sys; from orchestrator import cli\n"
         f"cli.app(['partitions', '--nodes', '2', '--dataset', '{SMALL}'], standalone_mode=False)\n"
-        "print('loaded:', *sorted({'torch', 'mpi4py', 'sklearn', 'matplotlib'} & set(sys.modules)))"
+        "print('loaded:', *sorted({'torch', 'mpi4py', 'sklearn', 'altair'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", command], cwd=PROJECT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -274,7 +275,7 @@ def test_both_pages_name_differences_and_state_conditions(tmp_path: Path) -> Non
     paths = write_page(tmp_path, *runs)
     view = view_of(*runs)
     comparison = a_comparison(*runs)
-    for page in (paths.html.read_text(), paths.markdown.read_text()):
+    for page in (re.sub("<[^>]+>", "", paths.html.read_text()), paths.markdown.read_text()):
         assert page.count(figure_note(view, "time")) >= 3
         assert page.count(stated_conditions(view)) == 1
         assert page.count(seeds_line(comparison)) == 1

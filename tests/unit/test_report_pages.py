@@ -223,7 +223,7 @@ def test_the_page_is_self_contained(report: SweepPaths) -> None:
     assert all(source.startswith("#") for source in page.sources)
     assert not re.search(r"@import|url\((?!#)", text.partition("</style>")[0])
     assert "default-src 'none'" in text
-    assert page.tags.count("svg") == len(list(report.plots.glob("*.svg"))) == 8
+    assert page.tags.count("svg") == len(list(report.plots.glob("*.svg"))) == 7
 
 
 def test_links_have_targets_and_ids_are_unique(report: SweepPaths) -> None:
@@ -459,7 +459,7 @@ def test_number_formats(written: str, expected: str) -> None:
 
 
 def test_importing_the_report_is_fast() -> None:
-    heavy = "sorted({'torch', 'mpi4py', 'matplotlib', 'jinja2'} & set(sys.modules))"
+    heavy = "sorted({'torch', 'mpi4py', 'altair', 'jinja2'} & set(sys.modules))"
     command = f"import sys, orchestrator.report; print({heavy})"
     assert subprocess.run([sys.executable, "-c", command], capture_output=True, text=True).stdout == "[]\n"
     render = "orchestrator.report.render"
