@@ -237,7 +237,11 @@ def a_record(results: Sequence[RunResult], pending: Sequence[str] = (), **fields
 
 
 def in_cluster_time(
-    result: RunResult, cluster_s: float, communicate_s: float = 0.0, wait_s: float = 0.0
+    result: RunResult,
+    cluster_s: float,
+    communicate_s: float = 0.0,
+    wait_s: float = 0.0,
+    inflation: float | None = None,
 ) -> ClusterTime:
     """A replay in which all ranks do the same, and wait for rank 0."""
     run = result.run
@@ -253,7 +257,9 @@ def in_cluster_time(
     ]
     return ClusterTime(
         run=result.key,
-        cluster=described(result, {}),
+        cluster=described(result, {}).model_copy(
+            update={"cpu_inflation": [] if inflation is None else [inflation] * run.world_size}
+        ),
         cluster_s=cluster_s,
         epoch_ends_s=[cluster_s / 2, cluster_s],
         ranks=ranks,

@@ -119,6 +119,21 @@ def contended(run: RunResult) -> RunResult:
     return run.model_copy(update={"ranks": ranks})
 
 
+def test_a_report_says_by_how_much_the_cpu_time_of_shared_cores_was_corrected(
+    comparison: Comparison,
+) -> None:
+    assert findings_of(comparison, "cpu_inflation") == []
+    corrected = [
+        in_cluster_time(run, 2.0, inflation=inflation)
+        for run, inflation in zip(ON_FOUR[:2], (1.1, 1.25), strict=True)
+    ]
+    clusters = [*times(SERIAL, 8.0), *times(ON_TWO, 4.0), *corrected, in_cluster_time(ON_FOUR[2], 2.0)]
+    found = finding_of(a_comparison(*SERIAL, *ON_TWO, *ON_FOUR[:3], clusters=clusters), "cpu_inflation")
+    assert [*found.data["inflation"].values()] == pytest.approx([1.1, 1.25])
+    assert found.data["unknown"] == 1
+    assert "1.1 to 1.25" in found.text
+
+
 @pytest.mark.parametrize(
     ("calibrating", "cluster_s"),
     [

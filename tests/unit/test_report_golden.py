@@ -192,7 +192,11 @@ def in_two_times() -> tuple[list[RunResult], list[ClusterTime]]:
             results.append(a_run("hogwild", nodes=4, **fields))
         for runs, cluster_s in groups:
             results += runs
-            clusters += [in_cluster_time(run, cluster_s, communicate_s=0.1, wait_s=0.1) for run in runs]
+            inflation = 1.12 if runs[0].run.nodes > 2 else None
+            clusters += [
+                in_cluster_time(run, cluster_s, communicate_s=0.1, wait_s=0.1, inflation=inflation)
+                for run in runs
+            ]
     return results, clusters
 
 

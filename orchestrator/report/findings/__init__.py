@@ -84,6 +84,7 @@ SWEEP_RULES: tuple[Callable[[Comparison, Claims], Iterator[Finding]], ...] = (
     cautions.thread_ranks,
     cautions.no_common_clock,
     links.not_enforced,
+    clock.cpu_inflation,
     clock.no_cluster_time,
     cautions.strategy_caveats,
     cautions.conditions_differ,

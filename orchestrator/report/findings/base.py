@@ -52,6 +52,7 @@ KINDS = {
     "scaled_beyond_the_rule": Kind("Learning rate", caution=True),
     "cluster_time": Kind("Cluster time"),
     "cluster_time_uncalibrated": Kind("Cluster time", caution=True),
+    "cpu_inflation": Kind("Cluster time", caution=True),
     "no_cluster_time": Kind("Cluster time", caution=True),
     "link_not_enforced": Kind("Links", caution=True),
     "shared_cores": Kind("Shared cores", caution=True),

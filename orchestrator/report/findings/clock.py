@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 
 from orchestrator.replay.described import MAX_CONTENTION, fits_cores
-from orchestrator.replay.run import NoClusterTime
+from orchestrator.replay.run import ClusterTime, NoClusterTime
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import count, first_few, percent
@@ -49,6 +50,30 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         error.rows,
         {"median_error": error.median, "worst_error": error.worst, "checked": len(error.rows), "of": able},
     )
+
+
+def cpu_inflation(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
+    """By how much cluster time corrects the CPU time of ranks that shared cores."""
+    shared = [row for row in comparison.rows if row.cluster is not None and row.wall.shares_cores]
+    found = {row.key: comparison.clusters[row.key] for row in shared}
+    inflation = {
+        key: fmean(time.cluster.cpu_inflation)
+        for key, time in found.items()
+        if isinstance(time, ClusterTime) and time.cluster.cpu_inflation
+    }
+    unknown = [row for row in shared if row.key not in inflation]
+    if not shared or not inflation:
+        return
+    low, high = f"{min(inflation.values()):.3g}", f"{max(inflation.values()):.3g}"
+    text = (
+        f"Ranks of {count(len(inflation), 'run')} shared cores, and so caches. Cluster time divides the CPU "
+        f"time of their work by {low if low == high else f'{low} to {high}'}, which is their CPU time per "
+        "step relative to that of runs with a core for each rank."
+    )
+    if unknown:
+        text += f" No such run was comparable with {count(len(unknown), 'run')}: not corrected."
+    rows = tuple(row for row in shared if row.key in inflation)
+    yield Finding("cpu_inflation", text, rows, {"inflation": inflation, "unknown": len(unknown)})
 
 
 def _reason(rows: Sequence[Row]) -> str:
