@@ -66,9 +66,9 @@ def cpu_inflation(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
         return
     low, high = f"{min(inflation.values()):.3g}", f"{max(inflation.values()):.3g}"
     text = (
-        f"Ranks of {count(len(inflation), 'run')} shared cores, and so caches. Cluster time divides the CPU "
-        f"time of their work by {low if low == high else f'{low} to {high}'}, which is their CPU time per "
-        "step relative to that of runs with a core for each rank."
+        f"Ranks of {count(len(inflation), 'run')} shared cores, and so caches. Cluster time divides the "
+        f"CPU time of their work by {low if low == high else f'{low} to {high}'}, which is their CPU time "
+        "per step relative to that of runs with a core for each rank."
     )
     if unknown:
         text += f" No such run was comparable with {count(len(unknown), 'run')}: not corrected."
