@@ -12,7 +12,7 @@ WORKERS ?= -n 3 --dist worksteal
 # A new machine may still be updating its packages.
 APT_GET := $(if $(filter-out 0,$(shell id -u)),sudo) env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300
 
-.PHONY: help engine image venv sweep labs labs-quick report replay partitions model doctor browser test test-process test-all golden smoke check soak faults bench docs picture clean
+.PHONY: help engine image venv sweep labs labs-quick report replay partitions model doctor browser test test-process test-all golden smoke check soak faults bench docs picture screenshot clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -101,6 +101,9 @@ docs: venv ## renew the tables of components in README and docs, and the JSON Sc
 
 picture: venv ## draw the README's picture; ARGS=results/quickstart to use other results
 	$(RUN) -m orchestrator picture $(ARGS)
+
+screenshot: $(VENV)/ready-dev ## show the first screen of a report in the README; ARGS=results/quickstart
+	$(RUN) -m tests.browser.screenshot $(ARGS)
 
 clean: ## remove the virtual environment and caches; results and data stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
