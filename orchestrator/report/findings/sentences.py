@@ -12,10 +12,11 @@ from typing import Any
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.findings.data_partition import SKEWED_BITS
 from orchestrator.report.findings.stragglers import MIN_SHARE
-from orchestrator.report.formats import bits, percent, points, ratio, seconds, size
+from orchestrator.report.formats import bits, first_few, percent, points, ratio, seconds, size
 from orchestrator.report.metrics.learning import target_reached
 from orchestrator.report.metrics.model_partition import bubble, memory_bytes
 from orchestrator.report.metrics.quantities import ACCURACY, EXCHANGE_S_PER_STEP, TRAIN_S
+from orchestrator.report.metrics.stragglers import mean_wait_shares
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, Metric
 
@@ -197,6 +198,8 @@ def _cpu_time_speedup(shown: _Shown) -> str:
         if ranked := shown.measured(learned, lambda row: row.cpu_time_speedup):
             best, group = ranked[-1]
             name, at = shown.with_accuracy(group), group.shape.label
+            if best < 1:
+                return f"By CPU time, none was measured to gain on {at}; {name} lost least: {ratio(best)}."
             return f"By CPU time, {name} was measured to gain most on {at}: {ratio(best)}."
     return "No speedup by CPU time was measured."
 
@@ -269,8 +272,15 @@ def _phases(shown: _Shown) -> str:
 def _stragglers(shown: _Shown) -> str:
     found = shown.of("straggler")
     if not found:
+        waits = [
+            float(shares.max())
+            for shares in map(mean_wait_shares, shown.view.candidates)
+            if shares is not None
+        ]
+        measured = f"; measured are at most {percent(max(waits))} of a rank's time" if waits else ""
         return (
-            f"No rank is shown to delay the others for {percent(MIN_SHARE)} of the time or more {shown.at}."
+            f"No rank is shown to delay the others for {percent(MIN_SHARE)} of the time or more "
+            f"{shown.at}{measured}."
         )
     most = found[0]
     more = f"; so a rank delays others in {len(found) - 1} more" if len(found) > 1 else ""
@@ -302,7 +312,8 @@ def _memory(shown: _Shown) -> str:
         share = found["bytes"] / found["compared_bytes"]
         whose = "serial's" if found["compared_with"] == "serial" else "the largest strategy's"
         return (
-            f"By tensor sizes, {found['strategies'][0]} keeps least on its fullest rank: "
+            f"By tensor sizes, {first_few(found['strategies'], 2)} "
+            f"{'keeps' if len(found['strategies']) == 1 else 'keep'} least on the fullest rank: "
             f"{size(found['bytes'])}, {percent(share)} of {whose}."
         )
     ranked = shown.measured(shown.view.reference_candidates, memory_bytes)

@@ -34,7 +34,7 @@ from orchestrator.report.metrics.learning import (
 )
 from orchestrator.report.metrics.published import PublishedLine
 from orchestrator.report.model.groups import Group, Metric
-from orchestrator.report.model.rows import SERIAL, Row
+from orchestrator.report.model.rows import SERIAL, Clock, Row
 from orchestrator.report.statistics.spread import Spread, span
 from orchestrator.results.limits import counted
 
@@ -595,8 +595,9 @@ FIRST_COLUMNS = (
 )
 
 
-def first_columns(columns: Sequence[Column[T]], most: int) -> set[str]:
-    """The keys of at most `most` columns to show first."""
+def first_columns(columns: Sequence[Column[T]], most: int, clock: Clock = "cluster") -> set[str]:
+    """The keys of at most `most` columns to show first. clock: of the speedups."""
     keys = [column.key for column in columns]
-    important = [key for key in FIRST_COLUMNS if key in keys]
+    times = {"cluster_time": "wall_time", "wall_time": "cluster_time"} if clock == "wall" else {}
+    important = [shown for key in FIRST_COLUMNS if (shown := times.get(key, key)) in keys]
     return {*[*important, *(key for key in keys if key not in important)][:most]}

@@ -9,7 +9,7 @@ from typing import TypeVar
 from markupsafe import Markup
 
 from orchestrator.report.model.groups import Group
-from orchestrator.report.model.rows import Row
+from orchestrator.report.model.rows import Clock, Row
 from orchestrator.report.render.columns import Cell, Column, filled, first_columns, run_label
 
 T = TypeVar("T")
@@ -61,14 +61,16 @@ def table_of(
     items: Sequence[T],
     group_of: Callable[[T], Group | None] = lambda _: None,
     failed: Callable[[T], bool] = lambda _: False,
+    clock: Clock = "cluster",
 ) -> Table:
     """The table of these items, with the columns that have a value.
 
     Args:
         group_of: the configuration of an item, by which filters find it.
+        clock: of the speedups.
     """
     shown = filled(columns, items)
-    first = first_columns(shown, AT_FIRST)
+    first = first_columns(shown, AT_FIRST, clock)
     return Table(
         caption,
         [Head(column.title, column.number, column.key in first) for column in shown],
@@ -85,7 +87,8 @@ def table_of(
 
 def table_of_groups(caption: str, columns: Sequence[Column[Group]], groups: Sequence[Group]) -> Table:
     """The table of these configurations."""
-    return table_of(caption, columns, groups, lambda group: group, lambda group: not group.ok)
+    clock = groups[0].first.clock if groups else "cluster"
+    return table_of(caption, columns, groups, lambda group: group, lambda group: not group.ok, clock)
 
 
 def filters_of(rows: Sequence[Row]) -> dict[str, str]:

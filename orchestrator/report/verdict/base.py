@@ -11,9 +11,9 @@ from orchestrator.report.model.labels import Workload
 class Option:
     """A configuration to choose. Means as text, with their intervals.
 
-    name: as in findings. shape: its nodes. accuracy, speedup: with 95 % intervals. time: with its range.
-    sent: bytes that a rank sent. best_accuracy, best_time: whether it is claimed to be better than every
-    other configuration that may be chosen, and than serial.
+    name: as in findings. shape: its nodes. accuracy, time, speedup: with 95 % intervals; that of a speedup
+    is the one by which it was compared with serial. sent: bytes that a rank sent. best_accuracy, best_time:
+    whether it is claimed to be better than every other configuration that may be chosen, and than serial.
     """
 
     name: str

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from orchestrator.replay.described import MAX_CONTENTION
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.formats import count, first_few, listed, percent, ratio
 from orchestrator.report.model.comparison import Comparison
+from orchestrator.report.model.rows import Row
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.verdict.base import Evidence
 
@@ -109,6 +111,10 @@ def _clock(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
             limit = min(data["limit"] for data in shared)
             parts.append(f"{wall} on shared cores, where no speedup can exceed {limit:.3g}")
             ok = False
+        elif lost := [share for row in comparison.rows if (share := _without_core(row)) > MAX_CONTENTION]:
+            most = f"up to {percent(max(lost))} of the time"
+            parts.append(f"{wall}; in {count(len(lost), 'run')}, ranks waited for cores ({most})")
+            ok = False
         else:
             parts.append(f"{wall}; ranks shared no cores")
     if missing := kinds.runs("no_cluster_time", "thread_ranks"):
@@ -117,6 +123,14 @@ def _clock(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
         "cluster_time_uncalibrated", "cluster_time", "shared_cores", "no_cluster_time", "thread_ranks"
     )
     return Evidence("Clock", "; ".join(parts), ok, anchor)
+
+
+def _without_core(row: Row) -> float:
+    """The share of its time in which a rank compared by wall time had work but no core, 0 … 1."""
+    if row.clock != "wall" or not row.ok:
+        return 0.0
+    ranks = [rank for rank in row.result.ranks if rank.train_s > 0]
+    return max((rank.seconds.get("cpu_contention", 0.0) / rank.train_s for rank in ranks), default=0.0)
 
 
 def _seeds(comparison: Comparison, kinds: _Kinds) -> Evidence | None:

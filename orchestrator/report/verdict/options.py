@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.report.formats import ABSENT, percent, ratio, seconds, size
 from orchestrator.report.metrics.intervals import interval_of_accuracy, interval_of_speedup
-from orchestrator.report.metrics.quantities import ACCURACY
+from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, Metric
+from orchestrator.report.statistics.intervals import ratio_interval
 from orchestrator.report.statistics.spread import span
 from orchestrator.report.verdict.base import Option
 from orchestrator.report.verdict.choice import Choice
@@ -32,9 +33,19 @@ def options(view: WorkloadView, choice: Choice) -> tuple[Option, ...]:
             group,
             best_accuracy=_beats_all(group, rivals, claimed.more_accurate),
             best_time=_beats_all(group, rivals, claimed.faster),
+            speedup=_decided_speedup(choice, group),
         )
         for group in shown
     )
+
+
+def _decided_speedup(choice: Choice, group: Group) -> tuple[float, float] | None:
+    """The interval of the comparison with serial, by which the verdict was decided; None without one."""
+    if choice.serial is None or group.serial:
+        return None
+    claimed = choice.claimed
+    found = claimed.decisions.between(TRAIN_S, choice.serial, claimed.timed_as(group))
+    return found.interval if found and claimed.timed_as(group) is group else None
 
 
 def _beats_all(group: Group, rivals: Sequence[Group], better: Callable[[Group, Group], bool]) -> bool:
@@ -48,9 +59,15 @@ def option(
     time: Metric = lambda row: row.train_s,
     best_accuracy: bool = False,
     best_time: bool = False,
+    speedup: tuple[float, float] | None = None,
 ) -> Option:
-    """A configuration with its numbers. time: which of its times is shown."""
-    accuracy, speedup = interval_of_accuracy(group), interval_of_speedup(group)
+    """A configuration with its numbers.
+
+    Args:
+        time: which of its times is shown.
+        speedup: the interval to show; otherwise that of the configuration alone.
+    """
+    accuracy, speedup = interval_of_accuracy(group), speedup or interval_of_speedup(group)
     return Option(
         view.name(group),
         group.shape.label,
@@ -77,8 +94,5 @@ def _mean(
 
 
 def _time(group: Group, time: Metric) -> str:
-    spread = group.over(time, geometric=True)
-    if spread is None:
-        return ABSENT
-    mean, between = seconds(spread.mean), spread.range(seconds)
-    return mean if mean == between else f"{mean} ({between})"
+    times = [each for row in group.ok_rows if (each := time(row))]
+    return _mean(group, time, seconds, ratio_interval(times), geometric=True)
