@@ -22,7 +22,7 @@ LONG = "M0,0" + "L1.5,2.25" * 20
 
 @pytest.fixture(scope="module")
 def panels() -> Chart:
-    return drawn([SERIAL, *runs(MANY + ["ddp", "zero1", "fsdp"])], QUANTITIES[0])
+    return drawn([SERIAL, *runs([*MANY, "ddp", "zero1", "fsdp"])], QUANTITIES[0])
 
 
 def root(body: str, head: str = "") -> str:

@@ -13,7 +13,8 @@ from xml.sax.saxutils import escape
 
 from orchestrator.report.figures.theme import FONT, colour
 
-NAMESPACES = ' xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+NAMESPACE = ' xmlns="http://www.w3.org/2000/svg"'
+XLINK = ' xmlns:xlink="http://www.w3.org/1999/xlink"'
 INHERITED = (
     "fill",
     "stroke",
@@ -29,6 +30,7 @@ GEOMETRY = ("d", "transform", "x", "y", "x1", "y1", "x2", "y2", "width", "height
 UNUSED = ("class", "role", "aria-hidden", "aria-label", "aria-roledescription", "pointer-events")
 LEAST_SHARED = 120  # bytes of an element that is worth a reference
 HEADING_HEIGHT = 22
+DIGITS = 2  # after the point, of pixels and of opacities
 
 _NUMBER = re.compile(r"-?\d*\.\d+(?:e-?\d+)?")
 
@@ -40,16 +42,14 @@ def compact(svg: str, name: str) -> str:
         svg: as Vega writes it.
         name: of the figure, for ids that are unique in a page.
     """
-    root = ET.fromstring(svg.replace(NAMESPACES, "", 1).replace("xlink:href=", "href="))
+    plain = svg.replace(NAMESPACE, "", 1).replace(XLINK, "", 1).replace("xlink:href=", "href=")
+    root = ET.fromstring(plain)
     _share_clips(root, name)
     _drop_unused(root)
     _lift(root)
     _share(root, name)
-    return (
-        ET.tostring(root, encoding="unicode")
-        .replace("<svg", f"<svg{NAMESPACES[:35]}", 1)
-        .replace(" />", "/>")
-    )
+    written = ET.tostring(root, encoding="unicode").replace(" />", "/>")
+    return written.replace("<svg", f"<svg{NAMESPACE}", 1)
 
 
 def with_heading(svg: str, heading: str) -> str:
@@ -71,11 +71,7 @@ def _drop_unused(element: ET.Element) -> None:
         element.attrib.pop(name, None)
     for name in GEOMETRY:
         if name in element.attrib:
-            digits = 3 if name == "opacity" else 2
-            element.set(
-                name,
-                _NUMBER.sub(lambda found: f"{round(float(found[0]), digits):g}", element.get(name, "")),
-            )
+            element.set(name, _NUMBER.sub(_rounded, element.attrib[name]))
     if element.get("opacity") == "1":
         del element.attrib["opacity"]
     for child in [*element]:
@@ -87,6 +83,10 @@ def _drop_unused(element: ET.Element) -> None:
             element.remove(child)
             for inner in reversed(child):
                 element.insert(at, inner)
+
+
+def _rounded(number: re.Match[str]) -> str:
+    return f"{round(float(number[0]), DIGITS):g}"
 
 
 def _draws_nothing(element: ET.Element) -> bool:
