@@ -47,6 +47,7 @@ def compact(svg: str, name: str) -> str:
     _share_clips(root, name)
     _drop_unused(root)
     _lift(root)
+    _dissolve(root)
     _share(root, name)
     written = ET.tostring(root, encoding="unicode").replace(" />", "/>")
     return written.replace("<svg", f"<svg{NAMESPACE}", 1)
@@ -78,11 +79,6 @@ def _drop_unused(element: ET.Element) -> None:
         _drop_unused(child)
         if _draws_nothing(child):
             element.remove(child)
-        elif child.tag == "g" and not child.attrib:
-            at = [*element].index(child)
-            element.remove(child)
-            for inner in reversed(child):
-                element.insert(at, inner)
 
 
 def _rounded(number: re.Match[str]) -> str:
@@ -109,6 +105,15 @@ def _lift(group: ET.Element) -> None:
             group.set(name, values.pop() or "")
             for child in group:
                 child.attrib.pop(name, None)
+
+
+def _dissolve(element: ET.Element) -> None:
+    """Put the parts of groups that state nothing into the groups around them."""
+    for child in [*element]:
+        _dissolve(child)
+        if child.tag == "g" and not child.attrib:
+            at = [*element].index(child)
+            element[at : at + 1] = [*child]
 
 
 def _share_clips(root: ET.Element, name: str) -> None:

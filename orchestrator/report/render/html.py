@@ -121,7 +121,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         section_terms=SectionTerms,
         light=Markup(light),
         dark=Markup(dark),
-        figures=_json({"config": config(), "figures": interactive(plots)}),
+        figures=Markup(_packed(_json({"config": config(), "figures": interactive(plots)}))),
         style=_source("report.css"),
         script=_source("page.js"),
         library=Markup(_packed(scripts())),
@@ -133,14 +133,12 @@ def _source(name: str) -> Markup:
 
 
 def _packed(text: str) -> str:
-    """The text as gzip in base64: half of the page would be Vega otherwise."""
+    """The text as gzip in base64: most of the page would be Vega and the data of figures otherwise."""
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
-def _json(value: Any) -> Markup:
-    """JSON for a script element: without `<`, which could end the element."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return Markup(text.replace("<", "\\u003c"))
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def chapters_of(comparison: Comparison) -> list[Chapter]:
