@@ -17,7 +17,7 @@ def write_report(paths: SweepPaths) -> list[str]:
     Returns:
         A line for each condition in which compared configurations differ.
     """
-    # Imported here, since matplotlib is slow to load and most commands draw nothing.
+    # Imported here, since Altair is slow to load and most commands draw nothing.
     from orchestrator.report.figures import draw
     from orchestrator.report.findings import find, findings_json
     from orchestrator.report.metrics.fairness import unequal_conditions
