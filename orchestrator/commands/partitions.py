@@ -274,10 +274,11 @@ def _csv(lines: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
 def _figure(previews: Sequence[PartitionPreview]) -> str:
     # Imported here: Altair is slow to load, and the tables do not need it.
     from orchestrator.report.figures.maps import LabelMap, label_maps
-    from orchestrator.report.figures.vega import svg_file
+    from orchestrator.report.figures.vega import heading_of, svg_file, svg_of, without_heading
     from orchestrator.report.model.labels import ClusterShape
 
     maps = [
         LabelMap(item.label, ClusterShape.of(item.run), item.summary) for item in previews if item.summary
     ]
-    return svg_file(label_maps(maps).spec)
+    spec = label_maps(maps).spec
+    return svg_file(svg_of(without_heading(spec)), heading_of(spec))

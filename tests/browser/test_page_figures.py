@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -33,7 +36,8 @@ def drawn(figure: Locator) -> Locator:
 
 
 def specs(page: Page) -> dict[str, dict[str, Any]]:
-    return page.evaluate("JSON.parse(document.getElementById('figures').textContent).figures")
+    packed = page.locator("script#figures").text_content() or ""
+    return json.loads(gzip.decompress(base64.b64decode(packed)))["figures"]
 
 
 def figure_with(page: Page, **fields: Any) -> Locator:

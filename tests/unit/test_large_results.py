@@ -91,6 +91,22 @@ def test_small_multiples_divide_the_lines_among_panels(comparison: Comparison) -
     assert not [layer for layer in coloured if "data" in layer]  # which would be drawn in every panel
 
 
+def test_small_multiples_draw_all_lines_behind_them_as_one_mark(comparison: Comparison) -> None:
+    view = comparison.view(comparison.workloads[0])
+    chart = lines_over_nodes(view.line_groups, Style(comparison.groups), QUANTITIES[0])
+    assert chart is not None
+    (behind,) = [
+        layer
+        for layer in layers(chart.spec["spec"])
+        if layer["mark"]["type"] == "line" and "order" in layer["encoding"]
+    ]
+    points = chart.spec["datasets"][behind["data"]["name"]]
+    assert [point["at"] for point in points] == [*range(len(points))]
+    lines = len({point["series"] for point in points})
+    assert sum(point["mean"] is None for point in points) == lines > 1
+    assert "detail" not in behind["encoding"]
+
+
 def layers(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for layer in spec.get("layer", ()):
         yield layer

@@ -12,9 +12,9 @@ from orchestrator.report import formats
 from orchestrator.report.figures import draw
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.stragglers import (
-    MAX_MAPPED_RANKS,
     MAX_NUMBERED_RANKS,
     MAX_PANELS,
+    MOST_ROWS,
     straggler_attribution,
 )
 from orchestrator.report.metrics.stragglers import mean_wait_shares, straggler_of, wait_shares
@@ -180,5 +180,20 @@ def test_the_figure_is_limited_and_left_out_without_waiting() -> None:
     series = {record["series"] for record in records_of(figure_of(a_comparison(*many)))}
     assert len(series) == MAX_PANELS
     assert figure_of(a_comparison(waiting([[0.0, 0.01], [0.0, 0.0]]))) is None
-    crowd = MAX_MAPPED_RANKS + 1
-    assert figure_of(a_comparison(waiting([[0.0, *[1.0] * (crowd - 1)]] * crowd))) is None
+
+
+def test_rows_and_columns_are_several_ranks_where_these_are_many() -> None:
+    ranks = 2 * MOST_ROWS - 1
+    waits = [
+        [0.0 if rank == other else (other + 1) / 100 for other in range(ranks)] for rank in range(ranks)
+    ]
+    shown = records_of(figure_of(a_comparison(waiting(waits))))
+    assert len(shown) == MOST_ROWS**2
+    cell = next(record for record in shown if (record["waiting"], record["for"]) == (2, 0))
+    assert (cell["waiting_ranks"], cell["for_ranks"]) == ("2–3", "0–1")
+    assert cell["share"] == pytest.approx((0.01 + 0.02) / 10)
+    own = next(record for record in shown if (record["waiting"], record["for"]) == (0, 0))
+    assert own["share"] == pytest.approx((0.01 + 0.02) / 2 / 10)
+    assert shown[-1]["for_ranks"] == str(ranks - 1)
+    of_first = [record["share"] for record in shown if record["waiting"] == 0]
+    assert sum(of_first) == pytest.approx((sum(waits[0]) + sum(waits[1])) / 2 / 10)

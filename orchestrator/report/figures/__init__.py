@@ -18,7 +18,7 @@ from orchestrator.report.figures.stragglers import straggler_attribution
 from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.target import time_to_target
 from orchestrator.report.figures.timelines import small_timelines
-from orchestrator.report.figures.vega import svg_file, svg_of, without_heading
+from orchestrator.report.figures.vega import heading_of, svg_file, svg_of, without_heading
 from orchestrator.report.formats import listed
 from orchestrator.report.metrics.data_partition import partition_summary_of, replica_ranks, representatives
 from orchestrator.report.metrics.fairness import figure_note
@@ -141,7 +141,7 @@ class Plot:
 
     @property
     def file(self) -> str:
-        return svg_file(self.chart.spec) if self.chart else self.svg
+        return svg_file(self.svg, heading_of(self.chart.spec) if self.chart else "")
 
 
 def draw(comparison: Comparison) -> list[Plot]:

@@ -88,10 +88,10 @@ class Lines:
         }
         order = [name for name in self.style.order(self.groups) if name not in single]
         columns = min(COLUMNS, len(order))
-        others = chart_of(records).mark_line(
+        others = chart_of(_apart(records, self.x.field)).mark_line(
             strokeWidth=1, opacity=0.7, color=colour("data"), clip=True, aria=False
         )
-        behind = [*self.behind, others.encode(x=self.x.x, y=self.y.y, detail="line:N")]
+        behind = [*self.behind, others.encode(x=self.x.x, y=self.y.y, order="at:Q")]
         base = alt.Chart()
         layers = [*behind, *self._lines(base), *self._clipped(base)]
         width = round((PAGE - AXIS_WIDTH) / columns) - 20
@@ -189,6 +189,21 @@ class Lines:
             tooltip=list(self.tooltip),
         )
         return [across, to_name, text]
+
+
+def _apart(records: Sequence[Record], x: str) -> list[dict[str, Any]]:
+    """The points of all lines, to draw as one mark: a point without a value ends each line.
+
+    A mark for each line in each panel takes a second to draw.
+
+    Args:
+        x: the field of the x axis.
+    """
+    points: list[dict[str, Any]] = []
+    for record in records:
+        ends = [record, {**record, "mean": None}] if record["last"] else [record]
+        points += [{"series": end["series"], x: end[x], "mean": end["mean"]} for end in ends]
+    return [{**point, "at": at} for at, point in enumerate(points)]
 
 
 def spread_names(ends: alt.Chart, row: int) -> alt.Chart:

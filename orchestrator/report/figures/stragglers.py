@@ -19,12 +19,10 @@ from orchestrator.report.model.comparison import WorkloadView
 
 MAX_PANELS = 6
 MAX_COLUMNS = 3
-MAX_MAPPED_RANKS = 64  # ranks; more cells are too small to see
+MOST_ROWS = 16  # of a map; with more ranks, a row and a column are several
 MAX_NUMBERED_RANKS = 8  # ranks; smaller cells have no room for numbers
-MOST_TICKS = 16
 NUMBERED_OPACITY = 0.55  # of the largest share, so that text over it stays readable
 ROW = 26  # pixels of a numbered row
-PALEST = 0.05  # share / largest share that is drawn without numbers
 GAP = 50  # pixels between panels
 MIN_SHARE_SHOWN = 0.005  # of the wall time; less counts as no waiting
 
@@ -36,17 +34,16 @@ def straggler_attribution(view: WorkloadView) -> Chart | None:
         for group in view.reference_candidates
         if (shares := mean_wait_shares(group)) is not None
     ]
-    shown = [
-        item for item in known if item[1].max() >= MIN_SHARE_SHOWN and len(item[1]) <= MAX_MAPPED_RANKS
-    ]
+    shown = [item for item in known if item[1].max() >= MIN_SHARE_SHOWN]
     shown = sorted(shown, key=lambda item: -item[1].sum())[:MAX_PANELS]
     if not shown:
         return None
     across = ceil(len(shown) / ceil(len(shown) / MAX_COLUMNS))
     ranks, noun = len(shown[0][1]), view.shape.rank_noun
+    together = ceil(ranks / MOST_ROWS)
     width = WIDTH if across == 1 else (FULL_WIDTH + GAP) // across - GAP
-    panel = _panel([record for item in shown for record in _records(*item)], ranks, noun)
-    panel = panel.properties(
+    records = [record for item in shown for record in _records(*item, together)]
+    panel = _panel(records, ranks, noun, together).properties(
         width=width, height=ROW * ranks if ranks <= MAX_NUMBERED_RANKS else min(width, 16 * ranks)
     )
     titles = {series: _title(series, shares, noun, width) for series, shares in shown}
@@ -59,7 +56,7 @@ def straggler_attribution(view: WorkloadView) -> Chart | None:
         .properties(
             title=alt.TitleParams(
                 f"Straggler attribution, {view.shape.label}",
-                subtitle=f"Share of {view.clock} time that a {noun} (row) waits for another (column)",
+                subtitle=f"Share of {view.clock} time that {_waits(noun, together)}",
             )
         )
     )
@@ -83,25 +80,43 @@ def _title(series: str, shares: np.ndarray, noun: str, width: int) -> list[str]:
     return [*wrap(series, width // 7), *note]
 
 
-def _records(series: str, shares: np.ndarray) -> list[dict[str, Any]]:
+def _waits(noun: str, together: int) -> str:
+    if together == 1:
+        return f"a {noun} (row) waits for another (column)"
+    return f"one of {together} {noun}s (row) waits for {together} {noun}s (column), mean over the row"
+
+
+def _records(series: str, shares: np.ndarray, together: int) -> list[dict[str, Any]]:
+    """A record per cell: the mean over the waiting ranks, summed over those that they wait for."""
+    firsts = range(0, len(shares), together)
+    names = {first: _named(first, min(first + together, len(shares)) - 1) for first in firsts}
     return [
         {
             "series": series,
             "waiting": rank,
             "for": other,
-            "share": None if rank == other else round(float(share), 5),
+            "waiting_ranks": names[rank],
+            "for_ranks": names[other],
+            "share": None
+            if rank == other and together == 1
+            else round(
+                float(shares[rank : rank + together, other : other + together].sum(axis=1).mean()), 5
+            ),
         }
-        for (rank, other), share in np.ndenumerate(shares)
+        for rank in firsts
+        for other in firsts
     ]
 
 
-def _panel(records: Sequence[dict[str, Any]], ranks: int, noun: str) -> alt.LayerChart:
+def _named(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}–{last}"
+
+
+def _panel(records: Sequence[dict[str, Any]], ranks: int, noun: str, together: int) -> alt.LayerChart:
     """One map of all panels; they have one colour scale."""
     numbered = ranks <= MAX_NUMBERED_RANKS
     most = max(record["share"] or 0.0 for record in records)
-    if not numbered:  # cells that would be too pale to see only make the page larger
-        records = [each for each in records if each["share"] is None or each["share"] >= PALEST * most]
-    ticks = list(range(0, ranks, ceil(ranks / MOST_TICKS)))
+    ticks = list(range(0, ranks, together))
     axis: dict[str, Any] = {"values": ticks, "ticks": False, "domain": False, "labelAngle": 0}
     base = chart_of(records).encode(
         x=alt.X("for:O", axis=alt.Axis(title=f"{noun} waited for", **axis)),
@@ -124,8 +139,8 @@ def _panel(records: Sequence[dict[str, Any]], ranks: int, noun: str) -> alt.Laye
             ),
             tooltip=[
                 alt.Tooltip("series:N", title="strategy"),
-                alt.Tooltip("waiting:O", title=f"waiting {noun}"),
-                alt.Tooltip("for:O", title=f"{noun} waited for"),
+                alt.Tooltip("waiting_ranks:N", title=f"waiting {noun}"),
+                alt.Tooltip("for_ranks:N", title=f"{noun} waited for"),
                 alt.Tooltip("share:Q", title="share of its time", format=".1%"),
             ],
         )

@@ -21,7 +21,7 @@ from orchestrator.report.model.timelines import Timeline
 
 ACROSS = 2
 MOST_RANKS = 16  # lines of a panel
-MOST_BOXES = 4000  # of a figure, which keeps the page small
+MOST_BOXES = 2500  # of a figure, which keeps the page small
 MOST_TICKS = 8
 RANK = 16  # pixels of a line
 GAP = 50  # pixels between panels

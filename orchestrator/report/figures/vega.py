@@ -15,6 +15,7 @@ from typing import Any
 import altair
 import vl_convert
 
+from orchestrator.report.figures.svg import compact, with_heading
 from orchestrator.report.figures.theme import config, with_light_colours
 
 Spec = dict[str, Any]
@@ -34,15 +35,7 @@ def svg_of(spec: Spec) -> str:
     """The figure as an `<svg>` element for the page, whose style sheet sets the colours."""
     written = json.dumps(spec)
     svg = str(vl_convert.vegalite_to_svg(written, vl_version=VERSION))
-    return _with_own_ids(svg, sha256(written.encode()).hexdigest()[:8])
-
-
-def _with_own_ids(svg: str, figure: str) -> str:
-    """The SVG with ids that are unique in a page and equal for equal figures; Vega numbers them on."""
-    found = dict.fromkeys(re.findall(r'id="(clip\d+)"', svg))
-    for number, old in enumerate(found):
-        svg = re.sub(rf'(id="|url\(#){old}(?=["\)])', rf"\g<1>clip-{figure}-{number}", svg)
-    return svg
+    return compact(svg, sha256(written.encode()).hexdigest()[:8])
 
 
 def heading_of(spec: Spec) -> str:
@@ -59,9 +52,12 @@ def without_heading(spec: Spec) -> Spec:
     return {**rest, "title": {**title, "text": ""}} if subtitle else rest  # type: ignore[dict-item]
 
 
-def svg_file(spec: Spec) -> str:
-    """The figure as a file with light colours on white."""
-    return with_light_colours(svg_of({**spec, "background": "#FFFFFF"})) + "\n"
+def svg_file(svg: str, heading: str) -> str:
+    """The figure of `svg_of` as a file with light colours on white, and with its heading.
+
+    Writing it anew with the heading would take as long as all else that a figure takes.
+    """
+    return with_light_colours(with_heading(svg, heading)) + "\n"
 
 
 def inline(svg: str, label: str) -> str:
@@ -72,7 +68,7 @@ def inline(svg: str, label: str) -> str:
     head, close, rest = svg.partition(">")
     size = re.search(r'viewBox="([^"]+)"', head)
     box = f' viewBox="{size.group(1)}"' if size else ""
-    return f'<svg{box} role="img" aria-label="{label}"{close}{rest.replace("xlink:href=", "href=").strip()}'
+    return f'<svg{box} role="img" aria-label="{label}"{close}{rest.strip()}'
 
 
 @cache

@@ -9,7 +9,6 @@ import base64
 import gzip
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,60 +21,25 @@ from orchestrator.report.figures.theme import config, css_variables
 from orchestrator.report.figures.vega import scripts
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.metrics.containers import containers, single_container
-from orchestrator.report.metrics.fairness import stated_conditions
-from orchestrator.report.metrics.faults import FaultCost, fault_costs
-from orchestrator.report.metrics.model_partition import is_partitioned
+from orchestrator.report.metrics.faults import fault_costs
 from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.model.groups import Group
 from orchestrator.report.model.rows import Row
-from orchestrator.report.render.columns import (
-    CERTIFICATES,
-    CONTAINERS,
-    FAULTS,
-    GROUPS,
-    MODEL_PARTITION,
-    PUBLISHED,
-    Column,
-    run_label,
-)
+from orchestrator.report.render.chapters import FirstOfKind, chapters_of, fault_table
+from orchestrator.report.render.columns import PUBLISHED, run_label
 from orchestrator.report.render.environments import environments
 from orchestrator.report.render.filters import chips, filters
 from orchestrator.report.render.legend import legend
 from orchestrator.report.render.questions import interactive, parts, questions
 from orchestrator.report.render.runs import runs
 from orchestrator.report.render.summary import HOW_TO_OPEN, one_line, seeds_line
-from orchestrator.report.render.tables import Table, table_of, table_of_groups
+from orchestrator.report.render.tables import table_of
 from orchestrator.report.render.terms import TERMS, SectionTerms
 from orchestrator.report.render.workloads import AS_STATED, workload_names
 from orchestrator.report.verdict import evidence, verdicts
 from orchestrator.results.times import time_line
 
 SOURCES = Path(__file__).parent
-
-
-@dataclass(frozen=True)
-class Chapter:
-    """The tables of one workload; None for those without lines."""
-
-    heading: str
-    conditions: str
-    results: Table
-    partitioned: Table | None
-    certified: Table | None
-    contained: Table | None
-
-
-class FirstOfKind:
-    """The anchor of each finding that the page shows first of its kind; empty for later ones."""
-
-    def __init__(self) -> None:
-        self._given: set[str] = set()
-
-    def __call__(self, finding: Finding) -> str:
-        new = finding.anchor not in self._given
-        self._given.add(finding.anchor)
-        return finding.anchor if new else ""
 
 
 def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot]) -> str:
@@ -121,7 +85,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         section_terms=SectionTerms,
         light=Markup(light),
         dark=Markup(dark),
-        figures=_json({"config": config(), "figures": interactive(plots)}),
+        figures=Markup(_packed(_json({"config": config(), "figures": interactive(plots)}))),
         style=_source("report.css"),
         script=_source("page.js"),
         library=Markup(_packed(scripts())),
@@ -133,49 +97,12 @@ def _source(name: str) -> Markup:
 
 
 def _packed(text: str) -> str:
-    """The text as gzip in base64: half of the page would be Vega otherwise."""
+    """The text as gzip in base64: most of the page would be Vega and the data of figures otherwise."""
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
-def _json(value: Any) -> Markup:
-    """JSON for a script element: without `<`, which could end the element."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return Markup(text.replace("<", "\\u003c"))
-
-
-def chapters_of(comparison: Comparison) -> list[Chapter]:
-    """The tables of each workload."""
-    chapters = []
-    for workload in comparison.workloads:
-        groups = comparison.groups_in(workload)
-        ok = [group for group in groups if group.ok]
-        partitioned = ok if is_partitioned(groups) else []
-        certified = [group for group in ok if any(row.node_samples for row in group.ok_rows)]
-        contained = [group for group in ok if any(map(containers, group.ok_rows))]
-        chapters.append(
-            Chapter(
-                heading=workload.label,
-                conditions=stated_conditions(comparison.view(workload)),
-                results=table_of_groups(f"Results, {workload.label}", GROUPS, groups),
-                partitioned=_of(
-                    f"Model and memory per rank, {workload.label}", MODEL_PARTITION, partitioned
-                ),
-                certified=_of(f"Certificates, {workload.label}", CERTIFICATES, certified),
-                contained=_of(f"Containers, {workload.label}", CONTAINERS, contained),
-            )
-        )
-    return chapters
-
-
-def _of(caption: str, columns: Sequence[Column[Group]], groups: Sequence[Group]) -> Table | None:
-    return table_of_groups(caption, columns, groups) if groups else None
-
-
-def fault_table(costs: Sequence[FaultCost]) -> Table:
-    """What faults cost, a line per configuration."""
-    return table_of(
-        "What faults cost", FAULTS, costs, lambda cost: cost.group, lambda cost: bool(cost.missing)
-    )
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def _runs_of(finding: Finding) -> list[tuple[str, list[Row]]]:

@@ -15,8 +15,8 @@ from orchestrator.report.metrics.faults import fault_costs
 from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.timelines import Timeline
+from orchestrator.report.render.chapters import FirstOfKind, chapters_of, fault_table
 from orchestrator.report.render.columns import PUBLISHED, Cell
-from orchestrator.report.render.html import FirstOfKind, chapters_of, fault_table
 from orchestrator.report.render.legend import legend
 from orchestrator.report.render.questions import Figure, Part, Question, parts, questions
 from orchestrator.report.render.summary import HOW_TO_OPEN, STATES, one_line, seeds_line

@@ -2,7 +2,6 @@
 // without it. What it relies on is listed at the top of the page's body.
 "use strict";
 (() => {
-  const { config, figures } = JSON.parse(document.getElementById("figures").textContent);
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   const create = (tag, properties) => Object.assign(document.createElement(tag), properties);
 
@@ -114,18 +113,21 @@
   // --- Figures: the static SVG stays until its figure comes near the window.
 
   const drawn = new Map(); // name of a figure -> its Vega view
+  const unpacked = unpack("figures").then(JSON.parse);
+  let config, figures; // once they are unpacked
   let embed;
 
   /** Vega, which stays packed until the first figure needs it. */
   function library() {
-    embed ??= unpack(document.getElementById("library").textContent).then((text) => {
+    embed ??= unpack("library").then((text) => {
       document.head.append(create("script", { textContent: text }));
       return window.vegaEmbed;
     });
     return embed;
   }
 
-  function unpack(base64) {
+  function unpack(id) {
+    const base64 = document.getElementById(id).textContent;
     const bytes = Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
   }
@@ -182,6 +184,7 @@
     const target = create("div", { className: "coming" }); // out of sight, since the static figure stays until then
     box.append(target);
     fit(spec);
+    await unpacked;
     spec.config = { ...config, aria: false };
     const { view: made } = await (await library())(target, spec, { renderer: "svg", actions: false });
     // The figure is one image with a label: Vega's own labels, of every mark, have gaps and take long to read.
@@ -219,7 +222,8 @@
     figure.querySelector(".heading").append(button);
   }
 
-  function setUpFigures() {
+  async function setUpFigures() {
+    ({ config, figures } = await unpacked);
     const near = new IntersectionObserver((entries) => {
       for (const { isIntersecting, target } of entries) {
         if (!isIntersecting) continue;
