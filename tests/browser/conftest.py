@@ -36,15 +36,21 @@ blocks:
 EVIL = "</script></style></svg><img src=x onerror=alert(1)><script>alert(2)</script>\"'"
 
 
-# Of this package only: while playwright runs, other tests of the process cannot start an event loop.
-@pytest.fixture(scope="package")
-def browser() -> Iterator[Browser]:
-    """One Chromium for all tests of a process."""
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of Chromium. Reports ask for it too: without a browser they are not written."""
     path = doctor.chromium()
     if path is None:
         pytest.skip(doctor.browser().detail)
+    return path
+
+
+# Of this package only: while playwright runs, other tests of the process cannot start an event loop.
+@pytest.fixture(scope="package")
+def browser(chromium: str) -> Iterator[Browser]:
+    """One Chromium for all tests of a process."""
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=path)
+        launched = playwright.chromium.launch(executable_path=chromium)
         yield launched
         launched.close()
 
@@ -59,7 +65,7 @@ def reader(browser: Browser) -> Iterator[Reader]:
 
 
 @pytest.fixture(scope="session")
-def golden_report(shared_folder: Path) -> Path:
+def golden_report(chromium: str, shared_folder: Path) -> Path:
     """The page with every kind of finding, every column of every table, and one figure of each kind."""
 
     def write(folder: Path) -> Path:
@@ -75,7 +81,7 @@ def golden_report(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def small_report(shared_folder: Path) -> Path:
+def small_report(chromium: str, shared_folder: Path) -> Path:
     """The page of a sweep that has been run."""
 
     def write(folder: Path) -> Path:
@@ -89,7 +95,7 @@ def small_report(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def hostile_report(shared_folder: Path) -> Path:
+def hostile_report(chromium: str, shared_folder: Path) -> Path:
     """A page with markup in every string that comes from a file."""
 
     def write(folder: Path) -> Path:
