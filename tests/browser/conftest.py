@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from playwright.sync_api import Browser, sync_playwright
 
 from orchestrator.commands import doctor
 from orchestrator.report.figures import draw
+from orchestrator.report.figures.vega import svg_of, without_heading
 from orchestrator.report.findings import find
 from orchestrator.report.render import html
+from orchestrator.report.render.questions import kind_of
 from tests.browser.reader import Reader
 from tests.support.command_line import run_cli
-from tests.unit.report_support import a_run, repeated, write_sweep
+from tests.unit.report_support import a_run, repeated, unrendered_figures, write_sweep
 from tests.unit.test_report_golden import golden_comparison
 
 SMALL_SWEEP = """
@@ -33,15 +36,21 @@ blocks:
 EVIL = "</script></style></svg><img src=x onerror=alert(1)><script>alert(2)</script>\"'"
 
 
-# Of this package only: while playwright runs, other tests of the process cannot start an event loop.
-@pytest.fixture(scope="package")
-def browser() -> Iterator[Browser]:
-    """One Chromium for all tests of a process."""
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of Chromium. Reports ask for it too: without a browser they are not written."""
     path = doctor.chromium()
     if path is None:
         pytest.skip(doctor.browser().detail)
+    return path
+
+
+# Of this package only: while playwright runs, other tests of the process cannot start an event loop.
+@pytest.fixture(scope="package")
+def browser(chromium: str) -> Iterator[Browser]:
+    """One Chromium for all tests of a process."""
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=path)
+        launched = playwright.chromium.launch(executable_path=chromium)
         yield launched
         launched.close()
 
@@ -56,20 +65,23 @@ def reader(browser: Browser) -> Iterator[Reader]:
 
 
 @pytest.fixture(scope="session")
-def golden_report(shared_folder: Path) -> Path:
-    """The page with every kind of finding, every column of every table, and every figure."""
+def golden_report(chromium: str, shared_folder: Path) -> Path:
+    """The page with every kind of finding, every column of every table, and one figure of each kind."""
 
     def write(folder: Path) -> Path:
         comparison = golden_comparison()
+        with unrendered_figures():
+            plots = {kind_of(plot): plot for plot in reversed(draw(comparison))}
+        rendered = [replace(plot, svg=svg_of(without_heading(plot.chart.spec))) for plot in plots.values()]
         file = folder / "report.html"
-        file.write_text(html.render(comparison, find(comparison), draw(comparison)))
+        file.write_text(html.render(comparison, find(comparison), rendered))
         return file
 
     return written_once(shared_folder / "golden-report", write)
 
 
 @pytest.fixture(scope="session")
-def small_report(shared_folder: Path) -> Path:
+def small_report(chromium: str, shared_folder: Path) -> Path:
     """The page of a sweep that has been run."""
 
     def write(folder: Path) -> Path:
@@ -83,7 +95,7 @@ def small_report(shared_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def hostile_report(shared_folder: Path) -> Path:
+def hostile_report(chromium: str, shared_folder: Path) -> Path:
     """A page with markup in every string that comes from a file."""
 
     def write(folder: Path) -> Path:

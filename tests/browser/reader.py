@@ -7,7 +7,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Route
 
-TIMEOUT_MS = 90_000  # of each wait, for a machine that other tests keep busy
+TIMEOUT_MS = 45_000  # of each wait, for a machine that other tests keep busy
 
 
 class Reader:

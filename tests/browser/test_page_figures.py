@@ -64,7 +64,8 @@ def test_figures_become_interactive_near_the_window(page: Page) -> None:
     assert last.locator(".drawing > svg").count() == 0
 
 
-def test_interactive_figures_keep_label_and_size(page: Page) -> None:
+def test_interactive_figures_keep_label_and_size(reader: Reader, golden_report: Path) -> None:
+    page = reader.open(golden_report)
     for figure in figures(page):
         static = figure.locator(".drawing > [role=img]")
         label, before = static.get_attribute("aria-label"), static.bounding_box()

@@ -39,13 +39,9 @@ class Axis:
 
     @property
     def scale(self) -> alt.Scale:
-        return alt.Scale(
-            type="log" if self.log else "linear",
-            domain=[self.low, self.high],
-            nice=False,
-            zero=False,
-            padding=self.padding,
-        )
+        # Vega-Lite warns of `zero` on a logarithmic axis.
+        kind: dict[str, Any] = {"type": "log"} if self.log else {"type": "linear", "zero": False}
+        return alt.Scale(domain=[self.low, self.high], nice=False, padding=self.padding, **kind)
 
     @property
     def drawn(self) -> alt.Axis:

@@ -24,7 +24,7 @@ MOST_TOGETHER = 8  # lines in one plot; more are drawn as small multiples
 HEIGHT = 280
 AXIS_WIDTH = 85  # pixels of the tick labels and the title on the left
 LETTER = 7  # mean width of a letter in pixels, in the widest of the fonts
-ROW = 14  # height of a line of text
+ROW, GAP = 14, 4  # pixels of a line of text, and between names of several lines
 LONGEST = 26  # letters of a name in one line
 COLUMNS = 4
 PANEL_HEIGHT = 130
@@ -166,7 +166,8 @@ class Lines:
     def _names(self, base: alt.Chart, records: Sequence[Record]) -> list[alt.Chart]:
         """The names of lines at the right, with a leader to the end of each."""
         look = alt.Color("series:N", scale=self.style.colours(self.groups), legend=None)
-        row = ROW * (1 + max(record["name"].count("\n") for record in records))
+        lines = 1 + max(record["name"].count("\n") for record in records)
+        row = ROW * lines + (GAP if lines > 1 else 0)
         placed = spread_names(base.transform_filter("datum.last"), row)
         ends = placed.encode(color=look, detail="line:N")
         pixel: dict[str, Any] = {"type": "quantitative", "scale": None}

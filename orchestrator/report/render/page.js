@@ -157,14 +157,30 @@
     }
   }
 
-  /** A single view takes the width of its place. Others keep theirs, and their place scrolls. */
-  function fit(spec) {
+  /** Whether a figure takes the width of its place: a single view does. Others keep theirs, and their place scrolls. */
+  function fits(spec) {
     const single = !["hconcat", "vconcat", "concat", "facet", "repeat", "spec"].some((name) => name in spec);
     const encodings = [...views(spec)].map((inner) => inner.encoding ?? {});
     const faceted = encodings.some((encoding) => ["row", "column", "facet"].some((name) => name in encoding));
-    if (single && !faceted && typeof spec.width === "number") {
-      Object.assign(spec, { width: "container", autosize: { type: "fit-x", contains: "padding" } });
-    }
+    return single && !faceted && typeof spec.width === "number";
+  }
+
+  /**
+   * Lets the figure take the width of its place, and at least what its text needs. The same in Vega-Lite,
+   * `width: "container"`, complains about figures whose height is a number of lines.
+   */
+  function fill({ width: _, signals = [], ...rest }) {
+    const update = "max(containerSize()[0], least)";
+    const events = [{ signal: "least" }, { source: "window", type: "resize" }];
+    const own = [{ name: "least", value: 0 }, { name: "width", init: update, on: [{ events, update }] }];
+    return { ...rest, autosize: { type: "fit-x", contains: "padding" }, signals: [...own, ...signals] };
+  }
+
+  /** Widens a figure whose text does not fit, such as its legend. Its place scrolls then. */
+  async function makeRoom(made, svg) {
+    const { right, width } = svg.getBoundingClientRect();
+    const excess = Math.max(...all("text", svg).map((text) => text.getBoundingClientRect().right)) - right;
+    if (excess > 0) await made.signal("least", Math.ceil(width + excess)).runAsync();
   }
 
   /** The names of a figure's series that belong to hidden chips: `ddp · gloo` and `ddp · gloo · dirichlet`. */
@@ -180,19 +196,30 @@
     if (spec.params?.some((param) => param.name === "hidden")) drawn.get(name).signal("hidden", hiddenSeries(spec)).runAsync();
   }
 
+  /** Lets the keyboard scroll a place that is too narrow for what it holds. */
+  function letScroll(box, label) {
+    if (box.hasAttribute("tabindex")) return;
+    box.tabIndex = 0;
+    box.setAttribute("role", "region");
+    box.setAttribute("aria-label", label);
+  }
+
   async function place(box, spec, label) {
     const target = create("div", { className: "coming" }); // out of sight, since the static figure stays until then
     box.append(target);
-    fit(spec);
     await unpacked;
     spec.config = { ...config, aria: false };
-    const { view: made } = await (await library())(target, spec, { renderer: "svg", actions: false });
+    const options = { renderer: "svg", actions: false, patch: fits(spec) ? fill : [] };
+    const { view: made } = await (await library())(target, spec, options);
+    const svg = target.querySelector("svg");
+    if (fits(spec)) await makeRoom(made, svg);
     // The figure is one image with a label: Vega's own labels, of every mark, have gaps and take long to read.
-    target.querySelector("svg").setAttribute("aria-hidden", "true");
+    svg.setAttribute("aria-hidden", "true");
     target.setAttribute("role", "img");
     target.setAttribute("aria-label", label);
     target.classList.remove("coming");
     box.replaceChildren(target);
+    if (box.scrollWidth > box.clientWidth) letScroll(box, label);
     return made;
   }
 
@@ -379,13 +406,9 @@
     return { data: { values }, [width < 160 ? "vconcat" : "hconcat"]: charts, resolve: { scale: { color: "independent" } } };
   }
 
-  /** Lets the keyboard scroll the tables of a run. They say so only now, since there may be thousands. */
+  /** Tables of a run can be scrolled only now, since there may be thousands. */
   function focusable(run) {
-    for (const box of all(".wide", run)) {
-      box.tabIndex = 0;
-      box.setAttribute("role", "region");
-      box.setAttribute("aria-label", `${box.querySelector("caption").textContent}, ${run.id}`);
-    }
+    for (const box of all(".wide", run)) letScroll(box, `${box.querySelector("caption").textContent}, ${run.id}`);
   }
 
   function setUpRuns() {
