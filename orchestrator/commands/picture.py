@@ -98,7 +98,7 @@ def _placed(svg: str, prefix: str, left: float, top: float, size: tuple[float, f
 
 def _size(svg: str) -> tuple[float, float]:
     """Width and height of an SVG, in its units."""
-    size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    size = re.search(r'viewBox="\S+ \S+ ([\d.]+) ([\d.]+)"', svg)
     if not size:
         raise ValueError("an SVG without a viewBox")
     return float(size[1]), float(size[2])
