@@ -12,7 +12,7 @@ from orchestrator.report.metrics.quantities import TRAIN_S
 from orchestrator.report.metrics.textbook_optimizers import optimizer_pairs
 from orchestrator.report.model.comparison import Comparison
 
-TOLERANCE = 1e-3  # of the loss; rounding of float32 over some thousand steps stays far below
+TOLERANCE = 1e-3  # of the highest loss; rounding of float32 over some hundred steps stays below
 
 
 def loss_curves(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
@@ -34,7 +34,7 @@ def loss_curves(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
             f"{textbook} and {library} at lr {run.lr:g} and batch {run.batch_size:,}{where} have "
             f"{'the same loss curve' if equal else 'different loss curves'}: over {count(epochs, 'epoch')} "
             f"and {count(len(pair.runs), 'seed')} the losses differ by at most {difference:.1e} of "
-            f"{library}'s (tolerance {TOLERANCE:g})."
+            f"{library}'s highest (tolerance {TOLERANCE:g})."
         )
         data = {"optimizers": pair.names, "max_difference": difference, "seeds": len(pair.runs)}
         for times in claims.pairs(TRAIN_S, [(pair.textbook, pair.library)]):

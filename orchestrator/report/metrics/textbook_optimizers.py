@@ -33,11 +33,15 @@ class OptimizerPair:
 
     @property
     def max_difference(self) -> float | None:
-        """The largest difference of losses after any epoch, relative to the library's loss."""
+        """The largest difference of losses after any epoch, relative to the library's highest loss.
+
+        Relative to a loss that training has made small, the rounding of sums in another order is large.
+        """
         shares = [
-            abs(mine - theirs) / max(abs(theirs), 1e-12)
+            max(abs(mine - theirs) for mine, theirs in zip(losses(one), expected, strict=True))
+            / max(expected)
             for one, other in self.runs
-            for mine, theirs in zip(losses(one), losses(other), strict=True)
+            if max(expected := losses(other), default=0.0) > 0
         ]
         return max(shares, default=None)
 

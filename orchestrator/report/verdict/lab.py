@@ -131,10 +131,13 @@ def of_textbook_optimizers(comparison: Comparison, findings: Sequence[Finding]) 
     )
     worst = max(finding.data["max_difference"] for finding in found)
     if different:
-        headline = f"{first_few(different)} and the library's optimizer have different loss curves."
+        headline = (
+            f"{first_few(different)} and the library's optimizer have different loss curves: they differ "
+            f"by up to {worst:.1e} of the highest loss."
+        )
     else:
         headline = (
-            f"{pairs} the loss curve of the library's: they differ by at most {worst:.1e} of the loss."
+            f"{pairs} the loss curve of the library's: they differ by at most {worst:.1e} of the highest."
         )
     seeds = min(finding.data["seeds"] for finding in found)
     certainty = f"Compared over every epoch of {count(seeds, 'seed')} with equal weights and samples."
