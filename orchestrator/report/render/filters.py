@@ -18,10 +18,11 @@ FILTERS = {"nodes": "Nodes", "transport": "Transport", "partitioner": "Partition
 
 @dataclass(frozen=True)
 class Chip:
-    """A strategy over a transport, and its colour in figures."""
+    """A strategy over a transport, and its colour and the shape of its points in figures."""
 
     series: str
     colour: str
+    shape: str
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ def chips(groups: Sequence[Group]) -> list[Chip]:
     style = Style(groups)
     found: dict[str, Chip] = {}
     for group in one_per_split([group for group in groups if group.first.trains]):
-        series = run_label(group.first)
-        found.setdefault(series, Chip(series, style.look(group).colour))
+        series, look = run_label(group.first), style.look(group)
+        found.setdefault(series, Chip(series, look.colour, look.shape))
     return list(found.values())
 
 

@@ -8,7 +8,9 @@ from itertools import takewhile
 
 from orchestrator.report.model.labels import Workload
 
-AS_STATED = "no further conditions"  # the name of a workload that has only what all have
+# Names of a workload that has only what all have.
+AS_STATED = "no further conditions"
+OWN_LINKS = "the links of this machine"
 
 
 @dataclass(frozen=True)
@@ -31,5 +33,10 @@ def workload_names(workloads: Sequence[Workload]) -> WorkloadNames:
     columns = zip(*(f"{label}, " for label in labels), strict=False)
     shared = "".join(column[0] for column in takewhile(lambda column: len({*column}) == 1, columns))
     shared = shared[: shared.rfind(", ") + 1].rstrip(", ")
-    own = [label.removeprefix(shared).removeprefix(", ") or AS_STATED for label in labels]
+    over_links = any(workload.link for workload in workloads)
+    own = [
+        label.removeprefix(shared).removeprefix(", ")
+        or (OWN_LINKS if over_links and not workload.link else AS_STATED)
+        for workload, label in zip(workloads, labels, strict=True)
+    ]
     return WorkloadNames(shared, dict(zip(workloads, own, strict=True)))

@@ -137,7 +137,8 @@ def of_textbook_optimizers(comparison: Comparison, findings: Sequence[Finding]) 
         )
     else:
         headline = (
-            f"{pairs} the loss curve of the library's: they differ by at most {worst:.1e} of the highest."
+            f"{pairs} the loss curve of the library's: they differ by at most {worst:.1e} of the highest "
+            "loss."
         )
     seeds = min(finding.data["seeds"] for finding in found)
     certainty = f"Compared over every epoch of {count(seeds, 'seed')} with equal weights and samples."
