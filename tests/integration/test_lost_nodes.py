@@ -85,7 +85,11 @@ def test_rank_killed_before_training_is_named(
         result = execute(killer, strategy="all_reduce", transport=transport, nodes=3, epochs=5000)
     assert killer.killed
     assert result.status == "failed"
-    assert re.match(r"node 1\b(?! and).* was killed by SIGKILL", str(result.cause)), result.cause
+    named = r"node 1\b(?! and).* was killed by SIGKILL"
+    if any(log.stat().st_size == 0 for log in tmp_path.rglob("launcher.log")):
+        # mpirun kills the other ranks, and sometimes ends without a word on which one it had lost.
+        named = r"one of .*\bnode 1\b.* was killed by SIGKILL"
+    assert re.match(named, str(result.cause)), result.cause
     assert node_processes(tmp_path) == []
 
 
