@@ -67,7 +67,7 @@ def with_heading(svg: str, heading: str) -> str:
 
 
 def _drop_unused(element: ET.Element) -> None:
-    """Drop what draws nothing, and digits that nobody sees."""
+    """Drop what draws nothing, and digits too small to see."""
     for name in UNUSED:
         element.attrib.pop(name, None)
     for name in GEOMETRY:
