@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.report import formats, write_report
 from orchestrator.report.figures import draw
-from orchestrator.report.figures.chart import Chart
+from orchestrator.report.figures.chart import Chart, chart_of, layered
 from orchestrator.report.figures.lines import QUANTITIES, lines_over_nodes
 from orchestrator.report.figures.maps import LabelMap, label_maps
 from orchestrator.report.figures.style import Style
@@ -23,7 +23,7 @@ from orchestrator.report.findings.questions import QUESTIONS
 from orchestrator.report.metrics.data_partition import partition_summary_of
 from orchestrator.report.model.comparison import read_comparison
 from orchestrator.report.render.columns import GROUPS
-from orchestrator.report.render.figure_data import figure_data, shared_data
+from orchestrator.report.render.figure_data import figure_data
 from orchestrator.report.render.filters import filters
 from orchestrator.report.render.runs import repeat_command, runs
 from orchestrator.report.render.summary import STATES, one_line
@@ -351,10 +351,10 @@ def test_the_data_of_a_figure_is_a_table() -> None:
 
 
 def test_records_that_several_layers_draw_are_stored_once() -> None:
-    layer = {"mark": "line", "data": {"values": [{"nodes": 1}]}}
-    spec = shared_data({"layer": [layer, layer, {"mark": "rule", "data": {"values": [{"nodes": 2}]}}]})
-    assert [each["data"]["name"] for each in spec["layer"]] == ["records-0", "records-0", "records-1"]
-    assert spec["datasets"] == {"records-0": [{"nodes": 1}], "records-1": [{"nodes": 2}]}
+    layers = [chart_of([{"nodes": nodes}]).mark_line() for nodes in (1, 1, 2)]
+    spec = Chart.of(layered(*layers)).spec
+    assert [each["data"]["name"] for each in spec["layer"]] == ["data-0", "data-0", "data-1"]
+    assert spec["datasets"] == {"data-0": [{"nodes": 1}], "data-1": [{"nodes": 2}]}
 
 
 def test_the_page_shows_causes_flags_and_specs(report: SweepPaths) -> None:

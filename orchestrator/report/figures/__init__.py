@@ -125,8 +125,8 @@ class Plot:
     """A figure.
 
     name: its file name without .svg. note: conditions in which the compared configurations differ; may be
-    empty. svg: an <svg> element. wide: needs the page's width. timelines: those drawn, to link their files.
-    chart: the interactive figure. file: the SVG in plots/.
+    empty. chart: the interactive figure. svg: an <svg> element of it. timelines: those drawn, to link their
+    files. file: the SVG in plots/.
     """
 
     name: str
@@ -134,14 +134,13 @@ class Plot:
     caption: str
     note: str
     workload: Workload
+    chart: Chart
     svg: str
-    wide: bool
     timelines: Sequence[Timeline] = ()
-    chart: Chart | None = None
 
     @property
     def file(self) -> str:
-        return svg_file(self.svg, heading_of(self.chart.spec) if self.chart else "")
+        return svg_file(self.svg, heading_of(self.chart.spec))
 
 
 def draw(comparison: Comparison) -> list[Plot]:
@@ -173,9 +172,8 @@ def _plot(
     workload: Workload,
     timelines: Sequence[Timeline],
 ) -> Plot:
-    caption = CAPTIONS[name]
     svg = svg_of(without_heading(figure.spec))
-    return Plot(file, title, caption, note, workload, svg, figure.wide, timelines, figure)
+    return Plot(file, title, CAPTIONS[name], note, workload, figure, svg, timelines)
 
 
 def _partitioner_note(view: WorkloadView, figure: str) -> str:

@@ -45,34 +45,35 @@ class Chart:
         The reader can hide series: records with a field `series` obey the parameter `hidden`.
         """
         spec = spec_of(drawn)
-        datasets: dict[str, Any] = {}
-        _add_data(spec, datasets)
+        names: dict[str, str] = {}
+        _add_data(spec, names)
+        datasets = {name: json.loads(records) for records, name in names.items()}
         if any("series" in record for records in datasets.values() for record in records[:1]):
             spec["params"] = [*spec.get("params", []), {"name": HIDDEN, "value": []}]
         return cls({**spec, "datasets": datasets}, wide, log_axis)
 
 
-def _add_data(view: Any, datasets: dict[str, Any]) -> None:
+def _add_data(view: Any, names: dict[str, str]) -> None:
     """Name the data of a view and of the views in it, and let them obey `hidden`.
 
     The filter belongs to the view that has the data: Vega-Lite does not pass it to views with data of their
     own inside it.
+
+    Args:
+        names: of data, by their records as JSON.
     """
     if isinstance(view, list):
         for each in view:
-            _add_data(each, datasets)
+            _add_data(each, names)
     if not isinstance(view, dict):
         return
     if "name" in (data := view.get("data") or {}):
-        records = json.loads(data["name"])
-        known = [name for name, found in datasets.items() if found == records]
-        name = known[0] if known else f"data-{len(datasets)}"
-        datasets[name] = records
-        view["data"] = {"name": name}
-        if records and "series" in records[0]:
+        written = data["name"]
+        view["data"] = {"name": names.setdefault(written, f"data-{len(names)}")}
+        if any("series" in record for record in json.loads(written)[:1]):
             view["transform"] = [VISIBLE, *view.get("transform", [])]
     for inner in ("layer", "hconcat", "vconcat", "spec"):
-        _add_data(view.get(inner), datasets)
+        _add_data(view.get(inner), names)
 
 
 def data_of(records: Sequence[Mapping[str, Any]]) -> alt.NamedData:

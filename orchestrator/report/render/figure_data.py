@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,36 +21,12 @@ class FigureData:
     more: int
 
 
-def shared_data(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The specification with each set of records once, by name, however many layers draw it."""
-    names: dict[str, str] = {}
-    datasets: dict[str, Any] = dict(spec.get("datasets", {}))
-
-    def shared(part: Any) -> Any:
-        if isinstance(part, list):
-            return [shared(each) for each in part]
-        if not isinstance(part, dict):
-            return part
-        return {key: named(value) if key == "data" else shared(value) for key, value in part.items()}
-
-    def named(data: Any) -> Any:
-        if not isinstance(data, dict) or not isinstance(data.get("values"), list):
-            return data
-        name = names.setdefault(json.dumps(data["values"]), f"records-{len(names)}")
-        datasets[name] = data["values"]
-        return {"name": name}
-
-    rest = shared({name: value for name, value in spec.items() if name != "datasets"})
-    return {**rest, "datasets": datasets}
-
-
 def figure_data(spec: Mapping[str, Any]) -> list[FigureData]:
     """The records that the figure draws: the fields that its tooltips name, otherwise those of its axes.
 
     Several tables if the tooltips of a figure name different fields of different records.
     """
-    spec = shared_data(spec)
-    records_of: Mapping[str, list[Mapping[str, Any]]] = spec["datasets"]
+    records_of: Mapping[str, list[Mapping[str, Any]]] = spec.get("datasets", {})
     named: dict[str, Fields] = {}
     drawn: dict[str, Fields] = {}
     for data, encoding in _views(spec, "", {}):

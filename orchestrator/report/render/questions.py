@@ -17,7 +17,7 @@ from orchestrator.report.findings.sentences import figure_sentence
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.labels import Workload
 from orchestrator.report.model.timelines import Timeline
-from orchestrator.report.render.figure_data import FigureData, figure_data, shared_data
+from orchestrator.report.render.figure_data import FigureData, figure_data
 from orchestrator.report.render.workloads import WorkloadNames
 
 
@@ -109,20 +109,17 @@ def interactive(plots: Sequence[Plot]) -> dict[str, dict[str, Any]]:
     return {
         plot.name: {
             "spec": {
-                name: value
-                for name, value in shared_data(without_heading(plot.chart.spec)).items()
-                if name != "config"
+                name: value for name, value in without_heading(plot.chart.spec).items() if name != "config"
             },
             "log": plot.chart.log_axis,
         }
         for plot in plots
-        if plot.chart
     }
 
 
 def _figure(plot: Plot, comparison: Comparison, findings: Sequence[Finding]) -> Figure:
     sentence = figure_sentence(kind_of(plot), comparison.view(plot.workload), findings)
-    title = (heading_of(plot.chart.spec) if plot.chart else "") or plot.title
+    title = heading_of(plot.chart.spec) or plot.title
     label = " ".join(filter(None, [f"{title}.", sentence, plot.note]))
     return Figure(
         name=plot.name,
@@ -130,8 +127,8 @@ def _figure(plot: Plot, comparison: Comparison, findings: Sequence[Finding]) -> 
         sentence=sentence,
         notes=" ".join(filter(None, [plot.caption, plot.note])),
         svg=Markup(inline(plot.svg, str(escape(label)))),
-        wide=plot.wide,
+        wide=plot.chart.wide,
         timelines=plot.timelines,
-        data=figure_data(plot.chart.spec) if plot.chart else [],
-        log_axis=bool(plot.chart and plot.chart.log_axis),
+        data=figure_data(plot.chart.spec),
+        log_axis=bool(plot.chart.log_axis),
     )
