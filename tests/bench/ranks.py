@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from orchestrator.results.store import RunPaths, write_atomic
+from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.runtimes.local.processes import processes
 from orchestrator.runtimes.local.runtime import LocalRun
 from trainer.comm.base import Communicator
@@ -35,21 +36,22 @@ def measured_by_ranks(run: RunSpec, module: str, patience_s: float) -> Any:
         patience_s: until the ranks have taken too long.
     """
     with tempfile.TemporaryDirectory() as directory:
-        paths, live = RunPaths(Path(directory)), Path(directory) / "live"
-        live.mkdir()
+        paths = RunPaths(Path(directory))
+        paths.live.mkdir()
         write_atomic(paths.spec, run.model_dump_json())
         started = [
             replace(each, argv=[*each.argv[:-1], module])
-            for each in processes(run, paths, Path(directory), live)
+            for each in processes(run, paths, paths.directory, paths.live)
         ]
+        plan = LaunchPlan(run, paths, paths.directory, started)
         deadline = time.monotonic() + patience_s
-        with LocalRun(started, paths, live, OutputLimits.of(run)) as handle:
+        with LocalRun(plan, OutputLimits.of(run)) as handle:
             while (state := handle.wait(1)).running and not state.failing and time.monotonic() < deadline:
                 pass
         if state.failing or state.running:
             logs = [path.read_text() for path in sorted(paths.directory.glob("*.log"))]
             sys.exit("\n".join([f"{run.key}: failed or took too long", *logs]))
-        return json.loads((live / "turns.json").read_text())
+        return json.loads((paths.live / "turns.json").read_text())
 
 
 def measure_as_rank(measure: Callable[[Communicator], object]) -> None:

@@ -43,9 +43,7 @@ def run(tmp_path: Path) -> Iterator[LocalRun]:
     for each in (*events, event("fault", 1, **FAULT)):
         with open(paths.live / f"rank-{each.rank}.jsonl", "a") as file:
             file.write(each.to_line() + "\n")
-    run = LocalRun(
-        plan.processes, paths, paths.live, OutputLimits.of(spec), elastic=ElasticRanks(plan, paths.live)
-    )
+    run = LocalRun(plan, OutputLimits.of(spec), elastic=ElasticRanks(plan, paths.live))
     yield run
     run.stop()
 

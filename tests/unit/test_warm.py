@@ -127,9 +127,16 @@ def test_exception_in_a_rank_is_on_its_stderr(parent: Parent) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV])
 def test_client_ends_with_the_signal_that_killed_the_rank(parent: Parent, number: signal.Signals) -> None:
-    process = parent.start(f"os.kill(os.getpid(), {number:d})")
-    process.communicate(timeout=20)
+    process = parent.start(f"print(os.getpid(), flush=True); os.kill(os.getpid(), {number:d})")
+    rank = int(process.communicate(timeout=20)[0])
     assert process.returncode == -number
+    assert parent.status()["killed"] == [[rank, number]]
+
+
+def test_killed_ranks_are_forgotten_with_the_next_run(parent: Parent) -> None:
+    parent.start("os.kill(os.getpid(), 9)").communicate(timeout=20)
+    parent.start("pass").communicate(timeout=20)
+    assert parent.status()["killed"] == []
 
 
 def test_signal_to_the_client_reaches_the_rank(parent: Parent) -> None:
@@ -155,6 +162,7 @@ def test_killing_the_client_kills_the_rank_and_what_it_has_forked(parent: Parent
     process.communicate()
     wait_until(lambda: not any(alive(pid) for pid in pids))
     assert parent.status()["ranks"] == 0
+    assert parent.status()["killed"] == []
 
 
 @pytest.mark.parametrize("first", ["client", "rank"])

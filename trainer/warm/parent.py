@@ -57,6 +57,7 @@ class WarmParent:
         self._listener, self._owner, self._run = listener, owner, run
         self._datasets = DatasetCache()
         self._ranks: set[Rank] = set()
+        self._killed: list[tuple[int, int]] = []  # ranks of this run that others have killed: PID, signal
         self._selector = selectors.DefaultSelector()
 
     def serve(self) -> None:
@@ -101,13 +102,14 @@ class WarmParent:
         return True
 
     def _status(self) -> dict[str, Any]:
-        """What the owner checks between runs."""
+        """What the owner checks between runs, and asks for when a run has failed."""
         process = psutil.Process()
         return {
             "ranks": len(self._ranks),
             "threads": threads(),
             "descriptors": process.num_fds(),
             "other_mb": process.memory_info().rss / 2**20 - self._datasets.mb,
+            "killed": self._killed,
         }
 
     def _start(self, client: socket.socket, request: dict[str, Any], streams: list[int]) -> None:
@@ -118,6 +120,8 @@ class WarmParent:
             return
         gc.collect()
         gc.freeze()  # a collection in a rank would copy the pages that it shares with the parent
+        if not self._ranks:  # a new run
+            self._killed.clear()
         parent = os.getpid()
         pid = os.fork()
         if not pid:
@@ -186,6 +190,8 @@ class WarmParent:
         self._selector.unregister(rank.pidfd)
         os.close(rank.pidfd)
         if rank.client.fileno() >= 0:
+            if os.WIFSIGNALED(status):
+                self._killed.append((rank.pid, os.WTERMSIG(status)))
             self._selector.unregister(rank.client)
             with suppress(OSError):
                 _send(rank.client, code=os.waitstatus_to_exitcode(status))

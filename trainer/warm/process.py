@@ -144,6 +144,15 @@ class ParentProcess:
         status: dict[str, Any] = json.loads(line)
         return status
 
+    def killed(self) -> list[tuple[int, int]]:
+        """PID and signal of each rank of this run that was killed, in the order of their deaths.
+
+        Ranks that ended because their clients had ended are not among them.
+        """
+        with suppress(OSError):  # the ranks of a dead parent have ended with it
+            return [(pid, number) for pid, number in self._status()["killed"]]
+        return []
+
     def wait_until_idle(self) -> None:
         """Wait until no rank runs; the parent kills ranks whose clients have ended."""
         deadline = time.monotonic() + IDLE_S

@@ -22,7 +22,7 @@ from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths, write_atomic
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.runtimes.identity import identity, is_gone
-from orchestrator.runtimes.launch_plan import LaunchPlan, Process
+from orchestrator.runtimes.launch_plan import LaunchPlan, Process, rank_name
 from orchestrator.runtimes.local.elastic import ElasticRanks
 from orchestrator.runtimes.local.namespace import PrivateNetwork
 from orchestrator.runtimes.local.processes import COLD, THROTTLE, mpirun, planned
@@ -115,7 +115,7 @@ class LocalRuntime(Runtime):
         nodes = self._nodes if plan.warm else None
         limits = OutputLimits.of(plan.spec)
         elastic = ElasticRanks(plan, live) if plan.spec.on_loss == "continue" else None
-        return LocalRun(plan.processes, plan.paths, live, limits, attempts, nodes, replaced, elastic)
+        return LocalRun(plan, limits, attempts, nodes, replaced, elastic)
 
     def _ensure_nodes(self) -> str | None:
         try:
@@ -144,9 +144,7 @@ class LocalRun(RunHandle):
 
     def __init__(
         self,
-        started: list[Process],
-        paths: RunPaths,
-        live: Path,
+        plan: LaunchPlan,
         limits: OutputLimits,
         attempts: AttemptTracker | None = None,
         nodes: ParentProcess | None = None,
@@ -155,15 +153,19 @@ class LocalRun(RunHandle):
     ) -> None:
         """
         Args:
-            started: the processes to start.
-            paths: of the run's results.
-            live: the directory to which ranks write.
+            plan: what to start. Its ranks write to the directory `paths.live`, which is there.
             limits: of what they may write.
             attempts: follows the attempts of a run that torchrun may restart.
             nodes: the warm nodes that fork the ranks. replaced: why they were replaced before the run.
             elastic: follows the ranks of a run that continues when one is lost.
         """
-        self._paths, self._live, self._limits, self._attempts = paths, live, limits, attempts
+        self._paths, self._live, self._limits, self._attempts = (
+            plan.paths,
+            plan.paths.live,
+            limits,
+            attempts,
+        )
+        self._processes_per_node = plan.spec.processes_per_node
         self._nodes, self.replaced, self._elastic = nodes, replaced, elastic
         self._unread: list[Event] = []
         self._pids: dict[int, int] = {}  # by rank
@@ -171,10 +173,10 @@ class LocalRun(RunHandle):
         self._reader = self._new_reader()
         self._damage: str | None = None
         # The run is part of the label, because one orchestrator may execute several.
-        self._label = {**_own_label(), "SHARDYARD_RUN": str(live.resolve())}
+        self._label = {**_own_label(), "SHARDYARD_RUN": str(self._live.resolve())}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         try:
-            for process in started:
+            for process in plan.processes:
                 self._start(process)
         except BaseException:
             self.stop()
@@ -204,10 +206,19 @@ class LocalRun(RunHandle):
             error = error or "the throttle of the slower nodes has ended before the run"
         if self._nodes and (lost := _loss(self._nodes, exits, bool(running))):
             return RunState(exits, len(running), f"the process of warm nodes {lost}", nodes_lost=True)
+        exits |= self._first_killed(exits)
         # An agent whose rank is killed now would wait for a rendezvous with agents that have exited.
         if self._finished_at and time.monotonic() - self._finished_at > AGENT_EXIT_S:
             running = []
         return RunState(exits, len(running), error if running else None)
+
+    def _first_killed(self, exits: Mapping[str, int]) -> dict[str, int]:
+        """The rank that mpirun has lost first, as a process that exits; mpirun does not always name it."""
+        if not self._nodes or not exits.get("mpirun"):
+            return {}
+        self._read()
+        names = {pid: rank_name(rank, self._processes_per_node) for rank, pid in self._pids.items()}
+        return {names[pid]: -number for pid, number in self._nodes.killed()[:1] if pid in names}
 
     def _exits(self) -> dict[str, int]:
         codes = {name: process.poll() for name, process in self._processes.items()}
@@ -226,13 +237,13 @@ class LocalRun(RunHandle):
 
     def _read(self) -> None:
         self._unread += (events := self._reader.new())
+        self._pids |= {event.rank: event.fields["pid"] for event in events if event.kind == "start"}
         if self._elastic:
             self._elastic.add(events)
 
     def new_events(self) -> list[Event]:
         self._read()
         events, self._unread = self._unread, []
-        self._pids |= {event.rank: event.fields["pid"] for event in events if event.kind == "start"}
         if self._attempts:
             for event in events:
                 self._attempts.add(event)
