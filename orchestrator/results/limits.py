@@ -49,7 +49,7 @@ def limit_flags(run: RunSpec, runtime: RuntimeInfo, cores: float) -> Iterator[st
     enforced = runtime.enforces_limits
     if shares_cores(run, runtime, cores):
         limit = f"{speedup_limit(run, runtime, cores):.3g}"
-        advice = "compare CPU work time instead"
+        advice = "compare cluster times"
         if enforced:
             each = [counted(run.cpus, "cpu")]
             fitting = floor(100 * cores / run.nodes) / 100

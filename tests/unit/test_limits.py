@@ -74,13 +74,13 @@ def test_speedup_limit_of_small_nodes_exceeds_the_number_of_cores() -> None:
     (flag,) = limit_flags(run(nodes=6, cpus=0.4), DOCKER, 2)
     assert flag == (
         "6 nodes × 0.4 cpus shared 2 cores: wall-clock speedup cannot exceed 5; "
-        "compare CPU work time instead, or give each node fewer cpus (0.33)"
+        "compare cluster times, or give each node fewer cpus (0.33)"
     )
 
 
 def test_flag_suggests_no_quota_for_too_many_nodes() -> None:
     (flag,) = limit_flags(run(nodes=300), DOCKER, 2)
-    assert flag.endswith("compare CPU work time instead")
+    assert flag.endswith("compare cluster times")
 
 
 def test_ranks_that_share_the_quota_of_a_container_are_flagged() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.report.findings import find
 from orchestrator.report.findings.base import Finding
+from orchestrator.report.findings.cautions import WIDE_DRIFT
 from orchestrator.report.model.rows import NO_SERIAL
 from orchestrator.report.render.summary import seeds_line
 from orchestrator.results.records import RunResult
@@ -334,6 +335,15 @@ def test_drift_is_that_within_configurations() -> None:
     data = finding_of(a_comparison(*runs), "drift").data
     assert data["factor"] == approx(1.1 ** (41 / 10), rel=0.01)
     assert findings_of(a_comparison(*runs[:4]), "drift") == []
+
+
+def test_a_drift_that_is_excluded_is_no_caution() -> None:
+    runs = [
+        run.model_copy(update={"started_at": run.started_at + 10.0 * place})
+        for place, run in enumerate(repeated("serial", [8.0, 8.1, 8.0, 8.1, 8.0]))
+    ]
+    low, high = finding_of(a_comparison(*runs), "no_drift").data["interval"]
+    assert low < 1 < high < WIDE_DRIFT * low
 
 
 def test_runs_that_did_not_learn_are_named() -> None:

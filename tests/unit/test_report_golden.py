@@ -206,7 +206,7 @@ def over_links() -> tuple[list[RunResult], list[ClusterTime]]:
     times = {(100, "all_reduce"): 3.0, (100, "gossip"): 2.0, (10, "all_reduce"): 9.0, (10, "gossip"): 9.1}
     for (mbit, strategy), cluster_s in times.items():
         link = {"bandwidth_mbit": mbit, "latency_ms": 1}
-        runs = repeated(strategy, around(4.0), nodes=2, lr=0.8, link=link, transport="gloo")
+        runs = in_turn(repeated(strategy, around(4.0), nodes=2, lr=0.8, link=link, transport="gloo"))
         results += [with_measured_link(run, latency_s=2e-4, bytes_per_s=1e9) for run in runs]
         clusters += [
             in_cluster_time(run, value) for run, value in zip(runs, around(cluster_s, 0.1), strict=True)

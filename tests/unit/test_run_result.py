@@ -285,8 +285,7 @@ def test_no_flags_for_equal_work_and_enough_cores() -> None:
 def test_more_threads_than_cores() -> None:
     (flag,) = flags({}, {}, cores=1)
     assert flag == (
-        "2 nodes × 1 thread shared 1 core: wall-clock speedup cannot exceed 1; "
-        "compare CPU work time instead"
+        "2 nodes × 1 thread shared 1 core: wall-clock speedup cannot exceed 1; compare cluster times"
     )
     (flag,) = flags({}, {}, cores=3, threads=2)
     assert flag.startswith("2 nodes × 2 threads shared 3 cores: wall-clock speedup cannot exceed 3;")
@@ -310,7 +309,7 @@ def test_container_quotas_that_exceed_the_cores() -> None:
     (flag,) = flags({}, {}, {}, {}, runtime="docker", cores=2)
     assert flag == (
         "4 nodes × 1 cpu shared 2 cores: wall-clock speedup cannot exceed 2; "
-        "compare CPU work time instead, or give each node fewer cpus (0.5)"
+        "compare cluster times, or give each node fewer cpus (0.5)"
     )
 
 

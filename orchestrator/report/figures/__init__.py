@@ -213,6 +213,8 @@ def _figures(
     if figure := time_to_target(view.line_groups, style):
         yield "time_to_target", "Time to target accuracy", figure
     for quantity in QUANTITIES if any(not group.serial for group in view.groups) else ():
+        if quantity.only_on not in (None, view.clock):
+            continue
         if figure := lines_over_nodes(view.line_groups, style, quantity):
             yield quantity.name, quantity.title_on(view.clock), figure
     if figure := accuracy_over_time(view.line_groups, style, view.shape):

@@ -128,18 +128,18 @@ def _dots(
 
 def _values(base: alt.Chart) -> alt.Chart:
     """The values at the right of a panel, where they cannot hide a dot."""
-    written: alt.Chart = base.mark_text(align="right", fontSize=11, aria=False)
-    return written.encode(x=alt.value(PANEL_WIDTH + VALUE_WIDTH), text="written:N")
+    written: alt.Chart = base.mark_text(align="right", dx=VALUE_WIDTH, fontSize=11, aria=False)
+    return written.encode(x=alt.value("width"), text="written:N")
 
 
 def _beyond(
     base: alt.Chart, records: Sequence[Mapping[str, Any]], look: alt.Color, tips: Sequence[alt.Tooltip]
 ) -> list[alt.Chart]:
     """Arrows at the edges for means outside the axis."""
-    sides = ((-1, "triangle-left", 7), (1, "triangle-right", PANEL_WIDTH - 7))
+    sides = ((-1, "triangle-left", 0), (1, "triangle-right", "width"))
     return [
         base.transform_filter(f"datum.outside == {side}")
-        .mark_point(shape=shape, filled=True, size=90, opacity=1)
+        .mark_point(shape=shape, filled=True, size=90, opacity=1, xOffset=-7 * side)
         .encode(x=alt.value(edge), color=look, tooltip=list(tips))
         for side, shape, edge in sides
         if any(record["outside"] == side for record in records)

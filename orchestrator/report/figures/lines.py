@@ -44,6 +44,7 @@ class Quantity:
     metric: Metric
     kind: Kind
     cores_matter: bool = False  # whether sharing cores affects it
+    only_on: Clock | None = None  # the clock on which it is shown
 
     def title_on(self, clock: Clock) -> str:
         return self.title.format(Clock=clock.capitalize(), clock=clock)
@@ -65,6 +66,7 @@ QUANTITIES = (
         "serial CPU time / CPU time",
         lambda row: row.cpu_time_speedup,
         "speedup",
+        only_on="wall",  # cluster time replaces it
     ),
     Quantity("accuracy", "Test accuracy", "test accuracy", lambda row: row.accuracy, "share"),
     Quantity(

@@ -59,6 +59,7 @@ KINDS = {
     "too_few_seeds": Kind("Too few seeds", caution=True),
     "undecided": Kind("Undecided", caution=True),
     "drift": Kind("Drift", caution=True),
+    "no_drift": Kind("Drift"),
     "not_learned": Kind("Not learned", caution=True),
     "no_serial": Kind("No serial run", caution=True),
     "other_seeds": Kind("Other seeds", caution=True),

@@ -37,6 +37,7 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         )
         return
     off = error.worst > MAX_ERROR
+    unchecked = sorted({row.run.world_size for row in rows if row.wall.shares_cores})
     able = sum(row.cluster is not None and fits_cores(row.wall.result) for row in rows)
     checked = (
         f"all {able} runs" if able == len(error.rows) else f"{len(error.rows)} of {count(able, 'run')}"
@@ -48,7 +49,13 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         f"{percent(error.median)} in the median and {percent(error.worst)} at most. Runs of more ranks "
         "than cores could not be checked, and the intervals do not contain this error.",
         error.rows,
-        {"median_error": error.median, "worst_error": error.worst, "checked": len(error.rows), "of": able},
+        {
+            "median_error": error.median,
+            "worst_error": error.worst,
+            "checked": len(error.rows),
+            "of": able,
+            "unchecked_ranks": unchecked,
+        },
     )
 
 

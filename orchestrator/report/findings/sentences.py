@@ -79,6 +79,11 @@ class _Shown:
         """Keys of the runs that have not learned, whose speed is worth nothing."""
         return {row.key for found in self.findings if found.kind == "not_learned" for row in found.rows}
 
+    @property
+    def of_learned(self) -> str:
+        """What a sentence on the learned configurations says if there are others."""
+        return ", of what learned" if len(self.learned(self.groups)) < len(self.groups) else ""
+
     def learned(self, groups: Sequence[Group]) -> list[Group]:
         unlearned = self.unlearned
         return [group for group in groups if not any(row.key in unlearned for row in group.rows)]
@@ -98,10 +103,12 @@ class _Shown:
 
 def _strategies(shown: _Shown) -> str:
     found = shown.first("best_accuracy")
-    ranked = shown.measured(shown.view.ranked_candidates, lambda row: row.accuracy)
+    ranked = shown.measured(shown.learned(shown.view.ranked_candidates), lambda row: row.accuracy)
     if not ranked:
         return ""
     (low, worst), (high, best) = ranked[0], ranked[-1]
+    serial = shown.view.serial
+    reached = f"; serial reached {percent(ACCURACY.mean_of(serial))}" if serial and serial.accuracy else ""
     at = f"{shown.at}{shown.view.of_ranked}"
     if found and found["best"]:
         return f"{found['best']} reached the best accuracy {at}: {percent(found['accuracy'])}."
@@ -110,9 +117,9 @@ def _strategies(shown: _Shown) -> str:
         return f"Which accuracy is the best {at} is undecided; {worse}."
     if percent(low) == percent(high):
         whose = shown.name(best) if len(ranked) == 1 else f"Each of {len(ranked)} configurations"
-        return f"{whose} reached {percent(high)} {at}, as measured."
+        return f"{whose} reached {percent(high)} {at}, as measured{shown.of_learned}."
     ends = f"{percent(low)} ({shown.name(worst)}) to {percent(high)} ({shown.name(best)})"
-    return f"Accuracies from {ends} were measured {at}."
+    return f"Accuracies from {ends} were measured {at}{shown.of_learned}{reached}."
 
 
 def _accuracy(shown: _Shown) -> str:
@@ -232,8 +239,8 @@ def _accuracy_over_time(shown: _Shown) -> str:
             f"{shown.name(first)} was measured to finish first, at the highest accuracy: {_finish(first)}."
         )
     return (
-        f"Measured to finish first: {shown.name(first)}, {_finish(first)}; most accurate: "
-        f"{shown.name(highest)}, {_finish(highest)}."
+        f"Measured to finish first{shown.of_learned}: {shown.name(first)}, {_finish(first)}; most "
+        f"accurate: {shown.name(highest)}, {_finish(highest)}."
     )
 
 
@@ -277,7 +284,7 @@ def _stragglers(shown: _Shown) -> str:
             for shares in map(mean_wait_shares, shown.view.candidates)
             if shares is not None
         ]
-        measured = f"; measured are at most {percent(max(waits))} of a rank's time" if waits else ""
+        measured = f"; the longest wait for one rank was {percent(max(waits))} of the time" if waits else ""
         return (
             f"No rank is shown to delay the others for {percent(MIN_SHARE)} of the time or more "
             f"{shown.at}{measured}."

@@ -131,19 +131,19 @@ def _lr_rule(group: Group) -> str | None:
     return f"{run.lr_scaling}{warm_up}"
 
 
-# The conditions of a comparison, by name, with the value of a group.
+# The conditions of a comparison, by name, with the value of a group. First those that matter most.
 CONDITIONS: dict[str, Callable[[Group], str | None]] = {
-    "samples per epoch": _samples,
-    "coverage": _coverage,
-    "seeds": _seeds,
-    "initial weights": _initial_weights,
-    "evaluated model": _evaluated_model,
-    "test images": _test_images,
-    "model evaluated after epochs": _evaluated_after_epochs,
-    "node limits": _node_limits,
     "global batch": _global_batch,
     "updates of the model": _updates,
     "learning-rate scaling": _lr_rule,
+    "samples per epoch": _samples,
+    "coverage": _coverage,
+    "initial weights": _initial_weights,
+    "evaluated model": _evaluated_model,
+    "seeds": _seeds,
+    "test images": _test_images,
+    "node limits": _node_limits,
+    "model evaluated after epochs": _evaluated_after_epochs,
 }
 _PLURALS = {
     "samples per epoch",

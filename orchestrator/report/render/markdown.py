@@ -85,16 +85,16 @@ def _verdicts(found: Sequence[Verdict], names: WorkloadNames) -> Iterator[str]:
 
 
 def _options(options: Sequence[Option]) -> str:
-    titles = ("Option", "Nodes", "Accuracy", "Time", "Speedup", "Sent per rank")
+    titles = ("Option", "Accuracy", "Accuracy − serial", "Time", "Speedup", "Sent per rank")
     heads = [Head(title, number=title != "Option", first=True) for title in titles]
     lines = []
     for option in options:
         accuracy, time = _plain(option.accuracy), _plain(option.time)
         lines.append(
             [
-                _plain(option.name),
-                _plain(option.shape),
+                _plain(f"{option.name}, {option.shape}"),
                 f"**{accuracy}** (best)" if option.best_accuracy else accuracy,
+                _plain(option.difference),
                 f"**{time}** (best)" if option.best_time else time,
                 _plain(option.speedup),
                 _plain(option.sent),

@@ -115,6 +115,8 @@
   const drawn = new Map(); // name of a figure -> its Vega view
   const unpacked = unpack("figures").then(JSON.parse);
   let config, figures; // once they are unpacked
+  const leastPanel = 64; // pixels
+  const narrow = 480; // pixels; legends have two columns then
   let embed;
 
   /** Vega, which stays packed until the first figure needs it. */
@@ -204,15 +206,61 @@
     box.setAttribute("aria-label", label);
   }
 
+  /** A figure of several panels with fewer of them side by side, or narrower ones; null if it cannot be narrower. */
+  function narrower(spec, width, available) {
+    const few = (columns) => Math.max(1, Math.min(columns - 1, Math.floor(columns * available / width)));
+    const shrink = (panel, by) => ({ ...panel, width: Math.max(leastPanel, Math.floor(panel.width - by)) });
+    const shrinks = (panel) => typeof panel.width === "number" && panel.width > leastPanel;
+    if (spec.columns > 1) return { ...spec, columns: few(spec.columns) };
+    if (spec.facet) return shrinks(spec.spec) ? { ...spec, spec: shrink(spec.spec, width - available) } : null;
+    if (spec.concat) {
+      return spec.concat.every(shrinks) ? { ...spec, concat: spec.concat.map((panel) => shrink(panel, width - available)) } : null;
+    }
+    if (spec.vconcat) {
+      const rows = spec.vconcat.map((row) => (row.hconcat ? sideBySide(row, few(row.hconcat.length)) : row));
+      return spec.vconcat.some((row) => row.hconcat) ? { ...spec, vconcat: rows } : null;
+    }
+    if (!spec.hconcat) return null;
+    const by = (width - available) / spec.hconcat.length;
+    const enough = spec.hconcat.every((panel) => panel.width - by >= leastPanel);
+    return enough ? { ...spec, hconcat: spec.hconcat.map((panel) => shrink(panel, by)) } : sideBySide(spec, 1);
+  }
+
+  /** Panels in so many columns. The first of each row shows the labels that the first panel shows for all. */
+  function sideBySide({ hconcat, ...rest }, columns) {
+    const labelled = [...views(hconcat[0])].map((inner) => inner.encoding?.y?.axis).find((axis) => axis);
+    const concat = hconcat.map((panel, at) => {
+      const copy = structuredClone(panel);
+      for (const { encoding } of views(copy)) if (labelled && at % columns === 0 && encoding?.y?.axis === null) encoding.y.axis = labelled;
+      return copy;
+    });
+    return { ...rest, concat, columns };
+  }
+
+  const configFor = (available) =>
+    ({ ...config, aria: false, legend: { ...config.legend, ...(available < narrow ? { columns: 2 } : {}) } });
+
+  /** Draws a figure that its place is wide enough for, if it can be that narrow. */
+  async function drawIn(target, spec, available) {
+    const options = { renderer: "svg", actions: false, patch: fits(spec) ? fill : [] };
+    for (;;) {
+      const { view: made } = await (await library())(target, spec, options);
+      const svg = target.querySelector("svg");
+      if (fits(spec)) await makeRoom(made, svg);
+      const { width } = svg.getBoundingClientRect();
+      const next = fits(spec) || width <= available ? null : narrower(spec, width, available);
+      if (!next) return { made, svg };
+      made.finalize();
+      spec = next;
+    }
+  }
+
   async function place(box, spec, label) {
+    const available = box.clientWidth;
     const target = create("div", { className: "coming" }); // out of sight, since the static figure stays until then
     box.append(target);
     await unpacked;
-    spec.config = { ...config, aria: false };
-    const options = { renderer: "svg", actions: false, patch: fits(spec) ? fill : [] };
-    const { view: made } = await (await library())(target, spec, options);
-    const svg = target.querySelector("svg");
-    if (fits(spec)) await makeRoom(made, svg);
+    const { made, svg } = await drawIn(target, { ...spec, config: configFor(available) }, available);
     // The figure is one image with a label: Vega's own labels, of every mark, have gaps and take long to read.
     svg.setAttribute("aria-hidden", "true");
     target.setAttribute("role", "img");

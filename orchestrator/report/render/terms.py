@@ -120,7 +120,8 @@ TERMS = (
         "CPU time per sample (of serial)",
         (
             "Above 1: what a strategy computes beside a serial step, and what ranks lose to each other "
-            "in shared caches and memory. Cluster time contains both."
+            "in shared caches and memory. Cluster time contains the former, and is corrected for the "
+            "latter where comparable runs had a core for each rank."
         ),
         (r"CPU time per sample(?: \(of serial\))?",),
     ),

@@ -12,13 +12,16 @@ class Option:
     """A configuration to choose. Means as text, with their intervals.
 
     name: as in findings. shape: its nodes. accuracy, time, speedup: with 95 % intervals; that of a speedup
-    is the one by which it was compared with serial. sent: bytes that a rank sent. best_accuracy, best_time:
-    whether it is claimed to be better than every other configuration that may be chosen, and than serial.
+    is the one by which it was compared with serial. difference: of its accuracy from serial's, with the
+    interval by which the two were compared, if they were. sent: bytes that a rank sent. best_accuracy,
+    best_time: whether it is claimed to be better than every other configuration that may be chosen, and
+    than serial.
     """
 
     name: str
     shape: str
     accuracy: str
+    difference: str
     time: str
     speedup: str
     sent: str

@@ -100,7 +100,13 @@ def _clock(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
             worst = max(errors, key=lambda data: data["worst_error"])
             parts.append(
                 f"cluster time, off wall time by {percent(worst['median_error'])} in the median and "
-                f"{percent(worst['worst_error'])} at most in {count(worst['checked'], 'checked run')}"
+                f"{percent(worst['worst_error'])} at most in {count(worst['checked'], 'run')} with a core "
+                "for each rank"
+            )
+        if unchecked := sorted({ranks for data in errors for ranks in data["unchecked_ranks"]}):
+            ok = False
+            parts.append(
+                f"runs of {listed([str(ranks) for ranks in unchecked])} ranks could not be checked"
             )
         if unknown:
             parts.append("the error of cluster time is unknown" + (" elsewhere" if errors else ""))
@@ -167,14 +173,18 @@ def _failures(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
 
 
 def _drift(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
-    found = [(finding.data["interval"], finding.data["factor"]) for finding in kinds.of("drift")]
+    cautions = kinds.of("drift")
+    found = [
+        (finding.data["interval"], finding.data["factor"]) for finding in [*cautions, *kinds.of("no_drift")]
+    ]
     if not found:
         return None
     changed = [each for each in found if not each[0][0] <= 1 <= each[0][1]]
     (low, high), factor = max(changed or found, key=lambda each: abs(each[1] - 1))
     factor_of = f"a factor of {ratio(factor)} ({ratio(low)} to {ratio(high)}) from first run to last"
     if not changed:
-        return Evidence("Drift", f"none is shown in times: {factor_of}", True, kinds.anchor("drift"))
+        text = f"{'undecided' if cautions else 'none is shown in times'}: {factor_of}"
+        return Evidence("Drift", text, not cautions, kinds.anchor("drift", "no_drift"))
     where = f" in {len(changed)} of {len(found)} workloads, by up to" if len(found) > 1 else " by"
     return Evidence("Drift", f"times changed{where} {factor_of}", False, kinds.anchor("drift"))
 

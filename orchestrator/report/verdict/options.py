@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from orchestrator.report.formats import ABSENT, percent, ratio, seconds, size
+from orchestrator.report.formats import ABSENT, percent, points, ratio, seconds, size
 from orchestrator.report.metrics.intervals import interval_of_accuracy, interval_of_speedup
 from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.comparison import WorkloadView
@@ -13,18 +13,29 @@ from orchestrator.report.statistics.intervals import ratio_interval
 from orchestrator.report.statistics.spread import span
 from orchestrator.report.verdict.base import Option
 from orchestrator.report.verdict.choice import Choice
+from orchestrator.report.verdict.wording import interval_in_points
 
-MOST = 4
+MOST = 4  # configurations
+MOST_COUNTS = 2  # configurations that are also shown on fewer nodes
 
 
 def options(view: WorkloadView, choice: Choice) -> tuple[Option, ...]:
-    """What claims leave to choose from, serial, and the others that were measured best in a quantity."""
+    """What claims leave to choose from, serial, and the others that were measured best in a quantity.
+
+    The first are followed by themselves on the next smaller number of nodes.
+    """
     serial = [choice.serial] if choice.serial else []
-    shown = [*choice.best[: MOST - len(serial)], *serial]
+    chosen = [*choice.best[: MOST - len(serial)], *serial]
     by_time, by_accuracy = choice.usable, sorted(choice.usable, key=lambda group: -ACCURACY.mean_of(group))
     for group in [*by_time[:1], *by_accuracy[:1], *by_time[1:2]]:
-        if len(shown) < MOST and not any(group is other for other in shown):
-            shown.append(group)
+        if len(chosen) < MOST and not any(group is other for other in chosen):
+            chosen.append(group)
+    shown = [
+        each
+        for place, group in enumerate(chosen)
+        for each in (group, _on_fewer_nodes(view, group) if place < MOST_COUNTS else None)
+        if each is not None
+    ]
     rivals = [*choice.usable, *serial]
     claimed = choice.claimed
     return tuple(
@@ -34,9 +45,31 @@ def options(view: WorkloadView, choice: Choice) -> tuple[Option, ...]:
             best_accuracy=_beats_all(group, rivals, claimed.more_accurate),
             best_time=_beats_all(group, rivals, claimed.faster),
             speedup=_decided_speedup(choice, group),
+            difference=_difference_from_serial(choice, group),
         )
         for group in shown
     )
+
+
+def _on_fewer_nodes(view: WorkloadView, group: Group) -> Group | None:
+    """The configuration on the next smaller number of nodes, if it has times and accuracies there."""
+    fewer = [
+        other
+        for other in view.line_groups
+        if other.line == group.line and not other.serial and 1 < other.shape.ranks < group.shape.ranks
+        if ACCURACY.sample(other) and TRAIN_S.sample(other)
+    ]
+    return max(fewer, key=lambda other: other.shape.ranks, default=None)
+
+
+def _difference_from_serial(choice: Choice, group: Group) -> str:
+    """`−8.8 points (−24.8 to +2.8)`, with the interval by which the verdict was decided, if it was."""
+    if choice.serial is None or group.serial:
+        return ABSENT
+    found = choice.claimed.accuracy(group, choice.serial)
+    if found is None:
+        return points(ACCURACY.mean_of(group) - ACCURACY.mean_of(choice.serial))
+    return points(found.difference) + (f" ({interval_in_points(found)})" if found.interval else "")
 
 
 def _decided_speedup(choice: Choice, group: Group) -> tuple[float, float] | None:
@@ -60,18 +93,21 @@ def option(
     best_accuracy: bool = False,
     best_time: bool = False,
     speedup: tuple[float, float] | None = None,
+    difference: str = ABSENT,
 ) -> Option:
     """A configuration with its numbers.
 
     Args:
         time: which of its times is shown.
         speedup: the interval to show; otherwise that of the configuration alone.
+        difference: of its accuracy from serial's, as text.
     """
     accuracy, speedup = interval_of_accuracy(group), speedup or interval_of_speedup(group)
     return Option(
         view.name(group),
         group.shape.label,
         _mean(group, lambda row: row.accuracy, percent, accuracy),
+        difference,
         _time(group, time),
         ABSENT if group.serial else _mean(group, lambda row: row.speedup, ratio, speedup, geometric=True),
         _mean(group, lambda row: row.bytes_sent_per_rank, size),

@@ -135,7 +135,10 @@ def _between(wording: Wording, findings: Sequence[Finding]) -> Parts:
     best, first, exact = choice.best, choice.fastest, choice.most_accurate
     others = [group for group in best if group is not first]
     name = wording.name(first)
-    certainty = [wording.relation_to_serial(choice.serial) if choice.serial else "", _open(wording)]
+    certainty = [wording.relation_to_serial(choice.serial) if choice.serial else ""]
+    losses = wording.losses([first, *([exact] if exact is not first else [])])
+    serial_took = f"{wording.serial_took}{': whether these lose accuracy is undecided' if losses else ''}"
+    certainty += [losses, _open(wording)]
     certainty += [_nodes(wording, first, findings), wording.partitioners]
     if all(claimed.faster(first, other) for other in others):
         alone = len(others) == 1
@@ -143,7 +146,7 @@ def _between(wording: Wording, findings: Sequence[Finding]) -> Parts:
         headline = (
             f"For speed, choose {name} {wording.on} {wording.numbers(first, wording.clock)}; "
             f"whether {which} {'is' if alone else 'are'} more accurate is undecided"
-            f"{wording.serial_took}{_fewer(wording, first, findings)}."
+            f"{_fewer(wording, first, findings)}{serial_took}."
         )
         return headline, certainty, False
     rest = [group for group in best if group is not first and group is not exact]
@@ -160,7 +163,7 @@ def _between(wording: Wording, findings: Sequence[Finding]) -> Parts:
     unnamed = len(rest) - len(named)
     names += [*map(wording.named, named), *([f"{unnamed} more"] if unnamed else [])]
     headline = f"{wording.at_start}, this sweep does not decide between {listed(names)}"
-    return f"{headline}{wording.serial_took}.", list(dict.fromkeys(certainty)), False
+    return f"{headline}{serial_took}.", list(dict.fromkeys(certainty)), False
 
 
 def _open(wording: Wording) -> str:

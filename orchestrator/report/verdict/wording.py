@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import log
 
-from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
+from orchestrator.report.formats import count, first_few, listed, percent, points, ratio, seconds
 from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.statistics.power import MOST_SEEDS
-from orchestrator.report.verdict.choice import Choice, loses
+from orchestrator.report.verdict.choice import TOLERATED, Choice, loses
 from orchestrator.report.verdict.decisions import Decision
 
 MOST_PARTITIONERS = 4  # that are named
@@ -164,6 +164,20 @@ class Wording:
         named = first_few([self.named(other) for other in found], 2) if found else ""
         return f"Faster, but shown to lose accuracy: {named}." if found else ""
 
+    def losses(self, groups: Sequence[Group]) -> str:
+        """The groups measured below serial's accuracy of which that is undecided, as sentences."""
+        serial, parts, seeds = self.choice.serial, [], list[int | None]()
+        for group in groups:
+            found = self.claimed.accuracy(group, serial) if serial else None
+            if found and not found.decided and found.interval and -found.difference > TOLERATED:
+                parts.append(f"{self.name(group)}: {points(found.difference)}{points_between(found)}")
+                seeds.append(found.seeds)
+        if not parts:
+            return ""
+        known = [each for each in seeds if each]
+        decide = f"; {count(max(known), 'seed')} would probably decide" if len(known) == len(seeds) else ""
+        return f"Measured less accurate than serial: {'; '.join(parts)}{decide}."
+
     @property
     def partitioners(self) -> str:
         """The partitioners that are claimed to change accuracy, where not all are ranked, as a sentence."""
@@ -218,6 +232,11 @@ def points_between(found: Decision) -> str:
     return _between(found, ACCURACY.write_bound)
 
 
+def interval_in_points(found: Decision) -> str:
+    """`−10.8 to −0.4`; empty with too few seeds."""
+    return _written(found, ACCURACY.write_bound)
+
+
 def _times(found: Decision) -> str:
     return f"{ratio(found.values[0] / found.values[1])} times"
 
@@ -227,10 +246,12 @@ def _ratios(found: Decision) -> str:
 
 
 def _between(found: Decision, write: Callable[[float], str]) -> str:
-    if found.interval is None:
-        return ""
     undecided = "" if found.decided else ": undecided"
-    return f" ({write(found.interval[0])} to {write(found.interval[1])}{undecided})"
+    return f" ({_written(found, write)}{undecided})" if found.interval else ""
+
+
+def _written(found: Decision, write: Callable[[float], str]) -> str:
+    return f"{write(found.interval[0])} to {write(found.interval[1])}" if found.interval else ""
 
 
 def _be(number: int) -> str:
