@@ -17,13 +17,19 @@ from orchestrator.report.findings.questions import (
 
 
 def test_the_questions_are_in_the_order_of_the_report() -> None:
-    assert list(QUESTIONS) == ["scale", "accuracy", "time", "waiting", "data", "model", "further"]
+    assert list(QUESTIONS) == ["source", "scale", "accuracy", "time", "waiting", "data", "model", "further"]
     assert len({*QUESTIONS.values()}) == len(QUESTIONS)
 
 
 @pytest.mark.parametrize(
     ("topic", "question"),
-    [("Speed", "scale"), ("Stragglers", "waiting"), ("Partitioning", "data"), ("Ablation", FURTHER)],
+    [
+        ("Speed", "scale"),
+        ("Stragglers", "waiting"),
+        ("Partitioning", "data"),
+        ("Ablation", "source"),
+        ("Parameters", FURTHER),
+    ],
 )
 def test_topics_have_a_question(topic: str, question: str) -> None:
     assert question_of_topic(topic) == question
@@ -31,7 +37,7 @@ def test_topics_have_a_question(topic: str, question: str) -> None:
 
 @pytest.mark.parametrize(
     ("figure", "question"),
-    [("speedup", "scale"), ("phases", "time"), ("labels", "data"), ("textbook_optimizers", FURTHER)],
+    [("speedup", "scale"), ("phases", "time"), ("labels", "data"), ("textbook_optimizers", "source")],
 )
 def test_figures_have_a_question(figure: str, question: str) -> None:
     assert question_of_figure(figure) == question

@@ -151,11 +151,14 @@ def draw(comparison: Comparison) -> list[Plot]:
     if sizes := exchange_by_size(comparison, style):
         plots.append(_plot("exchange", "exchange", EXCHANGE_TITLE, sizes, "", workloads[0], ()))
     pairs = {pair.textbook.workload: pair for pair in optimizer_pairs(comparison)}
+    paired = {group.workload for pair in pairs.values() for group in (pair.textbook, pair.library)}
     for number, workload in enumerate(workloads, 1):
         view = comparison.view(workload)
         timelines, missing = timelines_of(view, comparison.windows)
         drawn = [*_textbook(pairs.get(workload)), *_figures(view, style, timelines)]
         for name, title, figure in drawn:
+            if name == "accuracy_over_time" and workload in paired:  # loss curves show more
+                continue
             file = f"{name}-{number}" if len(workloads) > 1 else name
             linked = timelines if name == "timelines" else []
             note = _note(view, name, missing)

@@ -49,7 +49,7 @@ def time_by_phase(groups: Sequence[Group], shape: ClusterShape) -> Chart | None:
     longest = max((sum(seconds.values()) for group, seconds in shown if not group.serial), default=0.0)
     if longest:  # a far longer serial bar would leave no room for the others' phases
         shown = [item for item in shown if sum(item[1].values()) <= FAR_LONGER * longest]
-    if not shown:
+    if all(group.serial for group, _ in shown):  # whose time is that of one phase
         return None
     shown.sort(key=lambda item: (not item[0].serial, sum(item[1].values())))
     names = bar_names([group for group, _ in shown])

@@ -6,6 +6,7 @@ FURTHER = "further"
 
 # Key and heading, in the order of a report.
 QUESTIONS = {
+    "source": "How does it compare with its source?",
     "scale": "How does it scale?",
     "accuracy": "What does it cost in accuracy?",
     "time": "Where does the time go?",
@@ -15,6 +16,7 @@ QUESTIONS = {
     FURTHER: "Further comparisons",
 }
 TOPICS = {
+    "source": ("Published", "Ablation", "Textbook optimizer"),
     "scale": ("Speed", "More nodes", "Links", "Target accuracy"),
     "accuracy": ("Accuracy and time", "Accuracy", "Averaging", "Learning rate", "Not learned"),
     "time": ("Transport", "Exchange", "Cluster time", "Shared cores", "Drift"),
@@ -23,6 +25,7 @@ TOPICS = {
     "model": ("Memory", "Bubble", "Split point"),
 }
 FIGURES = {
+    "source": ("textbook_optimizers",),
     "scale": ("time", "speedup", "cpu_time_speedup", "time_to_target"),
     "accuracy": ("strategies", "accuracy", "accuracy_over_time", "staleness"),
     "time": ("phases", "timelines", "exchange"),

@@ -411,7 +411,7 @@ def _textbook_optimizers(shown: _Shown) -> str:
             if found.kind == kind:
                 textbook, library = found.data["optimizers"]
                 return (
-                    f"{textbook} and {library} have {what} loss curves: they differ by at most "
+                    f"{textbook} and {library} have {what} test-loss curves: they differ by at most "
                     f"{found.data['max_difference']:.1e} of the highest loss."
                 )
     return ""

@@ -30,11 +30,11 @@ def loss_curves(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
         )
         epochs = max(last_epoch(one) or 0 for one, _ in pair.runs)
         equal = difference <= TOLERANCE
+        curves = "the same test-loss curve" if equal else "different test-loss curves"
         text = (
-            f"{textbook} and {library} at lr {run.lr:g} and batch {run.batch_size:,}{where} have "
-            f"{'the same loss curve' if equal else 'different loss curves'}: over {count(epochs, 'epoch')} "
-            f"and {count(len(pair.runs), 'seed')} the losses differ by at most {difference:.1e} of "
-            f"{library}'s highest (tolerance {TOLERANCE:g})."
+            f"{textbook} and {library} at lr {run.lr:g} and batch {run.batch_size:,}{where} have {curves}: "
+            f"over {count(epochs, 'epoch')} and {count(len(pair.runs), 'seed')} the losses differ by at "
+            f"most {difference:.1e} of {library}'s highest (tolerance {TOLERANCE:g})."
         )
         data = {"optimizers": pair.names, "max_difference": difference, "seeds": len(pair.runs)}
         for times in claims.pairs(TRAIN_S, [(pair.textbook, pair.library)]):

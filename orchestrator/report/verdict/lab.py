@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.report.findings.base import Finding
+from orchestrator.report.findings.textbook_optimizers import TOLERANCE
 from orchestrator.report.formats import count, first_few, listed, percent, points, ratio
 from orchestrator.report.metrics.intervals import interval_of_accuracy
 from orchestrator.report.metrics.published import PublishedLine, overrides, published_lines
@@ -130,16 +131,14 @@ def of_textbook_optimizers(comparison: Comparison, findings: Sequence[Finding]) 
         "The textbook optimizer has" if len(found) == 1 else f"All {len(found)} textbook optimizers have"
     )
     worst = max(finding.data["max_difference"] for finding in found)
+    off = f"by {{}} {worst:.1e} of the highest loss (tolerance {TOLERANCE:g})."
     if different:
         headline = (
-            f"{first_few(different)} and the library's optimizer have different loss curves: they differ "
-            f"by up to {worst:.1e} of the highest loss."
+            f"{first_few(different)} and the library's optimizer have different test-loss curves: they "
+            f"differ {off.format('up to')}"
         )
     else:
-        headline = (
-            f"{pairs} the loss curve of the library's: they differ by at most {worst:.1e} of the highest "
-            "loss."
-        )
+        headline = f"{pairs} the test-loss curve of the library's: they differ {off.format('at most')}"
     seeds = min(finding.data["seeds"] for finding in found)
     certainty = f"Compared over every epoch of {count(seeds, 'seed')} with equal weights and samples."
     return Verdict(comparison.workloads[0], headline, certainty, decided=True)
