@@ -17,7 +17,17 @@ from orchestrator.report.findings.questions import (
 
 
 def test_the_questions_are_in_the_order_of_the_report() -> None:
-    assert list(QUESTIONS) == ["source", "scale", "accuracy", "time", "waiting", "data", "model", "further"]
+    assert list(QUESTIONS) == [
+        "source",
+        "links",
+        "scale",
+        "accuracy",
+        "time",
+        "waiting",
+        "data",
+        "model",
+        "further",
+    ]
     assert len({*QUESTIONS.values()}) == len(QUESTIONS)
 
 

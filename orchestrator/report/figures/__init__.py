@@ -10,6 +10,7 @@ from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.curves import accuracy_over_time, loss_curves
 from orchestrator.report.figures.glance import strategies_at_a_glance
 from orchestrator.report.figures.lines import QUANTITIES, lines_over_nodes
+from orchestrator.report.figures.links import time_by_link
 from orchestrator.report.figures.maps import LabelMap, label_maps
 from orchestrator.report.figures.model_partition import bubbles, memory_per_rank, split_points_figure
 from orchestrator.report.figures.partitioners import partitioners_by_strategy
@@ -35,6 +36,10 @@ CAPTIONS = {
         "Sorted by accuracy. Means over seeds; the pale bar is the range over seeds. Grey line: serial. "
         "An arrow is a value outside the axis. Colours are the same in all figures; the list of strategies "
         "below names the file of each."
+    ),
+    "links": (
+        "Geometric means over seeds. Serial has no links. The finding below says which differences are "
+        "shown."
     ),
     "exchange": (
         "All models of the sweep that are otherwise trained alike. Seconds of communication and waiting "
@@ -110,6 +115,10 @@ CAPTIONS = {
         "node and of the whole set: mean and maximum over nodes."
     ),
 }
+# Figures of what links do not change: drawn over that link over which most was run.
+WITHOUT_LINKS = ("memory", "labels", "partitioners")
+# Figures over nodes whose points are in the overview, too, if there is one number of nodes.
+IN_OVERVIEW = ("time", "speedup", "cpu_time_speedup", "accuracy")
 # Figures of the runs with the first partitioner: with several, or with too many for lines.
 WITH_ONE_PARTITIONER = ("stragglers", "memory")
 WITH_FEW_PARTITIONERS = (
@@ -150,6 +159,11 @@ def draw(comparison: Comparison) -> list[Plot]:
     workloads = comparison.workloads
     if sizes := exchange_by_size(comparison, style):
         plots.append(_plot("exchange", "exchange", EXCHANGE_TITLE, sizes, "", workloads[0], ()))
+    fullest = set[Workload]()
+    for views in comparison.over_links().values():
+        fullest.add(max(views, key=lambda view: len(view.groups)).workload)
+        if links := time_by_link(views):
+            plots.append(_plot("links", "links", "Time by link", links, "", views[0].workload, ()))
     pairs = {pair.textbook.workload: pair for pair in optimizer_pairs(comparison)}
     paired = {group.workload for pair in pairs.values() for group in (pair.textbook, pair.library)}
     for number, workload in enumerate(workloads, 1):
@@ -158,6 +172,8 @@ def draw(comparison: Comparison) -> list[Plot]:
         drawn = [*_textbook(pairs.get(workload)), *_figures(view, style, timelines)]
         for name, title, figure in drawn:
             if name == "accuracy_over_time" and workload in paired:  # loss curves show more
+                continue
+            if name in WITHOUT_LINKS and not workload.faults and workload not in fullest:
                 continue
             file = f"{name}-{number}" if len(workloads) > 1 else name
             linked = timelines if name == "timelines" else []
@@ -209,14 +225,18 @@ def _figures(
 ) -> Iterator[tuple[str, str, Chart]]:
     """Name, title and figure of each."""
     figure: Chart | None
-    if figure := strategies_at_a_glance(view, style):
-        yield "strategies", "Strategies at a glance", figure
+    overview = strategies_at_a_glance(view, style)
+    if overview:
+        yield "strategies", "Strategies at a glance", overview
+    counts = {group.shape.ranks for group in view.line_groups if not group.serial}
     if figure := partitioners_by_strategy(view):
         yield "partitioners", "Accuracy by partitioner and strategy", figure
     if figure := time_to_target(view.line_groups, style):
         yield "time_to_target", "Time to target accuracy", figure
     for quantity in QUANTITIES if any(not group.serial for group in view.groups) else ():
         if quantity.only_on not in (None, view.clock):
+            continue
+        if overview and len(counts) == 1 and quantity.name in IN_OVERVIEW:
             continue
         if figure := lines_over_nodes(view.line_groups, style, quantity):
             yield quantity.name, quantity.title_on(view.clock), figure

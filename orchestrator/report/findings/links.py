@@ -13,7 +13,6 @@ from orchestrator.report.metrics.links import measured
 from orchestrator.report.metrics.quantities import TRAIN_S
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import one_per_work
-from orchestrator.report.model.labels import Workload
 from orchestrator.report.model.rows import Row
 
 
@@ -22,8 +21,7 @@ def links(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
 
     Strategies are compared over the same link, with the comparisons of the workload's other findings.
     """
-    same = _over_links(comparison)
-    for base, views in same.items():
+    for base, views in comparison.over_links().items():
         found = [each for view in views if (each := _fastest(view, claims))]
         if len(found) < 2:
             continue
@@ -37,15 +35,6 @@ def links(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
             },
             base if len(comparison.workloads) > len(views) else None,
         )
-
-
-def _over_links(comparison: Comparison) -> dict[Workload, list[WorkloadView]]:
-    """The views that differ only in their links, by their workload without links."""
-    found: dict[Workload, list[WorkloadView]] = {}
-    for workload in comparison.workloads:
-        if not workload.faults:
-            found.setdefault(workload.without_links, []).append(comparison.view(workload))
-    return found
 
 
 def _fastest(view: WorkloadView, claims: Claims) -> tuple[str, dict[str, Any], tuple[Row, ...]] | None:

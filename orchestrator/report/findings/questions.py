@@ -7,6 +7,7 @@ FURTHER = "further"
 # Key and heading, in the order of a report.
 QUESTIONS = {
     "source": "How does it compare with its source?",
+    "links": "Which strategy suits which link?",
     "scale": "How does it scale?",
     "accuracy": "What does it cost in accuracy?",
     "time": "Where does the time go?",
@@ -17,7 +18,8 @@ QUESTIONS = {
 }
 TOPICS = {
     "source": ("Published", "Ablation", "Textbook optimizer"),
-    "scale": ("Speed", "More nodes", "Links", "Target accuracy"),
+    "links": ("Links",),
+    "scale": ("Speed", "More nodes", "Target accuracy"),
     "accuracy": ("Accuracy and time", "Accuracy", "Averaging", "Learning rate", "Not learned"),
     "time": ("Transport", "Exchange", "Cluster time", "Shared cores", "Drift"),
     "waiting": ("Stragglers", "Slow node"),
@@ -26,6 +28,7 @@ TOPICS = {
 }
 FIGURES = {
     "source": ("textbook_optimizers",),
+    "links": ("links",),
     "scale": ("time", "speedup", "cpu_time_speedup", "time_to_target"),
     "accuracy": ("strategies", "accuracy", "accuracy_over_time", "staleness"),
     "time": ("phases", "timelines", "exchange"),

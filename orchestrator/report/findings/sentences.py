@@ -12,13 +12,25 @@ from typing import Any
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.findings.data_partition import SKEWED_BITS
 from orchestrator.report.findings.stragglers import MIN_SHARE
-from orchestrator.report.formats import bits, first_few, percent, points, ratio, seconds, size
+from orchestrator.report.formats import (
+    bits,
+    count,
+    first_few,
+    listed,
+    percent,
+    points,
+    ratio,
+    seconds,
+    size,
+)
 from orchestrator.report.metrics.learning import target_reached
 from orchestrator.report.metrics.model_partition import bubble, memory_bytes
 from orchestrator.report.metrics.quantities import ACCURACY, EXCHANGE_S_PER_STEP, TRAIN_S
 from orchestrator.report.metrics.stragglers import mean_wait_shares
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, Metric
+
+OWN = "this machine's own links"
 
 
 def figure_sentence(name: str, view: WorkloadView, findings: Sequence[Finding]) -> str:
@@ -145,6 +157,25 @@ def _lines(shown: _Shown, known: Callable[[Group], bool]) -> list[list[Group]]:
         if not group.serial and not group.shape.slower_nodes and known(group):
             lines.setdefault(group.line, []).append(group)
     return [groups for groups in lines.values() if groups[0].shape.ranks < groups[-1].shape.ranks]
+
+
+def _links(shown: _Shown) -> str:
+    found = [
+        data
+        for each in [*shown.findings, *shown.with_others]
+        if each.kind == "links"
+        for data in each.data["links"]
+    ]
+    if not found:
+        return ""
+    decided = [data for data in found if data["fastest"]]
+    if not decided:
+        return f"No strategy is shown to be the fastest over any of {count(len(found), 'link')}."
+    named = [f"{data['fastest']} over {data['link'] or OWN}" for data in decided]
+    open_ = (
+        f"; {len(found) - len(decided)} of {len(found)} are undecided" if len(decided) < len(found) else ""
+    )
+    return f"Shown to be the fastest: {listed(named)}{open_}."
 
 
 def _time(shown: _Shown) -> str:
@@ -423,6 +454,7 @@ def _be(number: int) -> str:
 
 _RULES: dict[str, Callable[[_Shown], str]] = {
     "strategies": _strategies,
+    "links": _links,
     "exchange": _exchange,
     "textbook_optimizers": _textbook_optimizers,
     "partitioners": _partitioners,

@@ -169,6 +169,14 @@ class Comparison:
             workload, [group for group in planned if group.ok], _busiest(planned), len(self.workloads) > 1
         )
 
+    def over_links(self) -> dict[Workload, list[WorkloadView]]:
+        """The views that differ only in their links, by their workload without links."""
+        found: dict[Workload, list[WorkloadView]] = {}
+        for workload in self.workloads:
+            if not workload.faults:
+                found.setdefault(workload.without_links, []).append(self.view(workload))
+        return found
+
     @property
     def failed(self) -> list[Row]:
         return [row for row in self.rows if not row.ok]

@@ -15,7 +15,7 @@ from orchestrator.report.verdict.choice import TOLERATED, choose
 from orchestrator.report.verdict.decisions import Decision, Decisions
 from orchestrator.report.verdict.nodes import node_count
 from orchestrator.report.verdict.options import options
-from orchestrator.report.verdict.wording import Wording, accuracy, points_between, seeds_needed
+from orchestrator.report.verdict.wording import Open, Wording, accuracy, points_between, seeds_needed
 
 MOST_NAMED = 3  # configurations in a headline
 Parts = tuple[str, list[str], bool]  # the headline, sentences on its certainty, and whether it is decided
@@ -125,7 +125,10 @@ def _no_gain(wording: Wording, serial: Group, findings: Sequence[Finding]) -> Pa
     times = [claimed.time(first, serial)]
     certainty = [wording.slower_than_serial(serial), wording.tempting(serial)]
     question = f"whether {name} is faster or slower than serial"
-    certainty += [seeds_needed(times, question) or _open(wording), _nodes(wording, first, findings)]
+    certainty += [
+        seeds_needed((times, question)) or seeds_needed(_open(wording)),
+        _nodes(wording, first, findings),
+    ]
     return f"{text}.", [*certainty, wording.partitioners], False
 
 
@@ -138,7 +141,8 @@ def _between(wording: Wording, findings: Sequence[Finding]) -> Parts:
     certainty = [wording.relation_to_serial(choice.serial) if choice.serial else ""]
     losses = wording.losses([first, *([exact] if exact is not first else [])])
     serial_took = f"{wording.serial_took}{': whether these lose accuracy is undecided' if losses else ''}"
-    certainty += [losses, _open(wording)]
+    which = f"whether {'this is' if exact is first else 'these are'} less accurate than serial"
+    certainty += [seeds_needed((losses, which), _open(wording))]
     certainty += [_nodes(wording, first, findings), wording.partitioners]
     if all(claimed.faster(first, other) for other in others):
         alone = len(others) == 1
@@ -166,15 +170,15 @@ def _between(wording: Wording, findings: Sequence[Finding]) -> Parts:
     return f"{headline}{serial_took}.", list(dict.fromkeys(certainty)), False
 
 
-def _open(wording: Wording) -> str:
-    """How many seeds would probably decide between the configurations that claims leave."""
+def _open(wording: Wording) -> Open:
+    """What is undecided between the configurations that claims leave."""
     claimed, first = wording.claimed, wording.choice.fastest
     others = [other for other in wording.choice.best if other is not first]
     times = [claimed.time(other, first) for other in others if not claimed.faster(first, other)]
     accuracies = [claimed.accuracy(other, first) for other in others if claimed.faster(first, other)]
     if times and any(times):
-        return seeds_needed(times, "which is faster")
-    return seeds_needed(accuracies, "which is more accurate")
+        return times, "which is faster"
+    return accuracies, "which is more accurate"
 
 
 def _chosen(wording: Wording, serial: Group, findings: Sequence[Finding]) -> Parts:
@@ -198,7 +202,7 @@ def _chosen(wording: Wording, serial: Group, findings: Sequence[Finding]) -> Par
         text = f"For speed, choose {name} {on}: {speed}; whether its accuracy of {own} is below serial's "
         return (
             f"{text}{reference} is undecided{fewer}.",
-            [*certainty, seeds_needed([found], "whether it is less accurate")],
+            [*certainty, seeds_needed(([found], "whether it is less accurate"))],
             False,
         )
     return f"Choose {name} {on}: {speed}, at {own} accuracy (serial {reference}){fewer}.", certainty, True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from math import log
 
-from orchestrator.report.formats import count, first_few, listed, percent, points, ratio, seconds
+from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
 from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
@@ -164,19 +164,13 @@ class Wording:
         named = first_few([self.named(other) for other in found], 2) if found else ""
         return f"Faster, but shown to lose accuracy: {named}." if found else ""
 
-    def losses(self, groups: Sequence[Group]) -> str:
-        """The groups measured below serial's accuracy of which that is undecided, as sentences."""
-        serial, parts, seeds = self.choice.serial, [], list[int | None]()
-        for group in groups:
-            found = self.claimed.accuracy(group, serial) if serial else None
-            if found and not found.decided and found.interval and -found.difference > TOLERATED:
-                parts.append(f"{self.name(group)}: {points(found.difference)}{points_between(found)}")
-                seeds.append(found.seeds)
-        if not parts:
-            return ""
-        known = [each for each in seeds if each]
-        decide = f"; {count(max(known), 'seed')} would probably decide" if len(known) == len(seeds) else ""
-        return f"Measured less accurate than serial: {'; '.join(parts)}{decide}."
+    def losses(self, groups: Sequence[Group]) -> list[Decision]:
+        """The undecided comparisons with serial in which groups were measured less accurate."""
+        serial = self.choice.serial
+        found = [self.claimed.accuracy(group, serial) for group in groups] if serial else []
+        return [
+            each for each in found if each and each.verdict == "undecided" and -each.difference > TOLERATED
+        ]
 
     @property
     def partitioners(self) -> str:
@@ -207,24 +201,31 @@ def accuracy(group: Group) -> str:
     return percent(ACCURACY.mean_of(group))
 
 
-def seeds_needed(open_: Iterable[Decision | None], question: str) -> str:
-    """How many seeds would probably decide what is undecided, as a sentence.
+Open = tuple[Iterable[Decision | None], str]  # comparisons, and what they leave open, `which is faster`
 
-    Args:
-        question: what is undecided, as in `which is faster`.
-    """
-    undecided = [found for found in open_ if found and found.verdict == "undecided"]
-    if not undecided:
-        return ""
-    known = [found.seeds for found in undecided if found.seeds]
-    if not known:
-        return f"More than {MOST_SEEDS} seeds would be needed to decide {question}."
-    what = question if len(known) == len(undecided) else f"a part of {question}"
-    seeds = max(known)
-    return (
-        f"If the differences are as measured, {count(seeds, 'seed')} per configuration (--repeat {seeds}) "
-        f"would probably decide {what}."
-    )
+
+def seeds_needed(*open_: Open) -> str:
+    """How many seeds would probably decide what is undecided, as sentences; empty if all is decided."""
+    within, beyond = list[tuple[int, str]](), list[str]()
+    for comparisons, question in open_:
+        undecided = [found for found in comparisons if found and found.verdict == "undecided"]
+        known = [found.seeds for found in undecided if found.seeds]
+        if known:
+            whole = len(known) == len(undecided)
+            within.append((max(known), question if whole else f"a part of {question}"))
+        elif undecided:
+            beyond.append(question)
+    sentences = []
+    if within:
+        (seeds, question), *others = within
+        first = (
+            f"{count(seeds, 'seed')} per configuration (--repeat {seeds}) would probably decide {question}"
+        )
+        rest = [f"{count(seeds, 'seed')} {question}" for seeds, question in others]
+        sentences.append(f"If the differences are as measured, {listed([first, *rest])}.")
+    if beyond:
+        sentences.append(f"More than {MOST_SEEDS} seeds would be needed to decide {listed(beyond, 'or')}.")
+    return " ".join(sentences)
 
 
 def points_between(found: Decision) -> str:
