@@ -47,7 +47,7 @@ class Axis:
     def drawn(self) -> alt.Axis:
         ticks: dict[str, Any] = {"values": list(self.ticks)} if self.ticks else {"tickCount": 5}
         shown: dict[str, Any] = {"format": self.format, "labelOverlap": "greedy", "titlePadding": 10}
-        shown["labelSeparation"] = 4
+        shown |= {"labelSeparation": 4, "labelFlush": False}  # a flushed label hides its neighbour
         return alt.Axis(title=self.title, **shown, **ticks)
 
     @property
