@@ -20,6 +20,7 @@ def test_the_questions_are_in_the_order_of_the_report() -> None:
     assert list(QUESTIONS) == [
         "source",
         "links",
+        "partitioners",
         "scale",
         "accuracy",
         "time",
@@ -36,7 +37,7 @@ def test_the_questions_are_in_the_order_of_the_report() -> None:
     [
         ("Speed", "scale"),
         ("Stragglers", "waiting"),
-        ("Partitioning", "data"),
+        ("Partitioning", "partitioners"),
         ("Ablation", "source"),
         ("Parameters", FURTHER),
     ],

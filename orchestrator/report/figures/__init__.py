@@ -110,13 +110,15 @@ CAPTIONS = {
     ),
     "labels": (
         "The samples that nodes trained on, in the run of the lowest seed for each partitioner and number "
-        "of nodes. Colours compare between maps of equally many nodes; an empty cell is no sample. "
-        "JS divergence (bits) and EMD, the earth mover's distance (0 to 2), are between the labels of a "
-        "node and of the whole set: mean and maximum over nodes."
+        "of nodes; of many maps, those of the number of nodes at which strategies are compared. Colours "
+        "compare between maps of equally many nodes; an empty cell is no sample. JS divergence (bits) and "
+        "EMD, the earth mover's distance (0 to 2), are between the labels of a node and of the whole set: "
+        "mean and maximum over nodes."
     ),
 }
+MANY_MAPS = 8  # of labels; of more, those of the compared number of nodes are drawn
 # Figures of what links do not change: drawn over that link over which most was run.
-WITHOUT_LINKS = ("memory", "labels", "partitioners")
+WITHOUT_LINKS = ("memory", "labels", "partitioners", "strategies", "accuracy")
 # Figures over nodes whose points are in the overview, too, if there is one number of nodes.
 IN_OVERVIEW = ("time", "speedup", "cpu_time_speedup", "accuracy")
 # Figures of the runs with the first partitioner: with several, or with too many for lines.
@@ -236,7 +238,7 @@ def _figures(
     for quantity in QUANTITIES if any(not group.serial for group in view.groups) else ():
         if quantity.only_on not in (None, view.clock):
             continue
-        if overview and len(counts) == 1 and quantity.name in IN_OVERVIEW:
+        if (overview or view.workload.link) and len(counts) == 1 and quantity.name in IN_OVERVIEW:
             continue
         if figure := lines_over_nodes(view.line_groups, style, quantity):
             yield quantity.name, quantity.title_on(view.clock), figure
@@ -260,5 +262,7 @@ def _figures(
         for row, summary in partitions
         if summary
     ]
+    if len(maps) > MANY_MAPS:
+        maps = [each for each in maps if each.shape == view.shape] or maps
     if maps:
         yield "labels", "Samples per rank and label", label_maps(maps)

@@ -17,6 +17,7 @@ MAX_COLUMNS_IN_HALF = 4  # of a page
 OPACITY = 0.6  # of full colour, so that text over it stays readable
 ROW, LINE = 30, 13  # pixels of a row with a name of one line, and of each further line
 CHARACTER = 7  # pixels
+LEAST_COLUMN = 96  # pixels
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,10 @@ class Grid:
         width = (FULL_WIDTH if wide else HALF_PAGE - 20) - extent_of(names)
         height = alt.Step(ROW + LINE * max(name.count("\n") for name in names))
         drawn = layered(self._shades(width), self._numbers(width))
-        return Chart.of(drawn.properties(title=title, width=width, height=height), wide=wide)
+        # On a narrow page the grid scrolls, since narrower columns have no room for their names.
+        least = extent_of(names) + LEAST_COLUMN * len(self.columns.names)
+        meta = {"least": least}
+        return Chart.of(drawn.properties(title=title, width=width, height=height, usermeta=meta), wide=wide)
 
     def _shades(self, width: int) -> alt.Chart:
         scale = alt.Scale(domain=[0, self.most], range=[0, OPACITY], clamp=True)

@@ -8,6 +8,7 @@ FURTHER = "further"
 QUESTIONS = {
     "source": "How does it compare with its source?",
     "links": "Which strategy suits which link?",
+    "partitioners": "Which partitioner costs accuracy?",
     "scale": "How does it scale?",
     "accuracy": "What does it cost in accuracy?",
     "time": "Where does the time go?",
@@ -23,7 +24,8 @@ TOPICS = {
     "accuracy": ("Accuracy and time", "Accuracy", "Averaging", "Learning rate", "Not learned"),
     "time": ("Transport", "Exchange", "Cluster time", "Shared cores", "Drift"),
     "waiting": ("Stragglers", "Slow node"),
-    "data": ("Partitioning", "Verification"),
+    "partitioners": ("Partitioning",),
+    "data": ("Verification",),
     "model": ("Memory", "Bubble", "Split point"),
 }
 FIGURES = {
@@ -33,7 +35,8 @@ FIGURES = {
     "accuracy": ("strategies", "accuracy", "accuracy_over_time", "staleness"),
     "time": ("phases", "timelines", "exchange"),
     "waiting": ("stragglers",),
-    "data": ("partitioners", "labels"),
+    "partitioners": ("partitioners",),
+    "data": ("labels",),
     "model": ("memory", "bubbles", "split_points"),
 }
 

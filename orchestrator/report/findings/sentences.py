@@ -66,9 +66,10 @@ class _Shown:
 
     @property
     def groups(self) -> Sequence[Group]:
-        """The configurations that are compared, or else all that are not serial, or serial."""
+        """The configurations that figures compare, or else all that are not serial, or serial."""
         view = self.view
-        return view.candidates or [group for group in view.groups if not group.serial] or view.groups
+        others = [group for group in view.groups if not group.serial]
+        return view.ranked_candidates or others or view.groups
 
     @property
     def at(self) -> str:
@@ -231,7 +232,7 @@ def _speedup(shown: _Shown) -> str:
 
 
 def _cpu_time_speedup(shown: _Shown) -> str:
-    for groups in (shown.view.candidates, shown.view.line_groups):
+    for groups in (shown.view.ranked_candidates, shown.view.line_groups):
         learned = [group for group in shown.learned(groups) if not group.serial]
         if ranked := shown.measured(learned, lambda row: row.cpu_time_speedup):
             best, group = ranked[-1]
@@ -254,7 +255,7 @@ def _staleness(shown: _Shown) -> str:
 
 
 def _accuracy_over_time(shown: _Shown) -> str:
-    compared = [*shown.view.candidates, *([shown.view.serial] if shown.view.serial else [])]
+    compared = [*shown.view.ranked_candidates, *([shown.view.serial] if shown.view.serial else [])]
     groups = [
         group
         for group in shown.learned(compared)
@@ -312,7 +313,7 @@ def _stragglers(shown: _Shown) -> str:
     if not found:
         waits = [
             float(shares.max())
-            for shares in map(mean_wait_shares, shown.view.candidates)
+            for shares in map(mean_wait_shares, shown.view.reference_candidates)
             if shares is not None
         ]
         measured = f"; the longest wait for one rank was {percent(max(waits))} of the time" if waits else ""
@@ -321,7 +322,11 @@ def _stragglers(shown: _Shown) -> str:
             f"{shown.at}{measured}."
         )
     most = found[0]
-    more = f"; so a rank delays others in {len(found) - 1} more" if len(found) > 1 else ""
+    more = (
+        f"; one rank delays others in {count(len(found) - 1, 'other configuration')}, too"
+        if len(found) > 1
+        else ""
+    )
     return (
         f"In {most['strategy']}, the other ranks waited for rank {most['rank']} during "
         f"{percent(most['share_of_time'])} of the time{more}."
@@ -404,7 +409,19 @@ def _partitioners(shown: _Shown) -> str:
     gains = sum(each["decision"] == "more" for each in effects)
     if gains:
         return f"No partitioner is shown to cost accuracy against {reference}, {gains} to gain some."
-    return f"No partitioner is shown to change accuracy against {reference}."
+    named = [
+        (each, data["partitioner"], strategy)
+        for data in shown.of("partitioner_effect")
+        for each, strategy in zip(data["compared"], data["accuracy"], strict=True)
+    ]
+    largest, label, strategy = max(named, key=lambda item: abs(item[0]["values"][0] - item[0]["values"][1]))
+    change = largest["values"][0] - largest["values"][1]
+    needed = largest["seeds_to_decide"]
+    decide = f"; {count(needed, 'seed')} would probably decide" if needed else ""
+    return (
+        f"Whether a partitioner changes accuracy against {reference} is undecided; the largest change "
+        f"measured is {points(change)} ({label}, {strategy}){decide}."
+    )
 
 
 def _labels(shown: _Shown) -> str:
@@ -422,7 +439,10 @@ def _labels(shown: _Shown) -> str:
     )
     if divergence < SKEWED_BITS:
         return f"{seen}; their labels are nearly those of the whole set ({bits(divergence)} bits off)."
-    return f"{seen}; labels are skewed most with {most.partitioner_label}, by {bits(divergence)} bits."
+    return (
+        f"{seen}; labels are skewed most with {most.partitioner_label}, by {bits(divergence)} bits in the "
+        "mean over nodes and seeds."
+    )
 
 
 def _exchange(shown: _Shown) -> str:

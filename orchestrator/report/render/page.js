@@ -116,7 +116,8 @@
   const unpacked = unpack("figures").then(JSON.parse);
   let config, figures; // once they are unpacked
   const leastPanel = 64; // pixels
-  const narrow = 480; // pixels; legends have two columns then
+  const legendEntry = 130; // pixels
+  const oneLine = 620; // pixels; legends of wider figures are in one line
   let embed;
 
   /** Vega, which stays packed until the first figure needs it. */
@@ -171,10 +172,10 @@
    * Lets the figure take the width of its place, and at least what its text needs. The same in Vega-Lite,
    * `width: "container"`, complains about figures whose height is a number of lines.
    */
-  function fill({ width: _, signals = [], ...rest }) {
+  function fill({ width: _, signals = [], usermeta, ...rest }) {
     const update = "max(containerSize()[0], least)";
     const events = [{ signal: "least" }, { source: "window", type: "resize" }];
-    const own = [{ name: "least", value: 0 }, { name: "width", init: update, on: [{ events, update }] }];
+    const own = [{ name: "least", value: usermeta?.least ?? 0 }, { name: "width", init: update, on: [{ events, update }] }];
     return { ...rest, autosize: { type: "fit-x", contains: "padding" }, signals: [...own, ...signals] };
   }
 
@@ -237,8 +238,10 @@
     return { ...rest, concat, columns };
   }
 
-  const configFor = (available) =>
-    ({ ...config, aria: false, legend: { ...config.legend, ...(available < narrow ? { columns: 2 } : {}) } });
+  function configFor(available) {
+    const columns = available < oneLine ? { columns: Math.max(2, Math.floor((available - legendEntry) / legendEntry)) } : {};
+    return { ...config, aria: false, legend: { ...config.legend, ...columns } };
+  }
 
   /** Draws a figure that its place is wide enough for, if it can be that narrow. */
   async function drawIn(target, spec, available) {
@@ -476,7 +479,7 @@
   function setUpPrinting() {
     let opened = [];
     addEventListener("beforeprint", () => {
-      opened = all("figcaption details:not([open]), .all-findings:not([open]), .verdict details:not([open])");
+      opened = all("details.reasons:not([open]), figcaption details:not([open]), .all-findings:not([open]), .verdict details:not([open])");
       for (const details of opened) details.open = true;
     });
     addEventListener("afterprint", () => {

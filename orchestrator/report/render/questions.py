@@ -80,13 +80,18 @@ def questions(
             )
         ]
         about = [
-            finding
-            for finding in findings
-            if not finding.caution and question_of_topic(finding.topic) == key
+            finding for finding in findings if not finding.caution and _question_of(finding, plots) == key
         ]
         if figures or about:
             found.append(Question(key, heading, figures, parts(about, names)))
     return found
+
+
+def _question_of(finding: Finding, plots: Sequence[Plot]) -> str:
+    """The key of the question that a finding answers; partitioners have one if they have a figure."""
+    key = question_of_topic(finding.topic)
+    compared = key != "partitioners" or any(kind_of(plot) == key for plot in plots)
+    return key if compared else "data"
 
 
 def parts(findings: Sequence[Finding], names: WorkloadNames) -> list[Part]:

@@ -34,7 +34,8 @@ class Verdict:
     """What to choose for a workload.
 
     headline: one sentence. certainty: what is decided, what is not, and what would decide it. decided:
-    whether claims decide the choice. options: at most four, which the reader chooses between.
+    whether claims decide the choice. options: what the reader chooses between. shown: what is shown of the
+    first option, `the fastest of 5; slower than serial`; empty if that is only whether it is decided.
     """
 
     workload: Workload
@@ -42,6 +43,7 @@ class Verdict:
     certainty: str
     decided: bool
     options: tuple[Option, ...] = ()
+    shown: str = ""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from orchestrator.replay.described import MAX_CONTENTION
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.formats import count, first_few, listed, percent, ratio
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.model.rows import Row
+from orchestrator.report.model.rows import SERIAL, Row
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.verdict.base import Evidence
 
@@ -119,7 +119,11 @@ def _clock(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
             ok = False
         elif lost := [share for row in comparison.rows if (share := _without_core(row)) > MAX_CONTENTION]:
             most = f"up to {percent(max(lost))} of the time"
-            parts.append(f"{wall}; in {count(len(lost), 'run')}, ranks waited for cores ({most})")
+            serial = any(
+                row.strategy == SERIAL and _without_core(row) > MAX_CONTENTION for row in comparison.rows
+            )
+            which = ", those of serial included" if serial else ""
+            parts.append(f"{wall}; in {count(len(lost), 'run')}, ranks waited for cores ({most}){which}")
             ok = False
         else:
             parts.append(f"{wall}; ranks shared no cores")
@@ -181,12 +185,14 @@ def _drift(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
         return None
     changed = [each for each in found if not each[0][0] <= 1 <= each[0][1]]
     (low, high), factor = max(changed or found, key=lambda each: abs(each[1] - 1))
-    factor_of = f"a factor of {ratio(factor)} ({ratio(low)} to {ratio(high)}) from first run to last"
+    interval = f"{ratio(factor)} times ({ratio(low)} to {ratio(high)})"
     if not changed:
-        text = f"{'undecided' if cautions else 'none is shown in times'}: {factor_of}"
+        text = f"{'undecided' if cautions else 'none is shown in times'}: {interval} from first run to last"
         return Evidence("Drift", text, not cautions, kinds.anchor("drift", "no_drift"))
-    where = f" in {len(changed)} of {len(found)} workloads, by up to" if len(found) > 1 else " by"
-    return Evidence("Drift", f"times changed{where} {factor_of}", False, kinds.anchor("drift"))
+    where = f"in {len(changed)} of {len(found)} workloads, times" if len(found) > 1 else "times"
+    most = ", most in one" if len(changed) > 1 else ""
+    text = f"{where} {'rose' if factor > 1 else 'fell'} from first run to last{most}: {interval}"
+    return Evidence("Drift", text, False, kinds.anchor("drift"))
 
 
 def _learning(comparison: Comparison, kinds: _Kinds) -> Evidence | None:

@@ -41,7 +41,7 @@ def among_strategies(view: WorkloadView, findings: Sequence[Finding], decisions:
     else:
         headline, certainty, decided = _without_serial(wording, findings)
     text = " ".join(filter(None, certainty))
-    return Verdict(view.workload, headline, text, decided, options(view, choice))
+    return Verdict(view.workload, headline, text, decided, options(view, choice), wording.shown)
 
 
 def _nothing(view: WorkloadView) -> str:

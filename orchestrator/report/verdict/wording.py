@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from math import log
 
-from orchestrator.report.formats import count, first_few, listed, percent, ratio, seconds
+from orchestrator.report.formats import count, first_few, listed, percent, points, ratio, seconds
 from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
@@ -87,6 +87,9 @@ class Wording:
         slower = sum(self.claimed.faster(serial, group) for group in best)
         if not faster and not slower:
             return "None of them is shown to be faster or slower than serial."
+        if faster == 1 < len(best) and not slower:
+            (one,) = [group for group in best if self.claimed.faster(group, serial)]
+            return f"Of these, only {self.name(one)} is shown to be faster than serial."
         if faster == len(best):
             return f"{'Both' if faster == 2 else 'All'} are shown to be faster than serial."
         parts = [f"{faster} {_be(faster)} shown to be faster than serial"] if faster else []
@@ -113,6 +116,19 @@ class Wording:
         """Whether the first of the best is claimed to be faster than all other usable configurations."""
         first = self.choice.fastest
         return all(self.claimed.faster(first, other) for other in self.choice.usable if other is not first)
+
+    @property
+    def shown(self) -> str:
+        """What is shown of the configuration measured fastest of the best: `slower than serial`."""
+        claimed, first, serial = self.claimed, self.choice.fastest, self.choice.serial
+        parts = []
+        if (number := len(self.choice.usable)) > 1:
+            parts.append(f"the fastest of {number}" if self.shown_fastest else "the fastest: undecided")
+        if serial is not None:
+            faster, slower = claimed.faster(first, serial), claimed.faster(serial, first)
+            against = "faster than serial" if faster else "slower than serial" if slower else ""
+            parts.append(against or "faster or slower than serial: undecided")
+        return "; ".join(parts)
 
     @property
     def pick(self) -> str:
@@ -176,6 +192,7 @@ class Wording:
     def partitioners(self) -> str:
         """The partitioners that are claimed to change accuracy, where not all are ranked, as a sentence."""
         view, changed = self.view, {"less": dict[str, None](), "more": dict[str, None]()}
+        undecided = list[tuple[Decision, str]]()
         if not view.of_ranked:
             return ""
         for group in self.choice.best:
@@ -185,12 +202,21 @@ class Wording:
                 found = self.claimed.accuracy(other, group)
                 if found and found.decided:
                     changed[found.verdict][other.partitioner_label] = None
+                elif found and -found.difference > TOLERATED:
+                    undecided.append((found, f"{other.partitioner_label}, {other.strategy_label}"))
         parts = [
             f"{what} with {first_few([*labels], MOST_PARTITIONERS)}"
             for what, labels in (("lower", changed["less"]), ("higher", changed["more"]))
             if labels
         ]
         compared = f"All this is with {view.partitioners[0]}"
+        if not parts and undecided:
+            most, which = min(undecided, key=lambda item: item[0].difference)
+            decide = f"; {count(most.seeds, 'seed')} would probably decide" if most.seeds else ""
+            return (
+                f"{compared}; whether others cost accuracy is undecided, measured are up to "
+                f"{points(most.difference)} ({which}){decide}."
+            )
         if not parts:
             return f"{compared}; no other partitioner is shown to change accuracy."
         return f"{compared}; accuracy is shown to be {' and '.join(parts)}."
