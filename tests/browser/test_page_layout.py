@@ -62,6 +62,9 @@ def test_the_page_is_complete_without_scripts(
     assert figures.count() > 0
     assert visible(page, "figure[data-figure] .drawing > svg") == figures.count()
     assert tables.count() > 0
+    for folded in page.locator("details.table").all():
+        if folded.get_attribute("open") is None:
+            folded.locator("> summary").click()
     assert visible(page, "table[data-sortable]") == tables.count()
     assert (
         visible(page, "table[data-sortable] thead th") == page.locator("[data-sortable] thead th").count()

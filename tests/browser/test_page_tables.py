@@ -37,7 +37,7 @@ def test_sorting_with_the_keyboard(key: str, reader: Reader, small_report: Path)
 
 
 def test_lines_without_a_value_stay_last(reader: Reader, hostile_report: Path) -> None:
-    runs = reader.open(hostile_report).locator("#runs > .wide > table")
+    runs = reader.open(hostile_report).locator("#runs details.table > .wide > table")
     assert runs.locator("td.cause").count() > 1
     assert check_sorting(runs) > 0
 
@@ -132,7 +132,7 @@ def test_fragments_that_are_no_view_change_nothing(reader: Reader, small_report:
 
 def test_link_to_a_run_opens_its_section(reader: Reader, small_report: Path) -> None:
     page = reader.open(small_report)
-    link = page.locator("#runs > .wide tbody a").first
+    link = page.locator("#runs details.table tbody a").first
     link.click()
     key = (link.get_attribute("href") or "").removeprefix("#")
     run = page.locator(f"details.run[id='{key}']")

@@ -140,7 +140,8 @@ def _between(wording: Wording, findings: Sequence[Finding]) -> Parts:
     name = wording.name(first)
     certainty = [wording.relation_to_serial(choice.serial) if choice.serial else ""]
     losses = wording.losses([first, *([exact] if exact is not first else [])])
-    serial_took = f"{wording.serial_took}{': whether these lose accuracy is undecided' if losses else ''}"
+    undecided = _undecided_losses(losses, alone=exact is first)
+    serial_took = f"{wording.serial_took}{undecided}"
     which = f"whether {'this is' if exact is first else 'these are'} less accurate than serial"
     certainty += [seeds_needed((losses, which), _open(wording))]
     certainty += [_nodes(wording, first, findings), wording.partitioners]
@@ -168,6 +169,14 @@ def _between(wording: Wording, findings: Sequence[Finding]) -> Parts:
     names += [*map(wording.named, named), *([f"{unnamed} more"] if unnamed else [])]
     headline = f"{wording.at_start}, this sweep does not decide between {listed(names)}"
     return f"{headline}{serial_took}.", list(dict.fromkeys(certainty)), False
+
+
+def _undecided_losses(losses: Sequence[Decision], alone: bool) -> str:
+    """`: whether these lose accuracy (−8.8 points and −5.4 points as measured) is undecided`."""
+    if not losses:
+        return ""
+    lost = listed([points(found.difference) for found in losses])
+    return f": whether {'this loses' if alone else 'these lose'} accuracy ({lost} as measured) is undecided"
 
 
 def _open(wording: Wording) -> Open:
