@@ -175,7 +175,10 @@ def text_console(file: TextIO | None = None) -> Console:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise KeyboardInterrupt once on Ctrl-C, a closed terminal or SIGTERM; ignore repeats."""
+    """Raise KeyboardInterrupt once on Ctrl-C, a closed terminal or SIGTERM; ignore repeats.
+
+    A signal that is ignored stays ignored: `nohup` lets a sweep outlive its terminal.
+    """
 
     def interrupt(*_: Any) -> NoReturn:
         for number in signals:
@@ -183,7 +186,8 @@ def interruptible() -> Iterator[None]:
         raise KeyboardInterrupt
 
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, interrupt) for number in signals}
+    heeded = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in heeded}
     try:
         yield
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -123,9 +124,14 @@ def _end(file: Path, out: Path, runtime: str, sent: signal.Signals, after_s: flo
         time.sleep(after_s)
         process.send_signal(sent)
         output, _ = process.communicate(timeout=EXIT_S)
+        hangs = []
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, _ = process.communicate()
+        hangs = [f"no end {EXIT_S:.0f} s after the signal: {output[-1500:]}"]
     finally:
         process.kill()
-    wrong = [f"there is a traceback: {output[-1500:]}"] if "Traceback" in output else []
+    wrong = [*hangs, *([f"there is a traceback: {output[-1500:]}"] if "Traceback" in output else [])]
     # Before its packages are imported, Python itself ends by the signal; a sweep may also be finished.
     if process.returncode not in (0, -sent, 130 if sent is not signal.SIGKILL else -sent):
         wrong.append(f"exit code {process.returncode}")

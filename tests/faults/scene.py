@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,7 +22,7 @@ from orchestrator.results.store import SweepPaths, read_result
 from orchestrator.runtimes.identity import identity
 from orchestrator.sweeps.load import load_sweep
 from tests.faults.case import DOCKER, Case, Moment
-from tests.support.command_line import PROJECT, environment, orchestrator
+from tests.support.command_line import PROJECT, environment, heed_signals, orchestrator
 from tests.support.places import MPIRUN, PLACES, DockerPlace, Place
 from tests.support.runs import event_files
 from trainer.spec.run_spec import RunSpec
@@ -91,6 +92,7 @@ class Scene:
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
+                preexec_fn=heed_signals,
             )
         self.started_at = time.time()
         process = psutil.Process(self.command.pid)
@@ -204,8 +206,11 @@ class Scene:
             self.until(lambda: self._reported("train_end"), "training has not ended")
 
     def _starting(self) -> bool:
-        if not self.paths.run(self.run.key).spec.exists():  # the sweep warms the machine up
+        spec = self.paths.run(self.run.key).spec
+        if not spec.exists():  # the sweep warms the machine up
             return False
+        if self.in_containers and "--cold" in self.case.options:  # those of that run may still be there
+            self.containers.since = datetime.fromtimestamp(spec.stat().st_mtime, UTC).isoformat()
         return bool(self.place.starting(self.run, 0)) or any(self.place.commands(*MPIRUN))
 
     def _reported(self, kind: str, all_ranks: bool = False) -> bool:

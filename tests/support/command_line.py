@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,12 @@ def run_cli(*arguments: str | Path, timeout_s: float = 120) -> subprocess.Comple
     )
 
 
+def heed_signals() -> None:
+    """In a child: heed the signals that tests in the background ignore, and their children with them."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start_sweep(file: Path, out: Path, *options: str) -> subprocess.Popen[str]:
     """Start a sweep and return while it runs."""
     return subprocess.Popen(
@@ -52,4 +59,5 @@ def start_sweep(file: Path, out: Path, *options: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=heed_signals,
     )

@@ -80,6 +80,8 @@ class LocalPlace(Place):
 class DockerPlace(Place):
     """Containers of an engine on this machine, whose processes it can see."""
 
+    since = ""  # leave out containers that were created before this moment, in UTC and ISO 8601
+
     def containers(self, role: str = "", number: int | None = None) -> list[dict[str, Any]]:
         """The containers of a service and with a number, as `docker inspect` describes them."""
         filters = [f"label={LABEL}={self.label}"]
@@ -92,7 +94,7 @@ class DockerPlace(Place):
             inspected: list[dict[str, Any]] = json.loads(docker("inspect", *found) or "[]")
         except ValueError:
             return []  # one was removed meanwhile
-        return inspected
+        return [each for each in inspected if each["Created"] >= self.since]
 
     def node(self, run: RunSpec, rank: int) -> dict[str, Any] | None:
         """The container of a rank's node."""

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,25 @@ from tests.unit.conftest import PROJECT
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """The signals are not ignored, as they are if the tests run in the background."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("heeded")
+def test_an_ignored_signal_stays_ignored() -> None:
+    """As those of a command of `nohup`."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with run_sweep.interruptible():
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+@pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize("number", SIGNALS)
 def test_signal_interrupts_once_and_not_during_cleanup(number: signal.Signals) -> None:
     before = [signal.getsignal(each) for each in SIGNALS]
