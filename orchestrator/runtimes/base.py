@@ -109,7 +109,10 @@ class Runtime(ABC):
         """Why this machine cannot execute the run, and how to fix that; None if it can."""
 
     def expect(self, runs: Sequence[RunSpec], data_dir: Path) -> None:  # noqa: B027
-        """Note the runs to come, so that warm nodes are started for the largest. Starts nothing."""
+        """Note the runs to come, so that warm nodes are started for the largest. Starts nothing.
+
+        Raises InputError if nodes cannot read the data of one.
+        """
 
     def warm_groups(self, runs: Sequence[RunSpec], data_dir: Path) -> list[list[RunSpec]]:
         """The runs in groups; the nodes for all runs of a group can be warm at the same time."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from orchestrator.errors import InputError
 from orchestrator.runtimes.docker import live, project
+from orchestrator.runtimes.docker.runtime import check_readable
 from tests.unit.cluster_support import assigned
 from tests.unit.conftest import event
 from tests.unit.docker_support import FakeRun, Row, container, ended
 from trainer.cluster.hand_over import ALIVE, ENDED, Ending
 from trainer.cluster.run_record import RunRecord
+from trainer.spec.run_spec import RunSpec
 
 
 @pytest.fixture
@@ -317,3 +321,17 @@ def test_launcher_has_the_quota_of_a_node(tmp_path: Path, monkeypatch: pytest.Mo
         ["1", "launcher-1", "node-1", "node-2"],
         ["0.5", "node-3"],
     ]
+
+
+def test_unreadable_data_is_found_before_anything_starts(tmp_path: Path) -> None:
+    run = RunSpec.model_validate({"strategy": "serial", "dataset": "mnist", "model": "lenet"})
+    file = tmp_path / run.dataset.files[0]
+    file.parent.mkdir(parents=True)
+    for directory in (tmp_path, *file.parents[: len(file.relative_to(tmp_path).parts) - 1]):
+        directory.chmod(0o755)
+    file.write_bytes(b"")
+    file.chmod(0o604)
+    check_readable(tmp_path, run)
+    file.chmod(0o600)
+    with pytest.raises(InputError, match=re.escape(str(file))):
+        check_readable(tmp_path, run)

@@ -165,6 +165,8 @@ class DockerRuntime(Runtime):
         return not (self.cold or elastic or spec.checkpoints or spec.restarts or spec.on_gpu or small)
 
     def expect(self, runs: Sequence[RunSpec], data_dir: Path) -> None:
+        for spec in {run.dataset.model_dump_json(): run for run in runs}.values():
+            check_readable(data_dir, spec)
         for spec in filter(self._is_warm, runs):
             run = self._cluster(spec, RunPaths(Path()), data_dir)
             kind = _kind(spec, run)
@@ -200,7 +202,8 @@ class DockerRuntime(Runtime):
         if not is_responding(self.engine) and (reason := self.unavailable_reason()):
             raise InputError(f"{reason}\nthen run the same command to resume")
         self._reaper = self._reaper or Reaper(identity())
-        check_mounts(plan.paths.directory, plan.data_dir, plan.spec)
+        check_mounts(plan.paths.directory, plan.data_dir)
+        check_readable(plan.data_dir, plan.spec)  # it may have changed since the sweep began
         if plan.spec.checkpoints:
             make_world_writable(checkpoints_of(plan.paths))
         run = self._cluster(plan.spec, plan.paths, plan.data_dir)
@@ -274,7 +277,7 @@ def _kind(spec: RunSpec, run: Cluster) -> Kind:
     return run.files, common, tuple(spec.node_speed or ())
 
 
-def check_mounts(directory: Path, data_dir: Path, run: RunSpec) -> None:
+def check_mounts(directory: Path, data_dir: Path) -> None:
     """Check that containers can use the mounted directories. Raises InputError."""
     for path in (directory, data_dir):
         if ":" in str(path.resolve()):
@@ -282,6 +285,10 @@ def check_mounts(directory: Path, data_dir: Path, run: RunSpec) -> None:
     if not data_dir.exists():  # else the engine creates it as root
         data_dir.mkdir(parents=True)
         data_dir.chmod(0o755)
+
+
+def check_readable(data_dir: Path, run: RunSpec) -> None:
+    """Check that containers can read the files of the run's dataset. Raises InputError."""
     needed = [data_dir / name for name in run.dataset.files]
     for path in [file for file in needed if file.exists()]:
         for each in (path, *path.parents[: len(path.relative_to(data_dir).parts)]):
