@@ -109,6 +109,7 @@ def test_the_error_comes_from_runs_with_a_core_for_each_rank(comparison: Compari
     assert error.median == pytest.approx(0.4 / 4.4, rel=1e-2)
     data = finding_of(comparison, "cluster_time").data
     assert (data["median_error"], data["worst_error"]) == (error.median, error.worst)
+    assert data["unchecked_ranks"] == [4]
     assert wall_by_cluster(row_of(comparison, "serial")) == pytest.approx(1.0)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.report.findings import find
 from orchestrator.report.findings.base import Finding
+from orchestrator.report.formats import ABSENT
 from orchestrator.report.model.comparison import Comparison, compare
 from orchestrator.report.verdict import Verdict, verdicts
 from orchestrator.report.verdict.choice import Choice, choose
@@ -330,3 +331,44 @@ def test_a_changed_lab_is_judged_as_a_sweep() -> None:
     published = [{"runs": {"nodes": 1}, "accuracy": 0.9}]
     (verdict,) = a_lab(published, overrides=["--set epochs=1"])
     assert "all_reduce" in verdict.headline
+
+
+def test_an_option_shows_its_difference_from_serial_and_itself_on_fewer_nodes() -> None:
+    results = [
+        *SERIAL_RUNS,
+        *runs("all_reduce", 3.0, 0.896, nodes=4),
+        *runs("ddp", 5.0, 0.896, nodes=4),
+        *runs("all_reduce", 5.0, 0.898, nodes=2),
+    ]
+    options = {(option.name, option.shape.split()[0]): option for option in the_verdict(*results).options}
+    best, fewer, serial = (
+        options[key]
+        for key in (("all_reduce over mpi", "4"), ("all_reduce over mpi", "2"), ("serial", "1"))
+    )
+    assert list(options)[:2] == [("all_reduce over mpi", "4"), ("all_reduce over mpi", "2")]
+    assert best.difference.split()[0] == "−0.4"
+    assert "(" in best.difference  # the interval of the comparison
+    assert fewer.difference.split() == ["−0.2", "points"]  # which was not compared
+    assert serial.difference == ABSENT
+
+
+def test_undecided_losses_are_in_the_headline_as_measured() -> None:
+    results = [
+        *SERIAL_RUNS,
+        *runs("all_reduce", 4.0, 0.86, spread=0.05),
+        *runs("ddp", 6.0, 0.90),
+    ]
+    assert "all_reduce loses accuracy (−4.0" in the_verdict(*results).headline.replace(" over mpi", "")
+
+
+@pytest.mark.parametrize(
+    ("time", "step", "shown"),
+    [
+        (4.0, 0.02, ("the fastest of 2", "faster than serial")),
+        (12.0, 0.02, ("the fastest of 2", "slower than serial")),
+        (8.0, 0.02, ("the fastest of 2", "faster or slower than serial: undecided")),
+    ],
+)
+def test_what_is_shown_of_the_first_option(time: float, step: float, shown: tuple[str, str]) -> None:
+    results = [*SERIAL_RUNS, *runs("all_reduce", time, 0.9, step), *runs("ddp", 20.0, 0.9)]
+    assert tuple(the_verdict(*results).shown.split("; ")) == shown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.formats import count, listed, points
@@ -140,10 +140,11 @@ def _between(wording: Wording, findings: Sequence[Finding]) -> Parts:
     name = wording.name(first)
     certainty = [wording.relation_to_serial(choice.serial) if choice.serial else ""]
     losses = wording.losses([first, *([exact] if exact is not first else [])])
-    undecided = _undecided_losses(losses, alone=exact is first)
+    undecided = _undecided_losses(losses)
     serial_took = f"{wording.serial_took}{undecided}"
-    which = f"whether {'this is' if exact is first else 'these are'} less accurate than serial"
-    certainty += [seeds_needed((losses, which), _open(wording))]
+    which = f"{next(iter(losses))} is" if len(losses) == 1 else "these are"
+    question = f"whether {which} less accurate than serial"
+    certainty += [seeds_needed((losses.values(), question), _open(wording))]
     certainty += [_nodes(wording, first, findings), wording.partitioners]
     if all(claimed.faster(first, other) for other in others):
         alone = len(others) == 1
@@ -171,12 +172,13 @@ def _between(wording: Wording, findings: Sequence[Finding]) -> Parts:
     return f"{headline}{serial_took}.", list(dict.fromkeys(certainty)), False
 
 
-def _undecided_losses(losses: Sequence[Decision], alone: bool) -> str:
+def _undecided_losses(losses: Mapping[str, Decision]) -> str:
     """`: whether these lose accuracy (−8.8 points and −5.4 points as measured) is undecided`."""
     if not losses:
         return ""
-    lost = listed([points(found.difference) for found in losses])
-    return f": whether {'this loses' if alone else 'these lose'} accuracy ({lost} as measured) is undecided"
+    lost = listed([points(found.difference) for found in losses.values()])
+    which = f"{next(iter(losses))} loses" if len(losses) == 1 else "these lose"
+    return f": whether {which} accuracy ({lost} as measured) is undecided"
 
 
 def _open(wording: Wording) -> Open:

@@ -180,13 +180,15 @@ class Wording:
         named = first_few([self.named(other) for other in found], 2) if found else ""
         return f"Faster, but shown to lose accuracy: {named}." if found else ""
 
-    def losses(self, groups: Sequence[Group]) -> list[Decision]:
-        """The undecided comparisons with serial in which groups were measured less accurate."""
+    def losses(self, groups: Sequence[Group]) -> dict[str, Decision]:
+        """By name, the undecided comparisons with serial in which groups were measured less accurate."""
         serial = self.choice.serial
-        found = [self.claimed.accuracy(group, serial) for group in groups] if serial else []
-        return [
-            each for each in found if each and each.verdict == "undecided" and -each.difference > TOLERATED
-        ]
+        found = {self.name(group): self.claimed.accuracy(group, serial) for group in groups if serial}
+        return {
+            name: each
+            for name, each in found.items()
+            if each and each.verdict == "undecided" and -each.difference > TOLERATED
+        }
 
     @property
     def partitioners(self) -> str:
