@@ -38,9 +38,10 @@ def curve(group: Group) -> list[CurvePoint]:
     shared = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
     points = []
     for epoch in shared:
+        time = Spread.of((run[epoch][0] for run in runs), geometric=True)
         accuracy = Spread.of(run[epoch][1] for run in runs)
-        if accuracy:
-            points.append(CurvePoint(epoch, fmean(run[epoch][0] for run in runs), accuracy))
+        if time and accuracy:
+            points.append(CurvePoint(epoch, time.mean, accuracy))
     return points
 
 
@@ -100,7 +101,7 @@ def _records(group: Group, shown: Sequence[Group]) -> list[Record]:
         (point.train_s, point.accuracy, f"{seconds(point.train_s)}, epoch {point.epoch}")
         for point in points
     ]
-    final, train_s = group.accuracy, group.over(lambda row: row.train_s)
+    final, train_s = group.accuracy, group.over(lambda row: row.train_s, geometric=True)
     if local and final and train_s:
         at = max(train_s.mean, points[-1].train_s)
         drawn.append((at, final, f"{seconds(at)}, average of the local models"))

@@ -17,7 +17,7 @@ MAX_COLUMNS_IN_HALF = 4  # of a page
 OPACITY = 0.6  # of full colour, so that text over it stays readable
 ROW, LINE = 30, 13  # pixels of a row with a name of one line, and of each further line
 CHARACTER = 7  # pixels
-LEAST_COLUMN = 96  # pixels
+GAP = 10  # pixels between names
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,15 @@ class Grid:
         height = alt.Step(ROW + LINE * max(name.count("\n") for name in names))
         drawn = layered(self._shades(width), self._numbers(width))
         # On a narrow page the grid scrolls, since narrower columns have no room for their names.
-        least = extent_of(names) + LEAST_COLUMN * len(self.columns.names)
+        lines = [line for name in self._columns(width).values() for line in name]
+        least = extent_of(names) + len(self.columns.names) * (CHARACTER * max(map(len, lines)) + GAP)
         meta = {"least": least}
         return Chart.of(drawn.properties(title=title, width=width, height=height, usermeta=meta), wide=wide)
+
+    def _columns(self, width: int) -> dict[str, list[str]]:
+        """The lines of each column's name."""
+        characters = width // len(self.columns.names) // CHARACTER
+        return {name: _folded(name, characters) for name in self.columns.names}
 
     def _shades(self, width: int) -> alt.Chart:
         scale = alt.Scale(domain=[0, self.most], range=[0, OPACITY], clamp=True)
@@ -67,8 +73,7 @@ class Grid:
         return drawn.encode(text="written:N")
 
     def _cells(self, width: int) -> alt.Chart:
-        characters = width // len(self.columns.names) // CHARACTER
-        columns = {name: _folded(name, characters) for name in self.columns.names}
+        columns = self._columns(width)
         rows = {name: fold(name).split("\n") for name in self.rows.names}
         extent = extent_of([*map(fold, self.rows.names)])
         axis: dict[str, Any] = {"title": None, "ticks": False, "domain": False, "labelAngle": 0}

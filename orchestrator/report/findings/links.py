@@ -59,6 +59,7 @@ def _fastest(view: WorkloadView, claims: Claims) -> tuple[str, dict[str, Any], t
         "fastest": view.name(first) if ranking.best is first else None,
         "order": [view.name(group) for group in groups],
         "train_s": [TRAIN_S.mean_of(group) for group in groups],
+        "accuracy": [group.accuracy.mean if group.accuracy else None for group in groups],
         "compared": compared_data(ranking.of(first)),
     }
     return text, data, evidence([first, second])

@@ -6,7 +6,7 @@ FURTHER = "further"
 
 # Key and heading, in the order of a report.
 QUESTIONS = {
-    "source": "How does it compare with its source?",
+    "source": "How does it compare with its reference?",
     "links": "Which strategy suits which link?",
     "partitioners": "Which partitioner costs accuracy?",
     "scale": "How does it scale?",

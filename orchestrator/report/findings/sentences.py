@@ -31,6 +31,7 @@ from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, Metric
 
 OWN = "this machine's own links"
+NEAR = 0.01  # of accuracy
 
 
 def figure_sentence(name: str, view: WorkloadView, findings: Sequence[Finding]) -> str:
@@ -172,9 +173,16 @@ def _links(shown: _Shown) -> str:
     decided = [data for data in found if data["fastest"]]
     if not decided:
         return f"No strategy is shown to be the fastest over any of {count(len(found), 'link')}."
-    named = [f"{data['fastest']} over {data['link'] or OWN}" for data in decided]
+    named = [
+        f"{data['fastest']}{f' ({percent(accuracy)})' if accuracy is not None else ''} over "
+        f"{data['link'] or OWN}"
+        for data in decided
+        for accuracy in data["accuracy"][:1]
+    ]
     open_ = (
-        f"; {len(found) - len(decided)} of {len(found)} are undecided" if len(decided) < len(found) else ""
+        f"; {len(found) - len(decided)} of {len(found)} {_be(len(found) - len(decided))} undecided"
+        if len(decided) < len(found)
+        else ""
     )
     return f"Shown to be the fastest: {listed(named)}{open_}."
 
@@ -186,9 +194,9 @@ def _time(shown: _Shown) -> str:
     gained = sum(set(data["steps"]) == {"less"} for data in found)
     slower = sum("more" in data["steps"] for data in found)
     if gained:
-        number = f"all {gained}" if gained == len(found) else f"{gained} of {len(found)}"
+        number = f"All {gained}" if gained == len(found) else f"{gained} of {len(found)}"
         which = found[0]["strategy"] if len(found) == 1 else f"{number} configurations"
-        text = f"Every step to more nodes is shown to make {which} faster{shown.clock}"
+        text = f"{which} {_be(gained)} shown to become faster{shown.clock} with every step to more nodes"
     else:
         text = f"No configuration is shown to become faster{shown.clock} with every step to more nodes"
     return text + (f"; {slower} {_be(slower)} shown to become slower at a step." if slower else ".")
@@ -316,7 +324,7 @@ def _stragglers(shown: _Shown) -> str:
             for shares in map(mean_wait_shares, shown.view.reference_candidates)
             if shares is not None
         ]
-        measured = f"; the longest wait for one rank was {percent(max(waits))} of the time" if waits else ""
+        measured = f"; undecided waits were measured at up to {percent(max(waits))}" if waits else ""
         return (
             f"No rank is shown to delay the others for {percent(MIN_SHARE)} of the time or more "
             f"{shown.at}{measured}."
@@ -418,9 +426,12 @@ def _partitioners(shown: _Shown) -> str:
     change = largest["values"][0] - largest["values"][1]
     needed = largest["seeds_to_decide"]
     decide = f"; {count(needed, 'seed')} would probably decide" if needed else ""
+    far = {name for each, name, _ in named if abs(each["values"][0] - each["values"][1]) > NEAR}
+    near = [name for name in dict.fromkeys(name for _, name, _ in named) if name not in far]
+    alike = f" Within one point as measured: {listed(near)}." if near else ""
     return (
         f"Whether a partitioner changes accuracy against {reference} is undecided; the largest change "
-        f"measured is {points(change)} ({label}, {strategy}){decide}."
+        f"measured is {points(change)} ({label}, {strategy}){decide}.{alike}"
     )
 
 

@@ -15,7 +15,7 @@ from orchestrator.report.model.groups import Group, Metric
 from orchestrator.report.model.rows import Row
 from orchestrator.report.statistics.contrasts import Sample
 
-MOST_WRITTEN = 100  # the ratio beyond which a bound says nothing more
+MOST_WRITTEN = 1000  # the ratio beyond which a bound says nothing more
 MOST_LOG = 700.0  # of a float
 
 

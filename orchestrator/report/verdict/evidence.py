@@ -8,7 +8,7 @@ from orchestrator.replay.described import MAX_CONTENTION
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.formats import count, first_few, listed, percent, ratio
 from orchestrator.report.model.comparison import Comparison
-from orchestrator.report.model.rows import SERIAL, Row
+from orchestrator.report.model.rows import Row
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
 from orchestrator.report.verdict.base import Evidence
 
@@ -117,13 +117,12 @@ def _clock(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
             limit = min(data["limit"] for data in shared)
             parts.append(f"{wall} on shared cores, where no speedup can exceed {limit:.3g}")
             ok = False
-        elif lost := [share for row in comparison.rows if (share := _without_core(row)) > MAX_CONTENTION]:
-            most = f"up to {percent(max(lost))} of the time"
-            serial = any(
-                row.strategy == SERIAL and _without_core(row) > MAX_CONTENTION for row in comparison.rows
-            )
-            which = ", those of serial included" if serial else ""
-            parts.append(f"{wall}; in {count(len(lost), 'run')}, ranks waited for cores ({most}){which}")
+        elif lost := {
+            row.key: share for row in comparison.rows if (share := _without_core(row)) > MAX_CONTENTION
+        }:
+            run, share = max(lost.items(), key=lambda item: item[1])
+            most = f"{percent(share)} of the time in {run}"
+            parts.append(f"{wall}; in {count(len(lost), 'run')}, ranks waited for cores, most {most}")
             ok = False
         else:
             parts.append(f"{wall}; ranks shared no cores")

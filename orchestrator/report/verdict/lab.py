@@ -127,9 +127,8 @@ def of_textbook_optimizers(comparison: Comparison, findings: Sequence[Finding]) 
     if not found or any(comparison.view(workload).candidates for workload in comparison.workloads):
         return None
     different = [finding.data["optimizers"][0] for finding in found if finding.caution]
-    pairs = (
-        "The textbook optimizer has" if len(found) == 1 else f"All {len(found)} textbook optimizers have"
-    )
+    names = list(dict.fromkeys(finding.data["optimizers"][0] for finding in found))
+    settings = f" in all {len(found)} settings" if len(found) > len(names) else ""
     worst = max(finding.data["max_difference"] for finding in found)
     off = f"by {{}} {worst:.1e} of the highest loss (tolerance {TOLERANCE:g})."
     if different:
@@ -138,7 +137,10 @@ def of_textbook_optimizers(comparison: Comparison, findings: Sequence[Finding]) 
             f"differ {off.format('up to')}"
         )
     else:
-        headline = f"{pairs} the test-loss curve of the library's: they differ {off.format('at most')}"
+        headline = (
+            f"{first_few(names)} {'has' if len(names) == 1 else 'have'} the test-loss curve of the "
+            f"library's{settings}: they differ {off.format('at most')}"
+        )
     seeds = min(finding.data["seeds"] for finding in found)
     certainty = f"Compared over every epoch of {count(seeds, 'seed')} with equal weights and samples."
     return Verdict(comparison.workloads[0], headline, certainty, decided=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 from orchestrator.report.formats import ABSENT, percent, points, ratio, seconds, size
 from orchestrator.report.metrics.intervals import interval_of_accuracy, interval_of_speedup
@@ -30,12 +31,8 @@ def options(view: WorkloadView, choice: Choice) -> tuple[Option, ...]:
     for group in [*by_time[:1], *by_accuracy[:1], *by_time[1:2]]:
         if len(chosen) < MOST and not any(group is other for other in chosen):
             chosen.append(group)
-    shown = [
-        each
-        for place, group in enumerate(chosen)
-        for each in (group, _on_fewer_nodes(view, group) if place < MOST_COUNTS else None)
-        if each is not None
-    ]
+    fewer = [_on_fewer_nodes(view, group) for group in chosen[:MOST_COUNTS]]
+    shown = [each for pair in zip_longest(chosen, fewer) for each in pair if each is not None]
     rivals = [*choice.usable, *serial]
     claimed = choice.claimed
     return tuple(
@@ -45,6 +42,7 @@ def options(view: WorkloadView, choice: Choice) -> tuple[Option, ...]:
             best_accuracy=_beats_all(group, rivals, claimed.more_accurate),
             best_time=_beats_all(group, rivals, claimed.faster),
             speedup=_decided_speedup(choice, group),
+            compared=not any(group is other for other in fewer),
             difference=_difference_from_serial(choice, group),
         )
         for group in shown
@@ -93,6 +91,7 @@ def option(
     best_accuracy: bool = False,
     best_time: bool = False,
     speedup: tuple[float, float] | None = None,
+    compared: bool = True,
     difference: str = ABSENT,
 ) -> Option:
     """A configuration with its numbers.
@@ -100,9 +99,11 @@ def option(
     Args:
         time: which of its times is shown.
         speedup: the interval to show; otherwise that of the configuration alone.
+        compared: whether its speedup has an interval.
         difference: of its accuracy from serial's, as text.
     """
-    accuracy, speedup = interval_of_accuracy(group), speedup or interval_of_speedup(group)
+    accuracy = interval_of_accuracy(group)
+    speedup = (speedup or interval_of_speedup(group)) if compared else None
     return Option(
         view.name(group),
         group.shape.label,

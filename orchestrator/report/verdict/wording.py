@@ -37,6 +37,13 @@ class Wording:
         return f"O{self.on[1:]}"
 
     @property
+    def where(self) -> str:
+        """Why the choice is on this number of nodes, as a sentence; empty if there is no other."""
+        others = {group.shape for group in self.view.groups if not group.serial} - {self.view.shape}
+        on = f"{self.view.shape.label}, where most configurations were run"
+        return f"Strategies are compared on {on}." if others else ""
+
+    @property
     def clock(self) -> str:
         """What the first time of a sentence needs, unless it is wall time."""
         return "" if self.view.clock == "wall" else " in cluster time"
@@ -217,7 +224,7 @@ class Wording:
             decide = f"; {count(most.seeds, 'seed')} would probably decide" if most.seeds else ""
             return (
                 f"{compared}; whether others cost accuracy is undecided, measured are up to "
-                f"{points(most.difference)} ({which}){decide}."
+                f"{points(most.difference)} on {self.view.shape.label} ({which}){decide}."
             )
         if not parts:
             return f"{compared}; no other partitioner is shown to change accuracy."
