@@ -16,8 +16,23 @@ MAX_VALUES = (
 )
 
 
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+
 class _Loader(yaml.SafeLoader):
     """SafeLoader that refuses duplicate keys and reads 1e-3, a string in YAML 1.1."""
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        """As JSON, join the escapes of a surrogate pair to one character; refuse half of a pair."""
+        value = super().construct_scalar(node)
+        if not isinstance(value, str) or not SURROGATE.search(value):
+            return value
+        try:
+            return value.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            raise yaml.MarkedYAMLError(
+                problem="half of a surrogate pair, which is no character", problem_mark=node.start_mark
+            ) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[str, int] = {}

@@ -45,6 +45,7 @@ def path(tmp_path: Path) -> Path:
             ": must be a mapping with the keys name, description, lab, base, repeat, quick, blocks",
         ),
         ("serial", ": must be a mapping with the keys name, description, lab, base, repeat, quick, blocks"),
+        ('name: s\nbase: {"\\ud800": 1}\n', ":2: half of a surrogate pair, which is no character"),
         ("name: s\nname: t\n", ":2: duplicate key 'name', also in line 1"),
         ("name: s\nblocks: [{base: {lr: 1, lr: 2}}]\n", ":2: duplicate key 'lr', also in line 2"),
         ("name: s\nblocks: [{\n", ":3: "),

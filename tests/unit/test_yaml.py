@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,8 @@ def test_unreadable_files(tmp_path: Path) -> None:
         with pytest.raises(InputError) as caught:
             read_yaml(path)
         assert str(caught.value).startswith(f"{path}: {reason}")
+
+
+def test_escapes_of_a_surrogate_pair_are_one_character() -> None:
+    """As in JSON, of which every document is YAML."""
+    assert parse_yaml(json.dumps({"\U00010000": "\U0001f600"}), "s.yml") == {"\U00010000": "\U0001f600"}
