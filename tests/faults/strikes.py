@@ -209,10 +209,12 @@ def fill_directory(directory: str) -> Strike:
 
 
 def _containers(scene: Scene, role: str) -> list[str]:
+    """Those that run: the engine does not kill a container that it has only created."""
     if role != "node":
-        return [each["Id"] for each in scene.containers.containers(role)]
-    found = (scene.containers.node(scene.run, rank) for rank in scene.victims)
-    return [each["Id"] for each in found if each]
+        found = scene.containers.containers(role)
+    else:
+        found = [each for rank in scene.victims if (each := scene.containers.node(scene.run, rank))]
+    return [each["Id"] for each in found if each["State"]["Running"]]
 
 
 def _init(scene: Scene, rank: int) -> int:
