@@ -213,9 +213,16 @@ def _traceback(scene: Scene) -> list[str]:
 
 
 def _end(scene: Scene) -> list[str]:
-    """End and remove everything. Returns what was left although the command had ended."""
-    ended = not scene.running
+    """End and remove everything. Returns what was left although the command had ended.
+
+    What a dead engine leaves is removed by the next command.
+    """
+    ended, fault = not scene.running, scene.case.fault
     scene.end()
+    if fault.alone:
+        fault.repair(scene)
+    if fault.leaves:
+        clean(scene.runtime)
     left: list[str] = []
     if ended and not _until(lambda: not scene.left(), LEFT_S):
         left = [f"{each} is left" for each in scene.left()]
