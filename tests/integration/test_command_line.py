@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,14 @@ import pytest
 from orchestrator.cli import main
 from orchestrator.results.records import RunResult
 from orchestrator.results.store import read_result
-from tests.support.command_line import PROJECT, environment, orchestrator, run_cli, start_sweep
+from tests.support.command_line import (
+    PROJECT,
+    environment,
+    heed_signals,
+    orchestrator,
+    run_cli,
+    start_sweep,
+)
 from tests.support.processes import node_processes, wait_until
 from tests.support.runs import HANGING_SWEEP
 
@@ -117,9 +123,7 @@ def test_interruption_while_packages_are_imported_has_no_traceback() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        preexec_fn=partial(
-            signal.signal, signal.SIGINT, signal.SIG_DFL
-        ),  # shells ignore it in the background
+        preexec_fn=heed_signals,
     )
     wait_until(lambda: "pydantic_core" in Path(f"/proc/{process.pid}/maps").read_text())
     process.send_signal(signal.SIGINT)
