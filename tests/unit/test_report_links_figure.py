@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.report.figures.links import OWN, time_by_link
+from orchestrator.report.figures.links import time_by_link
+from orchestrator.report.metrics.links import OWN_LINKS
 from orchestrator.report.model.comparison import Comparison
 from tests.unit.report_support import a_comparison, a_run, around, repeated
 
@@ -35,10 +36,10 @@ def test_cells_are_shaded_by_the_fastest_distributed_strategy_of_their_link() ->
     link = "10 Mbit/s, 1 ms"
     assert {name: record["shade"] for name, record in found.items()} == {
         ("serial", link): 0,
-        ("serial", OWN): 0,
+        ("serial", OWN_LINKS): 0,
         ("all_reduce · gloo", link): pytest.approx(log(4), rel=0.01),
         ("gossip · gloo", link): 0,
-        ("all_reduce · gloo", OWN): 0,
+        ("all_reduce · gloo", OWN_LINKS): 0,
     }
     assert found["all_reduce · gloo", link]["written"].split() == ["8.00", "s"]
 

@@ -12,13 +12,13 @@ from orchestrator.report import formats
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.figures.grid import Grid, Side
 from orchestrator.report.figures.style import series_name
+from orchestrator.report.metrics.links import OWN_LINKS
 from orchestrator.report.metrics.quantities import TRAIN_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 
 MIN_LINKS = 2
 SLOWEST = 10.0  # times as long as the fastest over the same link: full colour
-OWN = "this machine's own links"
 TIPS = {
     "series": "strategy",
     "link": "links",
@@ -57,7 +57,7 @@ def _records(view: WorkloadView) -> Iterator[dict[str, Any]]:
         return
     fastest = min(map(TRAIN_S.mean_of, timed))
     for group in [*serial, *timed]:
-        yield _record(group, view.workload.link or OWN, TRAIN_S.mean_of(group) / fastest)
+        yield _record(group, view.workload.link or OWN_LINKS, TRAIN_S.mean_of(group) / fastest)
 
 
 def _record(group: Group, link: str, slower: float) -> dict[str, Any]:

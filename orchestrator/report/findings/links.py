@@ -9,7 +9,7 @@ from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, compared_data
 from orchestrator.report.findings.speed import time_and_accuracy, timed
 from orchestrator.report.formats import count, first_few, listed, seconds
-from orchestrator.report.metrics.links import measured
+from orchestrator.report.metrics.links import OWN_LINKS, measured
 from orchestrator.report.metrics.quantities import TRAIN_S
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 from orchestrator.report.model.groups import one_per_work
@@ -68,7 +68,7 @@ def _fastest(view: WorkloadView, claims: Claims) -> tuple[str, dict[str, Any], t
 def _link(view: WorkloadView, rows: Sequence[Row]) -> str:
     """`links of 10 Mbit/s, 1 ms (measured: 9.52 Mbit/s, 1.10 ms)`."""
     if not view.workload.link:
-        return "this machine's own links"
+        return OWN_LINKS
     enforced = not any(row.link_not_enforced for row in rows)
     speeds = measured(rows)
     achieved = f"measured: {speeds}" if speeds else "not measured"

@@ -24,13 +24,13 @@ from orchestrator.report.formats import (
     size,
 )
 from orchestrator.report.metrics.learning import target_reached
+from orchestrator.report.metrics.links import OWN_LINKS
 from orchestrator.report.metrics.model_partition import bubble, memory_bytes
 from orchestrator.report.metrics.quantities import ACCURACY, EXCHANGE_S_PER_STEP, TRAIN_S
 from orchestrator.report.metrics.stragglers import mean_wait_shares
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, Metric
 
-OWN = "this machine's own links"
 NEAR = 0.01  # of accuracy
 
 
@@ -175,7 +175,7 @@ def _links(shown: _Shown) -> str:
         return f"No strategy is shown to be the fastest over any of {count(len(found), 'link')}."
     named = [
         f"{data['fastest']}{f' ({percent(accuracy)})' if accuracy is not None else ''} over "
-        f"{data['link'] or OWN}"
+        f"{data['link'] or OWN_LINKS}"
         for data in decided
         for accuracy in data["accuracy"][:1]
     ]

@@ -10,6 +10,8 @@ from orchestrator.report.model.rows import Row
 from orchestrator.report.statistics.spread import Spread
 from trainer.spec.link import Path
 
+OWN_LINKS = "this machine's own links"  # of a run that requests none
+
 
 def latency_s(row: Row) -> float | None:
     """Median one-way latency between ranks, measured before training; None if it was not."""
