@@ -14,8 +14,6 @@ MAX_BYTES = 2**20  # of a file; the largest shipped one has 6 kB
 MAX_VALUES = (
     10_000  # keys, values, lists and mappings of a file, with every alias replaced by what it names
 )
-
-
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from orchestrator.report.figures import draw
 from orchestrator.report.figures.links import time_by_link
 from orchestrator.report.metrics.links import OWN_LINKS
 from orchestrator.report.model.comparison import Comparison
-from tests.unit.report_support import a_comparison, a_run, around, repeated
+from tests.unit.report_support import a_comparison, a_run, around, repeated, unrendered_figures
 
 SLOW = {"bandwidth_mbit": 10, "latency_ms": 1}
 
@@ -42,6 +43,18 @@ def test_cells_are_shaded_by_the_fastest_distributed_strategy_of_their_link() ->
         ("all_reduce · gloo", OWN_LINKS): 0,
     }
     assert found["all_reduce · gloo", link]["written"].split() == ["8.00", "s"]
+
+
+def test_the_figures_of_several_workloads_over_links_have_files_of_their_own() -> None:
+    runs = [
+        a_run("all_reduce", nodes=2, transport="gloo", link=link, lr=lr)
+        for lr in (0.1, 0.2)
+        for link in (SLOW, None)
+    ]
+    with unrendered_figures():
+        names = [plot.name for plot in draw(a_comparison(*runs))]
+    assert names[:2] == ["links-1", "links-2"]
+    assert len({*names}) == len(names)
 
 
 def test_one_link_is_no_comparison_of_links() -> None:

@@ -161,11 +161,12 @@ def draw(comparison: Comparison) -> list[Plot]:
     workloads = comparison.workloads
     if sizes := exchange_by_size(comparison, style):
         plots.append(_plot("exchange", "exchange", EXCHANGE_TITLE, sizes, "", workloads[0], ()))
-    fullest = set[Workload]()
-    for views in comparison.over_links().values():
-        fullest.add(max(views, key=lambda view: len(view.groups)).workload)
-        if links := time_by_link(views):
-            plots.append(_plot("links", "links", "Time by link", links, "", views[0].workload, ()))
+    over_links = list(comparison.over_links().values())
+    fullest = {max(views, key=lambda view: len(view.groups)).workload for views in over_links}
+    by_link = [(views[0].workload, links) for views in over_links if (links := time_by_link(views))]
+    for number, (workload, links) in enumerate(by_link, 1):
+        file = f"links-{number}" if len(by_link) > 1 else "links"
+        plots.append(_plot(file, "links", "Time by link", links, "", workload, ()))
     pairs = {pair.textbook.workload: pair for pair in optimizer_pairs(comparison)}
     paired = {group.workload for pair in pairs.values() for group in (pair.textbook, pair.library)}
     for number, workload in enumerate(workloads, 1):

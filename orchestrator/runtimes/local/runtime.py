@@ -159,12 +159,8 @@ class LocalRun(RunHandle):
             nodes: the warm nodes that fork the ranks. replaced: why they were replaced before the run.
             elastic: follows the ranks of a run that continues when one is lost.
         """
-        self._paths, self._live, self._limits, self._attempts = (
-            plan.paths,
-            plan.paths.live,
-            limits,
-            attempts,
-        )
+        self._paths, self._live = plan.paths, plan.paths.live
+        self._limits, self._attempts = limits, attempts
         self._processes_per_node = plan.spec.processes_per_node
         self._nodes, self.replaced, self._elastic = nodes, replaced, elastic
         self._unread: list[Event] = []
