@@ -96,7 +96,7 @@ class _Shown:
     @property
     def of_learned(self) -> str:
         """What a sentence on the learned configurations says if there are others."""
-        return ", of what learned" if len(self.learned(self.groups)) < len(self.groups) else ""
+        return ", among those that learned" if len(self.learned(self.groups)) < len(self.groups) else ""
 
     def learned(self, groups: Sequence[Group]) -> list[Group]:
         unlearned = self.unlearned
@@ -324,7 +324,7 @@ def _stragglers(shown: _Shown) -> str:
             for shares in map(mean_wait_shares, shown.view.reference_candidates)
             if shares is not None
         ]
-        measured = f"; undecided waits were measured at up to {percent(max(waits))}" if waits else ""
+        measured = f"; the longest measured is {percent(max(waits))}" if waits else ""
         return (
             f"No rank is shown to delay the others for {percent(MIN_SHARE)} of the time or more "
             f"{shown.at}{measured}."
@@ -417,6 +417,11 @@ def _partitioners(shown: _Shown) -> str:
     gains = sum(each["decision"] == "more" for each in effects)
     if gains:
         return f"No partitioner is shown to cost accuracy against {reference}, {gains} to gain some."
+    return _undecided_effects(shown, reference)
+
+
+def _undecided_effects(shown: _Shown, reference: str) -> str:
+    """The largest change of accuracy that was measured, and the partitioners with small ones."""
     named = [
         (each, data["partitioner"], strategy)
         for data in shown.of("partitioner_effect")
