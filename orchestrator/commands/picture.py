@@ -48,6 +48,7 @@ def copy_results(directory: Path, to: Path = RESULTS) -> None:
 def draw_picture(results: Path = RESULTS) -> str:
     """The picture as SVG. Raises InputError for invalid results, or if a figure is missing."""
     from orchestrator.report.figures import draw
+    from orchestrator.report.figures.vega import svg_file, svg_of
     from orchestrator.report.model.comparison import compare
 
     try:
@@ -61,10 +62,11 @@ def draw_picture(results: Path = RESULTS) -> str:
             f"{results}: not of this version; run: make picture ARGS=RESULTS_DIR ({error})"
         ) from error
     comparison = compare(known.sweep, list(known.runs.items()), clusters=known.clusters)
-    plots = {plot.name: plot.file for plot in draw(comparison)}
+    plots = {plot.name: plot for plot in draw(comparison)}
     if missing := [name for name in FIGURES if name not in plots]:
         raise InputError(f"{results}: no figure {', '.join(missing)}; there are {', '.join(plots)}")
-    return grid([plots[name] for name in FIGURES], columns=2)
+    shown = [plots[name] for name in FIGURES]
+    return grid([svg_file(svg_of(plot.spec), plot.heading) for plot in shown], columns=2)
 
 
 def grid(figures: Sequence[str], columns: int) -> str:

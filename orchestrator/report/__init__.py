@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orchestrator.report.renderer import Renderer
 from orchestrator.results.store import SweepPaths, write_atomic
 
 
@@ -17,8 +18,14 @@ def write_report(paths: SweepPaths) -> list[str]:
     Returns:
         A line for each condition in which compared configurations differ.
     """
+    with Renderer() as renderer:
+        return _write(paths, renderer)
+
+
+def _write(paths: SweepPaths, renderer: Renderer) -> list[str]:
     # Imported here, since Altair is slow to load and most commands draw nothing.
     from orchestrator.report.figures import draw
+    from orchestrator.report.figures.vega import svg_file
     from orchestrator.report.findings import find, findings_json
     from orchestrator.report.metrics.fairness import unequal_conditions
     from orchestrator.report.model.comparison import read_comparison
@@ -27,16 +34,19 @@ def write_report(paths: SweepPaths) -> list[str]:
     from orchestrator.report.render.csv_tables import columns_csv, epochs_csv, results_csv, summary_csv
 
     comparison = with_timelines(paths, read_comparison(paths))
-    findings, plots = find(comparison), draw(comparison)
+    plots = draw(comparison)
+    drawn = renderer.draw([plot.spec for plot in plots])
+    findings = find(comparison)
     write_atomic(paths.summary, summary_csv(comparison))
     write_atomic(paths.csv, results_csv(comparison))
     write_atomic(paths.epochs_csv, epochs_csv(comparison))
     write_atomic(paths.columns, columns_csv())
     write_atomic(paths.findings, findings_json(findings))
-    for plot in plots:
-        write_atomic(paths.plots / f"{plot.name}.svg", plot.file)
+    write_atomic(paths.markdown, markdown.render(comparison, findings, plots))
+    drawings = drawn.result()
+    for plot, svg in zip(plots, drawings.svgs, strict=True):
+        write_atomic(paths.plots / f"{plot.name}.svg", svg_file(svg, plot.heading))
     for file in set(paths.plots.glob("*.svg")) - {paths.plots / f"{plot.name}.svg" for plot in plots}:
         file.unlink()
-    write_atomic(paths.markdown, markdown.render(comparison, findings, plots))
-    write_atomic(paths.html, html.render(comparison, findings, plots))
+    write_atomic(paths.html, html.render(comparison, findings, plots, drawings))
     return unequal_conditions(comparison)

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from orchestrator.report.figures import draw
+from orchestrator.report.figures.vega import packed, scripts, svg_of
 from orchestrator.report.findings import find
 from orchestrator.report.model.comparison import read_comparison
 from orchestrator.report.model.timelines import with_timelines
 from orchestrator.report.render import html, markdown
 from orchestrator.report.render.csv_tables import epochs_csv, results_csv, summary_csv
+from orchestrator.report.renderer import Drawings
 from orchestrator.results.store import SweepPaths
 from tests.bench.large_sweep import write_large_sweep
 
@@ -89,7 +91,10 @@ def loaded_s(browser: str, paths: SweepPaths) -> float:
 
 
 def parts(paths: SweepPaths) -> None:
-    """Print where the time goes, once, in this process, which has imported everything."""
+    """Print where the time goes, once, in this process, which has imported everything.
+
+    The command that writes the report does SVG and Vega in a process of their own.
+    """
     print("CPU s of its parts, without imports")
     read = timed("read and compare", lambda: read_comparison(paths))
     comparison = timed("timelines", lambda: with_timelines(paths, read))
@@ -97,7 +102,9 @@ def parts(paths: SweepPaths) -> None:
     plots = timed("figures", lambda: draw(comparison))
     timed("CSV files", lambda: [write(comparison) for write in (summary_csv, results_csv, epochs_csv)])
     timed("report.md", lambda: markdown.render(comparison, findings, plots))
-    timed("report.html", lambda: html.render(comparison, findings, plots))
+    svgs = timed("SVG", lambda: [svg_of(plot.spec) for plot in plots])
+    drawings = Drawings(svgs, timed("Vega", lambda: packed(scripts())))
+    timed("report.html", lambda: html.render(comparison, findings, plots, drawings))
 
 
 def timed(name: str, work: Callable[[], T]) -> T:

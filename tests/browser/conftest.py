@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,13 @@ from playwright.sync_api import Browser, sync_playwright
 
 from orchestrator.commands import doctor
 from orchestrator.report.figures import draw
-from orchestrator.report.figures.vega import svg_of, without_heading
 from orchestrator.report.findings import find
 from orchestrator.report.render import html
 from orchestrator.report.render.questions import kind_of
+from orchestrator.report.renderer import Renderer
 from tests.browser.reader import Reader
 from tests.support.command_line import run_cli
-from tests.unit.report_support import a_run, repeated, unrendered_figures, write_sweep
+from tests.unit.report_support import a_run, repeated, write_sweep
 from tests.unit.test_report_golden import golden_comparison
 
 SMALL_SWEEP = """
@@ -70,11 +69,11 @@ def golden_report(chromium: str, shared_folder: Path) -> Path:
 
     def write(folder: Path) -> Path:
         comparison = golden_comparison()
-        with unrendered_figures():
-            plots = {kind_of(plot): plot for plot in reversed(draw(comparison))}
-        rendered = [replace(plot, svg=svg_of(without_heading(plot.chart.spec))) for plot in plots.values()]
+        plots = [*{kind_of(plot): plot for plot in reversed(draw(comparison))}.values()]
+        with Renderer() as renderer:
+            drawings = renderer.draw([plot.spec for plot in plots]).result()
         file = folder / "report.html"
-        file.write_text(html.render(comparison, find(comparison), rendered))
+        file.write_text(html.render(comparison, find(comparison), plots, drawings))
         return file
 
     return written_once(shared_folder / "golden-report", write)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import pytest
 
+from orchestrator import report
 from orchestrator.replay.described import described
 from orchestrator.replay.run import ClusterTime, NoClusterTime, RankTime
 from orchestrator.replay.windows import Part, Steps, Window, Windows
-from orchestrator.report import figures, formats, write_report
+from orchestrator.report import formats, write_report
+from orchestrator.report.figures import Plot, draw
 from orchestrator.report.figures.chart import Chart
 from orchestrator.report.findings import find
 from orchestrator.report.findings.base import Finding
@@ -24,6 +27,7 @@ from orchestrator.report.model.timelines import slowest_runs
 from orchestrator.report.render import html
 from orchestrator.report.render.columns import Column, filled
 from orchestrator.report.render.csv_tables import results_csv
+from orchestrator.report.renderer import Drawings, Renderer
 from orchestrator.results.records import (
     Certificate,
     CertifiedPart,
@@ -351,15 +355,39 @@ def cells(columns: Sequence[Column[T]], items: Sequence[T]) -> list[dict[str, st
     ]
 
 
+def undrawn(specs: Sequence[Any]) -> Drawings:
+    """Empty figures, and a page without Vega."""
+    return Drawings(['<svg width="1" height="1" viewBox="0 0 1 1"></svg>'] * len(specs), "")
+
+
+class NoRenderer(Renderer):
+    """Draws empty figures at once."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def draw(self, specs: Sequence[dict[str, Any]]) -> Future[Drawings]:
+        drawn = Future[Drawings]()
+        drawn.set_result(undrawn(specs))
+        return drawn
+
+
 @contextmanager
 def unrendered_figures() -> Iterator[None]:
-    """Figures are built but not rendered, which takes most of a report's time. Pages have no Vega."""
+    """Reports are written with empty figures: to render them takes most of a report's time."""
     with pytest.MonkeyPatch.context() as patch:
-        empty = '<svg viewBox="0 0 1 1"></svg>\n'
-        patch.setattr(figures, "svg_of", lambda spec: empty)
-        patch.setattr(figures, "svg_file", lambda svg, heading: svg)
-        patch.setattr(html, "scripts", lambda: "")
+        patch.setattr(report, "Renderer", NoRenderer)
         yield
+
+
+def page_of(
+    comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot] | None = None
+) -> str:
+    """The page with empty figures; plots: all of the comparison if not given."""
+    shown = draw(comparison) if plots is None else plots
+    return html.render(comparison, findings, shown, undrawn(shown))
 
 
 def write_page(directory: Path, *results: RunResult, **fields: Any) -> SweepPaths:

@@ -53,8 +53,9 @@ REPORT: dict[str, str] = {
     "findings": "formats statistics model metrics",
     "verdict": "formats statistics model metrics findings",
     "figures": "formats statistics model metrics findings",
-    "render": "formats statistics model metrics findings verdict figures",
-    "__init__": "formats statistics model metrics findings verdict figures render",
+    "renderer": "",
+    "render": "formats statistics model metrics findings verdict figures renderer",
+    "__init__": "formats statistics model metrics findings verdict figures renderer render",
 }
 LAYERS = {"trainer": TRAINER, "orchestrator": ORCHESTRATOR, "orchestrator.report": REPORT}
 

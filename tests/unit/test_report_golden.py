@@ -21,7 +21,7 @@ from orchestrator.report.findings import find
 from orchestrator.report.findings.base import KINDS
 from orchestrator.report.metrics.faults import fault_costs
 from orchestrator.report.model.comparison import Comparison, compare
-from orchestrator.report.render import columns, html, markdown
+from orchestrator.report.render import columns, markdown
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
 from tests.unit.report_support import (
@@ -32,8 +32,8 @@ from tests.unit.report_support import (
     around,
     in_cluster_time,
     in_parts,
+    page_of,
     repeated,
-    unrendered_figures,
     windowed,
     with_measured_link,
 )
@@ -325,8 +325,7 @@ def comparison() -> Comparison:
 @pytest.fixture(scope="module")
 def plots(comparison: Comparison) -> list[figures.Plot]:
     """All figures; only titles and captions are compared."""
-    with unrendered_figures():
-        return figures.draw(comparison)
+    return figures.draw(comparison)
 
 
 def test_the_golden_comparison_has_every_finding_and_figure(
@@ -354,7 +353,7 @@ def test_markdown(comparison: Comparison, plots: list[figures.Plot]) -> None:
 
 
 def test_html(comparison: Comparison, plots: list[figures.Plot]) -> None:
-    check("report.txt", Text(html.render(comparison, find(comparison), plots)).text)
+    check("report.txt", Text(page_of(comparison, find(comparison), plots)).text)
 
 
 def check(name: str, text: str) -> None:

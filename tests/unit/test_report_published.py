@@ -11,11 +11,19 @@ from orchestrator.report.figures import draw
 from orchestrator.report.findings import find
 from orchestrator.report.metrics.published import differences, published_lines
 from orchestrator.report.model.comparison import Comparison, compare
-from orchestrator.report.render import html, markdown
+from orchestrator.report.render import markdown
 from orchestrator.report.render.columns import PUBLISHED
 from orchestrator.results.records import RunResult
 from orchestrator.sweeps.lab import BlockRecord, Lab
-from tests.unit.report_support import ONE_SHOT_ALONE, a_record, a_run, cells, finding_of, findings_of
+from tests.unit.report_support import (
+    ONE_SHOT_ALONE,
+    a_record,
+    a_run,
+    cells,
+    finding_of,
+    findings_of,
+    page_of,
+)
 
 LAB = {
     "title": "About <averaging>",
@@ -173,7 +181,7 @@ def test_overridden_runs_are_not_compared_with_published_times() -> None:
 def test_both_pages_escape_lab_metadata() -> None:
     comparison = a_lab()
     findings, plots = find(comparison), draw(comparison)
-    page, text = html.render(comparison, findings, plots), markdown.render(comparison, findings, plots)
+    page, text = page_of(comparison, findings, plots), markdown.render(comparison, findings, plots)
     assert '<section id="published">' in page
     assert "About &lt;averaging&gt;" in page
     for fact in ("an old laptop", "they counted evaluation"):
@@ -183,7 +191,7 @@ def test_both_pages_escape_lab_metadata() -> None:
 
 def test_a_sweep_without_published_results_has_no_such_section() -> None:
     comparison = compare(a_record([ALONE]), [(ALONE.key, ALONE)])
-    assert 'id="published"' not in html.render(comparison, find(comparison), draw(comparison))
+    assert 'id="published"' not in page_of(comparison, find(comparison))
     assert differences(comparison) == []
 
 
@@ -204,7 +212,7 @@ def test_runs_that_stopped_at_a_target_have_no_accuracy_ablation() -> None:
 def test_a_lab_without_published_results_still_names_its_source() -> None:
     record = a_record([ALONE], lab=Lab.model_validate({**LAB, "ablations": []}))
     comparison = compare(record, [(ALONE.key, ALONE)])
-    assert "a lab sheet" in html.render(comparison, find(comparison), draw(comparison))
+    assert "a lab sheet" in page_of(comparison, find(comparison))
     assert "a lab sheet" in markdown.render(comparison, find(comparison), draw(comparison))
 
 

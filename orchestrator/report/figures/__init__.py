@@ -19,7 +19,7 @@ from orchestrator.report.figures.stragglers import straggler_attribution
 from orchestrator.report.figures.style import Style
 from orchestrator.report.figures.target import time_to_target
 from orchestrator.report.figures.timelines import small_timelines
-from orchestrator.report.figures.vega import heading_of, svg_file, svg_of, without_heading
+from orchestrator.report.figures.vega import Spec, heading_of, without_heading
 from orchestrator.report.formats import listed
 from orchestrator.report.metrics.data_partition import partition_summary_of, replica_ranks, representatives
 from orchestrator.report.metrics.fairness import figure_note
@@ -136,8 +136,7 @@ class Plot:
     """A figure.
 
     name: its file name without .svg. note: conditions in which the compared configurations differ; may be
-    empty. chart: the interactive figure. svg: an <svg> element of it. timelines: those drawn, to link their
-    files. file: the SVG in plots/.
+    empty. timelines: those drawn, to link their files. spec: for a page, which shows the heading above it.
     """
 
     name: str
@@ -146,12 +145,15 @@ class Plot:
     note: str
     workload: Workload
     chart: Chart
-    svg: str
     timelines: Sequence[Timeline] = ()
 
     @property
-    def file(self) -> str:
-        return svg_file(self.svg, heading_of(self.chart.spec))
+    def spec(self) -> Spec:
+        return without_heading(self.chart.spec)
+
+    @property
+    def heading(self) -> str:
+        return heading_of(self.chart.spec)
 
 
 def draw(comparison: Comparison) -> list[Plot]:
@@ -194,8 +196,7 @@ def _plot(
     workload: Workload,
     timelines: Sequence[Timeline],
 ) -> Plot:
-    svg = svg_of(without_heading(figure.spec))
-    return Plot(file, title, CAPTIONS[name], note, workload, figure, svg, timelines)
+    return Plot(file, title, CAPTIONS[name], note, workload, figure, timelines)
 
 
 def _partitioner_note(view: WorkloadView, figure: str) -> str:

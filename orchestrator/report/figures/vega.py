@@ -6,9 +6,10 @@ scripts of Vega-Lite take 0.9 MB of the page, Plotly's 4.8 MB, and Plotly needs 
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import re
-from functools import cache
 from hashlib import sha256
 from typing import Any
 
@@ -71,7 +72,11 @@ def inline(svg: str, label: str) -> str:
     return f'<svg{box} role="img" aria-label="{label}"{close}{rest.strip()}'
 
 
-@cache
 def scripts() -> str:
     """Vega, Vega-Lite and vega-embed as one script, for a page without network."""
     return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VERSION))
+
+
+def packed(text: str) -> str:
+    """The text as gzip in base64: most of a page would be Vega and the data of figures otherwise."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()

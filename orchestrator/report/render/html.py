@@ -5,20 +5,18 @@ The page is complete without scripts. page.js makes figures interactive, sorts a
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from orchestrator.report import formats
 from orchestrator.report.figures import Plot
 from orchestrator.report.figures.theme import config, css_variables
-from orchestrator.report.figures.vega import scripts
+from orchestrator.report.figures.vega import inline, packed
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.metrics.containers import containers, single_container
 from orchestrator.report.metrics.faults import fault_costs
@@ -36,6 +34,7 @@ from orchestrator.report.render.summary import HOW_TO_OPEN, one_line, seeds_line
 from orchestrator.report.render.tables import table_of
 from orchestrator.report.render.terms import TERMS, SectionTerms
 from orchestrator.report.render.workloads import AS_STATED, workload_names
+from orchestrator.report.renderer import Drawings
 from orchestrator.report.verdict import evidence, verdicts
 from orchestrator.results.times import time_line
 
@@ -43,8 +42,13 @@ FEW_RUNS = 20  # whose table is open at first
 SOURCES = Path(__file__).parent
 
 
-def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot]) -> str:
-    """The page's text. Everything that comes from files is escaped."""
+def render(
+    comparison: Comparison, findings: Sequence[Finding], plots: Sequence[Plot], drawings: Drawings
+) -> str:
+    """The page's text. Everything that comes from files is escaped.
+
+    drawings: of the plots, in their order.
+    """
     environment = Environment(
         loader=FileSystemLoader(SOURCES),
         autoescape=True,
@@ -52,6 +56,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    svgs = {plot.name: svg for plot, svg in zip(plots, drawings.svgs, strict=True)}
     light, dark = css_variables()
     names = workload_names(comparison.workloads)
     published, costs = published_lines(comparison), fault_costs(comparison)
@@ -68,6 +73,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         as_stated=AS_STATED,
         anchor_of=FirstOfKind(),
         questions=questions(comparison, findings, plots, names),
+        drawing=lambda figure: Markup(inline(svgs[figure.name], str(escape(figure.alt)))),
         cautions=parts([finding for finding in findings if finding.caution], names),
         runs_of=_runs_of,
         published=table_of("Published and measured", PUBLISHED, published) if published else None,
@@ -87,20 +93,15 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
         section_terms=SectionTerms,
         light=Markup(light),
         dark=Markup(dark),
-        figures=Markup(_packed(_json({"config": config(), "figures": interactive(plots)}))),
+        figures=Markup(packed(_json({"config": config(), "figures": interactive(plots)}))),
         style=_source("report.css"),
         script=_source("page.js"),
-        library=Markup(_packed(scripts())),
+        library=Markup(drawings.library),
     )
 
 
 def _source(name: str) -> Markup:
     return Markup((SOURCES / name).read_text(encoding="utf-8"))
-
-
-def _packed(text: str) -> str:
-    """The text as gzip in base64: most of the page would be Vega and the data of figures otherwise."""
-    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def _json(value: Any) -> str:

@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup, escape
-
 from orchestrator.report.figures import Plot
-from orchestrator.report.figures.vega import heading_of, inline, without_heading
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.findings.questions import QUESTIONS, question_of_figure, question_of_topic
 from orchestrator.report.findings.sentences import figure_sentence
@@ -25,15 +22,15 @@ from orchestrator.report.render.workloads import WorkloadNames
 class Figure:
     """A plot on the page.
 
-    sentence: what it shows; may be empty. notes: what a reader must know to read it. svg: our own markup,
-    not escaped. timelines: whose files are linked. log_axis: whether an axis may be linear or logarithmic.
+    sentence: what it shows; may be empty. notes: what a reader must know to read it. alt: for screen
+    readers. timelines: whose files are linked. log_axis: whether an axis may be linear or logarithmic.
     """
 
     name: str
     title: str
     sentence: str
     notes: str
-    svg: Markup
+    alt: str
     wide: bool
     timelines: Sequence[Timeline]
     data: list[FigureData]
@@ -113,9 +110,7 @@ def interactive(plots: Sequence[Plot]) -> dict[str, dict[str, Any]]:
     """What the page needs to draw each figure anew, by name. All have the same configuration."""
     return {
         plot.name: {
-            "spec": {
-                name: value for name, value in without_heading(plot.chart.spec).items() if name != "config"
-            },
+            "spec": {name: value for name, value in plot.spec.items() if name != "config"},
             "log": plot.chart.log_axis,
         }
         for plot in plots
@@ -124,14 +119,13 @@ def interactive(plots: Sequence[Plot]) -> dict[str, dict[str, Any]]:
 
 def _figure(plot: Plot, comparison: Comparison, findings: Sequence[Finding]) -> Figure:
     sentence = figure_sentence(kind_of(plot), comparison.view(plot.workload), findings)
-    title = heading_of(plot.chart.spec) or plot.title
-    label = " ".join(filter(None, [f"{title}.", sentence, plot.note]))
+    title = plot.heading or plot.title
     return Figure(
         name=plot.name,
         title=title,
         sentence=sentence,
         notes=" ".join(filter(None, [plot.caption, plot.note])),
-        svg=Markup(inline(plot.svg, str(escape(label)))),
+        alt=" ".join(filter(None, [f"{title}.", sentence, plot.note])),
         wide=plot.chart.wide,
         timelines=plot.timelines,
         data=figure_data(plot.chart.spec),
