@@ -9,6 +9,7 @@ import pytest
 from orchestrator.report.findings import find
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.findings.cautions import WIDE_DRIFT
+from orchestrator.report.formats import JOIN
 from orchestrator.report.model.rows import NO_SERIAL
 from orchestrator.report.render.summary import seeds_line
 from orchestrator.results.records import RunResult
@@ -232,6 +233,29 @@ def test_partitioners_are_compared_by_coverage_overlap_and_accuracy() -> None:
     )
     assert compared(finding) == [(approx(0.81), approx(0.91), "less")]
     assert (finding.data["coverage"], finding.data["overlap"]) == (0.75, 0.25)
+
+
+def with_part_sizes(run: RunResult, sizes: list[int]) -> RunResult:
+    assert run.certificate is not None
+    parts = [
+        part.model_copy(update={"samples": samples})
+        for part, samples in zip(run.certificate.parts, sizes, strict=True)
+    ]
+    return run.model_copy(update={"certificate": run.certificate.model_copy(update={"parts": parts})})
+
+
+def test_unequal_parts_show_what_they_cost_in_time() -> None:
+    even = repeated("ddp", around(0.91), "accuracy", nodes=2, train_s=4.0)
+    slow = repeated("ddp", around(0.9), "accuracy", nodes=2, train_s=7.0, partitioner="quantity")
+    uneven = [with_part_sizes(run, [900, 300]) for run in slow]
+    finding = finding_of(a_comparison(*even, *uneven), "partitioner_effect")
+    assert finding.data["train_s"] == {"ddp over gloo": (approx(7.0), approx(4.0))}
+    assert "ddp over gloo 7.00 s and 4.00 s" in finding.text.replace(JOIN, " ")
+    equal = finding_of(
+        a_comparison(*even, *repeated("ddp", around(0.9), "accuracy", nodes=2, partitioner="contiguous")),
+        "partitioner_effect",
+    )
+    assert "4.00 s" not in equal.text
 
 
 def skewed(strategy: str, accuracies: list[float], label: str = "contiguous") -> list[RunResult]:

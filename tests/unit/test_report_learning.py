@@ -11,10 +11,12 @@ import pytest
 from orchestrator.report import formats
 from orchestrator.report.figures import draw
 from orchestrator.report.findings import find
+from orchestrator.report.metrics.curves import reached_sooner
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import OTHER_EPOCHS
 from orchestrator.report.render.columns import GROUPS, NOT_REACHED, RUNS
 from orchestrator.report.render.csv_tables import epochs_csv
+from orchestrator.report.verdict import verdicts
 from orchestrator.results.records import Certificate, EpochPoint, RunResult
 from tests.unit.report_support import a_comparison, a_run, cells, csv_lines, finding_of, findings_of, row_of
 
@@ -269,3 +271,23 @@ def test_a_line_for_each_run_and_epoch() -> None:
 def test_the_table_has_samples_per_s() -> None:
     comparison = a_comparison(a_run("all_reduce", nodes=2, transport="gloo", train_s=5.0))
     assert by_strategy(comparison)["all_reduce 2"]["samples_per_s"] == "40.0"
+
+
+def test_who_reaches_an_accuracy_after_fewer_epochs_is_in_the_verdict() -> None:
+    slow, fast = [0.8, 0.89, 0.93, 0.94], [0.5, 0.6, 0.7, 0.8]
+    serial = [learned("serial", slow, target=None, seed=seed) for seed in range(5)]
+    sharing = [
+        run.model_copy(update={"ranks": [rank.model_copy(update={"train_s": 3.0}) for rank in run.ranks]})
+        for seed in range(5)
+        for run in [learned("all_reduce", fast, target=None, nodes=2, seed=seed)]
+    ]
+    comparison = a_comparison(*serial, *sharing)
+    view = comparison.view(comparison.workloads[0])
+    (group,) = view.ranked_candidates
+    assert view.serial is not None
+    found = reached_sooner(group, [group, view.serial])
+    assert found is not None
+    assert (found[0], found[1].epoch) == (view.serial, 1)
+    (verdict,) = verdicts(comparison, find(comparison))
+    assert f"serial reached {formats.percent(0.8)} in " in verdict.certainty
+    assert reached_sooner(view.serial, [group, view.serial]) is None

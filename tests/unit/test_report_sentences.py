@@ -15,7 +15,7 @@ from orchestrator.report.formats import JOIN
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import a_comparison, around, repeated, unrendered_figures
-from tests.unit.test_report_golden import golden_comparison
+from tests.unit.test_report_golden import golden_comparison, on_360_images
 
 LONGEST = 160
 
@@ -70,6 +70,19 @@ def test_only_a_finding_decides_what_is_the_best_accuracy(lost: float, what: str
     )
     assert ("measured" in text) is (what == "measured")
     assert "all_reduce over mpi" in text
+
+
+def test_the_worst_is_not_another_than_the_finding_names() -> None:
+    unlearned = repeated("one_shot", around(0.1, 0.002), "accuracy", nodes=2)
+    even = [around(0.9, 0.02), around(0.9, 0.02)[::-1]]
+    runs = [
+        *repeated("all_reduce", even[0], "accuracy", nodes=2),
+        *repeated("ddp", even[1], "accuracy", nodes=2),
+        *unlearned,
+    ]
+    text = said("strategies", *map(on_360_images, runs))
+    assert "10.0%" not in text
+    assert "among those that learned" in text
 
 
 def test_findings_of_other_workloads_do_not_count() -> None:

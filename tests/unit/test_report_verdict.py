@@ -352,6 +352,18 @@ def test_an_option_shows_its_difference_from_serial_and_itself_on_fewer_nodes() 
     assert serial.difference == ABSENT
 
 
+def test_fewer_nodes_are_no_option_if_another_is_no_worse() -> None:
+    results = [
+        *SERIAL_RUNS,
+        *runs("all_reduce", 3.0, 0.896, nodes=4),
+        *runs("ddp", 4.0, 0.9, nodes=4),
+        *runs("all_reduce", 5.0, 0.898, nodes=2),
+    ]
+    options = [(option.name, option.shape.split()[0]) for option in the_verdict(*results).options]
+    assert ("ddp over gloo", "4") in options
+    assert ("all_reduce over mpi", "2") not in options
+
+
 def test_undecided_losses_are_in_the_headline_as_measured() -> None:
     results = [
         *SERIAL_RUNS,

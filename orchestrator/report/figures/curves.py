@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 import altair as alt
@@ -16,49 +14,10 @@ from orchestrator.report.figures.named_lines import AXIS_WIDTH, HEIGHT, Lines, R
 from orchestrator.report.figures.style import Style, series_name
 from orchestrator.report.figures.theme import SERIES_COLOURS, colour
 from orchestrator.report.formats import percent, seconds
+from orchestrator.report.metrics.curves import curve, has_local_models
 from orchestrator.report.metrics.textbook_optimizers import OptimizerPair, losses
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import ClusterShape
-from orchestrator.report.model.rows import Row
-from orchestrator.report.statistics.spread import Spread
-
-
-@dataclass(frozen=True)
-class CurvePoint:
-    """A group after an epoch. train_s: mean over seeds. accuracy: 0 … 1."""
-
-    epoch: int
-    train_s: float
-    accuracy: Spread
-
-
-def curve(group: Group) -> list[CurvePoint]:
-    """One point for each epoch that every seed evaluated: the mean over nodes' models, then over seeds."""
-    runs = [_epochs(row) for row in group.ok_rows if row.timed]
-    shared = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
-    points = []
-    for epoch in shared:
-        time = Spread.of((run[epoch][0] for run in runs), geometric=True)
-        accuracy = Spread.of(run[epoch][1] for run in runs)
-        if time and accuracy:
-            points.append(CurvePoint(epoch, time.mean, accuracy))
-    return points
-
-
-def _epochs(row: Row) -> dict[int, tuple[float, float]]:
-    """epoch -> (time of the slowest rank so far, mean accuracy of the ranks' models)."""
-    epochs: dict[int, list[tuple[float, float]]] = {}
-    for point in row.result.epochs:
-        epochs.setdefault(point.epoch, []).append((point.train_s, point.accuracy))
-    return {
-        epoch: (max(train_s for train_s, _ in points), fmean(accuracy for _, accuracy in points))
-        for epoch, points in epochs.items()
-    }
-
-
-def has_local_models(group: Group) -> bool:
-    """Whether nodes keep local models until the end."""
-    return any(row.local_accuracies for row in group.ok_rows)
 
 
 def accuracy_over_time(groups: Sequence[Group], style: Style, shape: ClusterShape) -> Chart | None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from orchestrator.report.findings.base import Finding, evidence
 from orchestrator.report.findings.claims import Claims, Compared, Ranking, compared_data
-from orchestrator.report.formats import listed, percent, whole
-from orchestrator.report.metrics.quantities import ACCURACY
+from orchestrator.report.formats import listed, percent, seconds, whole
+from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
 from orchestrator.report.statistics.spread import Spread
@@ -79,7 +79,7 @@ def partitioner_effect(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         yield Finding(
             "partitioner_effect",
             f"At {view.shape.label}, {_both_held(label, mine, reference, theirs)}. "
-            f"Accuracy with {label} and with {reference}: {'; '.join(parts)}.",
+            f"Accuracy with {label} and with {reference}: {'; '.join(parts)}.{_times(found)}",
             evidence([*mine, *theirs]),
             {
                 "partitioner": label,
@@ -87,6 +87,7 @@ def partitioner_effect(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
                 "accuracy": {_name(each.left): each.values for each in found},
                 "coverage": _mean_coverage(mine),
                 "overlap": _mean_overlap(mine),
+                "train_s": {_name(each.left): times for each in found if (times := _measured(each))},
                 "compared": compared_data(found),
             },
         )
@@ -141,6 +142,22 @@ def _held(groups: Sequence[Group]) -> str:
     uneven = [*labels, *_sizes(groups)]
     aside = f", with {listed(uneven)}" if uneven else ""
     return f"used {percent(coverage)} of the training set in epoch 1, {several}{aside}"
+
+
+def _times(found: Sequence[Compared]) -> str:
+    """What unequal parts cost in time, as a sentence; empty if parts are of about equal size."""
+    measured = {_name(each.left): times for each in found if (times := _measured(each))}
+    if not measured or not _sizes([each.left for each in found]):
+        return ""
+    parts = [f"{name} {seconds(one)} and {seconds(other)}" for name, (one, other) in measured.items()]
+    return f" Parts are of unequal size; training was measured to take, in this order, {'; '.join(parts)}."
+
+
+def _measured(pair: Compared) -> tuple[float, float] | None:
+    """The times of two groups that were compared in accuracy, in seconds; None if they do not compare."""
+    if not (TRAIN_S.sample(pair.left) and TRAIN_S.sample(pair.right)):
+        return None
+    return TRAIN_S.mean_of(pair.left), TRAIN_S.mean_of(pair.right)
 
 
 def _sizes(groups: Sequence[Group]) -> list[str]:

@@ -126,7 +126,7 @@ def _strategies(shown: _Shown) -> str:
     at = f"{shown.at}{shown.view.of_ranked}"
     if found and found["best"]:
         return f"{found['best']} reached the best accuracy {at}: {percent(found['accuracy'])}."
-    if found and found["worst"]:
+    if found and found["worst"] == shown.name(worst):  # what has not learned may be worse still
         worse = f"the worst is that of {shown.name(worst)}, {percent(low)}"
         return f"Which accuracy is the best {at} is undecided; {worse}."
     if percent(low) == percent(high):

@@ -23,7 +23,8 @@ MOST_COUNTS = 2  # configurations that are also shown on fewer nodes
 def options(view: WorkloadView, choice: Choice) -> tuple[Option, ...]:
     """What claims leave to choose from, serial, and the others that were measured best in a quantity.
 
-    The first are followed by themselves on the next smaller number of nodes.
+    The first are followed by themselves on the next smaller number of nodes, unless another option was
+    measured no worse in time and accuracy.
     """
     serial = [choice.serial] if choice.serial else []
     chosen = [*choice.best[: MOST - len(serial)], *serial]
@@ -31,7 +32,7 @@ def options(view: WorkloadView, choice: Choice) -> tuple[Option, ...]:
     for group in [*by_time[:1], *by_accuracy[:1], *by_time[1:2]]:
         if len(chosen) < MOST and not any(group is other for other in chosen):
             chosen.append(group)
-    fewer = [_on_fewer_nodes(view, group) for group in chosen[:MOST_COUNTS]]
+    fewer = [_on_fewer_nodes(view, group, chosen) for group in chosen[:MOST_COUNTS]]
     shown = [each for pair in zip_longest(chosen, fewer) for each in pair if each is not None]
     rivals = [*choice.usable, *serial]
     claimed = choice.claimed
@@ -49,15 +50,22 @@ def options(view: WorkloadView, choice: Choice) -> tuple[Option, ...]:
     )
 
 
-def _on_fewer_nodes(view: WorkloadView, group: Group) -> Group | None:
-    """The configuration on the next smaller number of nodes, if it has times and accuracies there."""
+def _on_fewer_nodes(view: WorkloadView, group: Group, chosen: Sequence[Group]) -> Group | None:
+    """The configuration on the next smaller number of nodes, if a reader might choose it."""
     fewer = [
         other
         for other in view.line_groups
         if other.line == group.line and not other.serial and 1 < other.shape.ranks < group.shape.ranks
         if ACCURACY.sample(other) and TRAIN_S.sample(other)
     ]
-    return max(fewer, key=lambda other: other.shape.ranks, default=None)
+    found = max(fewer, key=lambda other: other.shape.ranks, default=None)
+    return None if found and any(_no_worse(other, found) for other in chosen) else found
+
+
+def _no_worse(one: Group, other: Group) -> bool:
+    """Whether `one` was measured no worse in time and accuracy."""
+    accurate = ACCURACY.mean_of(one) >= ACCURACY.mean_of(other)
+    return accurate and TRAIN_S.mean_of(one) <= TRAIN_S.mean_of(other)
 
 
 def _difference_from_serial(choice: Choice, group: Group) -> str:

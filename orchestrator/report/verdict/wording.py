@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import log
 
 from orchestrator.report.formats import count, first_few, listed, percent, points, ratio, seconds
+from orchestrator.report.metrics.curves import reached_sooner
 from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
@@ -162,17 +163,33 @@ class Wording:
             for other in others
             if self.claimed.more_accurate(group, other) and not self.claimed.faster(group, other)
         ]
-        rest = len(others) - len(slower) - len(worse)
-        shown = [
-            (len(slower), "slower"),
-            (len(worse), "less accurate"),
-            (rest, "worse than serial or another"),
-        ]
+        parts = {
+            "slower": len(slower),
+            "less accurate": len(worse),
+            "worse than serial or another": len(others) - len(slower) - len(worse),
+        }
+        shown = [(number, f"shown to be {what}") for what, number in parts.items() if number]
         if len(others) == 1:
-            what = next(what for number, what in shown if number)
-            return f"{self.name(others[0])} is shown to be {what}."
-        parts = [f"{number} {_be(number)} shown to be {what}" for number, what in shown if number]
-        return f"Of {count(len(others), 'other configuration')}, {listed(parts)}."
+            return f"{self.name(others[0])} is {shown[0][1]}."
+        if len(shown) == 1:
+            which = "Both" if len(others) == 2 else f"All {len(others)}"
+            return f"{which} other configurations are {shown[0][1]}."
+        named = [f"{number} {_be(number)} {what}" for number, what in shown]
+        return f"Of {count(len(others), 'other configuration')}, {listed(named)}."
+
+    @property
+    def sooner(self) -> str:
+        """Who was as accurate in less time than the first of the best takes, as a sentence."""
+        choice, first = self.choice, self.choice.fastest
+        found = reached_sooner(first, [*choice.usable, *([choice.serial] if choice.serial else [])])
+        if choice.stay or found is None:
+            return ""
+        rival, point = found
+        reached, at = percent(point.accuracy.mean), seconds(point.train_s)
+        return (
+            f"As measured, {self.name(rival)} reached {reached} in {at}, after "
+            f"{count(point.epoch, 'epoch')}: sooner than {self.name(first)}."
+        )
 
     def tempting(self, group: Group) -> str:
         """The configurations that are claimed to be faster than a group, and to lose accuracy."""

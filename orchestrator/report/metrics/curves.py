@@ -1,0 +1,66 @@
+"""Accuracy over the time of training, and who reaches an accuracy first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
+from orchestrator.report.model.groups import Group
+from orchestrator.report.model.rows import Row
+from orchestrator.report.statistics.spread import Spread
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """A group after an epoch. train_s: mean over seeds. accuracy: 0 … 1."""
+
+    epoch: int
+    train_s: float
+    accuracy: Spread
+
+
+def curve(group: Group) -> list[CurvePoint]:
+    """One point for each epoch that every seed evaluated: the mean over nodes' models, then over seeds."""
+    runs = [_epochs(row) for row in group.ok_rows if row.timed]
+    shared = sorted(set.intersection(*(set(run) for run in runs))) if runs else []
+    points = []
+    for epoch in shared:
+        time = Spread.of((run[epoch][0] for run in runs), geometric=True)
+        accuracy = Spread.of(run[epoch][1] for run in runs)
+        if time and accuracy:
+            points.append(CurvePoint(epoch, time.mean, accuracy))
+    return points
+
+
+def _epochs(row: Row) -> dict[int, tuple[float, float]]:
+    """epoch -> (time of the slowest rank so far, mean accuracy of the ranks' models)."""
+    epochs: dict[int, list[tuple[float, float]]] = {}
+    for point in row.result.epochs:
+        epochs.setdefault(point.epoch, []).append((point.train_s, point.accuracy))
+    return {
+        epoch: (max(train_s for train_s, _ in points), fmean(accuracy for _, accuracy in points))
+        for epoch, points in epochs.items()
+    }
+
+
+def has_local_models(group: Group) -> bool:
+    """Whether nodes keep local models until the end."""
+    return any(row.local_accuracies for row in group.ok_rows)
+
+
+def reached_sooner(group: Group, rivals: Sequence[Group]) -> tuple[Group, CurvePoint] | None:
+    """Who was measured at the group's final accuracy in less time than the group took, and when.
+
+    Configurations are compared after the same number of epochs. Another may have been as accurate after
+    fewer of them. None if no rival was. Local models are not the model that their average is.
+    """
+    found = [
+        (rival, point)
+        for rival in rivals
+        if rival is not group and not has_local_models(rival)
+        for point in curve(rival)
+        if point.accuracy.mean >= ACCURACY.mean_of(group) and point.train_s < TRAIN_S.mean_of(group)
+    ]
+    return min(found, key=lambda item: item[1].train_s, default=None)
