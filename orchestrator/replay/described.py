@@ -122,11 +122,11 @@ class Costs:
             if fits_cores(result) and not _has_shaped_links(result):
                 own, loaded = described(result, software, requested=False), not has_cores(result)
                 calibration.add(key, _strategy(result), _place(result), traces, own, loaded)
+            steps = step_cpu_s(traces, whole_batches(result))
             if has_cores(result):
-                work.add_undisturbed(key, work_of_step(result), step_cpu_s(traces))
+                work.add_undisturbed(key, work_of_step(result), steps)
             elif len(traces) > 1:
-                place = result.runtime, result.cores, len(traces)
-                work.add_shared(key, work_of_step(result), place, step_cpu_s(traces))
+                work.add_shared(key, work_of_step(result), (result.runtime, result.cores), steps)
         return cls(software, calibration, work)
 
     def cluster(self, result: RunResult, key: str, requested: bool = True) -> Cluster:
@@ -168,6 +168,15 @@ def work_of_step(result: RunResult) -> str:
     whole = run.strategy.replicas(run.world_size) == run.world_size and not run.strategy.shards_state
     ranks = run.processes_per_node if whole else (run.nodes, run.processes_per_node)
     return json.dumps([result.runtime, ranks, run.batch_per_replica, run.trace, fields], sort_keys=True)
+
+
+def whole_batches(result: RunResult) -> list[int | None]:
+    """Whole batches of each rank in an epoch, the fewest of all epochs; None for ranks without samples."""
+    found: list[int | None] = [None] * result.run.world_size
+    for part in result.certificate.parts if result.certificate else ():
+        batches, known = part.samples // result.run.batch_per_replica, found[part.rank]
+        found[part.rank] = batches if known is None else min(batches, known)
+    return found
 
 
 def fits_cores(result: RunResult) -> bool:

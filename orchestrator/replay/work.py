@@ -26,7 +26,7 @@ class Work:
 
     A run with a core for each rank shows what its work takes. The ratio of a run that shared cores to such
     a run of the same work is its inflation. A run without such a run has the median inflation of the runs
-    at the same place with as many ranks.
+    at the same place with as many ranks, or else of all runs there.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Work:
             self._undisturbed[work][key] = steps
 
     def add_shared(self, key: str, work: str, place: Place, steps: Steps) -> None:
-        """Add a run whose ranks shared cores. place: with equal ones, runs share cores alike."""
+        """Add a run whose ranks shared cores. place: with equal ones, they share the same cores."""
         if steps and all(steps):
             self._shared[key] = work, place, steps
 
@@ -54,11 +54,13 @@ class Work:
         if own := self._own(work, steps):
             return own
         others = [
-            fmean(found)
+            (len(other), fmean(found))
             for other_work, other_place, other in self._shared.values()
             if other_place == place and (found := self._own(other_work, other))
         ]
-        return [median(others)] * len(steps) if others else []
+        alike = [each for ranks, each in others if ranks == len(steps)]
+        known = alike or [each for _, each in others]
+        return [median(known)] * len(steps) if known else []
 
     def _own(self, work: str, steps: Steps) -> list[float]:
         """As `inflation`, from undisturbed runs of the same work."""
@@ -72,15 +74,17 @@ class Work:
         return [min(max(mine / each, LEAST), MOST) for mine, each in zip(steps, usual, strict=True)]
 
 
-def step_cpu_s(traces: Sequence[Trace]) -> list[float]:
-    """Mean CPU seconds of work of each rank in a step.
+def step_cpu_s(traces: Sequence[Trace], batches: Sequence[int | None]) -> list[float]:
+    """Mean CPU seconds of work of each rank in a step with a whole batch.
 
-    The last step of an epoch is left out, because its batch may be small.
+    Args:
+        batches: whole batches of each rank in an epoch. A rank with fewer samples than others takes its
+            further steps without a batch. None: unknown; then all steps but the last of each epoch count.
     """
-    return [_mean_step_s(trace) for trace in traces]
+    return [_mean_step_s(trace, whole) for trace, whole in zip(traces, batches, strict=True)]
 
 
-def _mean_step_s(trace: Trace) -> float:
+def _mean_step_s(trace: Trace, batches: int | None) -> float:
     kinds = trace.records["kind"]
     ends, epochs = np.flatnonzero(kinds == Kind.STEP), np.flatnonzero(kinds == Kind.EPOCH)
     if not len(ends):
@@ -88,7 +92,9 @@ def _mean_step_s(trace: Trace) -> float:
     work_s = np.where(kinds == Kind.WORK, trace.records["cpu_s"], 0.0)
     until = np.cumsum(work_s)[ends]
     seconds = np.diff(until, prepend=work_s[: epochs[0]].sum() if len(epochs) else 0.0)
-    after = np.searchsorted(ends, [*epochs, len(kinds)])  # steps before each epoch, and all of them
-    whole = np.ones(len(ends), bool)
-    whole[after[after > 0] - 1] = False
+    first = np.searchsorted(ends, epochs) if len(epochs) else np.zeros(1, int)  # step of each epoch
+    epoch = np.maximum(np.searchsorted(first, np.arange(len(ends)), side="right") - 1, 0)
+    number = np.arange(len(ends)) - first[epoch]  # of each step in its epoch
+    steps = np.diff([*first, len(ends)])[epoch]  # of its epoch
+    whole = number < (steps - 1 if batches is None else batches)
     return float(seconds[whole].mean() if whole.any() else seconds.mean())

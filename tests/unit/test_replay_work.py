@@ -16,7 +16,7 @@ from tests.support.traces import TraceBuilder, builders, traces
 from tests.unit.report_support import a_run
 from trainer.core.trace import Kind, encode_trace, trace_path
 
-PLACE = ("local", 2, 2)
+PLACE = ("local", 2)
 
 
 def training(rank: TraceBuilder, step_s: float, steps: int = 3, epochs: int = 2) -> TraceBuilder:
@@ -33,9 +33,21 @@ def training(rank: TraceBuilder, step_s: float, steps: int = 3, epochs: int = 2)
 def test_cpu_time_of_a_step_is_that_of_whole_batches() -> None:
     first, second, third = builders(3)
     training(first, 0.4), training(second, 0.8), third.work(5.0)
-    assert step_cpu_s(traces([first, second, third])) == [pytest.approx(0.4), pytest.approx(0.8), 0.0]
+    found = step_cpu_s(traces([first, second, third]), [None] * 3)
+    assert found == [pytest.approx(0.4), pytest.approx(0.8), 0.0]
     (alone,) = builders(1)
-    assert step_cpu_s([training(alone, 0.4, steps=1).trace()]) == [pytest.approx(0.04)]
+    assert step_cpu_s([training(alone, 0.4, steps=1).trace()], [None]) == [pytest.approx(0.04)]
+
+
+def test_steps_of_a_rank_without_a_batch_do_not_count() -> None:
+    """A rank with fewer samples than others goes on exchanging: its mean over all steps is too low."""
+    (rank,) = builders(1)
+    for epoch in (1, 2):
+        rank.add(Kind.EPOCH, peer=epoch)
+        for step_s in (0.4, 0.4, 0.1, 0.0, 0.0, 0.0):  # the third batch is not whole
+            rank.work(step_s).add(Kind.STEP)
+    assert step_cpu_s([rank.trace()], [2]) == [pytest.approx(0.4)]
+    assert step_cpu_s([rank.trace()], [0]) == [pytest.approx(0.15)]  # no whole batch: all steps
 
 
 def test_inflation_is_relative_to_undisturbed_runs_of_the_same_work() -> None:
@@ -52,11 +64,13 @@ def test_inflation_is_relative_to_undisturbed_runs_of_the_same_work() -> None:
 def test_inflation_of_other_work_is_that_of_runs_at_the_same_place() -> None:
     work = Work()
     work.add_undisturbed("quiet", "ddp", [0.1, 0.1])
-    for key, place, step_s in (("a", PLACE, 0.11), ("b", PLACE, 0.13), ("c", ("local", 2, 4), 0.19)):
-        work.add_shared(key, "ddp", place, [step_s, step_s])
+    for key, ranks, step_s in (("a", 2, 0.11), ("b", 2, 0.13), ("c", 4, 0.19)):
+        work.add_shared(key, "ddp", PLACE, [step_s] * ranks)
     work.add_shared("other work", "fsdp", PLACE, [7.0, 7.0])
-    work.add_shared("elsewhere", "fsdp", ("docker", 2, 2), [7.0, 7.0])
-    assert work.inflation("other work") == pytest.approx([1.2, 1.2])
+    work.add_shared("other ranks", "fsdp", PLACE, [7.0] * 3)
+    work.add_shared("elsewhere", "fsdp", ("docker", 2), [7.0, 7.0])
+    assert work.inflation("other work") == pytest.approx([1.2, 1.2])  # with as many ranks
+    assert work.inflation("other ranks") == pytest.approx([1.3] * 3)  # of all
     assert work.inflation("elsewhere") == []
 
 
