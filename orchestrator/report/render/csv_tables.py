@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from orchestrator.report.model.comparison import Comparison
@@ -22,6 +22,7 @@ from orchestrator.report.render.csv_columns import (
 from orchestrator.report.render.summary_columns import SUMMARY_COLUMNS
 
 T = TypeVar("T")
+Lines = tuple[Sequence[str], Iterator[dict[str, Value]]]
 
 # The files with their columns: the data dictionary.
 DICTIONARY: dict[str, Sequence[CsvColumn[Any]]] = {
@@ -34,27 +35,43 @@ ENTRY = ("file", "column", "unit", "meaning", "empty")
 
 def results_csv(comparison: Comparison) -> str:
     """results.csv: one line per run. Failed and unusable ones have a cause, pending ones only a key."""
-    rows = {row.key: row for row in comparison.rows}
-    lines: list[dict[str, Value]] = []
-    for key in comparison.record.keys:
-        row = rows.get(key)
-        if row is None:
-            why = comparison.unusable.get(key)
-            lines.append({"key": key, "status": "unusable" if why else "pending", "cause": why})
-        else:
-            lines.append(_result_line(row))
-    return _table(_names(RESULT_COLUMNS), lines)
+    return _table(*result_lines(comparison))
 
 
 def summary_csv(comparison: Comparison) -> str:
     """summary.csv: one line per configuration with a result, in the order of the sweep."""
-    return _table(_names(SUMMARY_COLUMNS), (_line(SUMMARY_COLUMNS, group) for group in comparison.groups))
+    return _table(*summary_lines(comparison))
 
 
 def epochs_csv(comparison: Comparison) -> str:
     """epochs.csv: one line per ok run and epoch, in the order of the sweep, on the wall clock."""
+    return _table(*epoch_lines(comparison))
+
+
+def result_lines(comparison: Comparison) -> Lines:
+    """The columns and lines of results.csv."""
+    return _names(RESULT_COLUMNS), _results(comparison)
+
+
+def summary_lines(comparison: Comparison) -> Lines:
+    """The columns and lines of summary.csv."""
+    return _names(SUMMARY_COLUMNS), (_line(SUMMARY_COLUMNS, group) for group in comparison.groups)
+
+
+def epoch_lines(comparison: Comparison) -> Lines:
+    """The columns and lines of epochs.csv."""
     epochs = (epoch for row in comparison.rows for epoch in epochs_of(row.wall))
-    return _table(_names(EPOCH_COLUMNS), (_line(EPOCH_COLUMNS, epoch) for epoch in epochs))
+    return _names(EPOCH_COLUMNS), (_line(EPOCH_COLUMNS, epoch) for epoch in epochs)
+
+
+def _results(comparison: Comparison) -> Iterator[dict[str, Value]]:
+    rows = {row.key: row for row in comparison.rows}
+    for key in comparison.record.keys:
+        if (row := rows.get(key)) is None:
+            why = comparison.unusable.get(key)
+            yield {"key": key, "status": "unusable" if why else "pending", "cause": why}
+        else:
+            yield _result_line(row)
 
 
 def columns_csv() -> str:
@@ -77,7 +94,7 @@ def _result_line(row: Row) -> dict[str, Value]:
 
 
 def _line(columns: Sequence[CsvColumn[T]], item: T) -> dict[str, Value]:
-    return {column.name: _as_csv(column.value(item)) for column in columns}
+    return {column.name: column.value(item) for column in columns}
 
 
 def _names(columns: Sequence[CsvColumn[Any]]) -> list[str]:
@@ -88,7 +105,7 @@ def _table(columns: Sequence[str], lines: Iterable[Mapping[str, Value]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(lines)
+    writer.writerows({name: _as_csv(value) for name, value in line.items()} for line in lines)
     return text.getvalue()
 
 
