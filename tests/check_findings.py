@@ -71,8 +71,9 @@ def troubles(compared: dict[str, Any], rows: dict[str, dict[str, str]]) -> list[
             found.append(f"{compared['decision']} without an interval")
         return found if few or sides[0] == sides[1] else [*found, "no interval"]
     low, high = compared["interval"]
-    nothing = 1.0 if ratio else 0.0
-    decision = "more" if low > nothing else "less" if high < nothing else "undecided"
+    least = compared["least_claimed"] or (1.0 if ratio else 0.0)
+    most_below = 1 / least if ratio else -least
+    decision = "more" if low > least else "less" if high < most_below else "undecided"
     if decision != compared["decision"]:
         found.append(f"{compared['decision']}, but the interval is {low} to {high}")
     test = stats.ttest_rel if compared["paired"] else stats.ttest_ind

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from orchestrator.replay.run import ClusterTime
-from orchestrator.report.metrics.clock import clock_error, wall_by_cluster
+from orchestrator.report.findings import find
+from orchestrator.report.metrics.clock import MAX_ERROR, clock_error, wall_by_cluster
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.render.columns import GROUPS
+from orchestrator.report.verdict import verdicts
 from orchestrator.results.records import RunResult
 from tests.unit.report_support import (
     a_comparison,
@@ -111,6 +113,56 @@ def test_the_error_comes_from_runs_with_a_core_for_each_rank(comparison: Compari
     assert (data["median_error"], data["worst_error"]) == (error.median, error.worst)
     assert data["unchecked_ranks"] == [4]
     assert wall_by_cluster(row_of(comparison, "serial")) == pytest.approx(1.0)
+
+
+OTHER_ON_FOUR = repeated("gossip", around(6.0), nodes=4, cores=2)
+
+
+@pytest.mark.parametrize(
+    ("cluster_s", "because"),
+    [
+        (2.1, "within the error of cluster time"),  # 5 % more, and cluster time is off by 9 %
+        (2.4, ""),
+    ],
+)
+def test_a_difference_within_the_error_of_cluster_time_is_not_claimed(
+    cluster_s: float, because: str
+) -> None:
+    clusters = [*CLUSTERS, *times(OTHER_ON_FOUR, cluster_s)]
+    runs = [*SERIAL, *ON_TWO, *ON_FOUR, *OTHER_ON_FOUR]
+    comparison = a_comparison(*runs, clusters=clusters)
+    finding = finding_of(comparison, "fastest")
+    assert finding.data["fastest"] is not bool(because)
+    (compared,) = [
+        each for each in finding.data["compared"] if each["right"] != finding.data["compared"][-1]["right"]
+    ]
+    assert compared["interval"][1] < 1  # decided by what was measured
+    assert compared["decision"] == ("undecided" if because else "less")
+    assert compared["least_claimed"] == pytest.approx(4.4 / 4.0, rel=1e-2)
+    if because:
+        assert compared["open_because"] == because
+        assert compared["seeds_to_decide"] is None
+    (verdict,) = verdicts(comparison, find(comparison))
+    assert ("error of cluster time" in verdict.certainty) is bool(because)
+
+
+def test_cluster_time_without_calibration_counts_as_off_by_15_percent() -> None:
+    clusters = [*times(SERIAL, 8.0), *times(ON_FOUR, 2.0), *times(OTHER_ON_FOUR, 2.2)]
+    comparison = a_comparison(*SERIAL, *ON_FOUR, *OTHER_ON_FOUR, clusters=clusters)
+    finding = finding_of(comparison, "fastest")
+    assert not finding.data["fastest"]
+    assert finding.data["compared"][0]["least_claimed"] == pytest.approx(1 + MAX_ERROR)
+    assert "up to 15.0% are not claimed" in finding_of(comparison, "cluster_time_uncalibrated").text
+
+
+def test_wall_times_have_no_such_margin() -> None:
+    runs = [
+        *repeated("all_reduce", around(2.0), nodes=2, cores=8),
+        *repeated("gossip", around(2.1), nodes=2, cores=8),
+    ]
+    finding = finding_of(a_comparison(*runs), "fastest")
+    assert finding.data["fastest"]
+    assert finding.data["compared"][0]["least_claimed"] is None
 
 
 def contended(run: RunResult) -> RunResult:

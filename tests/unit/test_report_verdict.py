@@ -384,3 +384,20 @@ def test_undecided_losses_are_in_the_headline_as_measured() -> None:
 def test_what_is_shown_of_the_first_option(time: float, step: float, shown: tuple[str, str]) -> None:
     results = [*SERIAL_RUNS, *runs("all_reduce", time, 0.9, step), *runs("ddp", 20.0, 0.9)]
     assert tuple(the_verdict(*results).shown.split("; ")) == shown
+
+
+def test_what_cannot_be_chosen_is_named_with_its_reason() -> None:
+    failed = runs("gossip", 4.0, 0.9)
+    failed[0] = failed[0].model_copy(update={"status": "failed", "cause": "killed"})
+    verdict = the_verdict(*SERIAL_RUNS, *runs("all_reduce", 4.0, 0.9), *runs("ddp", 5.0, 0.9), *failed)
+    assert "gossip over mpi (not every run finished)" in verdict.certainty
+
+
+@pytest.mark.parametrize(
+    ("on_two", "why"), [(["all_reduce"], "most configurations"), (["all_reduce", "ddp"], "largest")]
+)
+def test_the_compared_number_of_nodes_has_its_reason(on_two: list[str], why: str) -> None:
+    results = [run for name in ("all_reduce", "ddp") for run in runs(name, 3.0, 0.9, nodes=4)]
+    results += [run for name in on_two for run in runs(name, 4.0, 0.9)]
+    sentence = the_verdict(*SERIAL_RUNS, *results).certainty.rpartition("Strategies are compared")[2]
+    assert why in sentence

@@ -24,6 +24,7 @@ from orchestrator.report.findings import (
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.findings.claims import Claims
 from orchestrator.report.formats import JOIN
+from orchestrator.report.metrics.clock import least_claimed
 from orchestrator.report.model.comparison import Comparison, WorkloadView
 
 # The rules, in the order in which a report shows their findings.
@@ -98,7 +99,8 @@ def find(comparison: Comparison) -> list[Finding]:
 
 def count_claims(comparison: Comparison) -> Claims:
     """The comparisons of all findings, undecided: they share the probability of a false claim."""
-    claims = Claims()
+    views = map(comparison.view, comparison.workloads)
+    claims = Claims(errors={view.workload: least_claimed(view) for view in views})
     _apply_rules(comparison, claims)
     return claims
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
+from math import log1p
 from typing import Any, Literal
 
 from orchestrator.report.metrics.quantities import Quantity
 from orchestrator.report.model.groups import Group
+from orchestrator.report.model.labels import Workload
 from orchestrator.report.statistics.contrasts import (
     MIN_SEEDS,
     Contrast,
@@ -22,6 +24,8 @@ from orchestrator.report.statistics.families import Correction, Decision, dunnet
 from orchestrator.report.statistics.power import seeds_to_decide
 
 FALSE_CLAIMS = 0.05  # the share of reports on equals that may contain one
+
+WITHIN_ERROR = "within the error of cluster time"  # a difference that is shown in what was measured
 
 Sampling = Callable[[Quantity, Group], Sample]
 Verdict = Literal["more", "less", "undecided", "equal", "too_few_seeds"]
@@ -37,6 +41,7 @@ class Compared:
         contrast: None if a side has too few seeds.
         by_seed: whether the comparison is paired by seed.
         family_size: the number of comparisons that were corrected together.
+        margin: the difference, on the scale of the comparison, that the error of the clock may be.
     """
 
     quantity: Quantity
@@ -48,6 +53,7 @@ class Compared:
     same: bool
     by_seed: bool
     family_size: int
+    margin: float = 0.0
 
     @property
     def verdict(self) -> Verdict:
@@ -56,9 +62,22 @@ class Compared:
             return "equal"
         if self.contrast is None or self.decision is None:
             return "too_few_seeds"
-        if not self.decision.decided:
+        if not self.decision.decided or self.within_error:
             return "undecided"
         return "more" if self.contrast.estimate > 0 else "less"
+
+    @property
+    def within_error(self) -> bool:
+        """Whether the difference is shown in what was measured, but may be the error of the clock."""
+        if self.contrast is None or self.decision is None or not self.decision.decided:
+            return False
+        nearest = self.decision.low if self.contrast.estimate > 0 else -self.decision.high
+        return nearest <= self.margin
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the error of the clock may be as large as the difference, with any number of seeds."""
+        return self.contrast is not None and 0 < self.margin >= abs(self.contrast.estimate)
 
     @property
     def decided(self) -> bool:
@@ -100,8 +119,7 @@ class Compared:
         if self.decision is None:
             return None
         low, high = (
-            self.quantity.possible(bound, self.values[1])
-            for bound in (self.decision.low, self.decision.high)
+            self.quantity.possible(bound, self.right) for bound in (self.decision.low, self.decision.high)
         )
         return low, high
 
@@ -110,7 +128,10 @@ class Compared:
         """Seeds per configuration that would probably decide it; None if it is decided or hopeless."""
         if self.verdict != "undecided" or not self.contrast or not self.decision:
             return None
-        return seeds_to_decide(self.contrast, self.decision.critical)
+        beyond = abs(self.contrast.estimate) - self.margin
+        if self.hidden:
+            return None
+        return seeds_to_decide(replace(self.contrast, estimate=beyond), self.decision.critical)
 
     @property
     def written(self) -> str:
@@ -131,7 +152,14 @@ class Compared:
         if bounds is None:
             return f" (fewer than {MIN_SEEDS} seeds)"
         low, high = map(self.quantity.write_bound, bounds)
-        return f" ({low} to {high})" if self.decided else f" ({low} to {high}: undecided)"
+        if self.decided:
+            return f" ({low} to {high})"
+        return f" ({low} to {high}: {self.open_because})"
+
+    @property
+    def open_because(self) -> str:
+        """`undecided`, or that the difference may be the error of the clock."""
+        return WITHIN_ERROR if self.within_error else "undecided"
 
     @property
     def pair(self) -> tuple[str, frozenset[str]]:
@@ -152,8 +180,10 @@ class Compared:
             "p": self.decision.p if self.decision else None,
             "paired": self.by_seed,
             "compared_together": self.family_size,
+            "least_claimed": self.quantity.unscaled(self.margin) if self.margin else None,
             "decision": self.verdict,
             "seeds_to_decide": self.seeds_to_decide,
+            "open_because": self.open_because,
         }
 
 
@@ -169,13 +199,24 @@ class Family:
     correction: Correction
     chosen_from: int = 1
 
-    def decide(self, level: float | None, sample: Sampling = Quantity.sample) -> list[Compared]:
+    def decide(
+        self,
+        level: float | None,
+        sample: Sampling = Quantity.sample,
+        errors: Mapping[Workload, float] | None = None,
+    ) -> list[Compared]:
         """Compare each pair.
 
         Args:
             level: the probability of a false claim in this family; None decides nothing.
             sample: the values of a group by seed.
+            errors: by workload, the relative error that a difference of cluster times must exceed.
         """
+
+        def margin_of(group: Group) -> float:
+            known = errors if errors and self.quantity.timed and group.first.clock == "cluster" else {}
+            return log1p(known.get(group.workload, 0.0))
+
         samples = {id(group): sample(self.quantity, group) for pair in self.pairs for group in pair}
         by_seed = pairing_helps(list(samples.values()))
         resolutions = self._resolutions
@@ -208,6 +249,7 @@ class Family:
                 same,
                 by_seed=by_seed,
                 family_size=len(testable),
+                margin=max(map(margin_of, (left, right))),
             )
             for left, right, values, contrast, same in drafts
         ]
@@ -230,14 +272,20 @@ class Claims:
     undecided, and then with `counted()`. What a rule compares may not depend on what is decided.
     """
 
-    def __init__(self, level: float | None = None) -> None:
-        """level: of a family; None counts families and decides nothing."""
+    def __init__(self, level: float | None = None, errors: Mapping[Workload, float] | None = None) -> None:
+        """Without comparisons so far.
+
+        Args:
+            level: of a family; None counts families and decides nothing.
+            errors: as in `Family.decide`.
+        """
         self.level = level
+        self.errors = errors or {}
         self._decided: dict[object, tuple[Family, list[Compared]]] = {}
 
     def counted(self) -> Claims:
         """Claims that decide as many families as were compared here."""
-        return Claims(FALSE_CLAIMS / max(1, len(self.families)))
+        return Claims(FALSE_CLAIMS / max(1, len(self.families)), self.errors)
 
     @property
     def families(self) -> list[Family]:
@@ -279,7 +327,7 @@ class Claims:
         keys = tuple((one.first.key, other.first.key) for one, other in family.pairs)
         name = (family.quantity.name, family.correction, keys)
         if name not in self._decided:
-            self._decided[name] = (family, family.decide(self.level))
+            self._decided[name] = (family, family.decide(self.level, errors=self.errors))
         return self._decided[name][1]
 
 

@@ -32,7 +32,8 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         yield Finding(
             "cluster_time_uncalibrated",
             f"{meaning}. Their error is unknown, because no run had several ranks with a core each all the "
-            "time, and so exchanges may cost more than the cluster times include.",
+            "time, and so exchanges may cost more than the cluster times include. Differences of times up "
+            f"to {percent(MAX_ERROR)} are not claimed.",
             evidence(view.groups),
         )
         return
@@ -47,11 +48,14 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         f"{meaning}. In {checked} of several ranks with as many cores, ranks waited for a core during at "
         f"most {percent(MAX_CONTENTION)} of their time; there, cluster times differ from wall times by "
         f"{percent(error.median)} in the median and {percent(error.worst)} at most. Runs of more ranks "
-        "than cores could not be checked, and the intervals do not contain this error.",
+        "than cores could not be checked. The intervals do not contain this error: differences of times up "
+        f"to {percent(error.of_mean)}, the largest error of a configuration's mean over seeds, are not "
+        "claimed.",
         error.rows,
         {
             "median_error": error.median,
             "worst_error": error.worst,
+            "least_claimed": error.of_mean,
             "checked": len(error.rows),
             "of": able,
             "unchecked_ranks": unchecked,
@@ -73,12 +77,13 @@ def cpu_inflation(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
         return
     low, high = f"{min(inflation.values()):.3g}", f"{max(inflation.values()):.3g}"
     text = (
-        f"Ranks of {count(len(inflation), 'run')} shared cores, and so caches. Cluster time divides the "
-        f"CPU time of their work by {low if low == high else f'{low} to {high}'}, which is their CPU time "
-        "per step relative to that of runs with a core for each rank."
+        f"Ranks of {count(len(shared), 'run')} with a cluster time shared cores, and so caches. Cluster "
+        f"time divides the CPU time of their work by {low if low == high else f'{low} to {high}'}. This is "
+        "their CPU time per step relative to runs of the same work with a core for each rank; where there "
+        "are none, it is the median of the other runs that shared these cores."
     )
     if unknown:
-        text += f" No such run was comparable with {count(len(unknown), 'run')}: not corrected."
+        text += f" {count(len(unknown), 'run')} could not be corrected."
     rows = tuple(row for row in shared if row.key in inflation)
     yield Finding("cpu_inflation", text, rows, {"inflation": inflation, "unknown": len(unknown)})
 

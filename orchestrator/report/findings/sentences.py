@@ -109,9 +109,11 @@ class _Shown:
         named = [group for group in self.view.candidates if found and self.name(group) == found["strategy"]]
         return (found, named[0]) if found and named else None
 
-    def measured(self, groups: Sequence[Group], metric: Metric) -> list[tuple[float, Group]]:
-        """The means of the groups that have the quantity, the lowest first."""
-        known = [(spread.mean, group) for group in groups if (spread := group.over(metric))]
+    def measured(
+        self, groups: Sequence[Group], metric: Metric, geometric: bool = False
+    ) -> list[tuple[float, Group]]:
+        """The means of the groups that have the quantity, the lowest first. geometric: as of times."""
+        known = [(spread.mean, group) for group in groups if (spread := group.over(metric, geometric))]
         return sorted(known, key=lambda item: item[0])
 
 
@@ -196,7 +198,10 @@ def _time(shown: _Shown) -> str:
     if gained:
         number = f"All {gained}" if gained == len(found) else f"{gained} of {len(found)}"
         which = found[0]["strategy"] if len(found) == 1 else f"{number} configurations"
-        text = f"{which} {_be(gained)} shown to become faster{shown.clock} with every step to more nodes"
+        of = "" if len(found) == 1 else shown.view.of_ranked
+        text = (
+            f"{which}{of} {_be(gained)} shown to become faster{shown.clock} with every step to more nodes"
+        )
     else:
         text = f"No configuration is shown to become faster{shown.clock} with every step to more nodes"
     return text + (f"; {slower} {_be(slower)} shown to become slower at a step." if slower else ".")
@@ -204,7 +209,7 @@ def _time(shown: _Shown) -> str:
 
 def _fastest(shown: _Shown) -> str:
     if not shown.fastest:
-        ranked = shown.measured(shown.groups, lambda row: row.train_s)
+        ranked = shown.measured(shown.groups, lambda row: row.train_s, geometric=True)
         return _range("Times", ranked, shown) if ranked else ""
     found, group = shown.fastest
     what = "is shown to be the fastest" if found["fastest"] else "was measured fastest"
@@ -222,7 +227,7 @@ def _range(what: str, ranked: list[tuple[float, Group]], shown: _Shown) -> str:
 
 def _speedup(shown: _Shown) -> str:
     if not shown.fastest or "speedup" not in shown.fastest[0]:
-        ranked = shown.measured(shown.learned(shown.groups), lambda row: row.speedup)
+        ranked = shown.measured(shown.learned(shown.groups), lambda row: row.speedup, geometric=True)
         if not ranked:
             return "No speedup was measured."
         best, group = ranked[-1]
@@ -232,7 +237,7 @@ def _speedup(shown: _Shown) -> str:
     if interval is None:
         return f"A speedup of {ratio(found['speedup'])}{shown.clock} was measured for {name} {shown.at}."
     low, high = interval
-    side = "faster" if low > 1 else "slower" if high < 1 else "not shown to be faster"
+    side = "faster" if found["faster"] else "slower" if found["slower"] else "not shown to be faster"
     return (
         f"The speedup of {name} {shown.at} is {ratio(found['speedup'])} ({ratio(low)} to {ratio(high)}): "
         f"{side} than serial{shown.clock}."
@@ -242,7 +247,7 @@ def _speedup(shown: _Shown) -> str:
 def _cpu_time_speedup(shown: _Shown) -> str:
     for groups in (shown.view.ranked_candidates, shown.view.line_groups):
         learned = [group for group in shown.learned(groups) if not group.serial]
-        if ranked := shown.measured(learned, lambda row: row.cpu_time_speedup):
+        if ranked := shown.measured(learned, lambda row: row.cpu_time_speedup, geometric=True):
             best, group = ranked[-1]
             name, at = shown.with_accuracy(group), group.shape.label
             if best < 1:
@@ -327,7 +332,7 @@ def _stragglers(shown: _Shown) -> str:
         measured = f"; the longest measured is {percent(max(waits))}" if waits else ""
         return (
             f"No rank is shown to delay the others for {percent(MIN_SHARE)} of the time or more "
-            f"{shown.at}{measured}."
+            f"{shown.at}{shown.view.of_reference}{measured}."
         )
     most = found[0]
     more = (
@@ -335,8 +340,9 @@ def _stragglers(shown: _Shown) -> str:
         if len(found) > 1
         else ""
     )
+    where = f"{shown.at}{shown.view.of_reference}"
     return (
-        f"In {most['strategy']}, the other ranks waited for rank {most['rank']} during "
+        f"In {most['strategy']} {where}, the other ranks waited for rank {most['rank']} during "
         f"{percent(most['share_of_time'])} of the time{more}."
     )
 
@@ -448,10 +454,11 @@ def _labels(shown: _Shown) -> str:
         return ""
     share, least = covered[0]
     divergence, most = skewed[-1]
+    nodes = count(shown.view.shape.nodes, "node")
     seen = (
-        "Nodes together saw the whole training set in epoch 1"
+        f"{nodes} together saw the whole training set in epoch 1"
         if share == 1
-        else f"With {least.partitioner_label}, nodes together saw {percent(share)} of the set in epoch 1"
+        else f"With {least.partitioner_label}, {nodes} together saw {percent(share)} of the set in epoch 1"
     )
     if divergence < SKEWED_BITS:
         return f"{seen}; their labels are nearly those of the whole set ({bits(divergence)} bits off)."

@@ -77,7 +77,7 @@ def time_and_accuracy(group: Group) -> str:
 def write_speedup(compared: Compared) -> str:
     """`speedup 2.49 (2.31 to 2.69), efficiency 62%`: serial's geometric mean over the strategy's."""
     speedup, interval = _speedup(compared), _speedup_interval(compared)
-    undecided = "" if compared.decided else ": undecided"
+    undecided = "" if compared.decided else f": {compared.open_because}"
     bounds = f" ({ratio(interval[0])} to {ratio(interval[1])}{undecided})" if interval else ""
     return f"speedup {ratio(speedup)}{bounds}, efficiency {percent(speedup / compared.left.shape.ranks)}"
 
@@ -88,6 +88,8 @@ def speedup_data(compared: Compared) -> dict[str, object]:
         "serial_train_s": compared.values[1],
         "speedup": speedup,
         "speedup_interval": _speedup_interval(compared),
+        "faster": compared.left_is_better,
+        "slower": compared.right_is_better,
         "efficiency": speedup / compared.left.shape.ranks,
     }
 

@@ -66,7 +66,11 @@ def _excess(stragglers: Sequence[tuple[Straggler, Group]]) -> Quantity:
         if (shares := wait_shares(row)) is not None and shares.any()
     }
     return Quantity(
-        "straggler_excess", lambda row: above.get(row.key), points, ratio=False, within=lambda mean: (-1, 1)
+        "straggler_excess",
+        lambda row: above.get(row.key),
+        points,
+        ratio=False,
+        within=lambda reference: (-1, 1),
     )
 
 

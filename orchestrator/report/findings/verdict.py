@@ -221,12 +221,14 @@ def undecided(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
         f"{count(len(open_), 'comparison')} of this report {'is' if len(open_) == 1 else 'are'} undecided, "
         f"{decided} {'is' if decided == 1 else 'are'} decided; findings.json has all of them."
     )
-    hopeless = len(open_) - len(needed)
+    hidden = sum(all(each.hidden for each in found) for found in open_)
+    hopeless = len(open_) - len(needed) - hidden
     data = {
         "undecided": len(open_),
         "decided": decided,
         "seeds": needed,
         "beyond": hopeless,
+        "within_error": hidden,
         "compared": compared_data(claims.all),
     }
     if needed:
@@ -237,4 +239,8 @@ def undecided(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
             f"needed for {hopeless}: run the command of this sweep again with --repeat {half}. Runs that "
             "have finished are not repeated."
         )
-    yield Finding("undecided", text if needed else f"{text} More seeds would hardly decide them.", (), data)
+    elif hopeless:
+        text += " More seeds would hardly decide them."
+    if hidden:
+        text += f" In {hidden}, the difference is no larger than the error of cluster time."
+    yield Finding("undecided", text, (), data)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import median
+from math import expm1, log
+from statistics import fmean, median
 
 from orchestrator.replay.described import has_cores
+from orchestrator.report.model.comparison import WorkloadView
+from orchestrator.report.model.groups import groups_of
 from orchestrator.report.model.rows import Row, quotient
 
 MAX_ERROR = 0.15  # of cluster time, beyond which a report says so
@@ -20,12 +23,14 @@ class ClockError:
     waiting, and time that no record covers. What exchanges cost is learned from other runs than the one
     whose time is predicted.
 
-    rows: these runs. median, worst: of |cluster time / wall time − 1|.
+    rows: these runs. median, worst: of |cluster time / wall time − 1|. of_mean: the largest error of the
+    mean over the seeds of a configuration, which more seeds do not make smaller.
     """
 
     rows: tuple[Row, ...]
     median: float
     worst: float
+    of_mean: float
 
 
 def wall_by_cluster(row: Row) -> float | None:
@@ -36,8 +41,23 @@ def wall_by_cluster(row: Row) -> float | None:
 def clock_error(rows: Iterable[Row]) -> ClockError | None:
     """The error over the runs that calibrate cluster time; None if there are none."""
     calibrating = [row for row in rows if calibrates(row)]
-    errors = [abs(1 / ratio - 1) for row in calibrating if (ratio := wall_by_cluster(row))]
-    return ClockError(tuple(calibrating), median(errors), max(errors)) if errors else None
+    ratios = [[wall_by_cluster(row) or 1.0 for row in group.rows] for group in groups_of(calibrating)]
+    errors = [abs(1 / ratio - 1) for of_group in ratios for ratio in of_group]
+    if not errors:
+        return None
+    of_mean = max(expm1(abs(fmean(map(log, of_group)))) for of_group in ratios)
+    return ClockError(tuple(calibrating), median(errors), max(errors), of_mean)
+
+
+def least_claimed(view: WorkloadView) -> float:
+    """The relative difference of times up to which none is claimed.
+
+    The interval of a cluster time does not contain its error, which runs of a configuration have in common.
+    """
+    if view.clock == "wall":
+        return 0.0
+    error = clock_error([row for group in view.groups for row in group.ok_rows])
+    return error.of_mean if error else MAX_ERROR
 
 
 def calibrates(row: Row) -> bool:

@@ -9,6 +9,7 @@ from statistics import fmean
 
 from orchestrator.report.formats import percent, points, points_bound, ratio, seconds
 from orchestrator.report.metrics.communication import exchange_s_per_step
+from orchestrator.report.metrics.intervals import interval_of_accuracy
 from orchestrator.report.metrics.learning import time_to_target_s
 from orchestrator.report.metrics.model_partition import step_s
 from orchestrator.report.model.groups import Group, Metric
@@ -31,7 +32,8 @@ class Quantity:
             their difference.
         lower_is_better: as for a time.
         resolution: the distance of neighbouring values in a run, if they are discrete.
-        within: the smallest and the largest difference from a mean that are possible.
+        within: the smallest and the largest difference from a reference that are possible.
+        timed: whether it is read from a clock, whose error no interval contains.
     """
 
     name: str
@@ -40,7 +42,8 @@ class Quantity:
     ratio: bool = True
     lower_is_better: bool = True
     resolution: Callable[[Row], float] = lambda row: 0.0
-    within: Callable[[float], tuple[float, float]] = lambda mean: (-inf, inf)
+    within: Callable[[Group], tuple[float, float]] = lambda reference: (-inf, inf)
+    timed: bool = False
 
     def sample(self, group: Group) -> Sample:
         """The values of the group's ok runs by seed, on the scale of the comparison."""
@@ -61,9 +64,9 @@ class Quantity:
         """From the scale of the comparison to a ratio or a difference."""
         return exp(max(-MOST_LOG, min(value, MOST_LOG))) if self.ratio else value
 
-    def possible(self, bound: float, mean: float) -> float:
-        """A bound of the difference from a mean, on the comparison's scale, within what is possible."""
-        least, most = self.within(mean)
+    def possible(self, bound: float, reference: Group) -> float:
+        """A bound of the difference from a reference, on the comparison's scale, if it is possible."""
+        least, most = self.within(reference)
         return max(least, min(bound, most))
 
     def write_difference(self, left: float, right: float) -> str:
@@ -84,6 +87,12 @@ def _one_image(row: Row) -> float:
     return 1 / images if images else 0.0
 
 
+def _within_accuracies(reference: Group) -> tuple[float, float]:
+    """Differences that lead to an accuracy of 0 … 1, from anywhere in the interval of the reference."""
+    low, high = interval_of_accuracy(reference) or (0.0, 1.0)
+    return -high, 1 - low
+
+
 ACCURACY = Quantity(
     "accuracy",
     lambda row: row.accuracy,
@@ -91,7 +100,7 @@ ACCURACY = Quantity(
     ratio=False,
     lower_is_better=False,
     resolution=_one_image,
-    within=lambda mean: (-mean, 1 - mean),
+    within=_within_accuracies,
 )
 AVERAGING_GAIN = Quantity(
     "averaging_gain",
@@ -100,10 +109,10 @@ AVERAGING_GAIN = Quantity(
     ratio=False,
     lower_is_better=False,
     resolution=_one_image,
-    within=lambda mean: (-1, 1),
+    within=lambda reference: (-1, 1),
 )
-TRAIN_S = Quantity("train_s", lambda row: row.train_s, seconds)
-ELAPSED_S = Quantity("elapsed_s", lambda row: row.elapsed_s, seconds)
-STEP_S = Quantity("step_s", step_s, seconds)
-EXCHANGE_S_PER_STEP = Quantity("exchange_s_per_step", exchange_s_per_step, seconds)
-TIME_TO_TARGET_S = Quantity("time_to_target_s", time_to_target_s, seconds)
+TRAIN_S = Quantity("train_s", lambda row: row.train_s, seconds, timed=True)
+ELAPSED_S = Quantity("elapsed_s", lambda row: row.elapsed_s, seconds, timed=True)
+STEP_S = Quantity("step_s", step_s, seconds, timed=True)
+EXCHANGE_S_PER_STEP = Quantity("exchange_s_per_step", exchange_s_per_step, seconds, timed=True)
+TIME_TO_TARGET_S = Quantity("time_to_target_s", time_to_target_s, seconds, timed=True)

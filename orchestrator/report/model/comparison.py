@@ -64,6 +64,13 @@ class WorkloadView:
             return ""
         return f", with {self.partitioners[0]}"
 
+    @property
+    def of_reference(self) -> str:
+        """`, with random_partition`: what the reference candidates share, if there are others."""
+        if len(self.reference_candidates) == len(self.candidates):
+            return ""
+        return f", with {self.partitioners[0]}"
+
     @cached_property
     def candidates(self) -> list[Group]:
         """The groups of this shape without serial; one of those that differ only in split points."""

@@ -20,7 +20,7 @@ class Decision:
 
     values: the two means. interval: of the ratio or difference left to right, at the corrected level; None
     with too few seeds. verdict: `more` if the left value is claimed to be larger. seeds: that would
-    probably decide it.
+    probably decide it. open_because: why it is undecided, if it is.
     """
 
     values: tuple[float, float]
@@ -28,6 +28,7 @@ class Decision:
     interval: tuple[float, float] | None
     verdict: str
     seeds: int | None
+    open_because: str = "undecided"
 
     @classmethod
     def of(cls, data: dict[str, Any]) -> Decision:
@@ -37,6 +38,7 @@ class Decision:
             data["interval"],
             data["decision"],
             data["seeds_to_decide"],
+            data["open_because"],
         )
 
     @property

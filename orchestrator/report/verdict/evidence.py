@@ -203,7 +203,7 @@ def _learning(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
     names = list(dict.fromkeys(row.strategy_label for row in rows))
     return Evidence(
         "Learning",
-        f"{count(len(rows), 'run')} learned nothing: {first_few(names, MOST_NAMED)}",
+        f"the final model of {count(len(rows), 'run')} has not learned: {first_few(names, MOST_NAMED)}",
         False,
         kinds.anchor("not_learned"),
     )

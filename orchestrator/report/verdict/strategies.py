@@ -40,7 +40,7 @@ def among_strategies(view: WorkloadView, findings: Sequence[Finding], decisions:
         headline, certainty, decided = _chosen(wording, choice.serial, findings)
     else:
         headline, certainty, decided = _without_serial(wording, findings)
-    text = " ".join(filter(None, [*certainty, wording.sooner, wording.where]))
+    text = " ".join(filter(None, [*certainty, wording.sooner, wording.left_out, wording.where]))
     return Verdict(view.workload, headline, text, decided, options(view, choice), wording.shown)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from math import log
 
+from orchestrator.report.findings.claims import WITHIN_ERROR
 from orchestrator.report.formats import count, first_few, listed, percent, points, ratio, seconds
 from orchestrator.report.metrics.curves import reached_sooner
 from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
@@ -40,9 +42,31 @@ class Wording:
     @property
     def where(self) -> str:
         """Why the choice is on this number of nodes, as a sentence; empty if there is no other."""
-        others = {group.shape for group in self.view.groups if not group.serial} - {self.view.shape}
-        on = f"{self.view.shape.label}, where most configurations were run"
-        return f"Strategies are compared on {on}." if others else ""
+        number = Counter(group.shape for group in self.view.groups if not group.serial)
+        most = number.pop(self.view.shape, 0)
+        if not number:
+            return ""
+        where = (
+            "where most configurations were run" if most > max(number.values()) else "the largest number"
+        )
+        return f"Strategies are compared on {self.view.shape.label}, {where}."
+
+    @property
+    def left_out(self) -> str:
+        """The configurations on this number of nodes that cannot be chosen, and why, as a sentence."""
+        reasons: dict[str, list[str]] = {}
+        for group in self.view.ranked_candidates:
+            if any(group is each for each in self.choice.usable):
+                continue
+            if len(group.ok_rows) < len(group.rows):
+                reason = "not every run finished"
+            elif not (group.first.times_compare and TRAIN_S.sample(group)):
+                reason = f"no {self.view.clock} time that compares"
+            else:
+                reason = "not every run learned, or too few have finished"
+            reasons.setdefault(reason, []).append(self.name(group))
+        parts = [f"{first_few(names, 2)} ({reason})" for reason, names in reasons.items()]
+        return f"No choice: {'; '.join(parts)}." if parts else ""
 
     @property
     def clock(self) -> str:
@@ -163,19 +187,21 @@ class Wording:
             for other in others
             if self.claimed.more_accurate(group, other) and not self.claimed.faster(group, other)
         ]
-        parts = {
-            "slower": len(slower),
-            "less accurate": len(worse),
-            "worse than serial or another": len(others) - len(slower) - len(worse),
-        }
-        shown = [(number, f"shown to be {what}") for what, number in parts.items() if number]
+        counted = {id(other) for other in [*slower, *worse]}
+        rest = [other for other in others if id(other) not in counted]
+        shown = {"slower": slower, "less accurate": worse, "worse than serial or another": rest}
+        parts = [
+            f"{self.name(found[0]) if len(found) == 1 else len(found)} {_be(len(found))} shown to be {what}"
+            for what, found in shown.items()
+            if found
+        ]
         if len(others) == 1:
-            return f"{self.name(others[0])} is {shown[0][1]}."
-        if len(shown) == 1:
+            return f"{parts[0]}."
+        if len(parts) == 1:
+            (what,) = (what for what, found in shown.items() if found)
             which = "Both" if len(others) == 2 else f"All {len(others)}"
-            return f"{which} other configurations are {shown[0][1]}."
-        named = [f"{number} {_be(number)} {what}" for number, what in shown]
-        return f"Of {count(len(others), 'other configuration')}, {listed(named)}."
+            return f"{which} other configurations are shown to be {what}."
+        return f"Of {count(len(others), 'other configuration')}, {listed(parts)}."
 
     @property
     def sooner(self) -> str:
@@ -258,13 +284,15 @@ Open = tuple[Iterable[Decision | None], str]  # comparisons, and what they leave
 
 def seeds_needed(*open_: Open) -> str:
     """How many seeds would probably decide what is undecided, as sentences; empty if all is decided."""
-    within, beyond = list[tuple[int, str]](), list[str]()
+    within, beyond, hidden = list[tuple[int, str]](), list[str](), list[str]()
     for comparisons, question in open_:
         undecided = [found for found in comparisons if found and found.verdict == "undecided"]
         known = [found.seeds for found in undecided if found.seeds]
         if known:
             whole = len(known) == len(undecided)
             within.append((max(known), question if whole else f"a part of {question}"))
+        elif any(found.open_because == WITHIN_ERROR for found in undecided):
+            hidden.append(question)
         elif undecided:
             beyond.append(question)
     sentences = []
@@ -277,6 +305,9 @@ def seeds_needed(*open_: Open) -> str:
         sentences.append(f"If the differences are as measured, {listed([first, *rest])}.")
     if beyond:
         sentences.append(f"More than {MOST_SEEDS} seeds would be needed to decide {listed(beyond, 'or')}.")
+    if hidden:
+        what = listed(hidden, "or")
+        sentences.append(f"More seeds would not decide {what}: the error of cluster time may be as large.")
     return " ".join(sentences)
 
 
@@ -299,7 +330,7 @@ def _ratios(found: Decision) -> str:
 
 
 def _between(found: Decision, write: Callable[[float], str]) -> str:
-    undecided = "" if found.decided else ": undecided"
+    undecided = "" if found.decided else f": {found.open_because}"
     return f" ({_written(found, write)}{undecided})" if found.interval else ""
 
 
