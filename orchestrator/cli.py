@@ -1,7 +1,7 @@
 """The command line.
 
-Exit codes: 0 all ok, 1 a run failed, a file cannot be written or conditions are unequal (--strict), 2 bad
-input, 130 interrupted.
+Exit codes: 0 all ok, 1 a run failed, a file cannot be written, conditions are unequal (--strict) or a loss
+is above a limit (--fail-on), 2 bad input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def options(
 @app.command()
 def sweep(
     file: Annotated[
-        str, typer.Argument(help="A sweep file, or the name of a shipped sweep.")
+        str, typer.Argument(help="A sweep file, `-` for standard input, or the name of a shipped sweep.")
     ] = "quickstart",
     data_dir: DataDir = Path("data"),
     out: Annotated[
@@ -279,6 +279,47 @@ def report(
     console = text_console()
     unequal = publish_report(SweepPaths(directory), console)
     if strict and print_unequal(unequal, console):
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def compare(
+    directories: Annotated[
+        list[Path],
+        typer.Argument(
+            parser=_directory, metavar="DIRECTORY...", help="Results directories, the reference first."
+        ),
+    ],
+    out: Annotated[
+        list[Path] | None,
+        typer.Option(parser=_directory, metavar="FILE", help="Also write a page: FILE.html or FILE.md."),
+    ] = None,
+    fail_on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIMITS",
+            help="Exit with code 1 if a loss is shown and was measured above a limit, or if a "
+            "configuration no longer finishes; e.g. slower=10%,accuracy=1pt.",
+        ),
+    ] = None,
+) -> None:
+    """Compare the runs that results directories have in common."""
+    from orchestrator.commands.compare import Comparing
+    from orchestrator.report.directories.limits import Limits
+
+    limits = None if fail_on is None else Limits.parse(fail_on)
+    found, console = Comparing.of(directories), text_console()
+    for sentence, table in found.sections():
+        console.print(sentence)
+        console.print(table, soft_wrap=False)
+    for line in found.remarks():
+        console.print(line)
+    for file in out or ():
+        found.write(file)
+        console.print(f"wrote {file}")
+    if limits and (broken := found.broken(limits)):
+        for line in broken:
+            console.print(f"above the limit: {line}")
         raise typer.Exit(FAILED)
 
 

@@ -55,6 +55,7 @@ REPORT: dict[str, str] = {
     "figures": "formats statistics model metrics findings",
     "renderer": "",
     "render": "formats statistics model metrics findings verdict figures renderer",
+    "directories": "formats statistics model metrics findings figures render",
     "__init__": "formats statistics model metrics findings verdict figures renderer render",
 }
 LAYERS = {"trainer": TRAINER, "orchestrator": ORCHESTRATOR, "orchestrator.report": REPORT}

@@ -63,7 +63,7 @@ def render(comparison: Comparison, findings: Sequence[Finding], plots: Sequence[
 
 def _opening(comparison: Comparison) -> Iterator[str]:
     record = comparison.record
-    yield f"# {_plain(record.name)}"
+    yield f"# {plain(record.name)}"
     summary = " ".join(filter(None, [one_line(comparison), seeds_line(comparison)]))
     yield from filter(None, [_paragraph(record.description), _paragraph(summary)])
 
@@ -76,7 +76,7 @@ def _verdicts(found: Sequence[Verdict], names: WorkloadNames) -> Iterator[str]:
         yield f"{_paragraph(names.shared)}, and:"
     for verdict in found:
         if len(found) > 1:
-            yield f"### {_plain(names.own[verdict.workload])}"
+            yield f"### {plain(names.own[verdict.workload])}"
         yield f"**{_paragraph(verdict.headline)}**"
         yield _paragraph(verdict.certainty)
         if verdict.options:
@@ -89,15 +89,15 @@ def _options(options: Sequence[Option]) -> str:
     heads = [Head(title, number=title != "Option", first=True) for title in titles]
     lines = []
     for option in options:
-        accuracy, time = _plain(option.accuracy), _plain(option.time)
+        accuracy, time = plain(option.accuracy), plain(option.time)
         lines.append(
             [
-                _plain(f"{option.name}, {option.shape}"),
+                plain(f"{option.name}, {option.shape}"),
                 f"**{accuracy}** (best)" if option.best_accuracy else accuracy,
-                _plain(option.difference),
+                plain(option.difference),
                 f"**{time}** (best)" if option.best_time else time,
-                _plain(option.speedup),
-                _plain(option.sent),
+                plain(option.speedup),
+                plain(option.sent),
             ]
         )
     return _lines_of_table(heads, lines)
@@ -107,7 +107,7 @@ def _evidence(found: Sequence[Evidence]) -> Iterator[str]:
     if found:
         yield "## What it rests on"
         yield "\n".join(
-            f"- {'✓' if line.ok else '**!**'} **{_plain(line.topic)}** {_plain(line.text)}"
+            f"- {'✓' if line.ok else '**!**'} **{plain(line.topic)}** {plain(line.text)}"
             + (f" ([more](#{line.anchor}))" if line.anchor else "")
             for line in found
         )
@@ -117,7 +117,7 @@ def _question(question: Question, anchors: FirstOfKind) -> Iterator[str]:
     yield f"## {question.heading}"
     for workload, figures in question.figures:
         if len(question.figures) > 1:
-            yield f"### {_plain(workload)}"
+            yield f"### {plain(workload)}"
         for figure in figures:
             yield from _figure(figure)
     if question.findings:
@@ -126,7 +126,7 @@ def _question(question: Question, anchors: FirstOfKind) -> Iterator[str]:
 
 
 def _figure(figure: Figure) -> Iterator[str]:
-    title, sentence = _plain(figure.title), _plain(figure.sentence)
+    title, sentence = plain(figure.title), plain(figure.sentence)
     yield f"**{title}**" + (f" – {sentence}" if sentence else "")
     yield f"![{title}](plots/{figure.name}.svg)"
     notes = [*filter(None, [_paragraph(figure.notes)])]
@@ -137,14 +137,14 @@ def _figure(figure: Figure) -> Iterator[str]:
 
 
 def _timeline(timeline: Timeline) -> str:
-    return f"- [{_plain(timeline.name)}]({timeline.link})"
+    return f"- [{plain(timeline.name)}]({timeline.link})"
 
 
 def _findings(found: Sequence[Part], anchors: FirstOfKind) -> Iterator[str]:
     """A list for each workload."""
     for part in found:
         if part.workload:
-            yield f"### {_plain(part.workload)}"
+            yield f"### {plain(part.workload)}"
         yield "\n".join(
             _finding(finding, anchors(finding)) for findings in part.topics.values() for finding in findings
         )
@@ -156,7 +156,7 @@ def _finding(finding: Finding, anchor: str) -> str:
         keys = [*keys[:MAX_KEYS], f"and {len(keys) - MAX_KEYS} more"]
     runs = f"  \n  <sub>{', '.join(keys)}</sub>" if keys else ""
     target = f'<a id="{anchor}"></a>' if anchor else ""
-    return f"- {target}**{finding.topic}**: {_plain(finding.text)}{runs}"
+    return f"- {target}**{finding.topic}**: {plain(finding.text)}{runs}"
 
 
 def _published(comparison: Comparison) -> Iterator[str]:
@@ -168,7 +168,7 @@ def _published(comparison: Comparison) -> Iterator[str]:
         yield "## The published experiment"
     if lab:
         facts = [("Source", lab.source), *differences(comparison)]
-        yield "\n".join(f"- {_plain(name)}: {_plain(fact)}" for name, fact in facts)
+        yield "\n".join(f"- {plain(name)}: {plain(fact)}" for name, fact in facts)
 
 
 def _results(comparison: Comparison) -> Iterator[str]:
@@ -176,7 +176,7 @@ def _results(comparison: Comparison) -> Iterator[str]:
         yield "## Results"
         yield "One line per configuration: the mean over seeds, with the range over seeds in parentheses."
     for chapter in found:
-        yield f"### {_plain(chapter.heading)}"
+        yield f"### {plain(chapter.heading)}"
         yield from filter(None, [_paragraph(chapter.conditions)])
         yield from _table(chapter.results)
         for title, table in (
@@ -197,19 +197,19 @@ def _strategies(comparison: Comparison) -> Iterator[str]:
     if entries := legend(comparison.groups):
         yield "## Strategies"
         yield "\n".join(
-            f"- {_code(entry.name)}: {_plain(entry.summary)} {_code(entry.file)}" for entry in entries
+            f"- {_code(entry.name)}: {plain(entry.summary)} {_code(entry.file)}" for entry in entries
         )
 
 
 def _missing(comparison: Comparison) -> Iterator[str]:
     lines = [
-        f"- {_code(row.key)} {STATES[row.status]}: {_plain(row.cause or '')}"
+        f"- {_code(row.key)} {STATES[row.status]}: {plain(row.cause or '')}"
         + (f" (log: {_code(row.log)})" if row.log else "")
         for row in comparison.failed
     ]
     for key in comparison.pending:
         why = comparison.unusable.get(key, "")
-        state = f"{STATES['unusable']}: {_plain(why)}" if why else STATES["pending"]
+        state = f"{STATES['unusable']}: {plain(why)}" if why else STATES["pending"]
         lines.append(f"- {_code(key)} {state}")
     if lines:
         yield "## Failed and pending runs"
@@ -242,7 +242,7 @@ def _lines_of_table(heads: Sequence[Head], lines: Sequence[Sequence[str]]) -> st
 
 
 def _cell(cell: Cell) -> str:
-    return _plain(cell.text) + (f" ({_plain(cell.detail)})" if cell.detail else "")
+    return plain(cell.text) + (f" ({plain(cell.detail)})" if cell.detail else "")
 
 
 def _folded(title: str, content: Sequence[str] | Iterator[str]) -> str:
@@ -258,11 +258,11 @@ def _code(text: str) -> str:
     return f"`{' '.join(text.split()).replace('`', '')}`"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text from a file as one line, with markup escaped."""
     return " ".join(text.split("\n")).translate(_ESCAPES).strip()
 
 
 def _paragraph(text: str) -> str:
-    """As `_plain`, at the start of a block."""
-    return _BLOCK_MARKER.sub(r"\1\\\2", _plain(text))
+    """As `plain`, at the start of a block."""
+    return _BLOCK_MARKER.sub(r"\1\\\2", plain(text))

@@ -1,0 +1,67 @@
+"""The command `compare`: results directories side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.errors import InputError
+from orchestrator.report.directories.differences import Difference, differences_of
+from orchestrator.report.directories.limits import Limits
+from orchestrator.report.directories.matches import Matches, read_matches
+from orchestrator.report.directories.pages import HEADS, lines_of, markdown, page, remarks, summary
+from orchestrator.results.store import write_atomic
+
+PAGES = {".html": page, ".md": markdown}
+COLOURS = {"worse": "red", "better": "green"}
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """Results directories that were compared."""
+
+    matches: Matches
+    differences: list[Difference]
+
+    @classmethod
+    def of(cls, directories: list[Path]) -> Comparing:
+        """Read and compare. Raises InputError."""
+        if len(directories) < 2:
+            raise InputError("compare: at least two results directories are required")
+        matches = read_matches(directories)
+        return cls(matches, differences_of(matches))
+
+    def write(self, file: Path) -> None:
+        """Write the page. Raises InputError for a name that is not of a page."""
+        if file.suffix not in PAGES:
+            raise InputError(f"--out {file}: must end in {' or '.join(PAGES)}")
+        write_atomic(file, PAGES[file.suffix](self.matches, self.differences))
+
+    def broken(self, limits: Limits) -> list[str]:
+        """What breaks a limit, a line each. Raises InputError if seeds are too few to tell."""
+        return limits.broken(self.differences)
+
+    def sections(self) -> Iterator[tuple[str, Table]]:
+        """For each directory, what is shown, and its table."""
+        for directory in self.matches.directories[1:]:
+            table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left")
+            for head in HEADS:
+                table.add_column(head)
+            for line in lines_of(self.differences, directory):
+                *cells, time_values, time, accuracy_values, accuracy = line.cells
+                table.add_row(
+                    *cells,
+                    time_values,
+                    Text(time, style=COLOURS.get(line.time.effect, "")),
+                    accuracy_values,
+                    Text(accuracy, style=COLOURS.get(line.accuracy.effect, "")),
+                )
+            yield f"{directory}: {summary(self.differences, directory)}", table
+
+    def remarks(self) -> Iterator[str]:
+        """Where the directories differ otherwise."""
+        return remarks(self.matches)
