@@ -12,7 +12,7 @@ WORKERS ?= -n 3 --dist worksteal
 # A new machine may still be updating its packages.
 APT_GET := $(if $(filter-out 0,$(shell id -u)),sudo) env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300
 
-.PHONY: help engine image venv sweep labs labs-quick report replay partitions model doctor browser test test-process test-all golden smoke check soak faults bench docs picture screenshot clean
+.PHONY: help engine image venv sweep run compare labs labs-quick report replay partitions model doctor browser test test-process test-all golden smoke check soak faults bench docs picture screenshot clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -31,6 +31,12 @@ sweep: venv ## run the quickstart on 1 to 5 nodes and write the report; ARGS=FIL
 
 sweep-%: venv ## run sweeps/NAME.yml, e.g. make sweep-partitioning ARGS="--data-dir ~/data"
 	$(RUN) -m orchestrator sweep sweeps/$*.yml $(ARGS)
+
+run: venv ## run one strategy without a sweep file; ARGS="ddp --nodes 4 --compare"
+	$(RUN) -m orchestrator run $(ARGS)
+
+compare: venv ## compare results directories; ARGS="results/a results/b --fail-on slower=10%"
+	$(RUN) -m orchestrator compare $(ARGS)
 
 labs: venv ## list the published experiments that are reproduced here
 	$(RUN) -m orchestrator labs $(ARGS)

@@ -196,6 +196,41 @@ def _run(
 
 
 @app.command()
+def run(
+    strategy: Annotated[
+        str, typer.Argument(help="Name, or YAML such as '{name: local_sgd, local_steps: 10}'.")
+    ],
+    nodes: Annotated[
+        int | None, typer.Option(help="Number of nodes. Default: 2, or the fewest that the strategy needs.")
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also run the serial reference, and compare with it.")
+    ] = False,
+    data_dir: DataDir = Path("data"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            parser=_directory, metavar="DIRECTORY", help="Results directory. Default: below results/run/."
+        ),
+    ] = None,
+    runtime: Runtime = None,
+    sets: Sets = None,
+    repeat: Repeat = None,
+    dry_run: DryRun = False,
+    cold: Cold = False,
+    shared_network: SharedNetwork = False,
+) -> None:
+    """Run one strategy without a sweep file."""
+    from orchestrator.commands.run import directory_of, load_run
+
+    selected = select_runtime(runtime, cold, shared_network)
+    loaded = load_run(strategy, nodes, sets or (), repeat, compare, selected.shared_cores)
+    directory = out or directory_of(loaded)
+    # Only runs that are compared need a warm-up run before them.
+    raise typer.Exit(_run(loaded, directory, selected, data_dir, dry_run, False, warm_up_run=compare))
+
+
+@app.command()
 def labs(data_dir: DataDir = Path("data")) -> None:
     """List the labs: sweeps that reproduce published experiments."""
     from orchestrator.commands.labs import listing

@@ -19,6 +19,7 @@ ROOT = _PACKAGE_DATA if _PACKAGE_DATA.is_dir() else IMPORT_ROOT
 SWEEPS = ROOT / "sweeps"
 LABS = SWEEPS / "labs"
 COMPOSE = ROOT / "compose"
+STANDARD_INPUT = Path("/dev/stdin")
 
 
 def in_checkout() -> bool:
@@ -37,11 +38,13 @@ def sweep_names() -> list[str]:
 
 
 def find_sweep(name: str) -> Path:
-    """The sweep file that a command line names: a path, or the name of a shipped sweep.
+    """The sweep file that a command line names: a path, `-`, or the name of a shipped sweep.
 
     Raises:
         InputError: There is neither such a file nor such a sweep.
     """
+    if name == "-":
+        return STANDARD_INPUT
     path = Path(name)
     if os.path.exists(name) or path.suffix or len(path.parts) > 1:
         return path

@@ -16,7 +16,7 @@ from orchestrator.sweeps.validation import Location, dotted, error_lines
 from trainer.core.registry import suggestion
 from trainer.spec.faults import keys_of_fault
 from trainer.spec.link import Links, keys_of_link
-from trainer.spec.registries import REGISTRIES
+from trainer.spec.registries import REGISTRIES, STRATEGIES
 from trainer.spec.run_spec import RunSpec, with_derived_defaults
 
 Values = dict[str, Any]
@@ -253,7 +253,17 @@ def _checked(values: Values, written: Mapping[str, FieldValue], block: str) -> R
         return RunSpec.model_validate(values)
     except ValidationError as error:
         lines = [f"{line}{_options(written, line)}" for line in error_lines(error, place, allowed)]
+        if any(details["type"] == "transport" for details in error.errors()):
+            lines[-1] += _fitting_transport(values, written)
         raise InputError("\n".join(lines)) from error
+
+
+def _fitting_transport(values: Values, written: Mapping[str, FieldValue]) -> str:
+    """What else to set, where an option has set a strategy beside a transport of the file."""
+    strategy, transport = written.get("strategy"), written.get("transport")
+    if strategy is None or transport is None or strategy.extensible or not transport.extensible:
+        return ""
+    return f"; also use --set transport={STRATEGIES.parse(values['strategy']).transports[0]}"
 
 
 def _options(written: Mapping[str, FieldValue], line: str) -> str:

@@ -104,6 +104,7 @@ def load_sweep(
     quick: bool = False,
     repeat: int | None = None,
     cores: Callable[[], float] | None = None,
+    text: str | None = None,
 ) -> Sweep:
     """Read, override and expand a sweep file.
 
@@ -113,11 +114,12 @@ def load_sweep(
         quick: apply the file's own `quick` values.
         repeat: number of runs of each configuration, from the smallest seed of its block on.
         cores: of the machine that nodes share, for `cpus: equal`; raises InputError if they have no quotas.
+        text: of a sweep that is in no file; messages name it by `path`.
 
     Raises:
         InputError: names file, key, value and what is allowed.
     """
-    content, text = read_yaml(path)
+    content, text = read_yaml(path) if text is None else (parse_yaml(text, str(path)), text)
     if not isinstance(content, dict):
         keys = ", ".join(SweepSpec.model_fields)
         raise InputError(f"{path}: must be a mapping with the keys {keys}")
