@@ -42,6 +42,7 @@ ORCHESTRATOR: dict[str, str] = {
     "execution": "errors shipped sweeps results runtimes",
     "report": "errors shipped sweeps results runtimes replay",
     "commands": "errors shipped sweeps results runtimes execution replay report",
+    "api": "errors shipped sweeps results commands report",
     "cli": "errors shipped sweeps terminal results runtimes execution replay report commands",
     "__main__": "cli",
 }

@@ -1,0 +1,313 @@
+"""The Python interface: `import shardyard` has these names."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from markupsafe import escape
+from rich.console import Console
+
+from orchestrator.commands.run import directory_of, load_run
+from orchestrator.commands.sweep import (
+    INTERRUPTED,
+    SelectedRuntime,
+    run_sweep,
+    select_runtime,
+    text_console,
+)
+from orchestrator.errors import InputError
+from orchestrator.results.store import SweepPaths, claimed, read_record
+from orchestrator.shipped import find_sweep
+from orchestrator.sweeps.load import Sweep, load_sweep
+
+if TYPE_CHECKING:
+    import pandas
+
+    from orchestrator.report.figures import Plot
+    from orchestrator.report.findings.base import Finding
+    from orchestrator.report.model.comparison import Comparison
+
+Value = str | int | float | bool | None
+Line = dict[str, Value]
+Source = str | Path | Mapping[str, Any]
+
+SHOWN = 20  # lines of a table in a notebook
+
+
+@dataclass(frozen=True)
+class Table(Sequence[Line]):
+    """Lines with the same columns. columns.csv beside a report explains them."""
+
+    columns: tuple[str, ...]
+    lines: tuple[Line, ...]
+
+    @overload
+    def __getitem__(self, at: int) -> Line: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Line]: ...
+
+    def __getitem__(self, at: int | slice) -> Line | Sequence[Line]:
+        return self.lines[at]
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The table as a data frame. Raises ImportError without pandas."""
+        import pandas
+
+        return pandas.DataFrame([*self.lines], columns=[*self.columns])
+
+    def _repr_html_(self) -> str:
+        """The first lines, for a notebook; columns without a value are left out."""
+        shown = [name for name in self.columns if any(line.get(name) is not None for line in self.lines)]
+        head = "".join(f"<th>{escape(name)}</th>" for name in shown)
+        body = "".join(
+            f"<tr>{''.join(f'<td>{_shown(line.get(name))}</td>' for name in shown)}</tr>"
+            for line in self.lines[:SHOWN]
+        )
+        more = len(self.lines) - SHOWN
+        rest = f"<p>{more} more lines</p>" if more > 0 else ""
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a report. A notebook displays it.
+
+    Attributes:
+        title: what it shows.
+        spec: its Vega-Lite specification, with its data.
+    """
+
+    title: str
+    spec: Mapping[str, Any]
+
+    @cached_property
+    def svg(self) -> str:
+        """The figure as SVG, on white."""
+        from orchestrator.report.figures.vega import svg_file, svg_of, without_heading
+
+        return svg_file(svg_of(without_heading(dict(self.spec))), self.title)
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+
+@dataclass(frozen=True)
+class Results:
+    """A results directory, as it was when it was read.
+
+    Attributes:
+        directory: with the report and the files of each run.
+    """
+
+    directory: Path
+
+    @property
+    def report(self) -> Path:
+        """The page."""
+        return SweepPaths(self.directory).html
+
+    @cached_property
+    def verdict(self) -> tuple[str, ...]:
+        """What to choose, a sentence for each workload; empty if nothing has finished."""
+        from orchestrator.report.verdict import verdicts
+
+        return tuple(_plain(each.headline) for each in verdicts(self._comparison, self._found))
+
+    @cached_property
+    def findings(self) -> tuple[dict[str, Any], ...]:
+        """Every finding as in findings.json: its text, numbers, intervals and decisions."""
+        from orchestrator.report.findings import findings_json
+
+        return tuple(json.loads(findings_json(self._found)))
+
+    @cached_property
+    def runs(self) -> Table:
+        """A line per run, as in results.csv."""
+        from orchestrator.report.render.csv_tables import result_lines
+
+        return _table(*result_lines(self._comparison))
+
+    @cached_property
+    def configurations(self) -> Table:
+        """A line per configuration, with means over seeds, as in summary.csv."""
+        from orchestrator.report.render.csv_tables import summary_lines
+
+        return _table(*summary_lines(self._comparison))
+
+    @cached_property
+    def epochs(self) -> Table:
+        """A line per run and epoch, as in epochs.csv."""
+        from orchestrator.report.render.csv_tables import epoch_lines
+
+        return _table(*epoch_lines(self._comparison))
+
+    @cached_property
+    def figures(self) -> dict[str, Figure]:
+        """The report's figures by name: `time`, `speedup`, `accuracy`, …"""
+        from orchestrator.report.figures import draw
+
+        return {plot.name: _figure(plot) for plot in draw(self._comparison)}
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """`runs` as a data frame. Raises ImportError without pandas."""
+        return self.runs.to_pandas()
+
+    @cached_property
+    def _comparison(self) -> Comparison:
+        from orchestrator.report.model.comparison import read_comparison
+        from orchestrator.report.model.timelines import with_timelines
+
+        paths = SweepPaths(self.directory)
+        return with_timelines(paths, read_comparison(paths))
+
+    @cached_property
+    def _found(self) -> Sequence[Finding]:
+        from orchestrator.report.findings import find
+
+        return find(self._comparison)
+
+    def _repr_html_(self) -> str:
+        paragraphs = "".join(f"<p>{escape(sentence)}</p>" for sentence in self.verdict)
+        return paragraphs + self.configurations._repr_html_()
+
+
+def load(directory: str | os.PathLike[str]) -> Results:
+    """The results in a directory.
+
+    Raises:
+        InputError: It has no results of a sweep, or its sweep.json is damaged.
+    """
+    read_record(SweepPaths(Path(directory)))
+    return Results(Path(directory))
+
+
+def sweep(
+    source: Source,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    nodes: Sequence[int] | None = None,
+    repeat: int | None = None,
+    fields: Mapping[str, Any] | None = None,
+    runtime: str | None = None,
+    data_dir: str | os.PathLike[str] = "data",
+    progress: bool = True,
+) -> Results:
+    """Run a sweep, write its report, and return its results. Finished runs are not repeated.
+
+    Args:
+        source: a sweep file, the name of a shipped sweep, or the content of a file as a mapping.
+        out: results directory; default: results/NAME.
+        nodes: node counts that replace those of the file.
+        repeat: runs of each configuration, with consecutive seeds.
+        fields: values of fields in all runs, as with `--set`: `{"epochs": 3, "model.dropout": 0.2}`.
+        runtime: where nodes run; default: the first that is available.
+        data_dir: of the datasets, downloaded if missing.
+        progress: print a line per run.
+
+    Returns:
+        The results. A run that failed is a line with its cause.
+
+    Raises:
+        InputError: names key, value and what is allowed.
+        StorageError: a file cannot be written.
+        KeyboardInterrupt: the sweep was interrupted; the same call resumes it.
+    """
+    selected = select_runtime(runtime)
+    path, text = (Path("sweep"), json.dumps(source)) if isinstance(source, Mapping) else (None, None)
+    loaded = load_sweep(
+        path or find_sweep(str(source)),
+        _sets(fields or {}),
+        ",".join(map(str, nodes)) if nodes is not None else None,
+        repeat=repeat,
+        cores=selected.shared_cores,
+        text=text,
+    )
+    return _run(loaded, Path(out or Path("results") / loaded.spec.name), selected, data_dir, progress)
+
+
+def run(
+    strategy: str | Mapping[str, Any],
+    *,
+    nodes: int | None = None,
+    compare: bool = False,
+    repeat: int | None = None,
+    out: str | os.PathLike[str] | None = None,
+    runtime: str | None = None,
+    data_dir: str | os.PathLike[str] = "data",
+    progress: bool = True,
+    **fields: Any,
+) -> Results:
+    """Run one strategy, and return its results.
+
+    Args:
+        strategy: name, or a mapping such as `{"name": "local_sgd", "local_steps": 10}`.
+        nodes: default: 2, or the fewest that the strategy needs.
+        compare: also run the serial reference.
+        out: results directory; default: a directory for these fields below results/run.
+        fields: of the run: `epochs=3`, `model="mlp"`.
+        repeat, runtime, data_dir, progress: as in `sweep`.
+
+    Raises:
+        As `sweep`.
+    """
+    selected = select_runtime(runtime)
+    written = strategy if isinstance(strategy, str) else json.dumps(strategy)
+    loaded = load_run(written, nodes, _sets(fields), repeat, compare, selected.shared_cores)
+    directory = Path(out) if out is not None else directory_of(loaded)
+    return _run(loaded, directory, selected, data_dir, progress, warm_up_run=compare)
+
+
+def _run(
+    loaded: Sweep,
+    directory: Path,
+    selected: SelectedRuntime,
+    data_dir: str | os.PathLike[str],
+    progress: bool,
+    warm_up_run: bool = True,
+) -> Results:
+    paths = SweepPaths(directory)
+    with open(os.devnull, "w") as nowhere, claimed(paths):
+        console = text_console() if progress else Console(file=nowhere)
+        code = run_sweep(loaded, paths, selected, Path(data_dir), False, warm_up_run, console)
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    return Results(directory)
+
+
+def _sets(fields: Mapping[str, Any]) -> list[str]:
+    """`key=value` for each field, with the value as JSON, which is YAML."""
+    try:
+        return [f"{key}={json.dumps(value)}" for key, value in fields.items()]
+    except TypeError as error:
+        raise InputError(
+            f"fields: {error}; allowed: numbers, strings, booleans, None, lists, mappings"
+        ) from error
+
+
+def _table(columns: Sequence[str], lines: Iterator[Line]) -> Table:
+    return Table(tuple(columns), tuple(lines))
+
+
+def _figure(plot: Plot) -> Figure:
+    return Figure(plot.heading or plot.title, plot.chart.spec)
+
+
+def _shown(value: Value) -> str:
+    text = "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return str(escape(text))
+
+
+def _plain(text: str) -> str:
+    from orchestrator.report.formats import JOIN
+
+    return text.replace(JOIN, " ")

@@ -1,0 +1,125 @@
+"""`import shardyard`: the examples of docs/python.md and the notebook, and what they return."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardyard
+from orchestrator.shipped import IMPORT_ROOT
+from shardyard import InputError, Results
+
+DOCS = IMPORT_ROOT / "docs"
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "base": {
+        "dataset": {"name": "synthetic", "samples": 64, "test_samples": 16},
+        "model": {"name": "mlp", "hidden": [8]},
+        "epochs": 1,
+    },
+    "blocks": [{"base": {"strategy": "serial"}}, {"base": {"strategy": "ddp", "nodes": 2}}],
+}
+
+
+def executed(code: str, names: dict[str, Any]) -> Any:
+    """The value of the last expression, as in a notebook."""
+    tree = ast.parse(code)
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, "example", "exec"), names)
+    return eval(compile(ast.Expression(last.value), "example", "eval"), names) if last else None  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The current directory of the examples."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(path := tmp_path_factory.mktemp("python"))
+        patch.setenv("SHARDYARD_RUNTIME", "local")
+        yield path
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> Results:
+    return shardyard.sweep(SMALL, runtime="local", progress=False)
+
+
+def test_the_examples_of_the_page_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"(?ms)^```python\n(.*?)^```$", (DOCS / "python.md").read_text())
+    names: dict[str, Any] = {}
+    for block in blocks:
+        executed(block, names)
+    assert {line["status"] for line in names["results"].runs} == {"ok"}
+    assert names["svg"].startswith("<svg")
+    assert names["fastest"]["strategy"] in capsys.readouterr().out
+
+
+def test_the_notebook_runs_and_displays(folder: Path) -> None:
+    cells = json.loads((DOCS / "notebook.ipynb").read_text())["cells"]
+    names: dict[str, Any] = {}
+    shown = [executed("".join(cell["source"]), names) for cell in cells if cell["cell_type"] == "code"]
+    assert "<table>" in shown[0]._repr_html_()
+    assert shown[1]
+    assert shown[2]._repr_svg_().startswith("<svg")
+    assert len(shown[3]) == 4
+
+
+def test_results_are_those_of_the_files(results: Results) -> None:
+    assert [line["strategy"] for line in results.runs] == ["serial", "ddp"]
+    assert results.runs[0]["accuracy"] == pytest.approx(results.configurations[0]["accuracy"])
+    assert results.report.is_file()
+    assert len(results.epochs) == 2
+    assert results.findings == tuple(json.loads((results.directory / "findings.json").read_text()))
+    assert {f"{name}.svg" for name in results.figures} == {
+        file.name for file in (results.directory / "plots").glob("*.svg")
+    }
+
+
+def test_a_second_call_reads_what_has_finished(results: Results, folder: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in results.directory.glob("*/result.json")}
+    again = shardyard.sweep(SMALL, runtime="local", progress=False)
+    assert before == {path: path.stat().st_mtime_ns for path in again.directory.glob("*/result.json")}
+    assert [*shardyard.load(again.directory).runs] == [*results.runs]
+
+
+def test_a_failed_run_is_a_line_with_its_cause(folder: Path) -> None:
+    done = shardyard.run(
+        {"name": "fault_injection", "fault": "crash"}, nodes=2, runtime="local", progress=False
+    )
+    (line,) = done.runs
+    assert line["status"] == "failed"
+    assert line["cause"]
+
+
+def test_hostile_text_is_escaped_in_a_notebook(results: Results, folder: Path) -> None:
+    directory = folder / "hostile"
+    shutil.copytree(results.directory, directory)
+    (path,) = directory.glob("ddp*/result.json")
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "status": "failed", "cause": "<script>alert(1)</script>"}))
+    shown = shardyard.load(directory).runs._repr_html_()
+    assert "<script>" not in shown
+    assert "&lt;script&gt;" in shown
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: shardyard.load("no-such-directory"),
+        lambda: shardyard.sweep("no-such-sweep", runtime="local"),
+        lambda: shardyard.sweep({"name": "x", "blocks": []}, runtime="local"),
+        lambda: shardyard.run("dpp", runtime="local"),
+        lambda: shardyard.run("ddp", runtime="nowhere"),
+        lambda: shardyard.run("ddp", runtime="local", epoch=3),
+        lambda: shardyard.run("ddp", runtime="local", model=object()),
+    ],
+)
+def test_bad_input_is_an_input_error(folder: Path, call: Any) -> None:
+    with pytest.raises(InputError):
+        call()
