@@ -49,13 +49,13 @@ def cluster_time(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
         f"most {percent(MAX_CONTENTION)} of their time; there, cluster times differ from wall times by "
         f"{percent(error.median)} in the median and {percent(error.worst)} at most. Runs of more ranks "
         "than cores could not be checked. The intervals do not contain this error: differences of times up "
-        f"to {percent(error.of_mean)}, the largest error of a configuration's mean over seeds, are not "
+        f"to {percent(error.of_configuration)}, the largest median error of a configuration, are not "
         "claimed.",
         error.rows,
         {
             "median_error": error.median,
             "worst_error": error.worst,
-            "least_claimed": error.of_mean,
+            "least_claimed": error.of_configuration,
             "checked": len(error.rows),
             "of": able,
             "unchecked_ranks": unchecked,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import expm1, log
-from statistics import fmean, median
+from statistics import median
 
 from orchestrator.replay.described import has_cores
 from orchestrator.report.model.comparison import WorkloadView
@@ -23,14 +22,14 @@ class ClockError:
     waiting, and time that no record covers. What exchanges cost is learned from other runs than the one
     whose time is predicted.
 
-    rows: these runs. median, worst: of |cluster time / wall time − 1|. of_mean: the largest error of the
-    mean over the seeds of a configuration, which more seeds do not make smaller.
+    rows: these runs. median, worst: of |cluster time / wall time − 1|. of_configuration: the largest median
+    over the seeds of a configuration.
     """
 
     rows: tuple[Row, ...]
     median: float
     worst: float
-    of_mean: float
+    of_configuration: float
 
 
 def wall_by_cluster(row: Row) -> float | None:
@@ -41,12 +40,14 @@ def wall_by_cluster(row: Row) -> float | None:
 def clock_error(rows: Iterable[Row]) -> ClockError | None:
     """The error over the runs that calibrate cluster time; None if there are none."""
     calibrating = [row for row in rows if calibrates(row)]
-    ratios = [[wall_by_cluster(row) or 1.0 for row in group.rows] for group in groups_of(calibrating)]
-    errors = [abs(1 / ratio - 1) for of_group in ratios for ratio in of_group]
-    if not errors:
+    errors = [
+        [abs(1 / ratio - 1) for row in group.rows if (ratio := wall_by_cluster(row))]
+        for group in groups_of(calibrating)
+    ]
+    runs = [error for of_group in errors for error in of_group]
+    if not runs:
         return None
-    of_mean = max(expm1(abs(fmean(map(log, of_group)))) for of_group in ratios)
-    return ClockError(tuple(calibrating), median(errors), max(errors), of_mean)
+    return ClockError(tuple(calibrating), median(runs), max(runs), max(map(median, errors)))
 
 
 def least_claimed(view: WorkloadView) -> float:
@@ -57,7 +58,7 @@ def least_claimed(view: WorkloadView) -> float:
     if view.clock == "wall":
         return 0.0
     error = clock_error([row for group in view.groups for row in group.ok_rows])
-    return error.of_mean if error else MAX_ERROR
+    return error.of_configuration if error else MAX_ERROR
 
 
 def calibrates(row: Row) -> bool:

@@ -14,7 +14,7 @@ from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.groups import Group
 from orchestrator.report.verdict.base import Verdict
 from orchestrator.report.verdict.choice import TOLERATED
-from orchestrator.report.verdict.options import MOST, option
+from orchestrator.report.verdict.options import MOST, measured_difference, option
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,10 @@ def of_lab(comparison: Comparison, findings: Sequence[Finding]) -> Verdict | Non
     else:
         return None
     view = comparison.view(workload)
-    options = tuple(option(view, group) for group in _distinct(groups)[:MOST])
+    options = tuple(
+        option(view, group, difference=measured_difference(view.serial, group))
+        for group in _distinct(groups)[:MOST]
+    )
     return Verdict(workload, headline, causes, decided, options)
 
 

@@ -74,8 +74,15 @@ def _difference_from_serial(choice: Choice, group: Group) -> str:
         return ABSENT
     found = choice.claimed.accuracy(group, choice.serial)
     if found is None:
-        return points(ACCURACY.mean_of(group) - ACCURACY.mean_of(choice.serial))
+        return measured_difference(choice.serial, group)
     return points(found.difference) + (f" ({interval_in_points(found)})" if found.interval else "")
+
+
+def measured_difference(serial: Group | None, group: Group) -> str:
+    """`−8.8 points`: of the mean accuracy from serial's."""
+    if serial is None or group.serial or not (ACCURACY.sample(serial) and ACCURACY.sample(group)):
+        return ABSENT
+    return points(ACCURACY.mean_of(group) - ACCURACY.mean_of(serial))
 
 
 def _decided_speedup(choice: Choice, group: Group) -> tuple[float, float] | None:

@@ -9,6 +9,7 @@ from math import log
 from orchestrator.report.findings.claims import WITHIN_ERROR
 from orchestrator.report.formats import count, first_few, listed, percent, points, ratio, seconds
 from orchestrator.report.metrics.curves import reached_sooner
+from orchestrator.report.metrics.learning import learned
 from orchestrator.report.metrics.quantities import ACCURACY, TRAIN_S
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group
@@ -62,11 +63,13 @@ class Wording:
                 reason = "not every run finished"
             elif not (group.first.times_compare and TRAIN_S.sample(group)):
                 reason = f"no {self.view.clock} time that compares"
+            elif any(learned(row) is False for row in group.ok_rows):
+                reason = "not every run learned"
             else:
-                reason = "not every run learned, or too few have finished"
+                reason = "too few seeds"
             reasons.setdefault(reason, []).append(self.name(group))
         parts = [f"{first_few(names, 2)} ({reason})" for reason, names in reasons.items()]
-        return f"No choice: {'; '.join(parts)}." if parts else ""
+        return f"Cannot be chosen: {'; '.join(parts)}." if parts else ""
 
     @property
     def clock(self) -> str:
