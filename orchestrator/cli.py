@@ -344,17 +344,14 @@ def compare(
 
     limits = None if fail_on is None else Limits.parse(fail_on)
     found, console = Comparing.of(directories), text_console()
-    for sentence, table in found.sections():
-        console.print(sentence)
-        console.print(table, soft_wrap=False)
-    for line in found.remarks():
+    for line in (*found.lines(), *found.remarks()):
         console.print(line)
     for file in out or ():
         found.write(file)
         console.print(f"wrote {file}")
     if limits and (broken := found.broken(limits)):
-        for line in broken:
-            console.print(f"above the limit: {line}")
+        for each in broken:
+            console.print(f"above the limit: {each}")
         raise typer.Exit(FAILED)
 
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.table import Table
 from rich.text import Text
 
 from orchestrator.errors import InputError
 from orchestrator.report.directories.differences import Difference, differences_of
 from orchestrator.report.directories.limits import Limits
 from orchestrator.report.directories.matches import Matches, read_matches
-from orchestrator.report.directories.pages import HEADS, lines_of, markdown, page, remarks, summary
+from orchestrator.report.directories.pages import lines_of, markdown, page, remarks, summary
+from orchestrator.report.formats import ABSENT
 from orchestrator.results.store import write_atomic
 
 PAGES = {".html": page, ".md": markdown}
@@ -45,22 +45,16 @@ class Comparing:
         """What breaks a limit, a line each. Raises InputError if seeds are too few to tell."""
         return limits.broken(self.differences)
 
-    def sections(self) -> Iterator[tuple[str, Table]]:
-        """For each directory, what is shown, and its table."""
+    def lines(self) -> Iterator[Text]:
+        """What is shown of each directory, and how each configuration differs."""
         for directory in self.matches.directories[1:]:
-            table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left")
-            for head in HEADS:
-                table.add_column(head)
+            yield Text(f"{directory}: {summary(self.differences, directory)}")
             for line in lines_of(self.differences, directory):
-                *cells, time_values, time, accuracy_values, accuracy = line.cells
-                table.add_row(
-                    *cells,
-                    time_values,
-                    Text(time, style=COLOURS.get(line.time.effect, "")),
-                    accuracy_values,
-                    Text(accuracy, style=COLOURS.get(line.accuracy.effect, "")),
-                )
-            yield f"{directory}: {summary(self.differences, directory)}", table
+                yield Text(line.name, style="bold")
+                for what, change in ((f"{line.clock} time", line.time), ("accuracy", line.accuracy)):
+                    if change.values != ABSENT:
+                        text = Text(f"  {what:12}  {change.values}: ")
+                        yield text.append(change.text, COLOURS.get(change.effect, ""))
 
     def remarks(self) -> Iterator[str]:
         """Where the directories differ otherwise."""

@@ -22,6 +22,7 @@ from orchestrator.report.figures.style import Style
 from orchestrator.report.findings.questions import QUESTIONS
 from orchestrator.report.metrics.data_partition import partition_summary_of
 from orchestrator.report.model.comparison import read_comparison
+from orchestrator.report.render.chapters import chapters_of
 from orchestrator.report.render.columns import GROUPS
 from orchestrator.report.render.figure_data import figure_data
 from orchestrator.report.render.filters import filters
@@ -467,3 +468,12 @@ def test_importing_the_report_is_fast() -> None:
     assert (
         subprocess.run([sys.executable, "-c", command], capture_output=True, text=True).stdout == "False\n"
     )
+
+
+def test_workloads_of_one_configuration_share_a_table() -> None:
+    comparison = a_comparison(*(a_run(lr=lr, seed=seed) for lr in (0.1, 0.2, 0.4) for seed in range(2)))
+    (chapter,) = chapters_of(comparison)
+    assert [head.title for head in chapter.results.heads][:2] == ["Workload", "Strategy"]
+    assert len({line.cells[0].text for line in chapter.results.lines}) == 3
+    assert chapter.certified is not None
+    assert len(chapter.certified.lines) == 3

@@ -16,6 +16,7 @@ from orchestrator.report.figures.theme import colour
 from orchestrator.report.formats import JOIN
 from orchestrator.report.model.groups import Group
 from orchestrator.report.model.labels import ClusterShape
+from orchestrator.report.statistics.spread import Spread
 
 # In the order in which bars stack them, which is also that of the legend.
 PHASES = ("data", "compute", "communicate", "wait", "cpu_contention", "checkpoint", "other")
@@ -82,10 +83,16 @@ def _beside(group: Group) -> str:
 
 
 def phases(group: Group) -> dict[str, float]:
-    """Mean seconds per phase over ranks and seeds, without evaluation."""
+    """Mean seconds per phase over ranks and seeds, without evaluation.
+
+    Phases add up to the geometric mean of their sums, as times average everywhere in the report.
+    """
     rows = [row.seconds for row in group.ok_rows if row.seconds]
     names = dict.fromkeys(phase for seconds in rows for phase in seconds if phase != "evaluate")
-    return {phase: fmean(seconds.get(phase, 0.0) for seconds in rows) for phase in names}
+    means = {phase: fmean(seconds.get(phase, 0.0) for seconds in rows) for phase in names}
+    whole = Spread.of((sum(seconds.get(phase, 0.0) for phase in names) for seconds in rows), geometric=True)
+    scale = whole.mean / sum(means.values()) if whole and sum(means.values()) else 1.0
+    return {phase: scale * seconds for phase, seconds in means.items()}
 
 
 def phase_scale(found: Sequence[str]) -> alt.Scale:

@@ -112,7 +112,7 @@ def drift(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     )
     shown = not found.low <= 1 <= found.high
     if not shown:
-        text += ": a drift is undecided"
+        text += ": whether there is a drift is undecided"
     else:
         text += (
             ": the machine was not equally fast all the time. The order of runs is random, so no "

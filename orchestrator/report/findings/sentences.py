@@ -30,6 +30,7 @@ from orchestrator.report.metrics.quantities import ACCURACY, EXCHANGE_S_PER_STEP
 from orchestrator.report.metrics.stragglers import mean_wait_shares
 from orchestrator.report.model.comparison import WorkloadView
 from orchestrator.report.model.groups import Group, Metric
+from orchestrator.report.model.timelines import slowest_runs
 
 NEAR = 0.01  # of accuracy
 
@@ -197,7 +198,9 @@ def _time(shown: _Shown) -> str:
     slower = sum("more" in data["steps"] for data in found)
     if gained:
         number = f"All {gained}" if gained == len(found) else f"{gained} of {len(found)}"
-        which = found[0]["strategy"] if len(found) == 1 else f"{number} configurations"
+        which = (
+            found[0]["strategy"] if len(found) == 1 else f"{number} that ran on several numbers of nodes"
+        )
         of = "" if len(found) == 1 else shown.view.of_ranked
         text = (
             f"{which}{of} {_be(gained)} shown to become faster{shown.clock} with every step to more nodes"
@@ -323,16 +326,19 @@ def _phases(shown: _Shown) -> str:
 
 def _stragglers(shown: _Shown) -> str:
     found = shown.of("straggler")
+    where = f"{shown.at}{shown.view.of_reference}"
     if not found:
         waits = [
             float(shares.max())
             for shares in map(mean_wait_shares, shown.view.reference_candidates)
             if shares is not None
         ]
-        measured = f"; the longest measured is {percent(max(waits))}" if waits else ""
+        longest = max(waits, default=0.0)
+        if longest < MIN_SHARE:
+            return f"No rank was measured to delay another for {percent(MIN_SHARE)} of the time {where}."
         return (
-            f"No rank is shown to delay the others for {percent(MIN_SHARE)} of the time or more "
-            f"{shown.at}{shown.view.of_reference}{measured}."
+            f"No rank is shown to delay the others more than its share {where}; the longest wait measured "
+            f"is {percent(longest)} of the time."
         )
     most = found[0]
     more = (
@@ -340,7 +346,6 @@ def _stragglers(shown: _Shown) -> str:
         if len(found) > 1
         else ""
     )
-    where = f"{shown.at}{shown.view.of_reference}"
     return (
         f"In {most['strategy']} {where}, the other ranks waited for rank {most['rank']} during "
         f"{percent(most['share_of_time'])} of the time{more}."
@@ -352,14 +357,22 @@ def _timelines(shown: _Shown) -> str:
         spent = sum(value for phase, value in row.seconds.items() if phase != "evaluate")
         return row.seconds.get("wait", 0.0) / spent if spent else None
 
-    ranked = shown.measured(shown.view.candidates, waiting)
+    drawn = {run.row.key for run in slowest_runs(shown.view)}
+    shares = [
+        (share, group)
+        for group in shown.view.candidates
+        for row in group.ok_rows
+        if row.key in drawn and (share := waiting(row)) is not None
+    ]
+    ranked = sorted(shares, key=lambda item: item[0])
     if not ranked:
         return ""
     share, group = ranked[-1]
     if percent(share) == percent(0):
-        return f"Ranks were measured to wait for less than 0.1% of the time {shown.at}."
+        return f"In these runs, ranks were measured to wait for less than 0.1% of the time {shown.at}."
     return (
-        f"Ranks were measured to wait most in {shown.name(group)}: {percent(share)} of the time {shown.at}."
+        f"Of these runs, ranks were measured to wait most in {shown.name(group)}: {percent(share)} of the "
+        f"time {shown.at}."
     )
 
 

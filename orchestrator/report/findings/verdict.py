@@ -235,12 +235,16 @@ def undecided(comparison: Comparison, claims: Claims) -> Iterator[Finding]:
         half = needed[(len(needed) - 1) // 2]
         text += (
             f" If the differences are as measured, {count(half, 'seed')} per configuration would probably "
-            f"decide {sum(seeds <= half for seeds in needed)} of them, and more than {MOST_SEEDS} would be "
-            f"needed for {hopeless}: run the command of this sweep again with --repeat {half}. Runs that "
-            "have finished are not repeated."
+            f"decide {'it' if len(open_) == 1 else f'{sum(seeds <= half for seeds in needed)} of them'}"
+        )
+        if hopeless:
+            text += f", and more than {MOST_SEEDS} would be needed for {hopeless}"
+        text += (
+            f": run the command of this sweep again with --repeat {half}. Runs that have finished are not "
+            "repeated."
         )
     elif hopeless:
-        text += " More seeds would hardly decide them."
+        text += f" More seeds would hardly decide {'it' if len(open_) == 1 else 'them'}."
     if hidden:
         text += f" In {hidden}, the difference is no larger than the error of cluster time."
     yield Finding("undecided", text, (), data)

@@ -18,9 +18,11 @@ from orchestrator.report.render.columns import (
     FAULTS,
     GROUPS,
     MODEL_PARTITION,
+    Cell,
     Column,
 )
 from orchestrator.report.render.tables import Table, table_of, table_of_groups
+from orchestrator.report.render.workloads import workload_names
 
 
 @dataclass(frozen=True)
@@ -48,31 +50,46 @@ class FirstOfKind:
 
 
 def chapters_of(comparison: Comparison) -> list[Chapter]:
-    """The tables of each workload."""
-    chapters = []
-    for workload in comparison.workloads:
-        groups = comparison.groups_in(workload)
-        ok = [group for group in groups if group.ok]
-        partitioned = ok if is_partitioned(groups) else []
-        certified = [group for group in ok if any(row.node_samples for row in group.ok_rows)]
-        contained = [group for group in ok if any(map(containers, group.ok_rows))]
-        chapters.append(
-            Chapter(
-                heading=workload.label,
-                conditions=stated_conditions(comparison.view(workload)),
-                results=table_of_groups(f"Results, {workload.label}", GROUPS, groups),
-                partitioned=_of(
-                    f"Model and memory per rank, {workload.label}", MODEL_PARTITION, partitioned
-                ),
-                certified=_of(f"Certificates, {workload.label}", CERTIFICATES, certified),
-                contained=_of(f"Containers, {workload.label}", CONTAINERS, contained),
-            )
+    """The tables of each workload; one for all if each has a single configuration."""
+    parts = [(workload, comparison.groups_in(workload)) for workload in comparison.workloads]
+    if len(parts) > 1 and all(len(groups) == 1 for _, groups in parts):
+        names = workload_names(comparison.workloads)
+        column = Column[Group](
+            "workload", "Workload", lambda group: Cell(names.of(group.workload)), number=False
         )
-    return chapters
+        together = [group for _, groups in parts for group in groups]
+        return [_chapter(names.shared or "all workloads", together, "", [column])]
+    return [
+        _chapter(workload.label, groups, stated_conditions(comparison.view(workload)))
+        for workload, groups in parts
+    ]
 
 
-def _of(caption: str, columns: Sequence[Column[Group]], groups: Sequence[Group]) -> Table | None:
-    return table_of_groups(caption, columns, groups) if groups else None
+def _chapter(
+    label: str, groups: Sequence[Group], conditions: str, before: Sequence[Column[Group]] = ()
+) -> Chapter:
+    """before: columns that come first."""
+    ok = [group for group in groups if group.ok]
+
+    def table(title: str, columns: Sequence[Column[Group]], of: Sequence[Group]) -> Table | None:
+        return table_of_groups(f"{title}, {label}", [*before, *columns], of) if of else None
+
+    return Chapter(
+        heading=label,
+        conditions=conditions,
+        results=table_of_groups(f"Results, {label}", [*before, *GROUPS], groups),
+        partitioned=table(
+            "Model and memory per rank", MODEL_PARTITION, ok if is_partitioned(groups) else []
+        ),
+        certified=table(
+            "Certificates",
+            CERTIFICATES,
+            [group for group in ok if any(row.node_samples for row in group.ok_rows)],
+        ),
+        contained=table(
+            "Containers", CONTAINERS, [group for group in ok if any(map(containers, group.ok_rows))]
+        ),
+    )
 
 
 def fault_table(costs: Sequence[FaultCost]) -> Table:

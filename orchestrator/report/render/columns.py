@@ -585,7 +585,7 @@ FAULTS: tuple[Column[FaultCost], ...] = (
 
 # Keys of the columns that the page shows first, the most important first; a button shows the rest.
 FIRST_COLUMNS = (
-    *("strategy", "nodes", "block", "runs", "faults"),
+    *("workload", "strategy", "nodes", "block", "runs", "faults"),
     *("time_published", "time_measured", "accuracy_published", "accuracy_measured"),
     *("time_to_target", "cluster_time", "speedup", "accuracy", "bytes_sent", "wall_time"),
     *("coverage", "overlap", "samples", "verified"),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from orchestrator.replay.described import MAX_CONTENTION
 from orchestrator.report.findings.base import Finding
 from orchestrator.report.formats import count, first_few, listed, percent, ratio
+from orchestrator.report.metrics.links import OWN_LINKS
 from orchestrator.report.model.comparison import Comparison
 from orchestrator.report.model.rows import Row
 from orchestrator.report.statistics.contrasts import MIN_SEEDS
@@ -108,6 +109,8 @@ def _clock(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
             parts.append(
                 f"runs of {listed([str(ranks) for ranks in unchecked])} ranks could not be checked"
             )
+        if not any(workload.link for workload in comparison.workloads):
+            parts.append(f"exchanges over {OWN_LINKS}")
         if unknown:
             parts.append("the error of cluster time is unknown" + (" elsewhere" if errors else ""))
     if "wall" in clocks:
@@ -151,13 +154,15 @@ def _seeds(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
     parts = [f"{each} per configuration"]
     if high < MIN_SEEDS:
         parts.append(f"with fewer than {MIN_SEEDS}, no difference is claimed")
+    enough = low >= MIN_SEEDS
     for finding in kinds.of("undecided"):
         data = finding.data
+        enough = enough and data["undecided"] <= data["decided"]
         parts.append(f"{data['decided']} comparisons decided, {data['undecided']} not")
         if needed := data["seeds"]:
             half = needed[(len(needed) - 1) // 2]
             parts.append(f"{half} seeds would probably decide {sum(one <= half for one in needed)} more")
-    return Evidence("Seeds", "; ".join(parts), low >= MIN_SEEDS, kinds.anchor("undecided", "too_few_seeds"))
+    return Evidence("Seeds", "; ".join(parts), enough, kinds.anchor("undecided", "too_few_seeds"))
 
 
 def _failures(comparison: Comparison, kinds: _Kinds) -> Evidence | None:

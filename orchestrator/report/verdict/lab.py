@@ -136,13 +136,13 @@ def of_textbook_optimizers(comparison: Comparison, findings: Sequence[Finding]) 
     off = f"by {{}} {worst:.1e} of the highest loss (tolerance {TOLERANCE:g})."
     if different:
         headline = (
-            f"{first_few(different)} and the library's optimizer have different test-loss curves: they "
-            f"differ {off.format('up to')}"
+            f"{first_few(different)} and torch's optimizer have different test-loss curves: losses differ "
+            f"{off.format('up to')}"
         )
     else:
         headline = (
-            f"{first_few(names)} {'has' if len(names) == 1 else 'have'} the test-loss curve of the "
-            f"library's{settings}: they differ {off.format('at most')}"
+            f"{first_few(names)} {'follows' if len(names) == 1 else 'follow'} the test-loss curves of "
+            f"torch's optimizers{settings}: losses differ {off.format('at most')}"
         )
     seeds = min(finding.data["seeds"] for finding in found)
     certainty = f"Compared over every epoch of {count(seeds, 'seed')} with equal weights and samples."

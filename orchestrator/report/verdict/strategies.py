@@ -146,7 +146,9 @@ def _between(wording: Wording, findings: Sequence[Finding]) -> Parts:
     question = f"whether {which} less accurate than serial"
     certainty += [seeds_needed((losses.values(), question), _open(wording))]
     certainty += [_nodes(wording, first, findings), wording.partitioners]
-    if all(claimed.faster(first, other) for other in others):
+    # Who may have lost accuracy is no choice for speed.
+    faster = all(claimed.faster(first, other) for other in others)
+    if faster and not losses:
         alone = len(others) == 1
         which = wording.named(exact) if alone else f"others, such as {wording.named(exact)},"
         headline = (
@@ -161,7 +163,9 @@ def _between(wording: Wording, findings: Sequence[Finding]) -> Parts:
         names = [wording.named(first, wording.clock, f"{fastest} and {most} accurate as measured")]
     else:
         names = [
-            wording.named(first, wording.clock, f"{fastest} as measured"),
+            wording.named(
+                first, wording.clock, f"shown to be {fastest}" if faster else f"{fastest} as measured"
+            ),
             wording.named(exact, note=f"{most} accurate as measured"),
         ]
         certainty.insert(-1, _nodes(wording, exact, findings))

@@ -245,7 +245,7 @@ class Wording:
 
     @property
     def partitioners(self) -> str:
-        """The partitioners that are claimed to change accuracy, where not all are ranked, as a sentence."""
+        """Which partitioners change accuracy, where not all are ranked, as a sentence."""
         view, changed = self.view, {"less": dict[str, None](), "more": dict[str, None]()}
         undecided = list[tuple[Decision, str]]()
         if not view.of_ranked:
@@ -264,17 +264,17 @@ class Wording:
             for what, labels in (("lower", changed["less"]), ("higher", changed["more"]))
             if labels
         ]
-        compared = f"All this is with {view.partitioners[0]}"
-        if not parts and undecided:
+        text = f"All this is with {view.partitioners[0]}; "
+        if parts:
+            text += f"accuracy is shown to be {' and '.join(parts)}"
+        elif not undecided:
+            text += "no other partitioner is shown to change accuracy"
+        if undecided:
             most, which = min(undecided, key=lambda item: item[0].difference)
-            decide = f"; {count(most.seeds, 'seed')} would probably decide" if most.seeds else ""
-            return (
-                f"{compared}; whether others cost accuracy is undecided, measured are up to "
-                f"{points(most.difference)} on {self.view.shape.label} ({which}){decide}."
-            )
-        if not parts:
-            return f"{compared}; no other partitioner is shown to change accuracy."
-        return f"{compared}; accuracy is shown to be {' and '.join(parts)}."
+            loss = f"measured losses of up to {points(most.difference)} ({which})"
+            text += f"; undecided are {loss}" if parts else f"undecided are {loss}"
+            text += f"; {count(most.seeds, 'seed')} would probably decide" if most.seeds else ""
+        return f"{text}."
 
 
 def accuracy(group: Group) -> str:
