@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from orchestrator.report.metrics.links import OWN_LINKS
 from orchestrator.report.model.labels import Workload
 
 # Names of a workload that has only what all have.
 AS_STATED = "no further conditions"
-OWN_LINKS = "the links of this machine"
 
 
 @dataclass(frozen=True)

@@ -161,7 +161,8 @@ def _seeds(comparison: Comparison, kinds: _Kinds) -> Evidence | None:
         parts.append(f"{data['decided']} comparisons decided, {data['undecided']} not")
         if needed := data["seeds"]:
             half = needed[(len(needed) - 1) // 2]
-            parts.append(f"{half} seeds would probably decide {sum(one <= half for one in needed)} more")
+            would = sum(one <= half for one in needed)
+            parts.append(f"{half} seeds would probably decide {would} of those")
     return Evidence("Seeds", "; ".join(parts), enough, kinds.anchor("undecided", "too_few_seeds"))
 
 
