@@ -104,7 +104,11 @@ NoWarmUpRun = Annotated[
         help="Leave out the short run before the first one, whose result is dropped.",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the runs and their commands, then exit.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the runs, then exit.")]
+Verbose = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", help="With --dry-run: print fields and commands of each run, too."),
+]
 Cold = Annotated[bool, typer.Option("--cold", help="Start all processes afresh for every run.")]
 SharedNetwork = Annotated[
     bool,
@@ -157,6 +161,7 @@ def sweep(
     sets: Sets = None,
     repeat: Repeat = None,
     dry_run: DryRun = False,
+    verbose: Verbose = False,
     fail_fast: FailFast = False,
     strict: Strict = False,
     no_warm_up_run: NoWarmUpRun = False,
@@ -172,7 +177,9 @@ def sweep(
     )
     directory = out or Path("results") / loaded.spec.name
     selected = select()
-    code = _run(loaded, directory, selected, data_dir, dry_run, fail_fast, not no_warm_up_run, strict)
+    code = _run(
+        loaded, directory, selected, data_dir, dry_run, verbose, fail_fast, not no_warm_up_run, strict
+    )
     raise typer.Exit(code)
 
 
@@ -182,6 +189,7 @@ def _run(
     selected: SelectedRuntime,
     data_dir: Path,
     dry_run: bool,
+    verbose: bool,
     fail_fast: bool,
     warm_up_run: bool,
     strict: bool = False,
@@ -189,7 +197,7 @@ def _run(
     """Run a sweep, or print its plan. Returns the exit code."""
     paths = SweepPaths(directory)
     if dry_run:
-        print_plan(loaded, paths, selected.runtime, data_dir)
+        print_plan(loaded, paths, selected.runtime, data_dir, verbose)
         return 0
     with claimed(paths), interruptible():
         return run_sweep(loaded, paths, selected, data_dir, fail_fast, warm_up_run, text_console(), strict)
@@ -217,6 +225,7 @@ def run(
     sets: Sets = None,
     repeat: Repeat = None,
     dry_run: DryRun = False,
+    verbose: Verbose = False,
     cold: Cold = False,
     shared_network: SharedNetwork = False,
 ) -> None:
@@ -227,7 +236,9 @@ def run(
     loaded = load_run(strategy, nodes, sets or (), repeat, compare, selected.shared_cores)
     directory = out or directory_of(loaded)
     # Only runs that are compared need a warm-up run before them.
-    raise typer.Exit(_run(loaded, directory, selected, data_dir, dry_run, False, warm_up_run=compare))
+    raise typer.Exit(
+        _run(loaded, directory, selected, data_dir, dry_run, verbose, fail_fast=False, warm_up_run=compare)
+    )
 
 
 @app.command()
@@ -262,6 +273,7 @@ def lab(
     sets: Sets = None,
     repeat: Repeat = None,
     dry_run: DryRun = False,
+    verbose: Verbose = False,
     fail_fast: FailFast = False,
     strict: Strict = False,
     no_warm_up_run: NoWarmUpRun = False,
@@ -289,7 +301,17 @@ def lab(
         results = directory / loaded.spec.name
         try:
             codes.append(
-                _run(loaded, results, selected, data_dir, dry_run, fail_fast, not no_warm_up_run, strict)
+                _run(
+                    loaded,
+                    results,
+                    selected,
+                    data_dir,
+                    dry_run,
+                    verbose,
+                    fail_fast,
+                    not no_warm_up_run,
+                    strict,
+                )
             )
         except InputError as error:
             if not all_labs:

@@ -150,8 +150,13 @@ def _first_available(cold: bool, shared_network: bool) -> SelectedRuntime:
     raise InputError("\n".join(["no runtime is available", *lines]))
 
 
-def print_plan(loaded: Sweep, paths: SweepPaths, runtime: Runtime, data_dir: Path) -> None:
-    """Print the runs in the order of their execution, and the exact commands that each would start."""
+def print_plan(
+    loaded: Sweep, paths: SweepPaths, runtime: Runtime, data_dir: Path, verbose: bool = False
+) -> None:
+    """Print the runs in the order of their execution.
+
+    verbose: also their fields, and the exact commands that each would start.
+    """
     from orchestrator.execution.sweep_runner import in_order
     from orchestrator.report.model.labels import ClusterShape
 
@@ -162,9 +167,10 @@ def print_plan(loaded: Sweep, paths: SweepPaths, runtime: Runtime, data_dir: Pat
         plan = runtime.plan(run, paths.run(run.key), data_dir)
         shape = ClusterShape.of(run).short
         print(f"[{number}/{len(loaded.runs)}] {run.key}: {shape} × {run.topology}")
-        print(f"  spec: {json.dumps(run.canonical())}")
-        for process in plan.processes:
-            print(f"  {process.name}: {shlex.join(process.argv)}")
+        if verbose:
+            print(f"  spec: {json.dumps(run.canonical())}")
+            for process in plan.processes:
+                print(f"  {process.name}: {shlex.join(process.argv)}")
     print(f"{len(loaded.runs)} runs planned; nothing was started")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from types import TracebackType
 
 from rich.console import Console, Group
@@ -28,12 +29,21 @@ class TimeLeft:
     total: int
     seconds: list[float] = field(default_factory=list)
 
-    def estimate(self, number: int) -> str:
-        """Time left when run `number` (from 1) starts; empty before any run has ended."""
-        if not self.seconds:
+    def estimate(self, number: int, done: float = 0.0, elapsed_s: float = 0.0) -> str:
+        """Time left in run `number` (from 1); empty if nothing is known yet.
+
+        Before any run has ended, the running one shows how long a run takes.
+
+        Args:
+            done: share of the run's training that is done, 0 … 1.
+            elapsed_s: seconds since the run started.
+        """
+        of_run = fmean(self.seconds) if self.seconds else elapsed_s / done if done else 0.0
+        if not of_run:
             return ""
-        left = (self.total - number + 1) * sum(self.seconds) / len(self.seconds)
-        return f"about {clock_time(left)} left"
+        # A run that takes longer than others has no time left, rather than less than none.
+        running = (1 - done) * of_run if done else max(of_run - elapsed_s, 0.0)
+        return f"about {clock_time(running + (self.total - number) * of_run)} left"
 
 
 def clock_time(seconds: float) -> str:
@@ -54,15 +64,43 @@ def result_line(number: int, total: int, result: RunResult, skipped: bool) -> st
     return f"{head}: ok in {result.wall_s:.1f} s, trained {result.train_s or 0:.2f} s{accuracy}"
 
 
-def position(event: Event) -> tuple[str, str, str] | None:
-    """Epoch, loss and throughput in an event, or None. A parameter server has no loss."""
+@dataclass(frozen=True)
+class Position:
+    """Where a rank is in its training, as text; what an event does not say is empty.
+
+    done: share of its epochs, 0 … 1. accuracy: on the test split, after the last evaluated epoch.
+    """
+
+    done: float
+    epoch: str
+    loss: str = ""
+    accuracy: str = ""
+    throughput: str = ""
+
+
+STARTING = Position(0.0, "starting")
+
+
+def position(event: Event, before: Position = STARTING) -> Position | None:
+    """Where the rank of an event is, or None. before: where it was. A parameter server has no loss."""
     fields = event.fields
     if event.kind == "step":
-        done = f"{fields['epoch']}/{fields['epochs']} step {fields['step']}/{fields['steps']}"
-        return done, f"{fields['loss']:.3f}", f"{fields['samples_per_s']:,.0f}"
+        steps = (fields["epoch"] - 1) * fields["steps"] + fields["step"]
+        return Position(
+            steps / (fields["epochs"] * fields["steps"]),
+            f"{fields['epoch']}/{fields['epochs']} step {fields['step']}/{fields['steps']}",
+            f"{fields['loss']:.3f}",
+            before.accuracy,
+            f"{fields['samples_per_s']:,.0f}",
+        )
     if event.kind == "epoch":
-        loss = "" if fields["loss"] is None else f"{fields['loss']:.3f}"
-        return f"{fields['epoch']}/{fields['epochs']} done", loss, ""
+        return Position(
+            fields["epoch"] / fields["epochs"],
+            f"{fields['epoch']}/{fields['epochs']} done",
+            "" if fields["loss"] is None else f"{fields['loss']:.3f}",
+            f"{fields['accuracy']:.1%}",
+            before.throughput,
+        )
     return None
 
 
@@ -95,11 +133,14 @@ class PlainProgress:
         positions = {event.rank: found for event in events if (found := position(event))}
         if positions:
             self._printed_at = time.monotonic()
-        for rank, (epoch, loss, throughput) in sorted(positions.items()):
-            name = rank_name(rank, self._per_node)
-            shown_loss = f", loss {loss}" if loss else ""
-            speed = f", {throughput} samples/s" if throughput else ""
-            self._line(f"  {name}: epoch {epoch}{shown_loss}{speed}")
+        for rank, found in sorted(positions.items()):
+            parts = [
+                f"epoch {found.epoch}",
+                f"loss {found.loss}" if found.loss else "",
+                f"acc {found.accuracy}" if found.accuracy else "",
+                f"{found.throughput} samples/s" if found.throughput else "",
+            ]
+            self._line(f"  {rank_name(rank, self._per_node)}: {', '.join(filter(None, parts))}")
 
     def note(self, text: str) -> None:
         self._line(text)
@@ -119,7 +160,8 @@ class LiveProgress(PlainProgress):
     def __init__(self, console: Console, total: int) -> None:
         super().__init__(console, total)
         self._head, self._number, self._total = "", 0, total
-        self._ranks: dict[int, tuple[str, str, str]] = {}
+        self._ranks: dict[int, Position] = {}
+        self._started_at = time.monotonic()
         self._live = Live(console=console, refresh_per_second=4, transient=True, get_renderable=self._view)
 
     def __enter__(self) -> LiveProgress:
@@ -141,26 +183,29 @@ class LiveProgress(PlainProgress):
 
     def _show(self, head: str, run: RunSpec) -> None:
         self._head, self._per_node = head, run.processes_per_node
-        self._ranks = dict.fromkeys(range(run.world_size), ("starting", "", ""))
+        self._ranks = dict.fromkeys(range(run.world_size), STARTING)
+        self._started_at = time.monotonic()
 
     def events(self, events: Sequence[Event]) -> None:
         for event in events:
-            if found := position(event):
-                epoch, loss, throughput = found
-                self._ranks[event.rank] = (epoch, loss, throughput or self._ranks[event.rank][2])
+            if found := position(event, self._ranks.get(event.rank, STARTING)):
+                self._ranks[event.rank] = found
 
     def _view(self) -> Group:
         table = Table(box=None, padding=(0, 2, 0, 0), show_edge=False)
-        for title in (rank_noun(self._per_node), "epoch", "loss", "samples/s"):
+        for title in (rank_noun(self._per_node), "epoch", "loss", "test accuracy", "samples/s"):
             table.add_column(title, justify="left" if title == "epoch" else "right", style="dim")
         shown = sorted(self._ranks.items())[:16]
-        for rank, (epoch, loss, throughput) in shown:
-            table.add_row(str(rank), epoch, loss, throughput)
+        for rank, at in shown:
+            table.add_row(str(rank), at.epoch, at.loss, at.accuracy, at.throughput)
         if len(self._ranks) > len(shown):
-            table.add_row("…", f"and {len(self._ranks) - len(shown)} more", "", "")
+            table.add_row("…", f"and {len(self._ranks) - len(shown)} more")
+        elapsed_s = time.monotonic() - self._started_at
+        done = fmean(at.done for at in self._ranks.values()) if self._ranks else 0.0
+        left = self._time_left.estimate(self._number, done, elapsed_s) if self._number else ""
         progress = Table.grid(padding=(0, 2, 0, 0))
-        bar = ProgressBar(total=self._total, completed=max(0, self._number - 1), width=40)
-        progress.add_row(bar, Text(self._time_left.estimate(self._number), style="dim"))
+        bar = ProgressBar(total=self._total, completed=max(0, self._number - 1) + done, width=40)
+        progress.add_row(bar, Text(", ".join(filter(None, [clock_time(elapsed_s), left])), style="dim"))
         return Group(Text(self._head, style="bold", overflow="ellipsis"), progress, table)
 
 

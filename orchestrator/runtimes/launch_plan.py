@@ -24,7 +24,7 @@ class Process:
 class LaunchPlan:
     """What a runtime starts for one run, and what it was made from.
 
-    `--dry-run` prints a plan, and plan.json records it.
+    `--dry-run -v` prints a plan, and plan.json records it.
     """
 
     spec: RunSpec

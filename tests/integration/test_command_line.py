@@ -82,7 +82,7 @@ def test_failed_run_does_not_stop_the_sweep_and_is_repeated(tmp_path: Path) -> N
 
 
 def test_dry_run_starts_nothing(short: Path, tmp_path: Path) -> None:
-    done = run_cli("sweep", short, "--out", tmp_path / "out", "--dry-run", "--nodes", "2,3")
+    done = run_cli("sweep", short, "--out", tmp_path / "out", "--dry-run", "-v", "--nodes", "2,3")
     assert done.returncode == 0, done.stderr
     for expected in ("serial-memory-n1", "all_reduce-gloo-n2", "all_reduce-gloo-n3", "warm/client.py"):
         assert expected in done.stdout

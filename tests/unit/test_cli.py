@@ -255,7 +255,7 @@ def test_doctor_fails_if_a_required_finding_is_missing(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("options", "warm"), [([], True), (["--cold"], False)])
 def test_cold_starts_every_rank_afresh(options: list[str], warm: bool) -> None:
-    done = CliRunner().invoke(cli.app, ["sweep", "--runtime", "local", "--dry-run", *options])
+    done = CliRunner().invoke(cli.app, ["sweep", "--runtime", "local", "--dry-run", "-v", *options])
     assert done.exit_code == 0, done.output
     commands = [line for line in done.output.splitlines() if line.startswith("  node ")]
     assert commands
@@ -269,5 +269,6 @@ def test_dry_run_prints_the_order_of_execution(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli.app, arguments)
     assert done.exit_code == 0, done.output
     planned = re.findall(r"^\[(\d+)/10\] (\S+):", done.output, re.MULTILINE)
+    assert len(done.output.splitlines()) == 10 + 1
     expected = execution_order("s", [load_sweep(file, repeat=2).runs])
     assert planned == [(str(number), run.key) for number, run in enumerate(expected, start=1)]

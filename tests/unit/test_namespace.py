@@ -152,7 +152,7 @@ def test_shared_network_permits_every_run_and_creates_no_namespace(
 @pytest.mark.parametrize("command", [["sweep"], ["lab", "parallel_sgd", "--quick"]])
 def test_option_of_the_command_line(command: list[str], private: PrivateNetwork) -> None:
     for options, entered in (([], True), (["--shared-network"], False)):
-        arguments = [*command, "--runtime", "local", "--dry-run", *options]
+        arguments = [*command, "--runtime", "local", "--dry-run", "-v", *options]
         done = CliRunner().invoke(cli.app, arguments)
         assert done.exit_code == 0, done.output
         commands = [line for line in done.output.splitlines() if line.startswith(("  node", "  mpirun: "))]

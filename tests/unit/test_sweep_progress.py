@@ -59,6 +59,16 @@ def test_time_left_is_estimated_from_finished_runs() -> None:
     assert time_left.estimate(4) == "about 0:40 left"
 
 
+def test_time_left_moves_within_a_run() -> None:
+    time_left = TimeLeft(total=3)
+    assert time_left.estimate(1, elapsed_s=5.0) == ""
+    assert time_left.estimate(1, done=0.25, elapsed_s=10.0) == "about 1:50 left"  # 30 s, and two of 40 s
+    time_left.seconds.append(20.0)
+    assert time_left.estimate(2, elapsed_s=5.0) == "about 0:35 left"
+    assert time_left.estimate(2, elapsed_s=50.0) == "about 0:20 left"
+    assert time_left.estimate(2, done=0.5, elapsed_s=12.0) == "about 0:30 left"
+
+
 @pytest.mark.parametrize(
     ("result", "skipped", "line"),
     [
@@ -142,7 +152,7 @@ def test_training_is_shown_every_ten_seconds_per_node(screen: Screen) -> None:
     assert screen.lines() == []
     screen.time.pass_(0.2)
     screen.display.events([epoch(1)])
-    assert screen.lines() == ["  node 1: epoch 2/3 done, loss 0.100"]
+    assert screen.lines() == ["  node 1: epoch 2/3 done, loss 0.100, acc 90.0%"]
 
 
 def test_lines_name_rank_and_node_with_several_ranks_per_node(screen: Screen) -> None:
@@ -150,7 +160,7 @@ def test_lines_name_rank_and_node_with_several_ranks_per_node(screen: Screen) ->
     screen.lines()
     screen.time.pass_(10)
     screen.display.events([epoch(3)])
-    assert screen.lines() == ["  rank 3 of node 1: epoch 2/3 done, loss 0.100"]
+    assert screen.lines() == ["  rank 3 of node 1: epoch 2/3 done, loss 0.100, acc 90.0%"]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +227,9 @@ def test_live_table_shows_the_run_node_by_node() -> None:
         ["1", "1/3", "step", "12/45", "0.231", "12,346"],
     ]
     shown.events([epoch(1)])
-    assert view().splitlines()[-1].split() == ["1", "2/3", "done", "0.100", "12,346"]
+    assert view().splitlines()[-1].split() == ["1", "2/3", "done", "0.100", "90.0%", "12,346"]
+    shown.events([step(1, epoch=3)])  # the accuracy stays until the next evaluation
+    assert view().splitlines()[-1].split() == ["1", "3/3", "step", "12/45", "0.231", "90.0%", "12,346"]
 
 
 def test_live_table_has_a_line_for_every_rank() -> None:
@@ -239,6 +251,18 @@ def test_live_table_shows_the_time_left() -> None:
     assert "left" not in view()
     shown.end(1, 3, run_result(wall_s=30.0), skipped=False)
     assert "about 1:00 left" in view()
+
+
+def test_live_table_shows_the_time_since_nodes_were_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeTime()
+    monkeypatch.setattr(display.time, "monotonic", clock)
+    shown, view = live()
+    assert "0:00" in view()
+    clock.pass_(7.0)
+    assert "0:07" in view()
+    assert "starting" in view()
+    shown.begin(3, 3, RUN)
+    assert "0:00" in view()
 
 
 def test_live_display_is_a_context_manager() -> None:
