@@ -325,7 +325,7 @@ def _columns(file: str) -> Callable[[Path], str]:
 
 
 def _plural(kind: str) -> str:
-    return "strategies" if kind == "strategy" else f"{kind}s"
+    return {"strategy": "strategies", "loss": "losses"}.get(kind, f"{kind}s")
 
 
 # All tables, by the name in the marker.

@@ -38,7 +38,17 @@ from trainer.spec.link import Path
 # other load the share is small where ranks wait for each other, but the load makes their exchanges slower.
 MAX_CONTENTION = 0.02
 # Fields of a run on which the CPU time of a step depends, beside its batch, its trace and where it runs.
-STEP_FIELDS = ("strategy", "transport", "dataset", "model", "optimizer", "augmentation", "threads", "link")
+STEP_FIELDS = (
+    "strategy",
+    "transport",
+    "dataset",
+    "model",
+    "loss",
+    "optimizer",
+    "augmentation",
+    "threads",
+    "link",
+)
 
 
 @dataclass(frozen=True)

@@ -472,6 +472,7 @@ CHANGES: dict[str, Any] = {
     "partitioner": {"name": "random_partition", "reshuffle": True},
     "augmentation": {"name": "standard", "saturation": 0},
     "model": {"name": "lenet", "dropout": 0.25},
+    "loss": "cross_entropy",
     "optimizer": "adam",
     "lr": 0.051,
     "lr_scaling": "sqrt",

@@ -7,7 +7,6 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import nll_loss
 
 from trainer.comm.base import Communicator, SendRequest
 from trainer.core.clock import Clock
@@ -115,7 +114,7 @@ class PipelineStage(Replica):
             output = self.model(x)
             if self._is_last:
                 self._outputs.append(output.detach())
-                output = nll_loss(output, labels, reduction="sum") / self._batch_size
+                output = self._loss_function.of(output, labels, "sum") / self._batch_size
                 self._losses.append(output.detach())
         self._in_flight[micro_batch] = x, output
         return None if self._is_last else output.detach()

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from torch.distributed import rpc
 from torch.distributed.rpc import RRef
-from torch.nn.functional import nll_loss
 
 from trainer.comm.base import CommunicationError, Communicator
 from trainer.comm.rpc import HEARTBEAT_S, Heartbeat, check_alive, rpc_errors, worker_name
@@ -254,7 +253,7 @@ class RpcMaster(Replica):
         traffic.receives.append((span.entered, span.left, last))
         self._comm.trace(Kind.RECEIVE, span, output.nbytes, last)
         with self._clock.phase("compute") as span:
-            loss = nll_loss(output, batch.labels)
+            loss = self._loss_function.of(output, batch.labels)
             self.loss, self._output, self._labels = loss.detach(), output.detach(), batch.labels
         traffic.record_send(span.left, last, output.nbytes)  # the gradient of the output
         self._trace(Kind.SEND, span.left, last, output.nbytes)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed import P2POp, pipelining
-from torch.nn.functional import nll_loss
 
 from trainer.comm.base import Communicator, communication_errors
 from trainer.core.trace import Kind
@@ -70,7 +69,7 @@ class TorchPipelineStage(PipelineStage):
         )
 
         def loss(output: Tensor, labels: Tensor) -> Tensor:
-            return nll_loss(output, labels, reduction="sum") / samples
+            return self._loss_function.of(output, labels, "sum") / samples
 
         schedule = pipelining.Schedule1F1B if use_1f1b else pipelining.ScheduleGPipe
         return schedule(stage, micro_batches, loss_fn=loss, scale_grads=False), exchanges

@@ -16,6 +16,7 @@ from trainer.core.strategy import Strategy
 from trainer.core.trace import TraceMode
 from trainer.data.augmentations.base import Augmentation
 from trainer.data.base import Dataset, Partitioner
+from trainer.losses.base import Loss
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
 from trainer.spec.faults import Fault
@@ -24,6 +25,7 @@ from trainer.spec.node_speed import NodeSpeed, normal_form, speeds_by_node
 from trainer.spec.registries import (
     AUGMENTATIONS,
     DATASETS,
+    LOSSES,
     MODELS,
     OPTIMIZERS,
     PARTITIONERS,
@@ -104,6 +106,9 @@ class RunFields(BaseModel):
         "none", validate_default=True, description="random changes of training images"
     )
     model: Annotated[Model, MODELS] = Field("lenet", validate_default=True, description="the network")
+    loss: Annotated[Loss, LOSSES] = Field(
+        "nll", validate_default=True, description="what training minimises, and which answers are right"
+    )
     optimizer: Annotated[Optimizer, OPTIMIZERS] = Field(
         "sgd", validate_default=True, description="how a gradient becomes a step"
     )

@@ -13,6 +13,7 @@ from trainer.core.registry import ComponentRegistry, Registry
 from trainer.core.strategy import Strategy
 from trainer.data.augmentations.base import Augmentation
 from trainer.data.base import Dataset, Partitioner
+from trainer.losses.base import Loss
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
 
@@ -89,6 +90,14 @@ OPTIMIZERS: ComponentRegistry[Optimizer] = ComponentRegistry(
     },
 )
 
+LOSSES: ComponentRegistry[Loss] = ComponentRegistry(
+    "loss",
+    {
+        "nll": "trainer.losses.nll:Nll",
+        "cross_entropy": "trainer.losses.cross_entropy:CrossEntropy",
+    },
+)
+
 COMPRESSIONS: ComponentRegistry[Compression] = ComponentRegistry(
     "compression",
     {
@@ -132,6 +141,7 @@ REGISTRIES: dict[str, ComponentRegistry[Any]] = {
     "partitioner": PARTITIONERS,
     "augmentation": AUGMENTATIONS,
     "model": MODELS,
+    "loss": LOSSES,
     "optimizer": OPTIMIZERS,
     "strategy": STRATEGIES,
 }

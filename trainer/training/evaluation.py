@@ -6,11 +6,11 @@ from math import isfinite
 
 import numpy as np
 import torch
-from torch.nn.functional import nll_loss
 
 from trainer.comm.base import Communicator
 from trainer.core.result import Diverged
 from trainer.data.base import Split
+from trainer.losses.base import Loss
 from trainer.training.replica import Replica
 
 BATCH = 1000
@@ -23,10 +23,12 @@ class Evaluation:
     one model take the same part. None: one part for each rank of `comm`.
     """
 
-    def __init__(self, test: Split, comm: Communicator, part: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, test: Split, loss: Loss, comm: Communicator, part: tuple[int, int] | None = None
+    ) -> None:
         self._images = torch.from_numpy(test.images).to(comm.device)
         self._labels = torch.from_numpy(test.labels).to(comm.device)
-        self._comm, self._part = comm, part
+        self._comm, self._part, self._loss = comm, part, loss
         self.samples = len(test.labels)
         self.chance = float(np.bincount(test.labels).max()) / self.samples  # of one answer for all samples
 
@@ -49,15 +51,15 @@ class Evaluation:
         return counts[0].item() / total, counts[1].item() / total
 
     def _counts(self, replica: Replica, part: slice) -> torch.Tensor:
-        """Correct answers, and the sum of losses, on a part of the test split."""
+        """How many answers are right, and the sum of losses, on a part of the test split."""
         images, labels = self._images[part].split(BATCH), self._labels[part].split(BATCH)
         counts = torch.zeros(2, device=self._comm.device)
         with replica.evaluating():
             for x, y in zip(images, labels, strict=True):
                 output = replica.predict(x.contiguous(memory_format=torch.channels_last))
                 if output is not None:  # of the ranks that hold one model, one has the output
-                    counts[0] += (output.argmax(dim=1) == y).sum()
-                    counts[1] += nll_loss(output, y, reduction="sum")
+                    counts[0] += self._loss.right(output, y).sum()
+                    counts[1] += self._loss.of(output, y, "sum")
         return counts
 
 

@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn.functional import nll_loss
 from torch.utils.flop_counter import FlopCounterMode
+
+from trainer.losses.base import Loss
+from trainer.losses.nll import Nll
 
 if TYPE_CHECKING:
     from trainer.spec.run_spec import RunSpec
 
 Block = tuple[str, nn.Module]
 Clock = Callable[[], float]
+NLL = Nll()
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ def profile_blocks(
     warm_up: int = 2,
     runs: int = 5,
     clock: Clock = time.perf_counter,
+    loss: Loss = NLL,
 ) -> list[BlockProfile]:
     """Profile each block on one batch in training mode, on the CPU, with torch's current thread count.
 
@@ -74,13 +78,14 @@ def profile_blocks(
         warm_up: passes before the measurement.
         runs: measured passes; times are medians over them.
         clock: returns seconds.
+        loss: of the output and the labels.
     """
     chain = list(blocks)
     for _, block in chain:
         block.train()
     batch = len(images)
     flops, outputs, saved = _count(chain, images)
-    times = [_time_pass(chain, images, labels, clock) for _ in range(warm_up + runs)][warm_up:]
+    times = [_time_pass(chain, images, labels, clock, loss) for _ in range(warm_up + runs)][warm_up:]
     forward, backward = (
         [median(each) for each in zip(*passes, strict=True)] for passes in zip(*times, strict=True)
     )
@@ -127,7 +132,7 @@ def _count(chain: Sequence[Block], images: Tensor) -> tuple[list[int], list[Tens
 
 
 def _time_pass(
-    chain: Sequence[Block], images: Tensor, labels: Tensor, clock: Clock
+    chain: Sequence[Block], images: Tensor, labels: Tensor, clock: Clock, loss: Loss
 ) -> tuple[list[float], list[float]]:
     """Return the seconds of each block's forward and backward pass, in one pass through the chain."""
     forward, ends, x = [], [], images
@@ -137,7 +142,7 @@ def _time_pass(
         start = clock()
         y = block(x)
         if at == len(chain) - 1:
-            y = nll_loss(y, labels)
+            y = loss.of(y, labels)
         forward.append(clock() - start)
         ends.append((x, y))
         x = y
@@ -166,6 +171,6 @@ def profile_model(spec: RunSpec) -> list[BlockProfile]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return profile_blocks(model.named_children(), images, labels)
+        return profile_blocks(model.named_children(), images, labels, loss=spec.loss)
     finally:
         torch.set_num_threads(threads)

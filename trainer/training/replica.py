@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import nll_loss
 from torch.optim import Optimizer
 
 from trainer.comm.base import Communicator
@@ -30,7 +29,7 @@ class Replica:
         self.loss: Tensor | None = torch.zeros(())  # of the last batch; None if another rank has it
         self.activation_bytes: int | None = None  # measured in the first step
         self._output = self._labels = torch.zeros(0)
-        self._clock = clock
+        self._clock, self._loss_function = clock, task.spec.loss
         self._parameters = list(model.parameters())
         self._statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._state = [*self._parameters, *self._statistics]
@@ -60,7 +59,7 @@ class Replica:
             self._optimizer.zero_grad()
             self._track_statistics(bool(weight))
             output = self.model(batch.images)
-            loss = nll_loss(output, batch.labels)
+            loss = self._loss_function.of(output, batch.labels)
             (loss if weight == 1.0 else loss * weight).backward()
             if weight:
                 self.loss = loss.detach()
@@ -81,14 +80,14 @@ class Replica:
                 norm.comm = comm
 
     def predict(self, images: Tensor) -> Tensor | None:
-        """Log-probabilities, shape (batch, classes); None if another rank has them."""
+        """The output of the model, shape (batch, …); None if another rank has it."""
         output: Tensor = self.model(images)
         return output
 
     @property
     def batch_accuracy(self) -> float:
         """Accuracy on the last batch, 0 … 1, computed on demand."""
-        return (self._output.argmax(dim=1) == self._labels).float().mean().item()
+        return self._loss_function.right(self._output, self._labels).float().mean().item()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

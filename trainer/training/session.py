@@ -73,7 +73,7 @@ class Session:
             data.train, task.spec, task.rngs, self._replica_number, parts, device, augment
         )
         test_part = (self._replica_number % parts, parts) if strategy.partitions_model else None
-        self.evaluate = Evaluation(data.test, comm, test_part)
+        self.evaluate = Evaluation(data.test, task.spec.loss, comm, test_part)
         self._metrics = TrainingMetrics(data.train.labels, data.classes, parts, events)
         self._checkpointer = Checkpointer(context, task.spec, events, comm, self._metrics)
         self._faults = FaultInjector(context, task.spec, events, comm.clock)

@@ -43,6 +43,7 @@ class Workload:
     vary: tuple[str, ...] = EVERYTHING  # what the seed varies
     enforced: bool = True  # whether the runtime enforced limits that are not the default
     link: str = ""  # the links that were requested between nodes; empty on one node, which has none
+    loss: str = "nll"
 
     @classmethod
     def of(cls, run: RunSpec, location: str = "", enforces_limits: bool = True) -> Workload:
@@ -66,6 +67,7 @@ class Workload:
             tuple(run.vary),
             enforces_limits or all(getattr(run, name) == _default(name) for name in NODE_LIMITS),
             link_label(run),
+            component_label(run, "loss"),
         )
 
     @property
@@ -77,13 +79,14 @@ class Workload:
     def label(self) -> str:
         threads = "" if self.threads == 1 else f", {self.threads} threads per rank"
         augmentation = "" if self.augmentation == "none" else f", augmentation {self.augmentation}"
+        loss = "" if self.loss == "nll" else f", loss {self.loss}"
         epochs = "1 epoch" if self.epochs == 1 else f"{self.epochs} epochs"
         batch = "in all" if self.batch_per == "run" else "per rank"
         return (
             f"{self.dataset}, {self.model}, {self.optimizer} lr {self.lr:g}, "
-            f"batch {self.batch_size} {batch}, {epochs}{self._until}{augmentation}{threads}{self._limits}"
-            f"{self._slower}{', on GPUs' if self.on_gpu else ''}{self._links}{self._location}{self._faults}"
-            f"{self._vary}"
+            f"batch {self.batch_size} {batch}, {epochs}{self._until}{augmentation}{loss}{threads}"
+            f"{self._limits}{self._slower}{', on GPUs' if self.on_gpu else ''}{self._links}{self._location}"
+            f"{self._faults}{self._vary}"
         )
 
     @property

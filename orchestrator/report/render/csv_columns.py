@@ -571,6 +571,7 @@ WALL_COLUMNS: tuple[CsvColumn[Row], ...] = (
         "",
         NO_SERIAL_RUN,
     ),
+    CsvColumn("loss", _component("loss"), WITH_PARAMETERS),
 )
 
 CLOCK = CsvColumn[Row](

@@ -1,0 +1,1 @@
+"""Losses: what training minimises, and which answers count as right."""
