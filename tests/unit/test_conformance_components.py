@@ -41,7 +41,7 @@ SUFFIXES = {
     "transport": "Communicator",
     "runtime": "Runtime",
 }
-SHARED_FILES = {"fashion_mnist": "mnist"}
+SHARED_FILES = {"fashion_mnist": "mnist", "iris": "tables", "wine": "tables", "breast_cancer": "tables"}
 
 
 def build(kind: str, name: str, **parameters: Any) -> Component:

@@ -13,12 +13,14 @@ from pydantic import ValidationError
 
 from tests.unit.dataset_support import NOWHERE, assert_ready_for_training, expected
 from trainer.data.base import Data, DataError
-from trainer.data.datasets import digits
+from trainer.data.datasets import bundled
 from trainer.data.datasets.digits import Digits
 from trainer.data.datasets.normalise import normalise
 from trainer.data.datasets.synthetic import Synthetic
 from trainer.spec.registries import DATASETS
 from trainer.spec.run_spec import RunSpec
+
+TABLES = ("iris", "wine", "breast_cancer")
 
 # Normalisation
 
@@ -65,10 +67,44 @@ def test_scaling_changes_the_run_key_unless_it_is_the_default() -> None:
     assert key({"name": "digits", "scaling": "unit"}) != key("digits")
 
 
-@pytest.mark.parametrize("name", ["digits", "synthetic"])
+@pytest.mark.parametrize("name", ["digits", "synthetic", *TABLES])
 def test_datasets_scale_as_asked(name: str) -> None:
     data = DATASETS.parse({"name": name, "scaling": "unit"}).load(NOWHERE)
     assert (data.train.images.min(), data.train.images.max()) == (0, 1)
+
+
+# Tables
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_equal_scikit_learn(name: str) -> None:
+    import sklearn.datasets
+
+    dataset = DATASETS.parse(name)
+    data, original = dataset.load(NOWHERE), getattr(sklearn.datasets, f"load_{name}")()
+    assert_ready_for_training(data)
+    assert data.train.images.shape == (dataset.train_samples, *dataset.shape)
+    assert dataset.class_count == len(original.target_names)
+    assert set(data.test.labels) == set(range(dataset.class_count))
+    both = [
+        np.concatenate([getattr(data.train, part), getattr(data.test, part)])
+        for part in ("images", "labels")
+    ]
+    values, low = original.data, original.data.min(axis=0)
+    ours = both[0][:, :, 0, 0].astype(np.float64)
+    ours = (ours - ours.min(axis=0)) / np.ptp(ours, axis=0)  # without the scale of the columns
+    theirs = (values - low) / np.ptp(values, axis=0)
+    order, same = np.lexsort(np.round(ours, 4).T), np.lexsort(np.round(theirs, 4).T)
+    np.testing.assert_allclose(ours[order], theirs[same], atol=1e-4)
+    np.testing.assert_array_equal(both[1][order], original.target[same])
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_models_for_images_refuse_a_table(name: str) -> None:
+    fields = {"strategy": "serial", "dataset": name}
+    RunSpec.model_validate({**fields, "model": "mlp"})
+    with pytest.raises(ValidationError, match="pixels"):
+        RunSpec.model_validate({**fields, "model": "lenet"})
 
 
 # Digits
@@ -111,7 +147,7 @@ def test_digits_split_is_fixed() -> None:
 
 
 def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(digits, "find_spec", lambda name: None)
+    monkeypatch.setattr(bundled, "find_spec", lambda name: None)
     with pytest.raises(DataError, match="pip install scikit-learn"):
         Digits().load(tmp_path)
     monkeypatch.undo()
@@ -219,7 +255,8 @@ def test_synthetic_rejects(parameters: dict[str, Any]) -> None:
 
 
 def test_classes_are_known_before_files_are_read() -> None:
-    assert [DATASETS.parse(name).class_count for name in DATASETS.entries] == [10] * len(DATASETS.entries)
+    classes = {name: DATASETS.parse(name).class_count for name in DATASETS.entries}
+    assert classes == dict.fromkeys(classes, 10) | {"iris": 3, "wine": 3, "breast_cancer": 2}
     for dataset in (Digits(), Synthetic(classes=7, samples=70, test_samples=1)):
         assert dataset.class_count == dataset.load(NOWHERE).classes
 
@@ -231,5 +268,8 @@ def test_sizes_are_known_before_files_are_read() -> None:
         "mnist": 60_000,
         "fashion_mnist": 60_000,
         "cifar10": 50_000,
+        "iris": 120,
+        "wine": 143,
+        "breast_cancer": 456,
         "synthetic": 2048,
     }

@@ -35,6 +35,9 @@ DATASETS: ComponentRegistry[Dataset] = ComponentRegistry(
         "mnist": "trainer.data.datasets.mnist:Mnist",
         "fashion_mnist": "trainer.data.datasets.mnist:FashionMnist",
         "cifar10": "trainer.data.datasets.cifar10:Cifar10",
+        "iris": "trainer.data.datasets.tables:Iris",
+        "wine": "trainer.data.datasets.tables:Wine",
+        "breast_cancer": "trainer.data.datasets.tables:BreastCancer",
         "synthetic": "trainer.data.datasets.synthetic:Synthetic",
     },
 )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
-from trainer.data.base import Data, DataError, Dataset
+from trainer.data.base import Data, Dataset
+from trainer.data.datasets.bundled import bundled_file
 from trainer.data.datasets.normalise import normalise
 
 _TRAIN_SAMPLES = 1437  # four fifths
@@ -36,7 +36,9 @@ class Digits(Dataset):
         return 10
 
     def load(self, data_dir: Path) -> Data:
-        table = np.loadtxt(_bundled_file(), np.uint8, delimiter=",")  # 64 pixels and the label
+        table = np.loadtxt(
+            bundled_file("digits.csv.gz"), np.uint8, delimiter=","
+        )  # 64 pixels and the label
         # Shuffled, because the file is ordered by writer. The seed is fixed, because accuracies are
         # comparable only on the same test split.
         table = np.random.default_rng(0).permutation(table)
@@ -45,14 +47,3 @@ class Digits(Dataset):
         pixels = np.pad(pixels, ((0, 0), (0, 0), (2, 2), (2, 2)))
         train, test = slice(_TRAIN_SAMPLES), slice(_TRAIN_SAMPLES, None)
         return normalise((pixels[train], labels[train]), (pixels[test], labels[test]), 10, self.scaling)
-
-
-def _bundled_file() -> Path:
-    # Does not import scikit-learn, which would take 0.7 s on every rank.
-    package = find_spec("sklearn")
-    if package is None or package.origin is None:
-        raise DataError("digits come with scikit-learn, which is not installed: pip install scikit-learn")
-    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    if not path.is_file():
-        raise DataError(f"{path} is absent: pip install --force-reinstall scikit-learn")
-    return path
