@@ -199,7 +199,7 @@ def sweep(
     repeat: int | None = None,
     fields: Mapping[str, Any] | None = None,
     runtime: str | None = None,
-    data_dir: str | os.PathLike[str] = "data",
+    data_dir: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> Results:
     """Run a sweep, write its report, and return its results. Finished runs are not repeated.
@@ -210,8 +210,8 @@ def sweep(
         nodes: node counts that replace those of the file.
         repeat: runs of each configuration, with consecutive seeds.
         fields: values of fields in all runs, as with `--set`: `{"epochs": 3, "model.dropout": 0.2}`.
-        runtime: where nodes run; default: the first that is available.
-        data_dir: of the datasets, downloaded if missing.
+        runtime: where nodes run; default: SHARDYARD_RUNTIME, or the first that is available.
+        data_dir: of the datasets, downloaded if missing; default: SHARDYARD_DATA, or data.
         progress: print a line per run.
 
     Returns:
@@ -222,7 +222,7 @@ def sweep(
         StorageError: a file cannot be written.
         KeyboardInterrupt: the sweep was interrupted; the same call resumes it.
     """
-    selected = select_runtime(runtime)
+    selected = select_runtime(runtime or os.environ.get("SHARDYARD_RUNTIME"))
     path, text = (Path("sweep"), json.dumps(source)) if isinstance(source, Mapping) else (None, None)
     loaded = load_sweep(
         path or find_sweep(str(source)),
@@ -243,7 +243,7 @@ def run(
     repeat: int | None = None,
     out: str | os.PathLike[str] | None = None,
     runtime: str | None = None,
-    data_dir: str | os.PathLike[str] = "data",
+    data_dir: str | os.PathLike[str] | None = None,
     progress: bool = True,
     **fields: Any,
 ) -> Results:
@@ -260,7 +260,7 @@ def run(
     Raises:
         As `sweep`.
     """
-    selected = select_runtime(runtime)
+    selected = select_runtime(runtime or os.environ.get("SHARDYARD_RUNTIME"))
     written = strategy if isinstance(strategy, str) else json.dumps(strategy)
     loaded = load_run(written, nodes, _sets(fields), repeat, compare, selected.shared_cores)
     directory = Path(out) if out is not None else directory_of(loaded)
@@ -271,14 +271,14 @@ def _run(
     loaded: Sweep,
     directory: Path,
     selected: SelectedRuntime,
-    data_dir: str | os.PathLike[str],
+    data_dir: str | os.PathLike[str] | None,
     progress: bool,
     warm_up_run: bool = True,
 ) -> Results:
-    paths = SweepPaths(directory)
+    paths, data = SweepPaths(directory), Path(data_dir or os.environ.get("SHARDYARD_DATA") or "data")
     with open(os.devnull, "w") as nowhere, claimed(paths):
         console = text_console() if progress else Console(file=nowhere)
-        code = run_sweep(loaded, paths, selected, Path(data_dir), False, warm_up_run, console)
+        code = run_sweep(loaded, paths, selected, data, False, warm_up_run, console)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     return Results(directory)
