@@ -155,8 +155,10 @@ class Results:
     def figures(self) -> dict[str, Figure]:
         """The report's figures by name: `time`, `speedup`, `accuracy`, …"""
         from orchestrator.report.figures import draw
+        from orchestrator.report.model.timelines import with_timelines
 
-        return {plot.name: _figure(plot) for plot in draw(self._comparison)}
+        comparison = with_timelines(SweepPaths(self.directory), self._comparison)
+        return {plot.name: _figure(plot) for plot in draw(comparison)}
 
     def to_pandas(self) -> pandas.DataFrame:
         """`runs` as a data frame. Raises ImportError without pandas."""
@@ -165,10 +167,8 @@ class Results:
     @cached_property
     def _comparison(self) -> Comparison:
         from orchestrator.report.model.comparison import read_comparison
-        from orchestrator.report.model.timelines import with_timelines
 
-        paths = SweepPaths(self.directory)
-        return with_timelines(paths, read_comparison(paths))
+        return read_comparison(SweepPaths(self.directory))
 
     @cached_property
     def _found(self) -> Sequence[Finding]:
@@ -222,7 +222,7 @@ def sweep(
         StorageError: a file cannot be written.
         KeyboardInterrupt: the sweep was interrupted; the same call resumes it.
     """
-    selected = select_runtime(runtime or os.environ.get("SHARDYARD_RUNTIME"))
+    selected = _selected(runtime)
     path, text = (Path("sweep"), json.dumps(source)) if isinstance(source, Mapping) else (None, None)
     loaded = load_sweep(
         path or find_sweep(str(source)),
@@ -260,11 +260,16 @@ def run(
     Raises:
         As `sweep`.
     """
-    selected = select_runtime(runtime or os.environ.get("SHARDYARD_RUNTIME"))
+    selected = _selected(runtime)
     written = strategy if isinstance(strategy, str) else json.dumps(strategy)
     loaded = load_run(written, nodes, _sets(fields), repeat, compare, selected.shared_cores)
     directory = Path(out) if out is not None else directory_of(loaded)
     return _run(loaded, directory, selected, data_dir, progress, warm_up_run=compare)
+
+
+def _selected(runtime: str | None) -> SelectedRuntime:
+    """The runtime, as the command line selects it."""
+    return select_runtime(runtime or os.environ.get("SHARDYARD_RUNTIME"))
 
 
 def _run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,11 +14,11 @@ from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 from orchestrator.errors import InputError
-from orchestrator.sweeps.load import Sweep, load_sweep
+from orchestrator.report.model.rows import SERIAL
+from orchestrator.sweeps.load import Sweep, configuration, load_sweep
 from orchestrator.sweeps.yaml import parse_yaml
 from trainer.spec.registries import STRATEGIES
 
-SERIAL = "serial"
 COMMAND = Path("shardyard run")  # what messages name instead of a sweep file
 # Fields that a serial run does not have, or that say how a run is split over nodes.
 NOT_OF_SERIAL = (
@@ -73,7 +72,7 @@ def load_run(
 
 def directory_of(sweep: Sweep) -> Path:
     """The results directory of a sweep of `load_run`: another one for other fields, whatever the seeds."""
-    configs = {json.dumps({**run.canonical(), "seed": 0}, sort_keys=True) for run in sweep.runs}
+    configs = {configuration(run) for run in sweep.runs}
     digest = sha256("\n".join(sorted(configs)).encode()).hexdigest()[:8]
     return Path("results") / "run" / f"{sweep.spec.name}-{digest}"
 

@@ -220,9 +220,7 @@ def _check_selection(entry: Values, runs: Sequence[RunSpec] | None, place: str) 
         check_field(field, place)
     if runs is None:
         return
-    configurations = {
-        json.dumps({**run.canonical(), "seed": 0}, sort_keys=True) for run in runs if matches(run, entry)
-    }
+    configurations = {configuration(run) for run in runs if matches(run, entry)}
     if not configurations:
         raise InputError(f"{place}: no run of the block matches {json.dumps(entry)}")
     if len(configurations) > 1:
@@ -230,6 +228,11 @@ def _check_selection(entry: Values, runs: Sequence[RunSpec] | None, place: str) 
             f"{place}: {json.dumps(entry)} matches runs that differ in more than the seed; add fields "
             "until only seeds differ"
         )
+
+
+def configuration(run: RunSpec) -> str:
+    """What runs that differ only in their seed have in common, as text."""
+    return json.dumps({**run.canonical(), SEED: 0}, sort_keys=True)
 
 
 def _distinct(expanded: Iterable[RunSpec]) -> list[RunSpec]:

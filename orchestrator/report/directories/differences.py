@@ -26,15 +26,14 @@ def differences_of(matches: Matches) -> list[Difference]:
     runs are equal claim a difference.
     """
     found = matches.found
-    claims = _compare(found, Claims(errors=matches.errors)).counted()
-    times, accuracies = (_of(found, claims, quantity) for quantity in (TRAIN_S, ACCURACY))
+
+    def compared(claims: Claims) -> list[dict[int, Compared]]:
+        return [_of(found, claims, quantity) for quantity in (TRAIN_S, ACCURACY)]
+
+    counting = Claims(errors=matches.errors)
+    compared(counting)
+    times, accuracies = compared(counting.counted())
     return [Difference(match, times.get(id(match)), accuracies.get(id(match))) for match in found]
-
-
-def _compare(matches: Sequence[Match], claims: Claims) -> Claims:
-    for quantity in (TRAIN_S, ACCURACY):
-        _of(matches, claims, quantity)
-    return claims
 
 
 def _of(matches: Sequence[Match], claims: Claims, quantity: Quantity) -> dict[int, Compared]:

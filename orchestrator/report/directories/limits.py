@@ -51,10 +51,12 @@ class Limits:
             at = f"{match.directory}: {match.name}"
             if match.reference.ok and not match.other.ok:
                 lines.append(f"{at}: no run finished")
-            if self.slower is not None and _lost(difference.time, self.slower):
-                lines.append(f"{at}: {difference.time.written}")  # type: ignore[union-attr]
-            if self.accuracy is not None and _lost(difference.accuracy, self.accuracy):
-                lines.append(f"{at}: {difference.accuracy.written}")  # type: ignore[union-attr]
+            for limit, compared in (
+                (self.slower, difference.time),
+                (self.accuracy, difference.accuracy),
+            ):
+                if limit is not None and compared and _lost(compared, limit):
+                    lines.append(f"{at}: {compared.written}")
         if not lines:
             self._check_seeds(differences)
         return lines
@@ -73,8 +75,9 @@ class Limits:
                 )
 
 
-def _lost(compared: Compared | None, limit: float) -> bool:
-    if compared is None or not compared.right_is_better:
+def _lost(compared: Compared, limit: float) -> bool:
+    """Whether a loss is claimed that was measured above the limit."""
+    if not compared.right_is_better:
         return False
     new, old = compared.values
     return (new / old - 1 if compared.quantity.ratio else old - new) > limit

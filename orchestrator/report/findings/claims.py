@@ -128,9 +128,9 @@ class Compared:
         """Seeds per configuration that would probably decide it; None if it is decided or hopeless."""
         if self.verdict != "undecided" or not self.contrast or not self.decision:
             return None
-        beyond = abs(self.contrast.estimate) - self.margin
         if self.hidden:
             return None
+        beyond = abs(self.contrast.estimate) - self.margin
         return seeds_to_decide(replace(self.contrast, estimate=beyond), self.decision.critical)
 
     @property
