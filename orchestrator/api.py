@@ -24,7 +24,7 @@ from orchestrator.commands.sweep import (
 from orchestrator.errors import InputError
 from orchestrator.results.store import SweepPaths, claimed, read_record
 from orchestrator.shipped import find_sweep
-from orchestrator.sweeps.load import Sweep, load_sweep
+from orchestrator.sweeps.load import Sweep, import_directory, load_sweep
 
 if TYPE_CHECKING:
     import pandas
@@ -223,14 +223,16 @@ def sweep(
         KeyboardInterrupt: the sweep was interrupted; the same call resumes it.
     """
     selected = _selected(runtime)
-    path, text = (Path("sweep"), json.dumps(source)) if isinstance(source, Mapping) else (None, None)
+    given = isinstance(source, Mapping)
+    path, text = (Path("sweep"), json.dumps(source)) if given else (find_sweep(str(source)), None)
     loaded = load_sweep(
-        path or find_sweep(str(source)),
+        path,
         _sets(fields or {}),
         ",".join(map(str, nodes)) if nodes is not None else None,
         repeat=repeat,
         cores=selected.shared_cores,
         text=text,
+        imports=selected.imports(Path() if given else import_directory(path), _data_dir(data_dir)),
     )
     return _run(loaded, Path(out or Path("results") / loaded.spec.name), selected, data_dir, progress)
 
@@ -262,9 +264,14 @@ def run(
     """
     selected = _selected(runtime)
     written = strategy if isinstance(strategy, str) else json.dumps(strategy)
-    loaded = load_run(written, nodes, _sets(fields), repeat, compare, selected.shared_cores)
+    imports = selected.imports(Path(), _data_dir(data_dir))
+    loaded = load_run(written, nodes, _sets(fields), repeat, compare, selected.shared_cores, imports)
     directory = Path(out) if out is not None else directory_of(loaded)
     return _run(loaded, directory, selected, data_dir, progress, warm_up_run=compare)
+
+
+def _data_dir(given: str | os.PathLike[str] | None) -> Path:
+    return Path(given or os.environ.get("SHARDYARD_DATA") or "data")
 
 
 def _selected(runtime: str | None) -> SelectedRuntime:
@@ -280,7 +287,7 @@ def _run(
     progress: bool,
     warm_up_run: bool = True,
 ) -> Results:
-    paths, data = SweepPaths(directory), Path(data_dir or os.environ.get("SHARDYARD_DATA") or "data")
+    paths, data = SweepPaths(directory), _data_dir(data_dir)
     with open(os.devnull, "w") as nowhere, claimed(paths):
         console = text_console() if progress else Console(file=nowhere)
         code = run_sweep(loaded, paths, selected, data, False, warm_up_run, console)

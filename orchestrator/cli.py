@@ -33,7 +33,8 @@ from orchestrator.errors import InputError, StorageError, output_error, storage_
 from orchestrator.results.store import SweepPaths, claimed, write_atomic
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.shipped import find_sweep
-from orchestrator.sweeps.load import Sweep, load_sweep
+from orchestrator.sweeps.imports import Imports
+from orchestrator.sweeps.load import Sweep, import_directory, load_sweep
 from orchestrator.terminal import guard_output, print_error, usage_message
 
 FAILED, BAD_INPUT = 1, 2  # exit codes
@@ -172,8 +173,16 @@ def sweep(
 
     Interrupted? Run the same command to resume."""
     select = cache(lambda: select_runtime(runtime, cold, shared_network))
+    path = find_sweep(file)
     loaded = load_sweep(
-        find_sweep(file), sets or (), nodes, repeat=repeat, cores=lambda: select().shared_cores()
+        path,
+        sets or (),
+        nodes,
+        repeat=repeat,
+        cores=lambda: select().shared_cores(),
+        imports=Imports(
+            import_directory(path), data_dir, lambda each: select().runtime.inspection_command(each)
+        ),
     )
     directory = out or Path("results") / loaded.spec.name
     selected = select()
@@ -233,7 +242,15 @@ def run(
     from orchestrator.commands.run import directory_of, load_run
 
     selected = select_runtime(runtime, cold, shared_network)
-    loaded = load_run(strategy, nodes, sets or (), repeat, compare, selected.shared_cores)
+    loaded = load_run(
+        strategy,
+        nodes,
+        sets or (),
+        repeat,
+        compare,
+        selected.shared_cores,
+        selected.imports(Path(), data_dir),
+    )
     directory = out or directory_of(loaded)
     # Only runs that are compared need a warm-up run before them.
     raise typer.Exit(
@@ -288,10 +305,13 @@ def lab(
     selected = select_runtime(runtime, cold, shared_network)
     directory = out or Path("results") / ("labs-quick" if quick else "labs")
     wanted: list[Sweep] = []
+    imports = selected.imports(Path(), data_dir)
     refused: dict[str, InputError] = {}
     for name in names_wanted(names, all_labs):
         try:
-            wanted.append(load_lab(name, data_dir, sets or (), nodes, quick, repeat, selected.shared_cores))
+            wanted.append(
+                load_lab(name, data_dir, sets or (), nodes, quick, repeat, selected.shared_cores, imports)
+            )
         except InputError as error:
             if not all_labs:
                 raise
@@ -438,8 +458,8 @@ def partitions(
     """Show how partitioners divide a dataset over nodes, without training."""
     from orchestrator.commands.partitions import preview, runs_of, tables, write_files
 
-    console = text_console()
-    previews = list(preview(runs_of(dataset, nodes, partitioner or (), seed), data_dir))
+    console, imports = text_console(), Imports(Path(), data_dir)
+    previews = list(preview(runs_of(dataset, nodes, partitioner or (), seed, imports), data_dir))
     console.print(tables(previews, console.width))
     for path in write_files(previews, out) if out else ():
         console.print(f"wrote {path}")
@@ -457,7 +477,7 @@ def model(
     """Profile a model's blocks and propose split points for pipeline stages."""
     from orchestrator.commands.model import sections
 
-    for section in sections(name, dataset, batch_size, parts, text_console().width):
+    for section in sections(name, dataset, batch_size, parts, text_console().width, Imports(Path())):
         print(section, flush=True)
 
 

@@ -2,6 +2,7 @@
 
 SHARDYARD_SPEC         file with the RunSpec, JSON
 SHARDYARD_DATA         data directory
+SHARDYARD_CODE         directory with the code of users' components
 SHARDYARD_OUT          directory for events and weights; unset: console output only
 SHARDYARD_CHECKPOINTS  directory for checkpoints; the run resumes from any checkpoint found here
 SHARDYARD_CONSOLE      file for this rank's console output; {node} stands for its node

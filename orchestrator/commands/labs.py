@@ -9,6 +9,7 @@ from pathlib import Path
 from orchestrator.errors import InputError
 from orchestrator.results.environment import cores as machine_cores
 from orchestrator.shipped import LABS
+from orchestrator.sweeps.imports import Imports
 from orchestrator.sweeps.load import Sweep, load_sweep
 from trainer.core.registry import suggestion
 
@@ -44,17 +45,19 @@ def load_lab(
     quick: bool = False,
     repeat: int | None = None,
     cores: Callable[[], float] | None = None,
+    imports: Imports | None = None,
 ) -> Sweep:
     """The lab's sweep. A quick one downloads nothing: it uses `digits` if its dataset is missing.
 
-    cores: that nodes share, as in `load_sweep`.
+    cores, imports: as in `load_sweep`.
     """
     path = LABS / f"{name}.yml"
-    sweep = load_sweep(path, sets, nodes, quick, repeat, cores)
+    sweep = load_sweep(path, sets, nodes, quick, repeat, cores, imports=imports)
     if quick and (missing := absent(sweep, data_dir)):
         if any(assignment.startswith("dataset") for assignment in sets):
             raise InputError(f"--quick: {missing[0]} is not in {data_dir}/, and --quick downloads nothing")
-        sweep = load_sweep(path, [f"dataset={IN_THE_BOX}", *sets], nodes, quick, repeat, cores)
+        fields = [f"dataset={IN_THE_BOX}", *sets]
+        sweep = load_sweep(path, fields, nodes, quick, repeat, cores, imports=imports)
     return sweep
 
 

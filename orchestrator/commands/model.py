@@ -12,6 +12,7 @@ from orchestrator.errors import InputError
 from orchestrator.report import formats
 from orchestrator.report.model.labels import component_label
 from orchestrator.sweeps.expand import BlockFields, expand
+from orchestrator.sweeps.imports import Imports
 from orchestrator.sweeps.yaml import parse_yaml
 from trainer.models.split_points import balanced_split_points, validation_error
 from trainer.spec.run_spec import RunSpec
@@ -57,9 +58,11 @@ class ModelSplit:
         return max(self.seconds) / sum(self.seconds)
 
 
-def sections(model: str, dataset: str, batch_size: int, parts: str | None, width: int) -> Iterator[str]:
+def sections(
+    model: str, dataset: str, batch_size: int, parts: str | None, width: int, imports: Imports
+) -> Iterator[str]:
     """The command's output, section by section, since profiling takes time. Raises InputError."""
-    run = run_of(model, dataset, batch_size)
+    run = run_of(model, dataset, batch_size, imports)
     numbers = stage_counts(parts, run)
     yield heading(run)
     blocks = profile_blocks(run)
@@ -67,10 +70,10 @@ def sections(model: str, dataset: str, batch_size: int, parts: str | None, width
         yield "\n" + "\n".join(lines)
 
 
-def run_of(model: str, dataset: str, batch_size: int) -> RunSpec:
+def run_of(model: str, dataset: str, batch_size: int, imports: Imports) -> RunSpec:
     """The serial run whose model is profiled. Raises InputError.
 
-    model, dataset: a name or YAML with parameters, as in a sweep file.
+    model, dataset: a name or YAML with parameters, as in a sweep file. imports: finds users' ones.
     """
     fields = BlockFields("model", skip=[])
     fields.override("strategy", ["serial"], "model")
@@ -80,7 +83,8 @@ def run_of(model: str, dataset: str, batch_size: int) -> RunSpec:
     ):
         fields.override(field, [parse_yaml(text, place)], place)
     fields.override("batch_size", [batch_size], f"--batch-size {batch_size}")
-    (run,) = expand(fields)
+    (run,) = expand(fields, imports)
+    imports.use_here()
     return run
 
 

@@ -16,6 +16,7 @@ from orchestrator.report import formats
 from orchestrator.report.model.labels import component_label
 from orchestrator.results.store import write_atomic
 from orchestrator.sweeps.expand import BlockFields, FieldValue, expand
+from orchestrator.sweeps.imports import Imports
 from orchestrator.sweeps.yaml import parse_yaml
 from trainer.data.base import DataError
 from trainer.spec.registries import REGISTRIES
@@ -61,10 +62,12 @@ class PartitionPreview:
         return component_label(self.run, "partitioner")
 
 
-def runs_of(dataset: str, nodes: int, partitioners: Sequence[str], seed: int) -> list[RunSpec]:
+def runs_of(
+    dataset: str, nodes: int, partitioners: Sequence[str], seed: int, imports: Imports
+) -> list[RunSpec]:
     """One run per partitioner; all partitioners if none is named. Raises InputError.
 
-    dataset, partitioners: a name or YAML with parameters, as in a sweep file.
+    dataset, partitioners: a name or YAML with parameters, as in a sweep file. imports: finds users' ones.
     """
     fields = BlockFields("partitions", skip=[])
     for field, value in _ANY_RUN.items():
@@ -77,7 +80,8 @@ def runs_of(dataset: str, nodes: int, partitioners: Sequence[str], seed: int) ->
     fields.fields["partitioner"] = [
         FieldValue(parse_yaml(text, option), option, extensible=False) for text, option in named
     ] or [FieldValue(name, name) for name in REGISTRIES["partitioner"].entries]
-    runs = [run.model_copy(update={"strategy": _PARTITIONED}) for run in expand(fields)]
+    runs = [run.model_copy(update={"strategy": _PARTITIONED}) for run in expand(fields, imports)]
+    imports.use_here()
     if nodes > (samples := runs[0].dataset.train_samples):
         raise InputError(
             f"--nodes {nodes}: {dataset} has {samples} training samples; allowed: 1 to {samples}"

@@ -15,8 +15,10 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.errors import InputError
 from orchestrator.report.model.rows import SERIAL
+from orchestrator.sweeps.imports import Imports
 from orchestrator.sweeps.load import Sweep, configuration, load_sweep
 from orchestrator.sweeps.yaml import parse_yaml
+from trainer.core.registry import is_import_path
 from trainer.spec.registries import STRATEGIES
 
 COMMAND = Path("shardyard run")  # what messages name instead of a sweep file
@@ -42,6 +44,7 @@ def load_run(
     repeat: int | None = None,
     compare: bool = False,
     cores: Callable[[], float] | None = None,
+    imports: Imports | None = None,
 ) -> Sweep:
     """The sweep of one configuration.
 
@@ -50,14 +53,15 @@ def load_run(
         nodes: None: the fewest on which the strategy runs, and at least 2 unless it runs on one alone.
         sets: `key=value`, as in `load_sweep`. Those that a serial run can have hold for it, too.
         compare: also run the serial reference.
-        cores: that nodes share, as in `load_sweep`.
+        cores, imports: as in `load_sweep`.
 
     Raises:
         InputError: names the option, the value and what is allowed.
     """
     form = parse_yaml(strategy, str(COMMAND))
     block = {"base": {"strategy": form, "nodes": _fewest_nodes(form) if nodes is None else nodes}}
-    sweep = _loaded([block], sets, repeat, cores)
+    imports = imports or Imports(Path())
+    sweep = _loaded([block], sets, repeat, cores, imports)
     first = sweep.runs[0]
     name = f"{first.name_of('strategy')}-{first.transport}-n{first.nodes}"
     if not compare:
@@ -66,7 +70,7 @@ def load_run(
         raise InputError(f"{COMMAND} {SERIAL} --compare: a serial run is the reference itself")
     reference = {"base": {"strategy": SERIAL}}
     shared = [each for each in sets if each.partition("=")[0].partition(".")[0] not in NOT_OF_SERIAL]
-    serial = _loaded([reference], shared, repeat, cores)
+    serial = _loaded([reference], shared, repeat, cores, imports)
     return _named(replace(sweep, runs=[*serial.runs, *sweep.runs]), name, [reference, block])
 
 
@@ -82,7 +86,7 @@ def _fewest_nodes(form: Any) -> int:
     with suppress(ValidationError, PydanticCustomError):
         strategy = STRATEGIES.parse(form)
         return strategy.min_nodes if strategy.max_nodes == 1 else max(2, strategy.min_nodes)
-    return 1
+    return 1 if not is_import_path(str(form)) else 2
 
 
 def _loaded(
@@ -90,8 +94,10 @@ def _loaded(
     sets: Sequence[str],
     repeat: int | None,
     cores: Callable[[], float] | None,
+    imports: Imports,
 ) -> Sweep:
-    return load_sweep(COMMAND, sets, repeat=repeat, cores=cores, text=_text("run", blocks))
+    text = _text("run", blocks)
+    return load_sweep(COMMAND, sets, repeat=repeat, cores=cores, text=text, imports=imports)
 
 
 def _named(sweep: Sweep, name: str, blocks: list[dict[str, Any]]) -> Sweep:

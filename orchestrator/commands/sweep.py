@@ -19,6 +19,7 @@ from orchestrator.results.store import SweepPaths
 from orchestrator.results.times import time_line
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.base import Runtime
+from orchestrator.sweeps.imports import Imports
 from orchestrator.sweeps.load import Sweep
 
 INTERRUPTED = 130  # the exit code
@@ -31,6 +32,10 @@ class SelectedRuntime:
     name: str
     runtime: Runtime
     reason: str
+
+    def imports(self, directory: Path, data_dir: Path) -> Imports:
+        """What finds users' components of a sweep in `directory`, with the software of the nodes."""
+        return Imports(directory, data_dir, self.runtime.inspection_command)
 
     def shared_cores(self) -> float:
         """The cores that quotas can divide among the nodes. Raises InputError if nodes have no quotas."""

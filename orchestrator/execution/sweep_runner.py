@@ -96,6 +96,8 @@ class SweepRunner:
             blocks=sweep.blocks,
             equal_cpus=sweep.equal_cpus,
         )
+        if sweep.imports:
+            sweep.imports.copy_to(self.paths.code)
         write_atomic(self.paths.record, record.model_dump_json(indent=2))
 
     def warm_up(self, sweep: Sweep) -> None:

@@ -91,6 +91,11 @@ class RunPaths:
         return self.directory.parent / ".warm"
 
     @property
+    def code(self) -> Path:
+        """The files of users' components, of all runs of the sweep."""
+        return self.directory.parent / "code"
+
+    @property
     def checkpoints(self) -> Path:
         """Checkpoints from which an interrupted run resumes, in one directory per runtime."""
         return self.directory / "checkpoints"
@@ -129,6 +134,11 @@ class SweepPaths:
     @property
     def record(self) -> Path:
         return self.directory / "sweep.json"
+
+    @property
+    def code(self) -> Path:
+        """The files of users' components, which nodes read."""
+        return self.directory / "code"
 
     @property
     def lock(self) -> Path:

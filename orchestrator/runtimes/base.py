@@ -14,6 +14,7 @@ from orchestrator.results.environment import cores
 from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.launch_plan import LaunchPlan
+from orchestrator.sweeps.imports import Inspection, local_command
 from trainer.core.events import Event
 from trainer.spec.run_spec import RunSpec
 
@@ -107,6 +108,10 @@ class Runtime(ABC):
     @abstractmethod
     def unsupported_reason(self, spec: RunSpec) -> str | None:
         """Why this machine cannot execute the run, and how to fix that; None if it can."""
+
+    def inspection_command(self, inspection: Inspection) -> Sequence[str]:
+        """The command that tries users' components with the software of the nodes. Raises InputError."""
+        return local_command(inspection)
 
     def expect(self, runs: Sequence[RunSpec], data_dir: Path) -> None:  # noqa: B027
         """Note the runs to come, so that warm nodes are started for the largest. Starts nothing.

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 from orchestrator.errors import InputError
+from orchestrator.sweeps.imports import ComponentError, Imports
 from orchestrator.sweeps.validation import Location, dotted, error_lines
 from trainer.core.registry import suggestion
 from trainer.spec.faults import keys_of_fault
@@ -107,10 +108,11 @@ def check_field(name: str, place: str) -> None:
         )
 
 
-def expand(block: BlockFields, *, every_skip_matches: bool = False) -> Iterator[RunSpec]:
+def expand(block: BlockFields, imports: Imports, *, every_skip_matches: bool = False) -> Iterator[RunSpec]:
     """One run for every combination that no skip entry matches. Raises InputError.
 
-    every_skip_matches: whether a skip entry that matches no combination is an error.
+    imports: finds users' components. every_skip_matches: whether a skip entry that matches no combination
+    is an error.
     """
     for entry, place in block.skip:
         _check_skip(entry, place)
@@ -124,7 +126,7 @@ def expand(block: BlockFields, *, every_skip_matches: bool = False) -> Iterator[
         for place in matching:
             unused.pop(place, None)
         if not matching:
-            yield _checked(values, written, block.place)
+            yield _checked(values, written, block.place, imports)
     if every_skip_matches and unused:
         raise InputError(
             f"{next(iter(unused))}: matches none of the block's {block.combinations} combinations"
@@ -231,7 +233,7 @@ def _check_skip(entry: Values, place: str) -> None:
                     raise InputError("\n".join(lines)) from error
 
 
-def _checked(values: Values, written: Mapping[str, FieldValue], block: str) -> RunSpec:
+def _checked(values: Values, written: Mapping[str, FieldValue], block: str, imports: Imports) -> RunSpec:
     def place(location: Location) -> str:
         for depth in (2, 1):  # `model.dropout` may be written in one or as a mapping
             item = written.get(".".join(map(str, location[:depth])))
@@ -250,7 +252,10 @@ def _checked(values: Values, written: Mapping[str, FieldValue], block: str) -> R
         return REGISTRIES[name].parameters(_filled(values)[name], *location[1:]) or ["no parameters"]
 
     try:
+        values = imports.resolve(values)
         return RunSpec.model_validate(values)
+    except ComponentError as error:
+        raise InputError("\n".join(error.lines(place))) from error
     except ValidationError as error:
         lines = [f"{line}{_options(written, line)}" for line in error_lines(error, place, allowed)]
         if any(details["type"] == "transport" for details in error.errors()):

@@ -16,9 +16,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from orchestrator.errors import InputError
 from orchestrator.sweeps.equal import EqualShare, resolve_equal
 from orchestrator.sweeps.expand import SEED, BlockFields, FieldValue, check_field, expand, matches
+from orchestrator.sweeps.imports import Imports, from_here
 from orchestrator.sweeps.lab import Ablation, AblationStep, BlockRecord, Lab, Published
 from orchestrator.sweeps.validation import Location, dotted, error_lines
 from orchestrator.sweeps.yaml import parse_yaml, read_yaml
+from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
 
 Values = dict[str, Any]
@@ -95,6 +97,7 @@ class Sweep:
     runs: list[RunSpec]
     blocks: list[BlockRecord]  # those that have a name
     equal_cpus: EqualShare | None = None  # what `cpus: equal` was replaced by
+    imports: Imports | None = None  # holds the files of users' components
 
 
 def load_sweep(
@@ -105,6 +108,7 @@ def load_sweep(
     repeat: int | None = None,
     cores: Callable[[], float] | None = None,
     text: str | None = None,
+    imports: Imports | None = None,
 ) -> Sweep:
     """Read, override and expand a sweep file.
 
@@ -115,10 +119,12 @@ def load_sweep(
         repeat: number of runs of each configuration, from the smallest seed of its block on.
         cores: of the machine that nodes share, for `cpus: equal`; raises InputError if they have no quotas.
         text: of a sweep that is in no file; messages name it by `path`.
+        imports: finds users' components; None: tries them in processes of this machine.
 
     Raises:
         InputError: names file, key, value and what is allowed.
     """
+    imports = imports or Imports(import_directory(path))
     content, text = read_yaml(path) if text is None else (parse_yaml(text, str(path)), text)
     if not isinstance(content, dict):
         keys = ", ".join(SweepSpec.model_fields)
@@ -146,7 +152,7 @@ def load_sweep(
 
     def expanded_blocks(every_skip_matches: bool = False) -> list[list[RunSpec]]:
         return [
-            [] if out else list(expand(block_fields, every_skip_matches=every_skip_matches))
+            [] if out else list(expand(block_fields, imports, every_skip_matches=every_skip_matches))
             for block_fields, out in zip(all_fields, left_out, strict=True)
         ]
 
@@ -157,7 +163,13 @@ def load_sweep(
         raise InputError(f"{path}: no runs; skip excludes every combination")
     # Options may exclude runs that have published figures.
     _check_published(spec, None if overrides else expanded, path)
-    return Sweep(spec, text, overrides, runs, _named(spec.blocks, expanded), share)
+    imports.close()
+    return Sweep(spec, text, overrides, runs, _named(spec.blocks, expanded), share, imports)
+
+
+def import_directory(path: Path) -> Path:
+    """The directory from which import paths of a sweep count: that of its file, or the current one."""
+    return path.parent if path.is_file() else Path()
 
 
 def _check_combinations(all_fields: Sequence[BlockFields], path: Path) -> None:
@@ -316,6 +328,8 @@ def _set(all_fields: Sequence[BlockFields], assignment: str, multiples: Sequence
         raise InputError(f"{option}: must have the form key=value")
     check_field(key, option)
     value = parse_yaml(text, option)
+    if key in REGISTRIES:
+        value = from_here(value)
     for block_fields, multiple in zip(all_fields, multiples, strict=True):
         new = _multiplied(value, multiple, block_fields, option) if key == EPOCHS else value
         block_fields.override(key, [new], option)

@@ -30,14 +30,24 @@ def error_lines(
         allowed: the keys that are allowed at a location.
         about: report only errors inside this field.
     """
+    details: list[dict[str, Any]] = [{**each} for each in error.errors(include_url=False)]
+    return detail_lines(
+        [each for each in details if about is None or each["loc"][:1] == (about,)], place, allowed
+    )
+
+
+def detail_lines(
+    errors: Sequence[dict[str, Any]],
+    place: Callable[[Location], str],
+    allowed: Callable[[Location], Sequence[str]] = lambda _: (),
+) -> list[str]:
+    """One line per error of pydantic. Arguments are those of `error_lines`."""
     lines = []
-    for details in error.errors(include_url=False):
-        location: Location = details["loc"]
-        if about is not None and location[:1] != (about,):
-            continue
+    for details in errors:
+        location: Location = tuple(details["loc"])
         if details["type"] in CHECK_ERROR_TYPES:
             location = (*location, details["type"])
-        lines.append(f"{place(location)}: {_message(dict(details), allowed(location[:-1]))}")
+        lines.append(f"{place(location)}: {_message(details, allowed(location[:-1]))}")
     return lines
 
 

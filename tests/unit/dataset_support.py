@@ -35,14 +35,14 @@ def expected(pixels: Bytes, train: Bytes) -> npt.NDArray[np.float64]:
 
 def assert_ready_for_training(data: Data) -> None:
     for split in (data.train, data.test):
-        assert split.images.dtype == np.float32
-        assert split.images.ndim == 4
+        assert split.inputs.dtype == np.float32
+        assert split.inputs.ndim == 4
         assert split.labels.dtype == np.int64
-        assert split.labels.shape == (len(split.images),)
+        assert split.labels.shape == (len(split.inputs),)
         assert set(np.unique(split.labels)) <= set(range(data.classes))
-        for array in (split.images, split.labels):  # torch.from_numpy warns about read-only arrays
+        for array in (split.inputs, split.labels):  # torch.from_numpy warns about read-only arrays
             assert array.flags.c_contiguous
             assert array.flags.writeable
-    train = data.train.images.astype(np.float64)
+    train = data.train.inputs.astype(np.float64)
     np.testing.assert_allclose(train.mean((0, 2, 3)), 0, atol=1e-5)
     np.testing.assert_allclose(train.std((0, 2, 3)), 1, atol=1e-5)

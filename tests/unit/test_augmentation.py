@@ -174,7 +174,7 @@ def test_jittered_images_are_normalised() -> None:
 @pytest.mark.parametrize("name", ["digits", "synthetic"])
 def test_pixel_scale_restores_pixels(name: str) -> None:
     data = Task(RunSpec.model_validate({"strategy": "serial", "dataset": name}), None).data  # type: ignore[arg-type]
-    pixels = data.train.images * data.scale.deviation + data.scale.mean
+    pixels = data.train.inputs * data.scale.deviation + data.scale.mean
     assert pixels.min() == pytest.approx(0, abs=1e-5)
     assert pixels.max() == pytest.approx(1, abs=1e-5)
 
@@ -232,7 +232,7 @@ def test_test_split_is_not_augmented(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Replica, "predict", watched)
     train("serial", 1, **STEPS)
     dataset = DATASETS.parse(SMALL["dataset"])
-    test = dataset.load(None).test.images  # type: ignore[arg-type]
+    test = dataset.load(None).test.inputs  # type: ignore[arg-type]
     np.testing.assert_array_equal(np.concatenate(seen), np.concatenate([test] * 2))  # two epochs
 
 

@@ -215,9 +215,9 @@ def test_statistics_are_averaged_over_the_training_ranks() -> None:
         (batch, _), *rest = BatchLoader(task.data.train, spec, task.rngs, rank, 2).batches(1)
         assert not rest
         model = task.build_model(0)
-        model(batch.images)
+        model(batch.inputs)
         gathered.append(torch.cat([b for b in model.buffers() if b.is_floating_point()]))
-        samples.append(len(batch.labels))
+        samples.append(len(batch.targets))
     assert max(samples) > 1.2 * min(samples)
     expected = torch.einsum("r,rn->n", torch.tensor(samples) / sum(samples), torch.stack(gathered))
     for name in ("all_reduce", "parameter_server"):
@@ -242,8 +242,8 @@ def test_sync_batch_norm_trains_as_one_node_with_the_global_batch(name: str, dou
         for step in zip(*(loader.synchronous_batches(epoch) for loader in loaders), strict=True):
             present = [batch for batch, _ in step if batch.share]
             optimizer.zero_grad()
-            output = model(torch.cat([batch.images for batch in present]))
-            nll_loss(output, torch.cat([batch.labels for batch in present])).backward()
+            output = model(torch.cat([batch.inputs for batch in present]))
+            nll_loss(output, torch.cat([batch.targets for batch in present])).backward()
             optimizer.step()
     state = [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]
     expected = torch.cat([values.detach().reshape(-1) for values in state])

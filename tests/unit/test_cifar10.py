@@ -90,9 +90,9 @@ def test_cifar10_is_prepared_and_read(publish_cifar10: Publish) -> None:
     assert data.train.labels.tolist() == [label for _, labels in train for label in labels]
     assert data.test.labels.tolist() == test_labels
     planes = np.concatenate([pixels for pixels, _ in train]).reshape(30, 3, 32, 32)
-    np.testing.assert_allclose(data.train.images, expected(planes, planes), atol=1e-5)
+    np.testing.assert_allclose(data.train.inputs, expected(planes, planes), atol=1e-5)
     np.testing.assert_allclose(
-        data.test.images, expected(test_pixels.reshape(6, 3, 32, 32), planes), atol=1e-5
+        data.test.inputs, expected(test_pixels.reshape(6, 3, 32, 32), planes), atol=1e-5
     )
 
 

@@ -166,7 +166,7 @@ def test_training_with_warm_up_is_ef_sgd() -> None:
         for step in zip(*(loader.synchronous_batches(epoch) for loader in loaders), strict=True):
             vector_to_parameters(x, model.parameters())
             for rank, (batch, _) in enumerate(step):
-                loss = nll_loss(model(batch.images), batch.labels)
+                loss = nll_loss(model(batch.inputs), batch.targets)
                 gradient = parameters_to_vector(torch.autograd.grad(loss, [*model.parameters()]))
                 residuals[rank] += learning_rate(spec, epoch) * gradient
             sent = torch.zeros_like(residuals)

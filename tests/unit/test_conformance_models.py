@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from trainer.data.base import Data, PixelScale, Split
+from trainer.data.datasets.synthetic import Synthetic
 from trainer.models.base import Model
 from trainer.models.layers.dropout import ChannelDropout, Dropout
 from trainer.models.layers.residual import ResidualBlock
@@ -24,7 +25,7 @@ from trainer.models.lenet import LeNet
 from trainer.models.lenet5 import LeNet5
 from trainer.models.mlp import Mlp
 from trainer.models.mnist_cnn import MnistCnn
-from trainer.models.shapes import input_shapes
+from trainer.models.shapes import block_shapes
 from trainer.models.vgg_small import VggSmall
 from trainer.models.wide_resnet import WideResNet
 from trainer.spec.registries import MODELS
@@ -72,6 +73,12 @@ def test_output_is_log_probabilities(
     torch.testing.assert_close(output.exp().sum(dim=1), torch.ones(batch))
 
 
+def of_shape(shape: tuple[int, int, int]) -> Synthetic:
+    """A dataset of images of this shape."""
+    channels, height, width = shape
+    return Synthetic(channels=channels, height=height, width=width, classes=CLASSES)
+
+
 def test_model_can_be_split_between_any_two_blocks(model: Model) -> None:
     blocks = build(model)
     whole = chain(blocks).eval()(images())
@@ -81,17 +88,17 @@ def test_model_can_be_split_between_any_two_blocks(model: Model) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 28, 28), (3, 32, 32)])
-def test_input_shapes_equal_the_shapes_of_a_forward_pass(model: Model, shape: tuple[int, int, int]) -> None:
+def test_block_shapes_equal_the_shapes_of_a_forward_pass(model: Model, shape: tuple[int, int, int]) -> None:
     if model.validation_error(shape):
         return
     before = torch.get_rng_state()
-    shapes = input_shapes(model, shape, CLASSES)
+    shapes = block_shapes(model, of_shape(shape))
     assert torch.equal(torch.get_rng_state(), before)
     found, x = [], images(2, shape)
     for _, block in build(model, shape=shape):
         found.append(tuple(x.shape[1:]))
         x = block(x)
-    assert shapes == found
+    assert shapes == [*found, tuple(x.shape[1:])]
 
 
 def test_block_names_are_unique_and_known_without_building(model: Model) -> None:
@@ -243,7 +250,9 @@ def test_wide_resnet_has_the_parameters_of_the_paper() -> None:
 
 
 def test_wide_resnet_by_default_has_three_blocks_of_160_320_and_640_channels() -> None:
-    shapes = dict(zip(WideResNet().names, input_shapes(WideResNet(), SHAPE, CLASSES), strict=True))
+    shapes = dict(
+        zip([*WideResNet().names, "output"], block_shapes(WideResNet(), of_shape(SHAPE)), strict=True)
+    )
     assert shapes == {
         "stem": (1, 28, 28),
         "block1": (16, 28, 28),
@@ -255,6 +264,7 @@ def test_wide_resnet_by_default_has_three_blocks_of_160_320_and_640_channels() -
         "flatten": (640, 1, 1),
         "fc": (640,),
         "log_softmax": (10,),
+        "output": (10,),
     }
 
 

@@ -33,8 +33,8 @@ def test_channels_are_normalised_by_the_training_split() -> None:
     train_before, test_before = train.copy(), test.copy()
     data = normalise((train, np.zeros(700, int)), (test, np.zeros(50, int)), classes=2)
     assert_ready_for_training(data)
-    np.testing.assert_allclose(data.train.images, expected(train, train), atol=1e-5)
-    np.testing.assert_allclose(data.test.images, expected(test, train), atol=1e-5)
+    np.testing.assert_allclose(data.train.inputs, expected(train, train), atol=1e-5)
+    np.testing.assert_allclose(data.test.inputs, expected(test, train), atol=1e-5)
     np.testing.assert_array_equal(train, train_before)
     np.testing.assert_array_equal(test, test_before)
 
@@ -42,7 +42,7 @@ def test_channels_are_normalised_by_the_training_split() -> None:
 def test_constant_channel_becomes_zero() -> None:
     pixels = np.full((4, 1, 2, 2), 7, np.uint8)
     data = normalise((pixels, np.zeros(4, int)), (pixels, np.zeros(4, int)), classes=2)
-    np.testing.assert_array_equal(data.train.images, 0)
+    np.testing.assert_array_equal(data.train.inputs, 0)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 255), (3, 200)])
@@ -53,8 +53,8 @@ def test_unit_scaling_maps_the_training_split_to_0_to_1(low: int, high: int) -> 
     test = rng.integers(0, 255, (5, 3, 4, 4), dtype=np.uint8)
     labels = np.zeros(20, int)
     data = normalise((train, labels), (test, labels[:5]), classes=2, scaling="unit")
-    np.testing.assert_allclose(data.train.images, (train - low) / (high - low), rtol=1e-6)
-    np.testing.assert_allclose(data.test.images, (test - float(low)) / (high - low), rtol=1e-6)
+    np.testing.assert_allclose(data.train.inputs, (train - low) / (high - low), rtol=1e-6)
+    np.testing.assert_allclose(data.test.inputs, (test - float(low)) / (high - low), rtol=1e-6)
     np.testing.assert_array_equal(data.scale.mean, np.zeros((3, 1, 1)))
     np.testing.assert_array_equal(data.scale.deviation, np.ones((3, 1, 1)))
 
@@ -70,7 +70,7 @@ def test_scaling_changes_the_run_key_unless_it_is_the_default() -> None:
 @pytest.mark.parametrize("name", ["digits", "synthetic", *TABLES])
 def test_datasets_scale_as_asked(name: str) -> None:
     data = DATASETS.parse({"name": name, "scaling": "unit"}).load(NOWHERE)
-    assert (data.train.images.min(), data.train.images.max()) == (0, 1)
+    assert (data.train.inputs.min(), data.train.inputs.max()) == (0, 1)
 
 
 # Tables
@@ -83,12 +83,12 @@ def test_tables_equal_scikit_learn(name: str) -> None:
     dataset = DATASETS.parse(name)
     data, original = dataset.load(NOWHERE), getattr(sklearn.datasets, f"load_{name}")()
     assert_ready_for_training(data)
-    assert data.train.images.shape == (dataset.train_samples, *dataset.shape)
+    assert data.train.inputs.shape == (dataset.train_samples, *dataset.shape)
     assert dataset.class_count == len(original.target_names)
     assert set(data.test.labels) == set(range(dataset.class_count))
     both = [
         np.concatenate([getattr(data.train, part), getattr(data.test, part)])
-        for part in ("images", "labels")
+        for part in ("inputs", "labels")
     ]
     values, low = original.data, original.data.min(axis=0)
     ours = both[0][:, :, 0, 0].astype(np.float64)
@@ -115,10 +115,10 @@ def test_digits_equal_scikit_learn() -> None:
 
     data = Digits().load(NOWHERE)
     assert_ready_for_training(data)
-    assert data.train.images.shape == (Digits().train_samples, 1, 28, 28) == (1437, 1, 28, 28)
-    assert data.test.images.shape == (360, 1, 28, 28)
+    assert data.train.inputs.shape == (Digits().train_samples, 1, 28, 28) == (1437, 1, 28, 28)
+    assert data.test.inputs.shape == (360, 1, 28, 28)
 
-    images = np.concatenate([data.train.images, data.test.images])[:, 0]
+    images = np.concatenate([data.train.inputs, data.test.inputs])[:, 0]
     labels = np.concatenate([data.train.labels, data.test.labels])
     low, high = images.min(), images.max()  # 0 and 16 before normalisation
     images = np.rint((images - low) / (high - low) * 16)
@@ -140,7 +140,7 @@ def test_digits_split_is_fixed() -> None:
     first = Digits().load(NOWHERE)
     np.random.seed(2)
     second = Digits().load(NOWHERE)
-    np.testing.assert_array_equal(first.train.images, second.train.images)
+    np.testing.assert_array_equal(first.train.inputs, second.train.inputs)
     np.testing.assert_array_equal(first.test.labels, second.test.labels)
     # Fixed: another split would make results incomparable with earlier ones.
     assert first.test.labels[:16].tolist() == [0, 8, 8, 9, 8, 3, 7, 5, 0, 6, 6, 3, 1, 3, 8, 7]
@@ -174,8 +174,8 @@ def test_loading_imports_neither_torch_nor_scikit_learn() -> None:
 
 
 def nearest_mean_accuracy(data: Data) -> float:
-    means = np.stack([data.train.images[data.train.labels == k].mean(0) for k in range(data.classes)])
-    images = data.test.images.reshape(len(data.test.images), 1, -1)
+    means = np.stack([data.train.inputs[data.train.labels == k].mean(0) for k in range(data.classes)])
+    images = data.test.inputs.reshape(len(data.test.inputs), 1, -1)
     nearest = ((images - means.reshape(1, data.classes, -1)) ** 2).sum(2).argmin(1)
     return float((nearest == data.test.labels).mean())
 
@@ -189,12 +189,12 @@ def test_synthetic_is_learnable_and_harder_with_noise() -> None:
 def test_synthetic_depends_only_on_its_parameters() -> None:
     first, again = Synthetic().load(NOWHERE), Synthetic().load(NOWHERE)
     other = Synthetic(data_seed=1).load(NOWHERE)
-    np.testing.assert_array_equal(first.train.images, again.train.images)
-    np.testing.assert_array_equal(first.test.images, again.test.images)
+    np.testing.assert_array_equal(first.train.inputs, again.train.inputs)
+    np.testing.assert_array_equal(first.test.inputs, again.test.inputs)
     np.testing.assert_array_equal(first.train.labels, again.train.labels)
     assert not np.array_equal(first.train.labels, other.train.labels)
-    assert not np.allclose(first.train.images, other.train.images)
-    assert not np.allclose(first.train.images[:512], first.test.images)
+    assert not np.allclose(first.train.inputs, other.train.inputs)
+    assert not np.allclose(first.train.inputs[:512], first.test.inputs)
     larger = Synthetic(samples=4096).load(NOWHERE)
     np.testing.assert_array_equal(larger.test.labels, first.test.labels)
 
@@ -213,8 +213,8 @@ def test_synthetic_has_any_size(dataset: Synthetic) -> None:
     data = dataset.load(NOWHERE)
     assert_ready_for_training(data)
     shape = (dataset.channels, dataset.height, dataset.width)
-    assert data.train.images.shape == (dataset.train_samples, *shape) == (dataset.samples, *shape)
-    assert data.test.images.shape == (dataset.test_samples, *shape)
+    assert data.train.inputs.shape == (dataset.train_samples, *shape) == (dataset.samples, *shape)
+    assert data.test.inputs.shape == (dataset.test_samples, *shape)
     assert data.classes == dataset.classes
     counts = np.bincount(data.train.labels, minlength=dataset.classes)
     assert counts.max() - counts.min() <= 1
@@ -222,14 +222,14 @@ def test_synthetic_has_any_size(dataset: Synthetic) -> None:
 
 def test_synthetic_without_noise_has_one_smooth_image_per_class() -> None:
     data = Synthetic(samples=60, classes=3, noise=0.0).load(NOWHERE)
-    assert len(np.unique(data.train.images.reshape(60, -1), axis=0)) == 3
-    assert abs(np.diff(data.train.images, axis=3)).max() < 1  # neighbouring pixels, deviation 1
+    assert len(np.unique(data.train.inputs.reshape(60, -1), axis=0)) == 3
+    assert abs(np.diff(data.train.inputs, axis=3)).max() < 1  # neighbouring pixels, deviation 1
 
 
 def test_synthetic_single_sample() -> None:
     data = Synthetic(samples=1, test_samples=1, height=1, width=1).load(NOWHERE)
-    np.testing.assert_array_equal(data.train.images, 0)
-    assert np.isfinite(data.test.images).all()
+    np.testing.assert_array_equal(data.train.inputs, 0)
+    assert np.isfinite(data.test.inputs).all()
 
 
 @pytest.mark.parametrize(

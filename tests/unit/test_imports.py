@@ -22,11 +22,15 @@ TRAINER: dict[str, str] = {
     "optimizers": "core comm data models",
     "compression": "core comm data models optimizers",
     "spec": "core comm data models losses optimizers compression",
+    "imported": "core data models losses optimizers",
+    "inspection": "core comm data models losses optimizers compression spec imported",
     "switch": "core spec",
     "training": "core comm data models losses optimizers compression spec",
     "parallel": "core comm data models losses optimizers compression spec training",
     "strategies": "core comm data models losses optimizers compression spec training parallel",
-    "launch": "core comm data models losses optimizers compression spec training parallel strategies",
+    "launch": (
+        "core comm data models losses optimizers compression spec imported training parallel strategies"
+    ),
     "elastic": (
         "core comm data models losses optimizers compression spec training parallel strategies launch"
     ),
@@ -81,6 +85,8 @@ SHARED_MODULES = (
     "data.base",
     "elastic.attempts",
     "elastic.command",
+    "imported.source",
+    "inspection.inspect",
     "models.split_points",
     "spec.checks",
     "spec.faults",

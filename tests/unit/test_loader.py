@@ -34,7 +34,7 @@ def loader(
 
 
 def samples_in(batch: Batch) -> list[int]:
-    return [int(number) for number in batch.images[:, 0, 0, 0]]
+    return [int(number) for number in batch.inputs[:, 0, 0, 0]]
 
 
 METHODS = ["batches", "synchronous_batches"]
@@ -57,20 +57,20 @@ def test_nodes_together_load_each_sample_once_per_epoch(method: str, size: int) 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_batches_hold_the_images_and_labels_of_the_samples(method: str, channels: int) -> None:
     train = split(channels)
-    before = train.images.copy()
+    before = train.inputs.copy()
     for batch, indices in getattr(loader(1, 2, train=train), method)(1):
-        np.testing.assert_array_equal(batch.images.numpy(), train.images[indices])
-        np.testing.assert_array_equal(batch.labels.numpy(), train.labels[indices])
-        assert batch.images.dtype == torch.float32
-        assert batch.labels.dtype == torch.int64
-        assert batch.images.is_contiguous(memory_format=torch.channels_last)
-    np.testing.assert_array_equal(train.images, before)
+        np.testing.assert_array_equal(batch.inputs.numpy(), train.inputs[indices])
+        np.testing.assert_array_equal(batch.targets.numpy(), train.labels[indices])
+        assert batch.inputs.dtype == torch.float32
+        assert batch.targets.dtype == torch.int64
+        assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
+    np.testing.assert_array_equal(train.inputs, before)
 
 
 def test_last_batch_holds_the_remaining_samples() -> None:
-    sizes = [len(batch.labels) for batch, _ in loader(0, 2).batches(1)]  # 52 samples
+    sizes = [len(batch.targets) for batch, _ in loader(0, 2).batches(1)]  # 52 samples
     assert sizes == [10, 10, 10, 10, 10, 2]
-    sizes = [len(batch.labels) for batch, _ in loader(0, 1, batch_size=1000).batches(1)]
+    sizes = [len(batch.targets) for batch, _ in loader(0, 1, batch_size=1000).batches(1)]
     assert sizes == [103]
 
 
@@ -105,7 +105,7 @@ def test_samples_of_a_batch_that_count(method: str) -> None:
 )
 def test_every_rank_takes_every_step_and_shares_add_up(samples: int, size: int, batch_size: int) -> None:
     dataset = {"name": "synthetic", "samples": samples}
-    train = Split(split().images[:samples], split().labels[:samples])
+    train = Split(split().inputs[:samples], split().labels[:samples])
     ranks = [
         list(loader(rank, size, train=train, dataset=dataset, batch_size=batch_size).synchronous_batches(1))
         for rank in range(size)
@@ -116,14 +116,14 @@ def test_every_rank_takes_every_step_and_shares_add_up(samples: int, size: int, 
         assert sum(batch.share for batch, _ in synchronous) == pytest.approx(1)
         for batch, indices in synchronous:
             assert batch.share == pytest.approx(len(indices) / total)
-            assert len(batch.labels) == max(1, len(indices))
+            assert len(batch.targets) == max(1, len(indices))
     assert sum(len(indices) for steps in ranks for _, indices in steps) == samples
 
 
 def test_rank_without_samples_left_has_share_0() -> None:
     # 103 samples in parts of 52 and 51: with batches of 51 rank 1 has none left in step 2.
     steps = list(loader(1, 2, batch_size=51).synchronous_batches(1))
-    assert [(batch.share, len(indices), len(batch.labels)) for batch, indices in steps] == [
+    assert [(batch.share, len(indices), len(batch.targets)) for batch, indices in steps] == [
         (0.5, 51, 51),
         (0.0, 0, 1),
     ]
@@ -133,7 +133,7 @@ def test_mean_weighted_by_share_is_the_mean_of_all_samples() -> None:
     # As all_reduce averages gradients; a sample's index stands in for its gradient.
     ranks = [list(loader(rank, 4).synchronous_batches(1)) for rank in range(4)]
     for synchronous in zip(*ranks, strict=True):
-        weighted = sum(batch.images[:, 0, 0, 0].mean().item() * batch.share for batch, _ in synchronous)
+        weighted = sum(batch.inputs[:, 0, 0, 0].mean().item() * batch.share for batch, _ in synchronous)
         together = np.concatenate([indices for _, indices in synchronous])
         assert weighted == pytest.approx(together.mean())
 
@@ -184,31 +184,31 @@ def test_strategy_without_partition_loads_all_samples() -> None:
 @pytest.mark.parametrize("reshuffle", [False, True])
 def test_images_are_distorted_by_the_partitioner(method: str, distortion: str, reshuffle: bool) -> None:
     train = split()
-    before = train.images.copy()
+    before = train.inputs.copy()
     fields = {"partitioner": {"name": "feature", "distortion": distortion, "reshuffle": reshuffle}}
     for rank in range(3):
         one = loader(rank, train=train, **fields)
         for epoch in (1, 2):
             own = one.parts(epoch)[rank]
             rng = RngFactory(0).generator("distort", rank, epoch if reshuffle else 0)
-            seen = one._spec.partitioner.transform_images(train.images[own], rank, 3, rng)
-            assert np.array_equal(seen, train.images[own]) is (rank == 0)
+            seen = one._spec.partitioner.transform_images(train.inputs[own], rank, 3, rng)
+            assert np.array_equal(seen, train.inputs[own]) is (rank == 0)
             for batch, indices in getattr(one, method)(epoch):
                 positions = [own.tolist().index(i) for i in indices]
-                np.testing.assert_array_equal(batch.images[: len(indices)].numpy(), seen[positions])
-                np.testing.assert_array_equal(batch.labels[: len(indices)].numpy(), train.labels[indices])
-                assert batch.images.is_contiguous(memory_format=torch.channels_last)
-    np.testing.assert_array_equal(train.images, before)
+                np.testing.assert_array_equal(batch.inputs[: len(indices)].numpy(), seen[positions])
+                np.testing.assert_array_equal(batch.targets[: len(indices)].numpy(), train.labels[indices])
+                assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
+    np.testing.assert_array_equal(train.inputs, before)
 
 
 def test_images_are_not_distorted_without_a_partition() -> None:
     train, fields = split(), {"partitioner": "feature", "strategy": "fault_injection"}
     for batch, indices in loader(2, train=train, **fields).batches(1):
-        np.testing.assert_array_equal(batch.images.numpy(), train.images[indices])
+        np.testing.assert_array_equal(batch.inputs.numpy(), train.inputs[indices])
 
 
 def test_impossible_split_is_an_error_before_the_first_batch() -> None:
-    rare = Split(split().images[:12], np.array([0] * 11 + [1]))
+    rare = Split(split().inputs[:12], np.array([0] * 11 + [1]))
     with pytest.raises(DataError, match=r"class 1 has 1 samples for the 2 nodes"):
         loader(0, 2, train=rare, partitioner={"name": "classes", "per_node": 2}, dataset=TWO_CLASSES)
 
@@ -220,7 +220,7 @@ def test_partition_on_one_node_equals_serial() -> None:
     for (ours, _), (plain, _) in zip(
         loader(0, 1, partitioner="feature").batches(1), loader(0, 1).batches(1), strict=True
     ):
-        np.testing.assert_array_equal(ours.images.numpy(), plain.images.numpy())
+        np.testing.assert_array_equal(ours.inputs.numpy(), plain.inputs.numpy())
 
 
 # Unequal parts
@@ -268,7 +268,7 @@ def shifted(images: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
 
 
 def drawn(one: BatchLoader, epoch: int, method: str) -> list[float]:
-    return [batch.images[0, 0, 0, 0].item() for batch, _ in getattr(one, method)(epoch)]
+    return [batch.inputs[0, 0, 0, 0].item() for batch, _ in getattr(one, method)(epoch)]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -293,7 +293,7 @@ def test_augmentation_gets_its_own_copy_of_the_batch() -> None:
     train = split()
     run = RunSpec.model_validate({"strategy": "serial", "batch_size": 10})
     one = BatchLoader(train, run, RngFactory(0), 0, 1, augment=spoilt)
-    assert all(not batch.images.any() for batch, _ in one.batches(1))
-    np.testing.assert_array_equal(train.images, split().images)
+    assert all(not batch.inputs.any() for batch, _ in one.batches(1))
+    np.testing.assert_array_equal(train.inputs, split().inputs)
     for batch, indices in loader(0, 1).batches(1):
-        np.testing.assert_array_equal(batch.images.numpy(), train.images[indices])
+        np.testing.assert_array_equal(batch.inputs.numpy(), train.inputs[indices])

@@ -40,7 +40,7 @@ def replica(of: Task | None = None) -> Replica:
 
 
 def batch(of: Task, samples: slice = slice(0, 16)) -> Batch:
-    images = torch.from_numpy(of.data.train.images[samples])
+    images = torch.from_numpy(of.data.train.inputs[samples])
     return Batch(images, torch.from_numpy(of.data.train.labels[samples]), 0, [len(images)], 1, 1)
 
 
@@ -87,7 +87,7 @@ def test_gradient_can_be_read_and_replaced() -> None:
 def test_gradient_is_that_of_the_mean_loss_of_the_last_batch() -> None:
     of = task()
     one, other = replica(of), of.build_model(0)
-    nll_loss(other(batch(of).images), batch(of).labels).backward()
+    nll_loss(other(batch(of).inputs), batch(of).targets).backward()
     expected = torch.cat([p.grad.flatten() for p in other.parameters()])  # type: ignore[union-attr]
     one.backward(batch(of, slice(16, 60)))  # does not accumulate
     one.backward(batch(of))
@@ -131,10 +131,10 @@ def session(of: Task, comm: Communicator) -> Session:
 @pytest.mark.parametrize("test_samples", [2, 37])
 def test_evaluation_counts_every_test_sample_once(size: int, test_samples: int) -> None:
     of = task(test_samples, model="lenet", nodes=size)  # its dropout is off in evaluation
-    assert of.data.test.images.shape[0] == test_samples  # loaded before the ranks are started
+    assert of.data.test.inputs.shape[0] == test_samples  # loaded before the ranks are started
     model = of.build_model(0).eval()
     with torch.no_grad():
-        output = model(torch.from_numpy(of.data.test.images))
+        output = model(torch.from_numpy(of.data.test.inputs))
     labels = torch.from_numpy(of.data.test.labels)
     accuracy = (output.argmax(1) == labels).double().mean().item()
     loss = nll_loss(output, labels).item()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
 from trainer.losses.base import Loss
+from trainer.losses.binary_cross_entropy import BinaryCrossEntropy
 from trainer.losses.cross_entropy import CrossEntropy
+from trainer.losses.mse import Mse
 from trainer.losses.nll import Nll
 from trainer.spec.registries import LOSSES
 from trainer.spec.run_spec import RunSpec
@@ -17,11 +21,73 @@ TARGETS = torch.tensor([0, 2, 2, 1])
 LOG_PROBABILITIES = nn.functional.log_softmax(SCORES, dim=1)
 
 
-@pytest.mark.parametrize("name", LOSSES.entries)
-def test_the_mean_is_the_sum_over_the_batch_size(name: str) -> None:
+OF_CLASSES = ["nll", "cross_entropy"]
+LABELS = torch.tensor([[1, 1, 0], [0, 0, 1], [1, 0, 1], [0, 1, 1]])  # several for each sample
+NUMBERS = torch.tensor([[2.0, 0.0, -1.4], [1.0, 0.3, 0.1], [1.0, 1.5, 3.0], [-2.0, 0.0, 0.0]])
+TOKENS = torch.tensor([[0, 1], [2, 2], [1, 0], [2, 1]])
+TOKEN_SCORES = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0)).log_softmax(1)
+EXAMPLES = [
+    ("nll", LOG_PROBABILITIES, TARGETS),
+    ("nll", TOKEN_SCORES, TOKENS),
+    ("cross_entropy", SCORES, TARGETS),
+    ("cross_entropy", TOKEN_SCORES, TOKENS),
+    ("binary_cross_entropy", SCORES, LABELS),
+    ("mse", SCORES, NUMBERS),
+]
+
+
+def test_every_loss_has_an_example() -> None:
+    assert {name for name, _, _ in EXAMPLES} == {*LOSSES.entries}
+
+
+@pytest.mark.parametrize(("name", "output", "target"), EXAMPLES)
+def test_a_loss_is_the_mean_over_samples(name: str, output: torch.Tensor, target: torch.Tensor) -> None:
     loss = LOSSES.parse(name)
-    mean, total = (loss.of(LOG_PROBABILITIES, TARGETS, reduction) for reduction in ("mean", "sum"))
+    assert loss.output_error(output, target) is None
+    mean, total = (loss.of(output, target, reduction) for reduction in ("mean", "sum"))
     torch.testing.assert_close(4 * mean, total)
+    each = [loss.of(output[i : i + 1], target[i : i + 1]) for i in range(4)]
+    torch.testing.assert_close(torch.stack(each).mean(), mean)
+    right = loss.right(output, target)
+    assert right.shape == (4,)
+    assert 0 <= right.min() <= right.max() <= 1
+
+
+def test_formulas_equal_torch() -> None:
+    torch.testing.assert_close(
+        Mse().of(SCORES, NUMBERS), nn.functional.mse_loss(SCORES, NUMBERS), rtol=1e-6, atol=0
+    )
+    torch.testing.assert_close(
+        BinaryCrossEntropy().of(SCORES, LABELS),
+        nn.functional.binary_cross_entropy_with_logits(SCORES, LABELS.float()),
+    )
+    torch.testing.assert_close(Nll().of(TOKEN_SCORES, TOKENS), nn.functional.nll_loss(TOKEN_SCORES, TOKENS))
+
+
+def test_answers_that_are_partly_right() -> None:
+    torch.testing.assert_close(Mse().right(SCORES, NUMBERS), torch.tensor([1.0, 2 / 3, 1.0, 1.0]))
+    torch.testing.assert_close(
+        BinaryCrossEntropy().right(SCORES, LABELS), torch.tensor([1.0, 1 / 3, 2 / 3, 2 / 3])
+    )
+    best = TOKEN_SCORES.argmax(1)
+    torch.testing.assert_close(Nll().right(TOKEN_SCORES, best), torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "target", "named"),
+    [
+        ("nll", SCORES, TARGETS, "no log-probabilities"),
+        ("nll", LOG_PROBABILITIES, NUMBERS[:, 0], "whole numbers"),
+        ("nll", LOG_PROBABILITIES, TARGETS + 1, "1 to 3; allowed: 0 to 2"),
+        ("cross_entropy", SCORES[:, 0], TARGETS, r"shape \(4,\)"),
+        ("mse", SCORES, TARGETS, r"\(4, 3\).*\(4,\)"),
+        ("binary_cross_entropy", SCORES, 2 * LABELS, "0 to 2"),
+    ],
+)
+def test_an_output_that_does_not_fit_is_named(
+    name: str, output: torch.Tensor, target: torch.Tensor, named: str
+) -> None:
+    assert re.search(named, LOSSES.parse(name).output_error(output, target) or "")
 
 
 def test_nll_is_minus_the_log_probability_of_the_right_class() -> None:
@@ -43,7 +109,7 @@ def test_cross_entropy_without_smoothing_is_nll() -> None:
     )
 
 
-@pytest.mark.parametrize("loss", [*map(LOSSES.parse, LOSSES.entries)])
+@pytest.mark.parametrize("loss", [*map(LOSSES.parse, OF_CLASSES)])
 def test_the_largest_output_is_the_answer(loss: Loss) -> None:
     assert loss.right(SCORES, TARGETS).tolist() == [True, False, True, False]
 

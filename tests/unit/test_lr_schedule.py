@@ -194,7 +194,7 @@ def test_local_replicas_end_with_the_average_that_reached_the_target(strategy: s
     model = mlp_with(done.weights)
     test = Task(RunSpec.model_validate({**SMALL, "strategy": "serial"}), Path()).data.test
     with torch.no_grad():
-        output = model(torch.from_numpy(test.images))
+        output = model(torch.from_numpy(test.inputs))
     right = (output.argmax(dim=1) == torch.from_numpy(test.labels)).double().mean().item()
     loss = nll_loss(output, torch.from_numpy(test.labels)).item()
     for result in done.results:

@@ -49,8 +49,8 @@ def test_mnist_is_downloaded_and_read(
     assert data.classes == 10
     np.testing.assert_array_equal(data.train.labels, labels)
     np.testing.assert_array_equal(data.test.labels, test_labels)
-    np.testing.assert_allclose(data.train.images, expected(images[:, None], images[:, None]), atol=1e-5)
-    np.testing.assert_allclose(data.test.images, expected(test_images[:, None], images[:, None]), atol=1e-5)
+    np.testing.assert_allclose(data.train.inputs, expected(images[:, None], images[:, None]), atol=1e-5)
+    np.testing.assert_allclose(data.test.inputs, expected(test_images[:, None], images[:, None]), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,13 @@ def test_mnist_equals_torchvision(tmp_path: Path) -> None:
 
     Mnist().prepare(data_dir)
     data = Mnist().load(data_dir)
-    assert data.train.images.shape == (Mnist().train_samples, 1, 28, 28) == (60_000, 1, 28, 28)
-    assert data.test.images.shape == (10_000, 1, 28, 28)
+    assert data.train.inputs.shape == (Mnist().train_samples, 1, 28, 28) == (60_000, 1, 28, 28)
+    assert data.test.inputs.shape == (10_000, 1, 28, 28)
     np.testing.assert_array_equal(data.train.labels, raw["train-labels-idx1-ubyte"])
     np.testing.assert_array_equal(data.test.labels, raw["t10k-labels-idx1-ubyte"])
     for images, original in (
-        (data.train.images, pixels),
-        (data.test.images, raw["t10k-images-idx3-ubyte"]),
+        (data.train.inputs, pixels),
+        (data.test.inputs, raw["t10k-images-idx3-ubyte"]),
     ):
         images *= deviation  # in place: a copy would double the memory
         images += mean

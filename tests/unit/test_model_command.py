@@ -18,12 +18,14 @@ from orchestrator.commands.model import (
     stage_counts,
 )
 from orchestrator.errors import InputError
+from orchestrator.sweeps.imports import Imports
 from orchestrator.sweeps.yaml import parse_yaml
 from tests.unit.conftest import PROJECT
 from trainer.models import split_points as split_points
 from trainer.spec.registries import MODELS
 from trainer.training.profile import BlockProfile
 
+NO_IMPORTS = Imports(PROJECT)
 MLP = "{name: mlp, hidden: [30, 20]}"
 
 
@@ -39,7 +41,7 @@ FOUR = [block("a", 1, 10, 400), block("b", 2, 20, 40), block("c", 3, 30, 80), bl
 def model_report(
     model: str = MLP, parts: str | None = None, dataset: str = "digits", batch_size: int = 8
 ) -> str:
-    return "\n".join(sections(model, dataset, batch_size, parts, 80))
+    return "\n".join(sections(model, dataset, batch_size, parts, 80, NO_IMPORTS))
 
 
 # Proposed split points
@@ -59,7 +61,7 @@ def test_balanced_split_reports_time_parameters_and_traffic() -> None:
 
 
 def test_proposed_split_points_are_valid_sweep_yaml() -> None:
-    lines = split_lines(FOUR, run_of("lenet", "digits", 10), [2, 3], 80)
+    lines = split_lines(FOUR, run_of("lenet", "digits", 10, NO_IMPORTS), [2, 3], 80)
     text = "\n".join(lines)
     assert [parse_yaml(line, "")["split_points"] for line in lines if "split_points:" in line] == [
         ["c"],
@@ -73,7 +75,7 @@ def test_proposed_split_points_are_valid_sweep_yaml() -> None:
 
 def test_wrapped_split_points_are_valid_yaml() -> None:
     blocks = [block(f"block{number}", parameters=10**8) for number in range(40)]
-    lines = split_lines(blocks, run_of("lenet", "digits", 10), [40], 80)
+    lines = split_lines(blocks, run_of("lenet", "digits", 10, NO_IMPORTS), [40], 80)
     assert max(map(len, lines)) <= 80
     assert parse_yaml("\n".join(lines[1:]), "")["split_points"] == [block.name for block in blocks[1:]]
 
@@ -122,10 +124,10 @@ def test_large_numbers_fit_80_columns() -> None:
 
 
 def test_stage_counts() -> None:
-    run = run_of(MLP, "digits", 8)
+    run = run_of(MLP, "digits", 8, NO_IMPORTS)
     assert stage_counts("2, 5,2", run) == [2, 5]
     assert stage_counts(None, run) == [2, 3, 4]
-    assert stage_counts(None, run_of("{name: mlp, hidden: []}", "digits", 8)) == [
+    assert stage_counts(None, run_of("{name: mlp, hidden: []}", "digits", 8, NO_IMPORTS)) == [
         2,
         3,
     ]  # the model has 3 blocks

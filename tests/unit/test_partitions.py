@@ -22,6 +22,7 @@ from orchestrator.commands.partitions import (
     write_files,
 )
 from orchestrator.errors import InputError
+from orchestrator.sweeps.imports import Imports
 from tests.unit.conftest import PROJECT
 from trainer.data.base import Indices, Labels, Partitioner
 from trainer.spec.registries import PARTITIONERS
@@ -56,7 +57,7 @@ def halves(monkeypatch: pytest.MonkeyPatch) -> None:
 def previews_of(
     dataset: str = SMALL, nodes: int = 4, partitioners: Any = (), seed: int = 0
 ) -> list[PartitionPreview]:
-    return list(preview(runs_of(dataset, nodes, partitioners, seed), NOWHERE))
+    return list(preview(runs_of(dataset, nodes, partitioners, seed, Imports(NOWHERE)), NOWHERE))
 
 
 def show(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -129,7 +130,7 @@ def test_input_errors_name_value_and_allowed_values(arguments: dict[str, Any], m
 def test_missing_dataset_is_an_input_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")  # a file in place of the directory prevents the download
     with pytest.raises(InputError, match=r"train-images-idx3-ubyte\.gz is not in .*/file and cannot be"):
-        list(preview(runs_of("mnist", 2, (), 0), tmp_path / "file"))
+        list(preview(runs_of("mnist", 2, (), 0, Imports(NOWHERE)), tmp_path / "file"))
 
 
 # The tables

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import nll_loss
 
-from trainer.models.shapes import input_shapes
+from trainer.models.shapes import block_shapes
 from trainer.spec.registries import MODELS
 from trainer.spec.run_spec import RunSpec
 from trainer.training.profile import BlockProfile, profile_blocks, profile_model
@@ -45,7 +45,7 @@ def test_counts_of_every_block_of_every_model(name: object) -> None:
     with torch.device("meta"):
         built = [block for _, block in model.blocks((1, 28, 28), 10, torch.Generator("cpu"))]
     assert [b.parameters for b in blocks] == [sum(p.numel() for p in block.parameters()) for block in built]
-    shapes = [*input_shapes(model, (1, 28, 28), 10)[1:], (10,)]
+    shapes = block_shapes(model, spec.dataset)[1:]
     assert [block.output_shape for block in blocks] == shapes
     for block in blocks:
         assert block.output_bytes == 4 * torch.Size(block.output_shape).numel()

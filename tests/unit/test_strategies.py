@@ -151,8 +151,8 @@ def test_all_reduce_equals_one_node_with_the_global_batch(ranks: int) -> None:
     loaders = [BatchLoader(task.data.train, spec, task.rngs, rank, ranks) for rank in range(ranks)]
     for epoch in (1, 2):
         for step in zip(*(loader.batches(epoch) for loader in loaders), strict=True):
-            images = torch.cat([batch.images for batch, _ in step])
-            labels = torch.cat([batch.labels for batch, _ in step])
+            images = torch.cat([batch.inputs for batch, _ in step])
+            labels = torch.cat([batch.targets for batch, _ in step])
             optimizer.zero_grad()
             nll_loss(model(images), labels).backward()
             optimizer.step()
@@ -286,7 +286,7 @@ def test_size_counts_the_samples_since_the_last_average() -> None:
         for node, (model, (batch, indices)) in enumerate(zip(models, pair, strict=True)):
             if len(indices):
                 gradients = torch.autograd.grad(
-                    nll_loss(model(batch.images), batch.labels), [*model.parameters()]
+                    nll_loss(model(batch.inputs), batch.targets), [*model.parameters()]
                 )
                 with torch.no_grad():
                     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
@@ -466,7 +466,7 @@ def test_gossip_equals_reference() -> None:
         for step in zip(*(loader.batches(epoch) for loader in loaders), strict=True):
             gradients = []
             for model, (batch, _) in zip(models, step, strict=True):
-                loss = nll_loss(model(batch.images), batch.labels)
+                loss = nll_loss(model(batch.inputs), batch.targets)
                 gradients.append(torch.autograd.grad(loss, [*model.parameters()]))
             with torch.no_grad():
                 for one, two, *g in zip(*(m.parameters() for m in models), *gradients, strict=True):

@@ -61,7 +61,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def as_double(self: Synthetic, directory: Path) -> Data:
         data = load(self, directory)
         train, test = (
-            replace(split, images=split.images.astype(np.float64)) for split in (data.train, data.test)
+            replace(split, inputs=split.inputs.astype(np.float64)) for split in (data.train, data.test)
         )
         return replace(data, train=train, test=test)
 

@@ -262,7 +262,7 @@ def test_dataset_is_loaded_again_only_if_it_or_its_files_have_changed(tmp_path: 
     (tmp_path / "samples").write_text("12")
     assert cache.load(dataset, tmp_path) is not first
     assert loads() == 2
-    assert len(cache.load(Counted(samples=201, test_samples=20), tmp_path).train.images) == 201
+    assert len(cache.load(Counted(samples=201, test_samples=20), tmp_path).train.inputs) == 201
     cache.load(dataset, tmp_path)  # only one is held
     assert loads() == 4
 
@@ -271,4 +271,4 @@ def test_size_of_the_held_data() -> None:
     cache = DatasetCache()
     assert cache.mb == 0
     data = cache.load(Synthetic(samples=200, test_samples=20), NOWHERE)
-    assert cache.mb * 2**20 == 220 * (data.train.images[0].nbytes + 8)
+    assert cache.mb * 2**20 == 220 * (data.train.inputs[0].nbytes + 8)

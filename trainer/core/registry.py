@@ -9,12 +9,19 @@ torch; the conformance suite enforces it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, SerializationInfo
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    JsonValue,
+    SerializationInfo,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -23,6 +30,45 @@ class Component(BaseModel):
     """A named part of a run. Frozen; unknown, mistyped, nan and infinite parameters are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def form(self, exclude_defaults: bool = False) -> dict[str, Any]:
+        """The parameters as a sweep file has them."""
+        parameters = self.model_dump(mode="json", exclude_defaults=exclude_defaults)
+        if exclude_defaults:  # pydantic does not equate a default name with its component
+            for parameter, field in type(self).model_fields.items():
+                if parameters.get(parameter) == {"name": field.default}:
+                    del parameters[parameter]
+        return parameters
+
+
+IMPORTED = "imported"  # the key of a component's form that holds what is known of a user's code
+
+
+class ImportedComponent(Component):
+    """A component from an import path, without its code: that is loaded when a node uses it.
+
+    name: as reports show it, such as `mine.py:Net`. parameters: those of the sweep file. Subclasses have
+    the field `imported`: where the code is, and what a spec must know about the component.
+    """
+
+    name: str
+    parameters: dict[str, JsonValue] = {}
+    imported: Any
+
+    def form(self, exclude_defaults: bool = False) -> dict[str, Any]:
+        """The parameters, with what is known; without defaults, only what identifies the component."""
+        if exclude_defaults:
+            name = f"{self.imported.module}:{self.imported.attribute}"  # wherever the file lies
+            return {"name": name, **self.parameters, IMPORTED: self.imported.key_fields}
+        return {**self.parameters, IMPORTED: self.imported.model_dump(mode="json")}
+
+
+IMPORT_PATTERN = r"^.+:[A-Za-z_][A-Za-z0-9_]*$"
+
+
+def is_import_path(name: str) -> bool:
+    """Whether a component's name is an import path: `./mine.py:Net`, `package.module:Net`."""
+    return ":" in name
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
@@ -42,6 +88,11 @@ class Registry(Generic[T]):
     kind: str
     entries: Mapping[str, str]
 
+    @property
+    def known(self) -> str:
+        """What an error lists as allowed."""
+        return ", ".join(self.entries)
+
     def load(self, name: str) -> type[T]:
         """Import and return the class behind `name`; an unknown name lists the known ones."""
         if name not in self.entries:
@@ -51,22 +102,36 @@ class Registry(Generic[T]):
                 {
                     "kind": self.kind,
                     "suggestion": suggestion(name, self.entries),
-                    "known": ", ".join(self.entries),
+                    "known": self.known,
                 },
             )
-        module, _, attribute = self.entries[name].partition(":")
-        loaded: type[T] = getattr(import_module(module), attribute)
+        loaded: type[T] = load_attribute(self.entries[name])
         return loaded
+
+
+def load_attribute(path: str) -> Any:
+    """Import `module:attribute`."""
+    module, _, attribute = path.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 @dataclass(frozen=True)
 class ComponentRegistry(Registry[C]):
-    """Known components of one kind.
+    """Known components of one kind, and those of users.
+
+    imported: the class that wraps a user's component, as "module:Class". paths: names for import paths.
 
     Used as the metadata of an `Annotated` field it makes pydantic accept `name`,
     `{name: name, parameter: value, ...}` or an instance, and write the second form. A parameter may be a
     component itself; its default is a name.
     """
+
+    imported: str = ""
+    paths: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def known(self) -> str:
+        return ", ".join([*self.entries, *self.paths]) + (", FILE.py:NAME" if self.imported else "")
 
     def parse(self, value: Any) -> C:
         """Build the component that a spec's value describes."""
@@ -79,13 +144,19 @@ class ComponentRegistry(Registry[C]):
             raise PydanticCustomError(
                 "component_form",
                 "a {kind} is written as its name or as a mapping with the key 'name'; known: {known}",
-                {"kind": self.kind, "known": ", ".join(self.entries)},
+                {"kind": self.kind, "known": self.known},
             )
-        parameters = {key: item for key, item in value.items() if key != "name"}
+        parameters = {key: item for key, item in value.items() if key not in ("name", IMPORTED)}
+        if IMPORTED in value and self.imported:
+            wrapper: type[C] = load_attribute(self.imported)
+            wrapped = {"name": value["name"], "parameters": parameters, IMPORTED: value[IMPORTED]}
+            return wrapper.model_validate(wrapped, strict=False)
         return self.load(value["name"]).model_validate(parameters)
 
     def name_of(self, component: Component) -> str:
-        """The name under which the component's class is registered."""
+        """The name under which the component's class is registered; of a user's, the name in reports."""
+        if isinstance(component, ImportedComponent):
+            return component.name
         path = f"{type(component).__module__}:{type(component).__qualname__}"
         for name, target in self.entries.items():
             if target == path:
@@ -94,12 +165,7 @@ class ComponentRegistry(Registry[C]):
 
     def dump(self, component: C, *, exclude_defaults: bool = False) -> dict[str, Any]:
         """The mapping form: `{"name": ..., parameter: value, ...}`."""
-        parameters = component.model_dump(mode="json", exclude_defaults=exclude_defaults)
-        if exclude_defaults:  # pydantic does not equate a default name with its component
-            for parameter, field in type(component).model_fields.items():
-                if parameters.get(parameter) == {"name": field.default}:
-                    del parameters[parameter]
-        return {"name": self.name_of(component), **parameters}
+        return {"name": self.name_of(component), **component.form(exclude_defaults)}
 
     def parameters(self, form: Any, *path: str | int) -> list[str]:
         """Keys allowed in a component's mapping form, or in that of the component inside it at `path`."""
@@ -120,11 +186,17 @@ class ComponentRegistry(Registry[C]):
 
     def __get_pydantic_json_schema__(self, _: CoreSchema, __: GetJsonSchemaHandler) -> JsonSchemaValue:
         """JSON Schema of the field: a bare name, or a mapping per component with its parameters."""
-        forms: list[JsonSchemaValue] = [{"enum": list(self.entries)}]
+        path = {"type": "string", "pattern": IMPORT_PATTERN}
+        forms: list[JsonSchemaValue] = [{"enum": [*self.entries, *self.paths]}]
         for name in self.entries:
             form = self.load(name).model_json_schema()
             form["title"] = name
             form["properties"] = {"name": {"const": name}, **form.get("properties", {})}
             form["required"] = ["name", *form.get("required", [])]
             forms.append(form)
+        if self.imported:
+            named = {"anyOf": [path, {"enum": list(self.paths)}]} if self.paths else path
+            properties = {"name": named}
+            forms.append(path)
+            forms.append({"type": "object", "properties": properties, "required": ["name"]})
         return {"anyOf": forms}

@@ -99,7 +99,7 @@ class Strategy(Component):
         """Whether a rank reports the samples of its copy: one rank of each copy does."""
         return rank == 0 if self.partitions_model else rank >= self.servers
 
-    def sees_images(self, rank: int, ranks: int) -> bool:
+    def sees_inputs(self, rank: int, ranks: int) -> bool:
         """Whether a rank needs the images of its batches; otherwise it uses only their labels."""
         return rank >= self.servers
 

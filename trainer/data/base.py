@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from pydantic import Field
 from trainer.core.registry import Component
 
 Images = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]  # of any type and shape; the first dimension counts samples
 Labels = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.int64]
 Scaling = Literal["standardise", "unit"]
@@ -24,17 +25,39 @@ class DataError(Exception):
     """Data cannot be obtained, read or partitioned. The message states the cause and a fix."""
 
 
+def image_error(shape: tuple[int, ...]) -> str | None:
+    """Return an error message if inputs of this shape are not images (channels, height, width)."""
+    if len(shape) == 3:
+        return None
+    return f"inputs must be images of shape (channels, height, width), not of shape {shape}"
+
+
 @dataclass(frozen=True)
 class Split:
-    """The training or the test split, in memory and scaled.
+    """The training or the test split, in memory.
 
-    images: float32, shape (samples, channels, height, width). With scaling `standardise` they have zero
-    mean and unit variance over the training split, with `unit` pixels of 0 … 1. labels: int64, shape
-    (samples,), in 0 … classes - 1.
+    inputs: of the model, shape (samples, *shape). Images are float32, shape (samples, channels, height,
+    width), and scaled: with `standardise` they have zero mean and unit variance over the training split,
+    with `unit` pixels of 0 … 1. labels: the class of each sample, by which partitioners group; int64,
+    shape (samples,), in 0 … classes - 1; 0 where samples have no classes. other_targets: what the loss
+    compares the outputs with, shape (samples, …); None: the labels.
     """
 
-    images: Images
+    inputs: Array
     labels: Labels
+    other_targets: Array | None = None
+
+    @property
+    def targets(self) -> Array:
+        """What the loss compares the model's outputs with, shape (samples, …)."""
+        return self.labels if self.other_targets is None else self.other_targets
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return sum(
+            array.nbytes for array in (self.inputs, self.labels, self.other_targets) if array is not None
+        )
 
 
 @dataclass(frozen=True)
@@ -51,12 +74,12 @@ class PixelScale:
 
 @dataclass(frozen=True)
 class Data:
-    """A loaded dataset: both splits, scaled alike."""
+    """A loaded dataset: both splits, scaled alike. scale: of images; None for other inputs."""
 
     train: Split
     test: Split
     classes: int
-    scale: PixelScale
+    scale: PixelScale | None
 
 
 class Dataset(Component):
@@ -75,13 +98,18 @@ class Dataset(Component):
 
     @property
     @abstractmethod
-    def shape(self) -> tuple[int, int, int]:
-        """Shape of one image: (channels, height, width)."""
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one input; of an image, (channels, height, width)."""
+
+    @property
+    def input_type(self) -> str:
+        """Type of the inputs' numbers, by numpy's name."""
+        return "float32"
 
     @property
     @abstractmethod
     def class_count(self) -> int:
-        """Number of classes."""
+        """Number of classes; 1 where samples have none."""
 
     @property
     def files(self) -> tuple[str, ...]:

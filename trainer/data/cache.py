@@ -29,7 +29,7 @@ class DatasetCache:
         if self._data is None:
             return 0.0
         splits = (self._data.train, self._data.test)
-        return sum(split.images.nbytes + split.labels.nbytes for split in splits) / 2**20
+        return sum(split.nbytes for split in splits) / 2**20
 
 
 def _version(path: Path) -> tuple[object, ...]:

@@ -23,9 +23,58 @@ class Loss(Component):
         Args:
             output: of the model, shape (batch, …).
             target: what it should be; a class per sample is int64 of shape (batch,).
-            reduction: over the samples. Ranks that share a batch add up sums.
+            reduction: over the samples; a sample with several targets counts with their mean. Ranks that
+                share a batch add up sums.
         """
 
     def right(self, output: Tensor, target: Tensor) -> Tensor:
-        """How right the answer for each sample is, 0 … 1, shape (batch,). Its mean is the accuracy."""
-        return output.argmax(dim=1) == target
+        """How right the answer for each sample is, 0 … 1, shape (batch,). Its mean is the accuracy.
+
+        The most probable class counts, of scores of shape (batch, classes, …). Where a sample has several
+        targets, such as tokens, it is the share of them that are right.
+        """
+        return per_sample((output.argmax(dim=1) == target).float())
+
+    @property
+    def accuracy_is(self) -> str | None:
+        """What the accuracy is where it is not the share of samples of the right class; or None."""
+        return None
+
+    def output_error(self, output: Tensor, target: Tensor) -> str | None:
+        """Return why this output of a model does not fit the loss and the targets, or None."""
+        return None
+
+
+def per_sample(values: Tensor) -> Tensor:
+    """Means over all dimensions but the first: shape (batch, …) to (batch,)."""
+    return values.flatten(1).mean(1) if values.dim() > 1 else values
+
+
+def over_samples(losses: Tensor, reduction: Reduction) -> Tensor:
+    """The mean or the sum over samples, of the mean of each: shape (batch, …) to a scalar."""
+    each = per_sample(losses)
+    return each.mean() if reduction == "mean" else each.sum()
+
+
+def shape_error(output: Tensor, target: Tensor) -> str | None:
+    """Return an error message if outputs and targets differ in shape."""
+    if output.shape == target.shape:
+        return None
+    return f"the model returns shape {tuple(output.shape)}, and the targets have {tuple(target.shape)}"
+
+
+def class_error(output: Tensor, target: Tensor) -> str | None:
+    """Return an error message unless outputs are scores (batch, classes, …) of the targets (batch, …)."""
+    if target.is_floating_point():
+        return "it needs classes as targets, whole numbers; these are floating-point numbers"
+    if output.dim() < 2 or (output.shape[0], *output.shape[2:]) != tuple(target.shape):
+        return (
+            f"the model returns shape {tuple(output.shape)}, which are no scores (batch, classes, …) for "
+            f"targets of shape {tuple(target.shape)}"
+        )
+    if target.min() < 0 or target.max() >= output.shape[1]:
+        return (
+            f"the model returns scores of {output.shape[1]} classes, and the targets are "
+            f"{target.min()} to {target.max()}; allowed: 0 to {output.shape[1] - 1}"
+        )
+    return None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from trainer.losses.base import Loss, Reduction
+from trainer.losses.base import Loss, Reduction, class_error, over_samples
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,4 +24,11 @@ class CrossEntropy(Loss):
     def of(self, output: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:
         from torch.nn.functional import cross_entropy
 
-        return cross_entropy(output, target, reduction=reduction, label_smoothing=self.label_smoothing)
+        smoothing = self.label_smoothing
+        if target.dim() > 1:
+            losses = cross_entropy(output, target, reduction="none", label_smoothing=smoothing)
+            return over_samples(losses, reduction)
+        return cross_entropy(output, target, reduction=reduction, label_smoothing=smoothing)
+
+    def output_error(self, output: Tensor, target: Tensor) -> str | None:
+        return class_error(output, target)

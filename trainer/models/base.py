@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainer.core.registry import Component
+from trainer.data.base import image_error
 
 if TYPE_CHECKING:
     import torch
@@ -27,16 +28,20 @@ class ParallelPair(NamedTuple):
     units: int  # largest number of shards: channels, features, or groups that are normalised together
 
 
-def image_size_error(shape: tuple[int, int, int], min_pixels: int) -> str | None:
+def image_size_error(shape: tuple[int, ...], min_pixels: int) -> str | None:
     """Return an error message if an image (channels, height, width) has a side below `min_pixels`."""
+    if error := image_error(shape):
+        return error
     _, height, width = shape
     if min(height, width) >= min_pixels:
         return None
     return f"images must have at least {min_pixels}×{min_pixels} pixels, not {height}×{width}"
 
 
-def exact_image_size_error(shape: tuple[int, int, int], pixels: int) -> str | None:
+def exact_image_size_error(shape: tuple[int, ...], pixels: int) -> str | None:
     """Return an error message if an image (channels, height, width) is not `pixels` × `pixels`."""
+    if error := image_error(shape):
+        return error
     _, height, width = shape
     if (height, width) == (pixels, pixels):
         return None
@@ -44,16 +49,21 @@ def exact_image_size_error(shape: tuple[int, int, int], pixels: int) -> str | No
 
 
 class Model(Component):
-    """A classifier. Its last block returns log-probabilities."""
+    """A network. The last block of a registered one returns log-probabilities of the classes."""
 
-    def validation_error(self, shape: tuple[int, int, int]) -> str | None:
-        """Return why the model cannot take images of shape (channels, height, width), or None."""
+    def validation_error(self, shape: tuple[int, ...]) -> str | None:
+        """Return why the model cannot take inputs of this shape, (channels, height, width) of images."""
         return None
 
     @property
     @abstractmethod
     def names(self) -> list[str]:
         """Names of the blocks in forward order, as `blocks` yields them. Builds no block."""
+
+    @property
+    def indivisible(self) -> str | None:
+        """Why the model cannot be split into its blocks; or None."""
+        return None
 
     @property
     def classifier(self) -> str | None:
@@ -84,8 +94,8 @@ class Model(Component):
         the caller seeds.
 
         Args:
-            shape: of one sample, (channels, height, width); `validation_error` must return None for it.
-                The model takes float32 tensors of shape (batch, *shape).
+            shape: of one input; `validation_error` must return None for it. The model takes tensors of
+                shape (batch, *shape), float32 unless the dataset has another `input_type`.
             classes: number of classes; the model returns log-probabilities of shape (batch, classes).
             generator: random generator of the dropout layers.
         """

@@ -23,7 +23,7 @@ class LeNet(Model):
 
     dropout: float = Field(0.5, ge=0, lt=1, description="probability of dropping an activation")
 
-    def validation_error(self, shape: tuple[int, int, int]) -> str | None:
+    def validation_error(self, shape: tuple[int, ...]) -> str | None:
         return exact_image_size_error(shape, 28)
 
     @property

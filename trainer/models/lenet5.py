@@ -20,7 +20,7 @@ class LeNet5(Model):
     last, other activations and mean pooling.
     """
 
-    def validation_error(self, shape: tuple[int, int, int]) -> str | None:
+    def validation_error(self, shape: tuple[int, ...]) -> str | None:
         return exact_image_size_error(shape, 28)
 
     @property

@@ -26,7 +26,7 @@ class MnistCnn(Model):
         0.5, ge=0, lt=1, description="probability of dropping a channel or an activation"
     )
 
-    def validation_error(self, shape: tuple[int, int, int]) -> str | None:
+    def validation_error(self, shape: tuple[int, ...]) -> str | None:
         return exact_image_size_error(shape, 28)
 
     @property

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
+
+    from trainer.data.base import Dataset
     from trainer.models.base import Model
 
 
-def input_shapes(model: Model, shape: Sequence[int], classes: int) -> list[tuple[int, ...]]:
-    """Return the input shape of every block in forward order, without the batch dimension.
+def input_type(dataset: Dataset) -> torch.dtype:
+    """The type of the numbers that the first block takes."""
+    import torch
+
+    kind: torch.dtype = getattr(torch, dataset.input_type)
+    return kind
+
+
+def block_shapes(model: Model, dataset: Dataset) -> list[tuple[int, ...]]:
+    """Return the input shape of every block in forward order, and the shape of the model's output.
+
+    Shapes are those of one sample.
 
     Blocks are built on torch's `meta` device, where tensors have shapes and no data. No random generator
     is advanced.
 
     Args:
-        model: accepts images of `shape`, see `Model.validation_error`.
-        shape: of one sample, (channels, height, width).
-        classes: number of classes.
+        model: accepts inputs of the dataset's shape, see `Model.validation_error`.
+        dataset: whose samples the model takes.
     """
     import torch
 
     shapes: list[tuple[int, ...]] = []
     with torch.device("meta"), torch.no_grad():
-        x = torch.empty(1, *shape)
-        for _, block in model.blocks(tuple(shape), classes, torch.Generator("cpu")):
+        x = torch.empty(1, *dataset.shape, dtype=input_type(dataset))
+        for _, block in model.blocks(dataset.shape, dataset.class_count, torch.Generator("cpu")):
             shapes.append(tuple(x.shape[1:]))
             x = block.eval()(x)
-    return shapes
+    return [*shapes, tuple(x.shape[1:])]

@@ -34,7 +34,7 @@ class VggSmall(Model):
     dropout: float = Field(0.5, ge=0, lt=1, description="probability of dropping one of its activations")
     norm: Literal["none", Norm] = Field("none", description=NORM)
 
-    def validation_error(self, shape: tuple[int, int, int]) -> str | None:
+    def validation_error(self, shape: tuple[int, ...]) -> str | None:
         return image_size_error(shape, MIN_PIXELS)
 
     @property

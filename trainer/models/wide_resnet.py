@@ -33,7 +33,7 @@ class WideResNet(Model):
     blocks_per_group: int = Field(1, ge=1, le=100, description="N residual blocks: the depth is 6N + 4")
     norm: Norm = Field("batch", description=NORM)
 
-    def validation_error(self, shape: tuple[int, int, int]) -> str | None:
+    def validation_error(self, shape: tuple[int, ...]) -> str | None:
         return image_size_error(shape, MIN_PIXELS)
 
     @property

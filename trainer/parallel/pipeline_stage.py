@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainer.comm.base import Communicator, SendRequest
 from trainer.core.clock import Clock
-from trainer.models.shapes import input_shapes
+from trainer.models.shapes import block_shapes, input_type
 from trainer.models.split_points import balanced_split_points, stage_blocks
 from trainer.training.loader import Batch
 from trainer.training.profile import profile_blocks
@@ -32,8 +32,11 @@ def choose_split_points(
     seconds = torch.zeros(len(names), device=comm.device)
     if comm.rank == 0:
         train, samples = task.data.train, task.spec.batch_per_replica // micro_batches
-        images, labels = torch.from_numpy(train.images[:samples]), torch.from_numpy(train.labels[:samples])
-        profiles = profile_blocks(task.build_model(0).named_children(), images, labels)
+        inputs, targets = (
+            torch.from_numpy(train.inputs[:samples]),
+            torch.from_numpy(train.targets[:samples]),
+        )
+        profiles = profile_blocks(task.build_model(0).named_children(), inputs, targets, task.spec.loss)
         seconds.copy_(torch.tensor([block.seconds for block in profiles]))
     comm.broadcast(seconds, root=0)
     return balanced_split_points(names, seconds.tolist(), stages)
@@ -68,9 +71,9 @@ class PipelineStage(Replica):
         super().__init__(task.build_model(replica, device=comm.device, only=self._blocks), task, clock)
         self._comm = comm
         self._is_first, self._is_last = self.stage_index == 0, self.stage_index == self.num_stages - 1
-        classes = task.data.classes
-        shapes = [*input_shapes(task.spec.model, task.data.train.images.shape[1:], classes), (classes,)]
+        shapes = block_shapes(task.spec.model, task.spec.dataset)
         self._input_shape = shapes[names.index(self._blocks[0])]
+        self._input_type = input_type(task.spec.dataset) if self._is_first else torch.get_default_dtype()
         self._output_shape = shapes[names.index(self._blocks[-1]) + 1]
         self._state_sizes = _state_sizes(task, split_points)
         if not self._is_last:
@@ -90,31 +93,31 @@ class PipelineStage(Replica):
         """
         self._optimizer.zero_grad()
         self._track_statistics(bool(loss_weight))
-        count = min(micro_batches, len(batch.labels))
-        self._images, self._micro_labels = (
-            batch.images.tensor_split(count),
-            batch.labels.tensor_split(count),
+        count = min(micro_batches, len(batch.targets))
+        self._inputs, self._micro_targets = (
+            batch.inputs.tensor_split(count),
+            batch.targets.tensor_split(count),
         )
-        self._batch_size, self._loss_weight = len(batch.labels), loss_weight
+        self._batch_size, self._loss_weight = len(batch.targets), loss_weight
         if self._is_last:
             self._losses: list[Tensor] = []
             self._outputs: list[Tensor] = []
         return count
 
     def receive_activations(self, micro_batch: int) -> Tensor:
-        """Return the input of this stage: activations of the previous stage; images on the first one."""
+        """Return the input of this stage: activations of the previous stage; samples on the first one."""
         if self._is_first:
-            return self._images[micro_batch]
-        return self._receive_input(len(self._micro_labels[micro_batch])).requires_grad_()
+            return self._inputs[micro_batch]
+        return self._receive_input(len(self._micro_targets[micro_batch])).requires_grad_()
 
     def forward_micro_batch(self, micro_batch: int, x: Tensor) -> Tensor | None:
         """Return the output of this stage; None on the last one, which computes the loss instead."""
-        labels = self._micro_labels[micro_batch]
+        targets = self._micro_targets[micro_batch]
         with self._clock.phase("compute"):
             output = self.model(x)
             if self._is_last:
                 self._outputs.append(output.detach())
-                output = self._loss_function.of(output, labels, "sum") / self._batch_size
+                output = self._loss_function.of(output, targets, "sum") / self._batch_size
                 self._losses.append(output.detach())
         self._in_flight[micro_batch] = x, output
         return None if self._is_last else output.detach()
@@ -140,7 +143,7 @@ class PipelineStage(Replica):
         """
         x, output = self._in_flight.pop(micro_batch)
         with self._clock.phase("compute"):
-            if output.requires_grad:  # images need no gradient, and the first stage may have no parameters
+            if output.requires_grad:  # samples need no gradient, and the first stage may have no parameters
                 if gradient is None and self._loss_weight != 1.0:
                     output = output * self._loss_weight
                 output.backward(gradient)
@@ -157,7 +160,7 @@ class PipelineStage(Replica):
         if self._is_last and self._loss_weight:  # with weight 0 the batch holds no sample of this replica
             with self._clock.phase("compute"):
                 self.loss = torch.stack(self._losses).sum()
-                self._output, self._labels = torch.cat(self._outputs), torch.cat(self._micro_labels)
+                self._output, self._targets = torch.cat(self._outputs), torch.cat(self._micro_targets)
 
     def _receive_input(self, samples: int) -> Tensor:
         buffer = torch.empty(samples, *self._input_shape, device=self._comm.device)
@@ -172,9 +175,9 @@ class PipelineStage(Replica):
             request.wait()
         self._sends.clear()
 
-    def predict(self, images: Tensor) -> Tensor | None:
-        """Log-probabilities of the whole model, on the last stage only. Every stage calls it."""
-        output: Tensor = self.model(images if self._is_first else self._receive_input(len(images)))
+    def predict(self, inputs: Tensor) -> Tensor | None:
+        """The output of the whole model, on the last stage only. Every stage calls it."""
+        output: Tensor = self.model(inputs if self._is_first else self._receive_input(len(inputs)))
         if self._is_last:
             return output
         self._send(output, self.stage_index + 1)
@@ -196,9 +199,9 @@ class PipelineStage(Replica):
 
 def _state_sizes(task: Task, split_points: Sequence[str]) -> list[tuple[int, int]]:
     """Return the number of parameters and of floating-point buffer elements of every stage."""
-    shape, classes = task.data.train.images.shape[1:], task.data.classes
+    dataset = task.spec.dataset
     with torch.device("meta"):
-        blocks = dict(task.spec.model.blocks(shape, classes, torch.Generator("cpu")))
+        blocks = dict(task.spec.model.blocks(dataset.shape, dataset.class_count, torch.Generator("cpu")))
     return [
         (
             sum(p.numel() for name in names for p in blocks[name].parameters()),

@@ -26,7 +26,7 @@ from torch.distributed.rpc import RRef
 from trainer.comm.base import CommunicationError, Communicator
 from trainer.comm.rpc import HEARTBEAT_S, Heartbeat, check_alive, rpc_errors, worker_name
 from trainer.core.trace import Kind
-from trainer.models.shapes import input_shapes
+from trainer.models.shapes import block_shapes, input_type
 from trainer.models.split_points import stage_blocks
 from trainer.training.loader import Batch
 from trainer.training.memory import Activations
@@ -61,8 +61,9 @@ class RpcStage(Replica):
         self.loss = None
         self._comm, self._timeout_s = comm, timeout_s
         self._previous_rank, self._next_rank = comm.rank - 1, (comm.rank + 1) % comm.size
-        shapes = input_shapes(task.spec.model, task.data.train.images.shape[1:], task.data.classes)
-        self._input_shape = shapes[names.index(self._blocks[0])]
+        self._input_shape = block_shapes(task.spec.model, task.spec.dataset)[names.index(self._blocks[0])]
+        is_first = comm.rank - 1 == MASTER
+        self._input_type = input_type(task.spec.dataset) if is_first else torch.get_default_dtype()
         self._sends_gradient = self._gets_gradient = False  # in the present step
         self._in_step = False  # from its forward pass on
         self._in_epoch = threading.Event()
@@ -107,9 +108,9 @@ class RpcStage(Replica):
             tracer.skip_work()  # what the RPC threads have computed was recorded then
         return steps
 
-    def predict(self, images: Tensor) -> None:
+    def predict(self, inputs: Tensor) -> None:
         """Receive activations from the previous stage and send this stage's output to the next rank."""
-        buffer = torch.empty(len(images), *self._input_shape)
+        buffer = torch.empty(len(inputs), *self._input_shape, dtype=self._input_type)
         self._comm.recv(buffer.view(-1), self._previous_rank)
         self._comm.send(self.model(channels_last(buffer)).reshape(-1), self._next_rank)
 
@@ -123,7 +124,7 @@ class RpcStage(Replica):
         self._epoch_steps.put(steps)
 
     def forward(self, x: Tensor | RRef[Tensor]) -> Tensor:
-        """Forward pass of a batch. x: images, or a reference to the output of the previous stage."""
+        """Forward pass of a batch. x: inputs, or a reference to the output of the previous stage."""
         if not self._in_epoch.wait(self._timeout_s):  # the main thread may still be on its way to it
             raise TimeoutError(f"the stage did not start the epoch within {self._timeout_s:g} s")
         self._end_step()
@@ -214,7 +215,7 @@ class RpcMaster(Replica):
         super().__init__(task.build_model(0, only=()), task, comm.clock)
         self._comm, self._timeout_s = comm, timeout_s
         self._stage_ranks = range(1, comm.size)
-        self._classes = task.data.classes
+        self._output_shape = block_shapes(task.spec.model, task.spec.dataset)[-1]
 
     @property
     def blocks(self) -> list[str]:
@@ -242,9 +243,9 @@ class RpcMaster(Replica):
         """
         traffic, last = self._comm.traffic, self._stage_ranks[-1]
         with self._clock.phase("communicate") as span:
-            traffic.record_send(span.entered, self._stage_ranks[0], batch.images.nbytes)
-            self._trace(Kind.SEND, span.entered, self._stage_ranks[0], batch.images.nbytes)
-            x: Tensor | RRef[Tensor] = batch.images
+            traffic.record_send(span.entered, self._stage_ranks[0], batch.inputs.nbytes)
+            self._trace(Kind.SEND, span.entered, self._stage_ranks[0], batch.inputs.nbytes)
+            x: Tensor | RRef[Tensor] = batch.inputs
             for rank in self._stage_ranks[:-1]:
                 x = rpc.remote(worker_name(rank), _forward, args=(rank, x), timeout=self._timeout_s)
             output: Tensor = rpc.rpc_async(
@@ -253,8 +254,8 @@ class RpcMaster(Replica):
         traffic.receives.append((span.entered, span.left, last))
         self._comm.trace(Kind.RECEIVE, span, output.nbytes, last)
         with self._clock.phase("compute") as span:
-            loss = self._loss_function.of(output, batch.labels)
-            self.loss, self._output, self._labels = loss.detach(), output.detach(), batch.labels
+            loss = self._loss_function.of(output, batch.targets)
+            self.loss, self._output, self._targets = loss.detach(), output.detach(), batch.targets
         traffic.record_send(span.left, last, output.nbytes)  # the gradient of the output
         self._trace(Kind.SEND, span.left, last, output.nbytes)
         return loss
@@ -290,10 +291,10 @@ class RpcMaster(Replica):
             for rank in self._stage_ranks:
                 self._call(rank, _end_epoch, steps)
 
-    def predict(self, images: Tensor) -> Tensor:
-        """Log-probabilities of the whole model. Every stage calls its own `predict`."""
-        self._comm.send(images.reshape(-1), self._stage_ranks[0])
-        output = torch.empty(len(images), self._classes)
+    def predict(self, inputs: Tensor) -> Tensor:
+        """The output of the whole model. Every stage calls its own `predict`."""
+        self._comm.send(inputs.reshape(-1), self._stage_ranks[0])
+        output = torch.empty(len(inputs), *self._output_shape)
         self._comm.recv(output.view(-1), self._stage_ranks[-1])
         return output
 

@@ -33,9 +33,9 @@ class TensorParallelReplica(Replica):
         super().__init__(task.build_model(0, device=comm.device, take=sharder), task, clock)
         self._shardings, self._comm = sharder.shardings, comm
 
-    def predict(self, images: Tensor) -> Tensor | None:
+    def predict(self, inputs: Tensor) -> Tensor | None:
         """Log-probabilities of the whole model, on rank 0 only. Every rank calls it."""
-        output = super().predict(images)
+        output = super().predict(inputs)
         return output if self._comm.rank == 0 else None
 
     def full_weights(self) -> Tensor:

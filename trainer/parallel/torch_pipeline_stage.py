@@ -38,20 +38,20 @@ class TorchPipelineStage(PipelineStage):
 
     def forward_backward(self, batch: Batch) -> None:
         """Forward and backward pass of a batch, in micro-batches of equal size."""
-        samples = len(batch.labels)
+        samples = len(batch.targets)
         if samples not in self._schedules:
             self._schedules[samples] = self._build_schedule(samples)
         self._optimizer.zero_grad()
         losses: list[Tensor] = []
-        inputs = (batch.images,) if self._is_first else ()
-        target: dict[str, Any] = {"target": batch.labels, "losses": losses} if self._is_last else {}
+        inputs = (batch.inputs,) if self._is_first else ()
+        target: dict[str, Any] = {"target": batch.targets, "losses": losses} if self._is_last else {}
         schedule, exchanges = self._schedules[samples]
         with self._clock.phase("communicate"), communication_errors("a step of the pipeline"):
             output = schedule.step(*inputs, **target)
             exchanges.end_step()
         if self._is_last:
             self.loss = torch.stack(losses).sum().detach()
-            self._output, self._labels = output.detach(), batch.labels
+            self._output, self._targets = output.detach(), batch.targets
 
     def _build_schedule(self, samples: int) -> Any:
         micro_batches = next(
@@ -60,7 +60,12 @@ class TorchPipelineStage(PipelineStage):
         size = samples // micro_batches
         # Without example tensors torch runs the model on uninitialised memory to infer shapes, which would
         # advance the dropout generator and the running statistics.
-        x = torch.empty(size, *self._input_shape, requires_grad=self._has_parameters(self.stage_index))
+        x = torch.empty(
+            size,
+            *self._input_shape,
+            dtype=self._input_type,
+            requires_grad=self._has_parameters(self.stage_index),
+        )
         y = torch.empty(size, *self._output_shape, requires_grad=self._has_parameters(self.stage_index + 1))
         use_1f1b = self._is_1f1b and micro_batches >= self.num_stages
         exchanges = Exchanges(self._comm, use_1f1b)
@@ -68,8 +73,8 @@ class TorchPipelineStage(PipelineStage):
             ContiguousEnds(self.model), exchanges, self.stage_index, self.num_stages, x, y
         )
 
-        def loss(output: Tensor, labels: Tensor) -> Tensor:
-            return self._loss_function.of(output, labels, "sum") / samples
+        def loss(output: Tensor, target: Tensor) -> Tensor:
+            return self._loss_function.of(output, target, "sum") / samples
 
         schedule = pipelining.Schedule1F1B if use_1f1b else pipelining.ScheduleGPipe
         return schedule(stage, micro_batches, loss_fn=loss, scale_grads=False), exchanges

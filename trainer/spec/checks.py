@@ -138,6 +138,8 @@ def batch_size(run: RunFields) -> CheckError:
 
 def strategy(run: RunFields) -> CheckError:
     reason = run.strategy.validation_error(run.model, run.world_size, run.batch_per_replica)
+    if run.strategy.partitions_model and run.world_size > 1 and run.model.indivisible:
+        reason = f"it splits the model, and {run.model.indivisible}"
     if reason is None:
         return None
     return PydanticCustomError(

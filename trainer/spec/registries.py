@@ -40,6 +40,8 @@ DATASETS: ComponentRegistry[Dataset] = ComponentRegistry(
         "breast_cancer": "trainer.data.datasets.tables:BreastCancer",
         "synthetic": "trainer.data.datasets.synthetic:Synthetic",
     },
+    imported="trainer.imported.dataset:ImportedDataset",
+    paths={name: f"trainer.imported.files:{name}" for name in ("npz", "npy", "image_folder")},
 )
 
 PARTITIONERS: ComponentRegistry[Partitioner] = ComponentRegistry(
@@ -57,6 +59,7 @@ PARTITIONERS: ComponentRegistry[Partitioner] = ComponentRegistry(
         "shards": "trainer.data.partitioners.shards:Shards",
         "stratified": "trainer.data.partitioners.stratified:Stratified",
     },
+    imported="trainer.imported.partitioner:ImportedPartitioner",
 )
 
 AUGMENTATIONS: ComponentRegistry[Augmentation] = ComponentRegistry(
@@ -65,6 +68,7 @@ AUGMENTATIONS: ComponentRegistry[Augmentation] = ComponentRegistry(
         "none": "trainer.data.augmentations.none:NoneAugmentation",
         "standard": "trainer.data.augmentations.standard:StandardAugmentation",
     },
+    imported="trainer.imported.augmentation:ImportedAugmentation",
 )
 
 MODELS: ComponentRegistry[Model] = ComponentRegistry(
@@ -77,6 +81,7 @@ MODELS: ComponentRegistry[Model] = ComponentRegistry(
         "vgg_small": "trainer.models.vgg_small:VggSmall",
         "wide_resnet": "trainer.models.wide_resnet:WideResNet",
     },
+    imported="trainer.imported.model:ImportedModel",
 )
 
 OPTIMIZERS: ComponentRegistry[Optimizer] = ComponentRegistry(
@@ -91,6 +96,7 @@ OPTIMIZERS: ComponentRegistry[Optimizer] = ComponentRegistry(
         "textbook_momentum": "trainer.optimizers.textbook_momentum:TextbookMomentum",
         "textbook_adam": "trainer.optimizers.textbook_adam:TextbookAdam",
     },
+    imported="trainer.imported.optimizer:ImportedOptimizer",
 )
 
 LOSSES: ComponentRegistry[Loss] = ComponentRegistry(
@@ -98,7 +104,10 @@ LOSSES: ComponentRegistry[Loss] = ComponentRegistry(
     {
         "nll": "trainer.losses.nll:Nll",
         "cross_entropy": "trainer.losses.cross_entropy:CrossEntropy",
+        "binary_cross_entropy": "trainer.losses.binary_cross_entropy:BinaryCrossEntropy",
+        "mse": "trainer.losses.mse:Mse",
     },
+    imported="trainer.imported.loss:ImportedLoss",
 )
 
 COMPRESSIONS: ComponentRegistry[Compression] = ComponentRegistry(
@@ -136,6 +145,7 @@ STRATEGIES: ComponentRegistry[Strategy] = ComponentRegistry(
         "hogwild": "trainer.strategies.hogwild:Hogwild",
         "fault_injection": "trainer.strategies.fault_injection:FaultInjection",
     },
+    imported="trainer.imported.strategy:ImportedStrategy",
 )
 
 # The component fields of a run.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from hashlib import sha256
 from typing import Any
 
@@ -71,4 +72,5 @@ class RunSpec(RunFields):
         """The run key: the same for the same computation in every sweep, order and version."""
         digest = sha256(json.dumps(self.canonical(), sort_keys=True).encode()).hexdigest()[:8]
         ranks = f"n{self.nodes}" + (f"x{self.processes_per_node}" if self.processes_per_node > 1 else "")
-        return f"{self.name_of('strategy')}-{self.transport}-{ranks}-s{self.seed}-{digest}"
+        strategy = re.sub(r"\W+", "_", self.name_of("strategy").rpartition("/")[2])
+        return f"{strategy}-{self.transport}-{ranks}-s{self.seed}-{digest}"

@@ -55,7 +55,7 @@ class Hybrid(Strategy):
     def reports_samples(self, rank: int, ranks: int) -> bool:
         return rank % self.grid(ranks)[1] == 0
 
-    def sees_images(self, rank: int, ranks: int) -> bool:
+    def sees_inputs(self, rank: int, ranks: int) -> bool:
         return self.reports_samples(rank, ranks)
 
     @property

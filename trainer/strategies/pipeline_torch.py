@@ -37,7 +37,7 @@ class PipelineTorch(Strategy):
     micro_batches: MicroBatches = 4
     split_points: SplitPoints = None
 
-    def sees_images(self, rank: int, ranks: int) -> bool:
+    def sees_inputs(self, rank: int, ranks: int) -> bool:
         return rank == 0
 
     @property

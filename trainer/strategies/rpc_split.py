@@ -48,7 +48,7 @@ class RpcSplit(Strategy):
         # There is one replica. Ranks that hold its stages get no samples, as servers do.
         return rank
 
-    def sees_images(self, rank: int, ranks: int) -> bool:
+    def sees_inputs(self, rank: int, ranks: int) -> bool:
         return rank == 0
 
     def validation_error(self, model: Model, ranks: int, batch_size: int) -> str | None:

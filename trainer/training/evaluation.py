@@ -11,7 +11,7 @@ from trainer.comm.base import Communicator
 from trainer.core.result import Diverged
 from trainer.data.base import Split
 from trainer.losses.base import Loss
-from trainer.training.replica import Replica
+from trainer.training.replica import Replica, channels_last
 
 BATCH = 1000
 
@@ -26,11 +26,14 @@ class Evaluation:
     def __init__(
         self, test: Split, loss: Loss, comm: Communicator, part: tuple[int, int] | None = None
     ) -> None:
-        self._images = torch.from_numpy(test.images).to(comm.device)
-        self._labels = torch.from_numpy(test.labels).to(comm.device)
+        self._inputs = torch.from_numpy(test.inputs).to(comm.device)
+        self._targets = torch.from_numpy(test.targets).to(comm.device)
         self._comm, self._part, self._loss = comm, part, loss
         self.samples = len(test.labels)
-        self.chance = float(np.bincount(test.labels).max()) / self.samples  # of one answer for all samples
+        # Of the most frequent class as the answer for all samples; None where answers are no classes.
+        self.chance: float | None = None
+        if test.other_targets is None:
+            self.chance = float(np.bincount(test.labels).max()) / self.samples
 
     @torch.no_grad()
     def __call__(self, replica: Replica, *, alone: bool) -> tuple[float, float]:
@@ -38,7 +41,7 @@ class Evaluation:
 
         alone: evaluate on this rank only; otherwise each evaluates its part, and the counts are summed.
         """
-        total = len(self._labels)
+        total = self.samples
         while True:
             share, of = (0, 1) if alone else self._part or (self._comm.rank, self._comm.size)
             members = self._comm.parent_ranks
@@ -52,13 +55,13 @@ class Evaluation:
 
     def _counts(self, replica: Replica, part: slice) -> torch.Tensor:
         """How many answers are right, and the sum of losses, on a part of the test split."""
-        images, labels = self._images[part].split(BATCH), self._labels[part].split(BATCH)
+        inputs, targets = self._inputs[part].split(BATCH), self._targets[part].split(BATCH)
         counts = torch.zeros(2, device=self._comm.device)
         with replica.evaluating():
-            for x, y in zip(images, labels, strict=True):
-                output = replica.predict(x.contiguous(memory_format=torch.channels_last))
+            for x, y in zip(inputs, targets, strict=True):
+                output = replica.predict(channels_last(x))
                 if output is not None:  # of the ranks that hold one model, one has the output
-                    counts[0] += self._loss.right(output, y).sum()
+                    counts[0] += self._loss.right(output, y).float().sum()
                     counts[1] += self._loss.of(output, y, "sum")
         return counts
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from trainer.core.rng import RngFactory
 from trainer.core.strategy import Uneven
 from trainer.data.augmentations.base import Augment
-from trainer.data.base import Images, Indices, Split
+from trainer.data.base import Array, Indices, Split
 from trainer.spec.run_spec import RunSpec
 from trainer.training.partition import partition, partition_number
 
@@ -22,13 +22,13 @@ from trainer.training.partition import partition, partition_number
 class Batch:
     """A batch of samples.
 
-    images: (batch, channels, height, width) float32, channels_last. labels: (batch,) int64. in_step: the
-    samples of each part in this step. A part without samples left has 0, and its batch one sample that
-    does not count.
+    inputs: shape (batch, *shape); images are float32, channels_last. targets: shape (batch, …); classes
+    are int64, shape (batch,). in_step: the samples of each part in this step. A part without samples left
+    has 0, and its batch one sample that does not count.
     """
 
-    images: Tensor
-    labels: Tensor
+    inputs: Tensor
+    targets: Tensor
     part: int  # the number of this batch's part, from 0
     in_step: Sequence[int]
     step: int  # 1-based
@@ -65,10 +65,11 @@ class BatchLoader:
         Args:
             train: the training split.
             rank, size: index of this part, and number of parts. A server has rank >= size, and no batches.
-            augment: changes a batch's images; equal ranks get equal images.
+            augment: changes a batch's inputs; equal ranks get equal inputs.
         """
         self._train, self._device = train, device
-        self._labels = torch.from_numpy(train.labels).to(device)
+        self._are_images = train.inputs.ndim == 4
+        self._targets = torch.from_numpy(train.targets).to(device)
         self._spec, self._rngs = spec, rngs
         self._rank, self._size, self._augment = rank, size, augment
         self._parts: tuple[int, list[Indices]] | None = None
@@ -76,9 +77,9 @@ class BatchLoader:
         self._transforms_images = (
             trains and spec.strategy.uses_partition and spec.partitioner.transforms_images
         )
-        self._stored: Indices | None = None  # samples whose images are stored, ascending; None: all
-        self._images = self._channels_last(
-            train.images if trains and not self._transforms_images else train.images[:0]
+        self._stored: Indices | None = None  # samples whose inputs are stored, ascending; None: all
+        self._inputs = self._on_device(
+            train.inputs if trains and not self._transforms_images else train.inputs[:0]
         )
         self.parts(1)  # before the clock starts; raises if the partition is not possible
 
@@ -96,13 +97,17 @@ class BatchLoader:
         """Store only this rank's images, as the partitioner transforms them."""
         rng = self._rngs.generator("distort", self._rank, number)
         images = self._spec.partitioner.transform_images(
-            self._train.images[own], self._rank, self._size, rng
+            self._train.inputs[own], self._rank, self._size, rng
         )
-        self._stored, self._images = own, self._channels_last(images)
+        self._stored, self._inputs = own, self._on_device(images)
 
-    def _channels_last(self, images: Images) -> Tensor:
-        # As (samples, height, width, channels), so that a gathered batch is channels_last.
-        return torch.from_numpy(images).permute(0, 2, 3, 1).contiguous().to(self._device)
+    def _on_device(self, inputs: Array) -> Tensor:
+        tensor = torch.from_numpy(inputs)
+        if (
+            self._are_images
+        ):  # as (samples, height, width, channels), so that a gathered batch is channels_last
+            tensor = tensor.permute(0, 2, 3, 1).contiguous()
+        return tensor.to(self._device)
 
     def order(self, epoch: int) -> Indices:
         """This rank's samples in training order."""
@@ -168,10 +173,12 @@ class BatchLoader:
     def _gather(self, indices: Indices, in_step: Sequence[int], epoch: int, step: int, steps: int) -> Batch:
         samples = torch.from_numpy(indices).to(self._device)
         rows = samples if self._stored is None else torch.from_numpy(np.searchsorted(self._stored, indices))
-        images = self._images.index_select(0, rows.to(self._device)).permute(0, 3, 1, 2)
+        inputs = self._inputs.index_select(0, rows.to(self._device))
+        if self._are_images:
+            inputs = inputs.permute(0, 3, 1, 2)
         if self._augment:
-            images = self._augment(images, self._rngs.generator("augment", self._rank, epoch, step))
-        return Batch(images, self._labels.index_select(0, samples), self._rank, in_step, step, steps)
+            inputs = self._augment(inputs, self._rngs.generator("augment", self._rank, epoch, step))
+        return Batch(inputs, self._targets.index_select(0, samples), self._rank, in_step, step, steps)
 
 
 def _equalised(order: Indices, sizes: list[int], uneven: Uneven) -> Indices:

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+from trainer.core.registry import ImportedComponent
 from trainer.losses.base import Loss
 from trainer.losses.nll import Nll
 
@@ -57,13 +59,13 @@ class BlockProfile:
 
 def profile_blocks(
     blocks: Iterable[Block],
-    images: Tensor,
-    labels: Tensor,
+    inputs: Tensor,
+    targets: Tensor,
+    loss: Loss = NLL,
     *,
     warm_up: int = 2,
     runs: int = 5,
     clock: Clock = time.perf_counter,
-    loss: Loss = NLL,
 ) -> list[BlockProfile]:
     """Profile each block on one batch in training mode, on the CPU, with torch's current thread count.
 
@@ -73,19 +75,19 @@ def profile_blocks(
 
     Args:
         blocks: names and modules in forward order.
-        images: shape (batch, channels, height, width).
-        labels: int64, shape (batch,). The time of the loss counts for the last block.
+        inputs: shape (batch, *shape).
+        targets: of the loss, shape (batch, …). The time of the loss counts for the last block.
+        loss: of the output and the targets.
         warm_up: passes before the measurement.
         runs: measured passes; times are medians over them.
         clock: returns seconds.
-        loss: of the output and the labels.
     """
     chain = list(blocks)
     for _, block in chain:
         block.train()
-    batch = len(images)
-    flops, outputs, saved = _count(chain, images)
-    times = [_time_pass(chain, images, labels, clock, loss) for _ in range(warm_up + runs)][warm_up:]
+    batch = len(inputs)
+    flops, outputs, saved = _count(chain, inputs)
+    times = [_time_pass(chain, inputs, targets, clock, loss) for _ in range(warm_up + runs)][warm_up:]
     forward, backward = (
         [median(each) for each in zip(*passes, strict=True)] for passes in zip(*times, strict=True)
     )
@@ -104,7 +106,7 @@ def profile_blocks(
     ]
 
 
-def _count(chain: Sequence[Block], images: Tensor) -> tuple[list[int], list[Tensor], list[int]]:
+def _count(chain: Sequence[Block], inputs: Tensor) -> tuple[list[int], list[Tensor], list[int]]:
     """Return FLOPs, output and bytes saved for the backward pass of each block, for the whole batch."""
     model_storages = {
         tensor.untyped_storage().data_ptr()
@@ -120,7 +122,7 @@ def _count(chain: Sequence[Block], images: Tensor) -> tuple[list[int], list[Tens
             saved_storages.setdefault(storage.data_ptr(), storage)
         return tensor
 
-    x = images
+    x = inputs
     for _, block in chain:
         before = len(saved_storages)
         with FlopCounterMode(display=False) as counter, saved_tensors_hooks(record, lambda tensor: tensor):
@@ -132,17 +134,17 @@ def _count(chain: Sequence[Block], images: Tensor) -> tuple[list[int], list[Tens
 
 
 def _time_pass(
-    chain: Sequence[Block], images: Tensor, labels: Tensor, clock: Clock, loss: Loss
+    chain: Sequence[Block], inputs: Tensor, targets: Tensor, clock: Clock, loss: Loss
 ) -> tuple[list[float], list[float]]:
     """Return the seconds of each block's forward and backward pass, in one pass through the chain."""
-    forward, ends, x = [], [], images
+    forward, ends, x = [], [], inputs
     for at, (_, block) in enumerate(chain):
         # Detached from the previous block, so that the backward pass stops here and can be timed.
         x = x.detach().requires_grad_(x.requires_grad)
         start = clock()
         y = block(x)
         if at == len(chain) - 1:
-            y = loss.of(y, labels)
+            y = loss.of(y, targets)
         forward.append(clock() - start)
         ends.append((x, y))
         x = y
@@ -158,19 +160,30 @@ def _time_pass(
 
 
 def profile_model(spec: RunSpec) -> list[BlockProfile]:
-    """Profile the run's model on one thread, with a batch of noise in the shape of its dataset."""
+    """Profile the run's model on one thread, with a batch of its dataset's shape."""
     from pathlib import Path
 
     from trainer.training.task import Task
 
-    generator = torch.Generator().manual_seed(spec.seed)
-    shape = (spec.batch_size, *spec.dataset.shape)
-    images = torch.randn(shape, generator=generator).contiguous(memory_format=torch.channels_last)
-    labels = torch.randint(spec.dataset.class_count, (spec.batch_size,), generator=generator)
+    inputs, targets = _batch(spec)
     model = Task(spec, Path()).build_model(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return profile_blocks(model.named_children(), images, labels, loss=spec.loss)
+        return profile_blocks(model.named_children(), inputs, targets, loss=spec.loss)
     finally:
         torch.set_num_threads(threads)
+
+
+def _batch(spec: RunSpec) -> tuple[Tensor, Tensor]:
+    """Inputs and targets: noise in the shape of a registered dataset, samples of a user's."""
+    from pathlib import Path
+
+    if isinstance(spec.dataset, ImportedComponent):
+        train = spec.dataset.load(Path("data")).train
+        samples = np.arange(spec.batch_size) % len(train.labels)
+        return torch.from_numpy(train.inputs[samples]), torch.from_numpy(train.targets[samples])
+    generator = torch.Generator().manual_seed(spec.seed)
+    inputs = torch.randn((spec.batch_size, *spec.dataset.shape), generator=generator)
+    targets = torch.randint(spec.dataset.class_count, (spec.batch_size,), generator=generator)
+    return inputs.contiguous(memory_format=torch.channels_last), targets

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from trainer.comm.base import Communicator
@@ -28,12 +29,12 @@ class Replica:
         self.model = model
         self.loss: Tensor | None = torch.zeros(())  # of the last batch; None if another rank has it
         self.activation_bytes: int | None = None  # measured in the first step
-        self._output = self._labels = torch.zeros(0)
+        self._output = self._targets = torch.zeros(0)
         self._clock, self._loss_function = clock, task.spec.loss
         self._parameters = list(model.parameters())
         self._statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
         self._state = [*self._parameters, *self._statistics]
-        self._norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+        self._norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         # torch's optimisers reject an empty list, as in a model partition without weights.
         self._optimizer = task.spec.optimizer.build(self._parameters or [torch.zeros(0)], task.spec.lr)
 
@@ -58,12 +59,12 @@ class Replica:
         with self._clock.phase("compute"):
             self._optimizer.zero_grad()
             self._track_statistics(bool(weight))
-            output = self.model(batch.images)
-            loss = self._loss_function.of(output, batch.labels)
+            output = self.model(batch.inputs)
+            loss = self._loss_function.of(output, batch.targets)
             (loss if weight == 1.0 else loss * weight).backward()
             if weight:
                 self.loss = loss.detach()
-                self._output, self._labels = output.detach(), batch.labels
+                self._output, self._targets = output.detach(), batch.targets
 
     def _track_statistics(self, counts: bool) -> None:
         """Whether the next batch updates BatchNorm statistics."""
@@ -79,15 +80,15 @@ class Replica:
             if isinstance(norm, SyncBatchNorm):
                 norm.comm = comm
 
-    def predict(self, images: Tensor) -> Tensor | None:
+    def predict(self, inputs: Tensor) -> Tensor | None:
         """The output of the model, shape (batch, …); None if another rank has it."""
-        output: Tensor = self.model(images)
+        output: Tensor = self.model(inputs)
         return output
 
     @property
     def batch_accuracy(self) -> float:
         """Accuracy on the last batch, 0 … 1, computed on demand."""
-        return self._loss_function.right(self._output, self._labels).float().mean().item()
+        return self._loss_function.right(self._output, self._targets).float().mean().item()
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

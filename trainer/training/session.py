@@ -67,7 +67,7 @@ class Session:
         self._replica_number = strategy.replica_of(context.rank, context.size)
         self._reports_samples = strategy.reports_samples(context.rank, context.size)
         self.peers: Communicator | None = None if strategy.partitions_model else comm
-        sees = strategy.sees_images(context.rank, context.size)
+        sees = strategy.sees_inputs(context.rank, context.size)
         augment = task.spec.augmentation.build(data.scale, device) if sees else None
         self._loader = BatchLoader(
             data.train, task.spec, task.rngs, self._replica_number, parts, device, augment

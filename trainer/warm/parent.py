@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 import psutil
 
+from trainer.core.registry import ImportedComponent
 from trainer.data.cache import DatasetCache
 from trainer.spec.run_spec import RunSpec
 from trainer.warm.client import peer_uid
@@ -141,7 +142,8 @@ class WarmParent:
             spec = RunSpec.model_validate_json(
                 Path(environment["SHARDYARD_SPEC"]).read_text(encoding="utf-8")
             )
-            if spec.strategy.trains:
+            # Users' code runs in ranks alone.
+            if spec.strategy.trains and not isinstance(spec.dataset, ImportedComponent):
                 self._datasets.load(spec.dataset, Path(environment["SHARDYARD_DATA"]))
 
     def _become_rank(

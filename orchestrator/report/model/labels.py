@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.report.formats import count, listed, percent
 from orchestrator.results.limits import speeds_label, written
+from trainer.core.registry import IMPORTED
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import NODE_LIMITS, RunSpec
 
@@ -193,8 +194,9 @@ def component_label(run: RunSpec, field: str, but: Collection[str] = ()) -> str:
         but: names of parameters to leave out.
     """
     shown = REGISTRIES[field].dump(getattr(run, field), exclude_defaults=True)
-    parameters = {name: as_written(value) for name, value in shown.items() if name not in ("name", *but)}
-    return " ".join([shown["name"], *(f"{name}={value}" for name, value in parameters.items())])
+    left_out = ("name", IMPORTED, *but)
+    parameters = {name: as_written(value) for name, value in shown.items() if name not in left_out}
+    return " ".join([run.name_of(field), *(f"{name}={value}" for name, value in parameters.items())])
 
 
 def strategy_label(run: RunSpec) -> str:
@@ -235,11 +237,13 @@ def lr_schedule_labels(runs: Sequence[RunSpec]) -> list[str]:
 def parameters(run: RunSpec, field: str) -> dict[str, str]:
     """All parameters of a component as text, including defaults."""
     shown = REGISTRIES[field].dump(getattr(run, field))
-    return {name: as_written(value) for name, value in shown.items() if name != "name"}
+    return {name: as_written(value) for name, value in shown.items() if name not in ("name", IMPORTED)}
 
 
 def as_written(value: object) -> str:
     """A value in YAML syntax; a component as `top_k(ratio=0.1)`."""
+    if isinstance(value, dict) and "name" not in value:
+        return f"{{{', '.join(f'{name}: {as_written(item)}' for name, item in value.items())}}}"
     if isinstance(value, dict):
         inside = ", ".join(f"{name}={as_written(item)}" for name, item in value.items() if name != "name")
         return f"{value['name']}({inside})" if inside else str(value["name"])

@@ -35,6 +35,7 @@ def processes(
         "SHARDYARD_SPEC": str(paths.spec.resolve()),
         "SHARDYARD_DATA": str(data_dir.resolve()),
         "SHARDYARD_OUT": str(live.resolve()),
+        "SHARDYARD_CODE": str(paths.code.resolve()),
         "PYTHONPATH": python_path(),
     }
     if spec.node_speed is not None:

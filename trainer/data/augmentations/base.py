@@ -24,13 +24,13 @@ else:
 class Augmentation(Component):
     """Random changes of the images of training batches. Test images never change."""
 
-    def validation_error(self, shape: tuple[int, int, int]) -> str | None:
-        """Return why it cannot augment images of this shape (channels, height, width), or None."""
+    def validation_error(self, shape: tuple[int, ...]) -> str | None:
+        """Return why it cannot augment inputs of this shape; or None."""
         return None
 
     @abstractmethod
-    def build(self, scale: PixelScale, device: str) -> Augment | None:
+    def build(self, scale: PixelScale | None, device: str) -> Augment | None:
         """Return the function that augments a batch on `device`; None if nothing changes.
 
-        Called before the clock starts.
+        Called before the clock starts. scale: of images; None for other inputs.
         """

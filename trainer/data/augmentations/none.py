@@ -9,5 +9,5 @@ from trainer.data.base import PixelScale
 class NoneAugmentation(Augmentation):
     """Train on the images as they are."""
 
-    def build(self, scale: PixelScale, device: str) -> Augment | None:
+    def build(self, scale: PixelScale | None, device: str) -> Augment | None:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from trainer.data.augmentations.base import Augment, Augmentation
-from trainer.data.base import PixelScale
+from trainer.data.base import DataError, PixelScale, image_error
 
 
 class StandardAugmentation(Augmentation):
@@ -54,7 +54,9 @@ class StandardAugmentation(Augmentation):
     def _jitter(self) -> tuple[float, ...]:
         return self.brightness, self.contrast, self.saturation, self.hue
 
-    def validation_error(self, shape: tuple[int, int, int]) -> str | None:
+    def validation_error(self, shape: tuple[int, ...]) -> str | None:
+        if error := image_error(shape):
+            return error
         channels = shape[0]
         if channels == 1 and (self.saturation or self.hue):
             return (
@@ -68,9 +70,11 @@ class StandardAugmentation(Augmentation):
             )
         return None
 
-    def build(self, scale: PixelScale, device: str) -> Augment | None:
+    def build(self, scale: PixelScale | None, device: str) -> Augment | None:
         if not (self.flip or any(self._affine) or any(self._jitter)):
             return None
+        if scale is None:
+            raise DataError("augmentation standard needs images, and the dataset has other inputs")
         from trainer.data.augmentations.augmenter import Augmenter
 
         return Augmenter(

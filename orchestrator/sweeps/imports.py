@@ -1,0 +1,385 @@
+"""Components from import paths: `./mine.py:Net`, `package.module:Net`, `torchvision:resnet18`.
+
+Loading a sweep runs no users' code in this process. A process of `trainer.inspection` tries each component
+once, with the software of the nodes, and says what a spec must know of it. The files that it needs are
+copied to a directory named after their content; the results directory keeps it, and nodes read it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from orchestrator.shipped import python_path
+from orchestrator.sweeps.validation import detail_lines
+from trainer.core.registry import IMPORTED, is_import_path
+from trainer.imported.source import CODE
+from trainer.inspection.inspect import FIELDS, Answer, Request
+from trainer.spec.registries import REGISTRIES
+from trainer.spec.run_spec import RunSpec
+
+Values = dict[str, Any]
+
+ANSWER_S = 600.0  # in which a component must have been tried
+MOST_BYTES = 2**30  # of the files of a component
+STAGE = "shardyard-code-"
+
+GROUPS = {"loss": "losses", "strategy": "strategies"}  # entry points; the others have an s
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What to start to try components: a process that reads requests and writes answers.
+
+    directory: of the sweep file. stage: where the files of components are copied to. data_dir: the data
+    directory. requirements: of the sweep; None: none.
+    """
+
+    directory: Path
+    stage: Path
+    data_dir: Path
+    requirements: Path | None = None
+
+
+Command = Callable[[Inspection], Sequence[str]]
+
+
+def local_command(_: Inspection) -> Sequence[str]:
+    """Try components in a process of this machine."""
+    return [sys.executable, "-m", "trainer.inspection"]
+
+
+@dataclass(frozen=True)
+class ImportName:
+    """What a component's name in a sweep file refers to.
+
+    label: in reports and in the run key. directory: in which the module's file is. module, attribute: what
+    is imported; a module that is a file ends in .py.
+    """
+
+    label: str
+    directory: Path
+    module: str
+    attribute: str
+
+    @classmethod
+    def of(cls, field: str, name: str, directory: Path) -> ImportName | None:
+        """The import that a name of a field means; None if it is that of a registered component."""
+        if not is_import_path(name):
+            path = REGISTRIES[field].paths.get(name) or _entry_points(field).get(name)
+            if path is None or name in REGISTRIES[field].entries:
+                return None
+            module, _, attribute = path.partition(":")
+            return cls(name, directory, module, attribute)
+        module, _, attribute = name.rpartition(":")
+        if not module or not attribute.isidentifier():
+            raise ValueError(
+                "is no import path; allowed: FILE.py:NAME, PACKAGE.MODULE:NAME, torchvision:NAME"
+            )
+        if not module.endswith(".py"):
+            return cls(name, directory, module, attribute)
+        file = (directory / Path(module).expanduser()).resolve()
+        if not file.is_file():
+            raise ValueError(f"there is no file {file}")
+        return cls(f"{_short(file, directory)}:{attribute}", file.parent, file.name, attribute)
+
+
+def _short(file: Path, directory: Path) -> str:
+    """The file's path, from `directory` if it is below it."""
+    return str(file.relative_to(directory) if file.is_relative_to(directory) else file)
+
+
+def _entry_points(field: str) -> dict[str, str]:
+    """Components of installed packages: name -> import path."""
+    return {
+        each.name: each.value for each in entry_points(group=f"shardyard.{GROUPS.get(field, field + 's')}")
+    }
+
+
+def from_here(value: Any) -> Any:
+    """A value of an option: an import path of a file counts from the current directory, not the sweep's."""
+    form = _form(value)
+    module, _, attribute = str(form.get("name", "")).rpartition(":")
+    if not module.endswith(".py"):
+        return value
+    name = f"{Path(module).expanduser().absolute()}:{attribute}"
+    return {**form, "name": name} if isinstance(value, dict) else name
+
+
+class Imports:
+    """The components of a sweep that are users'. Starts a process when it meets the first.
+
+    Attributes:
+        directory: of the sweep file; import paths count from it.
+    """
+
+    def __init__(
+        self, directory: Path, data_dir: Path = Path("data"), command: Command = local_command
+    ) -> None:
+        self.directory, self._data_dir, self._command = directory.resolve(), data_dir.resolve(), command
+        self.requirements: Path | None = None
+        self._answers: dict[str, Answer] = {}
+        self._codes: dict[str, str] = {}
+        self._batches: dict[str, str] = {}  # files with samples, by the resolved form of a dataset
+        self._process: subprocess.Popen[str] | None = None
+        self._stage: Path | None = None
+
+    @property
+    def code(self) -> Path | None:
+        """The directory with the files of the components; None if no run has any."""
+        return self._stage
+
+    def use_here(self) -> None:
+        """Let this process run the components, as the commands that start no nodes do."""
+        if self._stage is not None:
+            os.environ[CODE] = str(self._stage)
+
+    def resolve(self, values: Values) -> Values:
+        """The fields of a run, with what a spec must know of users' components.
+
+        Raises:
+            ComponentError: One cannot be used.
+        """
+        named = {field: self._name(field, values.get(field)) for field in FIELDS}
+        if not any(named.values()):
+            return values
+        resolved = dict(values)
+        forms = {field: _form(values.get(field, RunSpec.model_fields[field].default)) for field in FIELDS}
+        run = _Run.of(values)
+        for field in FIELDS:
+            name = named[field]
+            if name is not None:
+                forms[field] = resolved[field] = self._resolved(field, name, forms, run)
+        if any(named[field] for field in ("dataset", "model", "loss")):
+            self._check_fit(forms, named)
+        return resolved
+
+    def _name(self, field: str, value: Any) -> ImportName | None:
+        form = _form(value) if value is not None else {}
+        name = form.get("name")
+        if not isinstance(name, str) or IMPORTED in form:
+            return None
+        try:
+            return ImportName.of(field, name, self.directory)
+        except ValueError as error:
+            raise ComponentError(field, f"{name!r} {error}") from error
+
+    def _resolved(self, field: str, name: ImportName, forms: Mapping[str, Values], run: _Run) -> Values:
+        parameters = {key: value for key, value in forms[field].items() if key != "name"}
+        needs = {"dataset": (), "strategy": ("model", "dataset")}.get(field, ("dataset",))
+        request = Request(
+            kind=field,  # type: ignore[arg-type]
+            forms={each: forms[each] for each in needs},
+            module=name.module,
+            attribute=name.attribute,
+            parameters=parameters,
+            directory=str(name.directory),
+            data_dir=str(self._data_dir),
+            batch=self._batch(name, parameters) if field == "dataset" else self._batch_of(forms["dataset"]),
+            ranks=run.ranks if field == "strategy" else 1,
+            parts=min(run.ranks, 64) if field == "partitioner" else 1,
+            batch_size=run.batch_size if field == "strategy" else 1,
+        )
+        answer = self._asked(field, name.label, request)
+        code = self._copied(name, request, answer)
+        return {"name": name.label, **answer.parameters, IMPORTED: {**answer.facts, "code": code}}
+
+    def _check_fit(self, forms: Mapping[str, Values], named: Mapping[str, ImportName | None]) -> None:
+        fields = ("model", "dataset", "loss")
+        request = Request(
+            kind="fit",
+            forms={field: forms[field] for field in fields},
+            batch=self._batch_of(forms["dataset"]),
+            directory=str(self._staged()),
+        )
+        self._asked(next(field for field in fields if named[field]), "", request)
+
+    def _asked(self, field: str, label: str, request: Request) -> Answer:
+        """The answer to a request, which is asked once. Raises ComponentError."""
+        key = request.model_dump_json()
+        if key not in self._answers:
+            self._answers[key] = self._ask(field, label, key)
+        answer = self._answers[key]
+        if answer.invalid:
+            raise ComponentError(field, "", label, answer.invalid, answer.allowed)
+        if answer.error:
+            raise ComponentError(field, f"{label}: {answer.error}" if label else answer.error)
+        return answer
+
+    def _ask(self, field: str, label: str, line: str) -> Answer:
+        process = self._started()
+        assert process.stdin is not None and process.stdout is not None  # noqa: S101, PT018
+        with suppress(BrokenPipeError):
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+        ready, _, _ = select.select([process.stdout], [], [], ANSWER_S)
+        answer = process.stdout.readline() if ready else ""
+        if not answer:
+            self.close()
+            cause = "ended" if ready else f"did not answer within {ANSWER_S:g} s"
+            raise ComponentError(field, f"{label}: the process that tries it {cause}; see its output above")
+        return Answer.model_validate_json(answer)
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            inspection = Inspection(self.directory, self._staged(), self._data_dir, self.requirements)
+            environment = {
+                **os.environ,
+                "PYTHONPATH": python_path(),
+                CODE: str(self._staged()),
+                "SHARDYARD_DATA": str(self._data_dir),
+            }
+            self._process = subprocess.Popen(
+                [*self._command(inspection), str(self.directory)],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # only the orchestrator handles Ctrl-C
+            )
+            weakref.finalize(self, _end, self._process)
+        return self._process
+
+    def _staged(self) -> Path:
+        if self._stage is None:
+            self._stage = Path(tempfile.mkdtemp(prefix=STAGE))
+            self._stage.chmod(0o777)  # a container's user writes samples there
+            weakref.finalize(self, shutil.rmtree, self._stage, True)
+        return self._stage
+
+    def _batch(self, name: ImportName, parameters: Values) -> str:
+        """The file for some samples of a dataset."""
+        identity = json.dumps(
+            [str(name.directory), name.module, name.attribute, parameters], sort_keys=True
+        )
+        return str(self._staged() / f"{sha256(identity.encode()).hexdigest()[:16]}.npz")
+
+    def _batch_of(self, form: Values) -> str:
+        """The file with samples of a resolved dataset; empty for a registered one."""
+        return self._batches[json.dumps(form, sort_keys=True)] if IMPORTED in form else ""
+
+    def _copied(self, name: ImportName, request: Request, answer: Answer) -> str:
+        """Copy the component's files to the directory named after their content. Returns its name."""
+        key = request.model_dump_json()
+        if key not in self._codes:
+            self._codes[key] = self._copy(name, answer)
+        form = {
+            "name": name.label,
+            **answer.parameters,
+            IMPORTED: {**answer.facts, "code": self._codes[key]},
+        }
+        if request.kind == "dataset":
+            self._batches[json.dumps(form, sort_keys=True)] = request.batch
+        return self._codes[key]
+
+    def _copy(self, name: ImportName, answer: Answer) -> str:
+        sizes = sum((name.directory / file).stat().st_size for file in answer.files)
+        if sizes > MOST_BYTES:
+            raise ComponentError(
+                "dataset",
+                f"{name.label}: the files that it reads beside {name.module} have {sizes / 2**30:.1f} GiB; "
+                f"allowed: {MOST_BYTES / 2**30:g} GiB; keep data in the data directory, which it gets as "
+                "`data_dir`",
+            )
+        content = sha256(answer.module.encode())
+        contents = {file: (name.directory / file).read_bytes() for file in answer.files}
+        for file, data in contents.items():
+            content.update(f"{file}\0{len(data)}\0".encode() + data)
+        code = content.hexdigest()[:16]
+        target = self._staged() / code
+        for file, data in contents.items():
+            (target / file).parent.mkdir(parents=True, exist_ok=True)
+            (target / file).write_bytes(data)
+        target.mkdir(exist_ok=True)
+        return code
+
+    def copy_to(self, directory: Path) -> None:
+        """Copy the files of all components to a results directory, where nodes read them."""
+        if self._stage is None:
+            return
+        for code in filter(Path.is_dir, self._stage.iterdir()):
+            if not (directory / code.name).exists():
+                partial = directory / f".{code.name}"
+                shutil.rmtree(partial, ignore_errors=True)
+                shutil.copytree(code, partial)
+                partial.rename(directory / code.name)
+        for path in (directory, *directory.rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+
+    def close(self) -> None:
+        """End the process. The copied files stay as long as this object."""
+        if self._process is not None:
+            _end(self._process)
+            self._process = None
+
+
+class ComponentError(Exception):
+    """A user's component cannot be used.
+
+    field: of the run. invalid: what is wrong with its parameters, and the allowed names.
+    """
+
+    def __init__(
+        self,
+        field: str,
+        message: str,
+        label: str = "",
+        invalid: Sequence[Values] = (),
+        allowed: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message)
+        self.field, self.message, self.label = field, message, label
+        self.invalid, self.allowed = invalid, allowed
+
+    def lines(self, place: Callable[[tuple[int | str, ...]], str]) -> Iterator[str]:
+        """One line for each error. place: formats a location in the run."""
+        if not self.invalid:
+            yield f"{place((self.field,))}: {self.message}"
+            return
+        details = [{**each, "loc": (self.field, *each["loc"])} for each in self.invalid]
+        yield from detail_lines(details, place, lambda _: self.allowed or ["no parameters"])
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What components depend on beside each other. Invalid values are left to the check of the run."""
+
+    ranks: int
+    batch_size: int
+
+    @classmethod
+    def of(cls, values: Values) -> _Run:
+        def number(field: str, default: int) -> int:
+            value = values.get(field, default)
+            return value if type(value) is int and 0 < value <= 65536 else default
+
+        return cls(number("nodes", 1) * number("processes_per_node", 1), number("batch_size", 32))
+
+
+def _form(value: Any) -> Values:
+    return {"name": value} if isinstance(value, str) else dict(value) if isinstance(value, dict) else {}
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=1)
+    if process.poll() is None:
+        process.kill()
+        process.wait()

@@ -1,0 +1,299 @@
+"""Datasets of users: arrays, or any map-style dataset of torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.core.registry import ImportedComponent
+from trainer.data.base import Array, Data, DataError, Dataset, Split
+from trainer.imported.signature import checked, signature_of
+from trainer.imported.source import ImportFailure, Source, located
+
+TEST_SHARE = "test_share"  # of the samples, for a dataset without a test split of its own
+SPLIT_SEED = "split_seed"
+SPLIT_DEFAULTS: dict[str, Any] = {TEST_SHARE: 0.2, SPLIT_SEED: 0}
+MOST_CLASSES = 1000  # an event has room for them
+TYPES = ("float32", "int64", "uint8", "int32", "bool")
+
+
+class DatasetFacts(Source):
+    """What is known of a dataset when a sweep is loaded. data: digest of both splits."""
+
+    train_samples: int
+    test_samples: int
+    shape: tuple[int, ...]
+    input_type: str
+    class_count: int
+    data: str
+
+    @property
+    def key_fields(self) -> dict[str, str]:
+        return {**super().key_fields, "data": self.data}
+
+
+class ImportedDataset(ImportedComponent, Dataset):
+    """A user's dataset."""
+
+    imported: DatasetFacts
+
+    @property
+    def train_samples(self) -> int:
+        return self.imported.train_samples
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.imported.shape
+
+    @property
+    def input_type(self) -> str:
+        return self.imported.input_type
+
+    @property
+    def class_count(self) -> int:
+        return self.imported.class_count
+
+    def load(self, data_dir: Path) -> Data:
+        try:
+            called = self.imported.load()
+            data = load_data(called, self.parameters, data_dir, self.imported.directory)
+        except ImportFailure as error:
+            raise DataError(f"{self.name}: {error}") from error
+        if digest(data) != self.imported.data:
+            raise DataError(
+                f"{self.name}: gives other samples than when the sweep was loaded; a dataset must not "
+                "depend on time, machine or the random state of the process"
+            )
+        return data
+
+
+def load_data(
+    called: Callable[..., Any], parameters: Mapping[str, Any], data_dir: Path, directory: Path
+) -> Data:
+    """Both splits of a user's dataset.
+
+    `called` is a subclass of Dataset, or what returns a map-style dataset of (input, target) or a pair of
+    arrays (inputs, targets). With a parameter `train` it is called once for each split; otherwise a seeded
+    share of its samples is the test split. It may have the parameters `data_dir`, the data directory, and
+    `directory`, that of the sweep file.
+
+    Raises:
+        ImportFailure: It cannot be called, or the samples do not fit together.
+        pydantic.ValidationError: Its parameters are wrong.
+    """
+    if isinstance(called, type) and issubclass(called, Dataset):
+        with failures_in(directory):
+            own = called.model_validate(dict(parameters))
+            return own.load(data_dir)
+    given = {"data_dir": data_dir, "directory": directory}
+    splits = "train" in signature_of(called)
+    mine = {name: parameters.get(name, default) for name, default in SPLIT_DEFAULTS.items()}
+    rest = {name: value for name, value in parameters.items() if splits or name not in mine}
+    if splits:
+        arguments = [checked(called, rest, {**given, "train": train}) for train in (True, False)]
+        with failures_in(directory):
+            train, test = (_samples(called(**each)) for each in arguments)
+    else:
+        check_split(mine)
+        arguments = [checked(called, rest, given)]
+        with failures_in(directory):
+            whole = _samples(called(**arguments[0]))
+        train, test = whole.split(mine[TEST_SHARE], mine[SPLIT_SEED])
+    return _joined(train, test)
+
+
+def check_split(split: Mapping[str, Any]) -> None:
+    """Raise ImportFailure unless the parameters of the seeded split are allowed."""
+    share, seed = split[TEST_SHARE], split[SPLIT_SEED]
+    if type(share) not in (int, float) or not 0 < share < 1:
+        raise ImportFailure(f"{TEST_SHARE} is {share!r}; allowed: a number between 0 and 1")
+    if type(seed) is not int or seed < 0:
+        raise ImportFailure(f"{SPLIT_SEED} is {seed!r}; allowed: a whole number from 0 on")
+
+
+class failures_in:
+    """Turns exceptions of a user's code into ImportFailures that name file and line."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        from pydantic import ValidationError
+
+        if isinstance(error, Exception) and not isinstance(error, ImportFailure | ValidationError):
+            raise ImportFailure(located(error, self._directory)) from error
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Samples of one split, or of both. classes: their number, if the dataset states it."""
+
+    inputs: Array
+    targets: Array
+    classes: int | None
+
+    def split(self, share: float, seed: int) -> tuple[_Samples, _Samples]:
+        """A training and a test split; at least one sample is in each."""
+        count = len(self.inputs)
+        if count < 2:
+            raise ImportFailure(f"it has {count} samples, and needs at least 2 to be split")
+        order = np.random.default_rng(seed).permutation(count)
+        tests = min(max(1, round(count * share)), count - 1)
+        return self._taken(np.sort(order[tests:])), self._taken(np.sort(order[:tests]))
+
+    def _taken(self, indices: Array) -> _Samples:
+        return _Samples(self.inputs[indices], self.targets[indices], self.classes)
+
+
+def _samples(found: Any) -> _Samples:
+    """The samples of what a user's callable returned."""
+    classes = _stated_classes(found)
+    if (
+        isinstance(found, tuple | list)
+        and len(found) == 2
+        and all(hasattr(each, "shape") for each in found)
+    ):
+        inputs, targets = (_array(np.asarray(each), what) for each, what in zip(found, WHAT, strict=True))
+        if len(inputs) != len(targets):
+            raise ImportFailure(f"it has {len(inputs)} inputs and {len(targets)} targets")
+        return _Samples(inputs, targets, classes)
+    if not hasattr(found, "__getitem__") or not hasattr(found, "__len__"):
+        raise ImportFailure(
+            f"it gives {type(found).__name__}, which is neither a map-style dataset (__len__ and "
+            "__getitem__) nor a pair of arrays"
+        )
+    if not len(found):
+        raise ImportFailure("it has no samples")
+    items = [_item(found, number) for number in range(len(found))]
+    inputs, targets = (_stacked([item[at] for item in items], WHAT[at]) for at in (0, 1))
+    return _Samples(inputs, targets, classes)
+
+
+WHAT = ("input", "target")
+
+
+def _item(found: Any, number: int) -> tuple[Any, Any]:
+    item = found[number]
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise ImportFailure(f"item {number} is {type(item).__name__}; it must be a pair (input, target)")
+    return np.asarray(item[0]), np.asarray(item[1])
+
+
+def _stacked(items: Sequence[Any], what: str) -> Array:
+    first = items[0]
+    for number, item in enumerate(items):
+        if item.shape != first.shape:
+            raise ImportFailure(
+                f"items differ in shape: the {what} of item 0 has {first.shape}, of item {number} "
+                f"{item.shape}"
+            )
+    return _array(np.stack(items), what)
+
+
+def _array(values: Array, what: str) -> Array:
+    """The values in a type that torch and the run support, in memory of their own."""
+    if values.dtype.kind not in "fiub":
+        raise ImportFailure(f"the {what}s are of type {values.dtype}; allowed: numbers")
+    if values.dtype.kind == "f":
+        if not np.isfinite(values).all():
+            raise ImportFailure(f"the {what}s hold nan or infinite numbers")
+        return np.array(values, np.float32, order="C")
+    keeps = what == "input" and values.dtype.name in TYPES
+    return np.array(values, values.dtype if keeps else np.int64, order="C")
+
+
+def _stated_classes(found: Any) -> int | None:
+    """The number of classes that a dataset states, as torchvision's do in `classes`."""
+    stated = getattr(found, "classes", None)
+    return len(stated) if isinstance(stated, Sequence) and not isinstance(stated, str) else None
+
+
+def _joined(train: _Samples, test: _Samples) -> Data:
+    if train.inputs.shape[1:] != test.inputs.shape[1:]:
+        raise ImportFailure(
+            f"inputs of the training split have shape {train.inputs.shape[1:]}, of the test split "
+            f"{test.inputs.shape[1:]}"
+        )
+    are_classes = all(each.targets.ndim == 1 and each.targets.dtype.kind == "i" for each in (train, test))
+    if not are_classes:
+        splits = [
+            Split(each.inputs, np.zeros(len(each.inputs), np.int64), each.targets) for each in (train, test)
+        ]
+        return Data(splits[0], splits[1], classes=1, scale=None)
+    classes = _class_count(train, test)
+    labelled = (Split(each.inputs, each.targets) for each in (train, test))
+    return Data(next(labelled), next(labelled), classes, scale=None)
+
+
+def _class_count(train: _Samples, test: _Samples) -> int:
+    lowest = min(int(each.targets.min()) for each in (train, test))
+    highest = max(int(each.targets.max()) for each in (train, test))
+    stated = train.classes
+    most = MOST_CLASSES if stated is None else stated
+    if lowest < 0 or highest >= most:
+        wrong = lowest if lowest < 0 else highest
+        sample = next(
+            int(np.argmax(each.targets == wrong)) for each in (train, test) if wrong in each.targets
+        )
+        raise ImportFailure(f"sample {sample} has the label {wrong}; allowed: 0 to {most - 1}")
+    return highest + 1 if stated is None else stated
+
+
+def digest(data: Data) -> str:
+    """16 hex digits that identify all samples of both splits, in their order."""
+    found = sha256()
+    for split in (data.train, data.test):
+        for array in (split.inputs, split.targets):
+            found.update(f"{array.dtype.str}{array.shape}".encode())
+            found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()[:16]
+
+
+def data_directory() -> Path:
+    """The data directory of this process."""
+    return Path(os.environ.get("SHARDYARD_DATA", "data"))
+
+
+def facts(
+    source: Source,
+    called: Callable[..., Any],
+    parameters: Mapping[str, Any],
+    directory: Path,
+    load: Callable[[], Data],
+) -> tuple[DatasetFacts, Data]:
+    """What a spec says about the dataset, and its samples. Raises ImportFailure."""
+    data = load()
+    if isinstance(called, type) and issubclass(called, Dataset):
+        own = called.model_validate(dict(parameters))
+        stated = (own.train_samples, own.shape, own.class_count)
+        found = (len(data.train.labels), data.train.inputs.shape[1:], data.classes)
+        if stated != found:
+            raise ImportFailure(f"it states (samples, shape, classes) {stated}, and loads {found}")
+    if digest(load()) != digest(data):
+        raise ImportFailure(
+            "it gives other samples when it is loaded again: it draws from global random state; use a "
+            "generator with a seed, such as np.random.default_rng(0)"
+        )
+    return (
+        DatasetFacts(
+            code=source.code,
+            module=source.module,
+            attribute=source.attribute,
+            train_samples=len(data.train.labels),
+            test_samples=len(data.test.labels),
+            shape=data.train.inputs.shape[1:],
+            input_type=data.train.inputs.dtype.name,
+            class_count=data.classes,
+            data=digest(data),
+        ),
+        data,
+    )

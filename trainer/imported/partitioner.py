@@ -1,0 +1,114 @@
+"""Partitioners of users: a subclass of Partitioner, or a function of labels, parts and a generator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import model_validator
+
+from trainer.core.registry import ImportedComponent
+from trainer.data.base import DataError, Images, Indices, Labels, Partitioner
+from trainer.imported.dataset import failures_in
+from trainer.imported.model import scatter_seeds
+from trainer.imported.signature import checked
+from trainer.imported.source import ImportFailure, Source
+
+FLAGS = ("disjoint", "covers", "random", "transforms_images")
+
+
+class PartitionerFacts(Source):
+    """What is known of a partitioner when a sweep is loaded: what its class declares."""
+
+    disjoint: bool
+    covers: bool
+    random: bool
+    transforms_images: bool
+
+
+class ImportedPartitioner(ImportedComponent, Partitioner):
+    """A user's partitioner."""
+
+    imported: PartitionerFacts
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reshuffle(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return {**values, "reshuffle": values.get("parameters", {}).get("reshuffle", False)}
+
+    @property
+    def disjoint(self) -> bool:  # type: ignore[override]
+        return self.imported.disjoint
+
+    @property
+    def covers(self) -> bool:  # type: ignore[override]
+        return self.imported.covers
+
+    @property
+    def random(self) -> bool:  # type: ignore[override]
+        return self.imported.random
+
+    @property
+    def transforms_images(self) -> bool:  # type: ignore[override]
+        return self.imported.transforms_images
+
+    def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
+        return build(self.imported, self.parameters).partition(labels, parts, rng)
+
+    def transform_images(self, images: Images, rank: int, parts: int, rng: np.random.Generator) -> Images:
+        return build(self.imported, self.parameters).transform_images(images, rank, parts, rng)
+
+
+class FunctionPartitioner(Partitioner):
+    """A function as a partitioner that declares nothing."""
+
+    disjoint: ClassVar[bool] = False
+    covers: ClassVar[bool] = False
+
+    function: Any
+
+    def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
+        return [np.asarray(part) for part in self.function(labels, parts, rng)]
+
+
+def build(source: Source, parameters: Mapping[str, Any]) -> Partitioner:
+    """The partitioner. Raises ImportFailure, or pydantic.ValidationError for its parameters."""
+    called = source.load()
+    if isinstance(called, type) and issubclass(called, Partitioner):
+        return called.model_validate(dict(parameters))
+    parameters = dict(parameters)
+    reshuffle = parameters.pop("reshuffle", False)
+    given = checked(called, parameters, dict.fromkeys(("labels", "parts", "rng")))
+    bound = {name: value for name, value in given.items() if name not in ("labels", "parts", "rng")}
+    return FunctionPartitioner.model_validate(
+        {"reshuffle": reshuffle, "function": lambda *arguments: called(*arguments, **bound)}
+    )
+
+
+def facts(source: Source, parameters: Mapping[str, Any], labels: Labels, parts: int) -> PartitionerFacts:
+    """What a spec says about the partitioner, after it has split these labels. Raises ImportFailure."""
+    own = build(source, parameters)
+    try:
+        with failures_in(source.directory):
+            if reason := own.validation_error(len(labels), len(np.unique(labels)), parts):
+                raise ImportFailure(reason)
+            splits = []
+            for seed in (1, 2):
+                scatter_seeds(seed)
+                splits.append(own.partition(labels.copy(), parts, np.random.default_rng(0)))
+    except DataError as error:
+        raise ImportFailure(str(error)) from error
+    if defect := own.split_error(splits[0], len(labels), parts):
+        raise ImportFailure(f"split among {parts}: {defect}")
+    if not all(np.array_equal(one, two) for one, two in zip(*splits, strict=True)):
+        raise ImportFailure(
+            "it gives other parts for an equal generator: it draws from global random state, so that ranks "
+            "would disagree; draw from its argument `rng` only"
+        )
+    return PartitionerFacts(
+        code=source.code,
+        module=source.module,
+        attribute=source.attribute,
+        **{flag: bool(getattr(own, flag)) for flag in FLAGS},
+    )

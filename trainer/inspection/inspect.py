@@ -1,0 +1,274 @@
+"""What a request asks about users' components, and the answers. Runs users' code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trainer.core.registry import Component
+from trainer.data.base import Data, PixelScale
+from trainer.imported import augmentation, dataset, loss, model, optimizer, partitioner, strategy
+from trainer.imported.signature import defaults_left_out, parameter_model
+from trainer.imported.source import ImportFailure, Source
+from trainer.spec.registries import REGISTRIES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Values = dict[str, Any]
+
+TRIED_SAMPLES = 16  # with which models and losses are tried
+MOST_LABELS = 100_000  # with which a partitioner is tried
+FIELDS = ("dataset", "model", "loss", "optimizer", "augmentation", "partitioner", "strategy")
+
+
+class Request(BaseModel):
+    """Asks about one component, or whether those of a run fit together.
+
+    kind: of the component; `fit`: of a run. forms: the components of the run by field; those that the
+    question needs are resolved. For a component:  module, attribute, parameters: as in the sweep file.
+    directory: of its file, or of the sweep file. data_dir: the data directory. batch: file for some samples
+    of a dataset, to write or to read. ranks, batch_size: of the run.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    kind: Literal["dataset", "model", "loss", "optimizer", "augmentation", "partitioner", "strategy", "fit"]
+    forms: Values = {}
+    module: str = ""
+    attribute: str = ""
+    parameters: Values = {}
+    directory: str = ""
+    data_dir: str = ""
+    batch: str = ""
+    ranks: int = 1
+    parts: int = 1
+    batch_size: int = 1
+
+
+class Answer(BaseModel):
+    """What was found: facts, or an error.
+
+    parameters: those that differ from the defaults. files: in the directory, that the component needs.
+    module: digest of an installed module. error: why it cannot be used. invalid: what is wrong with its
+    parameters, as by pydantic; allowed: the names that they may have.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    facts: Values = {}
+    parameters: Values = {}
+    files: list[str] = []
+    module: str = ""
+    error: str = ""
+    invalid: list[Values] = []
+    allowed: list[str] = []
+
+
+def inspect(request: Request) -> Answer:
+    """Answer a request. Call it in a process of its own: it runs users' code."""
+    try:
+        if request.kind == "fit":
+            check_fit(request)
+            return Answer()
+        return _component(request)
+    except ImportFailure as error:
+        return Answer(error=str(error))
+    except ValidationError as error:
+        invalid = [dict(each) for each in error.errors(include_url=False)]
+        for each in invalid:
+            context: Any = each.get("ctx", {})
+            each["ctx"] = {name: str(value) for name, value in context.items()}
+        called = Source(code=request.directory, module=request.module, attribute=request.attribute).load()
+        return Answer(invalid=invalid, allowed=_allowed(called))
+
+
+def _component(request: Request) -> Answer:
+    directory = Path(request.directory)
+    files = OpenedFiles(directory)
+    source = Source(code=request.directory, module=request.module, attribute=request.attribute)
+    called = source.load()
+    found = _FACTS[request.kind](request, source, called)
+    name = getattr(called, "__module__", request.module)
+    origin = getattr(sys.modules.get(name), "__file__", None)
+    inside = origin is not None and Path(origin).is_relative_to(directory)
+    return Answer(
+        facts=found.model_dump(mode="json"),
+        parameters=defaults_left_out(called, request.parameters),
+        files=files.names,
+        module="" if inside or origin is None else sha256(Path(origin).read_bytes()).hexdigest()[:16],
+    )
+
+
+def _dataset(request: Request, source: Source, called: Callable[..., Any]) -> Source:
+    directory, data_dir = Path(request.directory), Path(request.data_dir)
+
+    def load() -> Data:
+        model.scatter_seeds(next(seeds))
+        return dataset.load_data(called, request.parameters, data_dir, directory)
+
+    seeds = iter(range(3))
+    found, data = dataset.facts(source, called, request.parameters, directory, load)
+    few = slice(TRIED_SAMPLES)
+    np.savez(
+        request.batch,
+        inputs=data.train.inputs[few],
+        targets=data.train.targets[few],
+        labels=data.train.labels[:MOST_LABELS],
+    )
+    return found
+
+
+def _model(request: Request, source: Source, called: Callable[..., Any]) -> Source:
+    on = _resolved(request, "dataset")
+    return model.facts(source, request.parameters, on.shape, on.class_count, samples(request)[0])
+
+
+def _augmentation(request: Request, source: Source, called: Callable[..., Any]) -> Source:
+    inputs, _, _ = samples(request)
+    image = inputs.dim() == 4
+    ones = np.ones((inputs.shape[1], 1, 1), np.float32) if image else None
+    scale = None if ones is None else PixelScale(0 * ones, ones)
+    return augmentation.facts(source, request.parameters, inputs, scale)
+
+
+def _partitioner(request: Request, source: Source, called: Callable[..., Any]) -> Source:
+    return partitioner.facts(source, request.parameters, samples(request)[2], request.parts)
+
+
+def _strategy(request: Request, source: Source, called: Callable[..., Any]) -> Source:
+    trained = _resolved(request, "model")
+    return strategy.facts(source, request.parameters, request.ranks, trained, request.batch_size)
+
+
+_FACTS: Mapping[str, Callable[[Request, Source, Callable[..., Any]], Source]] = {
+    "dataset": _dataset,
+    "model": _model,
+    "loss": lambda request, source, called: loss.facts(source, request.parameters),
+    "optimizer": lambda request, source, called: optimizer.facts(source, request.parameters),
+    "augmentation": _augmentation,
+    "partitioner": _partitioner,
+    "strategy": _strategy,
+}
+
+
+def check_fit(request: Request) -> None:
+    """Raise ImportFailure unless model, loss and dataset of a run fit together, as a step shows."""
+    import torch
+
+    trained, on, with_loss = (_resolved(request, field) for field in ("model", "dataset", "loss"))
+    names = {
+        field: REGISTRIES[field].name_of(_resolved(request, field))
+        for field in ("model", "dataset", "loss")
+    }
+    what = f"{names['model']} on {names['dataset']} with the loss {names['loss']}"
+    if reason := trained.validation_error(on.shape):
+        raise ImportFailure(f"{what}: {reason}")
+    inputs, targets, _ = samples(request)
+    torch.manual_seed(0)
+    chain = torch.nn.Sequential(
+        *(block for _, block in trained.blocks(on.shape, on.class_count, torch.Generator()))
+    )
+    try:
+        output = chain(inputs)
+        reason = with_loss.output_error(output, targets)
+        value: Any = None if reason else with_loss.of(output, targets)
+        reason = reason or loss_error(value)
+        if not reason:
+            value.backward()
+            reason = right_error(with_loss.right(output.detach(), targets), len(inputs))
+        if not reason:
+            reason = share_error(with_loss, output.detach(), targets)
+    except Exception as error:
+        from trainer.imported.source import located
+
+        raise ImportFailure(f"{what}: {located(error, Path(request.directory))}") from error
+    if reason:
+        raise ImportFailure(f"{what}: {reason}")
+
+
+def loss_error(value: Any) -> str | None:
+    """Why a loss cannot be minimised; None if it can."""
+    import torch
+
+    if not isinstance(value, torch.Tensor) or value.dim():
+        return f"the loss is {value!r:.80}; it must be a tensor without dimensions, the mean over the batch"
+    if not value.requires_grad:
+        return "no gradient flows from the loss to the model"
+    if not torch.isfinite(value):
+        return f"the loss of the first samples is {value.item()}"
+    return None
+
+
+def right_error(right: Tensor, samples: int) -> str | None:
+    """Why a measure of right answers is none; None if it is one."""
+    if tuple(right.shape) != (samples,):
+        return f"the accuracy has shape {tuple(right.shape)}; it must be one number for each sample"
+    if right.min() < 0 or right.max() > 1:
+        return f"the accuracy of a sample is {right.min():g} to {right.max():g}; allowed: 0 to 1"
+    return None
+
+
+def share_error(of: Any, output: Tensor, targets: Tensor) -> str | None:
+    """Why ranks cannot share a batch; None if its loss is the mean of those of its halves."""
+    half = len(output) // 2
+    if not half:
+        return None
+    both = of.of(output[: 2 * half], targets[: 2 * half]).item()
+    halves = [of.of(output[part], targets[part]).item() for part in (slice(half), slice(half, 2 * half))]
+    if abs(sum(halves) / 2 - both) <= 1e-4 * max(1.0, abs(both)):
+        return None
+    return (
+        f"the loss of a batch is {both:.6g}, and the mean of those of its halves {sum(halves) / 2:.6g}; "
+        "they must be equal, since ranks share a batch"
+    )
+
+
+def samples(request: Request) -> tuple[Tensor, Tensor, Any]:
+    """Some inputs and targets of the dataset, and labels: noise in its shape unless it is a user's."""
+    import torch
+
+    if request.batch:
+        with np.load(request.batch) as arrays:
+            inputs, targets = (torch.from_numpy(arrays[name]) for name in ("inputs", "targets"))
+            return inputs, targets, arrays["labels"]
+    on, rng = _resolved(request, "dataset"), np.random.default_rng(0)
+    labels = rng.integers(on.class_count, size=min(on.train_samples, MOST_LABELS))
+    inputs = torch.from_numpy(rng.standard_normal((TRIED_SAMPLES, *on.shape), np.float32))
+    return inputs, torch.from_numpy(labels[:TRIED_SAMPLES]), labels
+
+
+def _resolved(request: Request, field: str) -> Any:
+    return REGISTRIES[field].parse(request.forms[field])
+
+
+def _allowed(called: Any) -> list[str]:
+    if isinstance(called, type) and issubclass(called, Component):
+        return [*called.model_fields]
+    return [*parameter_model(called, {}).model_fields]
+
+
+class OpenedFiles:
+    """Records which files of a directory this process opens, as the ones that a component needs."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._found = directory, set[Path]()
+        sys.addaudithook(self._record)
+
+    def _record(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], str | bytes):
+            opened = arguments[0].decode() if isinstance(arguments[0], bytes) else arguments[0]
+            self._found.add(Path(opened))
+
+    @property
+    def names(self) -> list[str]:
+        """Their paths in the directory."""
+        resolved = (path if path.is_absolute() else Path.cwd() / path for path in self._found)
+        inside = [path for path in resolved if path.is_relative_to(self._directory) and path.is_file()]
+        return sorted({str(path.relative_to(self._directory)) for path in inside})
