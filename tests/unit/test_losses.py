@@ -67,7 +67,7 @@ def test_formulas_equal_torch() -> None:
 def test_answers_that_are_partly_right() -> None:
     torch.testing.assert_close(Mse().right(SCORES, NUMBERS), torch.tensor([1.0, 2 / 3, 1.0, 1.0]))
     torch.testing.assert_close(
-        BinaryCrossEntropy().right(SCORES, LABELS), torch.tensor([1.0, 1 / 3, 2 / 3, 2 / 3])
+        BinaryCrossEntropy().right(SCORES, LABELS), torch.tensor([1.0, 2 / 3, 2 / 3, 2 / 3])
     )
     best = TOKEN_SCORES.argmax(1)
     torch.testing.assert_close(Nll().right(TOKEN_SCORES, best), torch.ones(4))
