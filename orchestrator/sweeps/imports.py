@@ -21,9 +21,14 @@ from dataclasses import dataclass
 from hashlib import sha256
 from importlib.metadata import entry_points
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
+import psutil
+
+from orchestrator.errors import InputError
 from orchestrator.shipped import python_path
+from orchestrator.sweeps.requirements import missing, read_requirements
 from orchestrator.sweeps.validation import detail_lines
 from trainer.core.registry import IMPORTED, is_import_path
 from trainer.imported.source import CODE
@@ -44,11 +49,11 @@ GROUPS = {"loss": "losses", "strategy": "strategies"}  # entry points; the other
 class Inspection:
     """What to start to try components: a process that reads requests and writes answers.
 
-    directory: of the sweep file. stage: where the files of components are copied to. data_dir: the data
-    directory. requirements: of the sweep; None: none.
+    directories: that components are in, first that of the sweep file. stage: where the files of components
+    are copied to. data_dir: the data directory. requirements: of the sweep; None: none.
     """
 
-    directory: Path
+    directories: Sequence[Path]
     stage: Path
     data_dir: Path
     requirements: Path | None = None
@@ -57,8 +62,11 @@ class Inspection:
 Command = Callable[[Inspection], Sequence[str]]
 
 
-def local_command(_: Inspection) -> Sequence[str]:
-    """Try components in a process of this machine."""
+def local_command(inspection: Inspection) -> Sequence[str]:
+    """Try components in a process of this machine. Raises InputError if a package is missing."""
+    path = inspection.requirements
+    if path is not None and (absent := missing(read_requirements(path))):
+        raise InputError(f"{path}: not installed: {', '.join(absent)}; pip install -r {quote(str(path))}")
     return [sys.executable, "-m", "trainer.inspection"]
 
 
@@ -131,6 +139,7 @@ class Imports:
     ) -> None:
         self.directory, self._data_dir, self._command = directory.resolve(), data_dir.resolve(), command
         self.requirements: Path | None = None
+        self._mounted = [self.directory]
         self._answers: dict[str, Answer] = {}
         self._codes: dict[str, str] = {}
         self._batches: dict[str, str] = {}  # files with samples, by the resolved form of a dataset
@@ -209,7 +218,10 @@ class Imports:
 
     def _asked(self, field: str, label: str, request: Request) -> Answer:
         """The answer to a request, which is asked once. Raises ComponentError."""
-        key = request.model_dump_json()
+        key, directory = request.model_dump_json(), Path(request.directory)
+        if not any(directory.is_relative_to(each) for each in [*self._mounted, self._staged()]):
+            self.close()  # the process may see mounted directories alone
+            self._mounted.append(directory)
         if key not in self._answers:
             self._answers[key] = self._ask(field, label, key)
         answer = self._answers[key]
@@ -235,7 +247,7 @@ class Imports:
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None:
-            inspection = Inspection(self.directory, self._staged(), self._data_dir, self.requirements)
+            inspection = Inspection(self._mounted, self._staged(), self._data_dir, self.requirements)
             environment = {
                 **os.environ,
                 "PYTHONPATH": python_path(),
@@ -255,7 +267,8 @@ class Imports:
 
     def _staged(self) -> Path:
         if self._stage is None:
-            self._stage = Path(tempfile.mkdtemp(prefix=STAGE))
+            _remove_stale_stages()
+            self._stage = Path(tempfile.mkdtemp(prefix=f"{STAGE}{os.getpid()}-"))
             self._stage.chmod(0o777)  # a container's user writes samples there
             weakref.finalize(self, shutil.rmtree, self._stage, True)
         return self._stage
@@ -316,6 +329,8 @@ class Imports:
                 shutil.rmtree(partial, ignore_errors=True)
                 shutil.copytree(code, partial)
                 partial.rename(directory / code.name)
+        if self.requirements is not None:
+            shutil.copyfile(self.requirements, directory / "requirements.txt")
         for path in (directory, *directory.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
 
@@ -371,6 +386,14 @@ class _Run:
 
 def _form(value: Any) -> Values:
     return {"name": value} if isinstance(value, str) else dict(value) if isinstance(value, dict) else {}
+
+
+def _remove_stale_stages() -> None:
+    """Remove the directories of processes that were killed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{STAGE}*"):
+        pid = path.name.removeprefix(STAGE).partition("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

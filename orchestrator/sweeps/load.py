@@ -18,6 +18,7 @@ from orchestrator.sweeps.equal import EqualShare, resolve_equal
 from orchestrator.sweeps.expand import SEED, BlockFields, FieldValue, check_field, expand, matches
 from orchestrator.sweeps.imports import Imports, from_here
 from orchestrator.sweeps.lab import Ablation, AblationStep, BlockRecord, Lab, Published
+from orchestrator.sweeps.requirements import read_requirements
 from orchestrator.sweeps.validation import Location, dotted, error_lines
 from orchestrator.sweeps.yaml import parse_yaml, read_yaml
 from trainer.spec.registries import REGISTRIES
@@ -75,6 +76,11 @@ class SweepSpec(BaseModel):
         description=f"{REPEAT}; default: one run for each seed of the axis `seed`",
     )
     quick: Values = Field(default={}, description="fields of a quick run, for every block")
+    requirements: str | None = Field(
+        None,
+        description="file with packages that users' components need, one per line; containers run an image "
+        "with them, which is built once",
+    )
     blocks: list[Block] = Field(min_length=1)
 
     @field_validator("name")
@@ -134,6 +140,9 @@ def load_sweep(
     except ValidationError as error:
         lines = error_lines(error, lambda at: f"{path}: {dotted(at)}", _keys_at)
         raise InputError("\n".join(lines)) from error
+    if spec.requirements is not None:
+        imports.requirements = import_directory(path).absolute() / spec.requirements
+        read_requirements(imports.requirements)
     all_fields = [_fields_of_block(spec, number, path) for number in range(len(spec.blocks))]
     overrides = [f"--set {assignment}" for assignment in sets] + ([f"--nodes {nodes}"] if nodes else [])
     if quick:
@@ -164,6 +173,10 @@ def load_sweep(
     # Options may exclude runs that have published figures.
     _check_published(spec, None if overrides else expanded, path)
     imports.close()
+    if spec.requirements is not None and imports.code is None:
+        raise InputError(
+            f"{path}: requirements: {spec.requirements!r} has no effect without an import path"
+        )
     return Sweep(spec, text, overrides, runs, _named(spec.blocks, expanded), share, imports)
 
 

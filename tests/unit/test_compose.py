@@ -90,6 +90,7 @@ def test_environment(tmp_path: Path) -> None:
         "SHARDYARD_WARM": "",
         "SHARDYARD_DATA": "/data",
         "SHARDYARD_CHECKPOINTS": "",  # even if the user exports it
+        "SHARDYARD_CODE": "",
         "SHARDYARD_ORCHESTRATOR_ID": "1234 17.00 pid:[4]",
         "SHARDYARD_FETCH": "skip",
         "SHARDYARD_IMAGE": "shardyard-trainer",

@@ -142,6 +142,14 @@ def test_directory_without_checkpoints_is_not_empty() -> None:
     assert list((PROJECT / "docker" / "no-checkpoints").iterdir())
 
 
+@every_agent
+def test_code_of_users_is_mounted_read_only_in_agents_alone(topology: str, name: str) -> None:
+    source = "${SHARDYARD_CODE:-../docker/no-code}"
+    mounts = services(topology)[name]["volumes"]
+    assert {"type": "bind", "source": source, "target": "/code", "read_only": True} in mounts
+    assert list((PROJECT / "docker" / "no-code").iterdir())
+
+
 def test_gpu_overlay_keeps_all_settings() -> None:
     overlay = load(COMPOSE / "gpu.yml")
     assert overlay.keys() == {"services"}

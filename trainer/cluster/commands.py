@@ -86,6 +86,7 @@ def environment(assignment: RankAssignment, pid: int) -> dict[str, str]:
         **spec.thread_environment(first),
         "SHARDYARD_SPEC": str(SPEC),
         "SHARDYARD_DATA": "/data",
+        "SHARDYARD_CODE": "/code",
         "SHARDYARD_OUT": str(OUT),
         "SHARDYARD_PARENT_PID": str(pid),
         # Compose prefixes each line with the container's name; ranks that share a node add their own.

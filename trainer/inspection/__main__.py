@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 
 from trainer.core.events import signal_name
 from trainer.inspection.inspect import Answer, Request, inspect
@@ -41,6 +41,10 @@ def _served(request: Request) -> Answer:
     process = fork.Process(target=_serve, args=(request, sender, os.getpid()))
     process.start()
     sender.close()
+    if wait([receiver, sys.stdin.fileno()]) != [receiver] and not receiver.poll():
+        process.kill()  # whoever asked has ended: there is one request at a time
+        process.join()
+        sys.exit(1)
     try:
         answer = Answer.model_validate_json(receiver.recv())
     except EOFError:

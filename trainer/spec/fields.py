@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import PydanticCustomError
 
 from trainer.core.event_schema import MAX_FAULTS
+from trainer.core.registry import ImportedComponent
 from trainer.core.rng import SOURCES, Source
 from trainer.core.strategy import Strategy
 from trainer.core.trace import TraceMode
@@ -226,6 +227,11 @@ class RunFields(BaseModel):
     def name_of(self, field: str) -> str:
         """The registered name of a component field, e.g. `name_of("strategy")`."""
         return REGISTRIES[field].name_of(getattr(self, field))
+
+    @property
+    def has_imports(self) -> bool:
+        """Whether some component is a user's, so that nodes need its code."""
+        return any(isinstance(getattr(self, field), ImportedComponent) for field in REGISTRIES)
 
     @property
     def topology(self) -> str:

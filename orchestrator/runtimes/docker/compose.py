@@ -144,6 +144,7 @@ def cluster(
             "SHARDYARD_WARM": "",
             # Set even if empty, so that a value in the user's shell does not apply.
             "SHARDYARD_CHECKPOINTS": str(checkpoints_of(paths).resolve()) if spec.checkpoints else "",
+            "SHARDYARD_CODE": str(paths.code.resolve()) if spec.has_imports else "",
             "SHARDYARD_ORCHESTRATOR_ID": orchestrator,
             "SHARDYARD_IMAGE": image,
             "SHARDYARD_FETCH": "skip",  # the orchestrator has prepared the data

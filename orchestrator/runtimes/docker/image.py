@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import tempfile
 from hashlib import sha256
 from pathlib import Path
 
+from orchestrator.errors import InputError
 from orchestrator.results.environment import PACKAGES
 from orchestrator.runtimes.docker.engine import Engine, EngineError
 from orchestrator.shipped import COMPOSE, ROOT, command
 
 IMAGE = "shardyard-trainer"
+DERIVED = ROOT / "docker"  # what builds an image with further packages
 LABEL = "shardyard.source"
 
 
@@ -71,14 +75,51 @@ def build(engine: Engine, wheels: Path | None) -> int:
 
     wheels: a directory of wheels that take precedence over any index.
     """
-    environment = {**os.environ, "SHARDYARD_SOURCE": source_digest()}
-    if found := wheels or _wheels_of_pip():
-        environment["SHARDYARD_WHEELS"] = str(found.resolve())
+    environment = _build_environment(wheels)
     compose = ("compose", "-f", str(COMPOSE / "ddp.yml"), "build", "data")
     try:
         return subprocess.run(engine.command(*compose), env=environment).returncode
     except OSError as error:
         raise EngineError(f"docker cannot be run ({error.strerror})") from error
+
+
+def image_with(engine: Engine, requirements: Path) -> str:
+    """The ID of the image with the packages of a requirements file, built unless it is there.
+
+    Raises:
+        InputError: The packages cannot be installed.
+    """
+    from docker.errors import ImageNotFound
+
+    content = requirements.read_bytes()
+    digest = sha256(image_id(engine).encode() + content).hexdigest()[:16]
+    name = f"{IMAGE}-requirements:{digest}"
+    try:
+        return str(engine.client.images.get(name).id)
+    except ImageNotFound:
+        pass
+    with tempfile.TemporaryDirectory(prefix="shardyard-image-") as directory:
+        (Path(directory) / "requirements.txt").write_bytes(content)
+        shutil.copy(DERIVED / "requirements.Dockerfile", directory)
+        environment = {
+            **_build_environment(None),
+            "SHARDYARD_IMAGE": image_name(),
+            "SHARDYARD_DERIVED": name,
+            "SHARDYARD_REQUIREMENTS": directory,
+        }
+        compose = ("compose", "-f", str(DERIVED / "requirements.yml"), "build", "image")
+        done = subprocess.run(engine.command(*compose), env=environment, capture_output=True, text=True)
+    if done.returncode:
+        lines = [line.strip() for line in (done.stdout + done.stderr).splitlines() if "ERROR" in line]
+        raise InputError(f"{requirements}: cannot be installed in the image: {' '.join(lines[:3])[:500]}")
+    return str(engine.client.images.get(name).id)
+
+
+def _build_environment(wheels: Path | None) -> dict[str, str]:
+    environment = {**os.environ, "SHARDYARD_SOURCE": source_digest()}
+    if found := wheels or _wheels_of_pip():
+        environment["SHARDYARD_WHEELS"] = str(found.resolve())
+    return environment
 
 
 def _wheels_of_pip() -> Path | None:

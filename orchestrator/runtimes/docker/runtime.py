@@ -24,9 +24,11 @@ from orchestrator.runtimes.docker.image import (
     image_id,
     image_name,
     image_trouble,
+    image_with,
     pinned_packages,
     source_digest,
 )
+from orchestrator.runtimes.docker.inspection import inspection_container
 from orchestrator.runtimes.docker.live import LiveRecord
 from orchestrator.runtimes.docker.project import (
     Container,
@@ -40,6 +42,8 @@ from orchestrator.runtimes.docker.reaper import Reaper, remove_orphans
 from orchestrator.runtimes.docker.warm import WarmContainers, WarmRun
 from orchestrator.runtimes.identity import identity
 from orchestrator.runtimes.launch_plan import LaunchPlan, Process
+from orchestrator.sweeps.imports import Inspection
+from orchestrator.sweeps.requirements import read_requirements
 from trainer.core.events import Event, signal_name
 from trainer.spec.run_spec import RunSpec
 
@@ -68,6 +72,7 @@ class DockerRuntime(Runtime):
         super().__init__(cold, shared_network)
         self._engine: Engine | None = None
         self._image: str | None = None
+        self._packages = ""  # that were added to the image
         self._reaper: Reaper | None = None
         self._warm: dict[Kind, WarmContainers] = {}  # in the order of their last use
         self._scales: dict[Kind, int] = {}  # of the largest expected run
@@ -95,7 +100,7 @@ class DockerRuntime(Runtime):
         return {
             "docker": self.engine.version,
             "compose": self.engine.compose,
-            "image": f"{image_name()} from sources {source_digest()}",
+            "image": f"{image_name()} from sources {source_digest()}{self._packages}",
             "python": "of the image",
             **pinned_packages(),
         }
@@ -119,6 +124,16 @@ class DockerRuntime(Runtime):
                 f"for node {slowest}, and the engine enforces {MIN_CPUS:g} or more"
             )
         return None
+
+    def inspection_command(self, inspection: Inspection) -> Sequence[str]:
+        if trouble := image_trouble(self.engine):
+            raise InputError(f"{trouble}; or use --runtime local")
+        self._image = image_id(self.engine)
+        if inspection.requirements:
+            self._image = image_with(self.engine, inspection.requirements)
+            packages = map(str, read_requirements(inspection.requirements))
+            self._packages = f" with {', '.join(packages)}"
+        return self.engine.command(*inspection_container(inspection, self._image, identity()))
 
     def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
         run = self._cluster(spec, paths, data_dir)
@@ -272,9 +287,9 @@ def _kind(spec: RunSpec, run: Cluster) -> Kind:
 
     In topology single the limits depend on the number of nodes. Runs with unequal nodes have as many nodes.
     """
-    own = {"SHARDYARD_SPEC", "SHARDYARD_RESULTS"}
+    own = {"SHARDYARD_SPEC", "SHARDYARD_RESULTS", "SHARDYARD_CODE"}
     common = tuple(sorted((name, value) for name, value in run.environment.items() if name not in own))
-    return run.files, common, tuple(spec.node_speed or ())
+    return run.files, common, spec.has_imports, tuple(spec.node_speed or ())
 
 
 def check_mounts(directory: Path, data_dir: Path) -> None:

@@ -15,6 +15,7 @@ from orchestrator.runtimes.launch_plan import Process, rank_name
 from orchestrator.runtimes.local.throttle import NodeLimit
 from orchestrator.shipped import python_path
 from trainer.elastic.command import torchrun
+from trainer.imported.source import CODE
 from trainer.spec.run_spec import RunSpec
 
 MEMBERSHIP = "membership.json"
@@ -35,9 +36,10 @@ def processes(
         "SHARDYARD_SPEC": str(paths.spec.resolve()),
         "SHARDYARD_DATA": str(data_dir.resolve()),
         "SHARDYARD_OUT": str(live.resolve()),
-        "SHARDYARD_CODE": str(paths.code.resolve()),
         "PYTHONPATH": python_path(),
     }
+    if spec.has_imports:
+        environment[CODE] = str(paths.code.resolve())
     if spec.node_speed is not None:
         environment["SHARDYARD_THROTTLED"] = str(live.resolve())
     if spec.checkpoints:  # separate from containers' checkpoints, whose times do not compare
