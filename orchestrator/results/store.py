@@ -181,6 +181,10 @@ class SweepPaths:
         """Of the run before the first one, whose result is dropped; exists only during that run."""
         return self.directory / ".warm-up-run"
 
+    def exported(self, to: str) -> Path:
+        """Where results are exported in this format, unless another place is chosen."""
+        return self.directory / "export" / to
+
     def run(self, key: str) -> RunPaths:
         return RunPaths(self.directory / key)
 

@@ -35,17 +35,17 @@ ENTRY = ("file", "column", "unit", "meaning", "empty")
 
 def results_csv(comparison: Comparison) -> str:
     """results.csv: one line per run. Failed and unusable ones have a cause, pending ones only a key."""
-    return _table(*result_lines(comparison))
+    return csv_text(*result_lines(comparison))
 
 
 def summary_csv(comparison: Comparison) -> str:
     """summary.csv: one line per configuration with a result, in the order of the sweep."""
-    return _table(*summary_lines(comparison))
+    return csv_text(*summary_lines(comparison))
 
 
 def epochs_csv(comparison: Comparison) -> str:
     """epochs.csv: one line per ok run and epoch, in the order of the sweep, on the wall clock."""
-    return _table(*epoch_lines(comparison))
+    return csv_text(*epoch_lines(comparison))
 
 
 def result_lines(comparison: Comparison) -> Lines:
@@ -76,7 +76,7 @@ def _results(comparison: Comparison) -> Iterator[dict[str, Value]]:
 
 def columns_csv() -> str:
     """columns.csv: the data dictionary of the other files, for readers without the documentation."""
-    return _table(ENTRY, dictionary())
+    return csv_text(ENTRY, dictionary())
 
 
 def dictionary() -> list[dict[str, Value]]:
@@ -101,7 +101,8 @@ def _names(columns: Sequence[CsvColumn[Any]]) -> list[str]:
     return [column.name for column in columns]
 
 
-def _table(columns: Sequence[str], lines: Iterable[Mapping[str, Value]]) -> str:
+def csv_text(columns: Sequence[str], lines: Iterable[Mapping[str, Value]]) -> str:
+    """A CSV file with a header; an absent value is an empty cell."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=columns, lineterminator="\n")
     writer.writeheader()
