@@ -12,7 +12,7 @@ WORKERS ?= -n 3 --dist worksteal
 # A new machine may still be updating its packages.
 APT_GET := $(if $(filter-out 0,$(shell id -u)),sudo) env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300
 
-.PHONY: help engine image venv sweep run compare labs labs-quick report replay partitions model doctor browser test test-process test-all golden smoke check soak faults bench docs picture screenshot clean
+.PHONY: help engine image venv sweep run compare labs labs-quick report export replay partitions model doctor browser test test-process test-all golden smoke check soak faults bench docs picture screenshot clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -50,6 +50,9 @@ labs-quick: venv ## run all labs with a few epochs, as local processes and in co
 
 report: venv ## write the report of a results directory again; ARGS=DIR
 	$(RUN) -m orchestrator report $(ARGS)
+
+export: venv ## export results for other programs; ARGS="results/quickstart --to csv"
+	$(RUN) -m orchestrator export $(ARGS)
 
 replay: venv ## compute the cluster time of a results directory; ARGS="DIR --link 100mbit/1ms"
 	$(RUN) -m orchestrator replay $(ARGS)

@@ -30,6 +30,7 @@ from orchestrator.commands.sweep import (
     text_console,
 )
 from orchestrator.errors import InputError, StorageError, output_error, storage_trouble
+from orchestrator.export import EXPORTERS
 from orchestrator.results.store import SweepPaths, claimed, write_atomic
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.shipped import find_sweep
@@ -395,6 +396,31 @@ def compare(
         for each in broken:
             console.print(f"above the limit: {each}")
         raise typer.Exit(FAILED)
+
+
+@app.command()
+def export(
+    directory: Annotated[
+        Path, typer.Argument(parser=_directory, metavar="DIRECTORY", help="A results directory.")
+    ],
+    to: Annotated[str, typer.Option(metavar="FORMAT", help=f"{', '.join(EXPORTERS.entries)}.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            parser=_directory,
+            metavar="DIRECTORY",
+            help="Where to. Default: export/FORMAT in the results directory.",
+        ),
+    ] = None,
+) -> None:
+    """Export results for other programs: experiment trackers, data frames, papers.
+
+    Exporting again replaces what has changed, and duplicates nothing."""
+    from orchestrator.commands import export as command
+
+    console = text_console()
+    for line in command.export(directory, to, out):
+        console.print(line)
 
 
 @app.command()

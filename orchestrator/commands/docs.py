@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from orchestrator.commands import labs
 from orchestrator.errors import InputError
+from orchestrator.export import EXPORTERS
 from orchestrator.report.render.csv_tables import DICTIONARY
 from orchestrator.results.store import write_atomic
 from orchestrator.runtimes import RUNTIMES
@@ -318,6 +319,21 @@ def _differences_of(sweep: Sweep) -> list[str]:
     return (sweep.spec.lab.differences(sweep.runs) if sweep.spec.lab else []) or [labs.NONE_KNOWN]
 
 
+def _export_formats(directory: Path) -> str:
+    """The formats of the command `export`."""
+    found = {name: EXPORTERS.load(name) for name in EXPORTERS.entries}
+    rows = [
+        (
+            _link(each, name, directory),
+            each.takes,
+            _summary(each),
+            f"`pip install 'shardyard[{name}]'`" if each.modules else "",
+        )
+        for name, each in found.items()
+    ]
+    return markdown_table(("`--to`", "takes", "writes", "needs"), rows)
+
+
 def _columns(file: str) -> Callable[[Path], str]:
     """The data dictionary of one of a report's CSV files."""
     rows = [(f"`{each.name}`", each.unit, each.meaning, each.empty) for each in DICTIONARY[file]]
@@ -342,6 +358,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "run fields": _run_fields,
     "faults": _faults,
     "link fields": _link_fields,
+    "export formats": _export_formats,
     "summary columns": _columns("summary.csv"),
     "result columns": _columns("results.csv"),
     "epoch columns": _columns("epochs.csv"),

@@ -48,9 +48,10 @@ ORCHESTRATOR: dict[str, str] = {
     "replay": "errors shipped sweeps results runtimes",
     "execution": "errors shipped sweeps results runtimes",
     "report": "errors shipped sweeps results runtimes replay",
-    "commands": "errors shipped sweeps results runtimes execution replay report",
+    "export": "errors results report",
+    "commands": "errors shipped sweeps results runtimes execution replay report export",
     "api": "errors shipped sweeps results commands report",
-    "cli": "errors shipped sweeps terminal results runtimes execution replay report commands",
+    "cli": "errors shipped sweeps terminal results runtimes execution replay report export commands",
     "__main__": "cli",
 }
 REPORT: dict[str, str] = {

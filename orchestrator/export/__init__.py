@@ -1,0 +1,21 @@
+"""Export: what other programs read. The known formats, one file each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainer.core.registry import Registry
+
+if TYPE_CHECKING:  # the command line lists the names
+    from orchestrator.export.base import Exporter
+
+EXPORTERS: Registry[Exporter] = Registry(
+    "format",
+    {
+        "csv": "orchestrator.export.csv_files:CsvExporter",
+        "latex": "orchestrator.export.latex:LatexExporter",
+        "mlflow": "orchestrator.export.mlflow:MlflowExporter",
+        "tensorboard": "orchestrator.export.tensorboard:TensorBoardExporter",
+        "wandb": "orchestrator.export.wandb:WandbExporter",
+    },
+)

@@ -1,0 +1,137 @@
+"""Exporter: the base class of all formats, and what those with an own library share."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import ClassVar, Literal
+
+from orchestrator.errors import InputError, output_error
+from orchestrator.export.contents import ExportedRun, ExportedSweep, read_contents
+from orchestrator.report.formats import JOIN, count
+from orchestrator.results.store import SweepPaths, write_atomic
+
+MARK = "shardyard.sha256"  # the digest of the run that was exported into the file's directory
+
+Change = Literal["added", "replaced", "unchanged"]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A run or a file of an export. change: what the export did to it at its place."""
+
+    name: str
+    change: Change
+
+
+class Exporter(ABC):
+    """A format to export to.
+
+    takes: what is exported. name: in the registry. modules: the optional libraries that it imports; the
+    extra of the package that installs them has the name of the format.
+    """
+
+    takes: ClassVar[Literal["results directory", "sweep file"]]
+    name: ClassVar[str]
+    modules: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def export(self, source: Path, out: Path | None) -> Iterator[Exported | str]:
+        """Export, and yield what was done as it happens: each run or file, and remarks.
+
+        Args:
+            source: what `takes` says.
+            out: where to; None: the default of the format.
+
+        Raises:
+            InputError: the source is not what `takes` says, a library is missing, or `out` is unusable.
+        """
+
+
+class ResultsExporter(Exporter):
+    """A format for the results of a sweep.
+
+    The contents are those of the report's CSV files. Pending runs are left out, and all others exported,
+    failed ones with their cause. Exporting again replaces runs whose contents have changed.
+    """
+
+    takes = "results directory"
+
+    @abstractmethod
+    def write(self, sweep: ExportedSweep, out: Path) -> Iterator[Exported]:
+        """Write the results into the directory `out`, which exists."""
+
+    @abstractmethod
+    def advice(self, out: Path) -> str:
+        """How to open what is written. Raises InputError for a path that the format cannot use."""
+
+    def export(self, source: Path, out: Path | None) -> Iterator[Exported | str]:
+        self.check_libraries()
+        paths = SweepPaths(source)
+        sweep = read_contents(paths)
+        out = paths.exported(self.name) if out is None else out
+        advice = self.advice(out)
+        prepare(out)
+        yield from self.write(sweep, out)
+        if sweep.pending:
+            yield f"left out, since they are pending: {count(sweep.pending, 'run').replace(JOIN, ' ')}"
+        yield advice
+
+    def check_libraries(self) -> None:
+        """Import the libraries. Raises InputError if one is missing."""
+        for module in self.modules:
+            try:
+                found = import_module(module)
+            except ModuleNotFoundError as error:
+                raise self._missing(error.name or module) from error
+            except ImportError as error:
+                raise InputError(f"--to {self.name}: {module} cannot be imported ({error})") from error
+            # A folder of this name in the current directory, such as the one that wandb creates.
+            if found.__file__ is None:
+                raise self._missing(module)
+
+    def _missing(self, module: str) -> InputError:
+        return InputError(
+            f"--to {self.name}: the package {module} is missing; run: pip install 'shardyard[{self.name}]' "
+            f"(in a checkout: pip install '.[{self.name}]')"
+        )
+
+
+def prepare(out: Path) -> None:
+    """Create the directory. Raises InputError if it cannot be written to."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise output_error(out, error) from error
+
+
+def file_name(text: str) -> str:
+    """The text as the name of a file, whatever is in it."""
+    return re.sub(r"[^\w-]", "_", text, flags=re.ASCII)
+
+
+def write_text(path: Path, text: str) -> Exported:
+    """Write a file that an export consists of, unless it has this text already."""
+    change: Change = "replaced" if path.exists() else "added"
+    if change == "replaced" and path.read_bytes() == text.encode():
+        return Exported(str(path), "unchanged")
+    write_atomic(path, text)
+    return Exported(str(path), change)
+
+
+def is_current(directory: Path, run: ExportedRun) -> bool:
+    """Whether the directory has a complete export of exactly this run."""
+    mark = directory / MARK
+    return mark.is_file() and mark.read_text(encoding="utf-8", errors="replace") == run.digest
+
+
+def mark_current(directory: Path, run: ExportedRun) -> None:
+    """Note that the export into the directory is complete."""
+    write_atomic(directory / MARK, run.digest)
