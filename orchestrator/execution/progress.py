@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from statistics import fmean
 from types import TracebackType
 
 from rich.console import Console, Group
@@ -14,42 +12,20 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.execution.position import (
+    STARTING,
+    Position,
+    TimeLeft,
+    clock_time,
+    position,
+    share_done,
+)
 from orchestrator.results.records import RunResult
 from orchestrator.runtimes.launch_plan import rank_name, rank_noun
 from trainer.core.events import Event
 from trainer.spec.run_spec import RunSpec
 
 PLAIN_EVERY_S = 10.0
-
-
-@dataclass
-class TimeLeft:
-    """Estimates the remaining time from the runs so far."""
-
-    total: int
-    seconds: list[float] = field(default_factory=list)
-
-    def estimate(self, number: int, done: float = 0.0, elapsed_s: float = 0.0) -> str:
-        """Time left in run `number` (from 1); empty if nothing is known yet.
-
-        Before any run has ended, the running one shows how long a run takes.
-
-        Args:
-            done: share of the run's training that is done, 0 … 1.
-            elapsed_s: seconds since the run started.
-        """
-        of_run = fmean(self.seconds) if self.seconds else elapsed_s / done if done else 0.0
-        if not of_run:
-            return ""
-        # A run that takes longer than others has no time left, rather than less than none.
-        running = (1 - done) * of_run if done else max(of_run - elapsed_s, 0.0)
-        return f"about {clock_time(running + (self.total - number) * of_run)} left"
-
-
-def clock_time(seconds: float) -> str:
-    """Minutes and seconds: `1:15` for 75."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"
 
 
 def result_line(number: int, total: int, result: RunResult, skipped: bool) -> str:
@@ -62,46 +38,6 @@ def result_line(number: int, total: int, result: RunResult, skipped: bool) -> st
         return f"{head}: {result.status.upper()} after {result.wall_s:.1f} s: {result.cause}{log}"
     accuracy = "" if result.accuracy is None else f", acc {result.accuracy:.1%}"
     return f"{head}: ok in {result.wall_s:.1f} s, trained {result.train_s or 0:.2f} s{accuracy}"
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where a rank is in its training, as text; what an event does not say is empty.
-
-    done: share of its epochs, 0 … 1. accuracy: on the test split, after the last evaluated epoch.
-    """
-
-    done: float
-    epoch: str
-    loss: str = ""
-    accuracy: str = ""
-    throughput: str = ""
-
-
-STARTING = Position(0.0, "starting")
-
-
-def position(event: Event, before: Position = STARTING) -> Position | None:
-    """Where the rank of an event is, or None. before: where it was. A parameter server has no loss."""
-    fields = event.fields
-    if event.kind == "step":
-        steps = (fields["epoch"] - 1) * fields["steps"] + fields["step"]
-        return Position(
-            steps / (fields["epochs"] * fields["steps"]),
-            f"{fields['epoch']}/{fields['epochs']} step {fields['step']}/{fields['steps']}",
-            f"{fields['loss']:.3f}",
-            before.accuracy,
-            f"{fields['samples_per_s']:,.0f}",
-        )
-    if event.kind == "epoch":
-        return Position(
-            fields["epoch"] / fields["epochs"],
-            f"{fields['epoch']}/{fields['epochs']} done",
-            "" if fields["loss"] is None else f"{fields['loss']:.3f}",
-            f"{fields['accuracy']:.1%}",
-            before.throughput,
-        )
-    return None
 
 
 class PlainProgress:
@@ -201,7 +137,7 @@ class LiveProgress(PlainProgress):
         if len(self._ranks) > len(shown):
             table.add_row("…", f"and {len(self._ranks) - len(shown)} more")
         elapsed_s = time.monotonic() - self._started_at
-        done = fmean(at.done for at in self._ranks.values()) if self._ranks else 0.0
+        done = share_done(self._ranks.values())
         left = self._time_left.estimate(self._number, done, elapsed_s) if self._number else ""
         progress = Table.grid(padding=(0, 2, 0, 0))
         bar = ProgressBar(total=self._total, completed=max(0, self._number - 1) + done, width=40)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.execution.outcome import outcome
-from orchestrator.execution.progress import position
+from orchestrator.execution.position import position
 from orchestrator.execution.run_result import certify
 from orchestrator.results.records import epochs_of, ranks_of
 from tests.unit.conftest import rank_fields

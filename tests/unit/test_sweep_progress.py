@@ -10,14 +10,8 @@ import pytest
 from rich.console import Console
 
 from orchestrator.execution import progress as display
-from orchestrator.execution.progress import (
-    LiveProgress,
-    PlainProgress,
-    TimeLeft,
-    clock_time,
-    progress_on,
-    result_line,
-)
+from orchestrator.execution.position import TimeLeft, clock_time
+from orchestrator.execution.progress import LiveProgress, PlainProgress, progress_on, result_line
 from tests.unit.conftest import FakeTime, event, run_result
 from trainer.core.events import Event
 from trainer.spec.run_spec import RunSpec
