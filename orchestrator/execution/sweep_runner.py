@@ -91,6 +91,7 @@ class SweepRunner:
             source=sweep.source,
             overrides=sweep.overrides,
             keys=[run.key for run in sweep.runs],
+            order=[run.key for run in in_order(sweep, self.runtime, self.data_dir)],
             environment=self._environment,
             lab=sweep.spec.lab,
             blocks=sweep.blocks,

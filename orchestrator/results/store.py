@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Collection, Iterator
@@ -25,11 +26,15 @@ from trainer.spec.traces import untraced_reason
 
 T = TypeVar("T", bound=BaseModel)
 
+LOOK_S = 0.2  # `is_claimed` may hold the lock for a moment
 MAX_USAGE_BYTES = 2**20  # about 300 bytes of each of at most 1024 nodes
 
 
 class SweepRecord(BaseModel):
-    """The sweep of a results directory, stored in sweep.json. keys: the runs in the order of the file."""
+    """The sweep of a results directory, stored in sweep.json.
+
+    keys: the runs in the order of the file. order: in that of their execution; older records lack it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -39,6 +44,7 @@ class SweepRecord(BaseModel):
     source: str  # the sweep file's text
     overrides: list[str]  # options that changed it, as typed
     keys: list[str]
+    order: list[str] = []
     environment: dict[str, Any]
     lab: Lab | None = None
     blocks: list[BlockRecord] = []
@@ -360,6 +366,21 @@ def _is_finished(path: Path) -> bool:
     return result is not None and result.status == "ok"
 
 
+def is_claimed(paths: SweepPaths) -> bool:
+    """Whether a sweep runs in the results directory. Writes nothing."""
+    try:
+        lock = os.open(paths.lock, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
 @contextmanager
 def claimed(paths: SweepPaths) -> Iterator[None]:
     """Lock the results directory for one sweep, and remove it again if the sweep has written nothing.
@@ -370,7 +391,7 @@ def claimed(paths: SweepPaths) -> Iterator[None]:
     try:
         created = [each for each in (directory, *directory.parents) if not each.exists()]
         directory.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(paths.lock, timeout=0)
+        lock = FileLock(paths.lock, timeout=LOOK_S)
         lock.acquire()
     except Timeout:
         raise InputError(
