@@ -1,0 +1,100 @@
+"""Reading files of a run that others may be writing: logs as they grow, and whole files."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from trainer.core.record import printable
+
+FIRST_BYTES = 2**15  # of a log, from its end, when it is opened
+MOST_BYTES = 2**17  # of a log that are read at once; of more, only the end is shown
+LINE_CHARACTERS = 2000  # of a longer line, only the beginning is shown
+
+
+def log_names(directory: Path) -> list[str]:
+    """The logs of a run, without their ending, in natural order: node-2 before node-10."""
+    try:
+        names = [entry.name for entry in os.scandir(directory)]
+    except OSError:
+        return []
+    logs = [
+        name.removesuffix(".log") for name in names if name.endswith(".log") and printable(name) == name
+    ]
+    return sorted(logs, key=lambda name: [int(part) if part.isdecimal() else part for part in _parts(name)])
+
+
+def _parts(name: str) -> list[str]:
+    """Text and numbers in turn, so that each is compared with its like."""
+    return re.split(r"([0-9]+)", name)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading. Raises OSError if it is a link, a pipe or anything else but a file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise OSError(f"{path}: not a regular file")
+
+
+@dataclass(frozen=True)
+class LogPart:
+    """What is new in a log. restarted: it replaces all that was shown before."""
+
+    lines: list[str]
+    restarted: bool
+
+
+class LogTail:
+    """The last lines of a log, and then the lines that are added; reads no byte twice."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: tuple[int, int] | None = None  # device and inode
+        self._offset = 0
+        self._rest = b""  # a line that has not ended
+        self._trouble = ""
+
+    def new(self, complete: bool = False) -> LogPart:
+        """The lines since the last call. complete: no more will come, so the last one has ended, too."""
+        try:
+            part = self._new(complete)
+        except OSError as error:
+            trouble = f"{self._path.name} cannot be read: {error.strerror or 'it is not a regular file'}"
+            known, self._trouble = trouble == self._trouble, trouble
+            return LogPart([] if known else [trouble], restarted=not known)
+        part, self._trouble = LogPart(part.lines, part.restarted or bool(self._trouble)), ""
+        return part
+
+    def _new(self, complete: bool) -> LogPart:
+        with open_regular(self._path) as file:
+            status = os.fstat(file.fileno())
+            restarted = (status.st_dev, status.st_ino) != self._file or status.st_size < self._offset
+            if restarted:
+                self._file, self._offset, self._rest = (status.st_dev, status.st_ino), 0, b""
+            skipped = status.st_size - self._offset > (FIRST_BYTES if restarted else MOST_BYTES)
+            if skipped:
+                self._offset, self._rest = status.st_size - FIRST_BYTES, b""
+            file.seek(self._offset)
+            data = file.read(MOST_BYTES)
+        self._offset += len(data)
+        if skipped:
+            data = data.partition(b"\n")[2] or data  # it may start within a line
+        *whole, rest = (self._rest + data).split(b"\n")
+        if rest and (complete or len(rest) > LINE_CHARACTERS):
+            whole, rest = [*whole, rest], b""
+        self._rest = rest
+        before = [f"… earlier lines are in {self._path.name} …"] if skipped else []
+        return LogPart([*before, *map(_shown, whole)], restarted)
+
+
+def _shown(line: bytes) -> str:
+    """A line as text, with visible escapes for control characters."""
+    text = line.removesuffix(b"\r").decode(errors="replace")
+    more = len(text) - LINE_CHARACTERS
+    return printable(text[:LINE_CHARACTERS]) + (f" … {more} more characters" if more > 0 else "")

@@ -1,0 +1,120 @@
+"""Logs that the page follows: growing, replaced, huge, hostile."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.watch.files import (
+    FIRST_BYTES,
+    LINE_CHARACTERS,
+    MOST_BYTES,
+    LogPart,
+    LogTail,
+    log_names,
+    open_regular,
+)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "node-0.log"
+
+
+def append(log: Path, data: bytes) -> None:
+    with open(log, "ab") as file:
+        file.write(data)
+
+
+def test_lines_come_once_and_whole(log: Path) -> None:
+    append(log, b"one\ntw")
+    tail = LogTail(log)
+    assert tail.new() == LogPart(["one"], restarted=True)
+    assert tail.new() == LogPart([], restarted=False)
+    append(log, b"o\n\xff\xfe three\r\nfo")
+    assert tail.new() == LogPart(["two", "\ufffd\ufffd three"], restarted=False)
+    assert tail.new(complete=True) == LogPart(["fo"], restarted=False)
+    assert tail.new(complete=True) == LogPart([], restarted=False)
+
+
+def test_only_what_is_new_is_read(log: Path) -> None:
+    log.write_bytes(b"one\ntwo\n")
+    tail = LogTail(log)
+    tail.new()
+    with open(log, "r+b") as file:
+        file.write(b"ONE\nTWO\nthree\n")
+    assert tail.new() == LogPart(["three"], restarted=False)
+
+
+def test_a_log_that_is_replaced_or_truncated_starts_again(log: Path) -> None:
+    log.write_bytes(b"one\ntwo\n")
+    tail = LogTail(log)
+    tail.new()
+    other = log.with_name("other")
+    other.write_bytes(b"a new file\nof the same run\n")
+    other.replace(log)
+    assert tail.new() == LogPart(["a new file", "of the same run"], restarted=True)
+    log.write_bytes(b"short\n")
+    assert tail.new() == LogPart(["short"], restarted=True)
+
+
+def test_of_a_long_log_the_end_is_shown(log: Path) -> None:
+    append(log, b"".join(b"line %06d\n" % number for number in range(10_000)))
+    tail = LogTail(log)
+    first = tail.new()
+    assert first.restarted
+    assert first.lines[0].startswith("…")
+    assert first.lines[1].startswith("line ")  # a whole one
+    assert first.lines[-1] == "line 009999"
+    assert len(first.lines) <= FIRST_BYTES / 12 + 2
+    append(log, b"flood\n" * MOST_BYTES + b"last\n")
+    more = tail.new()
+    assert not more.restarted
+    assert more.lines[0].startswith("…")
+    assert more.lines[-1] == "last"
+    assert len(more.lines) < MOST_BYTES / 6
+
+
+def test_of_a_long_line_the_beginning_is_shown(log: Path) -> None:
+    append(log, b"x" * (LINE_CHARACTERS + 5))
+    tail = LogTail(log)
+    assert tail.new().lines == ["x" * LINE_CHARACTERS + " … 5 more characters"]
+    append(log, b"rest\n")
+    assert tail.new().lines == ["rest"]
+
+
+def test_control_characters_are_visible(log: Path) -> None:
+    append(log, "\x1b[31mred\x07 \u202ebackwards\x00\t<b>\n".encode())
+    assert LogTail(log).new().lines == ["\\x1b[31mred\\x07 \\u202ebackwards\\x00\t<b>"]
+
+
+def test_a_log_that_cannot_be_read_says_so_once(log: Path) -> None:
+    tail = LogTail(log)
+    part = tail.new()
+    assert part.restarted
+    assert "node-0.log cannot be read" in part.lines[0]
+    assert tail.new() == LogPart([], restarted=False)
+    log.write_bytes(b"there\n")
+    assert tail.new() == LogPart(["there"], restarted=True)
+
+
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    (tmp_path / "link.log").symlink_to(secret)
+    os.mkfifo(tmp_path / "pipe.log")  # whose reader would wait for a writer
+    (tmp_path / "folder.log").mkdir()
+    for name in ("link", "pipe", "folder"):
+        with pytest.raises(OSError):  # noqa: PT011
+            open_regular(tmp_path / f"{name}.log")
+        assert "cannot be read" in LogTail(tmp_path / f"{name}.log").new().lines[0]
+
+
+def test_names_of_logs(tmp_path: Path) -> None:
+    for name in ("node-10", "node-2", "launcher", "compose", "a\x1bb"):
+        (tmp_path / f"{name}.log").touch()
+    (tmp_path / "result.json").touch()
+    assert log_names(tmp_path) == ["compose", "launcher", "node-2", "node-10"]
+    assert log_names(tmp_path / "absent") == []
