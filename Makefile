@@ -12,7 +12,7 @@ WORKERS ?= -n 3 --dist worksteal
 # A new machine may still be updating its packages.
 APT_GET := $(if $(filter-out 0,$(shell id -u)),sudo) env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300
 
-.PHONY: help engine image venv sweep run compare labs labs-quick report export replay partitions model doctor browser test test-process test-all golden smoke check soak faults bench docs picture screenshot clean
+.PHONY: help engine image venv sweep watch run compare labs labs-quick report export replay partitions model doctor browser test test-process test-all golden smoke check soak faults bench docs picture screenshot clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -31,6 +31,9 @@ sweep: venv ## run the quickstart on 1 to 5 nodes and write the report; ARGS=FIL
 
 sweep-%: venv ## run sweeps/NAME.yml, e.g. make sweep-partitioning ARGS="--data-dir ~/data"
 	$(RUN) -m orchestrator sweep sweeps/$*.yml $(ARGS)
+
+watch: venv ## follow a sweep of another terminal in a browser; ARGS=DIR
+	$(RUN) -m orchestrator watch $(ARGS)
 
 run: venv ## run one strategy without a sweep file; ARGS="ddp --nodes 4 --compare"
 	$(RUN) -m orchestrator run $(ARGS)

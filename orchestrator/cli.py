@@ -128,6 +128,10 @@ Strict = Annotated[
         "difference.",
     ),
 ]
+Port = Annotated[
+    int,
+    typer.Option(min=0, max=65535, help="Port of the page on 127.0.0.1. 0: any free one."),
+]
 FailFast = Annotated[bool, typer.Option("--fail-fast", help="Stop after the first failed run.")]
 
 
@@ -169,10 +173,16 @@ def sweep(
     no_warm_up_run: NoWarmUpRun = False,
     cold: Cold = False,
     shared_network: SharedNetwork = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Serve a page on 127.0.0.1 that follows the sweep.")
+    ] = False,
+    port: Port = 0,
 ) -> None:
     """Run a sweep and write a report that compares its runs.
 
     Interrupted? Run the same command to resume."""
+    if port and not watch:
+        raise InputError(f"--port {port}: needs --watch")
     select = cache(lambda: select_runtime(runtime, cold, shared_network))
     path = find_sweep(file)
     loaded = load_sweep(
@@ -188,7 +198,16 @@ def sweep(
     directory = out or Path("results") / loaded.spec.name
     selected = select()
     code = _run(
-        loaded, directory, selected, data_dir, dry_run, verbose, fail_fast, not no_warm_up_run, strict
+        loaded,
+        directory,
+        selected,
+        data_dir,
+        dry_run,
+        verbose,
+        fail_fast,
+        not no_warm_up_run,
+        strict,
+        port if watch else None,
     )
     raise typer.Exit(code)
 
@@ -203,6 +222,7 @@ def _run(
     fail_fast: bool,
     warm_up_run: bool,
     strict: bool = False,
+    watch_port: int | None = None,
 ) -> int:
     """Run a sweep, or print its plan. Returns the exit code."""
     paths = SweepPaths(directory)
@@ -210,7 +230,9 @@ def _run(
         print_plan(loaded, paths, selected.runtime, data_dir, verbose)
         return 0
     with claimed(paths), interruptible():
-        return run_sweep(loaded, paths, selected, data_dir, fail_fast, warm_up_run, text_console(), strict)
+        return run_sweep(
+            loaded, paths, selected, data_dir, fail_fast, warm_up_run, text_console(), strict, watch_port
+        )
 
 
 @app.command()
@@ -344,6 +366,19 @@ def lab(
     for name, cause in refused.items():
         print_error(f"lab {name}: {cause}")
     raise typer.Exit(max(codes, default=0))
+
+
+@app.command()
+def watch(
+    directory: Annotated[
+        Path, typer.Argument(parser=_directory, metavar="DIRECTORY", help="A results directory.")
+    ] = Path("results/quickstart"),
+    port: Port = 0,
+) -> None:
+    """Serve a page on 127.0.0.1 that follows a sweep, which any process may run, until Ctrl-C."""
+    from orchestrator.commands import watch as command
+
+    command.watch(SweepPaths(directory), port, text_console())
 
 
 @app.command()

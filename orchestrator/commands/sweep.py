@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,12 +57,37 @@ def run_sweep(
     warm_up_run: bool,
     console: Console,
     strict: bool = False,
+    watch_port: int | None = None,
 ) -> int:
     """Execute the unfinished runs and write the report. Returns the exit code, 0 if all runs are ok.
 
     warm_up_run: execute a short run before the first one, and drop its result. strict: unequal conditions
-    are errors, too.
+    are errors, too. watch_port: serve a page that follows the sweep; 0: on any free port.
     """
+    if watch_port is None:
+        return _run_sweep(loaded, paths, selected, data_dir, fail_fast, warm_up_run, console, strict)
+    from orchestrator.watch.growing_report import GrowingReport
+    from orchestrator.watch.server import serve  # loads the server
+
+    with serve(paths, watch_port) as address:
+        console.print(f"watch: {address}")
+        growing = GrowingReport(paths)
+        return _run_sweep(
+            loaded, paths, selected, data_dir, fail_fast, warm_up_run, console, strict, growing.after_run
+        )
+
+
+def _run_sweep(
+    loaded: Sweep,
+    paths: SweepPaths,
+    selected: SelectedRuntime,
+    data_dir: Path,
+    fail_fast: bool,
+    warm_up_run: bool,
+    console: Console,
+    strict: bool,
+    after_run: Callable[[], None] = lambda: None,
+) -> int:
     from orchestrator.execution.progress import progress_on
     from orchestrator.execution.sweep_runner import SweepRunner
 
@@ -84,6 +109,8 @@ def run_sweep(
                 results.append(result)
                 if fail_fast and result.status != "ok":
                     break
+                if len(results) < total:
+                    after_run()
     except KeyboardInterrupt:
         console.print(f"\ninterrupted after {len(results)} of {total} runs; all nodes are stopped")
         console.print("run the same command to resume")

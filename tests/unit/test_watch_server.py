@@ -1,0 +1,266 @@
+"""The server of the page: to which requests it answers, with what, and how it ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import pytest
+
+from orchestrator.errors import InputError
+from orchestrator.watch.messages import Updates
+from orchestrator.watch.server import serve
+from tests.unit.watch_support import EVIL, SHOWN, SweepInProgress, epoch, serial
+
+TIMEOUT_S = 20
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> SweepInProgress:
+    """A sweep with a failed run, whose cause and log have markup, one in progress, and one that waits."""
+    sweep = SweepInProgress(tmp_path_factory.mktemp("watched"), serial(3), name=EVIL)
+    sweep.begin()
+    failed, running, _ = sweep.runs
+    sweep.end(failed, status="failed", cause=EVIL, log="node-0.log")
+    sweep.paths.run(failed.key).log("node-0").write_text(f"{EVIL}\n")
+    paths = sweep.start(running)
+    sweep.report(running, "epoch", **epoch(1, 0.5))
+    for node in range(2):
+        paths.log(f"node-{node}").write_text(f"log of node {node}\n")
+    sweep.paths.html.write_text("<!doctype html><title>report</title>")
+    (sweep.paths.directory / "secret.log").write_text("secret")
+    (sweep.paths.directory.parent / "outside.log").write_text("secret")
+    return sweep
+
+
+@pytest.fixture(scope="module")
+def address(sweep: SweepInProgress) -> Iterator[str]:
+    with serve(sweep.paths, 0, lambda: sweep.active) as address:
+        yield address
+
+
+def ask(
+    address: str, path: str = "", headers: Mapping[str, str] | None = None, method: str = "GET"
+) -> tuple[http.client.HTTPResponse, str]:
+    """The answer to a request below the page's address, or at an absolute path."""
+    url = urlsplit(address)
+    connection = http.client.HTTPConnection(str(url.hostname), url.port, timeout=TIMEOUT_S)
+    try:
+        connection.request(method, path if path.startswith("/") else url.path + path, headers=headers or {})
+        answer = connection.getresponse()
+        return answer, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def messages(address: str, **query: str) -> Iterator[tuple[str, str]]:
+    """The server-sent events: kind and data."""
+    url = urlsplit(address)
+    connection = http.client.HTTPConnection(str(url.hostname), url.port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", f"{url.path}messages?{urlencode(query)}")
+        answer = connection.getresponse()
+        assert answer.getheader("Content-Type", "").startswith("text/event-stream")
+        kind = ""
+        for line in answer:
+            name, _, value = line.decode().rstrip("\n").partition(": ")
+            if name == "event":
+                kind = value
+            elif name == "data":
+                yield kind, value
+    finally:
+        connection.close()
+
+
+def first(address: str, **query: str) -> dict[str, Any]:
+    """The first message."""
+    kind, data = next(messages(address, **query))
+    assert kind == "message"
+    return json.loads(data)
+
+
+def test_the_page_is_served_at_its_address(address: str) -> None:
+    answer, text = ask(address)
+    assert answer.status == 200
+    assert urlsplit(address).hostname == "127.0.0.1"
+    assert "<h1>" in text
+    policy = answer.getheader("Content-Security-Policy", "")
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert answer.getheader("Access-Control-Allow-Origin") is None
+    assert answer.getheader("Referrer-Policy") == "no-referrer"
+    assert answer.getheader("Cache-Control") == "no-store"
+
+
+@pytest.mark.parametrize("change", ["", "x", "/", "%C3%A9", "%00", "%ff"])
+def test_requests_without_the_token_are_refused(address: str, change: str) -> None:
+    token = urlsplit(address).path.strip("/")
+    wrong = token[:-1] + ("a" if token[-1] != "a" else "b")
+    for path in (
+        f"/{change}",
+        f"/{change}/messages",
+        f"/{wrong}/",
+        f"/{token}x/",
+        f"/{token[:-1]}/",
+        "//",
+    ):
+        answer, text = ask(address, path)
+        assert answer.status == 403, path
+        assert token not in text
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
+def test_other_hosts_are_refused(address: str, host: str) -> None:
+    answer, text = ask(address, headers={"Host": host})
+    assert answer.status == 400
+    assert "<h1>" not in text
+
+
+def test_localhost_is_a_name_of_the_server(address: str) -> None:
+    port = urlsplit(address).port
+    assert ask(address, headers={"Host": f"localhost:{port}"})[0].status == 200
+
+
+def test_it_listens_on_loopback_only(address: str) -> None:
+    port = urlsplit(address).port or 0
+    with socket.socket(socket.AF_INET) as other:
+        other.bind(("127.0.0.2", port))  # would be in use if it listened on all addresses
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_nothing_can_be_changed(address: str, method: str) -> None:
+    assert ask(address, method=method)[0].status == 405
+
+
+def test_the_first_message_has_everything(address: str, sweep: SweepInProgress) -> None:
+    failed, running, waiting = sweep.runs
+    message = first(address)
+    assert message["order"] == [run.key for run in sweep.runs]
+    assert [run["state"] for run in message["runs"]] == ["failed", "running", "waiting"]
+    assert message["head"]["state"] == "running"
+    assert message["head"]["failed"] == failed.key
+    assert message["detail"]["key"] == running.key
+    assert message["curves"] == {"run": running.key, "epochs": 3, "points": [[1, 0.5, 0.5]]}
+    assert message["logs"] == {"names": ["node-0", "node-1"], "name": "node-0", "run": running.key}
+    assert message["lines"] == {"new": ["log of node 0"], "restarted": True}
+    assert waiting.key not in message["head"].values()
+
+
+def test_a_run_and_a_log_can_be_chosen(address: str, sweep: SweepInProgress) -> None:
+    failed, running, _ = sweep.runs
+    assert first(address, run=running.key, log="node-1")["lines"]["new"] == ["log of node 1"]
+    assert first(address, run=failed.key)["logs"]["name"] == "node-0"
+    assert [first(address, run=key)["detail"]["follows"] for key in ("", running.key)] == [True, False]
+
+
+def test_texts_from_files_have_no_control_characters(address: str, sweep: SweepInProgress) -> None:
+    message = first(address, run=sweep.runs[0].key)
+    assert message["head"]["name"] == SHOWN
+    assert message["runs"][0]["cause"] == message["detail"]["cause"] == SHOWN
+    assert message["lines"]["new"] == [SHOWN]
+
+
+@pytest.mark.parametrize(
+    "log",
+    ["../secret", "../../outside", "/etc/passwd", "../secret.log", "%2e%2e/secret", "\x00", "spec.json"],
+)
+def test_paths_in_names_of_logs_lead_nowhere(address: str, sweep: SweepInProgress, log: str) -> None:
+    running = sweep.runs[1]
+    message = first(address, run=running.key, log=log)
+    assert message["logs"]["name"] == "node-0"
+    assert first(address, run=f"../{running.key}")["detail"]["key"] == running.key
+    for path in (
+        f"{running.key}/{log}",
+        f"{running.key}/{quote(log, safe='')}",
+        f"{quote(log, safe='')}/node-0.log",
+    ):
+        if "\x00" not in path:
+            assert ask(address, path)[0].status in (403, 404), path
+
+
+def test_files_to_which_the_report_refers(address: str, sweep: SweepInProgress) -> None:
+    failed = sweep.runs[0]
+    answer, text = ask(address, "report.html")
+    assert (answer.status, text) == (200, sweep.paths.html.read_text())
+    assert "sandbox" in answer.getheader("Content-Security-Policy", "")
+    for name, expected in (("node-0.log", f"{EVIL}\n"), ("result.json", None)):
+        answer, text = ask(address, f"{failed.key}/{name}")
+        assert answer.status == 200
+        assert answer.getheader("Content-Type") == "text/plain; charset=utf-8"
+        assert answer.getheader("X-Content-Type-Options") == "nosniff"
+        assert expected in (None, text)
+    for name in ("spec.json", "plan.json", "weights.npy", "timeline.json", ".."):
+        assert ask(address, f"{failed.key}/{name}")[0].status in (403, 404)
+
+
+def test_messages_have_only_what_has_changed(sweep: SweepInProgress) -> None:
+    running = sweep.runs[1]
+    updates = Updates(sweep.follower)
+    view = sweep.follower.poll()
+    assert updates.message(view)
+    assert updates.message(view) == ""
+    with open(sweep.paths.run(running.key).log("node-0"), "a") as log:
+        log.write("more\n")
+    assert json.loads(updates.message(view)) == {"lines": {"new": ["more"], "restarted": False}}
+
+
+def test_pages_get_the_last_state_when_the_server_ends(tmp_path: Path) -> None:
+    sweep = SweepInProgress(tmp_path, serial(2))
+    sweep.begin()
+    sweep.start(sweep.runs[0])
+    with serve(sweep.paths, 0) as address:
+        # Of the time before the server, so it waits for the sweep to begin.
+        stream = messages(address)
+        assert json.loads(next(stream)[1])["head"]["state"] == "starting"
+        sweep.end(sweep.runs[0])
+    kinds = [*stream]
+    assert kinds[-1][0] == "end"
+    last = json.loads(kinds[-2][1])
+    assert last["head"]["state"] == "stopped"
+    assert [run["state"] for run in last["runs"]] == ["ok", "not run"]
+    with pytest.raises(OSError):  # noqa: PT011
+        ask(address)
+
+
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    sweep = SweepInProgress(tmp_path, serial(1))
+    sweep.begin()
+    with serve(sweep.paths, 0, lambda: False) as address:
+        sweep.paths.record.write_text("{")
+        kind, data = next(messages(address))
+    assert kind == "trouble"
+    assert "sweep.json" in data
+
+
+def test_a_port_in_use_is_an_error(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with (
+            pytest.raises(InputError, match=f"--port {port}: in use"),
+            serve(SweepInProgress(tmp_path, []).paths, port),
+        ):
+            pass
+
+
+def test_the_events_stand_in_for_logs_that_come_at_the_end(tmp_path: Path) -> None:
+    """As with containers, whose logs are saved when a run has ended."""
+    sweep = SweepInProgress(tmp_path, serial(1))
+    sweep.begin()
+    run = sweep.runs[0]
+    paths = sweep.start(run)
+    sweep.report(run, "epoch", **epoch(1, 0.5))
+    updates = Updates(sweep.follower)
+    message = json.loads(updates.message(sweep.poll()))
+    assert message["logs"]["name"] == "events"
+    assert len(message["lines"]["new"]) == 1
+    sweep.report(run, "failed", cause="broke", traceback=EVIL)
+    assert len(json.loads(updates.message(sweep.poll()))["lines"]["new"]) == 2
+    paths.log("node-0").write_text("the log\n")
+    message = json.loads(updates.message(sweep.poll()))
+    assert message["logs"]["names"] == ["node-0"]
+    assert message["lines"] == {"new": ["the log"], "restarted": True}
