@@ -32,19 +32,29 @@ def path(tmp_path: Path) -> Path:
 # The file as a whole
 
 
+KEYS = "name, description, lab, base, repeat, quick, requirements, blocks"
+NO_MAPPING = f": must be a mapping with the keys {KEYS}"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", ": must be a mapping with the keys name, description, lab, base, repeat, quick, blocks"),
+        (
+            "",
+            NO_MAPPING,
+        ),
         (
             "# only a comment\n",
-            ": must be a mapping with the keys name, description, lab, base, repeat, quick, blocks",
+            NO_MAPPING,
         ),
         (
             "- name: s\n",
-            ": must be a mapping with the keys name, description, lab, base, repeat, quick, blocks",
+            NO_MAPPING,
         ),
-        ("serial", ": must be a mapping with the keys name, description, lab, base, repeat, quick, blocks"),
+        (
+            "serial",
+            NO_MAPPING,
+        ),
         ('name: s\nbase: {"\\ud800": 1}\n', ":2: half of a surrogate pair, which is no character"),
         ("name: s\nname: t\n", ":2: duplicate key 'name', also in line 1"),
         ("name: s\nblocks: [{base: {lr: 1, lr: 2}}]\n", ":2: duplicate key 'lr', also in line 2"),
@@ -125,7 +135,7 @@ def test_long_values_are_shortened(path: Path) -> None:
             "name: s\nblock: [{}]",
             [
                 "block: unknown key (did you mean 'blocks'?); "
-                "allowed: name, description, lab, base, repeat, quick, blocks"
+                "allowed: name, description, lab, base, repeat, quick, requirements, blocks"
             ],
         ),
         (
