@@ -1,0 +1,127 @@
+"""Users' components in containers: no rebuild, the same weights as local processes, packages by file."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import SweepPaths, read_result
+from tests.support.command_line import run_cli
+from tests.support.containers import leftovers
+
+LABEL = "shardyard.orchestrator"
+WORDS = """
+import os
+from pathlib import Path
+import torch
+from torch import nn
+
+def sentences(samples: int = 64):
+    words = Path(__file__).with_name("words.txt").read_text().split()
+    rng = torch.Generator().manual_seed(0)
+    tokens = torch.randint(len(words), (samples, 4), generator=rng)
+    return tokens, (tokens[:, 0] > len(words) // 2).long()
+
+def net(classes: int, fails: bool = False):
+    layers = [nn.Embedding(8, 6), nn.Flatten(), nn.Dropout(0.1), nn.Linear(24, classes)]
+    return nn.Sequential(*layers, Fails()) if fails else nn.Sequential(*layers)
+
+class Fails(nn.Module):
+    def forward(self, x):
+        if "SHARDYARD_SPEC" in os.environ:  # in a node
+            Path(__file__).write_text("changed")
+        return x
+
+def entropy(output, target):
+    return nn.functional.cross_entropy(output, target)
+"""
+FAILING_LINE = 1 + next(n for n, line in enumerate(WORDS.splitlines()) if "write_text" in line)
+SWEEP = """
+name: words
+base: {dataset: ./words.py:sentences, model: ./words.py:net, loss: ./words.py:entropy, epochs: 1}
+blocks:
+  - base: {strategy: serial}
+  - base: {nodes: 2}
+    axes: {strategy: [ddp, local_sgd, pipeline]}
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    assert leftovers(LABEL) == []
+
+
+def written(directory: Path, sweep: str) -> Path:
+    """The sweep file beside the component's files."""
+    directory.mkdir(exist_ok=True)
+    (directory / "words.py").write_text(WORDS)
+    (directory / "words.txt").write_text("the film was not very good but long")
+    (directory / "sweep.yml").write_text(sweep)
+    return directory / "sweep.yml"
+
+
+def results_of(file: Path, out: Path, runtime: str) -> dict[str, RunResult]:
+    """The results by run key."""
+    done = run_cli("sweep", file, "--out", out, "--runtime", runtime, timeout_s=280)
+    assert "Traceback" not in done.stdout + done.stderr
+    found = {path.parent.name: read_result(path) for path in sorted(out.glob("*/result.json"))}
+    assert found, done.stdout + done.stderr
+    return {key: result for key, result in found.items() if result is not None}
+
+
+def images() -> set[str]:
+    listed = subprocess.run(["docker", "images", "-q"], capture_output=True, text=True, check=True)
+    return {*listed.stdout.split()}
+
+
+def test_the_same_keys_and_weights_as_in_local_processes_without_a_rebuild(tmp_path: Path) -> None:
+    file, before = written(tmp_path / "mine", SWEEP), images()
+    contained = results_of(file, tmp_path / "contained", "docker")
+    assert images() <= before
+    local = results_of(file, tmp_path / "local", "local")
+    assert {result.status for result in contained.values()} == {"ok"}
+    assert len(contained) == 4
+    assert contained.keys() == local.keys()
+    for key, result in contained.items():
+        digests = [each.weights_digest for each in result.ranks]
+        assert digests == [each.weights_digest for each in local[key].ranks], key
+    copied = sorted(path.name for path in SweepPaths(tmp_path / "contained").code.glob("*/*"))
+    assert "words.py" in copied
+    assert "words.txt" in copied
+
+
+def test_the_code_is_read_only_and_its_exception_is_the_cause(tmp_path: Path) -> None:
+    model = "model: {name: ./words.py:net, fails: true}"
+    sweep = SWEEP.replace("model: ./words.py:net", model).replace("[ddp, local_sgd, pipeline]", "[ddp]")
+    found = results_of(written(tmp_path / "mine", sweep), tmp_path / "out", "docker")
+    assert {result.status for result in found.values()} == {"failed"}
+    for result in found.values():
+        assert f"words.py:{FAILING_LINE}: OSError" in (result.cause or "")
+        assert "Read-only file system" in (result.cause or "")
+
+
+def test_packages_that_the_image_lacks_are_added_once(tmp_path: Path) -> None:
+    sweep = "requirements: requirements.txt\n" + SWEEP.replace("[ddp, local_sgd, pipeline]", "[ddp]")
+    file = written(tmp_path / "mine", sweep)
+    (tmp_path / "mine" / "requirements.txt").write_text("einops==0.8.1\n")
+    (tmp_path / "mine" / "words.py").write_text("import einops\n" + WORDS)
+    found = results_of(file, tmp_path / "out", "docker")
+    assert {result.status for result in found.values()} == {"ok"}
+    built = images()
+    (tmp_path / "mine" / "words.py").write_text("import einops  # again\n" + WORDS)
+    assert {result.status for result in results_of(file, tmp_path / "again", "docker").values()} == {"ok"}
+    assert images() <= built
+
+
+def test_packages_that_cannot_be_installed_are_named(tmp_path: Path) -> None:
+    file = written(tmp_path / "mine", f"requirements: requirements.txt\n{SWEEP}")
+    (tmp_path / "mine" / "requirements.txt").write_text("numpy==0.0.1\n")
+    done = run_cli("sweep", file, "--runtime", "docker", timeout_s=280)
+    assert done.returncode == 2
+    assert "requirements.txt: cannot be installed in the image" in done.stderr
+    assert "Traceback" not in done.stderr
