@@ -37,6 +37,7 @@ TRAINER: dict[str, str] = {
     "__main__": "core comm data models spec training launch elastic",
     "warm": "core comm data spec launch __main__",
     "cluster": "core comm data models spec training launch elastic warm",
+    "course": "",
 }
 ORCHESTRATOR: dict[str, str] = {
     "errors": "",

@@ -1,0 +1,167 @@
+"""The process that runs a student's code: it imports a file, calls a function, and returns its value.
+
+Arguments may hold functions of the grader, such as `send` and `recv` of a rank. Calling one here sends its
+arguments to the grader and waits for the answer, so the grader sees all that ranks exchange.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from importlib.util import module_from_spec, spec_from_file_location
+from itertools import count
+from pathlib import Path
+from queue import SimpleQueue
+from types import ModuleType
+from typing import Any, BinaryIO
+
+from trainer.course.protocol import HEADER, ProtocolError, decode, encode, frame, length, message
+
+MAX_TEXT = 400  # characters of an exception's message
+
+
+class GraderFunction:
+    """A function of the grader, called from one of its calls."""
+
+    def __init__(self, worker: Worker, call: int, number: int) -> None:
+        self._worker, self._call, self.number = worker, call, number
+
+    def __call__(self, *values: Any, **named: Any) -> Any:
+        return self._worker.ask(self._call, self.number, values, named)
+
+
+def _number(function: Callable[..., Any]) -> int:
+    """How the grader knows a function. Raises ProtocolError for one of the student's."""
+    if not isinstance(function, GraderFunction):
+        raise ProtocolError("sent a function")
+    return function.number
+
+
+class Worker:
+    """Serves the grader's calls on two byte streams."""
+
+    def __init__(self, directory: Path, incoming: BinaryIO, outgoing: BinaryIO) -> None:
+        self._directory, self._incoming, self._outgoing = directory.resolve(), incoming, outgoing
+        self._lock = threading.Lock()
+        self._numbers = count()
+        self._answers: dict[int, SimpleQueue[dict[str, Any]]] = {}
+        self._module: ModuleType | None = None
+        sys.path.insert(0, str(self._directory))
+
+    def serve(self) -> None:
+        """Serve until the grader closes its stream. Each call runs in a thread of its own."""
+        self._send({"ready": True})
+        while header := self._incoming.read(HEADER):
+            request = message(self._incoming.read(length(header)))
+            if "answer" in request:
+                self._answers[request["answer"]].put(request)
+            elif "reset" in request:
+                self._reset()
+            else:
+                threading.Thread(target=self._run, args=(request,), daemon=True).start()
+
+    def _reset(self) -> None:
+        """Import the student's files again before the next call."""
+        self._module = None
+        for name, module in [*sys.modules.items()]:
+            if self._is_own(getattr(module, "__file__", None)):
+                del sys.modules[name]
+
+    def _is_own(self, file: str | None) -> bool:
+        return file is not None and Path(file).is_relative_to(self._directory)
+
+    def _run(self, request: dict[str, Any]) -> None:
+        """Import the file, then make all calls at once, each in a thread."""
+        try:
+            function = self._function(request["file"], request["target"], decode(request["fields"]))
+        except BaseException as error:
+            self._send({"call": 0, "error": self._described(error)})
+            return
+        for number, arguments in enumerate(request["calls"]):
+            threading.Thread(target=self._call, args=(function, number, arguments), daemon=True).start()
+
+    def _function(self, file: str, target: str, fields: dict[str, Any]) -> Callable[..., Any]:
+        """The function of a file; `Class.method` is that of an object with these fields."""
+        if self._module is None:
+            path = self._directory / file
+            spec = spec_from_file_location(path.stem, path)
+            assert spec is not None  # noqa: S101  (its name ends in .py)
+            assert spec.loader is not None  # noqa: S101
+            self._module = sys.modules[path.stem] = module_from_spec(spec)
+            spec.loader.exec_module(self._module)
+        name, _, method = target.partition(".")
+        if not hasattr(self._module, name):
+            raise NameError(f"{file} does not define {name}")
+        found = getattr(self._module, name)
+        function: Callable[..., Any] = getattr(found(**fields), method) if method else found
+        return function
+
+    def _call(self, function: Callable[..., Any], number: int, arguments: Any) -> None:
+        try:
+            values = decode(arguments, lambda identifier: GraderFunction(self, number, identifier))
+            reply = {"call": number, "result": encode(function(*values))}
+        except BaseException as error:
+            reply = {"call": number, "error": self._described(error)}
+        self._send(reply)
+
+    def ask(self, call: int, identifier: int, values: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Call a function of the grader."""
+        number = next(self._numbers)
+        answers: SimpleQueue[dict[str, Any]] = SimpleQueue()
+        self._answers[number] = answers
+        try:
+            encoded = {"arguments": encode(values, _number), "named": encode(named, _number)}
+        except ProtocolError as error:
+            raise TypeError(str(error)) from None
+        self._send({"call": call, "ask": number, "function": identifier, **encoded})
+        answer = answers.get()
+        del self._answers[number]
+        if "refused" in answer:
+            raise ValueError(answer["refused"])
+        return decode(answer["value"], lambda other: GraderFunction(self, call, other))
+
+    def _send(self, reply: dict[str, Any]) -> None:
+        with self._lock:
+            self._outgoing.write(frame(reply))
+            self._outgoing.flush()
+
+    def _described(self, error: BaseException) -> dict[str, Any]:
+        """What the grader prints of an exception: type, message, and the last line of the student's."""
+        places = traceback.extract_tb(error.__traceback__)
+        own = [f"{Path(at.filename).name}, line {at.lineno}" for at in places if self._is_own(at.filename)]
+        if isinstance(error, SyntaxError) and self._is_own(error.filename):
+            own = [f"{Path(str(error.filename)).name}, line {error.lineno}"]
+        text = str(error.msg if isinstance(error, SyntaxError) else error)[:MAX_TEXT]
+        return {"type": type(error).__name__[:MAX_TEXT], "text": text, "where": own[-1] if own else ""}
+
+
+def limit(limits: Mapping[str, int]) -> None:
+    """Set limits of this process and those that it starts, which cannot raise them again.
+
+    limits: by the name of the module `resource`, such as RLIMIT_AS. Names that the system lacks are
+        ignored.
+    """
+    for name, value in limits.items():
+        if hasattr(resource, name):
+            resource.setrlimit(getattr(resource, name), (value, value))
+
+
+def main(directory: str, limits: str = "{}") -> None:
+    """Serve on standard input and output, which the student's code does not get: it prints to stderr.
+
+    limits: as for `limit`, in JSON.
+    """
+    limit(json.loads(limits))
+    incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    try:
+        Worker(Path(directory), incoming, outgoing).serve()
+    finally:
+        os._exit(0)  # also while a thread of the student's runs
