@@ -1,7 +1,8 @@
 """The command line.
 
-Exit codes: 0 all ok, 1 a run failed, a file cannot be written, conditions are unequal (--strict) or a loss
-is above a limit (--fail-on), 2 bad input, 130 interrupted.
+Exit codes: 0 all ok, 1 a run failed, a file cannot be written, conditions are unequal (--strict), a loss
+is above a limit (--fail-on), a submission cannot be graded or one's own fails a test (course), 2 bad input,
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -540,6 +541,99 @@ def model(
 
     for section in sections(name, dataset, batch_size, parts, text_console().width, Imports(Path())):
         print(section, flush=True)
+
+
+course = typer.Typer(help="Write assignments for a course, and grade submissions.", no_args_is_help=True)
+app.add_typer(course, name="course")
+
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=256,
+        metavar="N",
+        help="Submissions that are graded at once. Default: the number of cores.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@course.command("new")
+def course_new(
+    directory: Annotated[
+        Path, typer.Argument(parser=_directory, metavar="DIRECTORY", help="A new or empty directory.")
+    ],
+    assignment: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A shipped assignment. Default: all, each in its own directory."),
+    ] = None,
+    solutions: Annotated[
+        bool, typer.Option("--solutions", help="Also write hidden tests and solutions, for teachers.")
+    ] = False,
+) -> None:
+    """Write an assignment: skeletons, public tests, a sweep file and a report template."""
+    from orchestrator.course.assignments import write
+
+    for path in write(directory, assignment, solutions):
+        print(path)
+
+
+@course.command("grade")
+def course_grade(
+    submissions: Annotated[
+        list[Path],
+        typer.Argument(parser=_directory, metavar="SUBMISSION...", help="Directories of students' files."),
+    ],
+    tests: Annotated[
+        list[Path],
+        typer.Option(
+            "--tests",
+            parser=_directory,
+            metavar="PATH",
+            help="Tests: a directory or a Python file; repeatable.",
+        ),
+    ],
+    runtime: Annotated[
+        str,
+        typer.Option(
+            help="docker: each submission in a container. local: with your rights, for code you trust."
+        ),
+    ] = "docker",
+    jobs: Jobs = None,
+    memory_mb: Annotated[
+        int, typer.Option(min=128, max=2**20, metavar="MIB", help="Memory of each submission.")
+    ] = 1024,
+    processes: Annotated[
+        int, typer.Option(min=32, max=2**15, metavar="N", help="Processes and threads of each submission.")
+    ] = 128,
+    as_json: AsJson = False,
+) -> None:
+    """Grade submissions with tests; a wrong submission is no error."""
+    from orchestrator.commands.course import grade
+    from orchestrator.course.sandbox import Limits
+
+    limits = Limits(memory_mb, processes)
+    raise typer.Exit(grade(submissions, tests, runtime, jobs, limits, as_json, text_console()))
+
+
+@course.command("test")
+def course_test(
+    directory: Annotated[
+        Path, typer.Argument(parser=_directory, metavar="DIRECTORY", help="Of the files to test.")
+    ] = Path("."),
+    tests: Annotated[
+        list[Path] | None,
+        typer.Option("--tests", parser=_directory, metavar="PATH", help="Default: DIRECTORY/tests."),
+    ] = None,
+) -> None:
+    """Run the public tests on your own files, as local processes; shows what your code prints."""
+    from orchestrator.commands.course import grade
+    from orchestrator.course.sandbox import Limits
+
+    paths = tests or [directory / "tests"]
+    raise typer.Exit(
+        grade([directory], paths, "local", 1, Limits(), as_json=False, console=text_console(), own=True)
+    )
 
 
 @app.command()

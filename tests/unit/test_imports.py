@@ -51,9 +51,10 @@ ORCHESTRATOR: dict[str, str] = {
     "report": "errors shipped sweeps results runtimes replay",
     "export": "errors results report",
     "watch": "errors shipped sweeps results runtimes execution report",
-    "commands": "errors shipped sweeps results runtimes execution replay report export watch",
+    "course": "errors shipped runtimes",
+    "commands": "errors shipped sweeps results runtimes execution replay report export watch course",
     "api": "errors shipped sweeps results commands report",
-    "cli": "errors shipped sweeps terminal results runtimes execution replay report export commands",
+    "cli": "errors shipped sweeps terminal results runtimes execution replay report export course commands",
     "__main__": "cli",
 }
 REPORT: dict[str, str] = {
@@ -85,6 +86,7 @@ SHARED_MODULES = (
     "core.registry",
     "core.result",
     "core.trace",
+    "course.protocol",
     "data.base",
     "elastic.attempts",
     "elastic.command",

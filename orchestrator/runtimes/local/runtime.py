@@ -64,7 +64,7 @@ class LocalRuntime(Runtime):
     def __init__(self, cold: bool = False, shared_network: bool = False) -> None:
         super().__init__(cold, shared_network)
         self._network = PrivateNetwork()
-        environment = {**_own_label(), "PYTHONPATH": python_path()}
+        environment = {**own_label(), "PYTHONPATH": python_path()}
         self._nodes = ParentProcess(f"shardyard-{os.getpid()}-{token_hex(4)}", environment)
 
     def unavailable_reason(self) -> str | None:
@@ -128,7 +128,7 @@ class LocalRuntime(Runtime):
         self._network.close()
 
     def clean(self) -> int:
-        orphans = [process for process, environment in _labelled() if is_gone(_label(environment))]
+        orphans = [process for process, environment in labelled() if is_gone(_label(environment))]
         return _end(orphans)
 
 
@@ -169,7 +169,7 @@ class LocalRun(RunHandle):
         self._reader = self._new_reader()
         self._damage: str | None = None
         # The run is part of the label, because one orchestrator may execute several.
-        self._label = {**_own_label(), "SHARDYARD_RUN": str(self._live.resolve())}
+        self._label = {**own_label(), "SHARDYARD_RUN": str(self._live.resolve())}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         try:
             for process in plan.processes:
@@ -276,7 +276,7 @@ class LocalRun(RunHandle):
     def stop(self) -> None:
         # Repeat it: an agent may start a rank while it is being stopped.
         for _ in range(STOP_TIMES):
-            if not _end([process for process, _ in _labelled(self._label)]):
+            if not _end([process for process, _ in labelled(self._label)]):
                 break
         for process in self._processes.values():
             # Reap it; do not wait for a process in uninterruptible sleep.
@@ -298,7 +298,7 @@ class LocalRun(RunHandle):
         shutil.rmtree(self._live, ignore_errors=True)
 
 
-def _own_label() -> dict[str, str]:
+def own_label() -> dict[str, str]:
     """The variables that label all processes of this orchestrator."""
     pid, _, since = identity().partition(" ")
     return {LABEL: pid, SINCE: since}
@@ -308,7 +308,7 @@ def _label(environment: Mapping[str, str]) -> str:
     return f"{environment[LABEL]} {environment.get(SINCE, '')}"
 
 
-def _labelled(
+def labelled(
     wanted: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[psutil.Process, Mapping[str, str]]]:
     """Processes with the label, and their environments. wanted: variables that they must have, too."""

@@ -1,0 +1,100 @@
+"""The commands of `course`: write an assignment, and grade submissions."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from orchestrator.commands.sweep import INTERRUPTED, interruptible
+from orchestrator.course.checks import Check, load_checks
+from orchestrator.course.grading import Grade, Grader, MakeSandbox, submissions_of
+from orchestrator.course.sandbox import Limits, LocalSandbox
+from orchestrator.course.table import reasons, table
+from orchestrator.errors import InputError
+from orchestrator.runtimes import RUNTIMES
+from trainer.core.registry import suggestion
+
+RUNTIME_NAMES = ("docker", "local")
+FAILED = 1  # exit code
+
+
+def grade(
+    paths: Sequence[Path],
+    tests: Sequence[Path],
+    runtime: str,
+    jobs: int | None,
+    limits: Limits,
+    as_json: bool,
+    console: Console,
+    own: bool = False,
+) -> int:
+    """Grade submissions and print their scores. Returns the exit code: 0 if all were graded.
+
+    own: the submissions are one's own. What they print is shown, and lost points are exit code 1.
+    """
+    submissions, checks = submissions_of(paths), load_checks(tests)
+    if runtime not in RUNTIME_NAMES:
+        raise InputError(
+            f"--runtime {runtime}: no such runtime{suggestion(runtime, RUNTIME_NAMES)}; "
+            f"known: {', '.join(RUNTIME_NAMES)}"
+        )
+    with interruptible():
+        try:
+            if runtime == "docker":
+                grades = _in_containers(submissions, checks, jobs, limits)
+            else:
+                RUNTIMES.load("local")().clean()
+                grades = _graded(
+                    submissions, checks, lambda path: LocalSandbox(path, limits, prints=own), jobs
+                )
+        except KeyboardInterrupt:
+            Console(stderr=True).print("interrupted; nothing is left running")
+            return INTERRUPTED
+    if as_json:
+        print(json.dumps({"submissions": [each.model_dump() for each in grades]}, indent=2))
+    else:
+        console.print(table(grades), soft_wrap=False)
+        for each in grades:
+            for line in reasons(each):
+                console.print(line, soft_wrap=False)
+    lost = own and any(each.points < each.possible for each in grades)
+    return FAILED if lost or any(each.error for each in grades) else 0
+
+
+def _in_containers(
+    submissions: dict[str, Path], checks: Sequence[Check], jobs: int | None, limits: Limits
+) -> list[Grade]:
+    from orchestrator.course.containers import ContainerSandboxes, unreadable
+
+    for path in submissions.values():
+        if hidden := unreadable(path):
+            raise InputError(
+                f"{hidden}: the containers' user cannot read it; chmod -R o+rX {shlex.quote(str(path))}"
+            )
+    sandboxes = ContainerSandboxes()
+    try:
+        return _graded(submissions, checks, lambda path: sandboxes.sandbox(path, limits), jobs)
+    finally:
+        sandboxes.close()
+
+
+def _graded(
+    submissions: dict[str, Path], checks: Sequence[Check], make_sandbox: MakeSandbox, jobs: int | None
+) -> list[Grade]:
+    """The grades in the order of the submissions."""
+    grader = Grader(checks, make_sandbox)
+    found: dict[str, Grade] = {}
+    with Progress(console=Console(stderr=True), transient=True, disable=len(submissions) == 1) as progress:
+        task = progress.add_task("grading", total=len(submissions))
+        with closing(grader.grade_all(submissions, jobs or os.cpu_count() or 1)) as grades:
+            for each in grades:
+                found[each.submission] = each
+                progress.advance(task)
+    return [found[name] for name in submissions]

@@ -1,0 +1,1 @@
+"""Assignments for courses, and the grading of submissions."""

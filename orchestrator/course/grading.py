@@ -1,0 +1,165 @@
+"""Grade submissions: run every check on each of them, in sandboxes, several submissions at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from pathlib import Path
+from threading import Event
+
+from orchestrator.course.checks import Check, Failure, Values, case_text
+from orchestrator.course.sandbox import Channel, Ended, Sandbox, SandboxError
+from orchestrator.course.student import Student
+from orchestrator.errors import InputError
+from trainer.core.record import Record, Text, printable
+
+ABSENT = "the file is missing"
+
+
+class Reason(Record):
+    """Why a check failed. case: the smallest input on which it failed; empty if there is one case."""
+
+    case: Text
+    problem: Text
+    expected: Text
+    got: Text
+
+
+class Score(Record):
+    """The result of one check. failure: None if it passed."""
+
+    file: str
+    title: str
+    law: str
+    reason: str
+    points: int
+    possible: int
+    seconds: float
+    failure: Reason | None
+
+
+class Grade(Record):
+    """The result of one submission. error: why it was not graded, through no fault of its own; or None."""
+
+    submission: str
+    points: int
+    possible: int
+    error: str | None
+    scores: list[Score]
+
+
+MakeSandbox = Callable[[Path], Sandbox]
+
+
+class Grader:
+    """Grades submissions. `stop` ends it from another thread or a signal handler."""
+
+    def __init__(self, checks: Sequence[Check], make_sandbox: MakeSandbox) -> None:
+        self._checks, self._make = checks, make_sandbox
+        self._stopped = Event()
+        self._channels: dict[str, Channel] = {}
+
+    def grade_all(self, submissions: dict[str, Path], jobs: int) -> Generator[Grade]:
+        """Grade them, `jobs` at once; yield each as it is finished. After an exception, nothing runs."""
+        pool = ThreadPoolExecutor(jobs)
+        try:
+            futures = [pool.submit(self.grade, *each) for each in submissions.items()]
+            for future in as_completed(futures):
+                with suppress(CancelledError):
+                    yield future.result()
+        finally:
+            self._stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            for channel in [*self._channels.values()]:
+                channel.close()
+            pool.shutdown(wait=True)
+
+    def grade(self, name: str, directory: Path) -> Grade:
+        """Grade one submission."""
+        scores: list[Score] = []
+        error = None
+        try:
+            for each in self._checks:
+                scores.append(self._score(name, directory, each))  # noqa: PERF401  (some remain after an error)
+        except SandboxError as trouble:
+            error = printable(str(trouble))
+        finally:
+            self._close(name)
+        return Grade(
+            submission=name,
+            points=sum(score.points for score in scores),
+            possible=sum(check.points for check in self._checks),
+            error=error,
+            scores=scores,
+        )
+
+    def _score(self, name: str, directory: Path, check: Check) -> Score:
+        started = time.monotonic()
+        failure = self._failure(name, directory, check)
+        return Score(
+            file=check.file,
+            title=check.title,
+            law=check.law,
+            reason=check.reason,
+            points=0 if failure else check.points,
+            possible=check.points,
+            seconds=round(time.monotonic() - started, 3),
+            failure=failure,
+        )
+
+    def _failure(self, name: str, directory: Path, check: Check) -> Reason | None:
+        """Why the submission fails the check; None if it passes. Raises SandboxError."""
+        if not (directory / check.file).is_file():
+            return Reason(case="", problem=ABSENT, expected="", got="")
+        student = Student(self._channel(name, directory), check.file, check.seconds)
+        case: Values = {}
+        try:
+            for case in check.cases:
+                check.function(student, **case)
+        except Failure as failure:
+            return Reason(
+                case=case_text(case), problem=failure.problem, expected=failure.expected, got=failure.got
+            )
+        except SandboxError:
+            raise
+        except (
+            Exception
+        ) as error:  # such as an index into a list that the student's code returned too short
+            text = f"the check cannot use what it returned ({type(error).__name__}: {error})"[:300]
+            return Reason(case=case_text(case), problem=text, expected="", got="")
+        finally:
+            if not student.intact:
+                self._close(name)
+        return None
+
+    def _channel(self, name: str, directory: Path) -> Channel:
+        """A channel to a process that has imported no file of the submission."""
+        if self._stopped.is_set():
+            raise SandboxError("grading was stopped")
+        if channel := self._channels.get(name):
+            try:
+                channel.reset()
+                return channel
+            except Ended:  # code that returned has ended the process later
+                self._close(name)
+        channel = self._channels[name] = Channel(self._make(directory))
+        if self._stopped.is_set():
+            channel.close()
+            raise SandboxError("grading was stopped")
+        return channel
+
+    def _close(self, name: str) -> None:
+        if channel := self._channels.pop(name, None):
+            channel.close()
+
+
+def submissions_of(paths: Sequence[Path]) -> dict[str, Path]:
+    """Submissions by name: that of the directory, or the path where names are equal. Raises InputError."""
+    for path in paths:
+        if not path.is_dir():
+            raise InputError(f"SUBMISSION {path}: no such directory")
+    resolved = list(dict.fromkeys(path.resolve() for path in paths))
+    names = [path.name for path in resolved]
+    return {path.name if names.count(path.name) == 1 else str(path): path for path in resolved}

@@ -1,0 +1,201 @@
+"""A student's code as checks use it: call a function, or one on several ranks at once."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from orchestrator.course.checks import Failure
+from orchestrator.course.sandbox import Channel, Ended, TimedOut
+from trainer.core.record import printable
+from trainer.course.protocol import ProtocolError, decode, encode
+
+SETTLE_S = 0.5  # in which a rank with threads of its own may still send something
+MAX_WAITING = 64  # functions of the check that wait at once
+MAX_TEXT = 600  # characters of an error of the student's code
+
+
+class Waiting(Exception):
+    """Raised by a function that a student's code calls: it has to wait. The function is called again.
+
+    The message says for what: "a message from rank 1".
+    """
+
+
+class Student:
+    """The code of one file of a submission, for one check.
+
+    Attributes:
+        intact: whether the process can run another check.
+    """
+
+    def __init__(self, channel: Channel, file: str, seconds: float) -> None:
+        self._channel, self._file, self._seconds = channel, file, seconds
+        self._deadline = time.monotonic() + seconds
+        self.intact = True
+
+    def call(self, target: str, *arguments: Any, fields: dict[str, Any] | None = None) -> Any:
+        """Call a function of the file.
+
+        Args:
+            target: its name; `Class.method` is that of an object, which is made with `fields`.
+            arguments: numbers, strings, arrays, lists, dictionaries, Seed, functions of the check, and
+                SimpleNamespace of these. A function of the check runs here, in the grader.
+            fields: of the object.
+
+        Returns:
+            What it returned: a value of these types, lists in place of tuples.
+
+        Raises:
+            Failure: It raised an exception, took too long, or ended its process.
+        """
+        return self.together(target, [arguments], fields)[0]
+
+    def together(
+        self, target: str, calls: Sequence[Sequence[Any]], fields: dict[str, Any] | None = None
+    ) -> list[Any]:
+        """Make several calls at once, each in a thread: call r is that of rank r.
+
+        Returns:
+            What they returned, in order.
+
+        Raises:
+            Failure: As for `call`; also if all calls that have not returned wait.
+        """
+        self.intact = False  # until all have returned
+        try:
+            results = _Calls(self._channel, self._deadline).run(self._file, target, calls, fields or {})
+        except TimedOut:
+            raise Failure(f"it did not finish within {self._seconds:g} s") from None
+        except (Ended, ProtocolError) as error:
+            raise Failure(f"it {error}") from None
+        self.intact = True
+        return results
+
+
+class _Calls:
+    """Calls in progress."""
+
+    def __init__(self, channel: Channel, deadline: float) -> None:
+        self._channel, self._deadline = channel, deadline
+        self._functions: list[Callable[..., Any]] = []
+        self._waiting: deque[_Ask] = deque()
+
+    def run(
+        self, file: str, target: str, calls: Sequence[Sequence[Any]], fields: dict[str, Any]
+    ) -> list[Any]:
+        arguments = [encode(each, self._register) for each in calls]
+        request = {"file": file, "target": target, "fields": encode(fields), "calls": arguments}
+        self._channel.send(request, self._deadline)
+        results: dict[int, Any] = {}
+        while len(results) < len(calls):
+            message = self._next(set(range(len(calls))) - results.keys())
+            number = message.get("call")
+            if not isinstance(number, int) or number not in range(len(calls)):
+                raise ProtocolError("wrote to the channel of the grader")
+            if "ask" in message:
+                self._waiting.append(_Ask.of(number, message, self._function))
+                self._serve()
+                if len(self._waiting) > MAX_WAITING:
+                    raise ProtocolError(f"waits in more than {MAX_WAITING} places at once")
+            elif "result" in message:
+                results[number] = decode(message["result"])
+            else:
+                raise _error(number, len(calls), message)
+        return [results[number] for number in range(len(calls))]
+
+    def _register(self, function: Callable[..., Any]) -> int:
+        self._functions.append(function)
+        return len(self._functions) - 1
+
+    def _function(self, number: int) -> Callable[..., Any]:
+        """A function that the student's code knows by its number. Raises ProtocolError."""
+        if not isinstance(number, int) or number not in range(len(self._functions)):
+            raise ProtocolError("wrote to the channel of the grader")
+        return self._functions[number]
+
+    def _next(self, unfinished: set[int]) -> dict[str, Any]:
+        """The next message. Raises Failure if every unfinished call waits."""
+        if unfinished <= {ask.call for ask in self._waiting}:
+            try:
+                return self._channel.receive(min(self._deadline, time.monotonic() + SETTLE_S))
+            except TimedOut:
+                waits = sorted({(ask.call, ask.waits_for) for ask in self._waiting})
+                text = "; ".join(f"rank {call} waits for {what}" for call, what in waits)
+                raise Failure(f"deadlock: {text}") from None
+        return self._channel.receive(self._deadline)
+
+    def _serve(self) -> None:
+        """Answer what can be answered: an answer to one rank may let others continue."""
+        progress = True
+        while progress:
+            progress = False
+            for _ in range(len(self._waiting)):
+                ask = self._waiting.popleft()
+                if (reply := self._reply(ask)) is None:
+                    self._waiting.append(ask)
+                else:
+                    self._channel.send(reply, self._deadline)
+                    progress = True
+
+    def _reply(self, ask: _Ask) -> dict[str, Any] | None:
+        """The answer; None: the rank has to wait."""
+        try:
+            value = ask.function(*ask.arguments, **ask.named)
+            return {"answer": ask.number, "value": encode(value, self._register)}
+        except Waiting as waiting:
+            ask.waits_for = str(waiting)
+            return None
+        except Failure:
+            raise
+        except Exception as error:  # the student's arguments are invalid
+            # Without the place where the function is defined: `Network.functions.<locals>.send()`.
+            text = re.sub(r"[\w.]+\.<locals>\.", "", str(error))
+            return {"answer": ask.number, "refused": text}
+
+
+class _Ask(SimpleNamespace):
+    """A rank's call of a function of the check."""
+
+    call: int
+    number: int
+    function: Callable[..., Any]
+    arguments: list[Any]
+    named: dict[str, Any]
+    waits_for: str
+
+    @classmethod
+    def of(cls, call: int, message: dict[str, Any], known: Callable[[int], Callable[..., Any]]) -> _Ask:
+        """The ask in a message. known: the function with a number. Raises ProtocolError."""
+        function = known(message.get("function", -1))
+        arguments, named = (decode(message.get(name), known) for name in ("arguments", "named"))
+        valid = (
+            isinstance(arguments, list)
+            and isinstance(named, dict)
+            and all(isinstance(k, str) for k in named)
+        )
+        if not isinstance(message["ask"], int) or not valid:
+            raise ProtocolError("wrote to the channel of the grader")
+        return cls(
+            call=call,
+            number=message["ask"],
+            function=function,
+            arguments=arguments,
+            named=named,
+            waits_for="",
+        )
+
+
+def _error(number: int, calls: int, message: dict[str, Any]) -> Failure:
+    """The failure of a call that raised an exception."""
+    error = message.get("error")
+    if not isinstance(error, dict):
+        return Failure("it wrote to the channel of the grader")
+    kind, text, where = (str(error.get(name, "")) for name in ("type", "text", "where"))
+    rank = f"rank {number} " if calls > 1 else "it "
+    place = f" ({where})" if where else ""
+    return Failure(printable(" ".join(f"{rank}raised {kind}{place}: {text}".split())[:MAX_TEXT]))
