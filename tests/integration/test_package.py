@@ -82,6 +82,13 @@ def test_shipped_sweeps_are_found_by_name(shardyard: Shardyard) -> None:
     assert shardyard("lab", "hogwild", "--dry-run").returncode == 0
 
 
+def test_assignments_are_written_and_their_tests_run(shardyard: Shardyard) -> None:
+    assert shardyard("course", "new", "out", "--assignment", "one_model", "--solutions").returncode == 0
+    done = shardyard("course", "test", "out/solutions/reference", "--tests", "out/tests")
+    assert done.returncode == 0, done.stderr
+    assert "4/4" in done.stdout
+
+
 def test_a_sweep_runs_and_writes_its_report(shardyard: Shardyard, tmp_path: Path) -> None:
     (tmp_path / "mine.yml").write_text(SWEEP)
     done = shardyard("sweep", "mine.yml")

@@ -1,0 +1,131 @@
+"""`course grade` in containers: confinement, hostile submissions, and what is left afterwards."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.course.assignments import write
+from tests.smoke.confinement import DEVICES, PROBE, READ_ONLY
+from tests.support.command_line import PROJECT, environment, heed_signals, orchestrator, run_cli
+from tests.support.containers import leftovers
+from tests.support.hostile_submissions import HARMFUL, QUICK, RIGHT, write_submissions
+from tests.support.processes import wait_until
+
+LABEL = "shardyard.orchestrator"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """After every test, no container is left."""
+    before = leftovers(LABEL)
+    yield
+    with suppress(AssertionError):
+        wait_until(lambda: set(leftovers(LABEL)) <= set(before), timeout_s=30)
+    assert set(leftovers(LABEL)) - set(before) == set()
+
+
+def graded(*arguments: str | Path) -> dict[str, dict[str, Any]]:
+    """Grade in containers. Returns the grades by submission."""
+    done = run_cli("course", "grade", *arguments, "--json", timeout_s=280)
+    assert done.returncode == 0, done.stderr
+    return {each["submission"]: each for each in json.loads(done.stdout)["submissions"]}
+
+
+def submissions(directory: Path, sources: dict[str, str]) -> list[Path]:
+    """Submissions that the containers' user can read."""
+    directory.chmod(0o755)
+    return write_submissions(directory, sources)
+
+
+def problems(grade: dict[str, Any]) -> list[str]:
+    return [score["failure"]["problem"] for score in grade["scores"] if score["failure"]]
+
+
+def test_an_assignment_is_graded(tmp_path: Path) -> None:
+    write(tmp_path, "data_and_replicas", solutions=True)
+    solutions = tmp_path / "solutions"
+    grades = graded(
+        solutions / "reference", solutions / "wrong" / "overlap", "--tests", tmp_path / "hidden"
+    )
+    assert [each["points"] for each in grades.values()] == [30, 26]
+
+
+def test_hostile_submissions_get_no_points(tmp_path: Path) -> None:
+    hostile = {**QUICK, **HARMFUL}
+    paths = submissions(tmp_path, {"right": RIGHT, **hostile})
+    limits = ("--jobs", "4", "--memory-mb", "256", "--processes", "64")
+    grades = graded(*paths, "--tests", tmp_path / "checks.py", *limits)
+    assert {name: each["points"] for name, each in grades.items()} == {
+        "right": 4,
+        **dict.fromkeys(hostile, 0),
+    }
+    assert "256 MiB" in problems(grades["memory"])[0]
+    assert "exit code 0" in problems(grades["exits"])[0]
+    assert "within 5 s" in problems(grades["forks"])[0]
+    assert "within 5 s" in problems(grades["holds_the_lock"])[0]
+
+
+def test_a_submission_is_confined(tmp_path: Path) -> None:
+    # The probe prints what it finds; here the submission returns it.
+    found, paths = "/submission/found", [*READ_ONLY, "/tmp", "/submission"]
+    probe = PROBE.replace("sys.argv[1:]", repr(paths)).replace(
+        "print(json.dumps(", f"{found!r}; FOUND = (("
+    )
+    source = f"{probe}\n\ndef answer(values):\n    return json.dumps([FOUND, os.listdir('/submission')])\n"
+    (path,) = submissions(tmp_path, {"probe": source})
+    (tmp_path / "secret.txt").touch(mode=0o644)  # beside the submission
+    (tmp_path / "checks.py").write_text(
+        "from shardyard.course import Failure, check\n\n\n"
+        "@check('answer.py', points=1, title='t', law='l', reason='r')\n"
+        "def probe(student):\n"
+        f"    open({str(tmp_path / 'found.json')!r}, 'w').write(student.call('answer', [1.0]))\n"
+    )
+    grade = graded(path, "--tests", tmp_path / "checks.py")["probe"]
+    assert problems(grade) == []
+    seen, files = json.loads((tmp_path / "found.json").read_text())
+    assert [name for name in files if name != "__pycache__"] == ["answer.py"]
+    assert [each for each in seen["writable"] if seen["writable"][each]] == ["/tmp"]
+    assert seen["interfaces"] == ["lo"]
+    assert (seen["routes"], seen["outside"], seen["resolved"], seen["engine"]) == ([], False, False, False)
+    assert {*seen["devices"]} <= DEVICES
+    assert "ro" in seen["mounts"]["/submission"]
+    assert {"noexec", "nosuid", "nodev"} <= {*seen["mounts"]["/tmp"]}
+    for process in seen["processes"]:
+        assert {*process["Uid"].split()} == {"10001"}, process
+        assert all(int(process[name], 16) == 0 for name in ("CapEff", "CapPrm", "CapInh", "CapBnd")), (
+            process
+        )
+        assert (process["NoNewPrivs"], process["Seccomp"]) == ("1", "2")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_container_is_left_of_a_grader_that_ends(number: signal.Signals, tmp_path: Path) -> None:
+    paths = submissions(tmp_path, dict.fromkeys(("a", "b"), HARMFUL["holds_the_lock"]))
+    (tmp_path / "checks.py").write_text(
+        (tmp_path / "checks.py").read_text().replace("seconds=5", "seconds=300")
+    )
+    before = set(leftovers(LABEL))
+    grader = subprocess.Popen(
+        orchestrator("course", "grade", *paths, "--tests", tmp_path / "checks.py", "--jobs", "2"),
+        cwd=PROJECT,
+        env=environment(),
+        stderr=subprocess.DEVNULL,
+        preexec_fn=heed_signals,
+    )
+    try:
+        wait_until(lambda: len(set(leftovers(LABEL)) - before) == 2, timeout_s=60)
+        time.sleep(1)  # the calls are in progress
+        grader.send_signal(number)
+        assert grader.wait(60) == (130 if number == signal.SIGINT else -signal.SIGKILL)
+        wait_until(lambda: set(leftovers(LABEL)) <= before, timeout_s=60)
+    finally:
+        grader.kill()
