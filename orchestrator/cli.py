@@ -1,8 +1,8 @@
 """The command line.
 
-Exit codes: 0 all ok, 1 a run failed, a file cannot be written, conditions are unequal (--strict), a loss
-is above a limit (--fail-on), a submission cannot be graded or one's own fails a test (course), 2 bad input,
-130 interrupted.
+Exit codes: 0 all ok, 1 a run or a law failed, a file cannot be written, conditions are unequal (--strict),
+a loss is above a limit (--fail-on), a submission cannot be graded or one's own fails a test (course), 2 bad
+input, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -634,6 +634,59 @@ def course_test(
     raise typer.Exit(
         grade([directory], paths, "local", 1, Limits(), as_json=False, console=text_console(), own=True)
     )
+
+
+@app.command()
+def check(
+    component: Annotated[
+        str,
+        typer.Argument(
+            metavar="COMPONENT",
+            help="FILE.py: every component in it; FILE.py:NAME; PACKAGE.MODULE:NAME; or a registered one "
+            "such as dirichlet or partitioner:dirichlet.",
+        ),
+    ],
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Set a parameter of the component, e.g. alpha=0.1."
+        ),
+    ] = None,
+    dataset: Annotated[
+        str | None,
+        typer.Option(help="Dataset whose samples a model or an augmentation takes. Name, or YAML."),
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option(help="What a function is, where its parameters do not say: e.g. dataset.")
+    ] = None,
+    equals: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What it must equal: of a strategy, serial or all_reduce; of an optimizer, sgd, momentum, "
+            "adam or adamw. Default: what its class declares.",
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Longest time for one component.")
+    ] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
+    data_dir: DataDir = Path("data"),
+) -> None:
+    """Check that a component keeps the laws of its kind, and show the smallest input on which one fails."""
+    from orchestrator.commands import check as command
+
+    request = command.request_of(component, sets or (), dataset, kind, equals, data_dir, timeout)
+    console, found = text_console(), []
+    for report in command.reports(request):
+        if not as_json:
+            for line in command.lines(report, console.width):
+                console.print(line)
+        found.append(report)
+    if as_json:
+        print(command.as_json(found))
+    if any(report.failed for report in found):
+        raise typer.Exit(FAILED)
 
 
 @app.command()

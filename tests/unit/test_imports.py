@@ -31,6 +31,10 @@ TRAINER: dict[str, str] = {
     "launch": (
         "core comm data models losses optimizers compression spec imported training parallel strategies"
     ),
+    "conformance": (
+        "core comm data models losses optimizers compression spec imported inspection training parallel "
+        "strategies launch"
+    ),
     "elastic": (
         "core comm data models losses optimizers compression spec training parallel strategies launch"
     ),
@@ -77,6 +81,7 @@ SHARED_MODULES = (
     "cluster.hand_over",
     "cluster.heartbeat",
     "cluster.rank_assignment",
+    "conformance.report",
     "core.cgroup",
     "core.event_schema",
     "core.events",

@@ -70,7 +70,7 @@ def test_parameters_must_be_equal() -> None:
 
 def test_each_library_optimizer_is_registered_and_has_a_figure() -> None:
     library_optimizers = {
-        name: getattr(OPTIMIZERS.load(name), "library_equivalent", None) for name in OPTIMIZERS.entries
+        name: getattr(OPTIMIZERS.load(name), "equals", None) for name in OPTIMIZERS.entries
     }
     assert {name for name, library in library_optimizers.items() if library} >= {
         "textbook_sgd",

@@ -41,6 +41,8 @@ SplitPoints = Annotated[
 ]
 # Units after which checkpoints can be taken: at their ends all ranks have equal progress.
 Interval = Literal["epochs", "steps"]
+# Strategies that others are compared with.
+Equal = Literal["serial", "all_reduce"]
 MicroBatches = Annotated[int, Field(ge=1, le=65536, description="micro-batches that a batch is split into")]
 
 
@@ -84,6 +86,9 @@ class Strategy(Component):
     untraced: ClassVar[str | None] = None
     # What a reader must know before comparing its numbers.
     caveat: ClassVar[str | None] = None
+    # The strategy whose final weights it gives, up to rounding: serial, with the same batches, or
+    # all_reduce, with as many replicas. `check` compares with it.
+    equals: ClassVar[Equal | None] = None
 
     def replicas(self, ranks: int) -> int:
         """Number of copies of the model, each trained on its own partition of the samples."""
@@ -124,6 +129,13 @@ class Strategy(Component):
 
     def bubble(self, ranks: int) -> float | None:
         """Idle share of a step by the pipeline's formula, 0 … 1; None without stages."""
+        return None
+
+    def step_bytes(self, gradient_bytes: int, rank: int, ranks: int) -> float | None:
+        """The most payload bytes that a rank sends per step, on average over a run; None: not declared.
+
+        gradient_bytes: of the gradient of its weights.
+        """
         return None
 
     def shared_state(self, task: Any) -> Any:

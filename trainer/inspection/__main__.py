@@ -6,18 +6,12 @@ that the files that a component opens are its own.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 import tempfile
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
 
-from trainer.core.events import signal_name
+from trainer.inspection.forked import CallerEnded, Ended, forked
 from trainer.inspection.inspect import Answer, Request, inspect
-
-PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def main() -> None:
@@ -36,31 +30,13 @@ def main() -> None:
 
 
 def _served(request: Request) -> Answer:
-    fork = get_context("fork")
-    receiver, sender = fork.Pipe(duplex=False)
-    process = fork.Process(target=_serve, args=(request, sender, os.getpid()))
-    process.start()
-    sender.close()
-    if wait([receiver, sys.stdin.fileno()]) != [receiver] and not receiver.poll():
-        process.kill()  # whoever asked has ended: there is one request at a time
-        process.join()
-        sys.exit(1)
     try:
-        answer = Answer.model_validate_json(receiver.recv())
-    except EOFError:
-        process.join()
-        code = process.exitcode or 0
-        how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
-        return Answer(error=f"the process that tried it {how}")
-    process.join()
-    return answer
-
-
-def _serve(request: Request, sender: Connection, parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == parent:
-        sender.send(inspect(request).model_dump_json())
+        (answer,) = forked(lambda send: send(inspect(request).model_dump_json()), caller=sys.stdin.fileno())
+    except CallerEnded:
+        sys.exit(1)
+    except Ended as error:
+        return Answer(error=f"the process that tried it {error}")
+    return Answer.model_validate_json(answer)
 
 
 if __name__ == "__main__":

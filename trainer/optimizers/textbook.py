@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from trainer.optimizers.base import Optimizer
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 class TextbookOptimizer(Optimizer):
     """An optimizer whose update rule is written in this project instead of taken from a library."""
-
-    library_equivalent: ClassVar[str | None] = None  # the registered optimizer that takes the same steps
 
     def build(self, parameters: Iterable[Tensor], lr: float) -> TorchOptimizer:
         from trainer.optimizers.torch_wrapper import UpdateRuleOptimizer

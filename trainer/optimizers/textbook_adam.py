@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from trainer.optimizers.base import Equal
 from trainer.optimizers.textbook import TextbookOptimizer
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class TextbookAdam(TextbookOptimizer):
     Source: Kingma & Ba 2015, "Adam: A Method for Stochastic Optimization", Alg. 1.
     """
 
-    library_equivalent: ClassVar[str | None] = "adam"
+    equals: ClassVar[Equal | None] = "adam"
 
     beta1: float = Field(0.9, ge=0, lt=1, description="β1: decay rate of the mean gradient")
     beta2: float = Field(0.999, ge=0, lt=1, description="β2: decay rate of the mean squared gradient")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from trainer.optimizers.base import Equal
 from trainer.optimizers.textbook import TextbookOptimizer
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class TextbookMomentum(TextbookOptimizer):
     Source: Polyak 1964, "Some methods of speeding up the convergence of iteration methods".
     """
 
-    library_equivalent: ClassVar[str | None] = "momentum"
+    equals: ClassVar[Equal | None] = "momentum"
 
     momentum: float = Field(0.9, gt=0, lt=1, description="μ: decay rate of the velocity")
 

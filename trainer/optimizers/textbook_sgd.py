@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from trainer.optimizers.base import Equal
 from trainer.optimizers.textbook import TextbookOptimizer
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ class TextbookSgd(TextbookOptimizer):
     Source: Robbins & Monro 1951, "A Stochastic Approximation Method".
     """
 
-    library_equivalent: ClassVar[str | None] = "sgd"
+    equals: ClassVar[Equal | None] = "sgd"
 
     def update(self, theta: Tensor, g: Tensor, lr: float, state: dict[str, Any]) -> None:
         theta -= lr * g  # θ ← θ − η g

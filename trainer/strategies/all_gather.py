@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from trainer.core.strategy import Interval, Strategy, Uneven
+from trainer.core.strategy import Equal, Interval, Strategy, Uneven
 
 if TYPE_CHECKING:
     from trainer.training.session import Session
@@ -20,10 +20,14 @@ class AllGather(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
+    equals: ClassVar[Equal | None] = "all_reduce"
     synchronous: ClassVar[bool] = True
     checkpoint_intervals: ClassVar[tuple[Interval, ...]] = ("epochs", "steps")
 
     uneven: Uneven = "join"
+
+    def step_bytes(self, gradient_bytes: int, rank: int, ranks: int) -> float:
+        return gradient_bytes * (ranks - 1)
 
     def train(self, session: Session) -> None:
         replica = session.replica()

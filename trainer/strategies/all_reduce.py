@@ -38,6 +38,10 @@ class AllReduce(Strategy):
     def not_checkpointed(self) -> str | None:
         return self.compression.not_checkpointed
 
+    def step_bytes(self, gradient_bytes: int, rank: int, ranks: int) -> float | None:
+        plain = isinstance(self.compression, NoneCompression)
+        return 2 * gradient_bytes * (ranks - 1) / ranks if plain else None
+
     def train(self, session: Session) -> None:
         replica = session.replica()
         compressor = None

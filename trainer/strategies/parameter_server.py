@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from trainer.core.strategy import Strategy, Uneven
+from trainer.core.strategy import Equal, Strategy, Uneven
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +25,7 @@ class ParameterServer(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "rpc", "memory", "nccl")
+    equals: ClassVar[Equal | None] = "all_reduce"
     min_nodes: ClassVar[int] = 2
     servers: ClassVar[int] = 1
 

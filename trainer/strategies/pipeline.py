@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from trainer.core.strategy import MicroBatches, SplitPoints, Strategy
+from trainer.core.strategy import Equal, MicroBatches, SplitPoints, Strategy
 from trainer.parallel.schedules import Schedule, bubble, passes, pipeline_validation_error
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ class Pipeline(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo", "mpi", "rpc", "memory")
+    equals: ClassVar[Equal | None] = "serial"
     partitions_model: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False
 

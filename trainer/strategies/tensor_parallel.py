@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from trainer.core.strategy import Strategy
+from trainer.core.strategy import Equal, Strategy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +39,7 @@ class TensorParallel(Strategy):
     """
 
     transports: ClassVar[tuple[str, ...]] = ("gloo", "mpi", "rpc", "memory")
+    equals: ClassVar[Equal | None] = "serial"
     partitions_model: ClassVar[bool] = True
     uses_partition: ClassVar[bool] = False
     full_gradients: ClassVar[bool] = False

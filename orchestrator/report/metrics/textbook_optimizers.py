@@ -57,7 +57,7 @@ def optimizer_pairs(comparison: Comparison) -> Iterator[OptimizerPair]:
     groups = [group for group in comparison.groups if group.ok and _reproducible(group)]
     by_key = {_key(group): group for group in groups}
     for group in groups:
-        equivalent = getattr(group.first.run.optimizer, "library_equivalent", None)
+        equivalent = getattr(group.first.run.optimizer, "equals", None)
         if equivalent and (library := by_key.get(_key(group, optimizer_name=equivalent))):
             yield OptimizerPair(group, library)
 

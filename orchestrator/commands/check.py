@@ -1,0 +1,255 @@
+"""The command `check`: tries the laws of components in a process of its own, and shows what it finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import groupby, zip_longest
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+from rich.text import Text
+
+from orchestrator.errors import InputError
+from orchestrator.shipped import python_path
+from orchestrator.sweeps.imports import ImportName
+from orchestrator.sweeps.validation import detail_lines
+from orchestrator.sweeps.yaml import parse_yaml
+from trainer.conformance.report import KINDS, Finding, Report, Request
+from trainer.core.registry import is_import_path, suggestion
+from trainer.imported.source import CODE
+from trainer.spec.registries import REGISTRIES
+
+COLOURS = {"ok": "green", "failed": "red", "note": "yellow", "skipped": "bright_black"}
+STATUS_WIDTH, LAW_WIDTH = 9, 12
+EQUALS = {"strategy": ("serial", "all_reduce"), "optimizer": ("sgd", "momentum", "adam", "adamw")}
+EXIT_S = 2.0  # in which the process must have ended after a signal
+
+
+def request_of(
+    target: str,
+    sets: Sequence[str],
+    dataset: str | None,
+    kind: str | None,
+    equals: str | None,
+    data_dir: Path,
+    limit_s: float,
+) -> Request:
+    """What the command line asks for. Raises InputError."""
+    if kind is not None and kind not in KINDS:
+        raise InputError(
+            f"--kind {kind}: unknown kind{suggestion(kind, KINDS)}; allowed: {', '.join(KINDS)}"
+        )
+    if limit_s <= 0:
+        raise InputError(f"--timeout {limit_s:g} is not allowed; it must be greater than 0")
+    place = _registered(target, kind) or _file(target) or _imported(target)
+    options = {"parameters": _parameters(sets), "limit_s": limit_s, "data_dir": str(data_dir.resolve())}
+    found = Request(**{**({"kind": kind} if kind else {}), **place, **options})
+    if sets and not found.registered and not found.attribute:
+        raise InputError(f"--set needs one component; name it, as in {target}:NAME")
+    allowed = [name for names in EQUALS.values() for name in names]
+    if equals is not None and equals not in allowed:
+        hint = suggestion(equals, allowed)
+        raise InputError(f"--equals {equals}: not a reference{hint}; allowed: {', '.join(allowed)}")
+    form = None if dataset is None else _dataset_form(dataset)
+    return found.model_copy(update={"equals": equals or "", "dataset": form})
+
+
+def _registered(target: str, kind: str | None) -> dict[str, Any] | None:
+    """A registered component: `dirichlet`, or with its kind, `partitioner:dirichlet`."""
+    prefix, _, name = target.rpartition(":")
+    if prefix and prefix not in KINDS:
+        return None
+    kinds = [prefix] if prefix else [kind] if kind else [*KINDS]
+    holding = [each for each in kinds if name in REGISTRIES[each].entries]
+    if len(holding) == 1:
+        return {"kind": holding[0], "registered": name, "label": name}
+    if holding:
+        forms = ", ".join(f"{each}:{name}" for each in holding)
+        raise InputError(f"{target}: several components have this name; choose one of {forms}")
+    if prefix:
+        registry = REGISTRIES[prefix]
+        hint = suggestion(name, registry.entries)
+        raise InputError(f"{target}: unknown {prefix}{hint}; known: {', '.join(registry.entries)}")
+    return None
+
+
+def _file(target: str) -> dict[str, Any] | None:
+    """All components of a file."""
+    if is_import_path(target) or not target.endswith(".py"):
+        return None
+    file = Path(target).expanduser().resolve()
+    if not file.is_file():
+        raise InputError(f"{target}: there is no file {file}")
+    return {"label": target, "directory": str(file.parent), "module": file.name}
+
+
+def _imported(target: str) -> dict[str, Any]:
+    """One component from an import path."""
+    known = [name for kind in KINDS for name in REGISTRIES[kind].entries]
+    if not is_import_path(target):
+        hint = suggestion(target, known)
+        raise InputError(
+            f"{target}: no such file or component{hint}; allowed: FILE.py, FILE.py:NAME, "
+            "PACKAGE.MODULE:NAME, or the name of a registered component"
+        )
+    try:
+        name = ImportName.of("model", target, Path.cwd())
+    except ValueError as error:
+        raise InputError(f"{target}: {error}") from error
+    if name is None:
+        raise InputError(f"{target}: no import path")
+    return {
+        "label": name.label,
+        "directory": str(name.directory),
+        "module": name.module,
+        "attribute": name.attribute,
+    }
+
+
+def _parameters(sets: Sequence[str]) -> dict[str, Any]:
+    """`--set key=value`, values as in YAML."""
+    parameters: dict[str, Any] = {}
+    for text in sets:
+        key, equal, value = text.partition("=")
+        if not equal or not key.isidentifier():
+            raise InputError(f"--set {text}: allowed: KEY=VALUE, e.g. alpha=0.1")
+        parameters[key] = parse_yaml(value, f"--set {text}")
+    return parameters
+
+
+def _dataset_form(text: str) -> dict[str, Any]:
+    """The dataset of a model: a registered one with parameters, or where a user's is imported from."""
+    value = parse_yaml(text, f"--dataset {text}")
+    form = {"name": value} if isinstance(value, str) else value
+    if not isinstance(form, dict) or not isinstance(form.get("name"), str):
+        raise InputError(f"--dataset {text}: allowed: a name, or a mapping such as '{{name: synthetic}}'")
+    try:
+        name = ImportName.of("dataset", form["name"], Path.cwd())
+    except ValueError as error:
+        raise InputError(f"--dataset {text}: {error}") from error
+    if name is not None:
+        parameters = {key: value for key, value in form.items() if key != "name"}
+        return {
+            "directory": str(name.directory),
+            "module": name.module,
+            "attribute": name.attribute,
+            "parameters": parameters,
+        }
+    if form["name"] not in REGISTRIES["dataset"].entries:
+        hint, known = suggestion(form["name"], REGISTRIES["dataset"].entries), REGISTRIES["dataset"].known
+        raise InputError(f"--dataset {form['name']}: unknown dataset{hint}; known: {known}")
+    return form
+
+
+def reports(request: Request) -> Iterator[Report]:
+    """Try the laws in another process, which is gone afterwards. Raises InputError."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": python_path(),
+        CODE: request.directory,
+        "SHARDYARD_DATA": request.data_dir,
+        "PYTHONHASHSEED": "0",  # so that a process with another one differs
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainer.conformance"],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # only this process handles Ctrl-C
+    )
+    try:
+        if process.stdin is None or process.stdout is None:
+            raise ValueError("the process has pipes")
+        with suppress(BrokenPipeError):
+            process.stdin.write(request.model_dump_json() + "\n")
+            process.stdin.close()
+        for line in process.stdout:
+            yield _usable(Report.model_validate_json(line))
+        if process.wait():
+            raise InputError(f"{request.label}: the process that checks it failed; see its output above")
+    finally:
+        _end(process)
+        if process.stdout:
+            process.stdout.close()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End the process, which ends the one that it has forked."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(EXIT_S)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def _usable(report: Report) -> Report:
+    """The report. Raises InputError if the component could not be checked."""
+    if report.error:
+        raise InputError(f"{report.component}: {report.error}")
+    if report.invalid:
+        allowed = report.allowed or ["no parameters"]
+        lines = detail_lines(
+            report.invalid, lambda path: f"--set {'.'.join(map(str, path))}", lambda _: allowed
+        )
+        raise InputError("\n".join(f"{report.component}: {line}" for line in lines))
+    return report
+
+
+def lines(report: Report, width: int) -> Iterator[Text]:
+    """What a terminal of so many columns shows: a line for each law, and below it what breaks it."""
+    yield Text(f"{report.kind} {report.component}", style="bold")
+    for _, group in groupby(report.findings, lambda each: (each.status, each.reason or each.law)):
+        findings = [*group]
+        if findings[0].status == "skipped":
+            laws = ", ".join(finding.law for finding in findings)
+            yield from _row("skipped", laws, findings[0].reason, width)
+        else:
+            for finding in findings:
+                yield from _law(finding, width)
+    failed = sum(finding.status == "failed" for finding in report.findings)
+    held = sum(finding.status in ("ok", "note") for finding in report.findings)
+    yield Text(f"{held} laws hold, {failed} fail, {len(report.findings) - held - failed} do not apply")
+
+
+def _law(finding: Finding, width: int) -> Iterator[Text]:
+    inputs = f"{finding.inputs} inputs" if finding.inputs > 1 else ""
+    room = width - STATUS_WIDTH - LAW_WIDTH
+    statement = f"{finding.statement:<{room - len(inputs) - 1}} {inputs}" if inputs else finding.statement
+    yield from _row(finding.status, finding.law, statement, width)
+    broken = (("input", finding.input), ("expected", finding.expected), ("got", finding.got))
+    for name, text in (*broken, ("note", finding.reason)):
+        if text:
+            yield from _row("", name, text, width)
+
+
+def _row(status: str, name: str, text: str, width: int) -> Iterator[Text]:
+    """A row with its text wrapped in the last column; a long name has a line of its own."""
+    indent = " " * (STATUS_WIDTH + LAW_WIDTH)
+    rows = wrap(text, max(20, width - len(indent)), break_on_hyphens=False, replace_whitespace=False) or [
+        ""
+    ]
+    if len(name) >= LAW_WIDTH:
+        rows = ["", *rows]
+        names = wrap(name, max(20, width - STATUS_WIDTH))
+    else:
+        names = [name]
+    for number, (label, row) in enumerate(zip_longest(names, rows[: len(names)], fillvalue="")):
+        mark = Text(f"{status if not number else '':<{STATUS_WIDTH}}", style=COLOURS.get(status, ""))
+        yield mark.append(f"{label:<{LAW_WIDTH}}{row}".rstrip(), style="default")
+    for row in rows[len(names) :]:
+        yield Text(f"{indent}{row}")
+
+
+def as_json(found: Sequence[Report]) -> str:
+    """All reports, for programs."""
+    return json.dumps(
+        [report.model_dump(exclude={"error", "invalid", "allowed"}) for report in found], indent=2
+    )

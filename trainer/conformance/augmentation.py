@@ -1,0 +1,153 @@
+"""Laws of augmentations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer.conformance.law import Failure, Law, NotApplicable, Note, Outcome
+from trainer.data.augmentations.base import Augment, Augmentation
+from trainer.data.base import PixelScale
+from trainer.imported.model import scatter_seeds
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SHAPES = ((3, 8, 8), (1, 8, 8), (3, 32, 32), (1, 28, 28), (8,))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch of inputs of a shape, and the seed of the generator."""
+
+    shape: tuple[int, ...]
+    samples: int
+
+    def __str__(self) -> str:
+        noun = "input" if self.samples == 1 else "inputs"
+        return f"{self.samples} {noun} of shape {'×'.join(map(str, self.shape))}, seed 0"
+
+    @property
+    def inputs(self) -> Tensor:
+        """float32, channels_last if they are images, as in training."""
+        import torch
+
+        drawn = torch.randn(self.samples, *self.shape, generator=torch.Generator().manual_seed(1))
+        return drawn.contiguous(memory_format=torch.channels_last) if drawn.dim() == 4 else drawn
+
+    @property
+    def scale(self) -> PixelScale | None:
+        """Of images whose pixels are about 0 to 1."""
+        if len(self.shape) != 3:
+            return None
+        ones = np.ones((self.shape[0], 1, 1), np.float32)
+        return PixelScale(ones * np.float32(0.5), ones * np.float32(0.25))
+
+
+def laws(augmentation: Augmentation, shape: tuple[int, ...] | None = None) -> Iterator[Law[Any]]:
+    """The laws of an augmentation. shape: of an input; None: images and vectors of several shapes."""
+    shapes = [shape] if shape else [each for each in SHAPES if _takes(augmentation, each)] or [SHAPES[0]]
+    batches = [Batch(each, samples) for each in shapes for samples in (1, 5)]
+
+    def law(
+        name: str, statement: str, test: Callable[[Batch], Outcome], essential: bool = False
+    ) -> Law[Batch]:
+        return Law(name, statement, test, batches, essential=essential)
+
+    yield law("runs", "it augments a batch", lambda batch: _runs(augmentation, batch), True)
+    yield law("shape", "shape, type and memory format stay", lambda batch: _shape(augmentation, batch))
+    yield law("argument", "it leaves its argument unchanged", lambda batch: _argument(augmentation, batch))
+    yield law("seeded", "equal generators give equal inputs", lambda batch: _seeded(augmentation, batch))
+    yield Law(
+        "changes", "it changes inputs", lambda each: _changes(augmentation, each), [Batch(shapes[0], 64)]
+    )
+    yield law("finite", "numbers stay finite", lambda batch: _finite(augmentation, batch))
+
+
+def _takes(augmentation: Augmentation, shape: tuple[int, ...]) -> bool:
+    try:
+        return augmentation.validation_error(shape) is None and _runs(augmentation, Batch(shape, 2)) is None
+    except Exception:  # it does not take inputs of this shape
+        return False
+
+
+def _built(augmentation: Augmentation, batch: Batch) -> Augment:
+    augment = augmentation.build(batch.scale, "cpu")
+    if augment is None:
+        raise NotApplicable("with these parameters it changes nothing")
+    return augment
+
+
+def _runs(augmentation: Augmentation, batch: Batch) -> Outcome:
+    import torch
+
+    if error := augmentation.validation_error(batch.shape):
+        return Failure("it takes such inputs", error)
+    augment = augmentation.build(batch.scale, "cpu")
+    if augment is None:
+        return None
+    changed = augment(batch.inputs, np.random.default_rng(0))
+    return None if isinstance(changed, torch.Tensor) else Failure("a tensor", type(changed).__name__)
+
+
+def _shape(augmentation: Augmentation, batch: Batch) -> Outcome:
+    import torch
+
+    inputs = batch.inputs
+    changed = _built(augmentation, batch)(inputs, np.random.default_rng(0))
+    if changed.shape != inputs.shape or changed.dtype != inputs.dtype:
+        return Failure(
+            f"shape {tuple(inputs.shape)} of {inputs.dtype}", f"{tuple(changed.shape)} of {changed.dtype}"
+        )
+    if inputs.dim() == 4 and not changed.is_contiguous(memory_format=torch.channels_last):
+        return Failure("memory format channels_last", "another one; end with .contiguous(memory_format=…)")
+    return None
+
+
+def _argument(augmentation: Augmentation, batch: Batch) -> Outcome:
+    import torch
+
+    inputs = batch.inputs
+    _built(augmentation, batch)(inputs, np.random.default_rng(0))
+    if torch.equal(inputs, batch.inputs):
+        return None
+    count = int((inputs != batch.inputs).sum())
+    return Failure("its argument as before", f"{count} of {inputs.numel()} numbers changed")
+
+
+def _seeded(augmentation: Augmentation, batch: Batch) -> Outcome:
+    import torch
+
+    augment, found = _built(augmentation, batch), []
+    for seed in (1, 1, 2):
+        scatter_seeds(seed)
+        found.append(augment(batch.inputs, np.random.default_rng(0)))
+    if not torch.equal(found[0], found[1]):
+        return Failure("equal inputs", "other inputs in a second call")
+    if not torch.equal(found[0], found[2]):
+        return Failure(
+            "equal inputs", "other inputs when global random state differs: draw from `rng` only"
+        )
+    return None
+
+
+def _changes(augmentation: Augmentation, batch: Batch) -> Outcome:
+    import torch
+
+    if augmentation.build(batch.scale, "cpu") is None:
+        return Note("with these parameters it changes nothing")
+    augment, inputs = _built(augmentation, batch), batch.inputs
+    for seed in range(4):
+        if not torch.equal(augment(batch.inputs, np.random.default_rng(seed)), inputs):
+            return None
+    return Failure("changed inputs for one of 4 seeds", "the same inputs")
+
+
+def _finite(augmentation: Augmentation, batch: Batch) -> Outcome:
+    import torch
+
+    changed = _built(augmentation, batch)(batch.inputs, np.random.default_rng(0))
+    return None if torch.isfinite(changed).all() else Failure("finite numbers", "nan or infinite ones")

@@ -1,0 +1,176 @@
+"""Laws of datasets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from trainer.conformance.law import Failure, Law, NotApplicable, Note, Outcome
+from trainer.data.base import Data, Dataset, Split
+from trainer.imported.dataset import digest
+from trainer.imported.model import scatter_seeds
+
+MOST_SHARED = 0.05  # of the test split; real datasets have a few samples twice
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A dataset, loaded once."""
+
+    data: Data | None = None
+
+    def __str__(self) -> str:
+        if self.data is None:
+            return "both splits"
+        return f"{len(self.data.train.labels):,} training and {len(self.data.test.labels):,} test samples"
+
+    @property
+    def splits(self) -> tuple[tuple[str, Split], ...]:
+        """Both splits and their names."""
+        if self.data is None:
+            raise NotApplicable("it does not load")
+        return ("training", self.data.train), ("test", self.data.test)
+
+
+def laws(
+    load: Callable[[], Data], stated: Dataset | None, elsewhere: Callable[[], str]
+) -> Iterator[Law[Any]]:
+    """The laws of a dataset.
+
+    load: reads both splits. stated: what it states about them without reading; None: nothing. elsewhere:
+    the digest of the samples that another process loads.
+    """
+    kept = Loaded()
+
+    def runs(_: Loaded) -> Outcome:
+        nonlocal kept
+        scatter_seeds(1)
+        kept = Loaded(load())
+        return None
+
+    def law(name: str, statement: str, test: Callable[[Loaded], Outcome]) -> Law[Loaded]:
+        return Law(name, statement, test, [kept])
+
+    yield Law("runs", "both splits load", runs, [kept], essential=True)
+    yield law("sizes", "as many inputs as labels and targets", _sizes)
+    yield law("stated", "samples, shape and classes are as stated", lambda each: _stated(each, stated))
+    yield law("labels", "labels are int64, 0 to classes - 1", _labels)
+    yield law("numbers", "numbers are finite", _numbers)
+    yield law("again", "it gives the same samples again", lambda each: _again(each, load))
+    yield law("process", "another process loads the same samples", lambda each: _elsewhere(each, elsewhere))
+    yield law("apart", "no test sample is in the training split", _apart)
+
+
+def _sizes(loaded: Loaded) -> Outcome:
+    for name, split in loaded.splits:
+        counts = {"inputs": len(split.inputs), "labels": len(split.labels), "targets": len(split.targets)}
+        if len({*counts.values()}) > 1:
+            listed = ", ".join(f"{number} {what}" for what, number in counts.items())
+            return Failure(f"equal numbers in the {name} split", listed)
+        if not len(split.labels):
+            return Failure(f"samples in the {name} split", "none")
+    return None
+
+
+def _stated(loaded: Loaded, stated: Dataset | None) -> Outcome:
+    (_, train), (_, test) = loaded.splits
+    if train.inputs.shape[1:] != test.inputs.shape[1:]:
+        return Failure(
+            f"test inputs of shape {train.inputs.shape[1:]}, as in training", f"{test.inputs.shape[1:]}"
+        )
+    if stated is None:
+        raise NotApplicable("it states nothing")
+    data = loaded.data
+    pairs = (
+        ("samples", stated.train_samples, len(train.labels)),
+        ("shape", tuple(stated.shape), train.inputs.shape[1:]),
+        ("type", stated.input_type, train.inputs.dtype.name),
+        ("classes", stated.class_count, data.classes if data else 0),
+    )
+    for what, said, found in pairs:
+        if said != found:
+            return Failure(f"{what} {said}, as stated", f"{found}")
+    return None
+
+
+def _labels(loaded: Loaded) -> Outcome:
+    classes = loaded.data.classes if loaded.data else 0
+    for name, split in loaded.splits:
+        if split.labels.dtype != np.int64 or split.labels.ndim != 1:
+            return Failure(
+                f"int64 of shape (samples,) in the {name} split",
+                f"{split.labels.dtype} of {split.labels.shape}",
+            )
+        outside = (split.labels < 0) | (split.labels >= classes)
+        if outside.any():
+            at = int(outside.argmax())
+            return Failure(f"labels from 0 to {classes - 1}", f"{split.labels[at]} of {name} sample {at}")
+    return None
+
+
+def _numbers(loaded: Loaded) -> Outcome:
+    for name, split in loaded.splits:
+        for what, values in (("inputs", split.inputs), ("targets", split.targets)):
+            if values.dtype.kind == "f" and not np.isfinite(values).all():
+                at = int(np.argwhere(~np.isfinite(values))[0][0])
+                return Failure("finite numbers", f"nan or infinite {what} in {name} sample {at}")
+    return None
+
+
+def _again(loaded: Loaded, load: Callable[[], Data]) -> Outcome:
+    first = loaded.data
+    if first is None:
+        raise NotApplicable("it does not load")
+    for seed, cause in (
+        (1, "in a second call"),
+        (2, "when global random state differs: use a seeded generator"),
+    ):
+        scatter_seeds(seed)
+        again = load()
+        if digest(again) != digest(first):
+            return Failure("equal samples", f"{_differing(first, again)} differ {cause}")
+    return None
+
+
+def _differing(first: Data, second: Data) -> str:
+    pairs = (
+        ("training inputs", first.train.inputs, second.train.inputs),
+        ("training targets", first.train.targets, second.train.targets),
+        ("test inputs", first.test.inputs, second.test.inputs),
+        ("test targets", first.test.targets, second.test.targets),
+    )
+    return next((name for name, one, two in pairs if not np.array_equal(one, two)), "types")
+
+
+def _elsewhere(loaded: Loaded, elsewhere: Callable[[], str]) -> Outcome:
+    if loaded.data is None:
+        raise NotApplicable("it does not load")
+    same = elsewhere() == digest(loaded.data)
+    return None if same else Failure("equal samples", "other ones: do not depend on time, hash or process")
+
+
+def _apart(loaded: Loaded) -> Outcome:
+    """Samples with equal inputs and targets. A few are worth knowing, many are a mistake."""
+    (_, train), (_, test) = loaded.splits
+    known = {sample: at for at, sample in enumerate(_samples(train))}
+    both = [(at, known[sample]) for at, sample in enumerate(_samples(test)) if sample in known]
+    if not both:
+        return None
+    share = len(both) / len(test.labels)
+    text = (
+        f"{len(both)} of {len(test.labels):,} ({100 * share:.2g} %), such as test sample {both[0][0]}, "
+        f"which is training sample {both[0][1]}"
+    )
+    if share > MOST_SHARED:
+        return Failure(f"at most {100 * MOST_SHARED:g} % of the test samples", text)
+    return Note(f"test samples in the training split: {text}")
+
+
+def _samples(split: Split) -> Iterator[bytes]:
+    """A digest of each sample's input and target."""
+    for image, target in zip(split.inputs, split.targets, strict=True):
+        yield sha256(image.tobytes() + np.asarray(target).tobytes()).digest()

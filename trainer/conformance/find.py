@@ -1,0 +1,85 @@
+"""Which components a file defines, and of which kind each is."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer.core.registry import Component
+from trainer.core.strategy import Strategy
+from trainer.data.augmentations.base import Augmentation
+from trainer.data.base import Dataset, Partitioner
+from trainer.imported.signature import signature_of
+from trainer.imported.source import ImportFailure, Source, load
+from trainer.losses.base import Loss
+from trainer.models.base import Model
+from trainer.optimizers.base import Optimizer
+
+OWN: dict[str, type[Component]] = {
+    "partitioner": Partitioner,
+    "strategy": Strategy,
+    "model": Model,
+    "dataset": Dataset,
+    "optimizer": Optimizer,
+    "loss": Loss,
+    "augmentation": Augmentation,
+}
+# Parameters by which a function is recognised; those of a model, a dataset or an optimizer have any names.
+SIGNATURES = {
+    "partitioner": {"labels", "parts", "rng"},
+    "augmentation": {"inputs", "rng"},
+    "loss": {"output", "target"},
+}
+
+
+def kind_of(found: Any) -> str | None:
+    """The kind of component that a class or function is; None if that cannot be seen."""
+    if isinstance(found, type):
+        return next((kind for kind, base in OWN.items() if issubclass(found, base)), None) or _torch_kind(
+            found
+        )
+    if not callable(found):
+        return None
+    names = {*signature_of(found)}
+    matching = (kind for kind, needed in SIGNATURES.items() if needed <= names)
+    return next(matching, "optimizer" if "lr" in names else None)
+
+
+def _torch_kind(found: type) -> str | None:
+    from torch import nn, optim
+    from torch.nn.modules.loss import _Loss
+    from torch.utils.data import Dataset as TorchDataset
+
+    kinds = {"loss": _Loss, "model": nn.Module, "dataset": TorchDataset, "optimizer": optim.Optimizer}
+    return next((kind for kind, base in kinds.items() if issubclass(found, base)), None)
+
+
+def components(directory: Path, file: str) -> Iterator[tuple[str, str]]:
+    """Kind and name of each component class that a file defines, in its order.
+
+    Raises:
+        ImportFailure: The file cannot be imported.
+    """
+    first = load(directory, file, "__name__")
+    for name, value in vars(sys.modules[first]).items():
+        if not isinstance(value, type) or value.__module__ != first or name.startswith("_"):
+            continue
+        if not inspect.isabstract(value) and (kind := kind_of(value)):
+            yield kind, name
+
+
+def stated_kind(source: Source, wanted: str) -> str:
+    """The kind of one component. wanted: as the user says; empty: to be found out. Raises ImportFailure."""
+    found = source.load()
+    kind = wanted or kind_of(found)
+    if kind is None:
+        raise ImportFailure(
+            f"{source.attribute} is {type(found).__name__}, and its kind cannot be seen; give --kind"
+        )
+    if isinstance(found, type) and inspect.isabstract(found):
+        missing = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+        raise ImportFailure(f"{source.attribute} lacks {missing}")
+    return kind

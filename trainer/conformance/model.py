@@ -1,0 +1,354 @@
+"""Laws of models."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer.conformance.law import Failure, Law, NotApplicable, Outcome
+from trainer.data.base import Dataset
+from trainer.imported.model import scatter_seeds
+from trainer.models.base import Model
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+ATOL, RTOL = 1e-5, 1e-5  # of outputs that sums in another order give
+SHARDS = (2, 3)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """So many samples of a dataset's shape. inputs: float32 noise unless they are given."""
+
+    size: int
+    dataset: Dataset
+
+    def __str__(self) -> str:
+        noun = "sample" if self.size == 1 else "samples"
+        return f"{self.size} {noun} of shape {'×'.join(map(str, self.dataset.shape))}"
+
+
+@dataclass(frozen=True)
+class Ranks(Batch):
+    """A batch on so many ranks."""
+
+    ranks: int = 1
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, {self.ranks} ranks"
+
+
+class Built:
+    """A model for a dataset, built with seeds. samples: some inputs of the dataset; None: noise."""
+
+    def __init__(self, model: Model, dataset: Dataset, samples: Tensor | None) -> None:
+        self.model, self.dataset, self._samples = model, dataset, samples
+
+    def blocks(self, seed: int = 0, other: int = 0) -> list[tuple[str, nn.Module]]:
+        """New blocks whose weights and dropout follow the seed. other: of all generators but torch's."""
+        import torch
+
+        with torch.random.fork_rng(devices=[]):
+            scatter_seeds(other)
+            torch.manual_seed(seed)
+            generator = torch.Generator().manual_seed(seed)
+            return [*self.model.blocks(self.dataset.shape, self.dataset.class_count, generator)]
+
+    def chain(self, seed: int = 0, other: int = 0) -> nn.Sequential:
+        """The blocks as one module."""
+        from torch import nn
+
+        chain = nn.Sequential()
+        for name, block in self.blocks(seed, other):
+            chain.add_module(name, block)
+        return chain
+
+    @cached_property
+    def whole(self) -> tuple[Tensor, Tensor, list[tuple[str, nn.Module]]]:
+        """A batch, the output of the whole model in evaluation, and the blocks of another equal one."""
+        x = self.inputs(2)
+        return x, self.chain().eval()(x), self.blocks()
+
+    def inputs(self, size: int, seed: int = 1) -> Tensor:
+        """A batch."""
+        import torch
+
+        if self._samples is not None:
+            chosen = torch.arange(seed - 1, seed - 1 + size) % len(self._samples)
+            return self._samples[chosen]
+        drawn = torch.randn(size, *self.dataset.shape, generator=torch.Generator().manual_seed(seed))
+        return drawn.to(getattr(torch, self.dataset.input_type))
+
+
+def laws(model: Model, dataset: Dataset, samples: Tensor | None = None) -> Iterator[Law[Any]]:
+    """The laws of a model that takes inputs of a dataset. samples: some of its inputs; None: noise."""
+    built = Built(model, dataset, samples)
+    batches = [Batch(size, dataset) for size in (2, 6)]
+
+    def law(
+        name: str, statement: str, test: Callable[[Batch], Outcome], essential: bool = False
+    ) -> Law[Batch]:
+        return Law(name, statement, test, batches[:1], essential=essential)
+
+    yield Law(
+        "runs",
+        "a batch gives a tensor, an output a sample",
+        lambda batch: _runs(built, batch),
+        batches,
+        essential=True,
+    )
+    yield law("names", "names are those of the blocks, each once", lambda batch: _names(built))
+    yield Law(
+        "splits",
+        "its blocks in a chain give the same output",
+        lambda at: _splits(built, at),
+        [SplitPoint(number, name) for number, name in enumerate(model.names) if number],
+        otherwise=f"it cannot be split: {model.indivisible or 'it has one block'}",
+    )
+    yield law("shapes", "it builds without memory, in the same shapes", lambda batch: _shapes(built, batch))
+    yield law("weights", "initial weights follow torch's seed", lambda batch: _weights(built))
+    yield law("draws", "it draws from its own generator only", lambda batch: _draws(built, batch))
+    yield Law(
+        "gradients",
+        "a gradient reaches every parameter",
+        lambda batch: _gradients(built, batch),
+        batches[1:],
+    )
+    yield Law(
+        "samples",
+        "samples are independent, unless declared",
+        lambda batch: _samples(built, batch),
+        batches[1:],
+    )
+    yield law("norms", "BatchNorm and SyncBatchNorm are declared", lambda batch: _norms(built))
+    yield Law(
+        "pairs",
+        "pairs sharded over ranks give the same output",
+        lambda on: _pairs(built, on),
+        [Ranks(2, dataset, ranks) for ranks in SHARDS],
+    )
+
+
+class SplitPoint(tuple[int, str]):
+    """The number and the name of a block that begins a stage."""
+
+    def __new__(cls, number: int, name: str) -> SplitPoint:
+        return super().__new__(cls, (number, name))
+
+    def __str__(self) -> str:
+        return f"split before {self[1]}"
+
+
+def _runs(built: Built, batch: Batch) -> Outcome:
+    import torch
+
+    output = built.chain().train()(built.inputs(batch.size))
+    expected = f"a tensor of shape ({batch.size}, …)"
+    if not isinstance(output, torch.Tensor):
+        return Failure(expected, f"{type(output).__name__}")
+    if not output.dim() or len(output) != batch.size:
+        return Failure(expected, f"shape {tuple(output.shape)}")
+    if not torch.isfinite(output).all():
+        return Failure("finite numbers", "nan or infinite ones")
+    return None
+
+
+def _names(built: Built) -> Outcome:
+    found, stated = [name for name, _ in built.blocks()], built.model.names
+    if found != stated:
+        differ = next(
+            (pair for pair in zip(stated, found, strict=False) if pair[0] != pair[1]),
+            (f"{len(stated)} names", f"{len(found)} blocks"),
+        )
+        return Failure(
+            f"the stated {differ[0]}", f"the block {differ[1]}" if differ[1] in found else differ[1]
+        )
+    twice = next((name for name in found if found.count(name) > 1), None)
+    if twice:
+        return Failure("each name once", f"{twice} {found.count(twice)} times")
+    wrong = next((name for name in found if "." in name or not name), None)
+    return None if wrong is None else Failure("names without dots", repr(wrong))
+
+
+def _splits(built: Built, at: SplitPoint) -> Outcome:
+    import torch
+
+    x, whole, blocks = built.whole
+    for _, block in blocks[: at[0]]:
+        x = block.eval()(x)
+    x = x.detach().clone()  # as another rank receives it
+    for _, block in blocks[at[0] :]:
+        x = block.eval()(x)
+    return None if torch.equal(x, whole) else _difference("the output of the whole model", x, whole)
+
+
+def _difference(of: str, found: Tensor, expected: Tensor) -> Failure:
+    if found.shape != expected.shape:
+        return Failure(f"shape {tuple(expected.shape)}", f"{tuple(found.shape)}")
+    worst = int((found - expected).abs().argmax())
+    return Failure(
+        f"{of}: number {worst} is {expected.flatten()[worst].item():.6g}",
+        f"{found.flatten()[worst].item():.6g}",
+    )
+
+
+def _shapes(built: Built, batch: Batch) -> Outcome:
+    import torch
+
+    from trainer.models.shapes import block_shapes
+
+    stated = block_shapes(built.model, built.dataset)
+    x = built.inputs(batch.size)
+    found = [tuple(x.shape[1:])]
+    with torch.no_grad():
+        for _, block in built.blocks():
+            x = block.eval()(x)
+            found.append(tuple(x.shape[1:]))
+    for name, ours, theirs in zip([*built.model.names, "the output"], stated, found, strict=True):
+        if ours != theirs:
+            return Failure(f"{name} takes {ours}, as on torch's meta device", f"{theirs}")
+    return None
+
+
+def _state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def _weights(built: Built) -> Outcome:
+    import torch
+
+    first, again = (dict(_state(built.chain(1, other))) for other in (1, 2))
+    others = dict(built.chain(2).named_parameters())
+    for name, weight in first.items():
+        if not torch.equal(weight, again[name]):
+            return Failure("equal weights for equal seeds of torch", f"other ones in {name}")
+    if others and all(torch.equal(first[name], weight) for name, weight in others.items()):
+        return Failure("other weights for other seeds of torch", "equal ones")
+    return None
+
+
+def _draws(built: Built, batch: Batch) -> Outcome:
+    import torch
+
+    chain, inputs = built.chain().train(), built.inputs(batch.size)
+    before = torch.get_rng_state(), _numpy_state(), random.getstate()
+    chain(inputs)
+    after = torch.get_rng_state(), _numpy_state(), random.getstate()
+    drawn = [
+        name
+        for name, same in (
+            ("torch's global generator", torch.equal(before[0], after[0])),
+            ("numpy's global generator", before[1] == after[1]),
+            ("random", before[2] == after[2]),
+        )
+        if not same
+    ]
+    return Failure("nothing drawn from global random state", f"drawn from {drawn[0]}") if drawn else None
+
+
+def _numpy_state() -> list[int]:
+    state: Any = np.random.get_state()
+    return [*state[1].tolist(), state[2]]
+
+
+def _gradients(built: Built, batch: Batch) -> Outcome:
+    import torch
+
+    whole = built.chain(0).eval()  # without dropout, which may hide a unit
+    output = whole(built.inputs(batch.size))
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(2))
+    (output * weights).sum().backward()
+    parameters = dict(whole.named_parameters())
+    without = [name for name, each in parameters.items() if each.requires_grad and each.grad is None]
+    zero = [
+        name for name, each in parameters.items() if each.grad is not None and not each.grad.abs().sum() > 0
+    ]
+    for names, what in ((without, "none reaches"), (zero, "a gradient of 0 reaches")):
+        if names:
+            shown = ", ".join(names[:5]) + (", …" if len(names) > 5 else "")
+            return Failure(f"a gradient for {len(parameters)} parameters", f"{what} {shown}")
+    return None
+
+
+def _samples(built: Built, batch: Batch) -> Outcome:
+    """The output of sample 0 beside two different sets of others, in training but without dropout."""
+    import torch
+
+    from trainer.models.layers.dropout import Dropout
+
+    model = built.model
+    if model.batch_statistics or model.has_synchronous_layers:
+        raise NotApplicable("it declares that they are not")
+    first, second = built.inputs(batch.size), built.inputs(batch.size, seed=3)
+    second[0] = first[0]
+    outputs = []
+    for inputs in (first, second):
+        chain = built.chain().train()
+        for module in chain.modules():
+            if isinstance(module, Dropout):
+                module.eval()
+        with torch.no_grad():
+            outputs.append(chain(inputs)[0])
+    if torch.allclose(outputs[0], outputs[1], rtol=RTOL, atol=ATOL):
+        return None
+    return Failure(
+        "an output that does not depend on the other samples", "it depends: declare batch_statistics"
+    )
+
+
+def _norms(built: Built) -> Outcome:
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    from trainer.models.layers.sync_batch_norm import SyncBatchNorm
+
+    modules = [*built.chain().modules()]
+    sync = any(isinstance(module, SyncBatchNorm) for module in modules)
+    own = any(
+        isinstance(module, _BatchNorm) and not isinstance(module, SyncBatchNorm) for module in modules
+    )
+    if own and not built.model.batch_statistics:
+        return Failure("batch_statistics is True, since it has BatchNorm", "False")
+    if sync and not built.model.has_synchronous_layers:
+        return Failure("has_synchronous_layers is True, since it has SyncBatchNorm", "False")
+    return None
+
+
+def _pairs(built: Built, on: Ranks) -> Outcome:
+    """Shard the pairs over ranks that are threads, and compare their outputs with the whole model's."""
+    import torch
+
+    from trainer.comm.base import Communicator
+    from trainer.conformance.threads import together
+    from trainer.parallel.tensor_layers import ModelSharder
+    from trainer.strategies.tensor_parallel import column_parallel, row_parallel
+
+    pairs = built.model.tensor_parallel_pairs
+    if not pairs:
+        raise NotApplicable("it declares no pairs for tensor parallelism")
+    if on.ranks > min(pair.units for pair in pairs):
+        raise NotApplicable("its pairs have too few units")
+    inputs = built.inputs(on.size)
+    whole = built.chain().eval()(inputs)
+    blocks = [built.blocks() for _ in range(on.ranks)]  # not in the threads, which share torch's generator
+
+    def output(comm: Communicator) -> Tensor:
+        shard = ModelSharder(pairs, comm, column_parallel, row_parallel)
+        x = inputs
+        with torch.no_grad():
+            for name, block in blocks[comm.rank]:
+                x = shard(name, block).eval()(x)
+        return x
+
+    for rank, found in enumerate(together(on.ranks, output)):
+        if isinstance(found, Exception):
+            raise found
+        if not torch.allclose(found, whole, rtol=1e-4, atol=1e-5):
+            return _difference(f"the output of the whole model on rank {rank}", found, whole)
+    return None

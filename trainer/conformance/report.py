@@ -1,0 +1,77 @@
+"""What a check asks, and what it finds. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Status = Literal["ok", "failed", "note", "skipped"]
+Equal = Literal["serial", "all_reduce", "sgd", "momentum", "adam", "adamw"]
+
+# The kinds of components that have laws: fields of a run.
+KINDS = ("partitioner", "strategy", "model", "dataset", "optimizer", "loss", "augmentation")
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Request(_Message):
+    """Asks for the laws of one component, or of all in a file.
+
+    kind: of the component; empty: to be found out. registered: its name in a registry, or empty. label: as
+    reports show it. directory, module, attribute: where it is imported from; without an attribute, every
+    component of the file. parameters: by name. dataset: the form of the dataset whose samples it takes;
+    None: the default. equals: what it is compared with; empty: what it declares. limit_s: seconds in which
+    the laws of a component must have been tried.
+    """
+
+    kind: str = ""
+    registered: str = ""
+    label: str = ""
+    directory: str = "."
+    module: str = ""
+    attribute: str = ""
+    parameters: dict[str, Any] = {}
+    dataset: dict[str, Any] | None = None
+    equals: str = ""
+    data_dir: str = "data"
+    limit_s: float = 60.0
+
+
+class Finding(_Message):
+    """One law on one component.
+
+    law: its name. statement: what must hold. inputs: how many were tried. input: the smallest on which it
+    fails. expected, got: there. reason: why it was not tried, or what is worth knowing.
+    """
+
+    law: str
+    statement: str
+    status: Status
+    inputs: int = 0
+    input: str = ""
+    expected: str = ""
+    got: str = ""
+    reason: str = ""
+
+
+class Report(_Message):
+    """What was found on one component.
+
+    component: its label. error: why it cannot be checked. invalid, allowed: what is wrong with its
+    parameters, and their names.
+    """
+
+    component: str
+    kind: str = ""
+    findings: list[Finding] = []
+    error: str = ""
+    invalid: list[dict[str, Any]] = []
+    allowed: list[str] = []
+
+    @property
+    def failed(self) -> bool:
+        """Whether a law does not hold."""
+        return any(finding.status == "failed" for finding in self.findings)

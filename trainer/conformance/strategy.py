@@ -1,0 +1,262 @@
+"""Laws of strategies: they are trained on transport memory and compared with those they equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from trainer.conformance.law import Failure, Law, NotApplicable, Note, Outcome
+from trainer.core.strategy import Strategy
+
+if TYPE_CHECKING:
+    from trainer.conformance.threads import Training
+
+SAMPLES, EPOCHS, BATCH = 120, 2, 10
+MODEL = {"name": "mlp", "hidden": [8]}
+RUN: dict[str, Any] = {
+    "dataset": {"name": "synthetic", "samples": SAMPLES, "test_samples": 40, "noise": 1.0},
+    "model": MODEL,
+    "batch_size": BATCH,
+    "lr": 0.1,
+    "epochs": EPOCHS,
+    "transport": "memory",
+    "save_weights": True,
+}
+RTOL, ATOL = 1e-4, 1e-6  # of weights that sums in another order give
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """A run on so many ranks."""
+
+    number: int
+
+    def __str__(self) -> str:
+        noun = "rank" if self.number == 1 else "ranks"
+        return f"{self.number} {noun}, {SAMPLES} samples, batch {BATCH}, {EPOCHS} epochs, mlp with 8 units"
+
+
+RANKS = [Ranks(number) for number in range(1, 5)]
+TRAINED = 3  # numbers of ranks
+
+
+class Trainings:
+    """Trainings of one strategy, each done once.
+
+    own: the strategy. form: as a spec has it, for a number of ranks.
+    """
+
+    def __init__(self, own: Strategy, form: Callable[[int], Any]) -> None:
+        self.own, self._form = own, form
+        self._done: dict[tuple[Any, int], Training | Exception] = {}
+
+    def __call__(self, ranks: Ranks) -> Training:
+        """The training on so many ranks. Raises NotApplicable where it is impossible or fails."""
+        return self._trained("", ranks.number)
+
+    def begin(self, ranks: Ranks) -> None:
+        """Do the training on so many ranks. Raises what the strategy raises, or NotApplicable."""
+        self._done["", ranks.number] = self.anew(ranks)
+
+    def reference(self, name: str, ranks: int) -> Training:
+        """The training of a registered strategy."""
+        return self._trained(name, ranks)
+
+    def anew(self, ranks: Ranks) -> Training:
+        """The training, done now. Raises what the strategy raises, or NotApplicable."""
+        return self._train("", ranks.number)
+
+    def _trained(self, name: str, ranks: int) -> Training:
+        if (name, ranks) not in self._done:
+            try:
+                self._done[name, ranks] = self._train(name, ranks)
+            except Exception as error:
+                self._done[name, ranks] = error
+        done = self._done[name, ranks]
+        if isinstance(done, NotApplicable):
+            raise done
+        if isinstance(done, Exception):
+            raise NotApplicable(f"it does not train: {done}") from done
+        return done
+
+    def _train(self, name: str, ranks: int) -> Training:
+        from trainer.conformance.threads import train
+        from trainer.spec.run_spec import RunSpec
+
+        if reason := untrained(self.own):
+            raise NotApplicable(reason)
+        try:
+            strategy = name or self._form(ranks)
+            spec = RunSpec.model_validate({**RUN, "strategy": strategy, "nodes": ranks})
+        except ValidationError as error:
+            raise NotApplicable(f"on {ranks} ranks: {error.errors()[0]['msg']}") from error
+        return train(spec)
+
+    def workers(self, ranks: Ranks) -> int:
+        """The replicas that so many ranks train."""
+        return self.own.replicas(ranks.number)
+
+
+def untrained(own: Strategy) -> str | None:
+    """Why a strategy cannot be trained here; or None."""
+    if not own.trains:
+        return "it does not train"
+    if "memory" not in own.transports:
+        return 'it does not declare the transport "memory", over which check trains'
+    if own.forks:
+        return "its ranks are forked processes, which share a model without locks"
+    return None
+
+
+def laws(own: Strategy, form: Callable[[int], Any], equals: str = "") -> Iterator[Law[Any]]:
+    """The laws of a strategy.
+
+    own: an instance. form: what a spec contains, for a number of ranks. equals: `serial` or `all_reduce`;
+    empty: what it declares.
+    """
+    trainings = Trainings(own, form)
+    equals = equals or own.equals or ""
+    allowed = [ranks for ranks in RANKS if _possible(own, ranks)]
+
+    def law(
+        name: str, statement: str, test: Callable[[Ranks], Outcome], essential: bool = False
+    ) -> Law[Ranks]:
+        return Law(name, statement, test, allowed[:TRAINED], essential=essential)
+
+    yield law("ends", "it trains to the end, without deadlock", lambda ranks: _ends(trainings, ranks), True)
+    yield law("samples", "every replica trains on its samples", lambda ranks: _samples(trainings, ranks))
+    yield law("agree", "all ranks end with the same weights", lambda ranks: _agree(trainings, ranks))
+    yield law("finite", "the weights are finite and have changed", lambda ranks: _moved(trainings, ranks))
+    yield law("repeats", "equal seeds give equal weights", lambda ranks: _repeats(trainings, ranks))
+    yield Law(
+        "one",
+        "one replica gives the weights of serial",
+        lambda ranks: _one(trainings, ranks, equals),
+        [ranks for ranks in allowed if own.replicas(ranks.number) == 1][:1],
+    )
+    yield law(
+        "equals",
+        f"its weights are those {f'of {equals}' if equals else 'that it declares'}",
+        lambda ranks: _equals(trainings, ranks, equals),
+    )
+    yield law("bytes", "a rank sends at most what it declares", lambda ranks: _bytes(trainings, ranks))
+
+
+def _possible(own: Strategy, ranks: Ranks) -> bool:
+    return ranks.number >= own.min_nodes and (own.max_nodes is None or ranks.number <= own.max_nodes)
+
+
+def _ends(trainings: Trainings, ranks: Ranks) -> Outcome:
+    from trainer.conformance.threads import DeadlockError
+
+    try:
+        trainings.begin(ranks)
+    except DeadlockError as error:
+        return Failure("every rank trains to the end", str(error))
+    return None
+
+
+def _samples(trainings: Trainings, ranks: Ranks) -> Outcome:
+    own, training = trainings.own, trainings(ranks)
+    reporting = [rank for rank in range(ranks.number) if own.reports_samples(rank, ranks.number)]
+    parts = own.replicas(ranks.number) if own.uses_partition else 1
+    for rank in reporting:
+        found, expected = training.results[rank].samples, EPOCHS * SAMPLES // parts
+        if found != expected:
+            return Failure(f"rank {rank} trains on {expected} samples", f"{found}")
+        epochs = len(training.of("partition", rank))
+        if epochs != EPOCHS:
+            return Failure(f"rank {rank} reports its samples in {EPOCHS} epochs", f"in {epochs}")
+    return None
+
+
+def _agree(trainings: Trainings, ranks: Ranks) -> Outcome:
+    training = trainings(ranks)
+    if training.same_weights:
+        return None
+    digests = [result.weights_digest or "none" for result in training.results]
+    other = next(rank for rank, digest in enumerate(digests) if digest not in ("none", digests[0]))
+    return Failure("equal weights on all ranks", f"those of ranks 0 and {other} differ")
+
+
+def _moved(trainings: Trainings, ranks: Ranks) -> Outcome:
+    from pathlib import Path
+
+    from trainer.spec.run_spec import RunSpec
+    from trainer.training.task import Task
+
+    found = trainings(ranks).weights
+    if not np.isfinite(found).all():
+        return Failure("finite weights", "nan or infinite ones")
+    model = Task(RunSpec.model_validate({**RUN, "strategy": "serial"}), Path()).build_model(0)
+    before = np.concatenate([each.detach().flatten().numpy() for each in model.parameters()])
+    if len(found) == len(before) and np.array_equal(found, before):
+        return Failure("trained weights", "the initial ones")
+    return None
+
+
+def _repeats(trainings: Trainings, ranks: Ranks) -> Outcome:
+    first, second = trainings(ranks), trainings.anew(ranks)
+    return _off(second, first, 0.0, 0.0, "those of the first training")
+
+
+def _one(trainings: Trainings, ranks: Ranks, equals: str) -> Outcome:
+    found, serial = trainings(ranks), trainings.reference("serial", 1)
+    off = _off(found, serial, RTOL, ATOL, "those of serial")
+    if off and not equals:
+        return Note(f"they differ: {off.got}; it declares no equality")
+    return off
+
+
+def _equals(trainings: Trainings, ranks: Ranks, equals: str) -> Outcome:
+    found, workers = trainings(ranks), trainings.workers(ranks)
+    if not equals:
+        if ranks.number > 1 and (name := _equal_to(trainings, found, workers)):
+            return Note(f'it could declare equals = "{name}"')
+        raise NotApplicable("it declares no strategy that it equals, and --equals is not given")
+    reference = trainings.reference(equals, 1 if equals == "serial" else workers)
+    of = f"those of {equals}" + (f" on {workers} ranks" if equals != "serial" else "")
+    return _off(found, reference, RTOL, ATOL, of)
+
+
+def _equal_to(trainings: Trainings, found: Training, workers: int) -> str | None:
+    from trainer.spec.registries import STRATEGIES
+
+    for name, ranks in (("serial", 1), ("all_reduce", workers)):
+        if isinstance(trainings.own, STRATEGIES.load(name)):
+            return None
+        if not _off(found, trainings.reference(name, ranks), RTOL, ATOL, name):
+            return name
+    return None
+
+
+def _off(found: Training, reference: Training, rtol: float, atol: float, of: str) -> Failure | None:
+    """How weights differ from those of a reference; None if they are equal."""
+    expected = reference.weights
+    if found.weights.shape != expected.shape:
+        return Failure(f"{len(expected)} weights, as {of}", f"{len(found.weights)}")
+    if np.allclose(found.weights, expected, rtol=rtol, atol=atol):
+        return None
+    errors = np.abs(found.weights - expected)
+    worst = int(errors.argmax())
+    wrong = int((errors > atol + rtol * np.abs(expected)).sum())
+    return Failure(
+        f"{of}: weight {worst} is {expected[worst]:.6g}",
+        f"{found.weights[worst]:.6g}; {wrong} of {len(errors)} weights differ",
+    )
+
+
+def _bytes(trainings: Trainings, ranks: Ranks) -> Outcome:
+    own, training = trainings.own, trainings(ranks)
+    for rank, result in enumerate(training.results):
+        most = own.step_bytes(4 * result.parameters, rank, ranks.number)
+        if most is None:
+            raise NotApplicable("it declares no step_bytes")
+        found = result.bytes_sent / max(1, result.steps)
+        if found > most * (1 + 1e-6):
+            return Failure(f"rank {rank} sends at most {most:,.0f} bytes per step", f"{found:,.0f}")
+    return None

@@ -1,0 +1,287 @@
+"""Complete trainings whose ranks are threads of this process, with their exchanges watched."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trainer.comm.base import CommunicationError
+from trainer.comm.memory import MemoryCommunicator, ThreadGroup
+from trainer.core.clock import Clock
+from trainer.core.context import NodeContext
+from trainer.core.events import Event, EventWriter
+from trainer.core.result import TrainResult
+from trainer.core.trace import Trace, read_trace
+from trainer.launch.ranks import rank_clock
+from trainer.launch.ranks import train as train_rank
+from trainer.spec.run_spec import RunSpec
+from trainer.training.task import Task
+
+POLL_S = 0.02
+POLLS = 50  # without progress while every rank waits or has ended: they wait for ever
+
+
+class DeadlockError(Exception):
+    """Ranks wait for ever, or call different collectives. The message says what each rank does."""
+
+
+class RecordedEvents(EventWriter):
+    """Collects a rank's events in memory."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__("run", rank, None, io.StringIO())
+        self.events: list[Event] = []
+
+    def write(self, kind: str, **fields: Any) -> None:
+        self._append(kind, fields)
+
+    def _append(self, kind: str, fields: dict[str, Any]) -> Event:
+        self.events.append(Event(time.time(), "run", self.rank, "host", kind, fields))
+        return self.events[-1]
+
+
+@dataclass
+class Training:
+    """The outcome of a training.
+
+    weights: those of rank 0, float32, shape (state,). results, events and traces: by rank.
+    """
+
+    weights: npt.NDArray[np.float32]
+    results: list[TrainResult]
+    events: list[list[Event]]
+    traces: list[Trace]
+
+    def of(self, kind: str, rank: int = 0) -> list[Event]:
+        """A rank's events of one kind."""
+        return [event for event in self.events[rank] if event.kind == kind]
+
+    @property
+    def same_weights(self) -> bool:
+        """Whether all ranks that have the weights of the whole model agree."""
+        return len({result.weights_digest for result in self.results if result.weights_digest}) == 1
+
+
+class Exchanges:
+    """What the ranks of one training exchange.
+
+    Attributes:
+        defect: how their collectives differ; empty while they agree.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[str] = [""] * size
+        self._ended = [False] * size
+        self._progress = 0
+        self._order: dict[tuple[int, ...], list[tuple[int, str]]] = {}  # collectives of each group
+        self._taken: dict[tuple[tuple[int, ...], int], int] = {}
+        self.defect = ""
+
+    def enter(self, ranks: tuple[int, ...], rank: int, what: str, collective: bool = True) -> None:
+        """A rank enters an exchange. Raises CommunicationError if another rank calls another one."""
+        with self._lock:
+            self._progress += 1
+            self._waiting[rank] = what
+            if not collective:
+                return
+            order, number = self._order.setdefault(ranks, []), self._taken.get((ranks, rank), 0)
+            self._taken[ranks, rank] = number + 1
+            if number == len(order):
+                order.append((rank, what))
+            first, expected = order[number]
+            if what != expected:
+                self.defect = self.defect or (
+                    f"exchange {number + 1}: rank {first} calls {expected}, and rank {rank} {what}"
+                )
+                raise CommunicationError(self.defect)
+
+    def leave(self, rank: int) -> None:
+        """A rank has finished an exchange."""
+        with self._lock:
+            self._progress += 1
+            self._waiting[rank] = ""
+
+    def end(self, rank: int) -> None:
+        """A rank's thread ends."""
+        with self._lock:
+            self._progress += 1
+            self._ended[rank] = True
+
+    @property
+    def blocked(self) -> tuple[bool, int]:
+        """Whether every rank waits or has ended, and a number that grows with each step."""
+        with self._lock:
+            states = zip(self._waiting, self._ended, strict=True)
+            return all(waiting or ended for waiting, ended in states), self._progress
+
+    def __str__(self) -> str:
+        """What each rank does."""
+        with self._lock:
+            states = enumerate(zip(self._waiting, self._ended, strict=True))
+            return "; ".join(
+                f"rank {rank} {'has ended' if ended else f'waits in {waiting}' if waiting else 'computes'}"
+                for rank, (waiting, ended) in states
+            )
+
+
+class WatchedCommunicator(MemoryCommunicator):
+    """As MemoryCommunicator, and says what its rank does."""
+
+    exchanges: Exchanges
+
+    @classmethod
+    def watched(
+        cls, rank: int, size: int, clock: Clock, group: ThreadGroup, exchanges: Exchanges
+    ) -> WatchedCommunicator:
+        """The communicator of one rank."""
+        made = cls(rank, size, clock, group)
+        made.exchanges = exchanges
+        return made
+
+    @contextmanager
+    def _in(self, what: str, collective: bool = True) -> Iterator[None]:
+        rank = self.run_ranks[self.rank]
+        self.exchanges.enter(tuple(self.run_ranks), rank, what, collective)
+        try:
+            yield
+        finally:
+            self.exchanges.leave(rank)
+
+    def _all_reduce(self, buffer: Tensor) -> None:
+        with self._in(f"all_reduce of {buffer.numel()} numbers"):
+            super()._all_reduce(buffer)
+
+    def _all_gather(self, buffer: Tensor) -> Tensor:
+        with self._in(f"all_gather of {buffer.numel()} numbers"):
+            return super()._all_gather(buffer)
+
+    def _all_to_all(self, buffer: Tensor) -> Tensor:
+        with self._in(f"all_to_all of {buffer.numel()} numbers"):
+            return super()._all_to_all(buffer)
+
+    def _broadcast(self, buffer: Tensor, root: int) -> None:
+        with self._in(f"broadcast of {buffer.numel()} numbers from rank {root}"):
+            super()._broadcast(buffer, root)
+
+    def _recv(self, buffer: Tensor, source: int) -> None:
+        what = f"receive of {buffer.numel()} numbers from rank {self.run_ranks[source]}"
+        with self._in(what, collective=False):
+            super()._recv(buffer, source)
+
+    def _barrier(self) -> None:
+        with self._in("barrier"):
+            super()._barrier()
+
+    def _split(self, groups: list[list[int]], number: int) -> WatchedCommunicator:
+        ranks = groups[number]
+        shared = self._group.subgroup(ranks)
+        return self.watched(ranks.index(self.rank), len(ranks), self.clock, shared, self.exchanges)
+
+
+@contextmanager
+def threads_in_torch(number: int) -> Iterator[None]:
+    """Set the number of torch threads in the block, as a node does; idle threads spin."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def train(spec: RunSpec, checkpoints: Path | None = None) -> Training:
+    """Train as the spec says, on transport memory.
+
+    spec: with save_weights. checkpoints: directory of the checkpoints, if any.
+
+    Raises:
+        DeadlockError: Ranks wait for ever.
+        Exception: The first of a rank.
+    """
+    size, task = spec.world_size, Task(spec, Path())
+    _ = task.data  # loaded before the ranks are started
+    group, exchanges = ThreadGroup(size), Exchanges(size)
+    outcomes: list[TrainResult | Exception] = [DeadlockError("a rank does not end")] * size
+    events = [RecordedEvents(rank) for rank in range(size)]
+    with tempfile.TemporaryDirectory() as name, threads_in_torch(spec.threads):
+
+        def rank_trains(rank: int) -> None:
+            context = NodeContext(
+                rank, size, "memory", Path(), out_dir=Path(name), checkpoint_dir=checkpoints
+            )
+            try:
+                clock = rank_clock(size)
+                comm = WatchedCommunicator.watched(rank, size, clock, group, exchanges)
+                outcomes[rank] = train_rank(context, task, events[rank], comm)
+            except Exception as error:
+                outcomes[rank] = error
+                group.abort()
+            finally:
+                exchanges.end(rank)
+
+        threads = [threading.Thread(target=rank_trains, args=(rank,), daemon=True) for rank in range(size)]
+        for thread in threads:
+            thread.start()
+        deadlock = _watch(threads, exchanges, group)
+        errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+        for error in sorted(errors, key=lambda error: isinstance(error, CommunicationError)):
+            if isinstance(error, CommunicationError) and (exchanges.defect or deadlock):
+                raise DeadlockError(exchanges.defect or deadlock) from error
+            raise error
+        results = [outcome for outcome in outcomes if isinstance(outcome, TrainResult)]
+        traces = [read_trace(path) for path in sorted(Path(name).glob("trace-*.bin"))]
+        weights = np.load(Path(name) / "weights.npy")
+        return Training(weights, results, [each.events for each in events], traces)
+
+
+def _watch(threads: list[threading.Thread], exchanges: Exchanges, group: ThreadGroup) -> str:
+    """Wait for the threads. Returns what each rank does when they wait for ever; empty: they end."""
+    unchanged, seen, deadlock = 0, -1, ""
+    while any(thread.is_alive() for thread in threads):
+        next(thread for thread in threads if thread.is_alive()).join(POLL_S)
+        blocked, progress = exchanges.blocked
+        unchanged = unchanged + 1 if blocked and progress == seen else 0
+        seen = progress
+        if unchanged == POLLS and any(thread.is_alive() for thread in threads):
+            deadlock = deadlock or str(exchanges)
+            group.abort()
+        elif unchanged > 2 * POLLS:
+            break  # a thread waits outside of our exchanges
+    return deadlock
+
+
+def together(size: int, body: Callable[[WatchedCommunicator], Any]) -> list[Any]:
+    """Run `body` on so many ranks. Returns each rank's result, or the exception it raised."""
+    group, exchanges = ThreadGroup(size), Exchanges(size)
+    outcomes: list[Any] = [DeadlockError("a rank does not end")] * size
+
+    def run(rank: int) -> None:
+        clock = rank_clock(size)
+        clock.start()
+        try:
+            outcomes[rank] = body(WatchedCommunicator.watched(rank, size, clock, group, exchanges))
+        except Exception as error:
+            outcomes[rank] = error
+            group.abort()
+        finally:
+            exchanges.end(rank)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    if deadlock := _watch(threads, exchanges, group):
+        raise DeadlockError(deadlock)
+    return outcomes
