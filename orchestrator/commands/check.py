@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import groupby, zip_longest
+from itertools import groupby
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -231,20 +231,15 @@ def _law(finding: Finding, width: int) -> Iterator[Text]:
 
 
 def _row(status: str, name: str, text: str, width: int) -> Iterator[Text]:
-    """A row with its text wrapped in the last column; a long name has a line of its own."""
+    """A row with its text wrapped in the last column; a long name has lines of its own."""
     indent = " " * (STATUS_WIDTH + LAW_WIDTH)
-    rows = wrap(text, max(20, width - len(indent)), break_on_hyphens=False, replace_whitespace=False) or [
-        ""
-    ]
-    if len(name) >= LAW_WIDTH:
-        rows = ["", *rows]
-        names = wrap(name, max(20, width - STATUS_WIDTH))
-    else:
-        names = [name]
-    for number, (label, row) in enumerate(zip_longest(names, rows[: len(names)], fillvalue="")):
-        mark = Text(f"{status if not number else '':<{STATUS_WIDTH}}", style=COLOURS.get(status, ""))
-        yield mark.append(f"{label:<{LAW_WIDTH}}{row}".rstrip(), style="default")
-    for row in rows[len(names) :]:
+    names = wrap(name, max(20, width - STATUS_WIDTH)) or [""]
+    rows = wrap(text, max(20, width - len(indent)), break_on_hyphens=False, replace_whitespace=False)
+    first = rows.pop(0) if rows and len(names) == 1 and len(name) < LAW_WIDTH else ""
+    for number, label in enumerate(names):
+        mark = Text(f"{'' if number else status:<{STATUS_WIDTH}}", style=COLOURS.get(status, ""))
+        yield mark.append(f"{label:<{LAW_WIDTH}}{first}".rstrip(), style="default")
+    for row in rows:
         yield Text(f"{indent}{row}")
 
 
