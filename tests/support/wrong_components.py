@@ -1,4 +1,4 @@
-"""Components that break exactly one law each, or none: `halves` and `Averages`."""
+"""Components that break exactly one law each, or none: `halves` and those that average."""
 
 from __future__ import annotations
 
@@ -161,6 +161,17 @@ class Averages(Sums):
         gradient = replica.gradient()
         session.comm.all_reduce(gradient, "mean")
         replica.set_gradient(gradient)
+
+
+class CallsTorch(Averages):
+    transports = ("gloo",)
+
+    def exchange(self, session: Any, replica: Any, batch: Any) -> None:
+        torch.distributed.all_reduce(torch.zeros(3))
+
+
+class OverGloo(Averages):
+    transports = ("gloo", "mpi")
 
 
 class Deadlocks(Sums):

@@ -111,7 +111,7 @@ def test_a_wrong_component_breaks_its_own_law(
 
 def test_every_wrong_component_is_tested(directory: Path) -> None:
     rest = {name for _, name in components(directory, "mine.py")} - {each[0] for each in WRONG}
-    assert rest == {*NEVER_ENDING, "Averages"}
+    assert rest == {*NEVER_ENDING, "Averages", "CallsTorch", "OverGloo"}
 
 
 REGISTERED = [
@@ -213,6 +213,14 @@ def test_a_component_that_declares_nothing_is_shown_what_it_could(directory: Pat
     (equal,) = (each for each in findings(request_for(directory, "Averages")) if each.law == "equals")
     assert equal.status == "note"
     assert "all_reduce" in equal.reason
+
+
+def test_strategies_for_other_transports_are_trained_over_memory(directory: Path) -> None:
+    found = {each.law: each for each in findings(request_for(directory, "OverGloo"))}
+    assert found["ends"].status == "ok"
+    found = {each.law: each for each in findings(request_for(directory, "CallsTorch"))}
+    assert {each.status for each in found.values()} == {"skipped"}
+    assert all("torch.distributed" in each.reason for each in found.values())
 
 
 def test_components_of_a_file_are_those_that_it_defines(tmp_path: Path) -> None:

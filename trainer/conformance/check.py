@@ -104,7 +104,10 @@ def _strategy(request: Request) -> tuple[Any, Any]:
 
     def form(ranks: int) -> Mapping[str, Any]:
         facts = imported_strategy.facts(source, request.parameters, ranks, trained, strategy.BATCH)
-        return {"name": request.label, **request.parameters, IMPORTED: facts.model_dump(mode="json")}
+        known = facts.model_dump(mode="json")
+        # A strategy written on the communicator runs over every transport, whichever it lists.
+        known["declared"]["transports"] = [*{*own.transports, "memory"}]
+        return {"name": request.label, **request.parameters, IMPORTED: known}
 
     return own, form
 

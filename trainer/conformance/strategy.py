@@ -26,6 +26,7 @@ RUN: dict[str, Any] = {
     "transport": "memory",
     "save_weights": True,
 }
+NO_GROUP = "process group has not been initialized"  # what torch.distributed then says
 RTOL, ATOL = 1e-4, 1e-6  # of weights that sums in another order give
 
 
@@ -47,7 +48,8 @@ TRAINED = 3  # numbers of ranks
 class Trainings:
     """Trainings of one strategy, each done once.
 
-    own: the strategy. form: as a spec has it, for a number of ranks.
+    own: the strategy. form: as a spec has it, for a number of ranks; it lists the transport memory, unless
+    the strategy is a registered one that does not.
     """
 
     def __init__(self, own: Strategy, form: Callable[[int], Any]) -> None:
@@ -94,7 +96,12 @@ class Trainings:
             spec = RunSpec.model_validate({**RUN, "strategy": strategy, "nodes": ranks})
         except ValidationError as error:
             raise NotApplicable(f"on {ranks} ranks: {error.errors()[0]['msg']}") from error
-        return train(spec)
+        try:
+            return train(spec)
+        except Exception as error:
+            if NO_GROUP not in str(error):
+                raise
+            raise NotApplicable("it calls torch.distributed, and check trains over memory") from error
 
     def workers(self, ranks: Ranks) -> int:
         """The replicas that so many ranks train."""
@@ -105,11 +112,17 @@ def untrained(own: Strategy) -> str | None:
     """Why a strategy cannot be trained here; or None."""
     if not own.trains:
         return "it does not train"
-    if "memory" not in own.transports:
-        return 'it does not declare the transport "memory", over which check trains'
+    if "memory" not in own.transports and _is_registered(own):
+        return "it has no transport memory, over which check trains"
     if own.forks:
         return "its ranks are forked processes, which share a model without locks"
     return None
+
+
+def _is_registered(own: Strategy) -> bool:
+    from trainer.spec.registries import STRATEGIES
+
+    return f"{type(own).__module__}:{type(own).__qualname__}" in STRATEGIES.entries.values()
 
 
 def laws(own: Strategy, form: Callable[[int], Any], equals: str = "") -> Iterator[Law[Any]]:
