@@ -53,7 +53,7 @@ def forked(
     end = None if limit_s is None else time.monotonic() + limit_s
     try:
         while True:
-            watched = [receiver] if caller is None else [receiver, caller]
+            watched: list[Connection | int] = [receiver] if caller is None else [receiver, caller]
             ready = wait(watched, None if end is None else max(0.0, end - time.monotonic()))
             if not ready:
                 raise Ended(f"did not finish within {limit_s:g} s")
