@@ -24,7 +24,7 @@ from trainer.imported import model as imported_model
 from trainer.imported import optimizer as imported_optimizer
 from trainer.imported import partitioner as imported_partitioner
 from trainer.imported import strategy as imported_strategy
-from trainer.imported.source import Source
+from trainer.imported.source import ImportFailure, Source
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
 from trainer.spec.registries import REGISTRIES
@@ -123,7 +123,13 @@ def _model(request: Request, on: Dataset, samples: Tensor | None) -> Model:
         own: Model = called.model_validate(request.parameters)
         return _accepting(own, on)
     inputs = model.Built(REGISTRIES["model"].parse("mlp"), on, samples).inputs(2)
-    facts = imported_model.facts(source, request.parameters, on.shape, on.class_count, inputs)
+    try:
+        facts = imported_model.facts(source, request.parameters, on.shape, on.class_count, inputs)
+    except ImportFailure as error:
+        if request.dataset:
+            raise
+        default = RunSpec.model_fields["dataset"].default
+        raise ImportFailure(f"{error}; it was tried on {default}: --dataset takes another") from error
     return imported_model.ImportedModel(name=request.label, parameters=request.parameters, imported=facts)
 
 

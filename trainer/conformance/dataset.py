@@ -162,7 +162,7 @@ def _apart(loaded: Loaded) -> Outcome:
         return None
     share = len(both) / len(test.labels)
     text = (
-        f"{len(both)} of {len(test.labels):,} ({100 * share:.2g} %), such as test sample {both[0][0]}, "
+        f"{len(both)} of {len(test.labels):,} ({100 * share:.3g} %), such as test sample {both[0][0]}, "
         f"which is training sample {both[0][1]}"
     )
     if share > MOST_SHARED:
