@@ -2,12 +2,11 @@
 
 Loading a sweep runs no users' code in this process. A process of `trainer.inspection` tries each component
 once, with the software of the nodes, and says what a spec must know of it. The files that it needs are
-copied to a directory named after their content; the results directory keeps it, and nodes read it.
+copied to a folder named after their content; the results directory keeps it, and nodes read it.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import shutil
@@ -18,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -25,6 +25,8 @@ from shlex import quote
 from typing import Any
 
 import psutil
+from pydantic import ValidationError
+from pydantic_core import PydanticCustomError
 
 from orchestrator.errors import InputError
 from orchestrator.shipped import python_path
@@ -41,6 +43,8 @@ Values = dict[str, Any]
 ANSWER_S = 600.0  # in which a component must have been tried
 MOST_BYTES = 2**30  # of the files of a component
 STAGE = "shardyard-code-"
+FIT = ("model", "dataset", "loss")  # the fields of a run that must fit together
+SERIAL = "serial"
 
 GROUPS = {"loss": "losses", "strategy": "strategies"}  # entry points; the others have an s
 
@@ -93,11 +97,12 @@ class ImportName:
             module, _, attribute = path.partition(":")
             return cls(name, directory, module, attribute)
         module, _, attribute = name.rpartition(":")
-        if not module or not attribute.isidentifier():
-            raise ValueError(
-                "is no import path; allowed: FILE.py:NAME, PACKAGE.MODULE:NAME, torchvision:NAME"
-            )
-        if not module.endswith(".py"):
+        is_file = module.endswith(".py")
+        if not attribute.isidentifier() or not (
+            is_file or all(part.isidentifier() for part in module.split("."))
+        ):
+            raise ValueError("no import path; allowed: FILE.py:NAME, PACKAGE.MODULE:NAME, torchvision:NAME")
+        if not is_file:
             return cls(name, directory, module, attribute)
         file = (directory / Path(module).expanduser()).resolve()
         if not file.is_file():
@@ -141,8 +146,7 @@ class Imports:
         self.requirements: Path | None = None
         self._mounted = [self.directory]
         self._answers: dict[str, Answer] = {}
-        self._codes: dict[str, str] = {}
-        self._batches: dict[str, str] = {}  # files with samples, by the resolved form of a dataset
+        self._found: dict[str, _Found] = {}
         self._process: subprocess.Popen[str] | None = None
         self._stage: Path | None = None
 
@@ -162,19 +166,25 @@ class Imports:
         Raises:
             ComponentError: One cannot be used.
         """
-        named = {field: self._name(field, values.get(field)) for field in FIELDS}
-        if not any(named.values()):
+        named = {field: name for field in FIELDS if (name := self._name(field, values.get(field)))}
+        if not named:
             return values
-        resolved = dict(values)
         forms = {field: _form(values.get(field, RunSpec.model_fields[field].default)) for field in FIELDS}
-        run = _Run.of(values)
-        for field in FIELDS:
-            name = named[field]
-            if name is not None:
-                forms[field] = resolved[field] = self._resolved(field, name, forms, run)
-        if any(named[field] for field in ("dataset", "model", "loss")):
+        if not all(_is_valid(field, forms[field]) for field in FIELDS if field not in named):
+            # The check of the run reports those; it cannot know users' components.
+            placeholder = {"strategy": SERIAL} if "strategy" in named else {}
+            return {field: value for field, value in values.items() if field not in named} | placeholder
+        run, found = _Run.of(values), {}
+        for field, name in named.items():
+            found[field] = self._component(field, name, forms, run)
+            forms[field] = found[field].form
+        folders = self._folders(found)
+        for field, each in found.items():
+            forms[field] = each.in_folder(folders[each.name.directory])
+        trains = "strategy" in named or REGISTRIES["strategy"].parse(forms["strategy"]).trains
+        if trains and any(field in named for field in FIT):
             self._check_fit(forms, named)
-        return resolved
+        return {**values, **{field: forms[field] for field in named}}
 
     def _name(self, field: str, value: Any) -> ImportName | None:
         form = _form(value) if value is not None else {}
@@ -184,9 +194,10 @@ class Imports:
         try:
             return ImportName.of(field, name, self.directory)
         except ValueError as error:
-            raise ComponentError(field, f"{name!r} {error}") from error
+            raise ComponentError(field, f"{name!r}: {error}") from error
 
-    def _resolved(self, field: str, name: ImportName, forms: Mapping[str, Values], run: _Run) -> Values:
+    def _component(self, field: str, name: ImportName, forms: Mapping[str, Values], run: _Run) -> _Found:
+        """What a run must know of a component, which is tried once. Raises ComponentError."""
         parameters = {key: value for key, value in forms[field].items() if key != "name"}
         needs = {"dataset": (), "strategy": ("model", "dataset")}.get(field, ("dataset",))
         request = Request(
@@ -197,36 +208,41 @@ class Imports:
             parameters=parameters,
             directory=str(name.directory),
             data_dir=str(self._data_dir),
-            batch=self._batch(name, parameters) if field == "dataset" else self._batch_of(forms["dataset"]),
+            batch=self._batch("new") if field == "dataset" else self._batch_of(forms["dataset"]),
             ranks=run.ranks if field == "strategy" else 1,
             parts=min(run.ranks, 64) if field == "partitioner" else 1,
             batch_size=run.batch_size if field == "strategy" else 1,
         )
-        answer = self._asked(field, name.label, request)
-        code = self._copied(name, request, answer)
-        return {"name": name.label, **answer.parameters, IMPORTED: {**answer.facts, "code": code}}
+        key = request.model_dump_json()
+        if key not in self._found:
+            answer = self._asked(field, name.label, request)
+            files = self._read(field, name, answer)
+            self._found[key] = found = _Found(name, answer, files)
+            if field == "dataset":
+                Path(self._batch("new")).rename(self._batch_of(found.form))
+            self._stage_folder(found.code, files)
+        return self._found[key]
 
-    def _check_fit(self, forms: Mapping[str, Values], named: Mapping[str, ImportName | None]) -> None:
-        fields = ("model", "dataset", "loss")
+    def _check_fit(self, forms: Mapping[str, Values], named: Mapping[str, ImportName]) -> None:
+        """Raise ComponentError unless model, loss and dataset fit together."""
         request = Request(
             kind="fit",
-            forms={field: forms[field] for field in fields},
+            forms={field: forms[field] for field in FIT},
             batch=self._batch_of(forms["dataset"]),
-            directory=str(self._staged()),
         )
-        self._asked(next(field for field in fields if named[field]), "", request)
+        self._asked(next(field for field in FIT if field in named), "", request)
 
     def _asked(self, field: str, label: str, request: Request) -> Answer:
         """The answer to a request, which is asked once. Raises ComponentError."""
         key, directory = request.model_dump_json(), Path(request.directory)
-        if not any(directory.is_relative_to(each) for each in [*self._mounted, self._staged()]):
+        if request.directory and not any(directory.is_relative_to(each) for each in [*self._mounted, self._staged()]):
             self.close()  # the process may see mounted directories alone
             self._mounted.append(directory)
         if key not in self._answers:
             self._answers[key] = self._ask(field, label, key)
         answer = self._answers[key]
         if answer.invalid:
-            raise ComponentError(field, "", label, answer.invalid, answer.allowed)
+            raise ComponentError(field, "", answer.invalid, answer.allowed)
         if answer.error:
             raise ComponentError(field, f"{label}: {answer.error}" if label else answer.error)
         return answer
@@ -242,7 +258,8 @@ class Imports:
         if not answer:
             self.close()
             cause = "ended" if ready else f"did not answer within {ANSWER_S:g} s"
-            raise ComponentError(field, f"{label}: the process that tries it {cause}; see its output above")
+            subject = f"{label}: " if label else ""
+            raise ComponentError(field, f"{subject}the process that tries it {cause}; see its output above")
         return Answer.model_validate_json(answer)
 
     def _started(self) -> subprocess.Popen[str]:
@@ -255,7 +272,7 @@ class Imports:
                 "SHARDYARD_DATA": str(self._data_dir),
             }
             self._process = subprocess.Popen(
-                [*self._command(inspection), str(self.directory)],
+                [*self._command(inspection)],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -273,51 +290,59 @@ class Imports:
             weakref.finalize(self, shutil.rmtree, self._stage, True)
         return self._stage
 
-    def _batch(self, name: ImportName, parameters: Values) -> str:
-        """The file for some samples of a dataset."""
-        identity = json.dumps(
-            [str(name.directory), name.module, name.attribute, parameters], sort_keys=True
-        )
-        return str(self._staged() / f"{sha256(identity.encode()).hexdigest()[:16]}.npz")
+    def _batch(self, name: str) -> str:
+        """A file for some samples of a dataset."""
+        return str(self._staged() / f"{name}.npz")
 
     def _batch_of(self, form: Values) -> str:
         """The file with samples of a resolved dataset; empty for a registered one."""
-        return self._batches[json.dumps(form, sort_keys=True)] if IMPORTED in form else ""
+        return self._batch(form[IMPORTED]["data"]) if IMPORTED in form else ""
 
-    def _copied(self, name: ImportName, request: Request, answer: Answer) -> str:
-        """Copy the component's files to the directory named after their content. Returns its name."""
-        key = request.model_dump_json()
-        if key not in self._codes:
-            self._codes[key] = self._copy(name, answer)
-        form = {
-            "name": name.label,
-            **answer.parameters,
-            IMPORTED: {**answer.facts, "code": self._codes[key]},
-        }
-        if request.kind == "dataset":
-            self._batches[json.dumps(form, sort_keys=True)] = request.batch
-        return self._codes[key]
-
-    def _copy(self, name: ImportName, answer: Answer) -> str:
-        sizes = sum((name.directory / file).stat().st_size for file in answer.files)
-        if sizes > MOST_BYTES:
+    def _read(self, field: str, name: ImportName, answer: Answer) -> dict[str, bytes]:
+        """The component's files, by their paths in its directory. Raises ComponentError."""
+        size = sum((name.directory / file).stat().st_size for file in answer.files)
+        if size > MOST_BYTES:
             raise ComponentError(
-                "dataset",
-                f"{name.label}: the files that it reads beside {name.module} have {sizes / 2**30:.1f} GiB; "
+                field,
+                f"{name.label}: the files that it reads beside {name.module} have {size / 2**30:.1f} GiB; "
                 f"allowed: {MOST_BYTES / 2**30:g} GiB; keep data in the data directory, which it gets as "
                 "`data_dir`",
             )
-        content = sha256(answer.module.encode())
-        contents = {file: (name.directory / file).read_bytes() for file in answer.files}
-        for file, data in contents.items():
-            content.update(f"{file}\0{len(data)}\0".encode() + data)
-        code = content.hexdigest()[:16]
-        target = self._staged() / code
-        for file, data in contents.items():
+        return {file: (name.directory / file).read_bytes() for file in answer.files}
+
+    def _folders(self, found: Mapping[str, _Found]) -> dict[Path, str]:
+        """The folder of each directory that the components of a run are in, which they share.
+
+        Raises:
+            ComponentError: Modules of several directories have the same name, and one would hide the other.
+        """
+        files: dict[Path, dict[str, bytes]] = {}
+        for each in found.values():
+            files.setdefault(each.name.directory, {}).update(each.files)
+        modules: dict[str, tuple[Path, dict[str, bytes]]] = {}
+        for field, each in found.items():
+            directory = each.name.directory
+            for module, content in each.modules.items():
+                other, same = modules.setdefault(module, (directory, content))
+                if other != directory and same != content:
+                    raise ComponentError(
+                        field,
+                        f"{each.name.label}: its directory {directory} and {other} have different modules "
+                        f"{module}, of which a run can import one; rename one",
+                    )
+        folders = {directory: digest(content) for directory, content in files.items()}
+        for directory, folder in folders.items():
+            self._stage_folder(folder, files[directory])
+        return folders
+
+    def _stage_folder(self, folder: str, files: Mapping[str, bytes]) -> None:
+        target = self._staged() / folder
+        if target.is_dir():
+            return
+        target.mkdir()
+        for file, data in files.items():
             (target / file).parent.mkdir(parents=True, exist_ok=True)
             (target / file).write_bytes(data)
-        target.mkdir(exist_ok=True)
-        return code
 
     def copy_to(self, directory: Path) -> None:
         """Copy the files of all components to a results directory, where nodes read them."""
@@ -341,6 +366,46 @@ class Imports:
             self._process = None
 
 
+def digest(files: Mapping[str, bytes], more: str = "") -> str:
+    """16 hex digits that identify the names and the content of files."""
+    content = sha256(more.encode())
+    for file, data in sorted(files.items()):
+        content.update(f"{file}\0{len(data)}\0".encode() + data)
+    return content.hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A component that was tried. files: those that it needs, by their paths in its directory."""
+
+    name: ImportName
+    answer: Answer
+    files: Mapping[str, bytes]
+
+    @cached_property
+    def code(self) -> str:
+        return digest(self.files, self.answer.module)
+
+    @property
+    def form(self) -> Values:
+        """As a field of a run."""
+        return self.in_folder(self.code)
+
+    def in_folder(self, folder: str) -> Values:
+        """As `form`, with the files in another folder, beside those of other components."""
+        facts = {**self.answer.facts, "code": self.code, "folder": folder}
+        return {"name": self.name.label, **self.answer.parameters, IMPORTED: facts}
+
+    @cached_property
+    def modules(self) -> dict[str, dict[str, bytes]]:
+        """The files of each module and package that it can import by name."""
+        found: dict[str, dict[str, bytes]] = {}
+        for file, data in self.files.items():
+            if file.endswith(".py") and file != self.name.module:
+                found.setdefault(Path(file).parts[0].removesuffix(".py"), {})[file] = data
+        return found
+
+
 class ComponentError(Exception):
     """A user's component cannot be used.
 
@@ -348,15 +413,10 @@ class ComponentError(Exception):
     """
 
     def __init__(
-        self,
-        field: str,
-        message: str,
-        label: str = "",
-        invalid: Sequence[Values] = (),
-        allowed: Sequence[str] = (),
+        self, field: str, message: str, invalid: Sequence[Values] = (), allowed: Sequence[str] = ()
     ) -> None:
         super().__init__(message)
-        self.field, self.message, self.label = field, message, label
+        self.field, self.message = field, message
         self.invalid, self.allowed = invalid, allowed
 
     def lines(self, place: Callable[[tuple[int | str, ...]], str]) -> Iterator[str]:
@@ -382,6 +442,15 @@ class _Run:
             return value if type(value) is int and 0 < value <= 65536 else default
 
         return cls(number("nodes", 1) * number("processes_per_node", 1), number("batch_size", 32))
+
+
+def _is_valid(field: str, form: Values) -> bool:
+    """Whether a registered component has this form."""
+    try:
+        REGISTRIES[field].parse(form)
+    except (ValidationError, PydanticCustomError):
+        return False
+    return True
 
 
 def _form(value: Any) -> Values:

@@ -10,9 +10,8 @@ import numpy as np
 from trainer.core.registry import ImportedComponent
 from trainer.data.augmentations.base import Augment, Augmentation
 from trainer.data.base import PixelScale
-from trainer.imported.dataset import failures_in
 from trainer.imported.model import scatter_seeds
-from trainer.imported.signature import checked
+from trainer.imported.signature import bound, configured
 from trainer.imported.source import ImportFailure, Source
 
 if TYPE_CHECKING:
@@ -31,18 +30,11 @@ class ImportedAugmentation(ImportedComponent, Augmentation):
 def build(
     source: Source, parameters: Mapping[str, Any], scale: PixelScale | None, device: str
 ) -> Augment | None:
-    """The function that augments a batch. Raises ImportFailure, or pydantic.ValidationError."""
+    """The function that augments a batch. Raises ImportFailure or ParameterFailure."""
     called = source.load()
     if isinstance(called, type) and issubclass(called, Augmentation):
-        return called.model_validate(dict(parameters)).build(scale, device)
-    given = checked(called, parameters, {"inputs": None, "rng": None})
-    bound = {name: value for name, value in given.items() if name not in ("inputs", "rng")}
-
-    def augment(inputs: Tensor, rng: np.random.Generator) -> Tensor:
-        changed: Tensor = called(inputs, rng, **bound)
-        return changed
-
-    return augment
+        return configured(called, parameters).build(scale, device)
+    return bound(called, parameters, ("inputs", "rng"))
 
 
 def facts(
@@ -52,18 +44,19 @@ def facts(
     import torch
 
     called = source.load()
-    with failures_in(source.directory):
-        if isinstance(called, type) and issubclass(called, Augmentation):
-            own = called.model_validate(dict(parameters))
-            if reason := own.validation_error(tuple(inputs.shape[1:])):
-                raise ImportFailure(reason)
-        augment = build(source, parameters, scale, "cpu")
-        if augment is None:
-            return source
-        before, found = inputs.clone(), []
-        for seed in (1, 2):
-            scatter_seeds(seed)
-            found.append(augment(inputs, np.random.default_rng(0)))
+    if isinstance(called, type) and issubclass(called, Augmentation):
+        own = configured(called, parameters)
+        if reason := own.validation_error(tuple(inputs.shape[1:])):
+            raise ImportFailure(reason)
+    augment = build(source, parameters, scale, "cpu")
+    if augment is None:
+        return source
+    before, found = inputs.clone(), []
+    for seed in (1, 2):
+        scatter_seeds(seed)
+        found.append(augment(inputs, np.random.default_rng(0)))
+    if not isinstance(found[0], torch.Tensor):
+        raise ImportFailure(f"it returns {type(found[0]).__name__}; it must return a tensor")
     if not torch.equal(before, inputs):
         raise ImportFailure("it changes its argument; it must return new inputs")
     if found[0].shape != inputs.shape or found[0].dtype != inputs.dtype:

@@ -13,7 +13,7 @@ import numpy as np
 
 from trainer.core.registry import ImportedComponent
 from trainer.data.base import Array, Data, DataError, Dataset, Split
-from trainer.imported.signature import checked, signature_of
+from trainer.imported.signature import checked, configured, signature_of
 from trainer.imported.source import ImportFailure, Source, located
 
 TEST_SHARE = "test_share"  # of the samples, for a dataset without a test split of its own
@@ -63,8 +63,10 @@ class ImportedDataset(ImportedComponent, Dataset):
         try:
             called = self.imported.load()
             data = load_data(called, self.parameters, data_dir, self.imported.directory)
-        except ImportFailure as error:
-            raise DataError(f"{self.name}: {error}") from error
+        except DataError:
+            raise
+        except Exception as error:
+            raise DataError(f"{self.name}: {located(error)}") from error
         if digest(data) != self.imported.data:
             raise DataError(
                 f"{self.name}: gives other samples than when the sweep was loaded; a dataset must not "
@@ -85,26 +87,20 @@ def load_data(
 
     Raises:
         ImportFailure: It cannot be called, or the samples do not fit together.
-        pydantic.ValidationError: Its parameters are wrong.
+        ParameterFailure: Its parameters are wrong.
     """
     if isinstance(called, type) and issubclass(called, Dataset):
-        with failures_in(directory):
-            own = called.model_validate(dict(parameters))
-            return own.load(data_dir)
+        return configured(called, parameters).load(data_dir)
     given = {"data_dir": data_dir, "directory": directory}
-    splits = "train" in signature_of(called)
-    mine = {name: parameters.get(name, default) for name, default in SPLIT_DEFAULTS.items()}
-    rest = {name: value for name, value in parameters.items() if splits or name not in mine}
-    if splits:
-        arguments = [checked(called, rest, {**given, "train": train}) for train in (True, False)]
-        with failures_in(directory):
-            train, test = (_samples(called(**each)) for each in arguments)
+    if "train" in signature_of(called):
+        arguments = [checked(called, parameters, {**given, "train": train}) for train in (True, False)]
+        train, test = (_samples(called(**each)) for each in arguments)
     else:
-        check_split(mine)
-        arguments = [checked(called, rest, given)]
-        with failures_in(directory):
-            whole = _samples(called(**arguments[0]))
-        train, test = whole.split(mine[TEST_SHARE], mine[SPLIT_SEED])
+        split = {name: parameters.get(name, default) for name, default in SPLIT_DEFAULTS.items()}
+        check_split(split)
+        rest = {name: value for name, value in parameters.items() if name not in split}
+        whole = _samples(called(**checked(called, rest, given)))
+        train, test = whole.split(split[TEST_SHARE], split[SPLIT_SEED])
     return _joined(train, test)
 
 
@@ -115,22 +111,6 @@ def check_split(split: Mapping[str, Any]) -> None:
         raise ImportFailure(f"{TEST_SHARE} is {share!r}; allowed: a number between 0 and 1")
     if type(seed) is not int or seed < 0:
         raise ImportFailure(f"{SPLIT_SEED} is {seed!r}; allowed: a whole number from 0 on")
-
-
-class failures_in:
-    """Turns exceptions of a user's code into ImportFailures that name file and line."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        from pydantic import ValidationError
-
-        if isinstance(error, Exception) and not isinstance(error, ImportFailure | ValidationError):
-            raise ImportFailure(located(error, self._directory)) from error
 
 
 @dataclass(frozen=True)
@@ -155,27 +135,30 @@ class _Samples:
 
 
 def _samples(found: Any) -> _Samples:
-    """The samples of what a user's callable returned."""
-    classes = _stated_classes(found)
+    """The samples of what a user's callable returned. There is at least one."""
     if (
         isinstance(found, tuple | list)
         and len(found) == 2
         and all(hasattr(each, "shape") for each in found)
     ):
-        inputs, targets = (_array(np.asarray(each), what) for each, what in zip(found, WHAT, strict=True))
+        inputs, targets = (np.asarray(each) for each in found)
+        if not inputs.ndim or not targets.ndim:
+            raise ImportFailure(
+                "it gives two numbers; the first dimension of both arrays must count samples"
+            )
         if len(inputs) != len(targets):
             raise ImportFailure(f"it has {len(inputs)} inputs and {len(targets)} targets")
-        return _Samples(inputs, targets, classes)
-    if not hasattr(found, "__getitem__") or not hasattr(found, "__len__"):
+    elif hasattr(found, "__getitem__") and hasattr(found, "__len__"):
+        items = [_item(found, number) for number in range(len(found))]
+        inputs, targets = (_stacked([item[at] for item in items], WHAT[at]) for at in (0, 1))
+    else:
         raise ImportFailure(
             f"it gives {type(found).__name__}, which is neither a map-style dataset (__len__ and "
             "__getitem__) nor a pair of arrays"
         )
-    if not len(found):
+    if not len(inputs):
         raise ImportFailure("it has no samples")
-    items = [_item(found, number) for number in range(len(found))]
-    inputs, targets = (_stacked([item[at] for item in items], WHAT[at]) for at in (0, 1))
-    return _Samples(inputs, targets, classes)
+    return _Samples(_array(inputs, WHAT[0]), _array(targets, WHAT[1]), _stated_classes(found))
 
 
 WHAT = ("input", "target")
@@ -189,14 +172,13 @@ def _item(found: Any, number: int) -> tuple[Any, Any]:
 
 
 def _stacked(items: Sequence[Any], what: str) -> Array:
-    first = items[0]
     for number, item in enumerate(items):
-        if item.shape != first.shape:
+        if item.shape != items[0].shape:
             raise ImportFailure(
-                f"items differ in shape: the {what} of item 0 has {first.shape}, of item {number} "
+                f"items differ in shape: the {what} of item 0 has {items[0].shape}, of item {number} "
                 f"{item.shape}"
             )
-    return _array(np.stack(items), what)
+    return np.stack(items) if items else np.zeros(0)
 
 
 def _array(values: Array, what: str) -> Array:
@@ -218,11 +200,15 @@ def _stated_classes(found: Any) -> int | None:
 
 
 def _joined(train: _Samples, test: _Samples) -> Data:
-    if train.inputs.shape[1:] != test.inputs.shape[1:]:
-        raise ImportFailure(
-            f"inputs of the training split have shape {train.inputs.shape[1:]}, of the test split "
-            f"{test.inputs.shape[1:]}"
-        )
+    for what, one, other in (
+        ("inputs", train.inputs, test.inputs),
+        ("targets", train.targets, test.targets),
+    ):
+        if (one.shape[1:], one.dtype) != (other.shape[1:], other.dtype):
+            raise ImportFailure(
+                f"{what} of the training split have shape {one.shape[1:]} and type {one.dtype}, of the "
+                f"test split {other.shape[1:]} and {other.dtype}"
+            )
     are_classes = all(each.targets.ndim == 1 and each.targets.dtype.kind == "i" for each in (train, test))
     if not are_classes:
         splits = [
@@ -238,13 +224,18 @@ def _class_count(train: _Samples, test: _Samples) -> int:
     lowest = min(int(each.targets.min()) for each in (train, test))
     highest = max(int(each.targets.max()) for each in (train, test))
     stated = train.classes
+    if stated is not None and stated > MOST_CLASSES:
+        raise ImportFailure(f"it states {stated} classes; allowed: at most {MOST_CLASSES}")
     most = MOST_CLASSES if stated is None else stated
     if lowest < 0 or highest >= most:
         wrong = lowest if lowest < 0 else highest
         sample = next(
             int(np.argmax(each.targets == wrong)) for each in (train, test) if wrong in each.targets
         )
-        raise ImportFailure(f"sample {sample} has the label {wrong}; allowed: 0 to {most - 1}")
+        raise ImportFailure(
+            f"sample {sample} has the label {wrong}; allowed: 0 to {most - 1}, or floating-point numbers, "
+            "which are no classes"
+        )
     return highest + 1 if stated is None else stated
 
 
@@ -273,7 +264,7 @@ def facts(
     """What a spec says about the dataset, and its samples. Raises ImportFailure."""
     data = load()
     if isinstance(called, type) and issubclass(called, Dataset):
-        own = called.model_validate(dict(parameters))
+        own = configured(called, parameters)
         stated = (own.train_samples, own.shape, own.class_count)
         found = (len(data.train.labels), data.train.inputs.shape[1:], data.classes)
         if stated != found:
@@ -285,9 +276,7 @@ def facts(
         )
     return (
         DatasetFacts(
-            code=source.code,
-            module=source.module,
-            attribute=source.attribute,
+            **dict(source),
             train_samples=len(data.train.labels),
             test_samples=len(data.test.labels),
             shape=data.train.inputs.shape[1:],

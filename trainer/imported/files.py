@@ -15,7 +15,10 @@ def npz(
     path: str, directory: Path, data_dir: Path, inputs: str = "x", targets: str = "y"
 ) -> tuple[Array, Array]:
     """Arrays of an .npz file, by the names `inputs` and `targets`; the first dimension counts samples."""
-    with np.load(_found(path, directory, data_dir), allow_pickle=False) as arrays:
+    arrays = _arrays(_found(path, directory, data_dir))
+    if isinstance(arrays, np.ndarray):
+        raise ImportFailure(f"{path} has one array without a name; use the dataset npy")
+    with arrays:
         for name in (inputs, targets):
             if name not in arrays:
                 raise ImportFailure(f"{path} has no array {name!r}; it has {', '.join(arrays.files)}")
@@ -24,8 +27,7 @@ def npz(
 
 def npy(path: str, targets: str, directory: Path, data_dir: Path) -> tuple[Array, Array]:
     """Two .npy files: `path` has the inputs and `targets` the targets, in the same order."""
-    files = (_found(each, directory, data_dir) for each in (path, targets))
-    first, second = (np.load(file, allow_pickle=False) for file in files)
+    first, second = (_arrays(_found(each, directory, data_dir)) for each in (path, targets))
     return first, second
 
 
@@ -46,8 +48,20 @@ def image_folder(path: str, directory: Path, data_dir: Path, size: int = 32, gre
     )
 
 
+def _arrays(path: Path) -> Any:
+    """The arrays of a file of numpy. Raises ImportFailure."""
+    try:
+        return np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise ImportFailure(f"{path.name} is no file of numpy with arrays of numbers") from error
+
+
 def _found(path: str, directory: Path, data_dir: Path) -> Path:
     """The path in the directory of the sweep file, or in the data directory."""
+    if Path(path).is_absolute() or ".." in Path(path).parts:
+        raise ImportFailure(
+            f"{path} must be a path below the directory of the sweep file, or below --data-dir"
+        )
     places = [place / path for place in (directory, data_dir)]
     found = next((place for place in places if place.exists()), None)
     if found is None:

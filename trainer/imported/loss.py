@@ -8,8 +8,7 @@ from inspect import getdoc
 from typing import TYPE_CHECKING, Any
 
 from trainer.core.registry import ImportedComponent
-from trainer.imported.dataset import failures_in
-from trainer.imported.signature import checked
+from trainer.imported.signature import bound, checked, configured
 from trainer.imported.source import ImportFailure, Source
 from trainer.losses.base import Loss, Reduction, class_error, per_sample
 
@@ -90,12 +89,12 @@ def class_accuracy_error(output: Tensor, target: Tensor) -> str | None:
 
 
 def build(source: Source, parameters: Mapping[str, Any]) -> Loss:
-    """The loss. Raises ImportFailure, or pydantic.ValidationError for its parameters."""
+    """The loss. Raises ImportFailure or ParameterFailure."""
     from torch import nn
 
     called = source.load()
     if isinstance(called, type) and issubclass(called, Loss):
-        return called.model_validate(dict(parameters))
+        return configured(called, parameters)
     parameters = dict(parameters)
     accuracy = parameters.pop(ACCURACY, None)
     if accuracy is not None and not isinstance(accuracy, str):
@@ -104,17 +103,12 @@ def build(source: Source, parameters: Mapping[str, Any]) -> Loss:
     if accuracy is not None:
         measure = source.model_copy(update={"attribute": accuracy}).load()
     if isinstance(called, type) and issubclass(called, nn.Module):
-        with failures_in(source.directory):
-            function = called(**checked(called, parameters, {}))
+        function = called(**checked(called, parameters, {}))
         return FunctionLoss(function=function, accuracy=measure or getattr(function, "right", None))
-    given = checked(called, parameters, {"output": None, "target": None})
-    bound = {name: value for name, value in given.items() if name not in ("output", "target")}
-    return FunctionLoss(function=lambda output, target: called(output, target, **bound), accuracy=measure)
+    return FunctionLoss(function=bound(called, parameters, ("output", "target")), accuracy=measure)
 
 
 def facts(source: Source, parameters: Mapping[str, Any]) -> LossFacts:
     """What a spec says about the loss. Raises ImportFailure."""
     own = build(source, parameters)
-    return LossFacts(
-        code=source.code, module=source.module, attribute=source.attribute, accuracy_is=own.accuracy_is
-    )
+    return LossFacts(**dict(source), accuracy_is=own.accuracy_is)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
 from trainer.core.registry import ImportedComponent
-from trainer.imported.dataset import failures_in
-from trainer.imported.signature import checked
+from trainer.imported.signature import checked, configured
 from trainer.imported.source import TORCHVISION, ImportFailure, Source
 from trainer.models.base import Model, ParallelPair
 
@@ -66,13 +65,12 @@ class ImportedModel(ImportedComponent, Model):
     def blocks(self, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> Blocks:
         called = self.imported.load()
         if is_own(called):
-            own: Model = called.model_validate(self.parameters)
-            return own.blocks(shape, classes, generator)
+            return configured(called, self.parameters).blocks(shape, classes, generator)
         module = build(called, self.parameters, self.imported, shape, classes, generator)
         return iter([(WHOLE, module)] if self.imported.indivisible else [*module.named_children()])
 
 
-def is_own(called: Any) -> bool:
+def is_own(called: Any) -> TypeGuard[type[Model]]:
     """Whether the user's class is written against our interface."""
     return isinstance(called, type) and issubclass(called, Model)
 
@@ -87,7 +85,8 @@ def build(
 ) -> nn.Module:
     """A new module of a user's class or function, whose dropout layers draw from `generator`.
 
-    It may have the parameters `shape`, of one input, and `classes` or `num_classes`. Raises ImportFailure.
+    It may have the parameters `shape`, of one input, and `classes` or `num_classes`. Raises ImportFailure
+    or ParameterFailure.
     """
     from torch import nn
 
@@ -95,10 +94,15 @@ def build(
     if source.module == TORCHVISION:
         given = {"weights": None, "progress": False}
         parameters = {"num_classes": classes, **parameters}
-    with failures_in(source.directory):
-        module = called(**checked(called, parameters, given))
+    if isinstance(called, nn.Module):
+        raise ImportFailure(
+            "it is a model that its file has built; name its class, or a function that builds it"
+        )
+    module = called(**checked(called, parameters, given))
     if not isinstance(module, nn.Module):
         raise ImportFailure(f"it gives {type(module).__name__}; it must be an nn.Module")
+    if any(nn.parameter.is_lazy(each) for each in module.parameters()):
+        raise ImportFailure("its lazy layers have no shapes before they are used; give them sizes")
     return _seeded(module, generator)
 
 
@@ -137,23 +141,21 @@ def facts(
 
     called = source.load()
     if is_own(called):
-        with failures_in(source.directory):
-            own: Model = called.model_validate(dict(parameters))
-            if reason := own.validation_error(shape):
-                raise ImportFailure(reason)
-            built = [name for name, _ in own.blocks(shape, classes, torch.Generator())]
-            if built != own.names:
-                raise ImportFailure(f"names is {own.names}, and blocks yields {built}")
-            return ModelFacts(
-                code=source.code,
-                module=source.module,
-                attribute=source.attribute,
-                blocks=own.names,
-                classifier=own.classifier,
-                batch_statistics=own.batch_statistics,
-                has_synchronous_layers=own.has_synchronous_layers,
-                tensor_parallel_pairs=tuple((*pair,) for pair in own.tensor_parallel_pairs),
-            )
+        own = configured(called, parameters)
+        if reason := own.validation_error(shape):
+            raise ImportFailure(reason)
+        built = [name for name, _ in own.blocks(shape, classes, torch.Generator())]
+        if built != own.names:
+            raise ImportFailure(f"names is {own.names}, and blocks yields {built}")
+        return ModelFacts(
+            **dict(source),
+            blocks=own.names,
+            indivisible=own.indivisible,
+            classifier=own.classifier,
+            batch_statistics=own.batch_statistics,
+            has_synchronous_layers=own.has_synchronous_layers,
+            tensor_parallel_pairs=tuple((*pair,) for pair in own.tensor_parallel_pairs),
+        )
     first, second = (
         _built_with_seed(called, parameters, source, shape, classes, other) for other in (1, 2)
     )
@@ -163,13 +165,10 @@ def facts(
                 f"the initial values of {name} differ when it is built again: it draws from `random` or "
                 "numpy's global generator; use torch's, which the run seeds"
             )
-    with failures_in(source.directory):
-        _check_forward(first, second, inputs)
-        indivisible = _indivisible(first, second, inputs)
+    _check_forward(first, second, inputs)
+    indivisible = _indivisible(first, second, inputs)
     return ModelFacts(
-        code=source.code,
-        module=source.module,
-        attribute=source.attribute,
+        **dict(source),
         blocks=[WHOLE] if indivisible else [name for name, _ in first.named_children()],
         indivisible=indivisible,
         batch_statistics=any(isinstance(module, _BatchNorm) for module in first.modules()),

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer.core.registry import ImportedComponent
-from trainer.imported.dataset import failures_in
-from trainer.imported.signature import checked, signature_of
+from trainer.imported.signature import checked, configured, signature_of
 from trainer.imported.source import ImportFailure, Source
 from trainer.optimizers.base import Optimizer
 
@@ -38,18 +37,17 @@ class ImportedOptimizer(ImportedComponent, Optimizer):
 def build(
     source: Source, parameters: Mapping[str, Any], weights: Iterable[Tensor], lr: float
 ) -> TorchOptimizer:
-    """The torch optimizer over `weights`. Raises ImportFailure, or pydantic.ValidationError."""
+    """The torch optimizer over `weights`. Raises ImportFailure or ParameterFailure."""
     from torch.optim import Optimizer as TorchOptimizer
 
     called = source.load()
     if isinstance(called, type) and issubclass(called, Optimizer):
-        return called.model_validate(dict(parameters)).build(weights, lr)
-    first, *others = signature_of(called)
+        return configured(called, parameters).build(weights, lr)
+    first, *others = signature_of(called) or [""]
     if "lr" not in others:
         raise ImportFailure("its parameters must be the weights, lr, and others by name")
     given = checked(called, parameters, {first: [*weights], "lr": lr})
-    with failures_in(source.directory):
-        built = called(**given)
+    built = called(**given)
     if not isinstance(built, TorchOptimizer):
         raise ImportFailure(f"it gives {type(built).__name__}; it must be a torch.optim.Optimizer")
     return built
@@ -61,16 +59,10 @@ def facts(source: Source, parameters: Mapping[str, Any]) -> OptimizerFacts:
 
     weights = [torch.ones(3, 2, requires_grad=True), torch.ones(2, requires_grad=True)]
     optimizer = build(source, parameters, weights, 0.1)
-    with failures_in(source.directory):
-        for each in weights:
-            each.grad = torch.ones_like(each)
-        optimizer.step()
+    for each in weights:
+        each.grad = torch.ones_like(each)
+    optimizer.step()
     if not all(torch.isfinite(each).all() for each in weights):
         raise ImportFailure("its first step gives weights that are not finite")
     called = source.load()
-    return OptimizerFacts(
-        code=source.code,
-        module=source.module,
-        attribute=source.attribute,
-        layerwise=bool(getattr(called, "layerwise", False)),
-    )
+    return OptimizerFacts(**dict(source), layerwise=bool(getattr(called, "layerwise", False)))

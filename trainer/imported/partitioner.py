@@ -10,10 +10,9 @@ from pydantic import model_validator
 
 from trainer.core.registry import ImportedComponent
 from trainer.data.base import DataError, Images, Indices, Labels, Partitioner
-from trainer.imported.dataset import failures_in
 from trainer.imported.model import scatter_seeds
-from trainer.imported.signature import checked
-from trainer.imported.source import ImportFailure, Source
+from trainer.imported.signature import bound, configured
+from trainer.imported.source import ImportFailure, Source, located
 
 FLAGS = ("disjoint", "covers", "random", "transforms_images")
 
@@ -54,7 +53,12 @@ class ImportedPartitioner(ImportedComponent, Partitioner):
         return self.imported.transforms_images
 
     def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
-        return build(self.imported, self.parameters).partition(labels, parts, rng)
+        try:
+            return build(self.imported, self.parameters).partition(labels, parts, rng)
+        except DataError:
+            raise
+        except Exception as error:
+            raise DataError(f"{self.name}: {located(error)}") from error
 
     def transform_images(self, images: Images, rank: int, parts: int, rng: np.random.Generator) -> Images:
         return build(self.imported, self.parameters).transform_images(images, rank, parts, rng)
@@ -73,30 +77,28 @@ class FunctionPartitioner(Partitioner):
 
 
 def build(source: Source, parameters: Mapping[str, Any]) -> Partitioner:
-    """The partitioner. Raises ImportFailure, or pydantic.ValidationError for its parameters."""
+    """The partitioner. Raises ImportFailure or ParameterFailure."""
     called = source.load()
     if isinstance(called, type) and issubclass(called, Partitioner):
-        return called.model_validate(dict(parameters))
+        return configured(called, parameters)
     parameters = dict(parameters)
     reshuffle = parameters.pop("reshuffle", False)
-    given = checked(called, parameters, dict.fromkeys(("labels", "parts", "rng")))
-    bound = {name: value for name, value in given.items() if name not in ("labels", "parts", "rng")}
-    return FunctionPartitioner.model_validate(
-        {"reshuffle": reshuffle, "function": lambda *arguments: called(*arguments, **bound)}
-    )
+    if not isinstance(reshuffle, bool):
+        raise ImportFailure(f"reshuffle is {reshuffle!r}; allowed: true, false")
+    function = bound(called, parameters, ("labels", "parts", "rng"))
+    return FunctionPartitioner(reshuffle=reshuffle, function=function)
 
 
 def facts(source: Source, parameters: Mapping[str, Any], labels: Labels, parts: int) -> PartitionerFacts:
     """What a spec says about the partitioner, after it has split these labels. Raises ImportFailure."""
     own = build(source, parameters)
+    if reason := own.validation_error(len(labels), len(np.unique(labels)), parts):
+        raise ImportFailure(reason)
+    splits = []
     try:
-        with failures_in(source.directory):
-            if reason := own.validation_error(len(labels), len(np.unique(labels)), parts):
-                raise ImportFailure(reason)
-            splits = []
-            for seed in (1, 2):
-                scatter_seeds(seed)
-                splits.append(own.partition(labels.copy(), parts, np.random.default_rng(0)))
+        for seed in (1, 2):
+            scatter_seeds(seed)
+            splits.append(own.partition(labels.copy(), parts, np.random.default_rng(0)))
     except DataError as error:
         raise ImportFailure(str(error)) from error
     if defect := own.split_error(splits[0], len(labels), parts):
@@ -106,9 +108,5 @@ def facts(source: Source, parameters: Mapping[str, Any], labels: Labels, parts: 
             "it gives other parts for an equal generator: it draws from global random state, so that ranks "
             "would disagree; draw from its argument `rng` only"
         )
-    return PartitionerFacts(
-        code=source.code,
-        module=source.module,
-        attribute=source.attribute,
-        **{flag: bool(getattr(own, flag)) for flag in FLAGS},
-    )
+    declared: dict[str, Any] = {flag: bool(getattr(own, flag)) for flag in FLAGS}
+    return PartitionerFacts(**dict(source), **declared)

@@ -3,15 +3,73 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, get_type_hints
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, PydanticSchemaGenerationError, TypeAdapter, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PydanticSchemaGenerationError,
+    TypeAdapter,
+    ValidationError,
+    create_model,
+)
 
 from trainer.core.registry import Component
 from trainer.imported.source import ImportFailure
 
+C = TypeVar("C", bound=Component)
+
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ParameterFailure(Exception):
+    """Parameters of a user's component are wrong.
+
+    errors: as by pydantic. allowed: the names of its parameters.
+    """
+
+    def __init__(self, error: ValidationError, allowed: Iterable[str]) -> None:
+        super().__init__(str(error))
+        self.errors: list[dict[str, Any]] = [dict(each) for each in error.errors(include_url=False)]
+        self.allowed = list(allowed)
+
+
+def configured(component: type[C], parameters: Mapping[str, Any]) -> C:
+    """A user's component that is written against our interface.
+
+    Raises:
+        ImportFailure: It does not define all that the interface requires.
+        ParameterFailure: A parameter is unknown, missing or of another type.
+    """
+    if missing := sorted(getattr(component, "__abstractmethods__", ())):
+        raise ImportFailure(f"it does not define {', '.join(missing)}")
+    try:
+        return component.model_validate(dict(parameters))
+    except ValidationError as error:
+        raise ParameterFailure(error, component.model_fields) from error
+
+
+def bound(
+    called: Callable[..., Any], parameters: Mapping[str, Any], arguments: Sequence[str]
+) -> Callable[..., Any]:
+    """A user's function of these positional arguments, whatever it calls them, with its parameters.
+
+    Raises:
+        ImportFailure: It takes fewer arguments.
+        ParameterFailure: A parameter is unknown, missing or of another type.
+    """
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    signature = signature_of(called)
+    first = [name for name, each in signature.items() if each.kind in positional][: len(arguments)]
+    if len(first) < len(arguments):
+        raise ImportFailure(
+            f"its first parameters must be for {', '.join(arguments)}; it has "
+            f"{', '.join(signature) or 'none'}"
+        )
+    chosen = checked(called, parameters, dict.fromkeys(first))
+    return partial(called, **{name: value for name, value in chosen.items() if name not in first})
 
 
 def checked(
@@ -26,16 +84,19 @@ def checked(
             signature names are passed.
 
     Raises:
-        pydantic.ValidationError: A parameter is unknown, missing or of another type.
+        ParameterFailure: A parameter is unknown, missing or of another type.
     """
-    arguments = signature_of(called)
+    arguments, model = signature_of(called), _parameter_model(called, given)
     names = {name for name, each in arguments.items() if each.kind is not each.VAR_KEYWORD}
-    own = parameter_model(called, given).model_validate(dict(parameters))
+    try:
+        own = model.model_validate(dict(parameters))
+    except ValidationError as error:
+        raise ParameterFailure(error, model.model_fields) from error
     chosen = {name: getattr(own, name) for name in own.model_fields_set}
     return {name: value for name, value in given.items() if name in names} | chosen
 
 
-def parameter_model(called: Callable[..., Any], given: Mapping[str, Any]) -> type[BaseModel]:
+def _parameter_model(called: Callable[..., Any], given: Mapping[str, Any]) -> type[BaseModel]:
     """A pydantic model of the parameters that a sweep file may set."""
     arguments, hints = signature_of(called), _hints(called)
     fields: dict[str, Any] = {}

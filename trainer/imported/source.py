@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -17,6 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+
+from trainer.core.registry import suggestion
 
 CODE = "SHARDYARD_CODE"
 TORCHVISION = "torchvision"
@@ -29,13 +30,16 @@ class ImportFailure(Exception):
 class Source(BaseModel):
     """What a spec says about the code of a component.
 
-    code: digest of the files that it needs; it names their directory below SHARDYARD_CODE. module: a file
-    in that directory, `mine.py`, or a module's name, `package.module`. attribute: of the module.
+    code: digest of the files that it needs. folder: their directory below SHARDYARD_CODE, with those of
+    other components of the run that lie in the same directory of the user, so that they share modules.
+    module: a file in that directory, `mine.py`, or a module's name, `package.module`. attribute: of the
+    module.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     code: str
+    folder: str
     module: str
     attribute: str
 
@@ -48,8 +52,8 @@ class Source(BaseModel):
     def directory(self) -> Path:
         """The directory of the files. Raises ImportFailure."""
         if CODE not in os.environ:
-            raise ImportFailure(f"{CODE} is not set, so the code of {self.module} is not to be had")
-        return Path(os.environ[CODE]) / self.code
+            raise ImportFailure(f"{CODE} is not set, so the code of {self.module} cannot be found")
+        return Path(os.environ[CODE]) / self.folder
 
     def load(self) -> Any:
         """The class or function. Raises ImportFailure."""
@@ -64,15 +68,18 @@ def load(directory: Path, module: str, attribute: str) -> Any:
     """
     try:
         found = _imported(directory, module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ImportFailure(located(error, directory)) from error
     if module == TORCHVISION:
         return _torchvision_model(found, attribute)
     if not hasattr(found, attribute):
-        public = [name for name, value in vars(found).items() if _is_own(value, found)]
-        defined = f"; it defines {', '.join(public)}" if public else ""
-        raise ImportFailure(f"{module} has no {attribute}{defined}")
-    return getattr(found, attribute)
+        defined = [name for name, value in vars(found).items() if _is_own(value, found)]
+        known = f"{suggestion(attribute, defined)}; it defines {', '.join(defined)}" if defined else ""
+        raise ImportFailure(f"{module} has no {attribute}{known}")
+    called = getattr(found, attribute)
+    if not callable(called):
+        raise ImportFailure(f"it is of type {type(called).__name__}; it must be a class or a function")
+    return called
 
 
 def _imported(directory: Path, module: str) -> ModuleType:
@@ -102,8 +109,6 @@ def _torchvision_model(models: ModuleType, name: str) -> Any:
     try:
         return models.get_model_builder(name)
     except ValueError as error:
-        from trainer.core.registry import suggestion
-
         known = suggestion(name, models.list_models())
         raise ImportFailure(
             f"torchvision has no model {name}{known}; torchvision.models.list_models() lists them"
@@ -114,29 +119,40 @@ def _is_own(value: object, module: ModuleType) -> bool:
     return callable(value) and getattr(value, "__module__", "") == module.__name__
 
 
-def located(error: BaseException, directory: Path) -> str:
-    """The error as one line, with file and line of the innermost frame in `directory`, if there is one."""
-    text = f"{type(error).__name__}: {error}"
-    place = place_of(error, directory)
+def located(error: BaseException, directory: Path | None = None) -> str:
+    """The error as one line, with file and line of the innermost frame in users' code, if there is one.
+
+    directory: of users' code, beside that below SHARDYARD_CODE.
+    """
+    if isinstance(error, ImportFailure):
+        return str(error)
+    text, place = f"{type(error).__name__}: {error}", place_of(error, directory)
     if isinstance(error, SyntaxError) and error.filename:
-        place = f"{_relative(Path(error.filename), directory)}:{error.lineno}"
+        path = Path(error.filename)
+        place = f"{_name_in_code(path, directory) or path}:{error.lineno}"
         text = f"SyntaxError: {error.msg}"
-    return f"{place}: {text}" if place else text
+    if (
+        isinstance(error, FileNotFoundError)
+        and place
+        and not Path(str(error.filename or "/")).is_absolute()
+    ):
+        text += "; relative paths do not count from the code: use Path(__file__).parent"
+    return " ".join((f"{place}: {text}" if place else text).split())
 
 
-def place_of(error: BaseException, directory: Path) -> str | None:
-    """`mine.py:12`: the innermost frame of an error that is in `directory`; or None."""
-    frames = traceback.extract_tb(error.__traceback__)
-    inside = [frame for frame in frames if Path(frame.filename).is_relative_to(directory)]
-    return f"{_relative(Path(inside[-1].filename), directory)}:{inside[-1].lineno}" if inside else None
+def place_of(error: BaseException, directory: Path | None = None) -> str | None:
+    """`mine.py:12`: the innermost frame of an error in users' code, as in `located`; or None."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if name := _name_in_code(Path(frame.filename), directory):
+            return f"{name}:{frame.lineno}"
+    return None
 
 
-def place_in_code(error: BaseException, environment: Mapping[str, str]) -> str | None:
-    """`mine.py:12`: where in a user's code an error of a node was raised; None: it was raised elsewhere."""
-    directory = environment.get(CODE)
-    place = place_of(error, Path(directory)) if directory else None
-    return place.partition("/")[2] if place else None  # without the digest
-
-
-def _relative(path: Path, directory: Path) -> Path:
-    return path.relative_to(directory) if path.is_relative_to(directory) else path
+def _name_in_code(path: Path, directory: Path | None) -> Path | None:
+    """The path of a user's file, from the directory of its component."""
+    if directory is not None and path.is_relative_to(directory):
+        return path.relative_to(directory)
+    code = os.environ.get(CODE)
+    if code and path.is_relative_to(code):
+        return Path(*path.relative_to(code).parts[1:])  # without the folder
+    return None

@@ -11,6 +11,7 @@ from pydantic import ValidationInfo, ValidatorFunctionWrapHandler, model_validat
 
 from trainer.core.registry import ImportedComponent
 from trainer.core.strategy import Strategy
+from trainer.imported.signature import configured
 from trainer.imported.source import ImportFailure, Source
 
 # What a class declares about itself: the class variables of Strategy.
@@ -93,15 +94,13 @@ def _subclass(declared: str) -> type[ImportedStrategy]:
 
 
 def build(source: Source, parameters: Mapping[str, Any]) -> Strategy:
-    """The strategy. Raises ImportFailure, or pydantic.ValidationError for its parameters."""
+    """The strategy. Raises ImportFailure or ParameterFailure."""
     called = source.load()
     if not (isinstance(called, type) and issubclass(called, Strategy)):
         raise ImportFailure("it is no subclass of trainer.core.strategy.Strategy")
-    if missing := sorted(getattr(called, "__abstractmethods__", ())):
-        raise ImportFailure(f"it lacks the method {', '.join(missing)}")
     if not getattr(called, "transports", ()):
         raise ImportFailure('it declares no transports, such as transports = ("gloo", "mpi")')
-    return called.model_validate(dict(parameters))
+    return configured(called, parameters)
 
 
 def facts(
@@ -114,9 +113,7 @@ def facts(
         raise ImportFailure(reason)
     everyone = range(ranks)
     return StrategyFacts(
-        code=source.code,
-        module=source.module,
-        attribute=source.attribute,
+        **dict(source),
         declared={name: getattr(own, name) for name in DECLARED},
         replicas=own.replicas(ranks),
         replica_of=[own.replica_of(rank, ranks) for rank in everyone],

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from hashlib import sha256
+from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from trainer.core.registry import Component
 from trainer.data.base import Data, PixelScale
 from trainer.imported import augmentation, dataset, loss, model, optimizer, partitioner, strategy
-from trainer.imported.signature import defaults_left_out, parameter_model
-from trainer.imported.source import ImportFailure, Source
-from trainer.spec.registries import REGISTRIES
+from trainer.imported.signature import ParameterFailure, defaults_left_out
+from trainer.imported.source import ImportFailure, Source, located
+from trainer.spec.registries import REGISTRIES, TRANSPORTS
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from trainer.data.base import Dataset
+    from trainer.losses.base import Loss
+    from trainer.models.base import Model
 
 Values = dict[str, Any]
 
 TRIED_SAMPLES = 16  # with which models and losses are tried
 MOST_LABELS = 100_000  # with which a partitioner is tried
+# Directories below which a user's file can lie beside files that are not the user's.
+NOT_USERS = (Path(__file__).parents[1], Path(sys.prefix), Path(sys.base_prefix))
 FIELDS = ("dataset", "model", "loss", "optimizer", "augmentation", "partitioner", "strategy")
+
+
+JSON = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
 
 
 class Request(BaseModel):
@@ -37,7 +48,7 @@ class Request(BaseModel):
     of a dataset, to write or to read. ranks, batch_size: of the run.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = JSON
 
     kind: Literal["dataset", "model", "loss", "optimizer", "augmentation", "partitioner", "strategy", "fit"]
     forms: Values = {}
@@ -60,7 +71,7 @@ class Answer(BaseModel):
     parameters, as by pydantic; allowed: the names that they may have.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = JSON
 
     facts: Values = {}
     parameters: Values = {}
@@ -73,36 +84,42 @@ class Answer(BaseModel):
 
 def inspect(request: Request) -> Answer:
     """Answer a request. Call it in a process of its own: it runs users' code."""
+    directory = Path(request.directory) if request.directory else None
     try:
         if request.kind == "fit":
             check_fit(request)
             return Answer()
         return _component(request)
-    except ImportFailure as error:
-        return Answer(error=str(error))
-    except ValidationError as error:
-        invalid = [dict(each) for each in error.errors(include_url=False)]
-        for each in invalid:
+    except ParameterFailure as error:
+        for each in error.errors:
             context: Any = each.get("ctx", {})
             each["ctx"] = {name: str(value) for name, value in context.items()}
-        called = Source(code=request.directory, module=request.module, attribute=request.attribute).load()
-        return Answer(invalid=invalid, allowed=_allowed(called))
+        return Answer(invalid=error.errors, allowed=error.allowed)
+    except (Exception, SystemExit) as error:
+        return Answer(error=located(error, directory))
 
 
 def _component(request: Request) -> Answer:
     directory = Path(request.directory)
-    files = OpenedFiles(directory)
-    source = Source(code=request.directory, module=request.module, attribute=request.attribute)
+    opened = OpenedFiles()
+    source = Source(code="", folder=request.directory, module=request.module, attribute=request.attribute)
     called = source.load()
     found = _FACTS[request.kind](request, source, called)
+    others = [other for other in (*NOT_USERS, Path(request.data_dir)) if other != directory]
+    others = [other for other in others if other.is_relative_to(directory)]
+    files = {
+        path
+        for path in opened.paths | imported_files(directory, request.module)
+        if path.is_relative_to(directory) and not any(path.is_relative_to(other) for other in others)
+    }
     name = getattr(called, "__module__", request.module)
     origin = getattr(sys.modules.get(name), "__file__", None)
-    inside = origin is not None and Path(origin).is_relative_to(directory)
+    installed = Path(origin) if origin and Path(origin) not in files else None
     return Answer(
         facts=found.model_dump(mode="json"),
         parameters=defaults_left_out(called, request.parameters),
-        files=files.names,
-        module="" if inside or origin is None else sha256(Path(origin).read_bytes()).hexdigest()[:16],
+        files=sorted(str(path.relative_to(directory)) for path in files),
+        module=sha256(installed.read_bytes()).hexdigest()[:16] if installed else "",
     )
 
 
@@ -144,6 +161,8 @@ def _partitioner(request: Request, source: Source, called: Callable[..., Any]) -
 
 def _strategy(request: Request, source: Source, called: Callable[..., Any]) -> Source:
     trained = _resolved(request, "model")
+    if unknown := set(getattr(called, "transports", ())) - set(TRANSPORTS.entries):
+        raise ImportFailure(f"its transports have {unknown.pop()!r}; allowed: {TRANSPORTS.known}")
     return strategy.facts(source, request.parameters, request.ranks, trained, request.batch_size)
 
 
@@ -160,37 +179,39 @@ _FACTS: Mapping[str, Callable[[Request, Source, Callable[..., Any]], Source]] = 
 
 def check_fit(request: Request) -> None:
     """Raise ImportFailure unless model, loss and dataset of a run fit together, as a step shows."""
-    import torch
-
     trained, on, with_loss = (_resolved(request, field) for field in ("model", "dataset", "loss"))
     names = {
         field: REGISTRIES[field].name_of(_resolved(request, field))
         for field in ("model", "dataset", "loss")
     }
     what = f"{names['model']} on {names['dataset']} with the loss {names['loss']}"
-    if reason := trained.validation_error(on.shape):
-        raise ImportFailure(f"{what}: {reason}")
-    inputs, targets, _ = samples(request)
-    torch.manual_seed(0)
-    chain = torch.nn.Sequential(
-        *(block for _, block in trained.blocks(on.shape, on.class_count, torch.Generator()))
-    )
     try:
-        output = chain(inputs)
-        reason = with_loss.output_error(output, targets)
-        value: Any = None if reason else with_loss.of(output, targets)
-        reason = reason or loss_error(value)
-        if not reason:
-            value.backward()
-            reason = right_error(with_loss.right(output.detach(), targets), len(inputs))
-        if not reason:
-            reason = share_error(with_loss, output.detach(), targets)
+        reason = trained.validation_error(on.shape) or _step_error(
+            trained, on, with_loss, *samples(request)
+        )
     except Exception as error:
-        from trainer.imported.source import located
-
-        raise ImportFailure(f"{what}: {located(error, Path(request.directory))}") from error
+        raise ImportFailure(f"{what}: {located(error)}") from error
     if reason:
         raise ImportFailure(f"{what}: {reason}")
+
+
+def _step_error(
+    trained: Model, on: Dataset, loss: Loss, inputs: Tensor, targets: Tensor, _: Any
+) -> str | None:
+    """Why a step with these samples is not possible; None if it is."""
+    import torch
+
+    torch.manual_seed(0)
+    blocks = trained.blocks(on.shape, on.class_count, torch.Generator())
+    output = torch.nn.Sequential(*(block for _, block in blocks))(inputs)
+    if reason := loss.output_error(output, targets):
+        return reason
+    value: Any = loss.of(output, targets)
+    if reason := loss_error(value):
+        return reason
+    value.backward()
+    output = output.detach()
+    return right_error(loss.right(output, targets), len(inputs)) or share_error(loss, output, targets)
 
 
 def loss_error(value: Any) -> str | None:
@@ -198,7 +219,11 @@ def loss_error(value: Any) -> str | None:
     import torch
 
     if not isinstance(value, torch.Tensor) or value.dim():
-        return f"the loss is {value!r:.80}; it must be a tensor without dimensions, the mean over the batch"
+        shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
+        return (
+            f"the loss is of type {type(value).__name__}{shape}; it must be a tensor without dimensions, "
+            "the mean over the batch"
+        )
     if not value.requires_grad:
         return "no gradient flows from the loss to the model"
     if not torch.isfinite(value):
@@ -248,27 +273,31 @@ def _resolved(request: Request, field: str) -> Any:
     return REGISTRIES[field].parse(request.forms[field])
 
 
-def _allowed(called: Any) -> list[str]:
-    if isinstance(called, type) and issubclass(called, Component):
-        return [*called.model_fields]
-    return [*parameter_model(called, {}).model_fields]
+def imported_files(directory: Path, module: str) -> set[Path]:
+    """The files of a directory that a module of it imports anywhere, also inside of functions."""
+    finder = ModuleFinder(path=[str(directory)], excludes=["trainer"])
+    if module.endswith(".py"):
+        finder.run_script(str(directory / module))
+    else:
+        with suppress(ImportError):  # an installed module
+            finder.import_hook(module)
+    files = (getattr(found, "__file__", None) for found in finder.modules.values())
+    return {Path(file) for file in files if file}
 
 
 class OpenedFiles:
-    """Records which files of a directory this process opens, as the ones that a component needs."""
+    """Records which files this process opens, among them those that a component needs."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory, self._found = directory, set[Path]()
+    def __init__(self) -> None:
+        self._found = set[str | bytes]()
         sys.addaudithook(self._record)
 
     def _record(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(arguments[0], str | bytes):
-            opened = arguments[0].decode() if isinstance(arguments[0], bytes) else arguments[0]
-            self._found.add(Path(opened))
+            self._found.add(arguments[0])
 
     @property
-    def names(self) -> list[str]:
-        """Their paths in the directory."""
-        resolved = (path if path.is_absolute() else Path.cwd() / path for path in self._found)
-        inside = [path for path in resolved if path.is_relative_to(self._directory) and path.is_file()]
-        return sorted({str(path.relative_to(self._directory)) for path in inside})
+    def paths(self) -> set[Path]:
+        """Those that are files, as absolute paths."""
+        paths = {Path(os.path.abspath(os.fsdecode(name))) for name in self._found}
+        return {path for path in paths if path.is_file()}

@@ -21,7 +21,7 @@ from trainer.core.context import NodeContext
 from trainer.core.events import MAX_BYTES, EventWriter, signal_name
 from trainer.core.result import Diverged, TrainResult
 from trainer.data.base import DataError
-from trainer.imported.source import ImportFailure, place_in_code
+from trainer.imported.source import ImportFailure, place_of
 from trainer.launch.watchdog import Watchdog
 from trainer.spec.registries import TRANSPORTS
 from trainer.training.bare_session import BareSession
@@ -150,7 +150,7 @@ def rank_clock(ranks: int, computes_alone: bool = False) -> Clock:
 def report_failure(events: EventWriter, error: Exception) -> None:
     """Write the exit report of a rank that failed. Call it while the exception is being handled."""
     cause = str(error) if isinstance(error, EXPLAINED) else f"{type(error).__name__}: {error}"
-    if place := place_in_code(error, os.environ):
+    if place := place_of(error):
         cause = f"{place}: {cause}"
     trace = traceback.format_exc()
     # Both must fit into one event: keep the start of the cause and the end of the traceback.
