@@ -532,14 +532,17 @@ def partitions(
 @app.command()
 def model(
     name: Annotated[str, typer.Argument(metavar="MODEL", help="Name, or YAML with parameters.")],
-    dataset: Annotated[str, typer.Option(help="Dataset whose image shape is used.")] = "fashion_mnist",
+    dataset: Annotated[str, typer.Option(help="Dataset whose input shape is used.")] = "fashion_mnist",
+    loss: Annotated[str, typer.Option(help="Name, or YAML with parameters.")] = "nll",
     batch_size: Annotated[int, typer.Option(help="Samples per step.")] = 32,
     parts: Annotated[str | None, typer.Option(help="Numbers of stages. Default: 2,3,4.")] = None,
+    data_dir: DataDir = Path("data"),
 ) -> None:
     """Profile a model's blocks and propose split points for pipeline stages."""
     from orchestrator.commands.model import sections
 
-    for section in sections(name, dataset, batch_size, parts, text_console().width, Imports(Path())):
+    imports = Imports(Path(), data_dir)
+    for section in sections(name, dataset, batch_size, parts, text_console().width, imports, loss):
         print(section, flush=True)
 
 

@@ -14,6 +14,7 @@ from orchestrator.report.model.labels import component_label
 from orchestrator.sweeps.expand import BlockFields, expand
 from orchestrator.sweeps.imports import Imports
 from orchestrator.sweeps.yaml import parse_yaml
+from trainer.core.registry import ImportedComponent
 from trainer.models.split_points import balanced_split_points, validation_error
 from trainer.spec.run_spec import RunSpec
 
@@ -59,10 +60,16 @@ class ModelSplit:
 
 
 def sections(
-    model: str, dataset: str, batch_size: int, parts: str | None, width: int, imports: Imports
+    model: str,
+    dataset: str,
+    batch_size: int,
+    parts: str | None,
+    width: int,
+    imports: Imports,
+    loss: str = "nll",
 ) -> Iterator[str]:
     """The command's output, section by section, since profiling takes time. Raises InputError."""
-    run = run_of(model, dataset, batch_size, imports)
+    run = run_of(model, dataset, batch_size, imports, loss)
     numbers = stage_counts(parts, run)
     yield heading(run)
     blocks = profile_blocks(run)
@@ -70,16 +77,17 @@ def sections(
         yield "\n" + "\n".join(lines)
 
 
-def run_of(model: str, dataset: str, batch_size: int, imports: Imports) -> RunSpec:
+def run_of(model: str, dataset: str, batch_size: int, imports: Imports, loss: str = "nll") -> RunSpec:
     """The serial run whose model is profiled. Raises InputError.
 
-    model, dataset: a name or YAML with parameters, as in a sweep file. imports: finds users' ones.
+    model, dataset, loss: a name or YAML with parameters, as in a sweep file. imports: finds users' ones.
     """
     fields = BlockFields("model", skip=[])
     fields.override("strategy", ["serial"], "model")
     for field, text, place in (
         ("model", model, f"model {model}"),
         ("dataset", dataset, f"--dataset {dataset}"),
+        ("loss", loss, f"--loss {loss}"),
     ):
         fields.override(field, [parse_yaml(text, place)], place)
     fields.override("batch_size", [batch_size], f"--batch-size {batch_size}")
@@ -131,11 +139,15 @@ def balanced_split(blocks: Sequence[BlockProfile], parts: int) -> ModelSplit:
 
 def heading(run: RunSpec) -> str:
     """The model and the input it is profiled with."""
-    shape = "×".join(map(str, run.dataset.shape))
+    shape, classes = run.dataset.shape, run.dataset.class_count
+    inputs = "images" if len(shape) == 3 else "inputs"
+    loss = "" if run.name_of("loss") == "nll" else f", loss {component_label(run, 'loss')}"
+    read = isinstance(run.dataset, ImportedComponent)
     return (
-        f"{component_label(run, 'model')} on {component_label(run, 'dataset')}\n"
-        f"images of {shape}, {run.dataset.class_count} classes, batch {run.batch_size}; "
-        "random input, no data is read"
+        f"{component_label(run, 'model')} on {component_label(run, 'dataset')}{loss}\n"
+        f"{inputs} of {'×'.join(map(str, shape))}, {f'{classes} classes, ' if classes > 1 else ''}"
+        f"batch {run.batch_size}; "
+        f"{'samples of the training split' if read else 'random input, no data is read'}"
     )
 
 
@@ -191,10 +203,14 @@ def split_lines(
     blocks: Sequence[BlockProfile], run: RunSpec, parts: Sequence[int], width: int
 ) -> list[str]:
     """Balanced split points for each number of stages, as a sweep file takes them."""
+    if reason := run.model.indivisible:
+        return wrap(f"It cannot be split: {reason}.", width)
     lines = ["Split points that minimise the slowest stage's time:"]
     for number in parts:
         split = balanced_split(blocks, number)
-        split_points = f"  split_points: [{', '.join(split.split_points)}]"
+        # A name such as 2, of a child of nn.Sequential, is a number in YAML.
+        quoted = [f"'{name}'" if name.isdigit() else name for name in split.split_points]
+        split_points = f"  split_points: [{', '.join(quoted)}]"
         lines += ["", *wrap(split_points, width, subsequent_indent=" " * 9, break_on_hyphens=False)]
         for about in _about(split, run.batch_size):
             lines += wrap(about, width, initial_indent="  # ", subsequent_indent="  #   ")

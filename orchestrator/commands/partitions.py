@@ -19,6 +19,7 @@ from orchestrator.sweeps.expand import BlockFields, FieldValue, expand
 from orchestrator.sweeps.imports import Imports
 from orchestrator.sweeps.yaml import parse_yaml
 from trainer.data.base import DataError
+from trainer.spec.checks import partitioner_error
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
 from trainer.training.partition import PartitionSummary, partition_summary
@@ -98,6 +99,9 @@ def preview(runs: Sequence[RunSpec], data_dir: Path) -> Iterator[PartitionPrevie
     except DataError as error:
         raise data_error(data_dir, error) from error
     for run in runs:
+        if reason := partitioner_error(run):
+            yield PartitionPreview(run, None, reason)
+            continue
         try:
             yield PartitionPreview(run, partition_summary(run, data.train.labels, data.classes))
         except (ValueError, DataError) as error:
@@ -179,7 +183,7 @@ def _block(top: str, below: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
 
 def label_lines(item: PartitionPreview, width: int) -> list[str]:
     """Samples per node and label, as many as fit; the last line lists the rest."""
-    if item.summary is None:
+    if item.summary is None or item.run.dataset.class_count < 2:
         return []
     counts = item.summary.labels
     nodes, labels = counts.shape

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from orchestrator.errors import InputError, StorageError, data_error, storage_trouble
+from orchestrator.errors import InputError, StorageError, data_error, output_error, storage_trouble
 from orchestrator.execution.order import execution_order, warm_up_run
 from orchestrator.execution.run_result import build_result
 from orchestrator.results.environment import environment
@@ -25,6 +25,7 @@ from orchestrator.results.store import (
     SweepRecord,
     UnusableFile,
     check_same_sweep,
+    imported_code,
     read_result,
     read_usage,
     untraced_ranks,
@@ -74,7 +75,10 @@ class SweepRunner:
 
         Raises InputError, or StorageError if there is no room for a dataset.
         """
-        check_same_sweep(self.paths, sweep.spec.name, {run.key for run in sweep.runs})
+        code: dict[str, Any] = {}
+        for run in sweep.runs:
+            code |= imported_code(run.model_dump(mode="json"))
+        check_same_sweep(self.paths, sweep.spec.name, {run.key for run in sweep.runs}, code)
         _remove(self.paths.warm_up_run)  # of a sweep that was killed
         for run in sweep.runs:
             if reason := self.runtime.unsupported_reason(run):
@@ -98,7 +102,10 @@ class SweepRunner:
             equal_cpus=sweep.equal_cpus,
         )
         if sweep.imports:
-            sweep.imports.copy_to(self.paths.code)
+            try:
+                sweep.imports.copy_to(self.paths.code, sweep.runs)
+            except OSError as error:
+                raise output_error(self.paths.directory, error) from error
         write_atomic(self.paths.record, record.model_dump_json(indent=2))
 
     def warm_up(self, sweep: Sweep) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from orchestrator.sweeps.equal import EqualShare
 from orchestrator.sweeps.lab import BlockRecord, Lab
 from trainer.core.cgroup import NodeUsage
 from trainer.core.record import checked, first_error, parse_object
+from trainer.core.registry import IMPORTED
 from trainer.core.trace import TraceError, read_trace, trace_path
 from trainer.spec.run_spec import RunSpec
 from trainer.spec.traces import untraced_reason
@@ -328,14 +329,17 @@ def read_record(paths: SweepPaths) -> SweepRecord:
     return record
 
 
-def check_same_sweep(paths: SweepPaths, name: str, keys: Collection[str]) -> None:
+def check_same_sweep(
+    paths: SweepPaths, name: str, keys: Collection[str], code: Mapping[str, Any] | None = None
+) -> None:
     """Raise InputError if the directory has finished runs that a report of this sweep would not show.
 
     The record of the directory is replaced by that of the sweep. If it is absent or damaged, all runs in
     the directory count.
 
     Args:
-        name: of the sweep. keys: of its runs.
+        name: of the sweep. keys: of its runs. code: what identifies the code of each of its imported
+            components, by their names.
     """
     try:
         record = _read(SweepRecord, paths.record)
@@ -352,10 +356,22 @@ def check_same_sweep(paths: SweepPaths, name: str, keys: Collection[str]) -> Non
             "choose another --out"
         )
     if lost:
-        raise InputError(
-            f"{paths.directory}: its report would lose {len(lost)} of {len(finished)} finished runs, which "
-            "this command leaves out; choose another --out, or include them"
-        )
+        many = f"{paths.directory}: its report would lose {len(lost)} of {len(finished)} finished runs"
+        specs = [result.spec for key in lost if (result := read_result(paths.run(key).result))]
+        before = {name: known for spec in specs for name, known in imported_code(spec).items()}
+        changed = [name for name, known in (code or {}).items() if before.get(name, known) != known]
+        if changed:
+            raise InputError(
+                f"{many}: the code or the data of {', '.join(changed)} has changed since; choose another "
+                "--out"
+            )
+        raise InputError(f"{many}, which this command leaves out; choose another --out, or include them")
+
+
+def imported_code(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What identifies the code and the data of the imported components of a run's spec, by their names."""
+    forms = [form for form in spec.values() if isinstance(form, dict) and IMPORTED in form]
+    return {form["name"]: [form[IMPORTED].get(what) for what in ("code", "data")] for form in forms}
 
 
 def _is_finished(path: Path) -> bool:

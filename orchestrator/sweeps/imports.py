@@ -14,11 +14,11 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from importlib.metadata import entry_points
 from pathlib import Path
 from shlex import quote
@@ -32,7 +32,7 @@ from orchestrator.errors import InputError
 from orchestrator.shipped import python_path
 from orchestrator.sweeps.requirements import missing, read_requirements
 from orchestrator.sweeps.validation import detail_lines
-from trainer.core.registry import IMPORTED, is_import_path
+from trainer.core.registry import IMPORTED, ImportedComponent, is_import_path
 from trainer.imported.source import CODE
 from trainer.inspection.inspect import FIELDS, Answer, Request
 from trainer.spec.registries import REGISTRIES
@@ -158,7 +158,7 @@ class Imports:
     def use_here(self) -> None:
         """Let this process run the components, as the commands that start no nodes do."""
         if self._stage is not None:
-            os.environ[CODE] = str(self._stage)
+            os.environ |= {CODE: str(self._stage), "SHARDYARD_DATA": str(self._data_dir)}
 
     def resolve(self, values: Values) -> Values:
         """The fields of a run, with what a spec must know of users' components.
@@ -216,11 +216,9 @@ class Imports:
         key = request.model_dump_json()
         if key not in self._found:
             answer = self._asked(field, name.label, request)
-            files = self._read(field, name, answer)
-            self._found[key] = found = _Found(name, answer, files)
+            self._found[key] = found = _Found(name, answer, self._copied(field, name, answer))
             if field == "dataset":
                 Path(self._batch("new")).rename(self._batch_of(found.form))
-            self._stage_folder(found.code, files)
         return self._found[key]
 
     def _check_fit(self, forms: Mapping[str, Values], named: Mapping[str, ImportName]) -> None:
@@ -298,8 +296,8 @@ class Imports:
         """The file with samples of a resolved dataset; empty for a registered one."""
         return self._batch(form[IMPORTED]["data"]) if IMPORTED in form else ""
 
-    def _read(self, field: str, name: ImportName, answer: Answer) -> dict[str, bytes]:
-        """The component's files, by their paths in its directory. Raises ComponentError."""
+    def _copied(self, field: str, name: ImportName, answer: Answer) -> dict[str, str]:
+        """Copy the component's files to a folder of its own. Returns their digests by their paths."""
         size = sum((name.directory / file).stat().st_size for file in answer.files)
         if size > MOST_BYTES:
             raise ComponentError(
@@ -308,7 +306,18 @@ class Imports:
                 f"allowed: {MOST_BYTES / 2**30:g} GiB; keep data in the data directory, which it gets as "
                 "`data_dir`",
             )
-        return {file: (name.directory / file).read_bytes() for file in answer.files}
+        new, digests = self._staged() / "new", {}
+        shutil.rmtree(new, ignore_errors=True)
+        for file in answer.files:
+            (new / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(name.directory / file, new / file)
+            with (new / file).open("rb") as copy:
+                digests[file] = file_digest(copy, "sha256").hexdigest()
+        new.mkdir(exist_ok=True)
+        folder = self._staged() / digest(digests, answer.module)
+        shutil.rmtree(folder, ignore_errors=True)
+        new.rename(folder)
+        return digests
 
     def _folders(self, found: Mapping[str, _Found]) -> dict[Path, str]:
         """The folder of each directory that the components of a run are in, which they share.
@@ -316,44 +325,47 @@ class Imports:
         Raises:
             ComponentError: Modules of several directories have the same name, and one would hide the other.
         """
-        files: dict[Path, dict[str, bytes]] = {}
-        for each in found.values():
-            files.setdefault(each.name.directory, {}).update(each.files)
-        modules: dict[str, tuple[Path, dict[str, bytes]]] = {}
+        modules: dict[str, tuple[Path, dict[str, str]]] = {}
         for field, each in found.items():
             directory = each.name.directory
-            for module, content in each.modules.items():
-                other, same = modules.setdefault(module, (directory, content))
-                if other != directory and same != content:
+            for module, files in each.modules.items():
+                other, same = modules.setdefault(module, (directory, files))
+                if other != directory and same != files:
                     raise ComponentError(
                         field,
                         f"{each.name.label}: its directory {directory} and {other} have different modules "
                         f"{module}, of which a run can import one; rename one",
                     )
-        folders = {directory: digest(content) for directory, content in files.items()}
-        for directory, folder in folders.items():
-            self._stage_folder(folder, files[directory])
+        folders = {}
+        for directory in {each.name.directory for each in found.values()}:
+            sharing = [each for each in found.values() if each.name.directory == directory]
+            folders[directory] = self._united(sharing)
         return folders
 
-    def _stage_folder(self, folder: str, files: Mapping[str, bytes]) -> None:
-        target = self._staged() / folder
-        if target.is_dir():
-            return
-        target.mkdir()
-        for file, data in files.items():
-            (target / file).parent.mkdir(parents=True, exist_ok=True)
-            (target / file).write_bytes(data)
+    def _united(self, components: Sequence[_Found]) -> str:
+        """A folder with the files of all components. Returns its name."""
+        if len({each.code for each in components}) == 1:
+            return components[0].code
+        name = digest({file: each.files[file] for each in components for file in each.files})
+        folder = self._staged() / name
+        for each in () if folder.is_dir() else components:
+            for file in each.files:
+                (folder / file).parent.mkdir(parents=True, exist_ok=True)
+                if not (folder / file).exists():
+                    (folder / file).hardlink_to(self._staged() / each.code / file)
+        return name
 
-    def copy_to(self, directory: Path) -> None:
-        """Copy the files of all components to a results directory, where nodes read them."""
+    def copy_to(self, directory: Path, runs: Iterable[RunSpec]) -> None:
+        """Copy the files of the runs' components to a results directory, where nodes read them."""
         if self._stage is None:
             return
-        for code in filter(Path.is_dir, self._stage.iterdir()):
-            if not (directory / code.name).exists():
-                partial = directory / f".{code.name}"
+        components = (getattr(run, field) for run in runs for field in FIELDS)
+        for folder in {each.imported.folder for each in components if isinstance(each, ImportedComponent)}:
+            if not (directory / folder).exists():
+                partial = directory / f".{folder}"
                 shutil.rmtree(partial, ignore_errors=True)
-                shutil.copytree(code, partial)
-                partial.rename(directory / code.name)
+                shutil.copytree(self._stage / folder, partial)
+                partial.rename(directory / folder)
         if self.requirements is not None:
             shutil.copyfile(self.requirements, directory / "requirements.txt")
         for path in (directory, *directory.rglob("*")):
@@ -366,24 +378,23 @@ class Imports:
             self._process = None
 
 
-def digest(files: Mapping[str, bytes], more: str = "") -> str:
-    """16 hex digits that identify the names and the content of files."""
-    content = sha256(more.encode())
-    for file, data in sorted(files.items()):
-        content.update(f"{file}\0{len(data)}\0".encode() + data)
-    return content.hexdigest()[:16]
+def digest(files: Mapping[str, str], more: str = "") -> str:
+    """16 hex digits that identify the names of files and the digests of their content."""
+    lines = [f"{file}\0{content}\0" for file, content in sorted(files.items())]
+    return sha256("".join([more, *lines]).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class _Found:
-    """A component that was tried. files: those that it needs, by their paths in its directory."""
+    """A component that was tried. files: digests of those that it needs, by their paths."""
 
     name: ImportName
     answer: Answer
-    files: Mapping[str, bytes]
+    files: Mapping[str, str]
 
     @cached_property
     def code(self) -> str:
+        """What identifies its code, and the name of the folder with its files alone."""
         return digest(self.files, self.answer.module)
 
     @property
@@ -397,12 +408,12 @@ class _Found:
         return {"name": self.name.label, **self.answer.parameters, IMPORTED: facts}
 
     @cached_property
-    def modules(self) -> dict[str, dict[str, bytes]]:
+    def modules(self) -> dict[str, dict[str, str]]:
         """The files of each module and package that it can import by name."""
-        found: dict[str, dict[str, bytes]] = {}
-        for file, data in self.files.items():
+        found: dict[str, dict[str, str]] = {}
+        for file, content in self.files.items():
             if file.endswith(".py") and file != self.name.module:
-                found.setdefault(Path(file).parts[0].removesuffix(".py"), {})[file] = data
+                found.setdefault(Path(file).parts[0].removesuffix(".py"), {})[file] = content
         return found
 
 

@@ -134,6 +134,7 @@ class Partitioner(Component):
     covers: ClassVar[bool] = False  # every sample is in a partition
     random: ClassVar[bool] = True  # depends on the seed
     transforms_images: ClassVar[bool] = False  # overrides `transform_images`
+    needs_classes: ClassVar[bool] = False  # assigns samples by their class
 
     reshuffle: bool = Field(False, description="split again in every epoch instead of once per run")
 

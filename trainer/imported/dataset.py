@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -13,6 +12,7 @@ import numpy as np
 
 from trainer.core.registry import ImportedComponent
 from trainer.data.base import Array, Data, DataError, Dataset, Split
+from trainer.imported.model import scatter_seeds
 from trainer.imported.signature import checked, configured, signature_of
 from trainer.imported.source import ImportFailure, Source, located
 
@@ -249,40 +249,36 @@ def digest(data: Data) -> str:
     return found.hexdigest()[:16]
 
 
-def data_directory() -> Path:
-    """The data directory of this process."""
-    return Path(os.environ.get("SHARDYARD_DATA", "data"))
-
-
-def facts(
-    source: Source,
-    called: Callable[..., Any],
-    parameters: Mapping[str, Any],
-    directory: Path,
-    load: Callable[[], Data],
-) -> tuple[DatasetFacts, Data]:
-    """What a spec says about the dataset, and its samples. Raises ImportFailure."""
-    data = load()
-    if isinstance(called, type) and issubclass(called, Dataset):
-        own = configured(called, parameters)
+def facts(source: Source, parameters: Mapping[str, Any], data_dir: Path) -> tuple[DatasetFacts, Data]:
+    """What a spec says about the dataset, and its samples. Raises ImportFailure or ParameterFailure."""
+    called = source.load()
+    own = (
+        configured(called, parameters) if isinstance(called, type) and issubclass(called, Dataset) else None
+    )
+    if own is not None:
+        own.prepare(data_dir)
+    loaded = []
+    for seed in (1, 2):
+        scatter_seeds(seed)
+        loaded.append(load_data(called, parameters, data_dir, source.directory))
+    data, again = loaded
+    if own is not None:
         stated = (own.train_samples, own.shape, own.class_count)
         found = (len(data.train.labels), data.train.inputs.shape[1:], data.classes)
         if stated != found:
             raise ImportFailure(f"it states (samples, shape, classes) {stated}, and loads {found}")
-    if digest(load()) != digest(data):
+    if digest(again) != digest(data):
         raise ImportFailure(
             "it gives other samples when it is loaded again: it draws from global random state; use a "
             "generator with a seed, such as np.random.default_rng(0)"
         )
-    return (
-        DatasetFacts(
-            **dict(source),
-            train_samples=len(data.train.labels),
-            test_samples=len(data.test.labels),
-            shape=data.train.inputs.shape[1:],
-            input_type=data.train.inputs.dtype.name,
-            class_count=data.classes,
-            data=digest(data),
-        ),
-        data,
+    found_facts = DatasetFacts(
+        **dict(source),
+        train_samples=len(data.train.labels),
+        test_samples=len(data.test.labels),
+        shape=data.train.inputs.shape[1:],
+        input_type=data.train.inputs.dtype.name,
+        class_count=data.classes,
+        data=digest(data),
     )
+    return found_facts, data

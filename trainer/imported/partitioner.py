@@ -14,7 +14,7 @@ from trainer.imported.model import scatter_seeds
 from trainer.imported.signature import bound, configured
 from trainer.imported.source import ImportFailure, Source, located
 
-FLAGS = ("disjoint", "covers", "random", "transforms_images")
+FLAGS = ("disjoint", "covers", "random", "transforms_images", "needs_classes")
 
 
 class PartitionerFacts(Source):
@@ -24,6 +24,7 @@ class PartitionerFacts(Source):
     covers: bool
     random: bool
     transforms_images: bool
+    needs_classes: bool
 
 
 class ImportedPartitioner(ImportedComponent, Partitioner):
@@ -51,6 +52,10 @@ class ImportedPartitioner(ImportedComponent, Partitioner):
     @property
     def transforms_images(self) -> bool:  # type: ignore[override]
         return self.imported.transforms_images
+
+    @property
+    def needs_classes(self) -> bool:  # type: ignore[override]
+        return self.imported.needs_classes
 
     def partition(self, labels: Labels, parts: int, rng: np.random.Generator) -> list[Indices]:
         try:

@@ -7,8 +7,10 @@ named after their content; nodes find it below SHARDYARD_CODE.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -21,6 +23,8 @@ from trainer.core.registry import suggestion
 
 CODE = "SHARDYARD_CODE"
 TORCHVISION = "torchvision"
+
+_FRAME = re.compile(r'File "(.+?)", line (\d+)')  # in the text of an error that torch RPC has passed on
 
 
 class ImportFailure(Exception):
@@ -142,10 +146,19 @@ def located(error: BaseException, directory: Path | None = None) -> str:
 
 def place_of(error: BaseException, directory: Path | None = None) -> str | None:
     """`mine.py:12`: the innermost frame of an error in users' code, as in `located`; or None."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if name := _name_in_code(Path(frame.filename), directory):
-            return f"{name}:{frame.lineno}"
+    for file, line in _frames(error):
+        if name := _name_in_code(Path(file), directory):
+            return f"{name}:{line}"
     return None
+
+
+def _frames(error: BaseException | None) -> Iterator[tuple[str, int | str | None]]:
+    """File and line of an error's frames, the innermost first; then those of the errors that caused it."""
+    while error is not None:
+        for frame in reversed(traceback.extract_tb(error.__traceback__)):
+            yield frame.filename, frame.lineno
+        yield from reversed(_FRAME.findall(str(error)))
+        error = error.__cause__
 
 
 def _name_in_code(path: Path, directory: Path | None) -> Path | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from trainer.data.base import Data, PixelScale
+from trainer.data.base import PixelScale
 from trainer.imported import augmentation, dataset, loss, model, optimizer, partitioner, strategy
 from trainer.imported.signature import ParameterFailure, defaults_left_out
 from trainer.imported.source import ImportFailure, Source, located
@@ -124,14 +124,7 @@ def _component(request: Request) -> Answer:
 
 
 def _dataset(request: Request, source: Source, called: Callable[..., Any]) -> Source:
-    directory, data_dir = Path(request.directory), Path(request.data_dir)
-
-    def load() -> Data:
-        model.scatter_seeds(next(seeds))
-        return dataset.load_data(called, request.parameters, data_dir, directory)
-
-    seeds = iter(range(3))
-    found, data = dataset.facts(source, called, request.parameters, directory, load)
+    found, data = dataset.facts(source, request.parameters, Path(request.data_dir))
     few = slice(TRIED_SAMPLES)
     np.savez(
         request.batch,

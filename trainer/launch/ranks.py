@@ -150,7 +150,8 @@ def rank_clock(ranks: int, computes_alone: bool = False) -> Clock:
 def report_failure(events: EventWriter, error: Exception) -> None:
     """Write the exit report of a rank that failed. Call it while the exception is being handled."""
     cause = str(error) if isinstance(error, EXPLAINED) else f"{type(error).__name__}: {error}"
-    if place := place_of(error):
+    names_place = isinstance(error, ImportFailure | DataError)
+    if not names_place and (place := place_of(error)):
         cause = f"{place}: {cause}"
     trace = traceback.format_exc()
     # Both must fit into one event: keep the start of the cause and the end of the traceback.

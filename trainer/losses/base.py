@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from trainer.core.registry import Component
 
@@ -15,6 +15,8 @@ Reduction = Literal["mean", "sum"]
 
 class Loss(Component):
     """What training minimises, and how right an answer is."""
+
+    takes_classes: ClassVar[bool] = True  # as targets; False: numbers of the outputs' shape
 
     @abstractmethod
     def of(self, output: Tensor, target: Tensor, reduction: Reduction = "mean") -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from trainer.losses.base import Loss, Reduction, over_samples, per_sample, shape_error
 
@@ -15,6 +15,8 @@ class BinaryCrossEntropy(Loss):
 
     A score above 0 says that the sample has the label. The accuracy is the share of labels that are right.
     """
+
+    takes_classes: ClassVar[bool] = False
 
     @property
     def accuracy_is(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -17,6 +17,8 @@ class Mse(Loss):
 
     The accuracy is the share of numbers that are off by at most `tolerance`.
     """
+
+    takes_classes: ClassVar[bool] = False
 
     tolerance: float = Field(0.5, gt=0, description="largest error of a right answer, in the targets' unit")
 

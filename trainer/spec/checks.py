@@ -10,12 +10,14 @@ from collections.abc import Callable
 
 from pydantic_core import PydanticCustomError
 
+from trainer.core.registry import ImportedComponent
 from trainer.core.strategy import Interval
+from trainer.data.base import image_error
 from trainer.spec.faults import Fault
 from trainer.spec.fields import RunFields
 from trainer.spec.link import Link
 from trainer.spec.node_speed import speeds_by_node
-from trainer.spec.registries import OPTIMIZERS, STRATEGIES, TRANSPORTS
+from trainer.spec.registries import LOSSES, OPTIMIZERS, STRATEGIES, TRANSPORTS
 
 # Types of the errors: the fields to change.
 CHECK_ERROR_TYPES = (
@@ -25,6 +27,7 @@ CHECK_ERROR_TYPES = (
     "node_speed",
     "link",
     "model",
+    "loss",
     "partitioner",
     "strategy",
     "batch_size",
@@ -123,6 +126,22 @@ def model(run: RunFields) -> CheckError:
         "model",
         "{model} cannot train on {dataset}: {reason}",
         {"model": run.name_of("model"), "dataset": run.name_of("dataset"), "reason": reason},
+    )
+
+
+def loss(run: RunFields) -> CheckError:
+    """Check registered components: users' ones are tried together when a sweep is loaded."""
+    if run.loss.takes_classes or isinstance(run.dataset, ImportedComponent):
+        return None
+    allowed = [other for other in LOSSES.entries if LOSSES.load(other).takes_classes]
+    return PydanticCustomError(
+        "loss",
+        "{loss} needs targets of the outputs' shape, and {dataset} has classes; allowed: {allowed}",
+        {
+            "loss": run.name_of("loss"),
+            "dataset": run.name_of("dataset"),
+            "allowed": ", ".join(allowed),
+        },
     )
 
 
@@ -235,10 +254,18 @@ def samples(run: RunFields) -> CheckError:
     )
 
 
+def partitioner_error(run: RunFields) -> str | None:
+    """Return why the partitioner cannot divide the dataset among the replicas, or None."""
+    if run.partitioner.needs_classes and run.dataset.class_count < 2:
+        return "it assigns samples by their class, and these have no classes"
+    if run.partitioner.transforms_images and (error := image_error(run.dataset.shape)):
+        return error
+    samples, classes = run.dataset.train_samples, run.dataset.class_count
+    return run.partitioner.validation_error(samples, classes, run.num_replicas)
+
+
 def partitioner(run: RunFields) -> CheckError:
-    reason = run.partitioner.validation_error(
-        run.dataset.train_samples, run.dataset.class_count, run.num_replicas
-    )
+    reason = partitioner_error(run)
     if not run.strategy.uses_partition or not reason:
         return None
     return PydanticCustomError(
@@ -436,6 +463,7 @@ CHECKS: tuple[Callable[[RunFields], CheckError], ...] = (
     node_speed,
     link,
     model,
+    loss,
     batch_size,
     strategy,
     synchronous_layers,

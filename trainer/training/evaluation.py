@@ -30,9 +30,9 @@ class Evaluation:
         self._targets = torch.from_numpy(test.targets).to(comm.device)
         self._comm, self._part, self._loss = comm, part, loss
         self.samples = len(test.labels)
-        # Of the most frequent class as the answer for all samples; None where answers are no classes.
+        # Of the most frequent class as the answer for all samples; None where accuracy is something else.
         self.chance: float | None = None
-        if test.other_targets is None:
+        if test.other_targets is None and loss.accuracy_is is None:
             self.chance = float(np.bincount(test.labels).max()) / self.samples
 
     @torch.no_grad()

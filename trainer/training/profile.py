@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -180,7 +181,7 @@ def _batch(spec: RunSpec) -> tuple[Tensor, Tensor]:
     from pathlib import Path
 
     if isinstance(spec.dataset, ImportedComponent):
-        train = spec.dataset.load(Path("data")).train
+        train = spec.dataset.load(Path(os.environ.get("SHARDYARD_DATA", "data"))).train
         samples = np.arange(spec.batch_size) % len(train.labels)
         return torch.from_numpy(train.inputs[samples]), torch.from_numpy(train.targets[samples])
     generator = torch.Generator().manual_seed(spec.seed)

@@ -55,6 +55,7 @@ WORKLOAD_RULES: tuple[Callable[[WorkloadView, Claims], Iterator[Finding]], ...] 
     accuracy.variants,
     data_partition.partitioner_loss,
     data_partition.partitioner_effect,
+    cautions.accuracy_is,
     cautions.conditions_unequal,
     cautions.scaled_beyond_the_rule,
     cautions.shared_cores,
@@ -68,6 +69,7 @@ WORKLOAD_RULES: tuple[Callable[[WorkloadView, Claims], Iterator[Finding]], ...] 
 # Of a workload with faults. Its wall times lack what faults cost: lost work and restarts.
 FAULTY_RULES: tuple[Callable[[WorkloadView, Claims], Iterator[Finding]], ...] = (
     stragglers.straggler,
+    cautions.accuracy_is,
     cautions.conditions_unequal,
     cautions.scaled_beyond_the_rule,
     cautions.shared_cores,

@@ -48,6 +48,7 @@ KINDS = {
     "partitioner_effect": Kind("Partitioning"),
     "slow_node": Kind("Slow node"),
     "fault_cost": Kind("Faults"),
+    "accuracy_is": Kind("What accuracy is", caution=True),
     "conditions_unequal": Kind("Unequal conditions", caution=True),
     "scaled_beyond_the_rule": Kind("Learning rate", caution=True),
     "cluster_time": Kind("Cluster time"),

@@ -30,6 +30,20 @@ WIDE_DRIFT = 1.5  # high / low bound; a wider interval cannot exclude a drift th
 SEPARATED = ("runtime", "image")  # runs that differ in these are never compared, see model.locations
 
 
+def accuracy_is(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
+    """What the accuracy is where it is not the share of samples of the right class."""
+    rows = evidence(view.groups)
+    meaning = rows[0].run.loss.accuracy_is if rows else None
+    if meaning:
+        loss = rows[0].run.name_of("loss")
+        yield Finding(
+            "accuracy_is",
+            f"With the loss {loss}, accuracy is {meaning}.",
+            rows,
+            {"loss": loss, "accuracy": meaning},
+        )
+
+
 def shared_cores(view: WorkloadView, claims: Claims) -> Iterator[Finding]:
     """Shared cores, which limit the wall-clock speedup but not the CPU-time speedup."""
     sharing = [group for group in view.groups if group.first.shares_cores]

@@ -135,10 +135,10 @@ def _held(groups: Sequence[Group]) -> str:
     """`used 68.4% of the training set in epoch 1, 26.1% on several nodes`."""
     coverage, overlap = _mean_coverage(groups), _mean_overlap(groups)
     skew = Spread.of(row.js_mean for group in groups for row in group.ok_rows)
-    if coverage is None or overlap is None or not skew:
+    if coverage is None or overlap is None:
         return "did not report their samples"
     several = f"{percent(overlap)} on several nodes" if overlap else "none on several nodes"
-    labels = [f"a label divergence of {skew.mean:.2f} bits"] if skew.mean >= SKEWED_BITS else []
+    labels = [f"a label divergence of {skew.mean:.2f} bits"] if skew and skew.mean >= SKEWED_BITS else []
     uneven = [*labels, *_sizes(groups)]
     aside = f", with {listed(uneven)}" if uneven else ""
     return f"used {percent(coverage)} of the training set in epoch 1, {several}{aside}"

@@ -13,8 +13,8 @@ from trainer.training.partition import PartitionSummary
 
 
 def partition_summary_of(row: Row) -> PartitionSummary | None:
-    """The distribution of epoch 1's samples over the ranks; None without a result or certificate."""
-    certificate = row.result.certificate if row.ok else None
+    """The distribution of epoch 1's classes over the ranks; None without classes, result or certificate."""
+    certificate = row.result.certificate if row.ok and row.has_classes else None
     parts = certificate.first_epoch() if certificate else []
     if not parts or row.coverage is None or row.overlap is None:
         return None

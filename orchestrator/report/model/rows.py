@@ -339,18 +339,29 @@ class Row:
         return [part.samples for part in self.parts]
 
     @property
+    def has_classes(self) -> bool:
+        """Whether samples have classes, whose share on each node can differ."""
+        return self.run.dataset.class_count > 1
+
+    @property
+    def _js_divergences(self) -> list[float]:
+        """Of each node's labels in epoch 1; empty if samples have no classes."""
+        return [part.js_divergence for part in self.parts] if self.has_classes else []
+
+    @property
     def js_mean(self) -> float | None:
         """Mean over nodes of the JS divergence of their labels from the whole set's, epoch 1, in bits."""
-        return fmean(part.js_divergence for part in self.parts) if self.parts else None
+        divergences = self._js_divergences
+        return fmean(divergences) if divergences else None
 
     @property
     def js_max(self) -> float | None:
-        return max((part.js_divergence for part in self.parts), default=None)
+        return max(self._js_divergences, default=None)
 
     @cached_property
     def js_whole_run(self) -> float | None:
         """The largest JS divergence of a node's labels over all epochs, in bits."""
-        certificate = self._measured.certificate if self._measured else None
+        certificate = self._measured.certificate if self._measured and self.has_classes else None
         return certificate.js_whole_run() if certificate else None
 
     @property

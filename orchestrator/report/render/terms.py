@@ -189,7 +189,7 @@ TERMS = (
     ),
     Term(
         "Accuracy, 95% interval",
-        "For one configuration: with new seeds, and on new images like those of the test set.",
+        "For one configuration: with new seeds, and on new samples like those of the test set.",
         ("accuracy, 95% interval",),
     ),
     Term(

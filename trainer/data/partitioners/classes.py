@@ -28,6 +28,7 @@ class Classes(Partitioner):
 
     disjoint: ClassVar[bool] = True
     covers: ClassVar[bool] = True
+    needs_classes: ClassVar[bool] = True
 
     per_node: int = Field(2, ge=1, description="classes on each node")
 

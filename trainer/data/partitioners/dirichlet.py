@@ -39,6 +39,7 @@ class Dirichlet(Partitioner):
 
     disjoint: ClassVar[bool] = True
     covers: ClassVar[bool] = True
+    needs_classes: ClassVar[bool] = True
 
     alpha: float = Field(
         0.5, ge=1e-3, le=1e6, description="concentration: small is skewed, large is the same mix everywhere"

@@ -25,6 +25,7 @@ class Shards(Partitioner):
 
     disjoint: ClassVar[bool] = True
     covers: ClassVar[bool] = True
+    needs_classes: ClassVar[bool] = True
 
     per_node: int = Field(2, ge=1, description="shards of each node")
 
