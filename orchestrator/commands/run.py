@@ -18,7 +18,6 @@ from orchestrator.report.model.rows import SERIAL
 from orchestrator.sweeps.imports import Imports
 from orchestrator.sweeps.load import Sweep, configuration, load_sweep
 from orchestrator.sweeps.yaml import parse_yaml
-from trainer.core.registry import is_import_path
 from trainer.spec.registries import STRATEGIES
 
 COMMAND = Path("shardyard run")  # what messages name instead of a sweep file
@@ -82,11 +81,11 @@ def directory_of(sweep: Sweep) -> Path:
 
 
 def _fewest_nodes(form: Any) -> int:
-    """A strategy that is not known is left to the check of the run."""
+    """2 for a user's strategy; one that is not known is left to the check of the run."""
     with suppress(ValidationError, PydanticCustomError):
         strategy = STRATEGIES.parse(form)
         return strategy.min_nodes if strategy.max_nodes == 1 else max(2, strategy.min_nodes)
-    return 1 if not is_import_path(str(form)) else 2
+    return 2
 
 
 def _loaded(

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import file_digest, sha256
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -90,9 +90,11 @@ class ImportName:
     @classmethod
     def of(cls, field: str, name: str, directory: Path) -> ImportName | None:
         """The import that a name of a field means; None if it is that of a registered component."""
+        if name in REGISTRIES[field].entries:
+            return None
         if not is_import_path(name):
             path = REGISTRIES[field].paths.get(name) or _entry_points(field).get(name)
-            if path is None or name in REGISTRIES[field].entries:
+            if path is None:
                 return None
             module, _, attribute = path.partition(":")
             return cls(name, directory, module, attribute)
@@ -115,6 +117,7 @@ def _short(file: Path, directory: Path) -> str:
     return str(file.relative_to(directory) if file.is_relative_to(directory) else file)
 
 
+@lru_cache
 def _entry_points(field: str) -> dict[str, str]:
     """Components of installed packages: name -> import path."""
     return {

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from trainer.core.registry import ImportedComponent
-from trainer.data.base import Array, Data, DataError, Dataset, Split
+from trainer.data.base import Array, Data, DataError, Dataset, PixelScale, Split
 from trainer.imported.model import scatter_seeds
 from trainer.imported.signature import checked, configured, signature_of
 from trainer.imported.source import ImportFailure, Source, located
@@ -214,10 +214,20 @@ def _joined(train: _Samples, test: _Samples) -> Data:
         splits = [
             Split(each.inputs, np.zeros(len(each.inputs), np.int64), each.targets) for each in (train, test)
         ]
-        return Data(splits[0], splits[1], classes=1, scale=None)
+        return Data(splits[0], splits[1], classes=1, scale=_pixel_scale(train.inputs))
     classes = _class_count(train, test)
-    labelled = (Split(each.inputs, each.targets) for each in (train, test))
-    return Data(next(labelled), next(labelled), classes, scale=None)
+    splits = [Split(each.inputs, each.targets) for each in (train, test)]
+    return Data(splits[0], splits[1], classes, scale=_pixel_scale(train.inputs))
+
+
+def _pixel_scale(inputs: Array) -> PixelScale | None:
+    """The scale of images; None for other inputs."""
+    if inputs.ndim != 4 or inputs.dtype != np.float32:
+        return None
+    darkest, brightest = inputs.min(), inputs.max()
+    ones = np.ones((inputs.shape[1], 1, 1), np.float32)
+    contrast = (brightest - darkest) or np.float32(1)
+    return PixelScale(-darkest / contrast * ones, ones / contrast)
 
 
 def _class_count(train: _Samples, test: _Samples) -> int:

@@ -31,8 +31,8 @@ Values = dict[str, Any]
 
 TRIED_SAMPLES = 16  # with which models and losses are tried
 MOST_LABELS = 100_000  # with which a partitioner is tried
-# Directories below which a user's file can lie beside files that are not the user's.
-NOT_USERS = (Path(__file__).parents[1], Path(sys.prefix), Path(sys.base_prefix))
+# Where software is installed, which may lie below a user's directory.
+NOT_USERS = [Path(path) for path in (sys.prefix, sys.base_prefix, *sys.path) if path]
 FIELDS = ("dataset", "model", "loss", "optimizer", "augmentation", "partitioner", "strategy")
 
 
@@ -112,15 +112,30 @@ def _component(request: Request) -> Answer:
         for path in opened.paths | imported_files(directory, request.module)
         if path.is_relative_to(directory) and not any(path.is_relative_to(other) for other in others)
     }
-    name = getattr(called, "__module__", request.module)
-    origin = getattr(sys.modules.get(name), "__file__", None)
-    installed = Path(origin) if origin and Path(origin) not in files else None
     return Answer(
         facts=found.model_dump(mode="json"),
         parameters=defaults_left_out(called, request.parameters),
         files=sorted(str(path.relative_to(directory)) for path in files),
-        module=sha256(installed.read_bytes()).hexdigest()[:16] if installed else "",
+        module=_installed_digest(called, files),
     )
+
+
+def _installed_digest(called: Any, files: set[Path]) -> str:
+    """16 hex digits that identify the sources of an installed component; empty for one of these files.
+
+    They are those of its whole package, but of torch's, whose version an environment states.
+    """
+    name = getattr(called, "__module__", "")
+    origin = getattr(sys.modules.get(name), "__file__", None)
+    if not origin or Path(origin) in files:
+        return ""
+    sources, top = [Path(origin)], sys.modules.get(name.partition(".")[0])
+    if top is not None and top.__name__ not in ("torch", "torchvision"):
+        sources += [path for place in getattr(top, "__path__", ()) for path in Path(place).rglob("*.py")]
+    found = sha256()
+    for path in sorted(sources):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:16]
 
 
 def _dataset(request: Request, source: Source, called: Callable[..., Any]) -> Source:
