@@ -1,0 +1,149 @@
+"""Users' components: the examples of docs/your_own.md, in runs of real nodes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import shardyard
+from orchestrator.results.store import SweepPaths
+from shardyard import InputError, Results
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "your_own.md"
+BASE: dict[str, Any] = {
+    "dataset": {"name": "./topics.py:Sentences", "samples": 64},
+    "model": "./topics.py:Classifier",
+    "loss": "./topics.py:focal",
+    "batch_size": 16,
+    "epochs": 1,
+    "nodes": 2,
+}
+STRATEGIES: list[dict[str, Any]] = [
+    *({"strategy": name} for name in ("ddp", "local_sgd", "fsdp", "pipeline", "parameter_server")),
+    {"strategy": {"name": "all_reduce", "compression": "top_k"}},
+    {"strategy": "rpc_split", "transport": "rpc"},
+    {"strategy": "hogwild", "transport": "memory"},
+]
+FAILING = """
+from pathlib import Path
+from torch import nn
+
+
+class Net(nn.Sequential):
+    def __init__(self, shape, classes, limit: int):
+        super().__init__(Counted(limit), nn.Linear(shape[0], classes), nn.LogSoftmax(1))
+
+
+class Counted(nn.Module):
+    def __init__(self, limit):
+        super().__init__()
+        self.left = limit
+
+    def forward(self, x):
+        self.left -= self.training
+        if self.left < 0:
+            raise RuntimeError("no batches left")
+        return x.float()
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory, in whose path are a space and a colon, with the files of the page."""
+    path = tmp_path_factory.mktemp("users") / "my own: models"
+    path.mkdir()
+    for name, code in re.findall(r"(?ms)^```(?:python|yaml)\n# (\S+)\n(.*?)^```$", PAGE.read_text()):
+        with (path / name).open("a") as file:
+            file.write(code + "\n\n")
+    rng = np.random.default_rng(0)
+    np.savez(path / "arrays.npz", x=rng.standard_normal((40, 12)), y=rng.integers(3, size=40))
+    (path / "failing.py").write_text(FAILING)
+    return path
+
+
+def snippets() -> list[dict[str, Any]]:
+    """The fields of runs that the page shows one by one."""
+    blocks = re.findall(r"(?ms)^```yaml\n(.*?)^```$", PAGE.read_text())
+    return [yaml.safe_load(block) for block in blocks if not block.startswith("# ")]
+
+
+def swept(folder: Path, name: str, blocks: list[dict[str, Any]]) -> Results:
+    path = folder / f"{name}.yml"
+    path.write_text(json.dumps({"name": name, "base": BASE, "blocks": [{"base": each} for each in blocks]}))
+    return shardyard.sweep(path, out=folder / name, runtime="local", progress=False)
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> Results:
+    """Every example of the page, the text classifier in every kind of strategy, and a run that fails."""
+    others: list[dict[str, Any]] = [
+        {
+            "dataset": {"name": "npz", "path": "arrays.npz"},
+            "model": "mlp",
+            "loss": "nll",
+            "strategy": "ddp",
+        },
+        {"model": {"name": "./failing.py:Net", "limit": 1}, "loss": "nll", "strategy": "ddp"},
+        {"model": {"name": "./failing.py:Net", "limit": 1}, "loss": "nll"}
+        | {"strategy": "rpc_split", "transport": "rpc"},
+    ]
+    return swept(
+        folder, "all", [*({"strategy": "ddp"} | each for each in snippets()), *STRATEGIES, *others]
+    )
+
+
+def test_the_classifier_of_the_page_learns(folder: Path) -> None:
+    found = shardyard.sweep(folder / "topics.yml", out=folder / "topics", runtime="local", progress=False)
+    assert {line["status"] for line in found.runs} == {"ok"}
+    assert {line["strategy"] for line in found.runs} == {"serial", "ddp", "local_sgd", "pipeline"}
+    assert all(float(line["accuracy"] or 0) > 0.5 for line in found.runs)
+    assert (folder / "topics.py").read_text().count("\n") <= 62  # 60, and the two that the test adds
+
+
+def test_every_run_trains_or_fails_as_meant(results: Results) -> None:
+    failed = [line for line in results.runs if line["status"] != "ok"]
+    assert len(results.runs) == len(snippets()) + len(STRATEGIES) + 3
+    assert [line["model"] for line in failed] == ["failing.py:Net limit=1"] * 2
+    assert all("failing.py:19" in str(line["cause"]) for line in failed)
+
+
+def test_runs_of_one_batch_agree_between_strategies(results: Results) -> None:
+    same = [line for line in results.runs if str(line["model"]) == "topics.py:Classifier"]
+    losses = {line["strategy"]: line["test_loss"] for line in same}
+    assert losses["pipeline"] == pytest.approx(losses["rpc_split"], rel=1e-4)
+
+
+def test_the_report_names_components_and_what_their_accuracy_is(results: Results) -> None:
+    found = {
+        finding["data"]["loss"]: finding["data"]["accuracy"]
+        for finding in results.findings
+        if finding["kind"] == "accuracy_is"
+    }
+    assert found["mine.py:robust"].startswith("the share of distances")
+    assert "mse" in found
+    assert "./" not in " ".join(str(line["model"]) for line in results.runs)
+
+
+def test_reports_need_no_code(results: Results, tmp_path: Path) -> None:
+    copied = shutil.copytree(results.directory, tmp_path / "copied")
+    shutil.rmtree(SweepPaths(copied).code)
+    again = shardyard.load(copied)
+    assert again.findings == results.findings
+    assert [*again.runs] == [*results.runs]
+
+
+def test_changed_code_never_replaces_finished_runs(folder: Path, results: Results) -> None:
+    code = (folder / "mine.py").read_text()
+    (folder / "mine.py").write_text(code + "\n# changed\n")
+    with pytest.raises(InputError, match=r"code or the data of .*mine.py:Net.* has changed"):
+        shardyard.sweep(folder / "all.yml", out=results.directory, runtime="local", progress=False)
+    (folder / "mine.py").write_text(code)
+    again = shardyard.sweep(folder / "all.yml", out=results.directory, runtime="local", progress=False)
+    assert again.runs[0]["key"] == results.runs[0]["key"]
