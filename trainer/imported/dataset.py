@@ -121,6 +121,11 @@ class _Samples:
     targets: Array
     classes: int | None
 
+    @property
+    def have_classes(self) -> bool:
+        """Whether targets are classes: whole numbers, one for each sample."""
+        return self.targets.ndim == 1 and self.targets.dtype.kind == "i"
+
     def split(self, share: float, seed: int) -> tuple[_Samples, _Samples]:
         """A training and a test split; at least one sample is in each."""
         count = len(self.inputs)
@@ -158,7 +163,10 @@ def _samples(found: Any) -> _Samples:
         )
     if not len(inputs):
         raise ImportFailure("it has no samples")
-    return _Samples(_array(inputs, WHAT[0]), _array(targets, WHAT[1]), _stated_classes(found))
+    samples = _Samples(_array(inputs, WHAT[0]), _array(targets, WHAT[1]), _stated_classes(found))
+    if samples.have_classes:
+        _check_classes(samples)
+    return samples
 
 
 WHAT = ("input", "target")
@@ -209,15 +217,17 @@ def _joined(train: _Samples, test: _Samples) -> Data:
                 f"{what} of the training split have shape {one.shape[1:]} and type {one.dtype}, of the "
                 f"test split {other.shape[1:]} and {other.dtype}"
             )
-    are_classes = all(each.targets.ndim == 1 and each.targets.dtype.kind == "i" for each in (train, test))
-    if not are_classes:
+    scale = _pixel_scale(train.inputs)
+    if train.have_classes:
+        highest = max(int(each.targets.max()) for each in (train, test))
+        classes = highest + 1 if train.classes is None else train.classes
+        splits = [Split(each.inputs, each.targets) for each in (train, test)]
+    else:
+        classes = 1
         splits = [
             Split(each.inputs, np.zeros(len(each.inputs), np.int64), each.targets) for each in (train, test)
         ]
-        return Data(splits[0], splits[1], classes=1, scale=_pixel_scale(train.inputs))
-    classes = _class_count(train, test)
-    splits = [Split(each.inputs, each.targets) for each in (train, test)]
-    return Data(splits[0], splits[1], classes, scale=_pixel_scale(train.inputs))
+    return Data(splits[0], splits[1], classes, scale)
 
 
 def _pixel_scale(inputs: Array) -> PixelScale | None:
@@ -230,23 +240,18 @@ def _pixel_scale(inputs: Array) -> PixelScale | None:
     return PixelScale(-darkest / contrast * ones, ones / contrast)
 
 
-def _class_count(train: _Samples, test: _Samples) -> int:
-    lowest = min(int(each.targets.min()) for each in (train, test))
-    highest = max(int(each.targets.max()) for each in (train, test))
-    stated = train.classes
+def _check_classes(samples: _Samples) -> None:
+    """Raise ImportFailure if a target is no class."""
+    stated, targets = samples.classes, samples.targets
     if stated is not None and stated > MOST_CLASSES:
         raise ImportFailure(f"it states {stated} classes; allowed: at most {MOST_CLASSES}")
     most = MOST_CLASSES if stated is None else stated
-    if lowest < 0 or highest >= most:
-        wrong = lowest if lowest < 0 else highest
-        sample = next(
-            int(np.argmax(each.targets == wrong)) for each in (train, test) if wrong in each.targets
-        )
+    wrong = np.flatnonzero((targets < 0) | (targets >= most))
+    if len(wrong):
         raise ImportFailure(
-            f"sample {sample} has the label {wrong}; allowed: 0 to {most - 1}, or floating-point numbers, "
-            "which are no classes"
+            f"sample {wrong[0]} has the label {targets[wrong[0]]}; allowed: 0 to {most - 1}, or "
+            "floating-point numbers, which are no classes"
         )
-    return highest + 1 if stated is None else stated
 
 
 def digest(data: Data) -> str:

@@ -1,0 +1,264 @@
+"""Components of users, most of them wrong in one way. `# here` marks lines that messages must name."""
+
+import ctypes
+import os
+import random
+import sys
+import time
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import dropout, log_softmax, nll_loss
+from torch.utils.data import Dataset, IterableDataset
+
+from trainer.core.strategy import Strategy
+from trainer.data.base import Partitioner
+from trainer.losses.base import Loss
+from trainer.models.base import Model
+from trainer.optimizers.base import Optimizer
+
+
+def good(samples: int = 60, classes: int = 3, scale: float = 1.0):
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((samples, 4)) * scale, rng.integers(classes, size=samples)
+
+
+class Net(nn.Sequential):
+    def __init__(self, shape, classes, width: int = 8):
+        layers = nn.Linear(shape[0], width), nn.Dropout(0.5), nn.Linear(width, classes)
+        super().__init__(*layers, nn.LogSoftmax(1))
+
+
+class Ragged(Dataset):
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        return np.zeros(3 + (index > 4)), 0
+
+
+class Raises(Dataset):
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        raise ValueError("no item")  # here: data
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield np.zeros(3), 0
+
+
+def labelled(low: int, step: int):
+    return np.zeros((9, 3)), low + step * np.arange(9)
+
+
+def shaped(inputs: list[int], targets: list[int]):
+    return np.zeros(inputs), np.zeros(targets, int)
+
+
+def filled(value: str):
+    return np.full((9, 3), float(value)), np.zeros(9, int)
+
+
+def words():
+    return np.full((9, 3), "word"), np.zeros(9, int)
+
+
+def nothing():
+    return None
+
+
+def triples():
+    return [(np.zeros(3), 0, 1)] * 9
+
+
+def unequal_splits(train: bool):
+    return shaped([9, 3 if train else 4], [9])
+
+
+def random_data():
+    return np.random.rand(9, 3), np.zeros(9, int)
+
+
+def numbers():
+    inputs, _ = good()
+    return inputs, inputs[:, :1]
+
+
+def beside():
+    return np.load("table.npy"), np.zeros(9, int)  # here: relative path
+
+
+class Scores(nn.Sequential):
+    def __init__(self, shape, classes: int):
+        super().__init__(nn.Linear(shape[0], classes))
+
+
+class TwoClasses(nn.Sequential):
+    def __init__(self, shape):
+        super().__init__(nn.Linear(shape[0], 2), nn.LogSoftmax(1))
+
+
+class OneNumber(nn.Sequential):
+    def __init__(self, shape):
+        super().__init__(nn.Linear(shape[0], 1))
+
+
+class Tree(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.left, self.right = nn.Linear(shape[0], classes), nn.Linear(shape[0], classes)
+
+    def forward(self, x):
+        return log_softmax(self.left(x) + self.right(x), 1)
+
+
+class GlobalDropout(Tree):
+    def forward(self, x):
+        return log_softmax(dropout(self.left(x), 0.5), 1)
+
+
+class GlobalWeights(Tree):
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.left.bias.data.fill_(random.random())
+
+
+class Pair(Tree):
+    def forward(self, x):
+        return self.left(x), self.right(x)
+
+
+class Failing(Tree):
+    def forward(self, x):
+        raise RuntimeError("no output")  # here: forward
+
+
+class Undefined(Model):
+    pass
+
+
+def lazy(classes):
+    return nn.Sequential(nn.LazyLinear(classes), nn.LogSoftmax(1))
+
+
+def exits():
+    os._exit(3)
+
+
+def crashes():
+    ctypes.string_at(0)
+
+
+def leaves():
+    sys.exit("bye")  # here: exit
+
+
+def hangs():
+    time.sleep(600)
+
+
+def loud(shape, classes):
+    print("x" * 200_000)
+    os.write(1, b"not an answer\n")
+    return Net(shape, classes)
+
+
+def typed(shape, classes, names: list[str] = (), share: float = 0.1):
+    return Net(shape, classes)
+
+
+def summed(output, target):
+    return nll_loss(output, target, reduction="sum")
+
+
+def of_each(output, target):
+    return nll_loss(output, target, reduction="none")
+
+
+def constant(output, target):
+    return torch.tensor(1.0)
+
+
+def one_argument(output):
+    return output.mean()
+
+
+def failing_loss(output, target):
+    raise ValueError("no loss")  # here: loss
+
+
+def mean_loss(output, target):
+    return nll_loss(output, target)
+
+
+def percent(output, target):
+    return 100.0 * (output.argmax(1) == target)
+
+
+class UndefinedLoss(Loss):
+    pass
+
+
+def without_lr(weights):
+    return torch.optim.SGD(weights, 0.1)
+
+
+def no_optimizer(weights, lr):
+    return lr
+
+
+class UndefinedOptimizer(Optimizer):
+    pass
+
+
+class NoTransports(Strategy):
+    def train(self, session):
+        pass
+
+
+class Pigeons(NoTransports):
+    transports = ("pigeon",)
+
+
+class NoTrain(Strategy):
+    transports = ("gloo",)
+
+
+def no_strategy(session):
+    pass
+
+
+def random_parts(labels, parts, rng):
+    return np.array_split(np.random.permutation(len(labels)), parts)
+
+
+def one_part(labels, parts, rng):
+    return [np.arange(len(labels))]
+
+
+def failing_parts(labels, parts, rng):
+    return [labels[10**9]]  # here: parts
+
+
+class UndefinedPartitioner(Partitioner):
+    pass
+
+
+def random_inputs(inputs, rng):
+    return inputs + torch.randn_like(inputs)
+
+
+def in_place(inputs, rng):
+    return inputs.add_(1)
+
+
+def shorter(inputs, rng):
+    return inputs[:, :2]
+
+
+built = Net((4,), 3)
+number = 3
