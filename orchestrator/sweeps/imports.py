@@ -236,7 +236,8 @@ class Imports:
     def _asked(self, field: str, label: str, request: Request) -> Answer:
         """The answer to a request, which is asked once. Raises ComponentError."""
         key, directory = request.model_dump_json(), Path(request.directory)
-        if request.directory and not any(directory.is_relative_to(each) for each in [*self._mounted, self._staged()]):
+        seen = [*self._mounted, self._staged()]
+        if request.directory and not any(directory.is_relative_to(each) for each in seen):
             self.close()  # the process may see mounted directories alone
             self._mounted.append(directory)
         if key not in self._answers:

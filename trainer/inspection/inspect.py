@@ -32,7 +32,8 @@ Values = dict[str, Any]
 TRIED_SAMPLES = 16  # with which models and losses are tried
 MOST_LABELS = 100_000  # with which a partitioner is tried
 # Where software is installed, which may lie below a user's directory.
-NOT_USERS = [Path(path) for path in (sys.prefix, sys.base_prefix, *sys.path) if path]
+NOT_USERS = [Path(__file__).parents[1]]
+NOT_USERS += [Path(path) for path in (sys.prefix, sys.base_prefix, *sys.path) if path]
 FIELDS = ("dataset", "model", "loss", "optimizer", "augmentation", "partitioner", "strategy")
 
 
