@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
 
 from orchestrator.errors import InputError
-from orchestrator.sweeps.imports import ComponentError, Imports
+from orchestrator.sweeps.imports import ComponentError, Imports, is_users, short_path
 from orchestrator.sweeps.validation import Location, dotted, error_lines
 from trainer.core.registry import suggestion
 from trainer.spec.faults import keys_of_fault
@@ -214,7 +214,9 @@ def _fits(value: Any, choice: Any) -> bool:
     if isinstance(value, dict):
         wanted = choice if isinstance(choice, dict) else {"name": choice}
         return all(name in value and _fits(value[name], item) for name, item in wanted.items())
-    return bool(value == choice)
+    return bool(value == choice) or (
+        isinstance(value, str) and isinstance(choice, str) and short_path(value) == short_path(choice)
+    )
 
 
 def _check_skip(entry: Values, place: str) -> None:
@@ -224,6 +226,8 @@ def _check_skip(entry: Values, place: str) -> None:
         if "." in name:
             continue  # which values a parameter may have depends on the component
         for value in _choices(name, wanted):
+            if name in REGISTRIES and is_users(name, value):
+                continue  # it is compared as it is written
             try:
                 RunSpec.model_validate({"strategy": "fault_injection", name: value})
             except ValidationError as error:

@@ -125,6 +125,20 @@ def _entry_points(field: str) -> dict[str, str]:
     }
 
 
+def is_users(field: str, value: Any) -> bool:
+    """Whether a value of a field names a user's component. Reads no file."""
+    name = _form(value).get("name")
+    if not isinstance(name, str) or name in REGISTRIES[field].entries:
+        return False
+    return is_import_path(name) or name in {**REGISTRIES[field].paths, **_entry_points(field)}
+
+
+def short_path(name: str) -> str:
+    """`mine.py:Net` for `./mine.py:Net`, as runs name it; other names stay."""
+    module, _, attribute = name.rpartition(":")
+    return f"{os.path.normpath(module)}:{attribute}" if module.endswith(".py") else name
+
+
 def from_here(value: Any) -> Any:
     """A value of an option: an import path of a file counts from the current directory, not the sweep's."""
     form = _form(value)

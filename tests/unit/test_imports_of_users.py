@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 
 from orchestrator.errors import InputError
 from orchestrator.sweeps import imports as module
@@ -286,3 +288,25 @@ def test_options_count_paths_from_the_current_directory(monkeypatch: pytest.Monk
     assert from_here({"name": "mine.py:Net", "width": 3}) == {"name": "/mine.py:Net", "width": 3}
     assert from_here("package.mine:Net") == "package.mine:Net"
     assert from_here(None) is None
+
+
+def test_skip_and_published_figures_select_users_components(imports: Imports) -> None:
+    models = ["./mine.py:Net", "./mine.py:Tree"]
+    published = {"runs": {"model": "./mine.py:Net"}, "accuracy": 0.9}
+    block = {
+        "name": "one",
+        "base": BASE,
+        "axes": {"model": models, "nodes": [1, 2]},
+        "skip": [{"model": ["mine.py:Tree"]}, {"nodes": 1}],
+        "published": [published],
+    }
+    content = {"name": "s", "blocks": [block]}
+    (run,) = load_sweep(Path("s.yml"), text=yaml.safe_dump(content), imports=imports).runs
+    assert run.name_of("model") == "mine.py:Net"
+
+
+def test_editors_accept_what_a_sweep_file_can_import() -> None:
+    schema = json.loads((FILE.parents[2] / "schemas" / "sweep.schema.json").read_text())
+    page = (FILE.parents[2] / "docs" / "your_own.md").read_text()
+    example = yaml.safe_load(page.partition("# topics.yml\n")[2].partition("```")[0])
+    Draft202012Validator(schema).validate(example)
