@@ -15,17 +15,13 @@ from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from trainer.conformance.check import RequestError, invalid, laws_of, source_of
+from trainer.conformance.check import RequestError, laws_of, source_of
 from trainer.conformance.find import components, stated_kind
 from trainer.conformance.law import Law, examine_all
 from trainer.conformance.report import Finding, Report, Request
-from trainer.core.registry import Component
-from trainer.imported.signature import parameter_model
-from trainer.imported.source import ImportFailure
+from trainer.imported.signature import ParameterFailure
+from trainer.imported.source import ImportFailure, located
 from trainer.inspection.forked import Ended, Send, end_with_parent, forked
-from trainer.spec.registries import REGISTRIES
 
 BUILDS = "it can be built"
 
@@ -126,30 +122,22 @@ def _try(request: Request, send: Send, alone: bool) -> None:
             send(json.dumps({"finding": finding.model_dump(mode="json")}))
     except RequestError as error:
         send(json.dumps({"error": str(error)}))
-    except ImportFailure as error:
-        broken = Finding(
-            law="builds", statement=BUILDS, status="failed", expected="a component", got=str(error)
-        )
+    except ParameterFailure as error:
+        send(json.dumps(_invalid(error, alone), default=str))
+    except Exception as error:
+        got = located(error, directory)
+        broken = Finding(law="builds", statement=BUILDS, status="failed", expected="a component", got=got)
         send(json.dumps({"finding": broken.model_dump(mode="json")}))
-    except ValidationError as error:
-        send(json.dumps(_invalid(request, error, alone), default=str))
 
 
-def _invalid(request: Request, error: ValidationError, alone: bool) -> dict[str, Any]:
+def _invalid(error: ParameterFailure, alone: bool) -> dict[str, Any]:
     """What to say about parameters: of one among others, those that are missing are no mistake."""
-    found = invalid(error)
-    missing = [str(each["loc"][0]) for each in found if each["type"] == "missing"]
-    if not alone and len(missing) == len(found):
+    missing = [str(each["loc"][0]) for each in error.errors if each["type"] == "missing"]
+    if not alone and len(missing) == len(error.errors):
         reason = f"it needs {', '.join(missing)}; check it alone, with --set {missing[0]}=VALUE"
         skipped = Finding(law="builds", statement=BUILDS, status="skipped", reason=reason)
         return {"finding": skipped.model_dump(mode="json")}
-    if request.registered:
-        called = REGISTRIES[request.kind].load(request.registered)
-    else:
-        called = source_of(request).load()
-    own = isinstance(called, type) and issubclass(called, Component)
-    fields = called.model_fields if own else parameter_model(called, {}).model_fields
-    return {"invalid": found, "allowed": [*fields]}
+    return {"invalid": error.errors, "allowed": error.allowed}
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from trainer.imported import model as imported_model
 from trainer.imported import optimizer as imported_optimizer
 from trainer.imported import partitioner as imported_partitioner
 from trainer.imported import strategy as imported_strategy
+from trainer.imported.signature import ParameterFailure, configured
 from trainer.imported.source import ImportFailure, Source
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
@@ -44,7 +45,7 @@ TRIED_SAMPLES = 16  # of a dataset, with which a model is tried
 
 def source_of(request: Request) -> Source:
     """Where the component is imported from."""
-    return Source(code=request.directory, module=request.module, attribute=request.attribute)
+    return Source(code="", folder=request.directory, module=request.module, attribute=request.attribute)
 
 
 def laws_of(request: Request) -> Iterator[Law[Any]]:
@@ -52,7 +53,7 @@ def laws_of(request: Request) -> Iterator[Law[Any]]:
 
     Raises:
         ImportFailure: It cannot be used.
-        ValidationError: Its parameters are wrong.
+        ParameterFailure: Its parameters are wrong.
     """
     match request.kind:
         case "partitioner":
@@ -85,7 +86,11 @@ def digest_of(request: Request) -> str:
 
 
 def _registered(request: Request) -> Any:
-    return REGISTRIES[request.kind].parse({"name": request.registered, **request.parameters})
+    registry = REGISTRIES[request.kind]
+    try:
+        return registry.parse({"name": request.registered, **request.parameters})
+    except ValidationError as error:
+        raise ParameterFailure(error, registry.load(request.registered).model_fields) from error
 
 
 def _partitioner(request: Request) -> Any:
@@ -120,7 +125,7 @@ def _model(request: Request, on: Dataset, samples: Tensor | None) -> Model:
     source = source_of(request)
     called = source.load()
     if imported_model.is_own(called):
-        own: Model = called.model_validate(request.parameters)
+        own: Model = configured(called, request.parameters)
         return _accepting(own, on)
     inputs = model.Built(REGISTRIES["model"].parse("mlp"), on, samples).inputs(2)
     try:
@@ -150,7 +155,7 @@ def _dataset(request: Request) -> tuple[Dataset | None, Any]:
             raise RequestError(str(error)) from error
         return registered, lambda: registered.load(data_dir)
     called = source_of(request).load()
-    own = called.model_validate(request.parameters) if _is(called, Dataset) else None
+    own = configured(called, request.parameters) if _is(called, Dataset) else None
 
     def load() -> Data:
         return imported_dataset.load_data(called, request.parameters, data_dir, Path(request.directory))
@@ -173,9 +178,7 @@ def _dataset_of(request: Request) -> tuple[Dataset, Tensor | None]:
     _, load = _dataset(on)
     data: Data = load()
     facts = imported_dataset.DatasetFacts(
-        code=on.directory,
-        module=on.module,
-        attribute=on.attribute,
+        **dict(source_of(on)),
         train_samples=len(data.train.labels),
         test_samples=len(data.test.labels),
         shape=data.train.inputs.shape[1:],
@@ -196,7 +199,7 @@ def _optimizer(request: Request) -> Optimizer:
     source = source_of(request)
     called = source.load()
     if _is(called, Optimizer):
-        own: Optimizer = called.model_validate(request.parameters)
+        own: Optimizer = configured(called, request.parameters)
         return own
     facts = imported_optimizer.OptimizerFacts(
         **source.model_dump(), layerwise=bool(getattr(called, "layerwise", False))
@@ -219,7 +222,7 @@ def _augmentation(request: Request) -> Augmentation:
     source = source_of(request)
     called = source.load()
     if _is(called, Augmentation):
-        own: Augmentation = called.model_validate(request.parameters)
+        own: Augmentation = configured(called, request.parameters)
         return own
     return imported_augmentation.ImportedAugmentation(
         name=request.label, parameters=request.parameters, imported=source
@@ -241,12 +244,3 @@ def _in_another_process(request: Request) -> str:
             f"another process fails: {(done.stderr.strip() or 'no message').splitlines()[-1]}"
         )
     return done.stdout.strip()
-
-
-def invalid(error: ValidationError) -> list[dict[str, Any]]:
-    """What is wrong with parameters, as JSON can hold it."""
-    found: list[dict[str, Any]] = []
-    for each in error.errors(include_url=False):
-        context: Any = each.get("ctx", {})
-        found.append({**each, "ctx": {name: str(value) for name, value in context.items()}})
-    return found

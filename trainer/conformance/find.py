@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from trainer.core.strategy import Strategy
 from trainer.data.augmentations.base import Augmentation
 from trainer.data.base import Dataset, Partitioner
 from trainer.imported.signature import signature_of
-from trainer.imported.source import ImportFailure, Source, load
+from trainer.imported.source import ImportFailure, Source, load_module
 from trainer.losses.base import Loss
 from trainer.models.base import Model
 from trainer.optimizers.base import Optimizer
@@ -63,9 +62,9 @@ def components(directory: Path, file: str) -> Iterator[tuple[str, str]]:
     Raises:
         ImportFailure: The file cannot be imported.
     """
-    first = load(directory, file, "__name__")
-    for name, value in vars(sys.modules[first]).items():
-        if not isinstance(value, type) or value.__module__ != first or name.startswith("_"):
+    module = load_module(directory, file)
+    for name, value in vars(module).items():
+        if not isinstance(value, type) or value.__module__ != module.__name__ or name.startswith("_"):
             continue
         if not inspect.isabstract(value) and (kind := kind_of(value)):
             yield kind, name

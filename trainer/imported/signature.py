@@ -27,12 +27,15 @@ STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 class ParameterFailure(Exception):
     """Parameters of a user's component are wrong.
 
-    errors: as by pydantic. allowed: the names of its parameters.
+    errors: as by pydantic, as JSON can hold them. allowed: the names of its parameters.
     """
 
     def __init__(self, error: ValidationError, allowed: Iterable[str]) -> None:
         super().__init__(str(error))
-        self.errors: list[dict[str, Any]] = [dict(each) for each in error.errors(include_url=False)]
+        self.errors: list[dict[str, Any]] = []
+        for each in error.errors(include_url=False):
+            context: Any = each.get("ctx", {})
+            self.errors.append({**each, "ctx": {name: str(value) for name, value in context.items()}})
         self.allowed = list(allowed)
 
 

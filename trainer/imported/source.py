@@ -70,10 +70,7 @@ def load(directory: Path, module: str, attribute: str) -> Any:
     Raises:
         ImportFailure: The module does not import, or lacks the attribute.
     """
-    try:
-        found = _imported(directory, module)
-    except (Exception, SystemExit) as error:
-        raise ImportFailure(located(error, directory)) from error
+    found = load_module(directory, module)
     if module == TORCHVISION:
         return _torchvision_model(found, attribute)
     if not hasattr(found, attribute):
@@ -84,6 +81,14 @@ def load(directory: Path, module: str, attribute: str) -> Any:
     if not callable(called):
         raise ImportFailure(f"it is of type {type(called).__name__}; it must be a class or a function")
     return called
+
+
+def load_module(directory: Path, module: str) -> ModuleType:
+    """Import a file in `directory`, or a module that is there or installed. Raises ImportFailure."""
+    try:
+        return _imported(directory, module)
+    except (Exception, SystemExit) as error:
+        raise ImportFailure(located(error, directory)) from error
 
 
 def _imported(directory: Path, module: str) -> ModuleType:

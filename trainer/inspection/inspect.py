@@ -92,9 +92,6 @@ def inspect(request: Request) -> Answer:
             return Answer()
         return _component(request)
     except ParameterFailure as error:
-        for each in error.errors:
-            context: Any = each.get("ctx", {})
-            each["ctx"] = {name: str(value) for name, value in context.items()}
         return Answer(invalid=error.errors, allowed=error.allowed)
     except (Exception, SystemExit) as error:
         return Answer(error=located(error, directory))
