@@ -43,6 +43,7 @@ Values = dict[str, Any]
 ANSWER_S = 600.0  # in which a component must have been tried
 MOST_BYTES = 2**30  # of the files of a component
 STAGE = "shardyard-code-"
+SAMPLES = "samples"  # the directory with samples of datasets
 FIT = ("model", "dataset", "loss")  # the fields of a run that must fit together
 SERIAL = "serial"
 
@@ -54,7 +55,8 @@ class Inspection:
     """What to start to try components: a process that reads requests and writes answers.
 
     directories: that components are in, first that of the sweep file. stage: where the files of components
-    are copied to. data_dir: the data directory. requirements: of the sweep; None: none.
+    are copied to, with a directory for samples that the process writes. data_dir: the data directory.
+    requirements: of the sweep; None: none.
     """
 
     directories: Sequence[Path]
@@ -302,13 +304,15 @@ class Imports:
         if self._stage is None:
             _remove_stale_stages()
             self._stage = Path(tempfile.mkdtemp(prefix=f"{STAGE}{os.getpid()}-"))
-            self._stage.chmod(0o777)  # a container's user writes samples there
+            self._stage.chmod(0o755)  # a container's user reads the code, and writes samples
+            (self._stage / SAMPLES).mkdir()
+            (self._stage / SAMPLES).chmod(0o777)
             weakref.finalize(self, shutil.rmtree, self._stage, True)
         return self._stage
 
     def _batch(self, name: str) -> str:
         """A file for some samples of a dataset."""
-        return str(self._staged() / f"{name}.npz")
+        return str(self._staged() / SAMPLES / f"{name}.npz")
 
     def _batch_of(self, form: Values) -> str:
         """The file with samples of a resolved dataset; empty for a registered one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.runtimes.docker.inspection import inspection_container
-from orchestrator.sweeps.imports import Inspection
+from orchestrator.sweeps.imports import SAMPLES, Inspection
 
 
 def test_it_is_confined_and_sees_only_what_it_needs(tmp_path: Path) -> None:
@@ -25,8 +25,9 @@ def test_it_is_confined_and_sees_only_what_it_needs(tmp_path: Path) -> None:
     ):
         assert wanted in options
     mounts = [part for part in command if part.startswith("--mount")]
-    assert [f"target={path}" in mount for path, mount in zip((one, two, stage, data), mounts, strict=True)]
-    assert [mount.endswith(",readonly") for mount in mounts] == [True, True, False, True]
+    places = (one, two, stage, stage / SAMPLES, data)
+    assert [f"target={path}" in mount for path, mount in zip(places, mounts, strict=True)] == 5 * [True]
+    assert [mount.endswith(",readonly") for mount in mounts] == [True, True, True, False, True]
 
 
 def test_a_data_directory_that_is_not_there_is_not_mounted(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.sweeps.imports import Inspection
+from orchestrator.sweeps.imports import SAMPLES, Inspection
 from trainer.imported.source import CODE
 
 USER = "10001:10001"  # as of the nodes
@@ -41,6 +41,8 @@ def _mounts(inspection: Inspection) -> Iterator[str]:
     """Every directory under its own path, so that paths mean the same inside and outside."""
     for path in inspection.directories:
         yield f"--mount=type=bind,source={path},target={path},readonly"
-    yield f"--mount=type=bind,source={inspection.stage},target={inspection.stage}"
+    samples = inspection.stage / SAMPLES  # after its parent: the only one that is written to
+    yield f"--mount=type=bind,source={inspection.stage},target={inspection.stage},readonly"
+    yield f"--mount=type=bind,source={samples},target={samples}"
     if inspection.data_dir.is_dir():
         yield f"--mount=type=bind,source={inspection.data_dir},target={inspection.data_dir},readonly"
