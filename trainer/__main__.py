@@ -7,7 +7,8 @@ SHARDYARD_OUT          directory for events and weights; unset: console output o
 SHARDYARD_CHECKPOINTS  directory for checkpoints; the run resumes from any checkpoint found here
 SHARDYARD_CONSOLE      file for this rank's console output; {node} stands for its node
 SHARDYARD_PREFIX       prefix of console lines; {rank} stands for the rank
-SHARDYARD_RENDEZVOUS   rendezvous of torch.distributed
+SHARDYARD_LAUNCHER     what started the ranks (trainer/launch/launchers.py); unset: detected
+SHARDYARD_RENDEZVOUS   rendezvous of torch.distributed; unset: where the launcher says that rank 0 is
 SHARDYARD_PARENT_PID   process to end with
 SHARDYARD_ATTEMPT      how many times torchrun has restarted the ranks
 SHARDYARD_MEMBERSHIP   file that shows which ranks are alive; the others continue when one is lost
@@ -26,7 +27,9 @@ from pathlib import Path
 
 from trainer.core.events import EventWriter
 from trainer.data.cache import DatasetCache
-from trainer.launch.environment import LaunchError, read_context
+from trainer.launch.environment import read_context
+from trainer.launch.interface import interface_variables
+from trainer.launch.launchers import LaunchError
 from trainer.launch.ranks import report_failure, run_forked, run_process, run_threads
 from trainer.launch.watchdog import Watchdog
 from trainer.spec.run_spec import RunSpec
@@ -40,6 +43,7 @@ def main(datasets: DatasetCache | None = None) -> int:
     spec = RunSpec.model_validate_json(Path(env["SHARDYARD_SPEC"]).read_text(encoding="utf-8"))
     try:
         context = read_context(spec, env)
+        env.update(interface_variables(spec, env))
     except LaunchError as error:
         print(f"trainer: {error}", file=sys.stderr)
         return 2

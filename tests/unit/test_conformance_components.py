@@ -20,7 +20,7 @@ from tests.unit.conftest import PROJECT
 from trainer.comm.base import Communicator
 from trainer.compression.base import Compression
 from trainer.core.registry import Component
-from trainer.launch.environment import RANK_VARIABLES
+from trainer.launch.environment import TOPOLOGIES
 from trainer.spec.registries import COMPRESSIONS, REGISTRIES, STRATEGIES, TRANSPORTS
 from trainer.spec.run_spec import RunSpec
 from trainer.strategies.hybrid import Grid
@@ -190,7 +190,7 @@ def test_strategy_declares_transports_and_numbers_of_nodes(name: str) -> None:
 
 @pytest.mark.parametrize("name", TRANSPORTS.entries)
 def test_transport_declares_a_topology_and_has_a_strategy(name: str) -> None:
-    assert TRANSPORTS.load(name).topology in {*RANK_VARIABLES, "single"}
+    assert TRANSPORTS.load(name).topology in TOPOLOGIES
     assert any(name in STRATEGIES.load(strategy).transports for strategy in STRATEGIES.entries)
 
 

@@ -97,6 +97,7 @@ SHARED_MODULES = (
     "elastic.command",
     "imported.source",
     "inspection.inspect",
+    "launch.launchers",
     "models.split_points",
     "spec.checks",
     "spec.faults",

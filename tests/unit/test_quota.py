@@ -23,7 +23,7 @@ RUN: dict[str, Any] = {"strategy": "ddp", "nodes": 2, "cpus": 1, "node_speed": [
 
 def context(rank: int, **environment: str) -> NodeContext:
     """The rank's context. It reads its quota from the environment."""
-    ranks = {"RANK": str(rank), "WORLD_SIZE": "2"}
+    ranks = {"RANK": str(rank), "WORLD_SIZE": "2", "SHARDYARD_RENDEZVOUS": "/store"}
     return read_context(RunSpec.model_validate(RUN), {**ranks, **environment})
 
 

@@ -16,7 +16,8 @@ from orchestrator.runtimes.local import runtime as local
 from orchestrator.runtimes.local.processes import Process, processes
 from orchestrator.runtimes.local.runtime import LocalRuntime
 from tests.unit.conftest import PROJECT
-from trainer.launch.environment import RANK_VARIABLES, LaunchError, read_context
+from trainer.launch.environment import LaunchError, read_context
+from trainer.launch.launchers import LAUNCHERS, STARTED_BY
 from trainer.launch.ranks import connect
 from trainer.spec.run_spec import RunSpec
 from trainer.warm import client
@@ -24,6 +25,8 @@ from trainer.warm import client
 TRAINER = [sys.executable, "-m", "trainer"]
 CLIENT = [sys.executable, "-S", "-E", client.__file__]
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+MEETING = {"MASTER_ADDR": "node-1", "MASTER_PORT": "29500"}
 
 
 def run(**fields: Any) -> RunSpec:
@@ -173,9 +176,10 @@ def test_context_from_the_environment_of_mpirun() -> None:
 )
 def test_local_rank(transport: str, reported: str, local_ranks: list[str]) -> None:
     spec = run(transport=transport, nodes=2, processes_per_node=3)
-    rank_name, size_name = RANK_VARIABLES[spec.topology]
+    launcher = LAUNCHERS[STARTED_BY[spec.topology]]
+    (rank_name,), (size_name,) = launcher.number, launcher.count
     for rank, local_rank in enumerate(local_ranks):
-        environment = {rank_name: str(rank), size_name: "6", reported: local_rank}
+        environment = {rank_name: str(rank), size_name: "6", reported: local_rank, **MEETING}
         context = read_context(spec, environment)
         assert (context.rank, context.size, context.local_rank) == (rank, 6, rank % 3)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from trainer.cluster import mpi_rank
 from trainer.cluster.rank_assignment import AgentInfo, RankAssignment
 from trainer.elastic.command import torchrun
+from trainer.launch.launchers import LAUNCHER, STARTED_BY
 
 HOME = Path("/run/shardyard")  # a tmpfs, gone with the container
 OUT = HOME / "out"  # events and weights of this container's ranks
@@ -88,6 +89,7 @@ def environment(assignment: RankAssignment, pid: int) -> dict[str, str]:
         "SHARDYARD_DATA": "/data",
         "SHARDYARD_CODE": "/code",
         "SHARDYARD_OUT": str(OUT),
+        LAUNCHER: STARTED_BY[spec.topology],
         "SHARDYARD_PARENT_PID": str(pid),
         # Compose prefixes each line with the container's name; ranks that share a node add their own.
         "SHARDYARD_PREFIX": "" if len(ranks) == 1 else "rank {rank} | ",

@@ -1,4 +1,4 @@
-"""The environment of a rank: variables set by the launcher (mpirun, torchrun) and by Shardyard."""
+"""The environment of a rank: variables set by the launcher (mpirun, torchrun, srun, …) and by Shardyard."""
 
 from __future__ import annotations
 
@@ -7,51 +7,51 @@ from pathlib import Path
 
 from trainer.core.cgroup import throttle_mark
 from trainer.core.context import NodeContext
+from trainer.launch.launchers import (
+    LAUNCHERS,
+    Launcher,
+    LaunchError,
+    Placement,
+    address_of_rank_0,
+    find_launchers,
+    host_of_rank_0,
+    integer,
+    nothing_set,
+    place,
+    set_name,
+    value_of,
+)
 from trainer.spec.run_spec import RunSpec
 
-# By topology: the launcher's variables for rank and number of ranks. Topology `single` has none: its
-# one process starts the ranks itself.
-RANK_VARIABLES: Mapping[str, tuple[str, str]] = {
-    "mpi": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    "ddp": ("RANK", "WORLD_SIZE"),
-    "rpc": ("RANK", "WORLD_SIZE"),
-}
-LOCAL_RANK_VARIABLES: Mapping[str, str] = {
-    "mpi": "OMPI_COMM_WORLD_LOCAL_RANK",
-    "ddp": "LOCAL_RANK",
-    "rpc": "LOCAL_RANK",
-}
-
-
-class LaunchError(Exception):
-    """A variable of the environment is missing or contradicts the spec. The message names it."""
+# Whether the ranks of a topology are those of MPI. In topology `single` one process has all ranks.
+TOPOLOGIES: Mapping[str, bool] = {"single": False, "mpi": True, "ddp": False, "rpc": False}
 
 
 def read_context(spec: RunSpec, env: Mapping[str, str]) -> NodeContext:
     """The rank that the environment describes. In topology `single` that is rank 0. Raises LaunchError."""
-    rank, size, local_rank = 0, spec.world_size, 0
-    if names := RANK_VARIABLES.get(spec.topology):
-        rank, size = (_integer(env, name) for name in names)
-        if size != spec.world_size:
-            raise LaunchError(f"{names[1]} is {size}, but the run has {spec.size_label}")
-        if not 0 <= rank < size:
-            raise LaunchError(f"{names[0]} is {rank}; allowed: 0 to {size - 1}")
-        local_rank = _local_rank(spec, rank, env)
+    rank, size, launchers = 0, spec.world_size, find_launchers(env, TOPOLOGIES[spec.topology])
+    if spec.topology == "single":
+        _check_alone(launchers, env)
+    else:
+        rank = _rank(spec, launchers, env)
     rendezvous, attempt = env.get("SHARDYARD_RENDEZVOUS", ""), None
     if spec.restarts:
-        rendezvous = f"{env.get('MASTER_ADDR', '')}:{_integer(env, 'MASTER_PORT')}"
-        attempt = _integer(env, "SHARDYARD_ATTEMPT")
+        rendezvous = f"{value_of(env, ('MASTER_ADDR',))}:{integer(env, ('MASTER_PORT',))}"
+        attempt = integer(env, ("SHARDYARD_ATTEMPT",))
+    elif spec.topology in ("ddp", "rpc") and not rendezvous:
+        host, port = address_of_rank_0(launchers, env)
+        rendezvous = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
     throttled = "SHARDYARD_THROTTLED" in env and spec.is_slower(rank)
     return NodeContext(
         rank=rank,
         size=size,
-        local_rank=local_rank,
+        local_rank=0 if spec.topology == "single" else rank % spec.processes_per_node,
         transport=spec.transport,
         data_dir=Path(env.get("SHARDYARD_DATA", "data")),
         rendezvous=rendezvous,
         attempt=attempt,
         membership=Path(env["SHARDYARD_MEMBERSHIP"]) if "SHARDYARD_MEMBERSHIP" in env else None,
-        incarnation=_integer(env, "SHARDYARD_INCARNATION") if "SHARDYARD_INCARNATION" in env else 0,
+        incarnation=integer(env, ("SHARDYARD_INCARNATION",)) if "SHARDYARD_INCARNATION" in env else 0,
         oversubscribed=spec.oversubscribed,
         timeout_s=spec.timeout_s,
         out_dir=Path(env["SHARDYARD_OUT"]) if "SHARDYARD_OUT" in env else None,
@@ -62,18 +62,73 @@ def read_context(spec: RunSpec, env: Mapping[str, str]) -> NodeContext:
     )
 
 
-def _local_rank(spec: RunSpec, rank: int, env: Mapping[str, str]) -> int:
-    """The rank within its node. Ranks must fill one node after the other.
+def first_host(spec: RunSpec, env: Mapping[str, str]) -> str | None:
+    """The host of rank 0, if the run's launcher says it: the other ranks connect to it over the network.
+
+    None if Shardyard has set where ranks meet, or all ranks are in one process.
+    """
+    if spec.topology == "single" or spec.restarts or env.get("SHARDYARD_RENDEZVOUS"):
+        return None
+    return host_of_rank_0(find_launchers(env, TOPOLOGIES[spec.topology]), env)
+
+
+def _check_alone(launchers: list[str], env: Mapping[str, str]) -> None:
+    """Refuse a launcher that started several processes, of which each would train all ranks."""
+    for name in launchers:
+        found = place(name, env, 1)
+        if found.size != 1:
+            raise LaunchError(f"{found.said}, but one process has all ranks of this run; start one")
+
+
+def _rank(spec: RunSpec, launchers: list[str], env: Mapping[str, str]) -> int:
+    """The rank, on which all launchers agree, and which suits the run."""
+    placements = [place(name, env, spec.processes_per_node) for name in launchers]
+    if not placements:
+        raise nothing_set(TOPOLOGIES[spec.topology])
+    for each in placements[1:]:
+        if not each.agrees_with(placements[0]):
+            _refuse(placements[0], each)
+    for name in launchers:
+        _check_counts(spec, LAUNCHERS[name], env)
+    rank = next((each.rank for each in placements if each.rank is not None), None)
+    if rank is None:
+        raise LaunchError(
+            f"{placements[0].said}: numbers of nodes, but each node of the run has "
+            f"{spec.processes_per_node} ranks; start them with torchrun, which sets RANK"
+        )
+    return rank
+
+
+def _refuse(first: Placement, second: Placement) -> None:
+    raise LaunchError(
+        f"{first.said} ({first.name}), but {second.said} ({second.name}); "
+        f"set SHARDYARD_LAUNCHER to {first.name} or {second.name}"
+    )
+
+
+def _check_counts(spec: RunSpec, launcher: Launcher, env: Mapping[str, str]) -> None:
+    """Check that the launcher has started the ranks of the run, and fills one node after the other.
 
     Logs, causes and reports derive the node from the rank, so any other order is an error.
     """
-    expected = rank % spec.processes_per_node
-    name = LOCAL_RANK_VARIABLES[spec.topology]
+    number, count = integer(env, launcher.number), integer(env, launcher.count)
+    expected = spec.world_size if launcher.starts == "ranks" else spec.nodes
+    if count != expected:
+        raise LaunchError(f"{set_name(env, launcher.count)} is {count}, but the run has {spec.size_label}")
+    if not 0 <= number < count:
+        raise LaunchError(f"{set_name(env, launcher.number)} is {number}; allowed: 0 to {count - 1}")
+    per_node = spec.processes_per_node
+    name = set_name(env, launcher.ranks_per_node)
+    if name and integer(env, (name,)) != per_node:
+        raise LaunchError(f"{name} is {env[name]}, but the run has {spec.size_label}")
+    name = set_name(env, launcher.gpus_per_node)
+    if name and spec.on_gpu and integer(env, (name,)) < per_node:
+        raise LaunchError(f"{name} is {env[name]}, but each rank needs a GPU: {spec.size_label}")
+    name = set_name(env, launcher.local_rank)
     # With the local runtime all nodes are one host to mpirun, which numbers the ranks across them.
-    local_rank = _integer(env, name) % spec.processes_per_node if name in env else expected
-    if local_rank != expected:
-        raise LaunchError(f"{name} is {env[name]}, but rank {rank} has local rank {expected}")
-    return expected
+    if name and integer(env, (name,)) % per_node != number % per_node:
+        expected = number % per_node
+        raise LaunchError(f"{name} is {env[name]}, but rank {number} has local rank {expected}")
 
 
 def _quota(env: Mapping[str, str]) -> float | None:
@@ -82,12 +137,3 @@ def _quota(env: Mapping[str, str]) -> float | None:
         return float(value) if value else None
     except ValueError:
         raise LaunchError(f"SHARDYARD_CPU_QUOTA is {value!r}, not a number of cores") from None
-
-
-def _integer(env: Mapping[str, str], name: str) -> int:
-    try:
-        return int(env[name])
-    except KeyError:
-        raise LaunchError(f"{name} is not set; the launcher sets it") from None
-    except ValueError:
-        raise LaunchError(f"{name} is {env[name]!r}, not a whole number") from None

@@ -16,6 +16,7 @@ from orchestrator.runtimes.local.throttle import NodeLimit
 from orchestrator.shipped import python_path
 from trainer.elastic.command import torchrun
 from trainer.imported.source import CODE
+from trainer.launch.launchers import LAUNCHER, STARTED_BY
 from trainer.spec.run_spec import RunSpec
 
 MEMBERSHIP = "membership.json"
@@ -32,10 +33,14 @@ def processes(
         live: directory that the ranks write to while they run.
         command: starts a rank.
     """
+    if spec.topology not in STARTED_BY:
+        raise ValueError(f"topology {spec.topology!r} is not supported by the local runtime")
     environment = spec.thread_environment() | {
         "SHARDYARD_SPEC": str(paths.spec.resolve()),
         "SHARDYARD_DATA": str(data_dir.resolve()),
         "SHARDYARD_OUT": str(live.resolve()),
+        # Named, because this process may itself be in a job of another launcher.
+        LAUNCHER: STARTED_BY[spec.topology],
         "PYTHONPATH": python_path(),
     }
     if spec.has_imports:
@@ -67,7 +72,7 @@ def processes(
                 variables = environment | threads | rendezvous | numbers
                 started.append(Process(name, [*command], variables, f"node-{node}"))
             return started
-        case "mpi":
+        case _:  # mpi
             logs = {"SHARDYARD_CONSOLE": f"{paths.directory.resolve()}/node-{{node}}.log"}
             root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
             # A killed mpirun leaves its session directory behind: create it in the directory of the run.
@@ -76,7 +81,6 @@ def processes(
             session["PRTE_MCA_odls_base_sigkill_timeout"] = "5"
             argv = [str(mpirun() or "mpirun"), "-n", str(spec.world_size), *MPIRUN_OPTIONS, *command]
             return [Process("mpirun", argv, environment | logs | root | session, "launcher")]
-    raise ValueError(f"topology {spec.topology!r} is not supported by the local runtime")
 
 
 def _agents(spec: RunSpec, environment: dict[str, str], live: Path) -> list[Process]:
