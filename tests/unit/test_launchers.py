@@ -135,6 +135,12 @@ def test_torchrun_on_the_nodes_of_another_launcher() -> None:
         read(outer, nodes=2, processes_per_node=2)
 
 
+def test_torchrun_s_agent_serves_the_store() -> None:
+    agent = {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
+    assert read(agent).rendezvous == "store://node1:4000/2"
+    assert read({**agent, "TORCHELASTIC_USE_AGENT_STORE": "False"}).rendezvous == "tcp://node1:4000"
+
+
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_runtimes_name_their_launcher(topology: str) -> None:
     assert STARTED_BY[topology] in {*LAUNCHERS, ALONE}

@@ -23,8 +23,8 @@ def rendezvous(context: NodeContext) -> Store:
     """Join the other ranks at `context.rendezvous`.
 
     Args:
-        context: Its rendezvous is the path of a file that all ranks share, or tcp://host:port, where rank 0
-            listens.
+        context: Its rendezvous is the path of a file that all ranks share; tcp://host:port, where rank 0
+            listens; or store://host:port/prefix, where the launcher does.
 
     Returns:
         A store that all ranks have joined.
@@ -33,7 +33,7 @@ def rendezvous(context: NodeContext) -> Store:
         CommunicationError: The rendezvous is neither, or ranks did not join within `context.timeout_s`. The
             error names them.
     """
-    from torch.distributed import FileStore, TCPStore  # type: ignore[attr-defined]
+    from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     address, timeout = context.rendezvous, timedelta(seconds=context.timeout_s)
     size, rank = context.size, context.rank
@@ -46,10 +46,16 @@ def rendezvous(context: NodeContext) -> Store:
             store = FileStore(address, size)
         elif url.scheme == "tcp" and url.hostname and url.port:
             if rank != 0:
-                _wait_for_rank_0(url.hostname, url.port, context)
+                late = f"node 0 did not join {address} within {context.timeout_s:g} s"
+                _wait_for_listener(url.hostname, url.port, context, late)
             store = TCPStore(url.hostname, url.port, size, rank == 0, timeout, wait_for_workers=False)
+        elif url.scheme == "store" and url.hostname and url.port:
+            _wait_for_listener(url.hostname, url.port, context, "the launcher's store is not reachable")
+            served = TCPStore(url.hostname, url.port, is_master=False, timeout=timeout)
+            store = PrefixStore(url.path, served)  # an earlier attempt has left keys
         else:
-            raise CommunicationError(f"rendezvous {address!r}: must be /path or tcp://host:port")
+            forms = "/path or tcp://host:port, or store://host:port/prefix of a launcher"
+            raise CommunicationError(f"rendezvous {address!r}: must be {forms}")
         store.set_timeout(timeout)
         store.set(joined[rank], "")
         try:
@@ -63,8 +69,8 @@ def rendezvous(context: NodeContext) -> Store:
     return store
 
 
-def _wait_for_rank_0(host: str, port: int, context: NodeContext) -> None:
-    """Return when rank 0 listens.
+def _wait_for_listener(host: str, port: int, context: NodeContext, late: str) -> None:
+    """Return when the port accepts connections. late: the error if it does not.
 
     torch's client waits half a second and longer after its first refused connection.
     """
@@ -72,7 +78,6 @@ def _wait_for_rank_0(host: str, port: int, context: NodeContext) -> None:
     try:
         wait_for_listener(host, port, context.timeout_s, lambda: time.monotonic() > deadline)
     except OSError as error:
-        late = f"node 0 did not join {context.rendezvous} within {context.timeout_s:g} s"
         raise CommunicationError(f"{late}: {error}") from None
 
 

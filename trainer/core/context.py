@@ -17,7 +17,8 @@ class NodeContext:
         data_dir: directory of the datasets.
         local_rank: 0-based rank within the node, which selects the GPU; 0 where ranks share a process.
         rendezvous: where the ranks of torch.distributed meet: a file's path, a URL such as
-            tcp://node-1:29500, or, for a run that torchrun restarts, HOST:PORT of torchrun's store.
+            tcp://node-1:29500 (see comm.rendezvous), or, for a run that torchrun restarts, HOST:PORT of
+            torchrun's store.
         attempt: how many times torchrun has restarted the ranks; None where it does not restart them.
         membership: file that shows which ranks are alive; None for a run that stops when one is lost.
         incarnation: how often this rank was started again in such a run.

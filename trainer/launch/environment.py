@@ -23,6 +23,9 @@ from trainer.launch.launchers import (
 )
 from trainer.spec.run_spec import RunSpec
 
+# Set by torchrun: its agent listens at MASTER_PORT, and not rank 0; how often it has restarted the ranks.
+AGENT_STORE, RESTART_COUNT = "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"
+
 # Whether the ranks of a topology are those of MPI. In topology `single` one process has all ranks.
 TOPOLOGIES: Mapping[str, bool] = {"single": False, "mpi": True, "ddp": False, "rpc": False}
 
@@ -39,8 +42,7 @@ def read_context(spec: RunSpec, env: Mapping[str, str]) -> NodeContext:
         rendezvous = f"{value_of(env, ('MASTER_ADDR',))}:{integer(env, ('MASTER_PORT',))}"
         attempt = integer(env, ("SHARDYARD_ATTEMPT",))
     elif spec.topology in ("ddp", "rpc") and not rendezvous:
-        host, port = address_of_rank_0(launchers, env)
-        rendezvous = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+        rendezvous = _rendezvous(launchers, env)
     throttled = "SHARDYARD_THROTTLED" in env and spec.is_slower(rank)
     return NodeContext(
         rank=rank,
@@ -60,6 +62,15 @@ def read_context(spec: RunSpec, env: Mapping[str, str]) -> NodeContext:
         linked=tuple(env["SHARDYARD_LINKED"].split(",")) if env.get("SHARDYARD_LINKED") else (),
         throttle_mark=throttle_mark(Path(env["SHARDYARD_THROTTLED"]), rank) if throttled else None,
     )
+
+
+def _rendezvous(launchers: list[str], env: Mapping[str, str]) -> str:
+    """The URL at which the launcher says that ranks meet. See trainer.comm.rendezvous."""
+    host, port = address_of_rank_0(launchers, env)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if launchers[0] == "torchrun" and env.get(AGENT_STORE) == "True":
+        return f"store://{address}/{env.get(RESTART_COUNT, '0')}"
+    return f"tcp://{address}"
 
 
 def first_host(spec: RunSpec, env: Mapping[str, str]) -> str | None:
