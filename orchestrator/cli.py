@@ -436,8 +436,13 @@ def compare(
 
 @app.command()
 def export(
-    directory: Annotated[
-        Path, typer.Argument(parser=_directory, metavar="DIRECTORY", help="A results directory.")
+    source: Annotated[
+        Path,
+        typer.Argument(
+            parser=_directory,
+            metavar="SOURCE",
+            help="A results directory; or a sweep: a file, a shipped one by name, or - for standard input.",
+        ),
     ],
     to: Annotated[str, typer.Option(metavar="FORMAT", help=f"{', '.join(EXPORTERS.entries)}.")],
     out: Annotated[
@@ -445,17 +450,34 @@ def export(
         typer.Option(
             parser=_directory,
             metavar="DIRECTORY",
-            help="Where to. Default: export/FORMAT in the results directory.",
+            help="Where to. Default: export/FORMAT in the results directory; for a sweep, "
+            "export/SWEEP/FORMAT.",
         ),
     ] = None,
+    sets: Sets = None,
+    nodes: Nodes = None,
+    gloo_for_mpi: Annotated[
+        bool, typer.Option("--gloo-for-mpi", help="Of a sweep: export runs over mpi as runs over gloo.")
+    ] = False,
+    image: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Trainer image that the cluster can pull.")
+    ] = None,
+    results_claim: Annotated[
+        str | None, typer.Option(metavar="NAME", help="PersistentVolumeClaim that results are written to.")
+    ] = None,
+    data_claim: Annotated[
+        str | None, typer.Option(metavar="NAME", help="PersistentVolumeClaim with the data directory.")
+    ] = None,
 ) -> None:
-    """Export results for other programs: experiment trackers, data frames, papers.
+    """Export results for other programs, or the runs of a sweep for a cluster.
 
     Exporting again replaces what has changed, and duplicates nothing."""
     from orchestrator.commands import export as command
+    from orchestrator.export.base import Options
 
+    options = Options(tuple(sets or ()), nodes, gloo_for_mpi, image, results_claim, data_claim)
     console = text_console()
-    for line in command.export(directory, to, out):
+    for line in command.export(source, to, out, options):
         console.print(line)
 
 

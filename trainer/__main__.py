@@ -44,7 +44,9 @@ def main(datasets: DatasetCache | None = None) -> int:
     try:
         context = read_context(spec, env)
         env.update(interface_variables(spec, env))
-    except LaunchError as error:
+        if context.out_dir:
+            context.out_dir.mkdir(parents=True, exist_ok=True)
+    except (LaunchError, OSError) as error:
         print(f"trainer: {error}", file=sys.stderr)
         return 2
     if console := env.get("SHARDYARD_CONSOLE"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -29,24 +29,61 @@ class Exported:
     change: Change
 
 
+@dataclass(frozen=True)
+class Options:
+    """Options of some formats; the others refuse them.
+
+    Attributes:
+        sets: `key=value` for all runs.
+        nodes: node counts that replace the file's.
+        gloo_for_mpi: export the gloo twins of runs over mpi.
+        image: name of the trainer image.
+        results_claim, data_claim: names of PersistentVolumeClaims.
+    """
+
+    sets: tuple[str, ...] = ()
+    nodes: str | None = None
+    gloo_for_mpi: bool = False
+    image: str | None = None
+    results_claim: str | None = None
+    data_claim: str | None = None
+
+    def given(self) -> list[str]:
+        """The names of those that are not the default."""
+        return [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+
+
+def option(name: str) -> str:
+    """An option's name as typed."""
+    return "--set" if name == "sets" else f"--{name.replace('_', '-')}"
+
+
 class Exporter(ABC):
     """A format to export to.
 
     takes: what is exported. name: in the registry. modules: the optional libraries that it imports; the
-    extra of the package that installs them has the name of the format.
+    extra of the package that installs them has the name of the format. uses: the options that it uses.
     """
 
     takes: ClassVar[Literal["results directory", "sweep file"]]
     name: ClassVar[str]
     modules: ClassVar[tuple[str, ...]] = ()
+    uses: ClassVar[tuple[str, ...]] = ()
+
+    def check_options(self, options: Options) -> None:
+        """Raise InputError for an option that the format does not use."""
+        if unused := [option(name) for name in options.given() if name not in self.uses]:
+            allowed = ", ".join(map(option, self.uses)) or "none"
+            raise InputError(f"{unused[0]} has no effect with --to {self.name}; options of it: {allowed}")
 
     @abstractmethod
-    def export(self, source: Path, out: Path | None) -> Iterator[Exported | str]:
+    def export(self, source: Path, out: Path | None, options: Options) -> Iterator[Exported | str]:
         """Export, and yield what was done as it happens: each run or file, and remarks.
 
         Args:
             source: what `takes` says.
             out: where to; None: the default of the format.
+            options: those that the format uses.
 
         Raises:
             InputError: the source is not what `takes` says, a library is missing, or `out` is unusable.
@@ -70,7 +107,7 @@ class ResultsExporter(Exporter):
     def advice(self, out: Path) -> str:
         """How to open what is written. Raises InputError for a path that the format cannot use."""
 
-    def export(self, source: Path, out: Path | None) -> Iterator[Exported | str]:
+    def export(self, source: Path, out: Path | None, options: Options) -> Iterator[Exported | str]:
         self.check_libraries()
         paths = SweepPaths(source)
         sweep = read_contents(paths)

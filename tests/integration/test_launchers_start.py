@@ -49,7 +49,9 @@ def variables_of(launcher: str, rank: int, port: int) -> dict[str, str]:
     raise AssertionError(launcher)
 
 
-def train(tmp_path: Path, spec: RunSpec, processes: Sequence[tuple[list[str], dict[str, str]]]) -> list[str]:
+def train(
+    tmp_path: Path, spec: RunSpec, processes: Sequence[tuple[list[str], dict[str, str]]]
+) -> list[str]:
     """Start the processes, and wait for all. Returns their output."""
     file = tmp_path / "spec.json"
     file.write_text(spec.model_dump_json())

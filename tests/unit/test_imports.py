@@ -53,7 +53,7 @@ ORCHESTRATOR: dict[str, str] = {
     "replay": "errors shipped sweeps results runtimes",
     "execution": "errors shipped sweeps results runtimes",
     "report": "errors shipped sweeps results runtimes replay",
-    "export": "errors results report",
+    "export": "errors shipped sweeps results runtimes report",
     "watch": "errors shipped sweeps results runtimes execution report",
     "course": "errors shipped runtimes",
     "commands": "errors shipped sweeps results runtimes execution replay report export watch course",
