@@ -28,6 +28,7 @@ from orchestrator.shipped import IMPORT_ROOT, LABS
 from orchestrator.sweeps.lab import NOT_STATED
 from orchestrator.sweeps.load import Sweep, load_sweep
 from trainer.core.registry import Component, ComponentRegistry, Registry
+from trainer.launch.launchers import LAUNCHERS
 from trainer.spec.link import Link
 from trainer.spec.registries import COMPRESSIONS, REGISTRIES, TRANSPORTS
 from trainer.spec.run_spec import RunSpec
@@ -334,6 +335,32 @@ def _export_formats(directory: Path) -> str:
     return markdown_table(("`--to`", "takes", "writes", "needs"), rows)
 
 
+def _launchers(_: Path) -> str:
+    """The launchers of ranks, with their variables."""
+
+    def names(variables: Iterable[str]) -> str:
+        return ", ".join(f"`{name}`" for name in variables)
+
+    rows = []
+    for name, each in LAUNCHERS.items():
+        default = f"{each.port}" if each.port else f"from {names(each.job)}" if each.job else ""
+        port = ", else ".join(filter(None, (names(each.ports), default)))
+        local = names([*each.local_rank, *each.ranks_per_node, *each.gpus_per_node])
+        rows.append(
+            (
+                f"`{name}`",
+                each.starts,
+                names(each.number),
+                names(each.count),
+                local,
+                names(each.host_names),
+                port,
+            )
+        )
+    header = ("launcher", "starts", "number", "count", "per node", "`HOST`", "`PORT`")
+    return markdown_table(header, rows)
+
+
 def _columns(file: str) -> Callable[[Path], str]:
     """The data dictionary of one of a report's CSV files."""
     rows = [(f"`{each.name}`", each.unit, each.meaning, each.empty) for each in DICTIONARY[file]]
@@ -359,6 +386,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "faults": _faults,
     "link fields": _link_fields,
     "export formats": _export_formats,
+    "launchers": _launchers,
     "summary columns": _columns("summary.csv"),
     "result columns": _columns("results.csv"),
     "epoch columns": _columns("epochs.csv"),

@@ -9,7 +9,7 @@ from shlex import join, quote
 
 from orchestrator.export.base import Options
 from orchestrator.export.sweep_exporter import PlannedRun, SweepExporter, as_yaml
-from orchestrator.shipped import IMPORT_ROOT
+from orchestrator.shipped import ROOT
 from trainer.launch.launchers import PORT
 
 HOME = "~/shardyard"  # on the machines of the cluster
@@ -37,9 +37,9 @@ class SkyPilotExporter(SweepExporter):
         return {f"{run.name}.yaml": as_yaml(task(run)), f"specs/{run.name}.json": run.spec_json}
 
     def common_texts(self, runs: list[PlannedRun], options: Options) -> Mapping[str, str]:
-        sources = IMPORT_ROOT / "trainer"
+        sources = ROOT / "trainer"
         files = [sources / "requirements.txt", *sorted(sources.rglob("*.py"))]
-        return {str(path.relative_to(IMPORT_ROOT)): path.read_text(encoding="utf-8") for path in files}
+        return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in files}
 
     def advice(self, out: Path) -> str:
         return f"start a run with: cd {quote(str(out))} && sky launch -c CLUSTER RUN.yaml"
