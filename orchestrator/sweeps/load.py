@@ -19,6 +19,7 @@ from orchestrator.sweeps.expand import SEED, BlockFields, FieldValue, check_fiel
 from orchestrator.sweeps.imports import Imports, from_here
 from orchestrator.sweeps.lab import Ablation, AblationStep, BlockRecord, Lab, Published
 from orchestrator.sweeps.requirements import read_requirements
+from orchestrator.sweeps.slurm import SlurmOptions
 from orchestrator.sweeps.validation import Location, dotted, error_lines
 from orchestrator.sweeps.yaml import parse_yaml, read_yaml
 from trainer.spec.registries import REGISTRIES
@@ -81,6 +82,7 @@ class SweepSpec(BaseModel):
         description="file with packages that users' components need, one per line; containers run an image "
         "with them, which is built once",
     )
+    slurm: SlurmOptions = Field(SlurmOptions(), description="options of jobs; only for runtime slurm")
     blocks: list[Block] = Field(min_length=1)
 
     @field_validator("name")
@@ -277,6 +279,7 @@ def _keys_at(location: Location) -> Sequence[str]:
         "published": Published,
         "ablations": Ablation,
         "steps": AblationStep,
+        "slurm": SlurmOptions,
     }
     inside = [within[part] for part in location if isinstance(part, str) and part in within]
     return list((inside or [SweepSpec])[-1].model_fields)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,10 +18,11 @@ import psutil
 from orchestrator.errors import InputError
 from orchestrator.results.environment import gpus
 from orchestrator.results.records import RuntimeInfo
-from orchestrator.results.store import RunPaths, write_atomic
+from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
 from orchestrator.runtimes.identity import identity, is_gone
 from orchestrator.runtimes.launch_plan import LaunchPlan, Process, rank_name
+from orchestrator.runtimes.live_files import collect_live, excess
 from orchestrator.runtimes.local.elastic import ElasticRanks
 from orchestrator.runtimes.local.namespace import PrivateNetwork
 from orchestrator.runtimes.local.processes import COLD, THROTTLE, mpirun, planned
@@ -197,7 +197,7 @@ class LocalRun(RunHandle):
         # The throttle runs until `stop`, so the run does not wait for it.
         ended = {*exits, THROTTLE, *(self._elastic.superfluous if self._elastic else ())}
         running = [name for name in self._processes if name not in ended]
-        error = self._damage or next((reason for _, _, reason in self._excess()), None)
+        error = self._damage or next((reason for _, _, reason in excess(self._paths, self._limits)), None)
         if THROTTLE in exits:
             error = error or "the throttle of the slower nodes has ended before the run"
         if self._nodes and (lost := _loss(self._nodes, exits, bool(running))):
@@ -255,19 +255,6 @@ class LocalRun(RunHandle):
     def _new_reader(self) -> EventReader:
         return EventReader(self._live, self._limits.ranks, self._limits.event_bytes, self._limits.restarts)
 
-    def _excess(self) -> Iterator[tuple[int, Path, str]]:
-        """Files that are not kept: the rank that has written each, its path, and why."""
-        limits = self._limits
-        files = [(0, self._paths.weights.name, "weights", limits.weight_bytes)]
-        traces = ((rank, self._paths.trace(rank).name) for rank in range(limits.ranks))
-        files += ((rank, name, "trace", limits.trace_bytes) for rank, name in traces)
-        there = {entry.name for entry in os.scandir(self._live)}
-        for rank, name, what, most in files:
-            written = self._live / name
-            if name in there and written.is_file() and written.stat().st_size > most:
-                reason = f"more than {most} bytes" if most else "the spec asks for none"
-                yield rank, written, f"{what}: {reason}"
-
     def suspended(self) -> dict[int, int]:
         if THROTTLE in self._processes:  # it stops and continues the processes of its node all the time
             return {}
@@ -286,16 +273,7 @@ class LocalRun(RunHandle):
             self._nodes.wait_until_idle()
 
     def collect(self, paths: RunPaths) -> None:
-        events = self._new_reader().new()
-        for rank, path, reason in [*self._excess()]:
-            events.append(Event(time.time(), "", rank, "", "damaged", {"line": "", "reason": reason}))
-            path.unlink()
-        write_atomic(paths.events, "".join(event.to_line() + "\n" for event in events))
-        traces = [paths.trace(rank) for rank in range(self._limits.ranks)]
-        for path in (paths.weights, paths.usage, *traces):
-            if (self._live / path.name).is_file():  # a pipe would block its reader
-                (self._live / path.name).replace(path)
-        shutil.rmtree(self._live, ignore_errors=True)
+        collect_live(paths, self._limits, self._new_reader().new())
 
 
 def own_label() -> dict[str, str]:

@@ -1,0 +1,39 @@
+"""The directory `live`, to which ranks write directly: their limits, and what is kept at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from orchestrator.results.store import RunPaths, write_atomic
+from trainer.core.events import Event
+from trainer.spec.output_limits import OutputLimits
+
+
+def excess(paths: RunPaths, limits: OutputLimits) -> Iterator[tuple[int, Path, str]]:
+    """Files that are not kept: the rank that has written each, its path, and why."""
+    files = [(0, paths.weights.name, "weights", limits.weight_bytes)]
+    traces = ((rank, paths.trace(rank).name) for rank in range(limits.ranks))
+    files += ((rank, name, "trace", limits.trace_bytes) for rank, name in traces)
+    there = {entry.name for entry in os.scandir(paths.live)}
+    for rank, name, what, most in files:
+        written = paths.live / name
+        if name in there and written.is_file() and written.stat().st_size > most:
+            reason = f"more than {most} bytes" if most else "the spec asks for none"
+            yield rank, written, f"{what}: {reason}"
+
+
+def collect_live(paths: RunPaths, limits: OutputLimits, events: list[Event]) -> None:
+    """Move weights and traces to their final paths, write the events, and remove the directory."""
+    for rank, path, reason in [*excess(paths, limits)]:
+        events.append(Event(time.time(), "", rank, "", "damaged", {"line": "", "reason": reason}))
+        path.unlink()
+    write_atomic(paths.events, "".join(event.to_line() + "\n" for event in events))
+    traces = [paths.trace(rank) for rank in range(limits.ranks)]
+    for path in (paths.weights, paths.usage, *traces):
+        if (paths.live / path.name).is_file():  # a pipe would block its reader
+            (paths.live / path.name).replace(path)
+    shutil.rmtree(paths.live, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Runtime `slurm`: a run is a job of a Slurm cluster."""

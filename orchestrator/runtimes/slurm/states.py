@@ -1,0 +1,122 @@
+"""States of a job, and what they mean for its run. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from orchestrator.runtimes.slurm.script import NOT_SHARED
+
+WAITING = {
+    "PENDING",
+    "CONFIGURING",
+    "REQUEUED",
+    "REQUEUE_HOLD",
+    "REQUEUE_FED",
+    "SPECIAL_EXIT",
+    "RESV_DEL_HOLD",
+}
+RUNNING = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
+# Ends that the ranks do not cause, and what they are called.
+ENDS = {
+    "TIMEOUT": "reached its time limit of {limit}; `slurm: time` sets it",
+    "PREEMPTED": "was preempted by another job",
+    "NODE_FAIL": "lost a node: node failure",
+    "BOOT_FAIL": "lost a node that did not boot",
+    "CANCELLED": "was cancelled",
+    "DEADLINE": "reached its deadline",
+    "OUT_OF_MEMORY": "ran out of memory; `slurm: arguments` can ask for more, such as --mem=8G",
+    "REVOKED": "was revoked",
+}
+# What Slurm gives as a signal if the first node cannot open the job's log.
+NO_OUTPUT = 53
+# Why a job waits that will never start: nothing but another request helps.
+HOPELESS = re.compile(
+    r"PartitionConfig|PartitionNodeLimit|PartitionTimeLimit|BadConstraints|DependencyNeverSatisfied|"
+    r"Invalid(Account|QOS)|(Account|QOS|Assoc)NotAllowed|JobLaunchFailure|launch_failed_requeued_held|"
+    r"JobHeld(User|Admin)|(Assoc|QOS)\w*(MaxNodePerJobLimit|MaxWallDurationPerJobLimit|MaxCpuPerJobLimit)"
+)
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What Slurm says about a job.
+
+    reason: why it waits or has failed, or "None". code, signal: of the script's exit.
+    """
+
+    state: str
+    reason: str = "None"
+    code: int = 0
+    signal: int = 0
+    limit: str = "UNLIMITED"
+
+    @property
+    def waits(self) -> bool:
+        return self.state in WAITING
+
+    @property
+    def ended(self) -> bool:
+        return self.state not in WAITING | RUNNING
+
+    @property
+    def exit(self) -> int:
+        """The exit code as that of a process: negative for a signal; 1 if the job failed without any."""
+        if self.signal:
+            return -self.signal
+        return self.code or int(self.ended and self.state != "COMPLETED")
+
+
+def parse_scontrol(text: str) -> JobState | None:
+    """The state in the output of `scontrol --oneliner show job ID`; None if there is none."""
+    fields = dict(re.findall(r"\b(JobState|Reason|ExitCode|TimeLimit)=(\S*)", text))
+    if "JobState" not in fields:
+        return None
+    code, signal = _exit(fields.get("ExitCode", "0:0"))
+    return JobState(
+        fields["JobState"], fields.get("Reason", "None"), code, signal, fields.get("TimeLimit", "UNLIMITED")
+    )
+
+
+def parse_sacct(text: str) -> JobState | None:
+    """The state in the output of `sacct --parsable2`; None if there is none.
+
+    Its columns are State, Reason, ExitCode and Timelimit.
+
+    A state may be followed by who has cancelled the job: `CANCELLED by 1000`.
+    """
+    for line in text.splitlines():
+        fields = line.split("|")
+        if len(fields) == 4 and fields[0]:
+            code, signal = _exit(fields[2])
+            return JobState(fields[0].split()[0], fields[1] or "None", code, signal, fields[3])
+    return None
+
+
+def _exit(text: str) -> tuple[int, int]:
+    """Exit code and signal of `CODE:SIGNAL`."""
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def error_of(number: str, job: JobState, log: str = "") -> str | None:
+    """What Slurm has done to a job, or why it cannot start; None if its ranks explain its end.
+
+    Args:
+        number: of the job. log: what the job has written.
+    """
+    if job.waits:
+        if HOPELESS.search(job.reason):
+            return f"job {number} cannot start: Slurm's reason is {job.reason}"
+        return None
+    if job.state in ENDS:
+        said = job.reason if job.reason not in ("None", "", "TimeLimit", "OutOfMemory") else ""
+        reason = f" (Slurm's reason: {said})" if said else ""
+        return f"job {number} {ENDS[job.state].format(limit=job.limit)}{reason}"
+    if job.ended and (job.code == NOT_SHARED or job.signal == NO_OUTPUT):
+        blind = sorted(set(re.findall(r"^shardyard: node (\S+) does not see (.+)$", log, re.MULTILINE)))
+        nodes = " and ".join(dict.fromkeys(node for node, _ in blind)) or "a node"
+        verb = "do" if " and " in nodes else "does"
+        where = "--out must be on a file system that all nodes share"
+        return f"{nodes} {verb} not see the directory of the run; {where}"
+    return None

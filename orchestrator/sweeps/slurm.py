@@ -1,0 +1,97 @@
+"""Options of Slurm jobs: `slurm:` in a sweep file, and a file for all sweeps of a site."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from orchestrator.errors import InputError
+from orchestrator.sweeps.validation import dotted, error_lines
+from orchestrator.sweeps.yaml import read_yaml
+
+SITE_FILE = Path("shardyard") / "slurm.yml"  # in the user's directory of configuration files
+TIME = r"^(\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2})$"
+# What Shardyard sets itself, and without which it cannot find or follow its jobs.
+OWN = (
+    *("array", "chdir", "comment", "cpus-per-task", "dependency", "error", "export", "help", "input"),
+    *(
+        "job-name",
+        "no-requeue",
+        "nodes",
+        "ntasks",
+        "ntasks-per-node",
+        "open-mode",
+        "output",
+        "parsable",
+        "requeue",
+    ),
+    *("signal", "test-only", "version", "wait", "wrap"),
+)
+ARGUMENT = re.compile(r"--([a-z][a-z0-9-]*)(=[\x21-\x7e]+)?", re.ASCII)
+
+# A word of printable characters: it ends up in a line of the job script.
+Word = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,200}$")]
+
+
+def _check_argument(text: str) -> str:
+    match = ARGUMENT.fullmatch(text)
+    if not match:
+        raise ValueError("Input should be an option of sbatch in its long form: --NAME or --NAME=VALUE")
+    if match[1] in OWN:
+        raise ValueError(f"Input should not be --{match[1]}, which Shardyard sets")
+    return text
+
+
+class SlurmOptions(BaseModel):
+    """Options of the jobs of a sweep. What is not set is left to the site file, then to Slurm."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    partition: Word | None = Field(default=None, description="partition, or several separated by commas")
+    account: Word | None = Field(default=None, description="account that is charged")
+    time: Annotated[str, StringConstraints(pattern=TIME)] | None = Field(
+        default=None,
+        description="time limit of each job in quotes, such as '30' (minutes) or '1:00:00'; default: the "
+        "run's timeout_s and two minutes",
+    )
+    gres: Word | None = Field(default=None, description="generic resources of each node, such as gpu:1")
+    constraint: Word | None = Field(default=None, description="features that nodes must have")
+    mpi: Literal["mpirun", "pmix"] | None = Field(
+        default=None, description="what starts ranks of transport mpi: mpirun (default), or srun --mpi=pmix"
+    )
+    arguments: list[Annotated[str, AfterValidator(_check_argument)]] | None = Field(
+        default=None, description="more options of sbatch, such as --exclusive"
+    )
+
+    def over(self, site: SlurmOptions) -> SlurmOptions:
+        """These options, and those of the site where these are not set."""
+        return SlurmOptions(**{**site.model_dump(exclude_none=True), **self.model_dump(exclude_none=True)})
+
+
+def site_path() -> Path:
+    """The site file of this user, whether it exists or not."""
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(home) / SITE_FILE
+
+
+def read_site_file(path: Path) -> SlurmOptions:
+    """The options in a site file; none without a file.
+
+    Raises:
+        InputError: names file, key, value and what is allowed.
+    """
+    if not path.exists():
+        return SlurmOptions()
+    content, _ = read_yaml(path)
+    keys = list(SlurmOptions.model_fields)
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: must be a mapping with the keys {', '.join(keys)}")
+    try:
+        return SlurmOptions.model_validate(content)
+    except ValidationError as error:
+        lines = error_lines(error, lambda at: f"{path}: {dotted(at)}", lambda _: keys)
+        raise InputError("\n".join(lines)) from error

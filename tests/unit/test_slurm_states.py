@@ -1,0 +1,114 @@
+"""What Slurm says about jobs, as its commands print it, and the causes that follow."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.runtimes.slurm.states import JobState, error_of, parse_sacct, parse_scontrol
+
+# Slurm 22.05; shortened.
+PENDING = (
+    "JobId=8 JobName=shardyard/a b/JobState=RUNNING UserId=root(0) Priority=4294901752 Account=(null) "
+    "QOS=(null) JobState=PENDING Reason=BeginTime Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 "
+    "ExitCode=0:0 RunTime=00:00:00 TimeLimit=UNLIMITED TimeMin=N/A Partition=debug\n"
+)
+ENDED = "JobId=9 JobName=x JobState={} Reason={} Requeue=0 ExitCode={} TimeLimit=00:03:00 Power=\n"
+
+
+def test_waiting_job() -> None:
+    state = parse_scontrol(PENDING)
+    assert state == JobState("PENDING", "BeginTime", limit="UNLIMITED")
+    assert state.waits
+    assert not state.ended
+    assert error_of("8", state) is None
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        *(
+            "PartitionConfig",
+            "PartitionNodeLimit",
+            "PartitionTimeLimit",
+            "BadConstraints",
+            "InvalidAccount",
+        ),
+        *("InvalidQOS", "AssocMaxNodePerJobLimit", "QOSMaxWallDurationPerJobLimit", "JobHeldUser"),
+        "launch_failed_requeued_held",
+    ],
+)
+def test_job_that_waits_in_vain(reason: str) -> None:
+    error = error_of("8", JobState("PENDING", reason))
+    assert error is not None
+    assert reason in error
+    assert "8" in error
+
+
+@pytest.mark.parametrize(
+    "reason", ["Resources", "Priority", "None", "ReqNodeNotAvail", "AssocGrpCpuLimit", "Licenses"]
+)
+def test_job_that_may_still_start(reason: str) -> None:
+    assert error_of("8", JobState("PENDING", reason)) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "code", "named"),
+    [
+        ("TIMEOUT", "TimeLimit", "0:15", ["time limit of 00:03:00", "slurm: time"]),
+        ("PREEMPTED", "None", "0:15", ["preempted"]),
+        ("NODE_FAIL", "NodeDown", "1:0", ["node failure", "NodeDown"]),
+        ("CANCELLED", "None", "0:15", ["cancelled"]),
+        ("OUT_OF_MEMORY", "OutOfMemory", "0:125", ["out of memory", "--mem"]),
+        ("FAILED", "NonZeroExitCode", "66:0", ["does not see", "--out"]),
+        ("FAILED", "RaisedSignal:53(Real-time_signal_19)", "0:53", ["does not see", "--out"]),
+    ],
+)
+def test_ends_that_ranks_do_not_cause(state: str, reason: str, code: str, named: list[str]) -> None:
+    job = parse_scontrol(ENDED.format(state, reason, code))
+    assert job is not None
+    assert job.ended
+    assert job.exit != 0
+    error = error_of("9", job)
+    assert error is not None
+    for each in named:
+        assert each in error
+
+
+@pytest.mark.parametrize(("code", "expected"), [("1:0", 1), ("0:9", -9), ("0:0", 1)])
+def test_end_that_ranks_explain(code: str, expected: int) -> None:
+    job = parse_scontrol(ENDED.format("FAILED", "NonZeroExitCode", code))
+    assert job is not None
+    assert (job.exit, error_of("9", job)) == (expected, None)
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "SUSPENDED"])
+def test_running_job(state: str) -> None:
+    job = JobState(state)
+    assert (job.waits, job.ended, job.exit, error_of("9", job)) == (False, False, 0, None)
+
+
+def test_completed_job() -> None:
+    job = parse_scontrol(ENDED.format("COMPLETED", "None", "0:0"))
+    assert job is not None
+    assert (job.ended, job.exit, error_of("9", job)) == (True, 0, None)
+
+
+def test_nodes_that_do_not_see_the_directory_are_named() -> None:
+    seen = "shardyard: node {} does not see /home/x\n"
+    log = seen.format("n3") + "srun: error: n3\n" + seen.format("n2")
+    error = error_of("9", JobState("FAILED", code=66), log)
+    assert error is not None
+    assert error.startswith("n2 and n3 do not see ")
+
+
+def test_accounting() -> None:
+    assert parse_sacct("CANCELLED by 1000|None|0:15|00:05:00\n") == JobState(
+        "CANCELLED", "None", 0, 15, "00:05:00"
+    )
+    assert parse_sacct("COMPLETED||0:0|UNLIMITED\n") == JobState("COMPLETED")
+    assert parse_sacct("") is None
+    assert parse_sacct("Slurm accounting storage is disabled\n") is None
+
+
+def test_no_such_job() -> None:
+    assert parse_scontrol("") is None
