@@ -19,6 +19,8 @@ from orchestrator.runtimes.docker.image import image_name, image_trouble
 from orchestrator.runtimes.docker.runtime import links_missing
 from orchestrator.runtimes.local.namespace import PrivateNetwork
 from orchestrator.runtimes.local.processes import mpirun
+from orchestrator.runtimes.slurm import commands as slurm_commands
+from orchestrator.runtimes.slurm.commands import SlurmError
 from trainer.data.base import DataError
 from trainer.spec.registries import REGISTRIES
 
@@ -42,6 +44,7 @@ def examine(data_dir: Path) -> Iterator[Finding]:
     yield _torch()
     yield _mpi()
     yield from _engine()
+    yield slurm()
     yield network()
     yield links()
     yield _cores()
@@ -83,6 +86,18 @@ def _engine() -> Iterator[Finding]:
     yield Finding(
         "trainer image", "missing" if problem else "ok", problem or f"{image_name()} is up to date"
     )
+
+
+def slurm() -> Finding:
+    """Whether runs can be jobs of a Slurm cluster, and what can start their MPI ranks."""
+    if reason := slurm_commands.unavailable_reason():
+        return Finding("Slurm", "note", f"no runtime slurm: {reason}")
+    try:
+        pmix = "mpirun or srun --mpi=pmix" if slurm_commands.has_pmix() else "mpirun; srun has no pmix"
+        detail = f"{slurm_commands.version()}: runtime slurm; ranks of transport mpi by {pmix}"
+    except SlurmError as error:
+        return Finding("Slurm", "note", f"no runtime slurm: {error}")
+    return Finding("Slurm", "ok", detail)
 
 
 def network() -> Finding:

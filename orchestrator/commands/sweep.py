@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import signal
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -91,6 +92,7 @@ def _run_sweep(
     from orchestrator.execution.progress import progress_on
     from orchestrator.execution.sweep_runner import SweepRunner
 
+    selected.runtime.configure(loaded.spec.slurm)
     if removed := selected.runtime.clean():
         console.print(f"removed {removed} leftover(s) of a sweep that was killed")
     total = len(loaded.runs)
@@ -194,6 +196,7 @@ def print_plan(
 
     if loaded.equal_cpus:
         print(loaded.equal_cpus.label)
+    runtime.configure(loaded.spec.slurm)
     runtime.expect(loaded.runs, data_dir)
     for number, run in enumerate(in_order(loaded, runtime, data_dir), start=1):
         plan = runtime.plan(run, paths.run(run.key), data_dir)
@@ -203,6 +206,8 @@ def print_plan(
             print(f"  spec: {json.dumps(run.canonical())}")
             for process in plan.processes:
                 print(f"  {process.name}: {shlex.join(process.argv)}")
+            if plan.script is not None:
+                print(textwrap.indent(plan.script, "    "))
     print(f"{len(loaded.runs)} runs planned; nothing was started")
 
 

@@ -287,6 +287,8 @@ class SweepRunner:
             self.progress.events(handle.new_events())
             _check_not_removed(paths)
             now = time.monotonic()
+            if state.waiting:
+                deadline = now + timeout_s
             if not state.running or state.error:
                 return state, None
             if state.failing:

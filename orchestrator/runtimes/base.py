@@ -15,6 +15,7 @@ from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.sweeps.imports import Inspection, local_command
+from orchestrator.sweeps.slurm import SlurmOptions
 from trainer.core.events import Event
 from trainer.spec.run_spec import RunSpec
 
@@ -26,12 +27,14 @@ class RunState:
     exits: exit codes of ended processes by name; negative: killed by that signal. running: number of
     processes that still run. error: an error that the runtime itself found; waiting longer is useless.
     nodes_lost: the error is the loss of warm nodes, so the run can be repeated on new ones.
+    waiting: the run is in the queue of a batch system, which does not count towards its time limit.
     """
 
     exits: Mapping[str, int]
     running: int
     error: str | None = None
     nodes_lost: bool = False
+    waiting: bool = False
 
     @property
     def failing(self) -> bool:
@@ -104,6 +107,9 @@ class Runtime(ABC):
     def environment(self) -> dict[str, Any]:
         """Software on the nodes, in addition to the orchestrator's, for the `environment` of results."""
         return {}
+
+    def configure(self, slurm: SlurmOptions) -> None:  # noqa: B027
+        """Take the options of the sweep file that are for this runtime."""
 
     @abstractmethod
     def unsupported_reason(self, spec: RunSpec) -> str | None:

@@ -32,6 +32,7 @@ class LaunchPlan:
     data_dir: Path
     processes: list[Process]
     warm: bool = False  # ranks are forked by a process that holds torch and the data
+    script: str | None = None  # of the run's job, where a batch system starts the processes
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as plan.json records it."""
@@ -41,6 +42,7 @@ class LaunchPlan:
             "processes_per_node": self.spec.processes_per_node,
             "warm": self.warm,
             "processes": [asdict(process) for process in self.processes],
+            **({} if self.script is None else {"script": self.script}),
         }
 
 

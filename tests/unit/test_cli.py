@@ -24,6 +24,7 @@ from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes.docker.engine import EngineError
 from orchestrator.runtimes.docker.runtime import DockerRuntime
 from orchestrator.runtimes.local.runtime import LocalRuntime
+from orchestrator.runtimes.slurm.runtime import SlurmRuntime
 from orchestrator.sweeps.load import load_sweep
 from tests.unit.conftest import PROJECT
 
@@ -102,8 +103,8 @@ def test_equal_quotas_share_the_cores_of_the_engine(monkeypatch: pytest.MonkeyPa
 
 
 def test_unknown_runtime_lists_the_known_ones() -> None:
-    with pytest.raises(InputError, match="--runtime slurm: unknown runtime; known: docker, local"):
-        run_sweep.select_runtime("slurm")
+    with pytest.raises(InputError, match="--runtime swarm: unknown runtime; known: docker, local, slurm"):
+        run_sweep.select_runtime("swarm")
 
 
 # Selecting the runtime
@@ -130,9 +131,14 @@ def test_runtime_falls_back_to_local_with_the_reason(monkeypatch: pytest.MonkeyP
 def test_no_available_runtime_lists_every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     engines(monkeypatch, "no engine answers")
     monkeypatch.setattr(LocalRuntime, "unavailable_reason", lambda self: "needs Linux")
+    monkeypatch.setattr(SlurmRuntime, "unavailable_reason", lambda self: "not installed")
     with pytest.raises(InputError) as raised:
         run_sweep.select_runtime(None)
-    assert str(raised.value).splitlines()[1:] == ["docker: no engine answers", "local: needs Linux"]
+    assert str(raised.value).splitlines()[1:] == [
+        "docker: no engine answers",
+        "local: needs Linux",
+        "slurm: not installed",
+    ]
 
 
 @pytest.mark.parametrize("name", ["docker", "local"])

@@ -1,0 +1,139 @@
+"""The commands of Slurm."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.runtimes.slurm.states import JobState, parse_sacct, parse_scontrol
+
+COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
+LIMIT_S = 30.0  # of a command: a busy controller answers late
+VERSION = re.compile(r"\d+\.\d+[\d.]*")
+
+
+class SlurmError(Exception):
+    """A command of Slurm failed. The message is its own."""
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A job of this user. owner: the orchestrator that submitted it. directory: its working directory."""
+
+    number: str
+    owner: str
+    directory: Path
+
+
+def call(*argv: str) -> str:
+    """What a command prints. Raises SlurmError."""
+    try:
+        done = subprocess.run(
+            argv,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            stdin=subprocess.DEVNULL,
+            errors="replace",
+        )
+    except subprocess.TimeoutExpired:
+        raise SlurmError(f"{argv[0]} does not answer within {LIMIT_S:g} s") from None
+    except OSError as error:
+        raise SlurmError(f"{argv[0]}: {error.strerror or error}") from error
+    if done.returncode:
+        raise SlurmError(_message(done.stderr) or f"{argv[0]} exited with code {done.returncode}")
+    return done.stdout
+
+
+def _message(stderr: str) -> str:
+    """The last error of a command, without its name."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    return re.sub(r"^\w+: (error|fatal): ", "", lines[-1]) if lines else ""
+
+
+def unavailable_reason() -> str | None:
+    """Why there is no cluster to use; None if a controller answers."""
+    if absent := [name for name in COMMANDS if not shutil.which(name)]:
+        return f"Slurm is not installed ({', '.join(absent)} missing); to try it here: make slurm-cluster"
+    try:
+        call("sinfo", "--noheader", "--format=%P")
+    except SlurmError as error:
+        return f"no Slurm controller answers: {error}"
+    return None
+
+
+def version() -> str:
+    """Slurm's version. Raises SlurmError."""
+    found = VERSION.search(call("sinfo", "--version"))
+    return found[0] if found else "unknown"
+
+
+def has_pmix() -> bool:
+    """Whether srun lists pmix. Raises SlurmError."""
+    try:
+        done = subprocess.run(["srun", "--mpi=list"], capture_output=True, text=True, timeout=LIMIT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SlurmError(str(error)) from error
+    return "pmix" in (done.stdout + done.stderr).split()  # some versions write it to stderr
+
+
+def submit(argv: Sequence[str]) -> str:
+    """Submit a script. Returns the number of its job. Raises SlurmError."""
+    return call(*argv).strip().partition(";")[0]  # a cluster's name may follow
+
+
+def try_submission(options: Sequence[str]) -> None:
+    """Let Slurm check a request without submitting it. Raises SlurmError with its reason."""
+    call("sbatch", "--test-only", *options, "--output=/dev/null", "--wrap=true")
+
+
+def state(number: str) -> JobState | None:
+    """A job's state; None if Slurm has forgotten it. Raises SlurmError if it does not answer.
+
+    The controller forgets a job some minutes after its end; the accounting, if there is one, does not.
+    """
+    try:
+        if found := parse_scontrol(call("scontrol", "--oneliner", "show", "job", number)):
+            return found
+    except SlurmError as error:
+        if "Invalid job id" not in str(error):
+            raise
+    try:
+        return parse_sacct(
+            call(
+                *("sacct", "--jobs", number, "--allocations", "--noheader", "--parsable2"),
+                "--format=State,Reason,ExitCode,Timelimit",
+            )
+        )
+    except SlurmError:  # a cluster without accounting
+        return None
+
+
+def queued() -> list[QueuedJob]:
+    """The jobs of this user that have not ended. Raises SlurmError."""
+    found = []
+    for line in call("squeue", "--me", "--noheader", "--format=%i|%k|%Z").splitlines():
+        number, owner, directory = line.strip().split("|", 2)
+        found.append(QueuedJob(number, owner, Path(directory)))
+    return found
+
+
+def cancel(numbers: Sequence[str]) -> None:
+    """Cancel jobs. Raises SlurmError, but not for jobs that have ended."""
+    if numbers:
+        call("scancel", "--quiet", *numbers)
+
+
+def host_cores() -> float:
+    """Cores of all machines of the cluster: nodes may be several daemons of one. Raises SlurmError."""
+    cores: dict[str, float] = {}
+    for line in call("scontrol", "--oneliner", "show", "nodes").splitlines():
+        fields = dict(re.findall(r"\b(NodeHostName|CPUTot)=(\S+)", line))
+        if len(fields) == 2:
+            host = fields["NodeHostName"]
+            cores[host] = max(cores.get(host, 0.0), float(fields["CPUTot"]))
+    return sum(cores.values())

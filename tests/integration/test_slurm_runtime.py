@@ -1,0 +1,230 @@
+"""Runtime `slurm` on the cluster of slurm/cluster, which needs root to hide a directory from a node."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from filelock import FileLock
+
+from orchestrator.results.store import RunPaths, SweepPaths, read_record, read_result
+from orchestrator.runtimes.slurm.commands import queued, unavailable_reason
+from tests.support.runs import SMALL
+
+PROJECT = Path(__file__).resolve().parents[2]
+MISSING = None if shutil.which("slurmctld") and shutil.which("munged") else unavailable_reason()
+PORT = "17817"  # not that of a user's cluster
+SWEEP = f"""
+name: smoke
+base:
+  dataset: {SMALL["dataset"]}
+  model: {SMALL["model"]}
+  lr: 0.1
+  epochs: 2
+  timeout_s: 120
+  save_weights: true
+slurm: {{partition: debug}}
+blocks:
+  - base: {{strategy: serial}}
+  - base: {{nodes: 2}}
+    axes: {{strategy: [ddp, local_sgd], transport: [gloo, mpi]}}
+    skip: [{{strategy: ddp, transport: mpi}}]
+""".replace("'", "")
+HANGING = """
+name: hanging
+base: {strategy: {name: fault_injection, work_s: 300}, timeout_s: 300, nodes: 2, transport: gloo}
+slurm: {partition: debug}
+blocks: [{}]
+"""
+
+pytestmark = [
+    pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
+    pytest.mark.xdist_group("slurm"),
+]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster. hidden: a directory that node yard4 does not see; None if that needs root."""
+
+    environment: dict[str, str]
+    hidden: Path | None
+
+    def shardyard(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "orchestrator", *map(str, arguments)],
+            env=self.environment,
+            cwd=PROJECT,
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with (
+        TemporaryDirectory(prefix="sy-") as directory,
+        FileLock(f"/tmp/shardyard-slurm-{os.getuid()}.lock"),
+    ):
+        hidden = Path(directory) / "hidden" if os.geteuid() == 0 else None
+        home = Path(directory) / "cluster"
+        environment = {
+            **os.environ,
+            "SHARDYARD_SLURM_DIR": str(home),
+            "SHARDYARD_SLURM_PORT": PORT,
+            "SLURM_CONF": f"{home}/slurm.conf",
+            "XDG_CONFIG_HOME": directory,
+        }
+        if hidden:
+            hidden.mkdir()
+            environment["SHARDYARD_SLURM_HIDE"] = str(hidden)
+        command = [PROJECT / "slurm" / "cluster"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SLURM_CONF", environment["SLURM_CONF"])
+            try:
+                subprocess.run(command, env=environment, check=True, timeout=90)
+                yield Cluster(environment, hidden)
+            finally:
+                subprocess.run([*command, "stop"], env=environment, check=True, timeout=120)
+
+
+@pytest.fixture(autouse=True)
+def no_job_is_left(cluster: Cluster) -> Iterator[None]:
+    yield
+    assert queued() == []
+
+
+@pytest.fixture(scope="module")
+def smoke(cluster: Cluster) -> Iterator[Path]:
+    """The results of the same sweep, by runtime."""
+    with TemporaryDirectory(prefix="sy-") as directory:
+        sweep = Path(directory) / "smoke.yml"
+        sweep.write_text(SWEEP)
+        for runtime in ("slurm", "local"):
+            done = cluster.shardyard(
+                *("sweep", sweep, "--runtime", runtime, "--out", Path(directory) / runtime),
+                *("--data-dir", Path(directory) / "data", "--no-warm-up-run"),
+                *(("--shared-network",) if runtime == "local" else ()),
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+        yield Path(directory)
+
+
+def test_same_sweep_has_the_same_weights(smoke: Path) -> None:
+    keys = read_record(SweepPaths(smoke / "slurm")).keys
+    assert len(keys) == 4
+    for key in keys:
+        found = {name: RunPaths(smoke / name / key) for name in ("slurm", "local")}
+        results = {name: read_result(paths.result) for name, paths in found.items()}
+        assert all(result and result.status == "ok" for result in results.values())
+        slurm, local = (np.load(found[name].weights) for name in ("slurm", "local"))
+        np.testing.assert_array_equal(slurm, local)
+
+
+def test_results_know_their_cluster(smoke: Path) -> None:
+    for key in read_record(SweepPaths(smoke / "slurm")).keys:
+        paths = RunPaths(smoke / "slurm" / key)
+        result = read_result(paths.result)
+        assert result is not None
+        assert result.environment["slurm"]
+        assert result.cores == os.cpu_count()
+        assert not paths.live.exists()
+        assert paths.log("node-0").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "nodes", "named"),
+    [
+        ("{partition: nope}", 2, ["--partition=nope", "partition"]),
+        ("{}", 9, ["--nodes=9", "not available"]),
+        ("{constraint: quantum}", 2, ["--constraint=quantum", "feature"]),
+        ("{arguments: [--nonsense]}", 2, ["--nonsense"]),
+    ],
+)
+def test_refused_before_anything_starts(
+    cluster: Cluster, tmp_path: Path, options: str, nodes: int, named: list[str]
+) -> None:
+    sweep = tmp_path / "sweep.yml"
+    sweep.write_text(
+        re.sub("slurm: .*", f"slurm: {options}", HANGING.replace("nodes: 2", f"nodes: {nodes}"))
+    )
+    done = cluster.shardyard("sweep", sweep, "--runtime", "slurm", "--out", tmp_path / "out")
+    assert done.returncode == 2, done.stdout
+    for each in named:
+        assert each in done.stderr.lower()
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_path_that_is_not_shared(cluster: Cluster, tmp_path: Path) -> None:
+    if cluster.hidden is None:
+        pytest.skip("only root can hide a directory from a node")
+    sweep = tmp_path / "sweep.yml"
+    sweep.write_text(HANGING.replace("nodes: 2", "nodes: 4"))
+    out = cluster.hidden / "results"
+    done = cluster.shardyard("sweep", sweep, "--runtime", "slurm", "--out", out)
+    assert done.returncode == 1, done.stdout + done.stderr
+    (key,) = read_record(SweepPaths(out)).keys
+    result = read_result(RunPaths(out / key).result)
+    assert result is not None
+    assert result.status == "failed"
+    assert re.search("^yard4 does not see .*--out", str(result.cause))
+
+
+@contextmanager
+def hanging(cluster: Cluster, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The orchestrator of a run that has started to train and does not end."""
+    sweep = directory / "sweep.yml"
+    sweep.write_text(HANGING)
+    argv = ("sweep", sweep, "--runtime", "slurm", "--out", directory / "out", "--no-warm-up-run")
+    running = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", *map(str, argv)],
+        env=cluster.environment,
+        cwd=PROJECT,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not [*directory.glob("out/*/live/rank-*.jsonl")]:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        yield running
+    finally:
+        running.kill()
+        running.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_interrupted_sweep_leaves_no_job(cluster: Cluster, tmp_path: Path, number: int) -> None:
+    with hanging(cluster, tmp_path) as running:
+        (job,) = queued()
+        running.send_signal(number)
+        assert running.wait(timeout=60) == (130 if number == signal.SIGINT else -number)
+    if number == signal.SIGKILL:
+        assert [each.number for each in queued()] == [job.number]
+        assert cluster.shardyard("clean").returncode == 0
+
+
+def test_cancelled_job_is_the_cause(cluster: Cluster, tmp_path: Path) -> None:
+    with hanging(cluster, tmp_path) as running:
+        (job,) = queued()
+        subprocess.run(["scancel", job.number], check=True, env=cluster.environment)
+        assert running.wait(timeout=60) == 1
+    (found,) = tmp_path.glob("out/*/result.json")
+    result = read_result(found)
+    assert result is not None
+    assert (result.status, result.cause) == ("failed", f"job {job.number} was cancelled")
