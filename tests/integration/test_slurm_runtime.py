@@ -21,6 +21,8 @@ from filelock import FileLock
 
 from orchestrator.results.store import RunPaths, SweepPaths, read_record, read_result
 from orchestrator.runtimes.slurm.commands import queued, unavailable_reason
+from orchestrator.sweeps.slurm import SlurmOptions
+from orchestrator.sweeps.yaml import parse_yaml
 from tests.support.runs import SMALL
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -133,6 +135,20 @@ def test_same_sweep_has_the_same_weights(smoke: Path) -> None:
         assert all(result and result.status == "ok" for result in results.values())
         slurm, local = (np.load(found[name].weights) for name in ("slurm", "local"))
         np.testing.assert_array_equal(slurm, local)
+
+
+def test_examples_of_the_page(cluster: Cluster, tmp_path: Path) -> None:
+    page = (PROJECT / "docs" / "slurm.md").read_text()
+    (options,) = re.findall(r"(?ms)^```yaml\n(.*?)^```$", page)
+    SlurmOptions.model_validate(parse_yaml(options, "docs/slurm.md")["slurm"])
+    (commands,) = re.findall(r"(?ms)^```bash\n(.*?)^```$", page)
+    ours = re.findall(r'^make (\w+) ARGS="(.*)"$', commands, re.MULTILINE)
+    assert [command for command, _ in ours] == ["sweep", "run"]
+    for number, (command, arguments) in enumerate(ours):
+        out = tmp_path / str(number)
+        done = cluster.shardyard(command, *arguments.split(), "--out", out, "--data-dir", tmp_path / "data")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert out.exists() is (command == "run")
 
 
 def test_results_know_their_cluster(smoke: Path) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import shutil
+import socket
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.results.environment import cores as machine_cores
 from orchestrator.runtimes.slurm.states import JobState, parse_sacct, parse_scontrol
+from orchestrator.shipped import ROOT
 
 COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
 LIMIT_S = 30.0  # of a command: a busy controller answers late
@@ -58,7 +61,8 @@ def _message(stderr: str) -> str:
 def unavailable_reason() -> str | None:
     """Why there is no cluster to use; None if a controller answers."""
     if absent := [name for name in COMMANDS if not shutil.which(name)]:
-        return f"Slurm is not installed ({', '.join(absent)} missing); to try it here: make slurm-cluster"
+        hint = "; to try it here: make slurm-cluster" if (ROOT / "slurm" / "cluster").exists() else ""
+        return f"Slurm is not installed ({', '.join(absent)} missing){hint}"
     try:
         call("sinfo", "--noheader", "--format=%P")
     except SlurmError as error:
@@ -129,11 +133,16 @@ def cancel(numbers: Sequence[str]) -> None:
 
 
 def host_cores() -> float:
-    """Cores of all machines of the cluster: nodes may be several daemons of one. Raises SlurmError."""
+    """Cores of all machines of the cluster. Raises SlurmError.
+
+    Nodes may be several daemons of one machine, which may offer more cores than it has.
+    """
     cores: dict[str, float] = {}
     for line in call("scontrol", "--oneliner", "show", "nodes").splitlines():
         fields = dict(re.findall(r"\b(NodeHostName|CPUTot)=(\S+)", line))
         if len(fields) == 2:
             host = fields["NodeHostName"]
-            cores[host] = max(cores.get(host, 0.0), float(fields["CPUTot"]))
+            offered = float(fields["CPUTot"])
+            own = machine_cores() if host == socket.gethostname() else offered
+            cores[host] = max(cores.get(host, 0.0), min(offered, own))
     return sum(cores.values())
