@@ -93,7 +93,7 @@ def slurm() -> Finding:
     if reason := slurm_commands.unavailable_reason():
         return Finding("Slurm", "note", f"no runtime slurm: {reason}")
     try:
-        pmix = "mpirun or srun --mpi=pmix" if slurm_commands.has_pmix() else "mpirun; srun has no pmix"
+        pmix = "mpirun; srun lists pmix, too" if slurm_commands.has_pmix() else "mpirun; srun has no pmix"
         detail = f"{slurm_commands.version()}: runtime slurm; ranks of transport mpi by {pmix}"
     except SlurmError as error:
         return Finding("Slurm", "note", f"no runtime slurm: {error}")
