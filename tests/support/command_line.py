@@ -31,12 +31,14 @@ def orchestrator(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "orchestrator", *map(str, arguments), *options]
 
 
-def run_cli(*arguments: str | Path, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
-    """Run a command and wait for it to end."""
+def run_cli(
+    *arguments: str | Path, timeout_s: float = 120, directory: Path = PROJECT
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a directory and wait for it to end."""
     return subprocess.run(
         orchestrator(*arguments),
-        cwd=PROJECT,
-        env=environment(),
+        cwd=directory,
+        env={**environment(), "PYTHONPATH": str(PROJECT)},
         capture_output=True,
         text=True,
         timeout=timeout_s,
