@@ -78,7 +78,7 @@ def laws(loss: Loss) -> Iterator[Law[Any]]:
     yield law("gradient", "gradients equal finite differences", lambda batch: _gradient(loss, batch))
     yield law("right", "answers are right from 0 to 1, one a sample", lambda batch: _right(loss, batch))
     yield law("unchanged", "it leaves its arguments unchanged", lambda batch: _unchanged(loss, batch))
-    yield law("shapes", "a wrong shape is an error, no exception", lambda batch: _shapes(loss, batch))
+    yield law("shapes", "output_error reports a wrong shape", lambda batch: _shapes(loss, batch))
 
 
 def _fits(loss: Loss, batch: Batch) -> bool:
