@@ -54,7 +54,7 @@ def mean(student, size, n):
     points=2,
     title="any length",
     law="The number of values need not be divisible by the number of ranks.",
-    reason="The number of weights of a model is what it is.",
+    reason="A model can have any number of weights.",
     cases=[{"size": size, "n": n} for size, n in [(2, 1), (2, 3), (3, 2), (3, 7), (4, 10), (5, 23)]],
 )
 def any_length(student, size, n):
