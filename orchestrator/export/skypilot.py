@@ -22,7 +22,7 @@ PREPARE = (
 
 
 class SkyPilotExporter(SweepExporter):
-    """`RUN.yaml`: a task of SkyPilot for each run, and `trainer/`, which its machines install."""
+    """`RUN.yaml`: a task of SkyPilot for each run, its spec in `specs/`, and `trainer/` to install."""
 
     name = "skypilot"
 
