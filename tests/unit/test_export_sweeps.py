@@ -19,7 +19,7 @@ from orchestrator.commands.export import export
 from orchestrator.errors import InputError
 from orchestrator.export import EXPORTERS
 from orchestrator.export.base import Options, option
-from orchestrator.export.pods import PodExporter
+from orchestrator.export.pods import PodExporter, container_security, pod_security
 from orchestrator.export.sweep_exporter import PlannedRun, label_value
 from tests.unit.conftest import PROJECT
 from trainer.launch.environment import read_context
@@ -187,6 +187,16 @@ def test_pods_are_confined(tmp_path: Path, to: str) -> None:
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
         assert "hostPath" not in json.dumps(pod)
+
+
+def test_the_page_s_pod_that_fetches_results_is_confined_as_the_others() -> None:
+    page = (PROJECT / "docs" / "kubernetes.md").read_text()
+    (text,) = re.findall(r"(?ms)^```yaml\n(apiVersion: .*?)^```$", page)
+    pod = yaml.safe_load(text)["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"] == pod_security()
+    assert container["securityContext"] == container_security()
+    assert pod["automountServiceAccountToken"] is False
 
 
 def test_jobs_run_once_and_not_for_longer_than_the_run(tmp_path: Path) -> None:
