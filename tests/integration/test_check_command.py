@@ -17,6 +17,7 @@ import pytest
 
 import tests.support.wrong_components as wrong
 from orchestrator.shipped import IMPORT_ROOT
+from tests.support.command_line import heed_signals
 
 PAGE = (IMPORT_ROOT / "docs" / "check.md").read_text()
 CHECK = [sys.executable, "-m", "orchestrator", "check"]
@@ -121,7 +122,11 @@ def test_bad_input(folder: Path, arguments: list[str], named: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["SIGINT", "SIGKILL"])
 def test_nothing_is_left_behind(folder: Path, number: signal.Signals) -> None:
     process = subprocess.Popen(
-        [*CHECK, "./mine.py:Hangs"], cwd=folder, env=environment(), stderr=subprocess.PIPE
+        [*CHECK, "./mine.py:Hangs"],
+        cwd=folder,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        preexec_fn=heed_signals,
     )
     started = psutil.Process(process.pid)
     end = time.monotonic() + 60

@@ -23,6 +23,7 @@ from orchestrator.results.store import RunPaths, SweepPaths, read_record, read_r
 from orchestrator.runtimes.slurm.commands import queued, unavailable_reason
 from orchestrator.sweeps.slurm import SlurmOptions
 from orchestrator.sweeps.yaml import parse_yaml
+from tests.support.command_line import heed_signals
 from tests.support.runs import SMALL
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -212,6 +213,7 @@ def hanging(cluster: Cluster, directory: Path) -> Iterator[subprocess.Popen[byte
         env=cluster.environment,
         cwd=PROJECT,
         stdout=subprocess.DEVNULL,
+        preexec_fn=heed_signals,
     )
     try:
         deadline = time.monotonic() + 60
