@@ -39,9 +39,10 @@ def nothing_left() -> Iterator[None]:
     before = leftovers(LABEL)
     yield
     for sweep in psutil.Process().children():  # of a test that has failed
-        if "sweep" in sweep.cmdline():
-            sweep.send_signal(signal.SIGINT)
-            sweep.wait(60)
+        with suppress(psutil.NoSuchProcess):  # killed by its test
+            if "sweep" in sweep.cmdline():
+                sweep.send_signal(signal.SIGINT)
+                sweep.wait(60)
     with suppress(AssertionError):
         wait_until(lambda: set(leftovers(LABEL)) <= set(before), timeout_s=30)
     assert set(leftovers(LABEL)) - set(before) == set()

@@ -125,7 +125,7 @@ def test_isolation(started: Started) -> None:
             assert (host["NanoCpus"], host["Memory"]) == (10**9, 2048 * 2**20)
             assert (host["PidsLimit"], host["ShmSize"]) == (512, 256 * 2**20)
             writable = {mount["Destination"]: mount["RW"] for mount in container["Mounts"]}
-            assert writable == {"/data": False, "/checkpoints": False}
+            assert writable == {"/data": False, "/checkpoints": False, "/code": False}
     assert started.network["Internal"]
 
 

@@ -52,8 +52,10 @@ blocks:
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
+    """After every test, no more containers and networks than before: other tests may keep warm ones."""
+    before = leftovers(LABEL)
     yield
-    assert leftovers(LABEL) == []
+    assert set(leftovers(LABEL)) <= set(before)
 
 
 def written(directory: Path, sweep: str) -> Path:
