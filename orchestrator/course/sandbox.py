@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,14 +187,22 @@ class LocalSandbox(Sandbox):
         if process:
             process.kill()
             process.wait()
-            for _ in range(KILL_TIMES):
-                left = [each for each, _ in labelled(self._run)]
-                for each in left:
-                    with suppress(psutil.NoSuchProcess):
-                        each.kill()
-                if not left:
-                    break
+            _kill_labelled(self._run)
         shut(self._socket)
+
+
+def _kill_labelled(label: Mapping[str, str]) -> None:
+    """Kill processes until two passes find none: a process may fork and end during a pass."""
+    empty = 0
+    for _ in range(KILL_TIMES):
+        left = [process for process, _ in labelled(label)]
+        empty = 0 if left else empty + 1
+        if empty == 2:
+            return
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=1)
 
 
 def shut(connection: socket.socket | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ esac
 # The daemons of the real cluster are those of an integration test; these only exist.
 MUNGED = """
 for argument; do case $argument in --socket=*) socket=${argument#*=} ;; esac; done
-python3 -c "import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])" "$socket"
+"$PYTHON" -c "import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])" "$socket"
 exec sleep 60
 """
 SLURMD = 'printf "idle\\nidle\\nidle\\nidle\\n" >"$STATE/nodes"\nexec sleep 60'
@@ -53,6 +54,7 @@ class Machine:
             "PATH": str(self.bin),
             "STATE": str(self.state),
             "BIN": str(self.bin),
+            "PYTHON": sys.executable,
             "SHARDYARD_SLURM_DIR": str(self.home),
         }
 
@@ -83,7 +85,7 @@ class Machine:
 
 COMMANDS = (
     *("awk", "cat", "cut", "dirname", "env", "grep", "head", "hostname", "id", "mkdir", "mktemp", "nproc"),
-    *("python3", "rm", "sed", "setsid", "sleep", "tail", "timeout", "xargs", "chmod", "cp"),
+    *("rm", "sed", "setsid", "sleep", "tail", "timeout", "xargs", "chmod", "cp"),
 )
 
 
