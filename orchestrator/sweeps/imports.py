@@ -34,7 +34,7 @@ from orchestrator.sweeps.requirements import missing, read_requirements
 from orchestrator.sweeps.validation import detail_lines
 from trainer.core.registry import IMPORTED, ImportedComponent, is_import_path
 from trainer.imported.source import CODE
-from trainer.inspection.inspect import FIELDS, Answer, Request
+from trainer.inspection.messages import FIELDS, Answer, Request
 from trainer.spec.registries import REGISTRIES
 from trainer.spec.run_spec import RunSpec
 

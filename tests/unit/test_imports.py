@@ -96,7 +96,7 @@ SHARED_MODULES = (
     "elastic.attempts",
     "elastic.command",
     "imported.source",
-    "inspection.inspect",
+    "inspection.messages",
     "launch.launchers",
     "models.split_points",
     "spec.checks",

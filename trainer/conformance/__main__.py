@@ -19,9 +19,10 @@ from trainer.conformance.check import RequestError, laws_of, source_of
 from trainer.conformance.find import components, stated_kind
 from trainer.conformance.law import Law, examine_all
 from trainer.conformance.report import Finding, Report, Request
+from trainer.core.processes import end_with_parent
 from trainer.imported.signature import ParameterFailure
 from trainer.imported.source import ImportFailure, located
-from trainer.inspection.forked import Ended, Send, end_with_parent, forked
+from trainer.inspection.forked import Ended, Send, forked
 
 BUILDS = "it can be built"
 

@@ -7,7 +7,7 @@ import sys
 
 from trainer.conformance.check import digest_of
 from trainer.conformance.report import Request
-from trainer.inspection.forked import end_with_parent
+from trainer.core.processes import end_with_parent
 
 
 def main() -> None:

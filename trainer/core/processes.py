@@ -1,8 +1,20 @@
-"""The state of other processes. Imports no torch."""
+"""This process's tie to its parent, and the state of other processes. Imports no torch."""
 
 from __future__ import annotations
 
+import ctypes
+import signal
+import sys
+
 import psutil
+
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+
+
+def end_with_parent() -> None:
+    """Let the system kill this process when its parent ends, where it can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def is_suspended(pid: int) -> bool:

@@ -242,8 +242,8 @@ def _indivisible(first: nn.Module, second: nn.Module, inputs: Tensor) -> str | N
         return None
     try:
         x = inputs
-        for child in second.named_children():
-            x = child[1](x)
+        for child in second.children():
+            x = child(x)
         whole = first(inputs)
     except Exception:  # a child may need more than the output of the one before
         return "its forward is not the chain of its children"

@@ -11,7 +11,8 @@ import sys
 import tempfile
 
 from trainer.inspection.forked import CallerEnded, Ended, forked
-from trainer.inspection.inspect import Answer, Request, inspect
+from trainer.inspection.inspect import inspect
+from trainer.inspection.messages import Answer, Request
 
 
 def main() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,8 +12,8 @@ from multiprocessing.connection import Connection, wait
 from typing import cast
 
 from trainer.core.events import signal_name
+from trainer.core.processes import end_with_parent
 
-PR_SET_PDEATHSIG = 1  # of prctl(2)
 EXIT_S = 5.0  # in which a process that has sent everything must have ended
 
 Send = Callable[[str], None]
@@ -76,12 +74,6 @@ def forked(
         process.kill()
         process.join()
         receiver.close()
-
-
-def end_with_parent() -> None:
-    """Let the system kill this process when its parent ends, where it can."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _run(work: Callable[[Send], None], sender: Connection, parent: int) -> None:

@@ -1,4 +1,4 @@
-"""What a request asks about users' components, and the answers. Runs users' code."""
+"""Answers requests about users' components. Runs users' code."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from contextlib import suppress
 from hashlib import sha256
 from modulefinder import ModuleFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from trainer.data.base import PixelScale
 from trainer.imported import augmentation, dataset, loss, model, optimizer, partitioner, strategy
 from trainer.imported.signature import ParameterFailure, defaults_left_out
 from trainer.imported.source import ImportFailure, Source, located
+from trainer.inspection.messages import Answer, Request
 from trainer.spec.registries import REGISTRIES, TRANSPORTS
 
 if TYPE_CHECKING:
@@ -27,60 +27,11 @@ if TYPE_CHECKING:
     from trainer.losses.base import Loss
     from trainer.models.base import Model
 
-Values = dict[str, Any]
-
 TRIED_SAMPLES = 16  # with which models and losses are tried
 MOST_LABELS = 100_000  # with which a partitioner is tried
 # Where software is installed, which may lie below a user's directory.
 NOT_USERS = [Path(__file__).parents[1]]
 NOT_USERS += [Path(path) for path in (sys.prefix, sys.base_prefix, *sys.path) if path]
-FIELDS = ("dataset", "model", "loss", "optimizer", "augmentation", "partitioner", "strategy")
-
-
-JSON = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
-
-
-class Request(BaseModel):
-    """Asks about one component, or whether those of a run fit together.
-
-    kind: of the component; `fit`: of a run. forms: the components of the run by field; those that the
-    question needs are resolved. For a component:  module, attribute, parameters: as in the sweep file.
-    directory: of its file, or of the sweep file. data_dir: the data directory. batch: file for some samples
-    of a dataset, to write or to read. ranks, batch_size: of the run.
-    """
-
-    model_config = JSON
-
-    kind: Literal["dataset", "model", "loss", "optimizer", "augmentation", "partitioner", "strategy", "fit"]
-    forms: Values = {}
-    module: str = ""
-    attribute: str = ""
-    parameters: Values = {}
-    directory: str = ""
-    data_dir: str = ""
-    batch: str = ""
-    ranks: int = 1
-    parts: int = 1
-    batch_size: int = 1
-
-
-class Answer(BaseModel):
-    """What was found: facts, or an error.
-
-    parameters: those that differ from the defaults. files: in the directory, that the component needs.
-    module: digest of an installed module. error: why it cannot be used. invalid: what is wrong with its
-    parameters, as by pydantic; allowed: the names that they may have.
-    """
-
-    model_config = JSON
-
-    facts: Values = {}
-    parameters: Values = {}
-    files: list[str] = []
-    module: str = ""
-    error: str = ""
-    invalid: list[Values] = []
-    allowed: list[str] = []
 
 
 def inspect(request: Request) -> Answer:
@@ -102,7 +53,7 @@ def _component(request: Request) -> Answer:
     opened = OpenedFiles()
     source = Source(code="", folder=request.directory, module=request.module, attribute=request.attribute)
     called = source.load()
-    found = _FACTS[request.kind](request, source, called)
+    found = _FACTS[request.kind](request, source)
     others = [other for other in (*NOT_USERS, Path(request.data_dir)) if other != directory]
     others = [other for other in others if other.is_relative_to(directory)]
     files = {
@@ -136,7 +87,7 @@ def _installed_digest(called: Any, files: set[Path]) -> str:
     return found.hexdigest()[:16]
 
 
-def _dataset(request: Request, source: Source, called: Callable[..., Any]) -> Source:
+def _dataset(request: Request, source: Source) -> Source:
     found, data = dataset.facts(source, request.parameters, Path(request.data_dir))
     few = slice(TRIED_SAMPLES)
     np.savez(
@@ -148,12 +99,12 @@ def _dataset(request: Request, source: Source, called: Callable[..., Any]) -> So
     return found
 
 
-def _model(request: Request, source: Source, called: Callable[..., Any]) -> Source:
+def _model(request: Request, source: Source) -> Source:
     on = _resolved(request, "dataset")
     return model.facts(source, request.parameters, on.shape, on.class_count, samples(request)[0])
 
 
-def _augmentation(request: Request, source: Source, called: Callable[..., Any]) -> Source:
+def _augmentation(request: Request, source: Source) -> Source:
     inputs, _, _ = samples(request)
     image = inputs.dim() == 4
     ones = np.ones((inputs.shape[1], 1, 1), np.float32) if image else None
@@ -161,22 +112,22 @@ def _augmentation(request: Request, source: Source, called: Callable[..., Any]) 
     return augmentation.facts(source, request.parameters, inputs, scale)
 
 
-def _partitioner(request: Request, source: Source, called: Callable[..., Any]) -> Source:
+def _partitioner(request: Request, source: Source) -> Source:
     return partitioner.facts(source, request.parameters, samples(request)[2], request.parts)
 
 
-def _strategy(request: Request, source: Source, called: Callable[..., Any]) -> Source:
+def _strategy(request: Request, source: Source) -> Source:
     trained = _resolved(request, "model")
-    if unknown := set(getattr(called, "transports", ())) - set(TRANSPORTS.entries):
+    if unknown := set(getattr(source.load(), "transports", ())) - set(TRANSPORTS.entries):
         raise ImportFailure(f"its transports have {unknown.pop()!r}; allowed: {TRANSPORTS.known}")
     return strategy.facts(source, request.parameters, request.ranks, trained, request.batch_size)
 
 
-_FACTS: Mapping[str, Callable[[Request, Source, Callable[..., Any]], Source]] = {
+_FACTS: Mapping[str, Callable[[Request, Source], Source]] = {
     "dataset": _dataset,
     "model": _model,
-    "loss": lambda request, source, called: loss.facts(source, request.parameters),
-    "optimizer": lambda request, source, called: optimizer.facts(source, request.parameters),
+    "loss": lambda request, source: loss.facts(source, request.parameters),
+    "optimizer": lambda request, source: optimizer.facts(source, request.parameters),
     "augmentation": _augmentation,
     "partitioner": _partitioner,
     "strategy": _strategy,
@@ -185,12 +136,10 @@ _FACTS: Mapping[str, Callable[[Request, Source, Callable[..., Any]], Source]] = 
 
 def check_fit(request: Request) -> None:
     """Raise ImportFailure unless model, loss and dataset of a run fit together, as a step shows."""
-    trained, on, with_loss = (_resolved(request, field) for field in ("model", "dataset", "loss"))
-    names = {
-        field: REGISTRIES[field].name_of(_resolved(request, field))
-        for field in ("model", "dataset", "loss")
-    }
-    what = f"{names['model']} on {names['dataset']} with the loss {names['loss']}"
+    fields = ("model", "dataset", "loss")
+    trained, on, with_loss = resolved = [_resolved(request, field) for field in fields]
+    names = [REGISTRIES[field].name_of(each) for field, each in zip(fields, resolved, strict=True)]
+    what = f"{names[0]} on {names[1]} with the loss {names[2]}"
     try:
         reason = trained.validation_error(on.shape) or _step_error(
             trained, on, with_loss, *samples(request)

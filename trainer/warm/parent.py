@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
@@ -20,6 +19,7 @@ from typing import Any, NoReturn
 
 import psutil
 
+from trainer.core.processes import end_with_parent
 from trainer.core.registry import ImportedComponent
 from trainer.data.cache import DatasetCache
 from trainer.spec.run_spec import RunSpec
@@ -28,7 +28,6 @@ from trainer.warm.client import peer_uid
 IDLE_S = 600.0  # without a rank, after which it ends
 RECEIVE_S = 5.0  # for a client to send its request
 MAX_REQUEST_BYTES = 2**20
-PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ class WarmParent:
         """In the forked process: replace what it has inherited, and run the trainer."""
         code = 1
         try:
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            end_with_parent()
             if os.getppid() != parent:  # it died before prctl
                 os._exit(code)
             os.setsid()  # so that the parent can kill what this process forks
