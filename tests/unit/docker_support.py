@@ -13,7 +13,7 @@ from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.docker import project as module
 from orchestrator.runtimes.docker.compose import cluster
 from orchestrator.runtimes.docker.engine import Engine
-from orchestrator.runtimes.docker.runtime import DockerRun
+from orchestrator.runtimes.docker.run import ContainerRun
 from tests.unit.cluster_support import FIELDS, assigned
 from tests.unit.conftest import event
 from trainer.cluster.run_record import RunRecord
@@ -127,7 +127,8 @@ class FakeRun(FakeEngine):
         self.paths = RunPaths(directory)
         run = RunSpec.model_validate({**FIELDS[topology], "nodes": 3, **fields})
         self.cluster = cluster(run, self.paths, directory, "owner", cores=4)
-        self.run = DockerRun(self.engine, self.cluster, run, self.paths)
+        containers = module.Project(self.engine, self.cluster, self.paths.log("compose"))
+        self.run = ContainerRun(containers, run, self.paths)
         (self.up,) = self.ups
 
     def assign_ranks(self, topology: str, *ordinals: int, **fields: Any) -> None:

@@ -15,7 +15,8 @@ from orchestrator.results.store import SweepPaths
 from orchestrator.runtimes.docker import live, project
 from orchestrator.runtimes.docker import runtime as runtime_module
 from orchestrator.runtimes.docker import warm as module
-from orchestrator.runtimes.docker.runtime import MAX_WARM, DockerRun, DockerRuntime
+from orchestrator.runtimes.docker.run import ContainerRun
+from orchestrator.runtimes.docker.runtime import MAX_WARM, DockerRuntime
 from orchestrator.runtimes.docker.warm import WarmContainers, WarmRun
 from orchestrator.runtimes.launch_plan import LaunchPlan
 from tests.unit.cluster_support import FIELDS, OTHER, assigned
@@ -645,7 +646,7 @@ def test_checkpoints_and_restarts_start_cold(sweep: Sweep, fields: dict[str, Any
     plan = sweep.plan(**fields)
     assert not plan.warm
     assert plan.processes[0].environment["SHARDYARD_WARM"] == ""
-    assert isinstance(sweep.runtime.start(plan), DockerRun)
+    assert isinstance(sweep.runtime.start(plan), ContainerRun)
 
 
 def test_cold_runtime_starts_cold(sweep: Sweep) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from orchestrator.results.store import RunPaths, write_atomic
-from orchestrator.runtimes.docker.project import node_name
+from orchestrator.runtimes.docker.containers import node_name
 from trainer.cluster.hand_over import ALIVE, ENDED, SUSPENDED, Ending
 from trainer.cluster.heartbeat import COORDINATOR_STUCK_S, Silence
 from trainer.cluster.rank_assignment import AgentInfo

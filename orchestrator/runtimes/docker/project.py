@@ -1,41 +1,39 @@
-"""The containers of one compose project: start, observe and remove them."""
+"""A compose project: start its containers, observe and remove them."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from orchestrator.runtimes.docker.compose import Cluster
+from orchestrator.runtimes.docker.containers import Container, Containers, nodes_of
 from orchestrator.runtimes.docker.engine import Engine, command_error, is_responding
-from orchestrator.runtimes.docker.reaper import remove_project
-from trainer.cluster.rank_assignment import AgentInfo
+from orchestrator.runtimes.docker.reaper import PROJECT_LABEL, remove_project
 from trainer.spec.run_spec import RunSpec
 
 TERMINATE_S = 3  # between SIGTERM and SIGKILL; an agent gives its ranks 2 s of it
 COMPOSE_S = 60  # to stop or remove the containers
 UNRESPONSIVE_S = 10.0  # after which the engine counts as dead
 
-Container = Mapping[str, Any]  # as the engine lists it
 
-
-class Project:
-    """A started project. Methods raise the SDK's exceptions if the engine does not respond."""
+class Project(Containers):
+    """The containers of a compose project."""
 
     def __init__(self, engine: Engine, cluster: Cluster, log: Path) -> None:
         """Start the containers; return at once. log: for the output of docker compose."""
-        self.engine, self.cluster = engine, cluster
+        self.engine, self.cluster, self.topology = engine, cluster, cluster.topology
         self._log = log
         self._codes: dict[str, int] = {}  # by ID, of containers that have exited
         self.quota_pending = cluster.quota_pending
         self.links_pending = cluster.linked
-        self._started = self.answered_at = time.monotonic()  # answered_at: last inspection that succeeded
-        self.start_s = 0.0  # that compose has taken
+        self._started = self.answered_at = time.monotonic()
+        self.start_s = 0.0
         remove_project(engine, cluster.project)
         with open(log, "wb") as output:
             self.up = subprocess.Popen(
@@ -49,7 +47,6 @@ class Project:
 
     @property
     def starting(self) -> bool:
-        """Whether compose still starts containers."""
         running = self.up.poll() is None
         if running:
             self.start_s = time.monotonic() - self._started
@@ -57,7 +54,6 @@ class Project:
 
     @property
     def start_error(self) -> str | None:
-        """Why compose has failed, or None."""
         return self._start_error if self.up.returncode else None
 
     @cached_property
@@ -67,23 +63,25 @@ class Project:
         return f"docker compose failed: {lines[-1][:300] if lines else f'exit code {self.up.returncode}'}"
 
     def containers(self) -> list[Container]:
-        """The containers that have started, except those that only prepare data or links."""
-        label = {"label": f"com.docker.compose.project={self.cluster.project}"}
-        found: list[Container] = self.engine.client.api.containers(all=True, filters=label)
-        return [
-            each for each in found if service(each) not in ("data", "plug") and each["State"] != "created"
-        ]
+        label = {"label": f"{PROJECT_LABEL}={self.cluster.project}"}
+        found = self.engine.client.api.containers(all=True, filters=label)
+        started = [_container(each) for each in found if each["State"] != "created"]
+        return [each for each in started if each.service not in ("data", "plug")]
+
+    def lost(self) -> str | None:
+        return None  # its only engine: `engine_failure`
+
+    def is_responding(self) -> bool:
+        return is_responding(self.engine)
 
     def engine_failure(self, error: Exception) -> str | None:
-        """Why the engine counts as dead after a request that failed with `error`; None if it does not."""
         silent_s = time.monotonic() - self.answered_at
         if silent_s < UNRESPONSIVE_S and is_responding(self.engine):
             return None
         return f"the Docker engine stopped responding ({type(error).__name__})"
 
     def exit_code(self, container: Container) -> int:
-        """Exit code of a container that has exited; negative if it was killed by a signal."""
-        identifier = container["Id"]
+        identifier = container.identifier
         if identifier not in self._codes:
             code = int(self.engine.client.api.inspect_container(identifier)["State"]["ExitCode"])
             self._codes[identifier] = 128 - code if code > 128 else code
@@ -95,42 +93,29 @@ class Project:
         For a moment, the engine also calls a container unhealthy that was paused and goes on: it counts no
         failed check of it.
         """
-        if "(unhealthy)" not in container["Status"]:
+        if not container.unhealthy:
             return False
-        health = self.engine.client.api.inspect_container(container["Id"])["State"].get("Health") or {}
+        health = self.engine.client.api.inspect_container(container.identifier)["State"].get("Health") or {}
         return bool(health.get("FailingStreak"))
 
     def apply_quotas(self) -> str | None:
-        """Apply the nodes' CPU quotas, for which ready ranks wait.
-
-        Returns:
-            Why that failed. None if it did not, or if a node has ended, which the next inspection reports.
-        """
-        nodes = [each for each in self.containers() if service(each) not in ("coordinator", "switch")]
-        nodes.sort(key=lambda each: (service(each) == "node", ordinal(each)))
-        for command in self.cluster.limit_cpus(*(each["Id"] for each in nodes)):
+        nodes = nodes_of(self.containers())
+        for command in self.cluster.limit_cpus(*(each.identifier for each in nodes)):
             if error := command_error(self.engine, *command):
-                running = {each["Id"] for each in self.containers() if not has_ended(each)}
-                lost = any(each["Id"] not in running for each in nodes)
+                running = {each.identifier for each in self.containers() if not each.ended}
+                lost = any(each.identifier not in running for each in nodes)
                 return None if lost else f"CPU quotas were not applied: {error}"
         self.quota_pending = False
         return None
 
     def apply_links(self, run: RunSpec) -> str | None:
-        """Set the links of a run, and connect the nodes to the switch if they are not.
-
-        Returns:
-            Why that failed. None if it did not, or if a container has ended, which the next inspection
-            reports.
-        """
         containers = self.containers()
-        nodes = [each for each in containers if service(each) in ("node", "master")]
-        nodes.sort(key=lambda each: (service(each) == "node", ordinal(each)))
-        switches = [each for each in containers if service(each) == "switch"]
-        if not switches or any(map(has_ended, [*nodes, *switches])):
+        nodes = [each for each in nodes_of(containers) if each.service != "launcher"]
+        switches = [each for each in containers if each.service == "switch"]
+        if not switches or any(each.ended for each in [*nodes, *switches]):
             return None
-        addresses = [address(each) for each in nodes]
-        error = command_error(self.engine, *self.cluster.set_links(run, switches[0]["Id"], addresses))
+        addresses = [each.address for each in nodes]
+        error = command_error(self.engine, *self.cluster.set_links(run, switches[0].identifier, addresses))
         if not error and self.links_pending:
             error = self._plug(nodes, addresses)
         if error:
@@ -143,7 +128,7 @@ class Project:
         plugs = [
             subprocess.Popen(
                 self.engine.command(*self.cluster.plug(own, addresses)),
-                env={**os.environ, **self.cluster.environment, "SHARDYARD_NODE": node["Id"]},
+                env={**os.environ, **self.cluster.environment, "SHARDYARD_NODE": node.identifier},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -165,20 +150,17 @@ class Project:
                 errors.append(lines[-1][:300] if lines else f"exit code {plug.returncode}")
         return next(iter(errors), None)
 
-    def log(self, container: Container, **options: Any) -> Iterator[bytes]:
-        """Its console output so far, in chunks. options: of the SDK's `logs`."""
+    def log(self, container: Container, since: int | None = None) -> Iterator[bytes]:
         logs = self.engine.client.api.logs
-        chunks: Iterator[bytes] = logs(container["Id"], stream=True, follow=False, **options)
+        chunks: Iterator[bytes] = logs(container.identifier, stream=True, follow=False, since=since)
         return chunks
 
     def terminate(self) -> None:
-        """Send SIGTERM to all containers, later SIGKILL."""
         self._end_compose()
-        if any(not has_ended(each) for each in self.containers()):
+        if any(not each.ended for each in self.containers()):
             self._compose(*self.cluster.compose, "stop", "-t", str(TERMINATE_S))
 
     def remove(self) -> None:
-        """Remove containers, networks and volumes; a dead engine's are left to the next sweep."""
         self._end_compose()
         self._compose(*self.cluster.down)
         try:
@@ -207,41 +189,15 @@ class Project:
             subprocess.run(command, env=environment, capture_output=True, timeout=COMPOSE_S)
 
 
-def node_name(role: str, number: int, agents: Iterable[AgentInfo], topology: str) -> str:
-    """The name by rank of a container: like compose's numbers, but from 0 and without gaps.
-
-    Args:
-        role: its compose service.
-        number: its compose container number.
-        agents: those of the run's rank assignment; empty before ranks are assigned.
-        topology: of the containers.
-    """
-    if role == "master":
-        return "node 0"
-    if role != "node":
-        return role
-    for agent in agents:
-        if (agent.role, agent.ordinal) == (role, number) and agent.ranks:
-            return f"node {agent.ranks[0] // len(agent.ranks)}"
-    first = 0 if topology == "rpc" else 1  # in rpc the master is node 0
-    return f"node {number - first}"
-
-
-def service(container: Container) -> str:
-    """Its compose service."""
-    return str(container["Labels"]["com.docker.compose.service"])
-
-
-def ordinal(container: Container) -> int:
-    """The container number that compose assigned, from 1."""
-    return int(container["Labels"]["com.docker.compose.container-number"])
-
-
-def address(container: Container) -> str:
-    """On the run's network, which is its only one."""
-    (network,) = container["NetworkSettings"]["Networks"].values()
-    return str(network["IPAddress"])
-
-
-def has_ended(container: Container) -> bool:
-    return container["State"] in ("exited", "dead")
+def _container(listed: Mapping[str, Any]) -> Container:
+    """A container as the engine lists it."""
+    labels = listed["Labels"]
+    networks = listed.get("NetworkSettings", {}).get("Networks", {})
+    return Container(
+        identifier=listed["Id"],
+        service=labels["com.docker.compose.service"],
+        ordinal=int(labels["com.docker.compose.container-number"]),
+        address=next((str(network["IPAddress"]) for network in networks.values()), ""),
+        ended=listed["State"] in ("exited", "dead"),
+        unhealthy="(unhealthy)" in listed["Status"],
+    )

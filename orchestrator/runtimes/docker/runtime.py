@@ -6,9 +6,8 @@ import shlex
 import shutil
 import stat
 import sys
-import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +16,7 @@ from orchestrator.errors import InputError
 from orchestrator.results.environment import gpus
 from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths, make_world_writable
-from orchestrator.runtimes.base import RunHandle, RunState, Runtime
+from orchestrator.runtimes.base import RunHandle, Runtime
 from orchestrator.runtimes.docker.compose import Cluster, checkpoints_of, cluster, warm_cluster
 from orchestrator.runtimes.docker.engine import Engine, EngineError, is_responding, reach
 from orchestrator.runtimes.docker.image import (
@@ -29,25 +28,16 @@ from orchestrator.runtimes.docker.image import (
     source_digest,
 )
 from orchestrator.runtimes.docker.inspection import inspection_container
-from orchestrator.runtimes.docker.live import LiveRecord
-from orchestrator.runtimes.docker.project import (
-    Container,
-    Project,
-    has_ended,
-    node_name,
-    ordinal,
-    service,
-)
+from orchestrator.runtimes.docker.project import Project
 from orchestrator.runtimes.docker.reaper import Reaper, remove_orphans
+from orchestrator.runtimes.docker.run import ContainerRun
 from orchestrator.runtimes.docker.warm import WarmContainers, WarmRun
 from orchestrator.runtimes.identity import identity
 from orchestrator.runtimes.launch_plan import LaunchPlan, Process
 from orchestrator.sweeps.imports import Inspection
 from orchestrator.sweeps.requirements import read_requirements
-from trainer.core.events import Event, signal_name
 from trainer.spec.run_spec import RunSpec
 
-POLL_S = 0.25
 MIN_CPUS = 0.01  # the least CPU quota that the engine accepts
 MIN_WARM_MB = 512  # memory of a node that can be warm
 TUN = Path("/dev/net/tun")
@@ -224,7 +214,8 @@ class DockerRuntime(Runtime):
         run = self._cluster(plan.spec, plan.paths, plan.data_dir)
         if plan.warm:
             return self._warm_run(plan, run)
-        return DockerRun(self.engine, run, plan.spec, plan.paths)
+        containers = Project(self.engine, run, plan.paths.log("compose"))
+        return ContainerRun(containers, plan.spec, plan.paths)
 
     def _warm_run(self, plan: LaunchPlan, run: Cluster) -> WarmRun:
         """The run in warm containers, which are started unless they are up."""
@@ -273,15 +264,6 @@ def links_missing() -> str | None:
     return f"links between containers need {TUN}, which this machine lacks; modprobe tun may help"
 
 
-def _killed_early(exits: Mapping[str, int]) -> str | None:
-    """Which container was killed before ranks were assigned; the coordinator only misses it. None: none."""
-    killed = sorted((name, code) for name, code in exits.items() if code < 0)
-    if not killed:
-        return None
-    name, code = killed[0]
-    return f"{name} was killed by {signal_name(-code)} together with its container, before it registered"
-
-
 def _kind(spec: RunSpec, run: Cluster) -> Kind:
     """What runs must have in common to use the same warm containers: services, mounts, image and limits.
 
@@ -310,106 +292,3 @@ def check_readable(data_dir: Path, run: RunSpec) -> None:
             if not each.stat().st_mode & (stat.S_IXOTH if each.is_dir() else stat.S_IROTH):
                 fix = f"chmod -R o+rX {shlex.quote(str(data_dir))}"
                 raise InputError(f"{each}: the containers' user cannot read it; {fix}")
-
-
-class DockerRun(RunHandle):
-    """The containers of one run."""
-
-    def __init__(self, engine: Engine, run: Cluster, spec: RunSpec, paths: RunPaths) -> None:
-        self._engine, self._cluster, self._spec, self._paths = engine, run, spec, paths
-        self._ranks, self._continues = spec.world_size, spec.on_loss == "continue"
-        self._record = LiveRecord(paths.live)
-        self._state = RunState({}, running=1)
-        self._stopped = False
-        self._project = Project(engine, run, paths.log("compose"))
-
-    def wait(self, timeout_s: float) -> RunState:
-        before = len(self._state.exits)
-        deadline = time.monotonic() + timeout_s
-        while True:
-            self._state = self._inspect()
-            over = not self._state.running or self._state.error or len(self._state.exits) > before
-            if over or time.monotonic() > deadline:
-                return self._state
-            time.sleep(min(POLL_S, timeout_s))
-
-    def _inspect(self) -> RunState:
-        """The state of the containers, from the engine."""
-        starting = self._project.starting
-        self.engine_start_s = self._project.start_s
-        try:
-            found = self._project.containers()
-            containers = [
-                each for each in found if service(each) != "switch"
-            ]  # which does not end by itself
-            exits = {
-                self._name(each): self._project.exit_code(each) for each in containers if has_ended(each)
-            }
-        except Exception as error:  # the SDK does not wrap the exceptions of its HTTP library
-            dead = self._project.engine_failure(error)
-            return RunState(self._state.exits, 0, dead) if dead else self._state
-        self._project.answered_at = time.monotonic()
-        if exits.get("coordinator"):
-            exits |= self._record.mpirun_exit
-        running = sum(not has_ended(each) for each in containers) + starting
-        if not exits and (start_error := self._project.start_error):
-            return RunState(exits, running, start_error)
-        if exits.get("coordinator") and not self._record.agents:
-            return RunState(exits, running, _killed_early(exits) or self._record.registration_error)
-        if exits.get("coordinator") and (cause := self._record.unreported(self._cluster.topology)):
-            return RunState(exits, running, cause)
-        if any(service(each) == "switch" and has_ended(each) for each in found):
-            return RunState(
-                exits, running, "the switch of the run's links has ended; switch.log may say why"
-            )
-        if (
-            self._project.links_pending
-            and not starting
-            and (refusal := self._project.apply_links(self._spec))
-        ):
-            return RunState(exits, running, refusal)
-        ready = self._project.quota_pending and self._record.are_ready(self._ranks)
-        if ready and (refusal := self._project.apply_quotas()):
-            return RunState(exits, running, refusal)
-        coordinated = any(service(each) == "coordinator" and not has_ended(each) for each in containers)
-        if coordinated and (trouble := self._record.coordinator_trouble()):
-            return RunState(exits, running, f"the coordinator {trouble}")
-        if self._continues and coordinated:
-            return RunState({}, running)  # the coordinator knows whether the others continue
-        for each in containers:
-            if self._project.is_stuck(each):
-                return RunState(exits, running, f"{self._name(each)} is stuck: its health check fails")
-        return RunState(exits, running)
-
-    def _name(self, container: Container) -> str:
-        agents, topology = self._record.agents, self._cluster.topology
-        return node_name(service(container), ordinal(container), agents, topology)
-
-    def new_events(self) -> list[Event]:
-        return self._record.new_events()
-
-    def suspended(self) -> dict[int, int]:
-        return self._record.suspended
-
-    def stop(self) -> None:
-        """Stop the containers, save their logs, and remove everything."""
-        if self._stopped:
-            return
-        began = time.monotonic()
-        try:
-            try:
-                self._project.terminate()
-                for each in self._project.containers():
-                    with open(self._paths.log(self._name(each).replace(" ", "-")), "wb") as file:
-                        file.writelines(self._project.log(each))
-            finally:
-                self._project.remove()
-            self._stopped = True
-            self.engine_stop_s = time.monotonic() - began
-        except Exception:
-            # An engine that has died must not hide the run's result.
-            if is_responding(self._engine):
-                raise
-
-    def collect(self, paths: RunPaths) -> None:
-        self._record.collect(paths)

@@ -10,16 +10,10 @@ from pathlib import Path
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.base import RunHandle, RunState
 from orchestrator.runtimes.docker.compose import Cluster
+from orchestrator.runtimes.docker.containers import Container, node_name
 from orchestrator.runtimes.docker.engine import Engine, is_responding
 from orchestrator.runtimes.docker.live import LiveRecord
-from orchestrator.runtimes.docker.project import (
-    Container,
-    Project,
-    has_ended,
-    node_name,
-    ordinal,
-    service,
-)
+from orchestrator.runtimes.docker.project import Project
 from trainer.cluster.hand_over import CANCEL, ENDED, Ending, hand_over, log_marks
 from trainer.cluster.rank_assignment import ROLES, container_name
 from trainer.core.events import Event, how_ended
@@ -60,8 +54,8 @@ class WarmContainers:
         starting = self.project.starting
         containers = self.project.containers()
         for each in containers:
-            name = container_name(service(each), ordinal(each))
-            if has_ended(each):
+            name = container_name(each.service, each.ordinal)
+            if each.ended:
                 return f"the warm container {name} {how_ended(self.project.exit_code(each))}"
             if self.project.is_stuck(each):
                 return f"the warm container {name} is stuck: its health check fails"
@@ -76,8 +70,8 @@ class WarmContainers:
     @property
     def expired(self) -> bool:
         """Whether they exit after an idle time: the coordinator exits first, with code 0."""
-        coordinators = [each for each in self.project.containers() if service(each) == "coordinator"]
-        return any(has_ended(each) and not self.project.exit_code(each) for each in coordinators)
+        coordinators = [each for each in self.project.containers() if each.service == "coordinator"]
+        return any(each.ended and not self.project.exit_code(each) for each in coordinators)
 
     def close(self) -> None:
         """Remove the containers and the directory. Idempotent."""
@@ -225,8 +219,8 @@ class WarmRun(RunHandle):
         agents = self._record.agents
         used = {("coordinator", 1), *((agent.role, agent.ordinal) for agent in agents)}
         for each in self._nodes.project.containers():
-            if (service(each), ordinal(each)) in used:
-                name = node_name(service(each), ordinal(each), agents, self._nodes.cluster.topology)
+            if (each.service, each.ordinal) in used:
+                name = node_name(each.service, each.ordinal, agents, self._nodes.cluster.topology)
                 self._paths.log(name.replace(" ", "-")).write_bytes(self._log(each))
 
     def _log(self, container: Container) -> bytes:
@@ -238,7 +232,7 @@ class WarmRun(RunHandle):
             _, _, own = output.rpartition(begin)
             if end in own:
                 return own.partition(end)[0]
-            if has_ended(container) or self._lost or time.monotonic() > deadline:
+            if container.ended or self._lost or time.monotonic() > deadline:
                 return own
             time.sleep(POLL_S)
 
