@@ -92,7 +92,7 @@ def _run_sweep(
     from orchestrator.execution.progress import progress_on
     from orchestrator.execution.sweep_runner import SweepRunner
 
-    selected.runtime.configure(loaded.spec.slurm)
+    selected.runtime.configure(loaded.spec.slurm, loaded.spec.swarm)
     if removed := selected.runtime.clean():
         console.print(f"removed {removed} leftover(s) of a sweep that was killed")
     total = len(loaded.runs)
@@ -196,7 +196,7 @@ def print_plan(
 
     if loaded.equal_cpus:
         print(loaded.equal_cpus.label)
-    runtime.configure(loaded.spec.slurm)
+    runtime.configure(loaded.spec.slurm, loaded.spec.swarm)
     runtime.expect(loaded.runs, data_dir)
     for number, run in enumerate(in_order(loaded, runtime, data_dir), start=1):
         plan = runtime.plan(run, paths.run(run.key), data_dir)

@@ -9,5 +9,6 @@ RUNTIMES: Registry[Runtime] = Registry(
         "docker": "orchestrator.runtimes.docker.runtime:DockerRuntime",
         "local": "orchestrator.runtimes.local.runtime:LocalRuntime",
         "slurm": "orchestrator.runtimes.slurm.runtime:SlurmRuntime",
+        "swarm": "orchestrator.runtimes.swarm.runtime:SwarmRuntime",
     },
 )

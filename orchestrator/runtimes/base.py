@@ -16,6 +16,7 @@ from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.launch_plan import LaunchPlan
 from orchestrator.sweeps.imports import Inspection, local_command
 from orchestrator.sweeps.slurm import SlurmOptions
+from orchestrator.sweeps.swarm import SwarmOptions
 from trainer.core.events import Event
 from trainer.spec.run_spec import RunSpec
 
@@ -108,8 +109,8 @@ class Runtime(ABC):
         """Software on the nodes, in addition to the orchestrator's, for the `environment` of results."""
         return {}
 
-    def configure(self, slurm: SlurmOptions) -> None:  # noqa: B027
-        """Take the options of the sweep file that are for this runtime."""
+    def configure(self, slurm: SlurmOptions, swarm: SwarmOptions) -> None:  # noqa: B027
+        """Take the options of the sweep file, of which a runtime uses its own."""
 
     @abstractmethod
     def unsupported_reason(self, spec: RunSpec) -> str | None:

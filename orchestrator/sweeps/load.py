@@ -20,6 +20,7 @@ from orchestrator.sweeps.imports import Imports, from_here
 from orchestrator.sweeps.lab import Ablation, AblationStep, BlockRecord, Lab, Published
 from orchestrator.sweeps.requirements import read_requirements
 from orchestrator.sweeps.slurm import SlurmOptions
+from orchestrator.sweeps.swarm import SwarmOptions
 from orchestrator.sweeps.validation import Location, dotted, error_lines
 from orchestrator.sweeps.yaml import parse_yaml, read_yaml
 from trainer.spec.registries import REGISTRIES
@@ -83,6 +84,7 @@ class SweepSpec(BaseModel):
         "with them, which is built once",
     )
     slurm: SlurmOptions = Field(SlurmOptions(), description="options of jobs; only for runtime slurm")
+    swarm: SwarmOptions = Field(SwarmOptions(), description="placement of nodes; only for runtime swarm")
     blocks: list[Block] = Field(min_length=1)
 
     @field_validator("name")
@@ -280,6 +282,7 @@ def _keys_at(location: Location) -> Sequence[str]:
         "ablations": Ablation,
         "steps": AblationStep,
         "slurm": SlurmOptions,
+        "swarm": SwarmOptions,
     }
     inside = [within[part] for part in location if isinstance(part, str) and part in within]
     return list((inside or [SweepSpec])[-1].model_fields)

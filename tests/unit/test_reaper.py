@@ -20,9 +20,11 @@ from orchestrator.runtimes.docker.engine import Engine, EngineError
 from orchestrator.runtimes.docker.reaper import (
     LABEL,
     PROJECT_LABEL,
+    STACK_LABEL,
     remove_of_orchestrator,
     remove_orphans,
     remove_project,
+    remove_stack,
 )
 from orchestrator.runtimes.identity import identity, is_gone
 
@@ -99,7 +101,7 @@ def test_invalid_label_is_not_gone(label: str) -> None:
 
 
 class Daemon:
-    """Fake engine. It refuses to remove a network before its containers."""
+    """Fake engine of a swarm's manager. It refuses to remove a network or config that is in use."""
 
     def __init__(self) -> None:
         self.things: list[Any] = []
@@ -108,17 +110,20 @@ class Daemon:
         self.asked: list[str] = []
         listing = {
             kind: SimpleNamespace(list=partial(self.listed, kind))
-            for kind in ("containers", "networks", "volumes")
+            for kind in ("containers", "networks", "volumes", "services", "configs")
         }
-        client: Any = SimpleNamespace(**listing)
+        self.swarm = {"ControlAvailable": True}
+        client: Any = SimpleNamespace(**listing, info=lambda: {"Swarm": self.swarm})
         self.engine = Engine(client, "unix:///x.sock", "26.1", "2.26", 4)
 
     def add(self, kind: str, name: str, owner: str, project: str = "p") -> None:
-        labels = {LABEL: owner, PROJECT_LABEL: project}
+        labels = {LABEL: owner, PROJECT_LABEL: project, STACK_LABEL: project}
         thing = SimpleNamespace(kind=kind, name=name, labels=labels)
         if kind == "containers":
             thing.attrs = {"Config": {"Labels": labels}}
             thing.kill = lambda: None
+        elif kind in ("services", "configs"):
+            thing.attrs = {"Spec": {"Labels": labels}}
         else:
             thing.attrs = {"Labels": labels}
         thing.remove = lambda **options: self.remove(thing, **options)
@@ -130,6 +135,8 @@ class Daemon:
             raise RuntimeError("removal is in progress")
         if thing.kind == "networks" and any(each.kind == "containers" for each in self.things):
             raise RuntimeError("network has active endpoints")
+        if thing.kind == "configs" and any(each.kind == "services" for each in self.things):
+            raise RuntimeError("config is in use")
         self.removed.append(thing.name)
         self.things = [each for each in self.things if each.name != thing.name]
 
@@ -189,6 +196,22 @@ def test_remove_project(daemon: Daemon) -> None:
     assert daemon.left == ["b"]
 
 
+def test_remove_stack(daemon: Daemon) -> None:
+    for kind in ("configs", "networks", "services"):
+        daemon.add(kind, f"{kind} of the stack", identity(), "q")
+    daemon.things = [each for each in daemon.things if each.kind != "containers"]
+    assert remove_stack(daemon.engine, "q") == 3
+    assert daemon.removed[0] == "services of the stack"
+    assert daemon.left == ["gone-network", "gone-volume"]
+
+
+def test_an_engine_without_a_swarm_is_not_asked_for_services(daemon: Daemon) -> None:
+    daemon.swarm = {"ControlAvailable": False}
+    daemon.add("services", "of a swarm", labelled(since="1.00"))
+    assert remove_orphans(daemon.engine) == 3
+    assert daemon.left == ["of a swarm"]
+
+
 def test_nothing_to_remove(daemon: Daemon) -> None:
     daemon.things.clear()
     assert remove_orphans(daemon.engine) == 0
@@ -225,7 +248,7 @@ def test_removal_is_retried(daemon: Daemon) -> None:
 def test_removal_that_fails_is_an_error(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon.stubborn = {"gone-node"}
     monkeypatch.setattr(module, "REMOVE_S", 0.05)
-    with pytest.raises(EngineError, match="2 containers or networks cannot be removed: docker ps -a"):
+    with pytest.raises(EngineError, match="^2 containers, services or networks"):
         remove_orphans(daemon.engine)
     assert daemon.left == ["gone-network", "gone-node"]
 

@@ -2,7 +2,8 @@
 
 node, launcher, master   run an agent             SHARDYARD_TOPOLOGY, SHARDYARD_WARM
 coordinator              coordinate the run       also SHARDYARD_SPEC (file), SHARDYARD_RESULTS (directory),
-                                                  SHARDYARD_RUN (its name there) and the limits of a node
+                                                  SHARDYARD_RUN (its name there), SHARDYARD_SCALE (nodes to
+                                                  wait for) and the limits of a node
 data                     download the dataset     SHARDYARD_SPEC, SHARDYARD_DATA
 skip                     do nothing
 
@@ -56,10 +57,11 @@ def _coordinate(env: Mapping[str, str]) -> int:
 
     topology, spec, results = env["SHARDYARD_TOPOLOGY"], Path(env["SHARDYARD_SPEC"]), Path("/results")
     drop_privileges_to_owner(spec, results)
+    scale = int(env["SHARDYARD_SCALE"]) if env.get("SHARDYARD_SCALE") else None
     if env.get("SHARDYARD_WARM"):
-        return coordinator.serve(topology, results)
+        return coordinator.serve(topology, results, scale)
     if name := env.get("SHARDYARD_RUN"):
-        code, lines = coordinator.main(topology, spec, results / name, {})
+        code, lines = coordinator.main(topology, spec, results / name, {}, scale)
         print("\n".join(lines), flush=True)
         return code
     limits = {field: kind(env[name]) for field, (name, kind) in LIMITS.items() if env.get(name)}

@@ -40,6 +40,7 @@ HELLO_S = 20.0  # from an agent's connection until it must have registered
 MAX_CONNECTIONS = 64  # of one container during a run; it needs one
 GRACE_S = 2.0  # after one agent has failed, the others have this long to report failures of their own
 CANCEL_POLL_S = 0.2
+START_POLL_S = 0.1  # between looks for containers that have yet to start
 ANNOUNCE_S = 0.1  # between looks at who is alive
 BACKLOG = 1024  # of warm agents that wait for the next run
 SHUTDOWN_S = 5.0  # after `shutdown`: longest silence of all agents before the coordinator exits
@@ -59,6 +60,7 @@ class Coordinator:
         directory: Path,
         limits: Mapping[str, float],
         listener: socket.socket | None = None,
+        scale: int | None = None,
     ) -> None:
         """
         Args:
@@ -67,8 +69,10 @@ class Coordinator:
             directory: of the run record.
             limits: see `assign_ranks`.
             listener: of a warm coordinator. Agents that connect to it early wait there for the next run.
+            scale: replicas of service `node`, if agents may start after this process; Compose starts them
+                before it.
         """
-        self._listener = listener
+        self._listener, self._scale = listener, scale
         self._topology, self._directory = topology, directory
         self._fields, self._limits = fields, limits
         self._expected: dict[str, tuple[str, int]] = {}  # address: role, ordinal
@@ -109,7 +113,7 @@ class Coordinator:
         try:
             try:
                 # First: only the run's containers are listened to.
-                self._expected = expected_agents(self._topology)
+                self._expected = await self._find_agents()
                 await server.start_serving()
                 fields = await self._register()
             finally:
@@ -174,6 +178,23 @@ class Coordinator:
         """End the run early."""
         self._interruption = cause
         self._interrupted.set()
+
+    async def _find_agents(self) -> dict[str, tuple[str, int]]:
+        """See `expected_agents`; waits until all have started. Raises AssignmentError."""
+        if self._scale is None:
+            return expected_agents(self._topology)
+        wanted = Counter({role: self._scale if role == "node" else 1 for role in ROLES[self._topology]})
+        deadline = time.monotonic() + REGISTRATION_S
+        while True:
+            with suppress(AssignmentError):  # a service without a task
+                found = await asyncio.to_thread(expected_agents, self._topology)
+                if Counter(role for role, _ in found.values()) == wanted:
+                    return found
+            if self._interrupted.is_set():
+                raise AssignmentError(self._interruption)
+            if time.monotonic() > deadline:
+                raise AssignmentError(f"not all containers have started in {REGISTRATION_S:g} s")
+            await asyncio.sleep(START_POLL_S)
 
     async def _register(self) -> Mapping[str, Any]:
         """Wait until every container's agent has registered. Returns the fields of the run's spec."""
@@ -503,7 +524,9 @@ def expected_agents(topology: str) -> dict[str, tuple[str, int]]:
             addresses = socket.gethostbyname_ex(role)[2]
         except OSError:
             raise AssignmentError(f"no container of service {role} is running") from None
-        found |= {address: (role, ordinal_of(address)) for address in addresses}
+        for address in addresses:
+            with suppress(OSError):  # it has just ended
+                found[address] = role, ordinal_of(address)
     return found
 
 
@@ -521,9 +544,12 @@ async def is_reachable(address: str) -> bool:
 
 
 def ordinal_of(address: str) -> int:
-    """The container number that compose assigned: 3 for shardyard-node-3.shardyard_run."""
-    name = socket.gethostbyaddr(address)[0].partition(".")[0]
-    return int(name.rpartition("-")[2])
+    """The number of a container: 3 for Compose's run-node-3.network and Swarm's run_node.3.TASK.network.
+
+    Raises OSError if the address has no name.
+    """
+    name, number = socket.gethostbyaddr(address)[0].split(".")[:2]
+    return int(number if number.isdigit() else name.rpartition("-")[2])
 
 
 def _rank_list(assignment: RankAssignment) -> str:
@@ -536,7 +562,9 @@ def _rank_list(assignment: RankAssignment) -> str:
     return "; ".join(found[:16]) + (f"; and {len(found) - 16} more" if len(found) > 16 else "")
 
 
-def main(topology: str, spec: Path, directory: Path, limits: Mapping[str, float]) -> tuple[int, list[str]]:
+def main(
+    topology: str, spec: Path, directory: Path, limits: Mapping[str, float], scale: int | None = None
+) -> tuple[int, list[str]]:
     """Coordinate the run that the file `spec` describes, and write its summary beside the events.
 
     Args:
@@ -544,25 +572,29 @@ def main(topology: str, spec: Path, directory: Path, limits: Mapping[str, float]
         spec: the run, a JSON file.
         directory: where the run's files go.
         limits: of the containers after a bare `docker compose up`, else empty.
+        scale: see `Coordinator`.
 
     Returns:
         The exit code, and the lines of the summary.
     """
-    coordinator = Coordinator(topology, _fields(spec), directory, limits)
+    coordinator = Coordinator(topology, _fields(spec), directory, limits, scale=scale)
     code, lines = _coordinate(coordinator, directory)
     with suppress(OSError):  # as in `_coordinate`
         _write_ending(coordinator, code, directory)
     return code, lines
 
 
-def serve(topology: str, directory: Path) -> int:
-    """Coordinate one run after the other, as the orchestrator hands them over. Returns the exit code."""
+def serve(topology: str, directory: Path, scale: int | None = None) -> int:
+    """Coordinate one run after the other, as the orchestrator hands them over. Returns the exit code.
+
+    scale: see `Coordinator`.
+    """
     with socket.create_server(("", PORT), backlog=BACKLOG) as listener:
         while run := take_over(directory):
             fields = _fields(run / SPEC)
             begin, end = log_marks(run.name)
             print(begin, flush=True)
-            coordinator = Coordinator(topology, fields, run, {}, listener)
+            coordinator = Coordinator(topology, fields, run, {}, listener, scale)
             code, lines = _coordinate(coordinator, run)
             print("\n".join([*lines, end]), flush=True)
             _write_ending(coordinator, code, run)

@@ -1,4 +1,5 @@
-"""Removes containers, networks and volumes by label: after a run, and after an orchestrator was killed.
+"""Removes services, containers, networks, volumes and configs by label: after a run, and after an
+orchestrator was killed.
 
 An orchestrator that gets SIGKILL cannot clean up. A small process does so for it: it reads from a pipe, and
 when the pipe closes without a final message, it removes everything with the orchestrator's label.
@@ -20,6 +21,7 @@ from orchestrator.shipped import IMPORT_ROOT
 
 LABEL = "shardyard.orchestrator"
 PROJECT_LABEL = "com.docker.compose.project"
+STACK_LABEL = "com.docker.stack.namespace"
 REMOVE_S = 30.0
 PAUSE_S = 0.05
 EXIT_MESSAGE = b"exit"
@@ -50,6 +52,11 @@ def remove_project(engine: Engine, project: str) -> int:
     return _remove(engine, f"{PROJECT_LABEL}={project}", lambda labels: True)
 
 
+def remove_stack(engine: Engine, stack: str) -> int:
+    """Remove a stack's services, networks and configs. Returns their number."""
+    return _remove(engine, f"{STACK_LABEL}={stack}", lambda labels: True)
+
+
 def remove_orphans(engine: Engine) -> int:
     """Remove everything that orchestrators which no longer run have started. Returns its number."""
     return _remove(engine, LABEL, lambda labels: is_gone(labels.get(LABEL, "")))
@@ -61,12 +68,15 @@ def remove_of_orchestrator(engine: Engine, orchestrator: str) -> int:
 
 
 def _remove(engine: Engine, label: str, wanted: Callable[[dict[str, str]], bool]) -> int:
-    """Remove containers first, since networks depend on them. Raises EngineError if anything is left."""
+    """Remove services and containers first: networks and configs depend on them.
+
+    Raises EngineError if anything is left.
+    """
     count = 0
     deadline = time.monotonic() + REMOVE_S
     while left := [each for each in _labelled(engine, label) if wanted(_labels(each))]:
         if time.monotonic() > deadline:
-            raise EngineError(f"{len(left)} containers or networks cannot be removed: docker ps -a")
+            raise EngineError(f"{len(left)} containers, services or networks cannot be removed")
         for each in left:
             # Another process may remove it at the same moment; else the next pass finds it again.
             with suppress(Exception):
@@ -84,14 +94,20 @@ def _remove_one(thing: Any) -> None:
 
 
 def _labels(thing: Any) -> dict[str, str]:
-    return dict(thing.attrs.get("Labels") or thing.attrs.get("Config", {}).get("Labels") or {})
+    attributes = thing.attrs
+    of_swarm, of_container = attributes.get("Spec", {}), attributes.get("Config", {})
+    return dict(attributes.get("Labels") or of_swarm.get("Labels") or of_container.get("Labels") or {})
 
 
 def _labelled(engine: Engine, label: str) -> list[Any]:
     client = engine.client
     filters: dict[str, str | list[str] | bool] = {"label": label}
+    services, configs = [], []
+    if client.info().get("Swarm", {}).get("ControlAvailable"):
+        services, configs = client.services.list(filters=filters), client.configs.list(filters=filters)
     containers = client.containers.list(all=True, filters=filters, ignore_removed=True)
-    return [*containers, *client.networks.list(filters=filters), *client.volumes.list(filters=filters)]
+    networks, volumes = client.networks.list(filters=filters), client.volumes.list(filters=filters)
+    return [*services, *containers, *networks, *volumes, *configs]
 
 
 def main(orchestrator: str) -> None:

@@ -33,6 +33,7 @@ from orchestrator.runtimes.slurm.script import (
 )
 from orchestrator.runtimes.slurm.states import JobState, error_of
 from orchestrator.sweeps.slurm import SlurmOptions, read_site_file, site_path
+from orchestrator.sweeps.swarm import SwarmOptions
 from trainer.core.events import Event, EventReader, damage
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
@@ -79,7 +80,7 @@ class SlurmRuntime(Runtime):
     def environment(self) -> dict[str, Any]:
         return {"slurm": _answer(commands.version)}
 
-    def configure(self, slurm: SlurmOptions) -> None:
+    def configure(self, slurm: SlurmOptions, swarm: SwarmOptions) -> None:
         self._sweep = slurm
 
     @cached_property

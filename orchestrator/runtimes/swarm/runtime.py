@@ -1,0 +1,250 @@
+"""Runtime `swarm`: a run is a stack, its nodes are tasks on the machines of a Docker Swarm."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from orchestrator.errors import InputError
+from orchestrator.results.records import RuntimeInfo
+from orchestrator.results.store import RunPaths
+from orchestrator.runtimes.base import RunHandle, Runtime
+from orchestrator.runtimes.docker.compose import Cluster, cluster
+from orchestrator.runtimes.docker.engine import Engine, EngineError, is_responding, reach
+from orchestrator.runtimes.docker.image import (
+    image_id,
+    image_name,
+    image_trouble,
+    pinned_packages,
+    source_digest,
+)
+from orchestrator.runtimes.docker.inspection import inspection_container
+from orchestrator.runtimes.docker.reaper import Reaper, remove_orphans
+from orchestrator.runtimes.docker.run import ContainerRun
+from orchestrator.runtimes.identity import identity
+from orchestrator.runtimes.launch_plan import LaunchPlan, Process
+from orchestrator.runtimes.swarm.machines import (
+    Machine,
+    machines,
+    manager_trouble,
+    own_machine,
+    total_cores,
+)
+from orchestrator.runtimes.swarm.services import Stack
+from orchestrator.runtimes.swarm.stack import Placed, StackError, stack, to_text
+from orchestrator.sweeps.imports import Inspection
+from orchestrator.sweeps.slurm import SlurmOptions
+from orchestrator.sweeps.swarm import SwarmOptions
+from trainer.spec.run_spec import RunSpec
+
+COMPOSE_S = 60  # to read the compose files
+MAX_CONFIG_BYTES = 500_000  # of a file that Swarm distributes
+
+
+class SwarmRuntime(Runtime):
+    """Containers on the machines of a Docker Swarm, each node within its own limits."""
+
+    info: ClassVar = RuntimeInfo(
+        enforces_limits=True,
+        shares_cores=True,  # where one machine has several nodes; `cores` counts those of all machines
+        one_clock=False,
+        shapes_links=False,
+        warm=False,
+        remote=True,
+    )
+
+    def __init__(self, cold: bool = False, shared_network: bool = False) -> None:
+        super().__init__(cold, shared_network)
+        self._engine: Engine | None = None
+        self._image: str | None = None
+        self._reaper: Reaper | None = None
+        self._options = SwarmOptions()
+
+    def unavailable_reason(self) -> str | None:
+        try:
+            self._engine = reach()
+        except EngineError as error:
+            return str(error)
+        return manager_trouble(self._engine)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of this machine. Raises EngineError if none responds."""
+        self._engine = self._engine or reach()
+        return self._engine
+
+    def node_kind(self) -> str:
+        count = sum(each.usable for each in self._machines)
+        return f"containers of a Docker Swarm of {count} machines"
+
+    @property
+    def _machines(self) -> list[Machine]:
+        return machines(self.engine)
+
+    def cores(self) -> float:
+        return total_cores(self._machines)
+
+    def environment(self) -> dict[str, Any]:
+        return {
+            "docker": self.engine.version,
+            "swarm": ", ".join(
+                f"{each.name} ({each.cores:g} cores)" for each in self._machines if each.usable
+            ),
+            "image": f"{image_name()} from sources {source_digest()}",
+            "python": "of the image",
+            **pinned_packages(),
+        }
+
+    def configure(self, slurm: SlurmOptions, swarm: SwarmOptions) -> None:
+        self._options = swarm
+
+    def unsupported_reason(self, spec: RunSpec) -> str | None:
+        if trouble := image_trouble(self.engine):
+            return trouble
+        self._image = self._image or distributed_image(self.engine)
+        return _unsupported(spec) or self._no_room(spec)
+
+    def _no_room(self, spec: RunSpec) -> str | None:
+        """Why the machines cannot take the run's nodes."""
+        usable = [each for each in self._machines if each.usable]
+        if (most := max((each.cores for each in usable), default=0)) < spec.cpus:
+            return f"cpus: {spec.cpus:g} for a node, and no machine has more than {most:g}; lower cpus"
+        limit = self._options.nodes_per_machine
+        nodes = cluster_scale(spec)
+        if limit and limit * len(usable) < nodes:
+            names = ", ".join(each.name for each in usable)
+            return (
+                f"swarm: nodes_per_machine: {limit} on {len(usable)} machines ({names}) makes room for "
+                f"{limit * len(usable)} nodes, and the run has {nodes}; raise it, or lower nodes"
+            )
+        return None
+
+    def inspection_command(self, inspection: Inspection) -> Sequence[str]:
+        if trouble := image_trouble(self.engine):
+            raise InputError(trouble)
+        if inspection.requirements:
+            raise InputError(
+                "requirements: runtime swarm installs nothing; build an image with the packages, load it "
+                "on every machine, and set SHARDYARD_IMAGE"
+            )
+        self._image = distributed_image(self.engine)
+        return self.engine.command(*inspection_container(inspection, self._image, identity()))
+
+    def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
+        run = self._cluster(spec, paths, data_dir)
+        text = to_text(self._stack(spec, run, paths))
+        deploy = self.engine.command(
+            "stack",
+            "deploy",
+            "--resolve-image",
+            "never",
+            "--with-registry-auth",
+            "--compose-file",
+            "-",
+            run.project,
+        )
+        return LaunchPlan(spec, paths, data_dir, [Process("stack", deploy, {}, "stack")], script=text)
+
+    def _stack(self, spec: RunSpec, run: Cluster, paths: RunPaths) -> dict[str, Any]:
+        """The stack of a run. Raises InputError."""
+        placed = Placed(
+            image=self._image or distributed_image(self.engine),
+            entrypoint=entrypoint(self.engine),
+            manager=own_machine(self.engine),
+            replicas=run.scale,
+            cpus=run.cpus,
+            owner=identity(),
+            spec=str(paths.spec.resolve()),
+            user=(os.getuid(), os.getgid()),
+            code=code_files(paths.code) if spec.has_imports else {},
+            data=bool(spec.dataset.files),
+            options=self._options,
+        )
+        try:
+            return stack(_compose_config(self.engine, run), placed)
+        except StackError as error:
+            raise InputError(f"{run.files[0]}: {error}") from error
+
+    def start(self, plan: LaunchPlan) -> RunHandle:
+        if not is_responding(self.engine) and (reason := self.unavailable_reason()):
+            raise InputError(f"{reason}\nthen run the same command to resume")
+        self._reaper = self._reaper or Reaper(identity())
+        run = self._cluster(plan.spec, plan.paths, plan.data_dir)
+        (deploy,) = plan.processes
+        containers = Stack(self.engine, run.project, run.topology, deploy.argv, plan.script or "")
+        return ContainerRun(containers, plan.spec, plan.paths)
+
+    def clean(self) -> int:
+        return 0 if self.unavailable_reason() else remove_orphans(self.engine)
+
+    def _cluster(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> Cluster:
+        most = max((each.cores for each in self._machines if each.usable), default=1.0)
+        return cluster(spec, paths, data_dir, orchestrator=identity(), cores=most)
+
+
+def cluster_scale(spec: RunSpec) -> int:
+    """Containers of the run that train."""
+    return 1 if spec.topology == "single" else spec.nodes
+
+
+def _unsupported(spec: RunSpec) -> str | None:
+    """What runtime `swarm` does not do."""
+    if spec.on_gpu:
+        return "transport nccl does not run on runtime swarm; use gloo or mpi"
+    if spec.has_links:
+        return "link: runtime swarm sets no links; use --runtime docker or local"
+    if spec.node_speed is not None:
+        return "node_speed: runtime swarm gives all nodes the same quota; use --runtime docker or local"
+    if spec.checkpoints:
+        return "checkpoints need a directory that all nodes share; use --runtime slurm, docker or local"
+    if spec.restarts or spec.on_loss == "continue":
+        return "runs that outlive a lost rank do not run on runtime swarm; use --runtime docker or local"
+    return None
+
+
+def distributed_image(engine: Engine) -> str:
+    """The image by what is the same on all machines: its digest in a registry, else its ID.
+
+    Swarm pulls an image with a digest. Machines must have one with an ID.
+    """
+    name = image_name()
+    digests = engine.client.images.get(name).attrs.get("RepoDigests") or []
+    repository = name.partition("@")[0].rpartition(":")[0] or name
+    return next((each for each in digests if each.startswith(f"{repository}@")), None) or image_id(engine)
+
+
+def entrypoint(engine: Engine) -> Sequence[str]:
+    """That of the image."""
+    return [*engine.client.images.get(image_name()).attrs["Config"]["Entrypoint"]]
+
+
+def code_files(directory: Path) -> dict[str, str]:
+    """The copies of users' code, by their path in it. Raises InputError if Swarm cannot distribute one."""
+    found = {
+        str(path.relative_to(directory)): path for path in sorted(directory.rglob("*")) if path.is_file()
+    }
+    for name, path in found.items():
+        if (size := path.stat().st_size) > MAX_CONFIG_BYTES:
+            raise InputError(
+                f"{name}: has {size} bytes, and Swarm distributes files of up to {MAX_CONFIG_BYTES}; "
+                "use --runtime docker, or put the data into an image and set SHARDYARD_IMAGE"
+            )
+    return {name: str(path.resolve()) for name, path in found.items()}
+
+
+def _compose_config(engine: Engine, run: Cluster) -> dict[str, Any]:
+    """The run's compose files with all variables replaced."""
+    command = engine.command(*run.compose, "config", "--format", "json")
+    environment = {**os.environ, **run.environment}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=COMPOSE_S)
+    except subprocess.TimeoutExpired:
+        raise EngineError(f"docker compose config does not answer within {COMPOSE_S} s") from None
+    if done.returncode:
+        raise EngineError(f"docker compose config failed: {done.stderr.strip()[:300]}")
+    found: dict[str, Any] = json.loads(done.stdout.replace("$$", "$"))
+    return found
