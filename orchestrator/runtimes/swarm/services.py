@@ -19,6 +19,7 @@ NEW = ("new", "pending", "assigned", "accepted", "preparing", "ready", "starting
 TERMINATE_S = 8.0  # for the coordinator to end the agents, and these their ranks
 POLL_S = 0.1
 PLACE_S = 5.0  # for Swarm to find machines for all tasks
+REMOVE_S = 15.0  # for the engines of all machines to end their containers
 LOG_S = 15.0  # to fetch a container's output from another machine
 
 Task = Mapping[str, Any]  # as the engine lists it
@@ -174,11 +175,29 @@ class Stack(Containers):
     def remove(self) -> None:
         try:
             remove_stack(self._engine, self._name)
+            deadline = time.monotonic() + REMOVE_S
+            while self._ending() and time.monotonic() < deadline:
+                time.sleep(POLL_S)
         except Exception:
             # An engine that has died must not hide a run's result. The next sweep removes by label what
             # the swarm still has.
             if self.is_responding():
                 raise
+
+    def _ending(self) -> list[Task]:
+        """The tasks that engines have yet to end after the removal of the services.
+
+        A lost machine cannot say that it has ended one; it does so when it returns.
+        """
+        api: Any = self._engine.client.api
+        ready = {each.identifier for each in machines(self._engine) if each.state == "ready"}
+        return [
+            task
+            for task in api.tasks()  # the engine refuses a filter with a removed service
+            if task["ServiceID"] in self._services
+            and task["Status"]["State"] in (*NEW, "running")
+            and task.get("NodeID") in ready
+        ]
 
 
 def _reason(status: Mapping[str, Any]) -> str:
