@@ -14,13 +14,14 @@ from typing import Literal
 import psutil
 
 from orchestrator.results.environment import cores, gpus, installed
-from orchestrator.runtimes.docker.engine import EngineError, reach
+from orchestrator.runtimes.docker.engine import Engine, EngineError, reach
 from orchestrator.runtimes.docker.image import image_name, image_trouble
 from orchestrator.runtimes.docker.runtime import links_missing
 from orchestrator.runtimes.local.namespace import PrivateNetwork
 from orchestrator.runtimes.local.processes import mpirun
 from orchestrator.runtimes.slurm import commands as slurm_commands
 from orchestrator.runtimes.slurm.commands import SlurmError
+from orchestrator.runtimes.swarm.machines import machines, manager_trouble
 from trainer.data.base import DataError
 from trainer.spec.registries import REGISTRIES
 
@@ -86,6 +87,18 @@ def _engine() -> Iterator[Finding]:
     yield Finding(
         "trainer image", "missing" if problem else "ok", problem or f"{image_name()} is up to date"
     )
+    yield swarm(engine)
+
+
+def swarm(engine: Engine) -> Finding:
+    """Whether runs can be stacks of a Docker Swarm, and on which machines."""
+    if trouble := manager_trouble(engine):
+        return Finding("Docker Swarm", "note", f"no runtime swarm: {trouble}")
+    found = machines(engine)
+    usable = ", ".join(each.name for each in found if each.usable) or "none"
+    unusable = ", ".join(f"{each.name} ({each.state})" for each in found if not each.usable)
+    detail = f"runtime swarm; machines: {usable}" + (f"; not usable: {unusable}" if unusable else "")
+    return Finding("Docker Swarm", "ok", detail)
 
 
 def slurm() -> Finding:

@@ -6,8 +6,13 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-# As Swarm defines it: node.labels.rack == 3
-Constraint = Annotated[str, StringConstraints(pattern=r"^(node|engine)\.[\w.-]+ ?(==|!=) ?[\w./-]+$")]
+# Those of Swarm by which machines are chosen; of labels, a machine may have any.
+Constraint = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^(node\.(id|hostname|role|labels\.[\w.-]+)|engine\.labels\.[\w.-]+) ?(==|!=) ?[\w./-]+$"
+    ),
+]
 
 
 class SwarmOptions(BaseModel):

@@ -12,7 +12,7 @@ import pytest
 from orchestrator.runtimes import RUNTIMES
 from orchestrator.runtimes.identity import identity
 from tests.support import runs
-from tests.support.containers import containers_missing, leftovers
+from tests.support.containers import containers_missing, leftovers, swarm_host
 from tests.support.processes import node_processes
 from tests.support.runs import SMALL, FinishedRun
 from trainer.spec.run_spec import RunSpec
@@ -36,16 +36,18 @@ class Nodes:
 
 def _nodes(name: str) -> Iterator[Any]:
     """The ways in which a registered runtime runs nodes."""
-    marks = [pytest.mark.containers] if name == "docker" else []
+    marks = [pytest.mark.containers] if name in ("docker", "swarm") else []
     if RUNTIMES.load(name).info.warm:
         yield pytest.param(Nodes(name, cold=False), id=name, marks=marks)
     yield pytest.param(Nodes(name, cold=True), id=f"{name}-cold", marks=marks)
 
 
 @pytest.fixture(params=[param for name in RUNTIMES.entries for param in _nodes(name)])
-def nodes(request: pytest.FixtureRequest) -> Nodes:
+def nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     """Every registered runtime, with warm and with cold nodes."""
     found: Nodes = request.param
+    if found.runtime == "swarm":
+        monkeypatch.setenv("DOCKER_HOST", swarm_host())
     missing = (
         containers_missing()
         if found.runtime == "docker"
@@ -70,10 +72,11 @@ def execute(nodes: Nodes, tmp_path: Path) -> Execute:
 @pytest.fixture(autouse=True)
 def nothing_left(nodes: Nodes, tmp_path: Path) -> Iterator[None]:
     """A test leaves no process of its runs, and no container or network but those of warm nodes."""
-    before = leftovers(OWN) if nodes.runtime == "docker" else []
+    contained = nodes.runtime in ("docker", "swarm")
+    before = leftovers(OWN) if contained else []
     yield
     assert node_processes(tmp_path) == []
-    if nodes.runtime == "docker" and nodes.cold:
+    if contained and nodes.cold:
         assert set(leftovers(OWN)) <= set(before)
 
 

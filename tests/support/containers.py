@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 from orchestrator.runtimes.docker.engine import EngineError, reach
 from orchestrator.runtimes.docker.image import image_name, image_trouble
-from orchestrator.shipped import COMPOSE
+from orchestrator.runtimes.swarm.machines import manager_trouble
+from orchestrator.shipped import COMPOSE, ROOT
 
 
 @cache
@@ -20,6 +22,11 @@ def containers_missing() -> str | None:
         return image_trouble(reach())
     except EngineError as error:
         return str(error)
+
+
+def swarm_host() -> str:
+    """The engine of a swarm's manager: DOCKER_HOST of the tests of runtime `swarm`."""
+    return os.environ.get("SHARDYARD_TEST_SWARM") or f"unix://{ROOT}/.swarm/1/docker.sock"
 
 
 def spec_of_up(topology: str, directory: Path, **fields: Any) -> Path:
@@ -52,9 +59,12 @@ def cut_off(container: str, seconds: float) -> None:
 
 
 def leftovers(label: str) -> list[str]:
-    """Containers, networks and volumes that carry a label: kind and name of each."""
+    """Containers, networks, volumes, services and configs that carry a label: kind and name of each."""
     found = []
-    for kind, name in (("container", "Names"), ("network", "Name"), ("volume", "Name")):
+    kinds = [("container", "Names"), ("network", "Name"), ("volume", "Name")]
+    if manager_trouble(reach()) is None:
+        kinds += [("service", "Name"), ("config", "Name")]
+    for kind, name in kinds:
         every = ["--all"] if kind == "container" else []
         show = ["--format", f"{{{{.{name}}}}}", "--filter", f"label={label}"]
         listed = subprocess.run(

@@ -12,6 +12,7 @@ import pytest
 from orchestrator.commands import doctor
 from orchestrator.commands.doctor import Finding, examine
 from orchestrator.runtimes.docker.engine import EngineError
+from orchestrator.runtimes.swarm.machines import Machine
 from trainer.spec.registries import DATASETS
 
 
@@ -96,11 +97,23 @@ def test_image_is_checked_if_the_engine_responds(
     monkeypatch.setattr(
         doctor, "image_trouble", lambda asked: trouble if asked is engine else "another engine"
     )
+    monkeypatch.setattr(doctor, "manager_trouble", lambda asked: "in no swarm")
     docker = finding("Docker engine")
     assert docker.status == "ok"
     assert ("26.1.5" in docker.detail, "2.26.1" in docker.detail) == (True, True)
     image = finding("trainer image")
     assert (image.status, image.detail, image.required) == (status, detail, False)
+
+
+def test_a_swarm_is_shown_with_its_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    def machine(name: str, state: str) -> Machine:
+        return Machine(name, name, name, 2.0, state, usable=state == "ready", attributes={})
+
+    monkeypatch.setattr(doctor, "manager_trouble", lambda asked: None)
+    monkeypatch.setattr(doctor, "machines", lambda asked: [machine("one", "ready"), machine("two", "down")])
+    found = doctor.swarm(SimpleNamespace())  # type: ignore[arg-type]
+    assert found.status == "ok"
+    assert found.detail.index("one") < found.detail.index("not usable") < found.detail.index("two (down)")
 
 
 def test_image_is_not_checked_if_the_engine_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,7 +248,7 @@ def test_removal_is_retried(daemon: Daemon) -> None:
 def test_removal_that_fails_is_an_error(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon.stubborn = {"gone-node"}
     monkeypatch.setattr(module, "REMOVE_S", 0.05)
-    with pytest.raises(EngineError, match="^2 containers, services or networks"):
+    with pytest.raises(EngineError, match="2 containers, services or networks"):
         remove_orphans(daemon.engine)
     assert daemon.left == ["gone-network", "gone-node"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,7 @@ class Machine:
         cores: of the computer.
         state: as Swarm names it: ready, down, unknown or disconnected.
         usable: whether Swarm places tasks on it.
+        attributes: by the names that constraints use.
     """
 
     identifier: str
@@ -29,6 +32,15 @@ class Machine:
     cores: float
     state: str
     usable: bool
+    attributes: Mapping[str, str]
+
+    def satisfies(self, constraints: Sequence[str]) -> bool:
+        """Whether Swarm may place tasks with these constraints on it. An absent label is empty."""
+        for constraint in constraints:
+            name, operator, value = re.split(r" ?(==|!=) ?", constraint)
+            if (self.attributes.get(name, "") == value) is not (operator == "=="):
+                return False
+        return True
 
 
 def manager_trouble(engine: Engine) -> str | None:
@@ -51,23 +63,31 @@ def own_machine(engine: Engine) -> str:
 
 
 def machines(engine: Engine) -> list[Machine]:
-    """The machines of the engine's swarm."""
-    return [_machine(node) for node in engine.client.api.nodes()]
+    """The machines of the engine's swarm, by name."""
+    return sorted(map(_machine, engine.client.api.nodes()), key=lambda each: each.name)
 
 
 def _machine(node: dict[str, Any]) -> Machine:
     description = node["Description"]
-    name = description["Hostname"]
+    name, spec = description["Hostname"], node["Spec"]
+    own, of_engine = spec.get("Labels") or {}, description["Engine"].get("Labels") or {}
     return Machine(
         identifier=node["ID"],
         name=name,
-        host=(description["Engine"].get("Labels") or {}).get(HOST, name),
+        host=of_engine.get(HOST, name),
         cores=description["Resources"]["NanoCPUs"] / 1e9,
         state=node["Status"]["State"],
-        usable=node["Status"]["State"] == "ready" and node["Spec"]["Availability"] == "active",
+        usable=node["Status"]["State"] == "ready" and spec["Availability"] == "active",
+        attributes={
+            "node.id": node["ID"],
+            "node.hostname": name,
+            "node.role": spec["Role"],
+            **{f"node.labels.{key}": value for key, value in own.items()},
+            **{f"engine.labels.{key}": value for key, value in of_engine.items()},
+        },
     )
 
 
-def total_cores(found: list[Machine]) -> float:
-    """Cores of all usable machines; engines on one computer share its cores."""
-    return sum({each.host: each.cores for each in found if each.usable}.values())
+def total_cores(found: Sequence[Machine]) -> float:
+    """Cores of these machines; engines on one computer share its cores."""
+    return sum({each.host: each.cores for each in found}.values())

@@ -78,12 +78,14 @@ class SwarmRuntime(Runtime):
         return self._engine
 
     def node_kind(self) -> str:
-        count = sum(each.usable for each in self._machines)
-        return f"containers of a Docker Swarm of {count} machines"
+        count = len(self._machines)
+        return f"containers on {count} machine{'s' * (count != 1)} of a Docker Swarm"
 
     @property
     def _machines(self) -> list[Machine]:
-        return machines(self.engine)
+        """Those on which Swarm may place nodes."""
+        constraints = self._options.constraints
+        return [each for each in machines(self.engine) if each.usable and each.satisfies(constraints)]
 
     def cores(self) -> float:
         return total_cores(self._machines)
@@ -110,8 +112,14 @@ class SwarmRuntime(Runtime):
 
     def _no_room(self, spec: RunSpec) -> str | None:
         """Why the machines cannot take the run's nodes."""
-        usable = [each for each in self._machines if each.usable]
-        if (most := max((each.cores for each in usable), default=0)) < spec.cpus:
+        usable = self._machines
+        if not usable:
+            asked = f"swarm: constraints: {', '.join(self._options.constraints)}: "
+            states = ", ".join(f"{each.name} ({each.state})" for each in machines(self.engine))
+            return (
+                f"{asked if self._options.constraints else ''}no machine can take nodes; there are {states}"
+            )
+        if (most := max(each.cores for each in usable)) < spec.cpus:
             return f"cpus: {spec.cpus:g} for a node, and no machine has more than {most:g}; lower cpus"
         limit = self._options.nodes_per_machine
         nodes = cluster_scale(spec)
@@ -182,7 +190,7 @@ class SwarmRuntime(Runtime):
         return 0 if self.unavailable_reason() else remove_orphans(self.engine)
 
     def _cluster(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> Cluster:
-        most = max((each.cores for each in self._machines if each.usable), default=1.0)
+        most = max((each.cores for each in self._machines), default=1.0)
         return cluster(spec, paths, data_dir, orchestrator=identity(), cores=most)
 
 

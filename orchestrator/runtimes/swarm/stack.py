@@ -115,7 +115,7 @@ def _config(number: int) -> str:
 
 def _service(name: str, service: Mapping[str, Any], placed: Placed) -> Service:
     service = {key: value for key, value in service.items() if value is not None}  # not set
-    unknown = service.keys() - {*KEPT, *LEFT_OUT, *_REPLACED}
+    unknown = service.keys() - {*KEPT, *LEFT_OUT, *REPLACED}
     if unknown:
         raise StackError(f"service {name}: a stack has no {', '.join(sorted(unknown))}")
     trains = name != "coordinator"
@@ -133,7 +133,7 @@ def _service(name: str, service: Mapping[str, Any], placed: Placed) -> Service:
             "resources": {"limits": {}},
         },
     }
-    for key, replace in _REPLACED.items():
+    for key, replace in REPLACED.items():
         if key in service:
             replace(found, service[key], placed)
     if trains:
@@ -214,7 +214,7 @@ def _volumes(found: Service, value: Sequence[Mapping[str, Any]], placed: Placed)
                 raise StackError(f"volumes: {target}: there is no such directory on all machines")
 
 
-_REPLACED: Mapping[str, Callable[[Service, Any, Placed], None]] = {
+REPLACED: Mapping[str, Callable[[Service, Any, Placed], None]] = {
     "cpus": lambda found, value, placed: None,  # see `_service`: the quota of the run
     "mem_limit": _memory,
     "pids_limit": _limit("pids"),

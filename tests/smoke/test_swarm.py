@@ -1,0 +1,156 @@
+"""Runtime `swarm` on the engines of swarm/cluster: users' components, what is refused, and what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from orchestrator.results.store import SweepPaths, read_result
+from orchestrator.runtimes import RUNTIMES
+from orchestrator.shipped import ROOT
+from orchestrator.sweeps.swarm import SwarmOptions
+from orchestrator.sweeps.yaml import parse_yaml
+from tests.smoke.test_users_components import results_of
+from tests.support.command_line import heed_signals, run_cli
+from tests.support.containers import leftovers, swarm_host
+
+LABEL = "shardyard.orchestrator"
+OWN = """
+import torch
+from torch import nn
+
+def net(classes: int):
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, classes))
+"""
+SWEEP = """
+name: own
+swarm: {nodes_per_machine: 1}
+base: {dataset: digits, model: ./own.py:net, epochs: 1, nodes: 2, save_weights: true}
+blocks:
+  - axes: {strategy: [ddp, pipeline]}
+  - base: {strategy: all_reduce, transport: mpi}
+"""
+LONG = ["run", "all_reduce", "--nodes", "2", "--runtime", "swarm", "--set", "transport=gloo"]
+LEFT_S = 30.0  # for all machines to remove what a killed command has left
+
+
+@pytest.fixture(autouse=True)
+def manager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial swarm instead of the machine's own engine."""
+    monkeypatch.setenv("DOCKER_HOST", swarm_host())
+    if trouble := RUNTIMES.load("swarm")().unavailable_reason():
+        pytest.skip(trouble)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(manager: None) -> Iterator[None]:
+    before = leftovers(LABEL)
+    yield
+    assert set(leftovers(LABEL)) <= set(before)
+
+
+def test_own_components_reach_all_machines_without_a_rebuild(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()  # readable for the user of the containers, which tmp_path is not
+    (mine / "own.py").write_text(OWN)
+    (mine / "sweep.yml").write_text(SWEEP)
+    swarm = results_of(mine / "sweep.yml", tmp_path / "swarm", "swarm")
+    local = results_of(mine / "sweep.yml", tmp_path / "local", "local")
+    assert swarm.keys() == local.keys()
+    assert len(swarm) == 3
+    for key, each in swarm.items():
+        assert (each.status, each.cause, each.runtime) == ("ok", None, "swarm")
+        one, other = (np.load(SweepPaths(tmp_path / name).run(key).weights) for name in ("swarm", "local"))
+        assert np.array_equal(one, other), key
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        (["--nodes", "2", "--set", "node_speed=[1,0.5]"], "node_speed"),
+        (["--nodes", "2", "--set", "checkpoint_epochs=1"], "checkpoints"),
+        (["--nodes", "2", "--set", "cpus=1000"], "cpus"),
+        (["--nodes", "2", "--set", "link.bandwidth=100mbit"], "link"),
+    ],
+)
+def test_what_swarm_cannot_do_is_refused_before_anything_starts(
+    tmp_path: Path, fields: list[str], named: str
+) -> None:
+    done = run_cli("run", "all_reduce", "--runtime", "swarm", *fields, "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert named in done.stderr + done.stdout
+    assert not [*tmp_path.glob("out/*/result.json")]
+
+
+def _running(directory: Path) -> subprocess.Popen[str]:
+    """A command whose run has begun to train."""
+    command = [sys.executable, "-m", "orchestrator", *LONG, "--set", "epochs=1000", "--out", str(directory)]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=heed_signals,
+    )
+    assert process.stdout
+    for line in process.stdout:
+        if "epoch 1/" in line:
+            return process
+    raise AssertionError("the run did not begin")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=str)
+def test_an_interrupted_command_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    process = _running(tmp_path / "out")
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == (130 if number == signal.SIGINT else -number)
+    _until(lambda: not leftovers(LABEL))
+
+
+def test_a_lost_rank_is_named(tmp_path: Path) -> None:
+    """A container that is killed on another machine, of which this one only sees the task."""
+    process = _running(tmp_path / "out")
+    engines = sorted((Path(swarm_host().removeprefix("unix://")).parents[1]).glob("*/docker.sock"))
+    killed = next(filter(None, (_kill_node(f"unix://{socket}") for socket in reversed(engines))))
+    process.communicate(timeout=90)
+    (path,) = (tmp_path / "out").glob("*/result.json")
+    result = read_result(path)
+    assert result
+    assert result.status == "failed"
+    assert f"node {killed}" in str(result.cause)
+
+
+def _kill_node(engine: str) -> str | None:
+    """Kill a node's container on this engine. Returns the number of the node, or None."""
+    docker = ["docker", "--host", engine]
+    shown = '{{.ID}} {{.Label "com.docker.swarm.task.name"}}'
+    listed = subprocess.run([*docker, "ps", "--format", shown], capture_output=True, text=True, check=True)
+    for line in listed.stdout.splitlines():
+        identifier, _, task = line.partition(" ")
+        if "_node." in task:
+            subprocess.run([*docker, "kill", identifier], check=True, capture_output=True)
+            return str(int(task.split(".")[1]) - 1)
+    return None
+
+
+def _until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LEFT_S
+    while not reached():
+        assert time.monotonic() < deadline, leftovers(LABEL)
+        time.sleep(0.2)
+
+
+def test_the_options_of_the_page_are_valid() -> None:
+    page = (ROOT / "docs" / "swarm.md").read_text()
+    options = page.partition("```yaml\n")[2].partition("```")[0]
+    SwarmOptions.model_validate(parse_yaml(options, "docs/swarm.md")["swarm"])
+    assert os.environ["DOCKER_HOST"] == swarm_host()
