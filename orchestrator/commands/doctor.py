@@ -13,6 +13,7 @@ from typing import Literal
 
 import psutil
 
+from orchestrator.errors import InputError
 from orchestrator.results.environment import cores, gpus, installed
 from orchestrator.runtimes.docker.engine import Engine, EngineError, reach
 from orchestrator.runtimes.docker.image import image_name, image_trouble
@@ -21,7 +22,9 @@ from orchestrator.runtimes.local.namespace import PrivateNetwork
 from orchestrator.runtimes.local.processes import mpirun
 from orchestrator.runtimes.slurm import commands as slurm_commands
 from orchestrator.runtimes.slurm.commands import SlurmError
+from orchestrator.runtimes.slurm.trial import try_launches
 from orchestrator.runtimes.swarm.machines import machines, manager_trouble
+from orchestrator.sweeps.slurm import read_site_file, site_path
 from trainer.data.base import DataError
 from trainer.spec.registries import REGISTRIES
 
@@ -45,7 +48,7 @@ def examine(data_dir: Path) -> Iterator[Finding]:
     yield _torch()
     yield _mpi()
     yield from _engine()
-    yield slurm()
+    yield from slurm()
     yield network()
     yield links()
     yield _cores()
@@ -101,16 +104,33 @@ def swarm(engine: Engine) -> Finding:
     return Finding("Docker Swarm", "ok", detail)
 
 
-def slurm() -> Finding:
-    """Whether runs can be jobs of a Slurm cluster, and what can start their MPI ranks."""
+def slurm() -> Iterator[Finding]:
+    """Whether runs can be jobs of a Slurm cluster, and what starts their MPI ranks, tried by a job."""
     if reason := slurm_commands.unavailable_reason():
-        return Finding("Slurm", "note", f"no runtime slurm: {reason}")
+        yield Finding("Slurm", "note", f"no runtime slurm: {reason}")
+        return
     try:
-        pmix = "mpirun; srun lists pmix, too" if slurm_commands.has_pmix() else "mpirun; srun has no pmix"
-        detail = f"{slurm_commands.version()}: runtime slurm; ranks of transport mpi by {pmix}"
+        version, partitions = slurm_commands.version(), slurm_commands.partitions()
     except SlurmError as error:
-        return Finding("Slurm", "note", f"no runtime slurm: {error}")
-    return Finding("Slurm", "ok", detail)
+        yield Finding("Slurm", "note", f"no runtime slurm: {error}")
+        return
+    sizes = [f"{each}: {each.nodes} nodes of {each.cpus} CPUs, {each.limit}" for each in partitions]
+    accounts = ", ".join(sorted(set(slurm_commands.accounts())))
+    charged = f"; your accounts: {accounts}" if accounts else ""
+    yield Finding("Slurm", "ok", f"{version}: runtime slurm; partitions {'; '.join(sizes)}{charged}")
+    yield _slurm_mpi()
+
+
+def _slurm_mpi() -> Finding:
+    """What starts the ranks of transport mpi on two nodes of a Slurm cluster."""
+    try:
+        troubles = try_launches(read_site_file(site_path()))
+    except (SlurmError, InputError) as error:
+        return Finding("Slurm MPI", "note", f"not tried on 2 nodes: {error}")
+    works = [f"`mpi: {launch}` works" for launch, trouble in troubles.items() if trouble is None]
+    fails = [f"`mpi: {launch}` fails: {trouble}" for launch, trouble in troubles.items() if trouble]
+    status: Status = "ok" if works else "missing"
+    return Finding("Slurm MPI", status, f"tried on 2 nodes: {'; '.join([*works, *fails])}")
 
 
 def network() -> Finding:

