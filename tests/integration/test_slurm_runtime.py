@@ -20,7 +20,8 @@ import pytest
 from filelock import FileLock
 
 from orchestrator.results.store import RunPaths, SweepPaths, read_record, read_result
-from orchestrator.runtimes.slurm.commands import queued, unavailable_reason
+from orchestrator.runtimes.slurm.commands import pmix_trouble, queued, unavailable_reason
+from orchestrator.runtimes.slurm.script import SCRIPT
 from orchestrator.sweeps.slurm import SlurmOptions
 from orchestrator.sweeps.yaml import parse_yaml
 from tests.support.command_line import heed_signals
@@ -138,6 +139,33 @@ def test_same_sweep_has_the_same_weights(smoke: Path) -> None:
         np.testing.assert_array_equal(slurm, local)
 
 
+def test_doctor_tries_the_launches(cluster: Cluster) -> None:
+    done = cluster.shardyard("doctor")
+    said = " ".join(done.stdout.split())
+    assert "debug (default): 4 nodes" in said
+    assert "`mpi: mpirun` works" in said
+    assert "`mpi: pmix` " + ("works" if pmix_trouble() is None else "fails") in said
+
+
+def test_ranks_of_pmix_have_the_same_weights(cluster: Cluster, smoke: Path, tmp_path: Path) -> None:
+    if trouble := pmix_trouble():
+        pytest.skip(f"srun --mpi=pmix does not start: {trouble}")
+    sweep = tmp_path / "pmix.yml"
+    base, _, _ = SWEEP.partition("slurm:")
+    one = "{nodes: 2, strategy: local_sgd, transport: mpi}"
+    sweep.write_text(f"{base}slurm: {{mpi: pmix}}\nblocks: [{{base: {one}}}]\n")
+    done = cluster.shardyard(
+        *("sweep", sweep, "--runtime", "slurm", "--out", tmp_path / "out"),
+        *("--data-dir", smoke / "data", "--no-warm-up-run"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (key,) = read_record(SweepPaths(tmp_path / "out")).keys
+    script = RunPaths(tmp_path / "out" / key).directory / SCRIPT
+    assert "--mpi=pmix" in script.read_text()
+    pmix, mpirun = (np.load(RunPaths(home / key).weights) for home in (tmp_path / "out", smoke / "slurm"))
+    np.testing.assert_array_equal(pmix, mpirun)
+
+
 def test_examples_of_the_page(cluster: Cluster, tmp_path: Path) -> None:
     page = (PROJECT / "docs" / "slurm.md").read_text()
     (options,) = re.findall(r"(?ms)^```yaml\n(.*?)^```$", page)
@@ -166,10 +194,11 @@ def test_results_know_their_cluster(smoke: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "nodes", "named"),
     [
-        ("{partition: nope}", 2, ["--partition=nope", "partition"]),
-        ("{}", 9, ["--nodes=9", "not available"]),
-        ("{constraint: quantum}", 2, ["--constraint=quantum", "feature"]),
-        ("{arguments: [--nonsense]}", 2, ["--nonsense"]),
+        ("{partition: nope}", 2, ["slurm.partition: 'nope'", "debug", "short"]),
+        ("{}", 9, ["nodes: 9", "debug has 4 nodes"]),
+        ("{constraint: quantum}", 2, ["slurm.constraint: 'quantum'", "feature"]),
+        ("{partition: short, time: '60'}", 2, ["slurm.time: '60'", "short", "10:00"]),
+        ("{arguments: [--nonsense]}", 2, ["slurm.arguments", "--nonsense"]),
     ],
 )
 def test_refused_before_anything_starts(
