@@ -33,7 +33,8 @@ OWN = (
 )
 ARGUMENT = re.compile(r"--([a-z][a-z0-9-]*)(=[\x21-\x7e]+)?", re.ASCII)
 
-# A word of printable characters: it ends up in a line of the job script.
+# Words of printable characters: they end up in a line of the job script.
+ImageName = Annotated[str, StringConstraints(pattern=r"^[\x21-\x2c\x2e-\x7e][\x21-\x7e]{0,299}$")]
 Word = Annotated[str, StringConstraints(pattern=r"^[\x21-\x7e]{1,200}$")]
 
 
@@ -43,7 +44,24 @@ def _check_argument(text: str) -> str:
         raise ValueError("Input should be an option of sbatch in its long form: --NAME or --NAME=VALUE")
     if match[1] in OWN:
         raise ValueError(f"Input should not be --{match[1]}, which Shardyard sets")
+    if match[1].startswith("container"):
+        raise ValueError(
+            f"Input should not be --{match[1]}: the key `container` names the image of the ranks"
+        )
     return text
+
+
+class Container(BaseModel):
+    """The image that ranks run in, and what runs it on the nodes."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    engine: Literal["apptainer", "pyxis"] = Field(
+        description="apptainer: `apptainer exec` in each step; pyxis: `srun --container-image`"
+    )
+    image: ImageName = Field(
+        description="the trainer image, as the engine names it: a file that all nodes see, or an address"
+    )
 
 
 class SlurmOptions(BaseModel):
@@ -62,6 +80,11 @@ class SlurmOptions(BaseModel):
     constraint: Word | None = Field(default=None, description="features that nodes must have")
     mpi: Literal["mpirun", "pmix"] | None = Field(
         default=None, description="what starts ranks of transport mpi: mpirun (default), or srun --mpi=pmix"
+    )
+    container: Container | None = Field(
+        default=None,
+        description="run ranks in containers of the trainer image, such as {engine: apptainer, "
+        "image: /shared/trainer.sif}",
     )
     arguments: list[Annotated[str, AfterValidator(_check_argument)]] | None = Field(
         default=None, description="more options of sbatch, such as --exclusive"

@@ -42,6 +42,11 @@ def test_site_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("{arguments: [-x]}", ["slurm.arguments[0]", "-x", "--NAME=VALUE"]),
         ("{arguments: [--exclusive, --nodes=3]}", ["slurm.arguments[1]", "--nodes", "Shardyard sets"]),
         ('{arguments: ["--qos=a\\nrm"]}', ["slurm.arguments[0]"]),
+        ("{container: {engine: docker, image: x}}", ["slurm.container.engine", "apptainer", "pyxis"]),
+        ("{container: {engine: pyxis}}", ["slurm.container.image"]),
+        ("{container: {engine: pyxis, image: --x}}", ["slurm.container.image", "--x"]),
+        ("{container: {engine: pyxis, image: a b}}", ["slurm.container.image", "a b"]),
+        ("{arguments: [--container-image=x]}", ["slurm.arguments[0]", "--container-image", "`container`"]),
         ("[debug]", ["slurm"]),
     ],
 )

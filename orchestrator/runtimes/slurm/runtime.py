@@ -14,12 +14,14 @@ from orchestrator.errors import InputError
 from orchestrator.results.records import RuntimeInfo
 from orchestrator.results.store import RunPaths, write_atomic
 from orchestrator.runtimes.base import RunHandle, RunState, Runtime
+from orchestrator.runtimes.docker.image import pinned_packages
 from orchestrator.runtimes.identity import identity, is_gone
 from orchestrator.runtimes.launch_plan import LaunchPlan, Process
 from orchestrator.runtimes.live_files import collect_live, excess
 from orchestrator.runtimes.local.processes import mpirun
 from orchestrator.runtimes.slurm import commands
 from orchestrator.runtimes.slurm.commands import SlurmError
+from orchestrator.runtimes.slurm.container import own_digest, unmountable
 from orchestrator.runtimes.slurm.refusals import Partition, Request, explain, too_long
 from orchestrator.runtimes.slurm.script import (
     LAUNCHER_LOG,
@@ -30,6 +32,7 @@ from orchestrator.runtimes.slurm.script import (
     Job,
     directives,
     job_name,
+    mounts,
     render,
     submission,
 )
@@ -79,7 +82,11 @@ class SlurmRuntime(Runtime):
         return _answer(commands.host_cores)
 
     def environment(self) -> dict[str, Any]:
-        return {"slurm": _answer(commands.version)}
+        found = {"slurm": _answer(commands.version)}
+        if container := self._options.container:
+            image = f"{container.image} ({container.engine}), sources {own_digest()}"
+            return found | {"image": image, "python": "of the image", **pinned_packages()}
+        return found
 
     def configure(self, slurm: SlurmOptions, swarm: SwarmOptions) -> None:
         self._sweep = slurm
@@ -97,6 +104,8 @@ class SlurmRuntime(Runtime):
         if reason := _unsupported(spec, self.shared_network):
             return reason
         if spec.topology == "mpi":
+            if options.container:
+                return f"{self._place('container')}: transport mpi does not run in it; use gloo"
             if options.mpi == "pmix" and (trouble := self._pmix_trouble):
                 return f"{self._place('mpi')}: 'pmix' is not allowed here: {trouble}; allowed: mpirun"
             if options.mpi != "pmix" and mpirun() is None:
@@ -137,11 +146,15 @@ class SlurmRuntime(Runtime):
     def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
         owner, token = OWNED + identity(), token_hex(16)
         job = Job(spec, paths, data_dir, self._options, job_name(paths), owner, token, mpirun())
+        if self._options.container and (reason := unmountable(mounts(job))):
+            raise InputError(reason)
         script = render(job)
         submit = Process("job", submission(paths), {TOKEN_VARIABLE: token}, LAUNCHER_LOG)
         return LaunchPlan(spec, paths, data_dir, [submit], script=script)
 
     def start(self, plan: LaunchPlan) -> RunHandle:
+        if self._options.container:  # built-in datasets need no directory, but a mount needs one
+            plan.data_dir.mkdir(parents=True, exist_ok=True)
         return SlurmRun(plan)
 
     def clean(self) -> int:

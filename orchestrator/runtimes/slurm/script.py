@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.results.store import RunPaths
+from orchestrator.runtimes.slurm.container import PYTHON, SOURCES, check_of_image, wrapped
 from orchestrator.shipped import python_path
 from orchestrator.sweeps.slurm import SlurmOptions
 from trainer.imported.source import CODE
@@ -81,6 +82,8 @@ def render(job: Job) -> str:
     lines = ["#!/bin/bash"]
     lines += [f"#SBATCH {shlex.quote(each)}" for each in directives(job)]
     lines += ["", *_check_of_path(job.paths.live.resolve() / TOKEN, job.token), ""]
+    if job.options.container:
+        lines += [*check_of_image(job.options.container), ""]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in environment(job).items()]
     lines += ["", *first_node(), "", shlex.join(["exec", *launcher(job)])]
     return "\n".join(lines) + "\n"
@@ -117,7 +120,7 @@ def environment(job: Job) -> dict[str, str]:
         "SHARDYARD_DATA": str(job.data_dir.resolve()),
         "SHARDYARD_OUT": str(live),
         "SHARDYARD_CONSOLE": f"{paths.directory.resolve()}/node-{{node}}.log",
-        "PYTHONPATH": python_path(),
+        "PYTHONPATH": SOURCES if job.options.container else python_path(),
     }
     if spec.has_imports:
         found[CODE] = str(paths.code.resolve())
@@ -131,9 +134,21 @@ def environment(job: Job) -> dict[str, str]:
     return found
 
 
+def mounts(job: Job) -> dict[Path, bool]:
+    """Directories of a run that its containers need, and whether they write there."""
+    found = {job.data_dir.resolve(): False, job.paths.directory.resolve(): True}
+    if job.spec.has_imports:
+        found[job.paths.code.resolve()] = False
+    return found
+
+
 def launcher(job: Job) -> Sequence[str]:
     """The command that starts the ranks."""
-    spec, rank = job.spec, (sys.executable, "-m", "trainer")
+    spec = job.spec
+    contained: Sequence[str] = ()
+    rank: Sequence[str] = (sys.executable, "-m", "trainer")
+    if container := job.options.container:
+        contained, rank = wrapped(container, mounts(job), (PYTHON, "-m", "trainer"))
     if spec.topology == "mpi" and job.options.mpi != "pmix":
         per_node = f"ppr:{spec.processes_per_node}:node"
         options = ("-n", str(spec.world_size), "--map-by", per_node, "--bind-to", "none")
@@ -146,6 +161,7 @@ def launcher(job: Job) -> Sequence[str]:
         "--distribution=block",
         f"--mpi={mpi}",
         "--kill-on-bad-exit=1",
+        *contained,
         *rank,
     )
 

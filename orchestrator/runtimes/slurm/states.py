@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from orchestrator.runtimes.slurm.container import NO_CONTAINER, OTHER_SOURCES
 from orchestrator.runtimes.slurm.script import NOT_SHARED
 
 WAITING = {
@@ -36,6 +37,8 @@ HOPELESS = re.compile(
     r"Invalid(Account|QOS)|(Account|QOS|Assoc)NotAllowed|JobLaunchFailure|launch_failed_requeued_held|"
     r"JobHeld(User|Admin)|(Assoc|QOS)\w*(MaxNodePerJobLimit|MaxWallDurationPerJobLimit|MaxCpuPerJobLimit)"
 )
+# What srun says after the error of a task.
+FOLLOWING = re.compile(r"srun: error: \S+: tasks? |srun: Terminating|Try ")
 
 
 @dataclass(frozen=True)
@@ -119,4 +122,13 @@ def error_of(number: str, job: JobState, log: str = "") -> str | None:
         verb = "do" if " and " in nodes else "does"
         where = "--out must be on a file system that all nodes share"
         return f"{nodes} {verb} not see the directory of the run; {where}"
+    if job.ended and job.code == OTHER_SOURCES:
+        found = re.search(r"^shardyard: (image has sources .+)$", log, re.MULTILINE)
+        said = found[1] if found else "image has other sources than the orchestrator"
+        return f"{said}; build the image of `slurm: container` from this version of Shardyard"
+    if job.ended and job.code == NO_CONTAINER:
+        lines = [line.strip() for line in log.splitlines() if line.strip() and not FOLLOWING.match(line)]
+        errors = [line for line in lines if re.search("error|fatal|unrecognized", line, re.IGNORECASE)]
+        said = next(iter(errors or lines[-1:]), "see the log of the job")
+        return f"the container does not start on each node: {said}"
     return None
