@@ -28,7 +28,12 @@ from tests.support.command_line import heed_signals
 from tests.support.runs import SMALL
 
 PROJECT = Path(__file__).resolve().parents[2]
-MISSING = None if shutil.which("slurmctld") and shutil.which("munged") else unavailable_reason()
+SBIN = os.pathsep.join(
+    [os.environ["PATH"], "/usr/local/sbin", "/usr/sbin", "/sbin"]
+)  # not in a user's PATH
+MISSING = (
+    None if all(shutil.which(each, path=SBIN) for each in ("slurmctld", "munged")) else unavailable_reason()
+)
 PORT = "17817"  # not that of a user's cluster
 SWEEP = f"""
 name: smoke
