@@ -24,12 +24,13 @@ from orchestrator.runtimes.slurm import commands as slurm_commands
 from orchestrator.runtimes.slurm.commands import SlurmError
 from orchestrator.runtimes.slurm.trial import try_launches
 from orchestrator.runtimes.swarm.machines import machines, manager_trouble
-from orchestrator.sweeps.slurm import read_site_file, site_path
+from orchestrator.sweeps.slurm import read_site_file, read_variables, site_path
 from trainer.data.base import DataError
 from trainer.spec.registries import REGISTRIES
 
 Status = Literal["ok", "note", "missing"]
 
+SHOWN_PARTITIONS = 8
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")  # as distributions name the command
 
 
@@ -115,6 +116,8 @@ def slurm() -> Iterator[Finding]:
         yield Finding("Slurm", "note", f"no runtime slurm: {error}")
         return
     sizes = [f"{each}: {each.nodes} nodes of {each.cpus} CPUs, {each.limit}" for each in partitions]
+    if len(sizes) > SHOWN_PARTITIONS:
+        sizes[SHOWN_PARTITIONS:] = [f"{len(sizes) - SHOWN_PARTITIONS} more; sinfo lists them"]
     accounts = ", ".join(sorted(set(slurm_commands.accounts())))
     charged = f"; your accounts: {accounts}" if accounts else ""
     yield Finding("Slurm", "ok", f"{version}: runtime slurm; partitions {'; '.join(sizes)}{charged}")
@@ -124,7 +127,7 @@ def slurm() -> Iterator[Finding]:
 def _slurm_mpi() -> Finding:
     """What starts the ranks of transport mpi on two nodes of a Slurm cluster."""
     try:
-        troubles = try_launches(read_site_file(site_path()))
+        troubles = try_launches(read_site_file(site_path()).over(read_variables(os.environ)))
     except (SlurmError, InputError) as error:
         return Finding("Slurm MPI", "note", f"not tried on 2 nodes: {error}")
     works = [f"`mpi: {launch}` works" for launch, trouble in troubles.items() if trouble is None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,6 +16,14 @@ from orchestrator.sweeps.yaml import read_yaml
 
 SITE_FILE = Path("shardyard") / "slurm.yml"  # in the user's directory of configuration files
 TIME = r"^(\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2})$"
+# sbatch reads these variables, and they take precedence over the options in a script.
+VARIABLES = {
+    "partition": "SBATCH_PARTITION",
+    "account": "SBATCH_ACCOUNT",
+    "time": "SBATCH_TIMELIMIT",
+    "gres": "SBATCH_GRES",
+    "constraint": "SBATCH_CONSTRAINT",
+}
 # What Shardyard sets itself, and without which it cannot find or follow its jobs.
 OWN = (
     *("array", "chdir", "comment", "cpus-per-task", "dependency", "error", "export", "help", "input"),
@@ -117,4 +126,18 @@ def read_site_file(path: Path) -> SlurmOptions:
         return SlurmOptions.model_validate(content)
     except ValidationError as error:
         lines = error_lines(error, lambda at: f"{path}: {dotted(at)}", lambda _: keys)
+        raise InputError("\n".join(lines)) from error
+
+
+def read_variables(env: Mapping[str, str]) -> SlurmOptions:
+    """The options that variables of sbatch name.
+
+    Raises:
+        InputError: names variable, value and what is allowed.
+    """
+    content = {key: env[name] for key, name in VARIABLES.items() if env.get(name)}
+    try:
+        return SlurmOptions.model_validate(content)
+    except ValidationError as error:
+        lines = error_lines(error, lambda at: VARIABLES[str(at[0])])
         raise InputError("\n".join(lines)) from error

@@ -82,6 +82,21 @@ def test_pmix_that_srun_lists_need_not_load(
     assert str(trouble) in str(found)
 
 
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        ("sinfo: fatal: Could not establish a configuration source", "SLURM_CONF"),
+        ("slurm_load_partitions: Unable to contact slurm controller (connect failure)", "connect failure"),
+    ],
+)
+def test_cluster_that_cannot_be_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: str, named: str
+) -> None:
+    for name in commands.COMMANDS:
+        stub(monkeypatch, tmp_path, name, f'echo "{error}" >&2; exit 1')
+    assert named in str(commands.unavailable_reason())
+
+
 def test_hint_at_the_help_is_not_the_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     text = "sbatch: unrecognized option '--nonsense'\nTry \"sbatch --help\" for more information"
     stub(
@@ -92,3 +107,13 @@ def test_hint_at_the_help_is_not_the_error(monkeypatch: pytest.MonkeyPatch, tmp_
     )
     with pytest.raises(SlurmError, match=r"^unrecognized option '--nonsense'$"):
         commands.try_submission(["--nonsense"])
+
+
+@pytest.mark.parametrize("name", ["PARTITION", "TIMELIMIT", "EXPORT", "NO_REQUEUE", "OPEN_MODE"])
+def test_variables_do_not_override_the_script(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setenv(f"SBATCH_{name}", "theirs")
+    monkeypatch.setenv("SBATCH_CLUSTERS", "kept")
+    stub(monkeypatch, tmp_path, "sbatch", f'echo "${{SBATCH_{name}-none}} $SBATCH_CLUSTERS"')
+    assert commands.submit(["sbatch", "--parsable", "x"]) == "none kept"

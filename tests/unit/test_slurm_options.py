@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.errors import InputError
 from orchestrator.sweeps.load import load_sweep
-from orchestrator.sweeps.slurm import SlurmOptions, read_site_file, site_path
+from orchestrator.sweeps.slurm import SlurmOptions, read_site_file, read_variables, site_path
 
 SWEEP = "name: x\nbase: {strategy: serial}\nblocks: [{}]\nslurm: "
 
@@ -76,3 +76,14 @@ def test_options_change_no_key(tmp_path: Path) -> None:
         sweep.write_text(SWEEP + options)
         keys.add(load_sweep(sweep).runs[0].key)
     assert len(keys) == 1
+
+
+def test_variables_of_sbatch_come_last() -> None:
+    variables = read_variables({"SBATCH_PARTITION": "long", "SBATCH_TIMELIMIT": "30", "SBATCH_GRES": ""})
+    assert variables == SlurmOptions(partition="long", time="30")
+    assert SlurmOptions(partition="short").over(variables) == SlurmOptions(partition="short", time="30")
+
+
+def test_invalid_variable_is_named() -> None:
+    with pytest.raises(InputError, match=r"^SBATCH_TIMELIMIT: 'soon'"):
+        read_variables({"SBATCH_TIMELIMIT": "soon"})

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.runtimes.slurm import commands
+from orchestrator.runtimes.slurm.commands import SlurmError
 from orchestrator.runtimes.slurm.refusals import (
     Partition,
     Request,
@@ -15,7 +19,8 @@ from orchestrator.runtimes.slurm.refusals import (
     parse_partitions,
     too_long,
 )
-from orchestrator.sweeps.slurm import SlurmOptions
+from orchestrator.runtimes.slurm.runtime import SlurmRuntime
+from orchestrator.sweeps.slurm import SlurmOptions, site_path
 from trainer.spec.run_spec import RunSpec
 
 SINFO = """debug*|4|infinite|4|24105|(null)|(null)|up
@@ -149,3 +154,35 @@ def test_time_limit_of_the_partition(
     assert (message is None) is (named is None)
     for each in named or ():
         assert each in str(message)
+
+
+def test_message_names_where_an_option_is_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The sweep file, then the file of the site, then the variables of sbatch."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("SBATCH_ACCOUNT", "variable")
+    monkeypatch.setenv("SBATCH_PARTITION", "variable")
+    monkeypatch.setenv("SBATCH_CONSTRAINT", "variable")
+    site_path().parent.mkdir()
+    site_path().write_text("account: site\npartition: site\n")
+    asked: list[Request] = []
+
+    def refuse(options: Sequence[str]) -> None:
+        raise SlurmError("Invalid qos specification")
+
+    def note(error: str, request: Request, *_: Any) -> str:
+        asked.append(request)
+        return error
+
+    monkeypatch.setattr(commands, "try_submission", refuse)
+    monkeypatch.setattr(commands, "partitions", list)
+    monkeypatch.setattr(commands, "accounts", list)
+    monkeypatch.setattr("orchestrator.runtimes.slurm.runtime.explain", note)
+    runtime = SlurmRuntime()
+    runtime.configure(SlurmOptions(partition="sweep"))
+    assert runtime.unsupported_reason(request().spec) == "Invalid qos specification"
+    (found,) = asked
+    assert found.options == SlurmOptions(partition="sweep", account="site", constraint="variable")
+    assert found.place("partition") == "slurm.partition"
+    assert found.place("account") == f"{site_path()}: account"
+    assert found.place("constraint") == "SBATCH_CONSTRAINT"
+    assert found.place("gres") == "slurm.gres"

@@ -16,9 +16,11 @@ from orchestrator.results.environment import cores as machine_cores
 from orchestrator.runtimes.slurm.refusals import FORMAT, Partition, parse_partitions
 from orchestrator.runtimes.slurm.states import JobState, parse_sacct, parse_scontrol
 from orchestrator.shipped import ROOT
+from orchestrator.sweeps.slurm import OWN, VARIABLES
 
 COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sinfo")
 LIMIT_S = 30.0  # of a command: a busy controller answers late
+NO_CONFIGURATION = "establish a configuration source"  # no file, and no cluster in DNS
 MPI = re.compile("pmix|\\bmpi\\b", re.IGNORECASE)
 VERSION = re.compile(r"\d+\.\d+[\d.]*")
 
@@ -46,6 +48,7 @@ def call(*argv: str, message: re.Pattern[str] | None = None) -> str:
             timeout=LIMIT_S,
             stdin=subprocess.DEVNULL,
             errors="replace",
+            env=environment(),
         )
     except subprocess.TimeoutExpired:
         raise SlurmError(f"{argv[0]} does not answer within {LIMIT_S:g} s") from None
@@ -56,6 +59,12 @@ def call(*argv: str, message: re.Pattern[str] | None = None) -> str:
             message_of(done.stderr, message) or f"{argv[0]} exited with code {done.returncode}"
         )
     return done.stdout
+
+
+def environment() -> dict[str, str]:
+    """The variables for commands of Slurm: none of those that override what a script says."""
+    ours = {*VARIABLES.values(), *(f"SBATCH_{name.upper().replace('-', '_')}" for name in OWN)}
+    return {name: value for name, value in os.environ.items() if name not in {*ours, "SBATCH_ARRAY_INX"}}
 
 
 def message_of(stderr: str, pattern: re.Pattern[str] | None = None) -> str:
@@ -70,12 +79,14 @@ def message_of(stderr: str, pattern: re.Pattern[str] | None = None) -> str:
 
 def unavailable_reason() -> str | None:
     """Why there is no cluster to use; None if a controller answers."""
+    hint = "; to try it here: make slurm-cluster" if (ROOT / "slurm" / "cluster").exists() else ""
     if absent := [name for name in COMMANDS if not shutil.which(name)]:
-        hint = "; to try it here: make slurm-cluster" if (ROOT / "slurm" / "cluster").exists() else ""
         return f"Slurm is not installed ({', '.join(absent)} missing){hint}"
     try:
         call("sinfo", "--noheader", "--format=%P")
     except SlurmError as error:
+        if NO_CONFIGURATION in str(error):
+            return f"no slurm.conf is found: set SLURM_CONF to its path{hint}"
         return f"no Slurm controller answers: {error}"
     return None
 

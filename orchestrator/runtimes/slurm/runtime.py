@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -37,7 +38,7 @@ from orchestrator.runtimes.slurm.script import (
     submission,
 )
 from orchestrator.runtimes.slurm.states import JobState, error_of
-from orchestrator.sweeps.slurm import SlurmOptions, read_site_file, site_path
+from orchestrator.sweeps.slurm import VARIABLES, SlurmOptions, read_site_file, read_variables, site_path
 from orchestrator.sweeps.swarm import SwarmOptions
 from trainer.core.events import Event, EventReader, damage
 from trainer.spec.output_limits import OutputLimits
@@ -95,9 +96,13 @@ class SlurmRuntime(Runtime):
     def _site(self) -> SlurmOptions:
         return read_site_file(site_path())
 
+    @cached_property
+    def _variables(self) -> SlurmOptions:
+        return read_variables(os.environ)
+
     @property
     def _options(self) -> SlurmOptions:
-        return self._sweep.over(self._site)
+        return self._sweep.over(self._site).over(self._variables)
 
     def unsupported_reason(self, spec: RunSpec) -> str | None:
         options = self._options
@@ -139,9 +144,11 @@ class SlurmRuntime(Runtime):
         return commands.pmix_trouble()
 
     def _place(self, option: str) -> str:
-        """How a message names where an option is set: the sweep file takes precedence."""
-        of_the_site = getattr(self._sweep, option) is None and getattr(self._site, option) is not None
-        return f"{site_path()}: {option}" if of_the_site else f"slurm.{option}"
+        """How a message names where an option is set: the first of these places takes precedence."""
+        variable, site = VARIABLES.get(option, ""), f"{site_path()}: {option}"
+        places = {f"slurm.{option}": self._sweep, site: self._site, variable: self._variables}
+        set_in = (place for place, options in places.items() if getattr(options, option) is not None)
+        return next(set_in, f"slurm.{option}")
 
     def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
         owner, token = OWNED + identity(), token_hex(16)

@@ -103,7 +103,12 @@ def outcomes(output: str, launches: list[str]) -> Mapping[str, str | None]:
 def _run(argv: list[str]) -> str:
     """What a command of Slurm prints. It ends with this process's interest in it. Raises SlurmError."""
     with subprocess.Popen(
-        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=commands.environment(),
     ) as running:
         try:
             output, errors = running.communicate(timeout=ALLOCATION_S + len(LAUNCHES) * (RANKS_S + 5))
