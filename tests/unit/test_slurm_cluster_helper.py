@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +26,16 @@ for argument; do case $argument in --socket=*) socket=${argument#*=} ;; esac; do
 exec sleep 60
 """
 SLURMD = 'printf "idle\\nidle\\nidle\\nidle\\n" >"$STATE/nodes"\nexec sleep 60'
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports on which nothing listens."""
+    for first in range(15000, 16000, count):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for port in range(first, first + count):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
+    raise AssertionError("no ports are free")
 
 
 class Machine:
@@ -56,6 +68,7 @@ class Machine:
             "BIN": str(self.bin),
             "PYTHON": sys.executable,
             "SHARDYARD_SLURM_DIR": str(self.home),
+            "SHARDYARD_SLURM_PORT": str(free_ports(5)),
         }
 
     def write(self, name: str, text: str, folder: Path | None = None) -> None:
@@ -163,6 +176,26 @@ def test_bad_settings_are_named(tmp_path: Path, variable: str, value: str) -> No
     assert variable in shown
     assert value in shown or value == "relative"
     assert not machine.called(*DAEMONS)
+
+
+def test_port_of_another_cluster_is_named(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, installed=True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        machine.environment["SHARDYARD_SLURM_PORT"] = str(port - 1)  # it is that of a node
+        code, shown = machine.run()
+    assert code == 1
+    assert (str(port) in shown, "SHARDYARD_SLURM_PORT" in shown) == (True, True)
+    assert not machine.called(*DAEMONS)
+
+
+def test_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, installed=True)
+    machine.home.write_text("a file")
+    code, shown = machine.run()
+    assert code == 1
+    assert (str(machine.home) in shown, "SHARDYARD_SLURM_DIR" in shown) == (True, True)
+    assert not machine.called("apt-get", *DAEMONS)
 
 
 def test_help_fits_a_terminal(tmp_path: Path) -> None:
