@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +45,25 @@ def test_exit_code_of_the_ranks_is_the_outcome(code: int) -> None:
     )
     expected = "said" if code else None
     assert outcomes(done.stdout, ["mpirun", "pmix"]) == {"mpirun": expected, "pmix": expected}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_allocation_is_given_back_when_doctor_is_killed(tmp_path: Path, number: int) -> None:
+    """salloc is a stub. It ends its job when it gets SIGTERM."""
+    started, ended = tmp_path / "started", tmp_path / "ended"
+    stub = f"trap 'touch {ended}; exit' TERM; touch {started}; while :; do sleep 0.05; done"
+    code = f"from orchestrator.runtimes.slurm import trial; trial._run(['bash', '-c', {stub!r}])"
+    with subprocess.Popen([sys.executable, "-c", code]) as doctor:
+        wait_for(started)
+        doctor.send_signal(number)
+    wait_for(ended)
+
+
+def wait_for(file: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not file.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_outcomes() -> None:

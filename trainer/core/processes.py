@@ -11,10 +11,10 @@ import psutil
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
-def end_with_parent() -> None:
-    """Let the system kill this process when its parent ends, where it can."""
+def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Let the system send this process a signal when its parent ends, where it can."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def is_suspended(pid: int) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
 import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from orchestrator.results.store import RunPaths
@@ -16,6 +18,7 @@ from orchestrator.runtimes.slurm import commands
 from orchestrator.runtimes.slurm.commands import MPI, SlurmError
 from orchestrator.runtimes.slurm.script import OWNED, Job, directives, environment, first_node, launcher
 from orchestrator.sweeps.slurm import SlurmOptions
+from trainer.core.processes import end_with_parent
 from trainer.spec.run_spec import RunSpec
 
 LAUNCHES = {"mpirun": "mpirun", "pmix": "srun --mpi=pmix"}  # by the value of `mpi`
@@ -109,6 +112,7 @@ def _run(argv: list[str]) -> str:
         stderr=subprocess.PIPE,
         text=True,
         env=commands.environment(),
+        preexec_fn=partial(end_with_parent, signal.SIGTERM),  # salloc then gives its allocation back
     ) as running:
         try:
             output, errors = running.communicate(timeout=ALLOCATION_S + len(LAUNCHES) * (RANKS_S + 5))
@@ -116,7 +120,7 @@ def _run(argv: list[str]) -> str:
             raise SlurmError("salloc does not end") from None
         finally:
             if running.poll() is None:
-                running.terminate()  # salloc gives its allocation back
+                running.terminate()
     if MARK not in output:
         raise SlurmError(commands.message_of(errors) or f"salloc exited with code {running.returncode}")
     return output
