@@ -22,6 +22,7 @@ from orchestrator.runtimes.slurm.script import Job, environment, launcher, mount
 from orchestrator.runtimes.slurm.states import JobState, error_of
 from orchestrator.shipped import ROOT
 from orchestrator.sweeps.slurm import Container, SlurmOptions
+from orchestrator.sweeps.swarm import SwarmOptions
 from trainer.spec.run_spec import RunSpec
 
 RESULTS = Path("/shared/results/sweep/run")
@@ -165,7 +166,7 @@ def test_transport_mpi_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setattr(commands, "try_submission", lambda options: None)
     monkeypatch.setattr(commands, "partitions", list)
     runtime = SlurmRuntime()
-    runtime.configure(SlurmOptions(container=PYXIS))
+    runtime.configure(SlurmOptions(container=PYXIS), SwarmOptions())
     spec = {"strategy": "all_reduce", "transport": "mpi", "nodes": 2}
     assert "slurm.container" in str(runtime.unsupported_reason(RunSpec.model_validate(spec)))
     assert runtime.unsupported_reason(RunSpec.model_validate({**spec, "transport": "gloo"})) is None
@@ -177,7 +178,7 @@ def test_path_that_cannot_be_mounted_is_refused(
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     runtime = SlurmRuntime()
-    runtime.configure(SlurmOptions(container=APPTAINER))
+    runtime.configure(SlurmOptions(container=APPTAINER), SwarmOptions())
     made = job(APPTAINER)
     with pytest.raises(InputError, match=name):
         runtime.plan(made.spec, RunPaths(tmp_path / name / "run"), made.data_dir)

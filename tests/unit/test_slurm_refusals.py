@@ -21,6 +21,7 @@ from orchestrator.runtimes.slurm.refusals import (
 )
 from orchestrator.runtimes.slurm.runtime import SlurmRuntime
 from orchestrator.sweeps.slurm import SlurmOptions, site_path
+from orchestrator.sweeps.swarm import SwarmOptions
 from trainer.spec.run_spec import RunSpec
 
 SINFO = """debug*|4|infinite|4|24105|(null)|(null)|up
@@ -178,7 +179,7 @@ def test_message_names_where_an_option_is_set(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(commands, "accounts", list)
     monkeypatch.setattr("orchestrator.runtimes.slurm.runtime.explain", note)
     runtime = SlurmRuntime()
-    runtime.configure(SlurmOptions(partition="sweep"))
+    runtime.configure(SlurmOptions(partition="sweep"), SwarmOptions())
     assert runtime.unsupported_reason(request().spec) == "Invalid qos specification"
     (found,) = asked
     assert found.options == SlurmOptions(partition="sweep", account="site", constraint="variable")
