@@ -198,8 +198,12 @@ def print_plan(
         print(loaded.equal_cpus.label)
     runtime.configure(loaded.spec.slurm, loaded.spec.swarm)
     runtime.expect(loaded.runs, data_dir)
+    allocation: str | None = None
     for number, run in enumerate(in_order(loaded, runtime, data_dir), start=1):
         plan = runtime.plan(run, paths.run(run.key), data_dir)
+        if verbose and plan.allocation and plan.allocation != allocation:
+            allocation = plan.allocation
+            print(textwrap.indent(f"  job of all runs:\n{allocation}", "  "))
         shape = ClusterShape.of(run).short
         print(f"[{number}/{len(loaded.runs)}] {run.key}: {shape} × {run.topology}")
         if verbose:

@@ -142,7 +142,7 @@ def build_result(
             *fault_flags(spec, injected),
             *_restarted(spec, attempts, overall),
             *_continued(spec, events),
-            *_replaced(nodes_replaced, overall),
+            *_replaced(nodes_replaced, overall, warm),
         ]
         if status == "ok"
         else [],
@@ -207,9 +207,10 @@ def _inconsistency(spec: RunSpec, events: Sequence[Event]) -> str | None:
     return None
 
 
-def _replaced(reason: str | None, overall: str) -> list[str]:
-    """Flag a run before or during which warm nodes were replaced."""
-    return [f"warm nodes were replaced, because {reason}: {overall} include that"] if reason else []
+def _replaced(reason: str | None, overall: str, warm: bool) -> list[str]:
+    """Flag a run before or during which nodes that several runs share were replaced."""
+    nodes = "warm nodes" if warm else "nodes"
+    return [f"{nodes} were replaced, because {reason}: {overall} include that"] if reason else []
 
 
 def _last_epoch(spec: RunSpec, events: Sequence[Event]) -> int:

@@ -98,6 +98,11 @@ class RunPaths:
         return self.directory.parent / ".warm"
 
     @property
+    def allocation(self) -> Path:
+        """Of the job that all runs of a sweep share: its script, its logs, and what it is to do."""
+        return self.directory.parent / "allocation"
+
+    @property
     def code(self) -> Path:
         """The files of users' components, of all runs of the sweep."""
         return self.directory.parent / "code"

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any
 
 from orchestrator.results.environment import cores
 from orchestrator.results.records import RuntimeInfo
@@ -83,7 +83,7 @@ class RunHandle(AbstractContextManager["RunHandle"]):
 class Runtime(ABC):
     """Runs nodes, as processes or containers."""
 
-    info: ClassVar[RuntimeInfo]
+    info: RuntimeInfo
 
     def __init__(self, cold: bool = False, shared_network: bool = False) -> None:
         """

@@ -33,6 +33,7 @@ class LaunchPlan:
     processes: list[Process]
     warm: bool = False  # ranks are forked by a process that holds torch and the data
     script: str | None = None  # of the run's job, where a batch system starts the processes
+    allocation: str | None = None  # script of the job that all runs share, which executes `script`
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as plan.json records it."""
@@ -43,6 +44,7 @@ class LaunchPlan:
             "warm": self.warm,
             "processes": [asdict(process) for process in self.processes],
             **({} if self.script is None else {"script": self.script}),
+            **({} if self.allocation is None else {"allocation": self.allocation}),
         }
 
 

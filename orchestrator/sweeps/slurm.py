@@ -78,12 +78,17 @@ class SlurmOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
+    allocation: Literal["run", "sweep"] | None = Field(
+        default=None,
+        description="a job for each run (default), or one for the whole sweep, with warm nodes",
+    )
     partition: Word | None = Field(default=None, description="partition, or several separated by commas")
     account: Word | None = Field(default=None, description="account that is charged")
     time: Annotated[str, StringConstraints(pattern=TIME)] | None = Field(
         default=None,
         description="time limit of each job in quotes, such as '30' (minutes) or '1:00:00'; default: the "
-        "run's timeout_s and two minutes",
+        "run's timeout_s and two minutes; with allocation: sweep, the sum over all runs and two minutes, "
+        "but not more than the partition allows",
     )
     gres: Word | None = Field(default=None, description="generic resources of each node, such as gpu:1")
     constraint: Word | None = Field(default=None, description="features that nodes must have")

@@ -17,6 +17,7 @@ from tests.bench import (
     partitioners,
     replay,
     report,
+    slurm,
     step,
     traffic,
 )
@@ -35,9 +36,11 @@ PARTS = {
     "bytes": traffic.main,
     "links": links.main,
     "model": model_partitioning.main,
+    "slurm": slurm.main,
 }
 ON_REQUEST = {
     "flower": flower.main,  # installs another package
+    "allocation": slurm.many,  # takes minutes
 }
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ import torch
 from torch import nn
 
 def net(classes: int):
-    return nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, classes), nn.LogSoftmax(1))
+    layers = [nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, classes), nn.LogSoftmax(1)]
+    return nn.Sequential(*layers)
 """
 SWEEP = """
 name: own

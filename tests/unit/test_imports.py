@@ -40,6 +40,7 @@ TRAINER: dict[str, str] = {
     ),
     "__main__": "core comm data models spec training launch elastic",
     "warm": "core comm data spec launch __main__",
+    "allocation": "core launch warm",
     "cluster": "core comm data models spec training launch elastic warm",
     "course": "",
 }
@@ -78,6 +79,7 @@ LAYERS = {"trainer": TRAINER, "orchestrator": ORCHESTRATOR, "orchestrator.report
 
 # What the orchestrator may import from the trainer. All of it runs without torch.
 SHARED_MODULES = (
+    "allocation.messages",
     "cluster.hand_over",
     "cluster.heartbeat",
     "cluster.rank_assignment",

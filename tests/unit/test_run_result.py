@@ -69,6 +69,8 @@ def row(
     runtime_info: RuntimeInfo | None = None,
     usage: Sequence[NodeUsage] = (),
     untraced: dict[int, str] | None = None,
+    warm: bool = False,
+    nodes_replaced: str | None = None,
     **fields: Any,
 ) -> RunResult:
     run = RunSpec.model_validate(
@@ -86,6 +88,8 @@ def row(
         timed_out_s=None,
         usage=usage,
         untraced=untraced,
+        warm=warm,
+        nodes_replaced=nodes_replaced,
         cores=cores,
         environment={"python": "3"},
     )
@@ -338,6 +342,13 @@ def test_threads_of_one_interpreter() -> None:
 def test_caveat_of_the_strategy() -> None:
     run = RunSpec.model_validate({"strategy": "hogwild"})
     assert flags({}, {}, strategy="hogwild", transport="memory") == [run.strategy.caveat]
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_nodes_that_were_replaced(warm: bool) -> None:
+    result = row(trained({}, {}), warm=warm, nodes_replaced="job 7 was preempted")
+    (flag,) = (each for each in result.flags if "job 7 was preempted" in each)
+    assert ("warm nodes" in flag) is warm
 
 
 def test_different_weights() -> None:

@@ -117,3 +117,23 @@ def test_variables_do_not_override_the_script(
     monkeypatch.setenv("SBATCH_CLUSTERS", "kept")
     stub(monkeypatch, tmp_path, "sbatch", f'echo "${{SBATCH_{name}-none}} $SBATCH_CLUSTERS"')
     assert commands.submit(["sbatch", "--parsable", "x"]) == "none kept"
+
+
+@pytest.mark.parametrize(
+    ("partitions", "lines", "minutes"),
+    [
+        (None, ["debug*|infinite", "short|10:00"], None),
+        (None, ["debug|10:00", "long*|2-00:00:00"], 2880),
+        ("long,short", ["long*|1:30:00", "short|10:30"], 10),
+        ("nope", [], None),
+    ],
+)
+def test_longest_time_limit(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    partitions: str | None,
+    lines: list[str],
+    minutes: int | None,
+) -> None:
+    stub(monkeypatch, tmp_path, "sinfo", "true; " + "; ".join(f"echo '{line}'" for line in lines))
+    assert commands.longest_minutes(partitions) == minutes

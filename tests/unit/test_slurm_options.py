@@ -37,6 +37,7 @@ def test_site_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("{time: soon}", ["slurm.time", "soon"]),
         ("{partition: 'a b'}", ["slurm.partition", "a b"]),
         ('{account: "a\\nb"}', ["slurm.account"]),
+        ("{allocation: job}", ["slurm.allocation", "job", "run", "sweep"]),
         ("{mpi: pmi2}", ["slurm.mpi", "pmi2", "mpirun", "pmix"]),
         ("{arguments: --exclusive}", ["slurm.arguments"]),
         ("{arguments: [-x]}", ["slurm.arguments[0]", "-x", "--NAME=VALUE"]),

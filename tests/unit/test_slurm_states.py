@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.runtimes.slurm.states import JobState, error_of, parse_sacct, parse_scontrol
+from orchestrator.runtimes.slurm.states import (
+    JobState,
+    error_of,
+    launch_failure,
+    parse_sacct,
+    parse_scontrol,
+)
 
 # Slurm 22.05; shortened.
 PENDING = (
@@ -17,7 +23,7 @@ ENDED = "JobId=9 JobName=x JobState={} Reason={} Requeue=0 ExitCode={} TimeLimit
 
 def test_waiting_job() -> None:
     state = parse_scontrol(PENDING)
-    assert state == JobState("PENDING", "BeginTime", limit="UNLIMITED")
+    assert state == JobState("PENDING", "BeginTime", limit="UNLIMITED", run_time="00:00:00")
     assert state.waits
     assert not state.ended
     assert error_of("8", state) is None
@@ -101,6 +107,15 @@ def test_nodes_that_do_not_see_the_directory_are_named() -> None:
     assert error.startswith("n2 and n3 do not see ")
 
 
+@pytest.mark.parametrize("code", [1, 66])
+def test_node_that_does_not_start_its_tasks_is_named(code: int) -> None:
+    log = "srun: error: Task launch for StepId=9.0 failed on node n2: Communication connection failure\n"
+    assert str(launch_failure(log)).startswith("n2 ")
+    error = error_of("9", JobState("FAILED", code=code), log)
+    assert ("n2" in str(error)) is (code == 66)
+    assert launch_failure("srun: error: n2: task 1: Killed\n") is None
+
+
 def test_accounting() -> None:
     assert parse_sacct("CANCELLED by 1000|None|0:15|00:05:00\n") == JobState(
         "CANCELLED", "None", 0, 15, "00:05:00"
@@ -108,6 +123,25 @@ def test_accounting() -> None:
     assert parse_sacct("COMPLETED||0:0|UNLIMITED\n") == JobState("COMPLETED")
     assert parse_sacct("") is None
     assert parse_sacct("Slurm accounting storage is disabled\n") is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "run_time", "overdue"),
+    [
+        ("00:01:00", "00:00:59", False),
+        ("00:01:00", "00:01:00", True),
+        ("1-00:00:00", "23:59:59", False),
+        ("1-00:00:00", "1-00:00:02", True),
+        ("UNLIMITED", "9-00:00:00", False),
+    ],
+)
+def test_job_whose_time_is_over(limit: str, run_time: str, overdue: bool) -> None:
+    text = (
+        f"JobId=9 JobState=RUNNING Reason=None ExitCode=0:0 RunTime={run_time} TimeLimit={limit} Power=\n"
+    )
+    state = parse_scontrol(text)
+    assert state is not None
+    assert state.is_overdue is overdue
 
 
 def test_no_such_job() -> None:

@@ -17,8 +17,8 @@ import trainer
 from trainer.__main__ import main as run_ranks
 from trainer.warm.parent import WarmParent
 
-# Of containers, of torchrun and of the grader; ranks do not import them.
-NOT_RANKS = ("trainer.cluster", "trainer.course", "trainer.elastic", "trainer.warm")
+# Of containers, of torchrun, of the grader and of Slurm; ranks do not import them.
+NOT_RANKS = ("trainer.allocation", "trainer.cluster", "trainer.course", "trainer.elastic", "trainer.warm")
 # Imported by libraries when ranks connect or take their first step.
 IMPORTED_LATER = ("torch.distributed.algorithms.ddp_comm_hooks", "torch.distributed.rpc.rref_proxy")
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from orchestrator.errors import InputError
 from orchestrator.results.environment import gpus
@@ -49,7 +49,7 @@ Kind = tuple[object, ...]  # see _kind
 class DockerRuntime(Runtime):
     """One container per node on this machine's Docker engine, each within its own limits."""
 
-    info: ClassVar = RuntimeInfo(
+    info = RuntimeInfo(
         enforces_limits=True,
         shares_cores=True,
         one_clock=True,

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import ClassVar
 
 import psutil
 
@@ -52,7 +51,7 @@ EXPOSED = {
 class LocalRuntime(Runtime):
     """Nodes as local processes, which share cores, memory and a loopback link of their own."""
 
-    info: ClassVar = RuntimeInfo(
+    info = RuntimeInfo(
         enforces_limits=False,
         shares_cores=True,
         one_clock=True,

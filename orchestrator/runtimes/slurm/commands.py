@@ -14,7 +14,7 @@ from pathlib import Path
 
 from orchestrator.results.environment import cores as machine_cores
 from orchestrator.runtimes.slurm.refusals import FORMAT, Partition, parse_partitions
-from orchestrator.runtimes.slurm.states import JobState, parse_sacct, parse_scontrol
+from orchestrator.runtimes.slurm.states import JobState, parse_sacct, parse_scontrol, parse_seconds
 from orchestrator.shipped import ROOT
 from orchestrator.sweeps.slurm import OWN, VARIABLES
 
@@ -186,3 +186,17 @@ def host_cores() -> float:
             own = machine_cores() if host == socket.gethostname() else offered
             cores[host] = max(cores.get(host, 0.0), min(offered, own))
     return sum(cores.values())
+
+
+def longest_minutes(partitions: str | None) -> int | None:
+    """The longest time limit that all of these partitions allow; None: any. Raises SlurmError.
+
+    partitions: their names, separated by commas; None: the default partition.
+    """
+    chosen = ["--partition", partitions] if partitions else []
+    limits = []
+    for line in call("sinfo", "--noheader", "--format=%P|%l", *chosen).splitlines():
+        name, limit = line.strip().split("|")
+        if partitions or name.endswith("*"):
+            limits.append(parse_seconds(limit))
+    return min((each // 60 for each in limits if each is not None), default=None)

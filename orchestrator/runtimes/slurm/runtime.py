@@ -1,15 +1,16 @@
-"""Runtime `slurm`: a run is a job, its nodes are those of the job."""
+"""Runtime `slurm`: a run is a job, or a part of one; its nodes are those of the job."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 from orchestrator.errors import InputError
 from orchestrator.results.records import RuntimeInfo
@@ -20,9 +21,12 @@ from orchestrator.runtimes.identity import identity, is_gone
 from orchestrator.runtimes.launch_plan import LaunchPlan, Process
 from orchestrator.runtimes.live_files import collect_live, excess
 from orchestrator.runtimes.local.processes import mpirun
-from orchestrator.runtimes.slurm import commands
+from orchestrator.runtimes.slurm import allocation_script, commands
+from orchestrator.runtimes.slurm.allocation import AllocatedRun, Allocations
+from orchestrator.runtimes.slurm.allocation_script import AllocationJob, is_warm, render_run, time_limit
 from orchestrator.runtimes.slurm.commands import SlurmError
 from orchestrator.runtimes.slurm.container import own_digest, unmountable
+from orchestrator.runtimes.slurm.jobs import FORGOTTEN_S, POLL_S, answer, cancel_and_wait
 from orchestrator.runtimes.slurm.refusals import Partition, Request, explain, too_long
 from orchestrator.runtimes.slurm.script import (
     LAUNCHER_LOG,
@@ -44,18 +48,13 @@ from trainer.core.events import Event, EventReader, damage
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 
-T = TypeVar("T")
-
-POLL_S = 1.0  # between questions to the controller, which all users share
-CANCEL_S = 60.0  # in which Slurm ends a cancelled job: its KillWait is 30 s
-FORGOTTEN_S = 30.0  # without an answer about a job
 LOG_BYTES = 2**16
 
 
 class SlurmRuntime(Runtime):
-    """Nodes of a Slurm cluster: one job for each run."""
+    """Nodes of a Slurm cluster: one job for each run, or one allocation for a sweep, with warm nodes."""
 
-    info: ClassVar = RuntimeInfo(
+    info = RuntimeInfo(
         enforces_limits=False,
         shares_cores=True,  # where one machine has all nodes; `cores` counts those of all machines
         one_clock=False,
@@ -68,6 +67,9 @@ class SlurmRuntime(Runtime):
         super().__init__(cold, shared_network)
         self._sweep = SlurmOptions()
         self._tried: dict[tuple[str, ...], str | None] = {}
+        self._runs: Sequence[RunSpec] = ()  # for which an allocation is
+        self._token = token_hex(16)
+        self._allocations = Allocations()
 
     def unavailable_reason(self) -> str | None:
         return commands.unavailable_reason()
@@ -80,10 +82,10 @@ class SlurmRuntime(Runtime):
 
     @cached_property
     def _cores(self) -> float:
-        return _answer(commands.host_cores)
+        return answer(commands.host_cores)
 
     def environment(self) -> dict[str, Any]:
-        found = {"slurm": _answer(commands.version)}
+        found = {"slurm": answer(commands.version)}
         if container := self._options.container:
             image = f"{container.image} ({container.engine}), sources {own_digest()}"
             return found | {"image": image, "python": "of the image", **pinned_packages()}
@@ -91,6 +93,7 @@ class SlurmRuntime(Runtime):
 
     def configure(self, slurm: SlurmOptions, swarm: SwarmOptions) -> None:
         self._sweep = slurm
+        self.info = replace(type(self).info, warm=self._options.allocation == "sweep")
 
     @cached_property
     def _site(self) -> SlurmOptions:
@@ -108,6 +111,9 @@ class SlurmRuntime(Runtime):
         options = self._options
         if reason := _unsupported(spec, self.shared_network):
             return reason
+        if options.container and options.allocation == "sweep":
+            own, other = self._place("allocation"), self._place("container")
+            return f"{own}: 'sweep' does not start containers, and {other} is set; use allocation: run"
         if spec.topology == "mpi":
             if options.container:
                 return f"{self._place('container')}: transport mpi does not run in it; use gloo"
@@ -121,8 +127,12 @@ class SlurmRuntime(Runtime):
         """Why Slurm does not accept such a job. Runs of the same size are asked about once."""
         paths = RunPaths(Path("/"))
         job = Job(spec, paths, Path("/"), self._options, "shardyard", "", "")
+        return self._trial(spec, directives(job))
+
+    def _trial(self, spec: RunSpec, options: Sequence[str]) -> str | None:
+        """Why Slurm does not accept a job with these options. spec: of its largest run."""
         own = ("--job-name", "--comment", "--chdir", "--output", "--open-mode")
-        request = tuple(each for each in directives(job) if each.partition("=")[0] not in own)
+        request = tuple(each for each in options if each.partition("=")[0] not in own)
         if request not in self._tried:
             self._tried[request] = self._try(Request(spec, self._options, self._place), request)
         return self._tried[request]
@@ -137,7 +147,7 @@ class SlurmRuntime(Runtime):
 
     @cached_property
     def _partitions(self) -> list[Partition]:
-        return _answer(commands.partitions)
+        return answer(commands.partitions)
 
     @cached_property
     def _pmix_trouble(self) -> str | None:
@@ -150,7 +160,38 @@ class SlurmRuntime(Runtime):
         set_in = (place for place, options in places.items() if getattr(options, option) is not None)
         return next(set_in, f"slurm.{option}")
 
+    def expect(self, runs: Sequence[RunSpec], data_dir: Path) -> None:
+        self._runs = runs
+        if self._options.allocation == "sweep":
+            largest = max(runs, key=allocation_script.nodes)
+            request = allocation_script.directives(self._shared(largest, RunPaths(Path("/run"))))
+            if reason := self._trial(largest, request):
+                raise InputError(reason)
+
+    def _shared(self, spec: RunSpec, paths: RunPaths) -> AllocationJob:
+        """The job of the sweep."""
+        options, runs = self._options, self._runs or [spec]
+        minutes = time_limit(runs, None if options.time else self._longest_minutes)
+        warm = not self.cold and any(is_warm(run, options) for run in runs)
+        owner = OWNED + identity()
+        return AllocationJob(runs, paths.allocation, options, owner, self._token, minutes, warm)
+
+    @cached_property
+    def _longest_minutes(self) -> int | None:
+        return answer(lambda: commands.longest_minutes(self._options.partition))
+
+    def _plan_allocated(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
+        options, warm = self._options, not self.cold and is_warm(spec, self._options)
+        job = Job(spec, paths, data_dir, options, job_name(paths), "", "", mpirun())
+        argv = ["bash", str(paths.directory.resolve() / SCRIPT)]
+        step = Process("step", argv, {TOKEN_VARIABLE: self._token}, LAUNCHER_LOG)
+        script = render_run(job, warm)
+        allocation = allocation_script.render(self._shared(spec, paths))
+        return LaunchPlan(spec, paths, data_dir, [step], warm, script, allocation)
+
     def plan(self, spec: RunSpec, paths: RunPaths, data_dir: Path) -> LaunchPlan:
+        if self._options.allocation == "sweep":
+            return self._plan_allocated(spec, paths, data_dir)
         owner, token = OWNED + identity(), token_hex(16)
         job = Job(spec, paths, data_dir, self._options, job_name(paths), owner, token, mpirun())
         if self._options.container and (reason := unmountable(mounts(job))):
@@ -160,19 +201,25 @@ class SlurmRuntime(Runtime):
         return LaunchPlan(spec, paths, data_dir, [submit], script=script)
 
     def start(self, plan: LaunchPlan) -> RunHandle:
+        if plan.allocation is not None:
+            allocation, replaced = self._allocations.ensure(plan)
+            return AllocatedRun(allocation, plan, replaced)
         if self._options.container:  # built-in datasets need no directory, but a mount needs one
             plan.data_dir.mkdir(parents=True, exist_ok=True)
         return SlurmRun(plan)
+
+    def close(self) -> None:
+        self._allocations.close()
 
     def clean(self) -> int:
         if self.unavailable_reason():
             return 0
         orphans = [
             job.number
-            for job in _answer(commands.queued)
+            for job in answer(commands.queued)
             if job.owner.startswith(OWNED) and is_gone(job.owner.removeprefix(OWNED))
         ]
-        _cancel_and_wait(orphans)
+        cancel_and_wait(orphans)
         return len(orphans)
 
 
@@ -192,31 +239,6 @@ def _unsupported(spec: RunSpec, shared_network: bool) -> str | None:
     return None
 
 
-def _answer(question: Callable[[], T]) -> T:
-    """Slurm's answer to a question. Raises InputError."""
-    try:
-        return question()
-    except SlurmError as error:
-        raise InputError(f"Slurm: {error}") from error
-
-
-def _cancel_and_wait(numbers: list[str]) -> None:
-    """Cancel jobs, and return when they have ended. Raises InputError if they do not."""
-    if not numbers:
-        return
-    try:
-        commands.cancel(numbers)
-        deadline = time.monotonic() + CANCEL_S
-        while left := [job.number for job in commands.queued() if job.number in numbers]:
-            if time.monotonic() > deadline:
-                raise InputError(
-                    f"Slurm has not ended these jobs: {', '.join(left)}; scancel {' '.join(left)}"
-                )
-            time.sleep(POLL_S / 2)
-    except SlurmError as error:
-        raise InputError(f"scancel {' '.join(numbers)} failed: {error}") from error
-
-
 class SlurmRun(RunHandle):
     """The job of one run."""
 
@@ -230,11 +252,11 @@ class SlurmRun(RunHandle):
         self._asked_at = self._answered_at = time.monotonic()
         directory, (submit,) = plan.paths.directory.resolve(), plan.processes
         # A job of an orchestrator on another machine that was killed: its lock is gone, its job may run.
-        _cancel_and_wait([job.number for job in _answer(commands.queued) if job.directory == directory])
+        cancel_and_wait([job.number for job in answer(commands.queued) if job.directory == directory])
         plan.paths.live.mkdir()
         write_atomic(plan.paths.live / TOKEN, submit.environment[TOKEN_VARIABLE])
         write_atomic(directory / SCRIPT, plan.script or "")
-        self._number = _answer(lambda: commands.submit(submit.argv))
+        self._number = answer(lambda: commands.submit(submit.argv))
 
     def wait(self, timeout_s: float) -> RunState:
         time.sleep(timeout_s)
@@ -286,7 +308,7 @@ class SlurmRun(RunHandle):
 
     def stop(self) -> None:
         if self._number and not self._state.ended:
-            _cancel_and_wait([self._number])
+            cancel_and_wait([self._number])
             self._state = JobState("CANCELLED")
 
     def collect(self, paths: RunPaths) -> None:

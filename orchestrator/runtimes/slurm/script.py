@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,24 +72,33 @@ def directives(job: Job) -> list[str]:
         f"--cpus-per-task={spec.threads * (spec.world_size if single else 1)}",
         f"--time={time_limit(spec, options)}",
     ]
-    chosen = {name: getattr(options, name) for name in ("partition", "account", "gres", "constraint")}
-    found += [f"--{name}={value}" for name, value in chosen.items() if value]
-    return [*found, *(options.arguments or ())]
+    return [*found, *chosen(options)]
+
+
+def chosen(options: SlurmOptions) -> list[str]:
+    """The options of sbatch that the user has chosen, but for the time limit."""
+    named = {name: getattr(options, name) for name in ("partition", "account", "gres", "constraint")}
+    return [*(f"--{name}={value}" for name, value in named.items() if value), *(options.arguments or ())]
 
 
 def render(job: Job) -> str:
     """The script that sbatch gets."""
     lines = ["#!/bin/bash"]
     lines += [f"#SBATCH {shlex.quote(each)}" for each in directives(job)]
-    lines += ["", *_check_of_path(job.paths.live.resolve() / TOKEN, job.token), ""]
+    lines += ["", *check_of_path(job.paths.live.resolve() / TOKEN, job.token), ""]
     if job.options.container:
         lines += [*check_of_image(job.options.container), ""]
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in environment(job).items()]
+    lines += exports(environment(job))
     lines += ["", *first_node(), "", shlex.join(["exec", *launcher(job)])]
     return "\n".join(lines) + "\n"
 
 
-def _check_of_path(file: Path, token: str) -> list[str]:
+def exports(variables: Mapping[str, str]) -> list[str]:
+    """Lines that set variables."""
+    return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+
+
+def check_of_path(file: Path, token: str) -> list[str]:
     """A step on every node. It needs only bash: Python may lie in a directory that is not shared, too."""
     path, directory = (shlex.quote(str(each)) for each in (file, file.parent.parent))
     complaint = f'echo "shardyard: node $SLURMD_NODENAME does not see" {directory}'
@@ -142,13 +151,18 @@ def mounts(job: Job) -> dict[Path, bool]:
     return found
 
 
-def launcher(job: Job) -> Sequence[str]:
-    """The command that starts the ranks."""
+def launcher(job: Job, rank: Sequence[str] = (), step: Sequence[str] = ()) -> Sequence[str]:
+    """The command that starts the ranks.
+
+    Args:
+        rank: starts one rank; default: a fresh process.
+        step: further options of srun.
+    """
     spec = job.spec
     contained: Sequence[str] = ()
-    rank: Sequence[str] = (sys.executable, "-m", "trainer")
     if container := job.options.container:
         contained, rank = wrapped(container, mounts(job), (PYTHON, "-m", "trainer"))
+    rank = rank or (sys.executable, "-m", "trainer")
     if spec.topology == "mpi" and job.options.mpi != "pmix":
         per_node = f"ppr:{spec.processes_per_node}:node"
         options = ("-n", str(spec.world_size), "--map-by", per_node, "--bind-to", "none")
@@ -161,6 +175,7 @@ def launcher(job: Job) -> Sequence[str]:
         "--distribution=block",
         f"--mpi={mpi}",
         "--kill-on-bad-exit=1",
+        *step,
         *contained,
         *rank,
     )

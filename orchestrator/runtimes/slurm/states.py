@@ -31,6 +31,8 @@ ENDS = {
 }
 # What Slurm gives as a signal if the first node cannot open the job's log.
 NO_OUTPUT = 53
+# What srun writes if a node does not start its tasks.
+LAUNCH_FAILURE = re.compile(r"^srun: error: Task launch for \S+ failed on node (\S+): (.+)$", re.MULTILINE)
 # Why a job waits that will never start: nothing but another request helps.
 HOPELESS = re.compile(
     r"PartitionConfig|PartitionNodeLimit|PartitionTimeLimit|BadConstraints|DependencyNeverSatisfied|"
@@ -45,7 +47,8 @@ FOLLOWING = re.compile(r"srun: error: \S+: tasks? |srun: Terminating|Try ")
 class JobState:
     """What Slurm says about a job.
 
-    reason: why it waits or has failed, or "None". code, signal: of the script's exit.
+    reason: why it waits or has failed, or "None". code, signal: of the script's exit. limit, run_time: as
+    Slurm prints times.
     """
 
     state: str
@@ -53,6 +56,7 @@ class JobState:
     code: int = 0
     signal: int = 0
     limit: str = "UNLIMITED"
+    run_time: str = "00:00"
 
     @property
     def waits(self) -> bool:
@@ -61,6 +65,12 @@ class JobState:
     @property
     def ended(self) -> bool:
         return self.state not in WAITING | RUNNING
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether its time is over. Slurm starts no more steps then, but may end the job a minute later."""
+        limit, used = parse_seconds(self.limit), parse_seconds(self.run_time)
+        return limit is not None and used is not None and used >= limit
 
     @property
     def exit(self) -> int:
@@ -72,12 +82,17 @@ class JobState:
 
 def parse_scontrol(text: str) -> JobState | None:
     """The state in the output of `scontrol --oneliner show job ID`; None if there is none."""
-    fields = dict(re.findall(r"\b(JobState|Reason|ExitCode|TimeLimit)=(\S*)", text))
+    fields = dict(re.findall(r"\b(JobState|Reason|ExitCode|TimeLimit|RunTime)=(\S*)", text))
     if "JobState" not in fields:
         return None
     code, signal = _exit(fields.get("ExitCode", "0:0"))
     return JobState(
-        fields["JobState"], fields.get("Reason", "None"), code, signal, fields.get("TimeLimit", "UNLIMITED")
+        fields["JobState"],
+        fields.get("Reason", "None"),
+        code,
+        signal,
+        fields.get("TimeLimit", "UNLIMITED"),
+        fields.get("RunTime", "00:00"),
     )
 
 
@@ -116,6 +131,8 @@ def error_of(number: str, job: JobState, log: str = "") -> str | None:
         said = job.reason if job.reason not in ("None", "", "TimeLimit", "OutOfMemory") else ""
         reason = f" (Slurm's reason: {said})" if said else ""
         return f"job {number} {ENDS[job.state].format(limit=job.limit)}{reason}"
+    if job.ended and job.code == NOT_SHARED and (failure := launch_failure(log)):
+        return f"job {number} failed: {failure}"
     if job.ended and (job.code == NOT_SHARED or job.signal == NO_OUTPUT):
         blind = sorted(set(re.findall(r"^shardyard: node (\S+) does not see (.+)$", log, re.MULTILINE)))
         nodes = " and ".join(dict.fromkeys(node for node, _ in blind)) or "a node"
@@ -132,3 +149,18 @@ def error_of(number: str, job: JobState, log: str = "") -> str | None:
         said = next(iter(errors or lines[-1:]), "see the log of the job")
         return f"the container does not start on each node: {said}"
     return None
+
+
+def launch_failure(log: str) -> str | None:
+    """Which node has not started its tasks, and why, if srun has written that; it may be lost."""
+    found = LAUNCH_FAILURE.search(log)
+    return f"{found[1]} did not start its tasks ({found[2]})" if found else None
+
+
+def parse_seconds(time: str) -> int | None:
+    """The seconds of a time such as `1-02:03:04` or `03:04`; None: `UNLIMITED`, or unknown."""
+    match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", time)
+    if not match:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

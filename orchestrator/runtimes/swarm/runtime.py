@@ -7,7 +7,7 @@ import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from orchestrator.errors import InputError
 from orchestrator.results.records import RuntimeInfo
@@ -48,7 +48,7 @@ MAX_CONFIG_BYTES = 500_000  # of a file that Swarm distributes
 class SwarmRuntime(Runtime):
     """Containers on the machines of a Docker Swarm, each node within its own limits."""
 
-    info: ClassVar = RuntimeInfo(
+    info = RuntimeInfo(
         enforces_limits=True,
         shares_cores=True,  # where one machine has several nodes; `cores` counts those of all machines
         one_clock=False,

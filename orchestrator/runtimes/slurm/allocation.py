@@ -1,0 +1,292 @@
+"""One job for all runs of a sweep: its leader (trainer/allocation) starts the ranks of each."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.errors import InputError
+from orchestrator.results.store import RunPaths, write_atomic
+from orchestrator.runtimes.base import RunHandle, RunState
+from orchestrator.runtimes.launch_plan import LaunchPlan
+from orchestrator.runtimes.live_files import collect_live, excess
+from orchestrator.runtimes.slurm import commands
+from orchestrator.runtimes.slurm.allocation_script import log_of
+from orchestrator.runtimes.slurm.jobs import SubmittedJob, answer, cancel_and_wait
+from orchestrator.runtimes.slurm.script import LAUNCHER_LOG, SCRIPT, TOKEN, TOKEN_VARIABLE
+from orchestrator.runtimes.slurm.states import JobState, error_of, launch_failure
+from trainer.allocation.messages import (
+    ANSWERS,
+    BEAT_S,
+    POLL_S,
+    REQUESTS,
+    Answer,
+    LineReader,
+    Request,
+    append,
+)
+from trainer.core.events import Event, EventReader, damage
+from trainer.spec.output_limits import OutputLimits
+
+# Ends of a job that say nothing about the run in progress, which is then repeated in a new allocation.
+REPEATED = {"TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL"}
+STOP_S = 15.0  # for the leader to end a run: more than its CANCEL_S
+END_S = 10.0  # for the leader to end the job
+ENDING_S = 40.0  # for Slurm to end it: its KillWait is 30 s
+LOG_BYTES = 2**16
+MOST_LOST = 3  # allocations in a row that end before a run does: each waits in the queue
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Why an allocation runs nothing more. repeat: whether its run is to be repeated in a new one."""
+
+    reason: str
+    repeat: bool
+
+
+class Allocation:
+    """The job of a sweep.
+
+    Attributes:
+        script: what was submitted.
+        loss: why it runs nothing more; None while it can.
+        finished: runs that have ended in it.
+    """
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        """Submit the job of a plan. Raises InputError if Slurm does not accept it."""
+        self.script, self.finished = plan.allocation or "", 0
+        self.loss: Loss | None = None
+        self._directory = plan.paths.allocation.resolve()
+        # A job of an orchestrator on another machine that was killed.
+        cancel_and_wait([job.number for job in answer(commands.queued) if job.directory == self._directory])
+        write_atomic(self._directory / TOKEN, plan.processes[0].environment[TOKEN_VARIABLE])
+        write_atomic(self._directory / SCRIPT, self.script)
+        for name in (REQUESTS, ANSWERS):
+            (self._directory / name).write_text("")
+        self._reader = LineReader(self._directory / ANSWERS, Answer)
+        self._answers: dict[tuple[str, int], Answer] = {}
+        self._runs = 0
+        submission = ["sbatch", "--parsable", str(self._directory / SCRIPT)]
+        self.job = SubmittedJob(answer(lambda: commands.submit(submission)))
+        self._closed = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._heart.start()
+
+    def _beat(self) -> None:
+        while not self._closed.wait(BEAT_S):
+            self._request(Request(kind="heartbeat"))
+
+    def _request(self, request: Request) -> None:
+        with suppress(OSError):  # the results directory was removed: without heartbeats the leader ends
+            append(self._directory / REQUESTS, request)
+
+    def hand_over(self, script: Path, log: Path, warm: bool) -> int:
+        """Let the leader start a run. Returns its number."""
+        self._runs += 1
+        self._request(Request(kind="run", run=self._runs, script=str(script), log=str(log), warm=warm))
+        return self._runs
+
+    def cancel(self, run: int) -> None:
+        """Let the leader end a run."""
+        self._request(Request(kind="cancel", run=run))
+
+    def started(self, run: int) -> Answer | None:
+        """The leader's answer when it has started a run."""
+        return self._answers.get(("started", run))
+
+    def ended(self, run: int) -> Answer | None:
+        """The leader's answer when a run has ended."""
+        return self._answers.get(("ended", run))
+
+    def poll(self) -> None:
+        """Read the leader's answers, and ask Slurm for the state of the job."""
+        lost: str | None = None
+        try:
+            for each in self._reader.new():
+                self._answers[each.kind, each.run] = each
+                self.finished += each.kind == "ended" and each.reason is None
+                lost = each.reason if each.kind == "lost" else lost
+        except ValueError as error:
+            lost = str(error)
+        if self.loss:
+            return
+        state = self.job.wait_until_ended(ENDING_S) if lost else self.job.ask()
+        self.loss = loss_of(self.job.number, state, lost, self._log())
+
+    def check_end(self) -> None:
+        """Find out whether the job is ending: no run starts then, and one may have failed because of it."""
+        if self.loss is None and self.job.ask(at_once=True).state == "COMPLETING":
+            self.job.wait_until_ended(ENDING_S)
+        self.poll()
+        state = self.job.state
+        if self.loss is None and state.state == "RUNNING" and state.is_overdue:
+            self.loss = loss_of(self.job.number, JobState("TIMEOUT", limit=state.limit), None, "")
+
+    def lose(self, reason: str) -> None:
+        """Let the run in progress be repeated in a new allocation."""
+        self.loss = self.loss or Loss(reason, repeat=True)
+
+    def _log(self) -> str:
+        return _beginning(self._directory / log_of(self.job.number)) if self.job.state.ended else ""
+
+    def close(self, reason: str | None = None) -> None:
+        """End the job. Idempotent. Raises InputError if it does not end.
+
+        reason: why it is ended before the sweep.
+        """
+        if self._closed.is_set():
+            return
+        if reason:
+            self.loss = self.loss or Loss(f"job {self.job.number} was ended: {reason}", repeat=False)
+        self._closed.set()
+        self._heart.join()
+        self._request(Request(kind="end"))
+        if not self.job.ask(at_once=True).waits:
+            self.job.wait_until_ended(END_S)
+        self.job.cancel()
+        for name in (REQUESTS, ANSWERS, TOKEN):
+            (self._directory / name).unlink(missing_ok=True)
+
+
+def _beginning(path: Path) -> str:
+    """Of a log; empty if there is none."""
+    try:
+        with open(path, "rb") as log:
+            return log.read(LOG_BYTES).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+class Allocations:
+    """The allocation of a sweep, and those that replace it when it is lost."""
+
+    def __init__(self) -> None:
+        self._current: Allocation | None = None
+        self._fruitless = 0  # allocations in a row in which no run has ended
+
+    def ensure(self, plan: LaunchPlan) -> tuple[Allocation, str | None]:
+        """The allocation for a plan, and why it replaces another one.
+
+        Raises InputError if Slurm does not accept it, or if MOST_LOST in a row were lost.
+        """
+        last = self._current
+        if last:
+            last.check_end()
+            if last.loss is None and last.script == plan.allocation:
+                return last, None
+            self.close()
+            if last.loss:
+                self._fruitless = 0 if last.finished else self._fruitless + 1
+            if last.loss and self._fruitless >= MOST_LOST:
+                self._fruitless = 0
+                many = f"{MOST_LOST} allocations in a row ended before a run did"
+                raise InputError(f"{many}; the last one: {last.loss.reason}")
+        self._current = Allocation(plan)
+        return self._current, last.loss.reason if last and last.loss else None
+
+    def close(self) -> None:
+        """End the allocation, if there is one. Idempotent."""
+        if self._current:
+            self._current.close()
+            self._current = None
+
+
+def loss_of(number: str, state: JobState, lost: str | None, log: str) -> Loss | None:
+    """Why an allocation runs nothing more; None if it can.
+
+    Args:
+        number, state: of its job.
+        lost: the reason of its leader.
+        log: what the job has written, once it has ended.
+    """
+    cause = error_of(number, state, log)
+    if cause and state.state in REPEATED:
+        return Loss(cause.partition(";")[0], repeat=True)  # without advice: the sweep continues
+    if cause:
+        return Loss(cause, repeat=False)
+    if lost:
+        return Loss(f"job {number} ended: {lost}", repeat=True)
+    if state.state == "UNKNOWN":
+        return Loss(f"Slurm does not say what has become of job {number}", repeat=True)
+    if state.ended:
+        return Loss(f"job {number} ended with exit code {state.exit} (see {log_of(number)})", repeat=True)
+    return None
+
+
+class AllocatedRun(RunHandle):
+    """A run in an allocation."""
+
+    def __init__(self, allocation: Allocation, plan: LaunchPlan, replaced: str | None) -> None:
+        """Hand the run over. replaced: why the allocation is a new one."""
+        self._allocation, self._paths = allocation, plan.paths
+        self.replaced = replaced
+        self._limits = OutputLimits.of(plan.spec)
+        self._reader = self._new_reader()
+        self._damage: str | None = None
+        self._stopped = False
+        directory = plan.paths.directory.resolve()
+        plan.paths.live.mkdir()
+        write_atomic(directory / SCRIPT, plan.script or "")
+        log = plan.paths.log(LAUNCHER_LOG).resolve()
+        self._number = allocation.hand_over(directory / SCRIPT, log, plan.warm)
+
+    def wait(self, timeout_s: float) -> RunState:
+        deadline = time.monotonic() + timeout_s
+        self._allocation.poll()
+        while not self._over() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            self._allocation.poll()
+        if (started := self._allocation.started(self._number)) and started.reason:
+            self.replaced = started.reason
+        ended = self._allocation.ended(self._number)
+        if ended and ended.code:
+            self._allocation.check_end()
+            if failure := launch_failure(_beginning(self._paths.log(LAUNCHER_LOG))):
+                self._allocation.lose(f"{failure} in job {self._allocation.job.number}")
+        exits = {"step": ended.code} if ended else {}
+        if ended and ended.reason and not self._allocation.loss:
+            return RunState(exits, 0, ended.reason, nodes_lost=True)
+        if (loss := self._allocation.loss) and not (ended and not ended.code):
+            return RunState(exits, 0, loss.reason, nodes_lost=loss.repeat)
+        error = self._damage or next((reason for _, _, reason in excess(self._paths, self._limits)), None)
+        return RunState(exits, 0 if ended else 1, error, waiting=started is None)
+
+    def _over(self) -> bool:
+        return bool(self._allocation.ended(self._number) or self._allocation.loss)
+
+    def new_events(self) -> list[Event]:
+        events = self._reader.new()
+        for event in [event for event in events if event.kind == "damaged"][-1:]:
+            self._damage = damage(event)
+        return events
+
+    def _new_reader(self) -> EventReader:
+        limits = self._limits
+        return EventReader(self._paths.live, limits.ranks, limits.event_bytes, limits.restarts)
+
+    def suspended(self) -> dict[int, int]:
+        return {}
+
+    def stop(self) -> None:
+        """End the run. The allocation stays unless the leader does not end the run in time."""
+        if self._stopped or self._over():
+            return
+        self._stopped = True
+        if self._allocation.started(self._number):
+            self._allocation.cancel(self._number)
+            deadline = time.monotonic() + STOP_S
+            while not self._over() and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+                self._allocation.poll()
+            if not self._over():
+                self._allocation.close(f"a run did not end within {STOP_S:g} s")
+        else:
+            self._allocation.close("it had not started its run")
+
+    def collect(self, paths: RunPaths) -> None:
+        collect_live(paths, self._limits, self._new_reader().new())

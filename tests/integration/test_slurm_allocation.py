@@ -1,0 +1,209 @@
+"""Runtime `slurm` with one allocation for a sweep: warm nodes, and what ends them."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from orchestrator.results.records import RunResult
+from orchestrator.results.store import RunPaths, SweepPaths, read_record, read_result
+from orchestrator.runtimes.slurm.commands import queued
+from tests.integration.test_slurm_runtime import MISSING, PROJECT, Cluster, cluster, no_job_is_left
+from tests.support.command_line import heed_signals
+from tests.support.runs import SMALL
+from trainer.allocation.messages import SILENCE_S
+
+__all__ = ["cluster", "no_job_is_left"]  # fixtures
+
+SHARED = "slurm: {partition: debug, allocation: sweep}"
+SWEEP = f"""
+name: shared
+base:
+  dataset: {SMALL["dataset"]}
+  model: {SMALL["model"]}
+  lr: 0.1
+  epochs: 2
+  timeout_s: 120
+  save_weights: true
+{SHARED}
+blocks:
+  - base: {{strategy: serial}}
+  - base: {{nodes: 2}}
+    axes: {{strategy: [all_reduce], transport: [gloo, mpi, rpc]}}
+  - base: {{nodes: 2, processes_per_node: 2, strategy: local_sgd, checkpoint_epochs: 1}}
+  - base: {{nodes: 2, save_weights: false, strategy: {{name: fault_injection, fault: kill, rank: 1}}}}
+  - base: {{nodes: 2, save_weights: false, timeout_s: 8}}
+    axes: {{strategy: [{{name: fault_injection, fault: stall, rank: 1}}]}}
+""".replace("'", "")
+# Five runs, one after the other, that last long enough to be disturbed.
+FIVE = f"""
+name: five
+base: {{strategy: {{name: fault_injection, work_s: 4}}, timeout_s: 120, nodes: 2, transport: gloo}}
+{SHARED}
+blocks:
+  - axes: {{seed: [0, 1, 2, 3, 4]}}
+"""
+
+pytestmark = [
+    pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
+    pytest.mark.xdist_group("slurm"),
+]
+
+
+def test_dry_run_prints_the_allocation_once(cluster: Cluster, tmp_path: Path) -> None:
+    sweep, out = tmp_path / "sweep.yml", tmp_path / "out"
+    sweep.write_text(SWEEP)
+    plain = ("sweep", sweep, "--runtime", "slurm", "--out", out, "--shared-network", "--dry-run")
+    done = cluster.shardyard(*plain, "-v")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("#SBATCH --nodes=") == 1
+    assert done.stdout.count("python -m trainer.allocation ") == 1
+    assert done.stdout.count("warm/client.py") == 7
+    assert not out.exists()
+    sweep.write_text(SWEEP.replace("partition: debug", "partition: nope"))
+    refused = cluster.shardyard(*plain)
+    assert (refused.returncode, "--partition=nope" in refused.stderr) == (2, True)
+
+
+def test_all_runs_share_one_allocation_and_have_the_weights_of_local_runs(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    sweep = tmp_path / "sweep.yml"
+    sweep.write_text(SWEEP)
+    for runtime in ("slurm", "local"):
+        done = cluster.shardyard(
+            *("sweep", sweep, "--runtime", runtime, "--out", tmp_path / runtime),
+            *("--data-dir", tmp_path / "data", "--no-warm-up-run", "--shared-network"),
+        )
+        assert done.returncode == 1, done.stdout + done.stderr
+    assert (tmp_path / "slurm" / "allocation" / "job.sh").exists()
+    keys = read_record(SweepPaths(tmp_path / "slurm")).keys
+    assert len(keys) == 7
+    for key in keys:
+        found = {name: RunPaths(tmp_path / name / key) for name in ("slurm", "local")}
+        slurm, local = (read_result(each.result) for each in found.values())
+        assert slurm is not None
+        assert local is not None
+        assert (slurm.warm, slurm.runtime_info.warm, slurm.nodes_replaced) == (True, True, None)
+        if key.startswith("fault_injection"):
+            assert slurm.status == local.status != "ok"
+            assert "node 1" in str(slurm.cause)
+            continue
+        assert (slurm.status, local.status) == ("ok", "ok"), slurm.cause
+        weights = (np.load(each.weights) for each in found.values())
+        np.testing.assert_array_equal(*weights)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep in progress."""
+
+    process: subprocess.Popen[bytes]
+    directory: Path
+
+    def job_during(self, seed: int) -> str:
+        """The number of the allocation, once all ranks of this seed's run have started."""
+        deadline = time.monotonic() + 90
+        while not [*self.directory.glob(f"*-s{seed}-*/live/rank-1.jsonl")]:
+            assert time.monotonic() < deadline
+            assert self.process.poll() is None
+            time.sleep(0.05)
+        (job,) = queued()
+        return job.number
+
+    def result(self, seed: int) -> RunResult:
+        (found,) = self.directory.glob(f"*-s{seed}-*/result.json")
+        result = read_result(found)
+        assert result is not None
+        return result
+
+
+@contextmanager
+def started(cluster: Cluster, directory: Path) -> Iterator[Sweep]:
+    sweep, out = directory / "sweep.yml", directory / "out"
+    sweep.write_text(FIVE)
+    argv = ("sweep", sweep, "--runtime", "slurm", "--out", out, "--no-warm-up-run")
+    running = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", *map(str, argv)],
+        env=cluster.environment,
+        cwd=PROJECT,
+        stdout=subprocess.DEVNULL,
+        preexec_fn=heed_signals,
+    )
+    try:
+        yield Sweep(running, out)
+    finally:
+        running.kill()
+        running.wait()
+
+
+def processes_of(job: str, module: str) -> list[psutil.Process]:
+    """The processes of a job that run a module."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if module in process.cmdline() and process.environ().get("SLURM_JOB_ID") == job:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def kill_on_yard2(job: str, module: str) -> None:
+    """Its ranks have the same command as a warm parent; they are younger."""
+    there = (each for each in processes_of(job, module) if each.environ()["SLURMD_NODENAME"] == "yard2")
+    min(there, key=psutil.Process.create_time).kill()
+
+
+def test_losses_cost_at_most_their_run(cluster: Cluster, tmp_path: Path) -> None:
+    with started(cluster, tmp_path) as sweep:
+        first = sweep.job_during(seed=0)
+        kill_on_yard2(first, "trainer.warm")
+        assert sweep.job_during(seed=1) == first
+        kill_on_yard2(first, "trainer.allocation.node")
+        second = sweep.job_during(seed=2)
+        subprocess.run(["scancel", second], check=True)
+        third = sweep.job_during(seed=3)
+        assert len({first, second, third}) == 3
+        assert sweep.job_during(seed=4) == third
+        sweep.process.send_signal(signal.SIGINT)
+        assert sweep.process.wait(timeout=60) == 130
+        assert processes_of(third, "trainer.warm") == []
+    results = [sweep.result(seed) for seed in range(4)]
+    assert [each.status for each in results] == ["ok", "ok", "failed", "ok"]
+    cancelled = f"job {second} was cancelled"
+    assert results[2].cause == cancelled
+    for result, reason in zip(
+        results,
+        [
+            r"the process of warm nodes was killed by SIGKILL \(yard2\) during the run",
+            rf"job {first} ended: a warm node was lost \(yard2: task 1: Killed\) during the run",
+            "None",
+            cancelled,
+        ],
+        strict=True,
+    ):
+        assert re.match(reason, str(result.nodes_replaced))
+    assert any("warm nodes were replaced" in flag for flag in results[0].flags)
+
+
+def test_allocation_ends_without_its_orchestrator(cluster: Cluster, tmp_path: Path) -> None:
+    with started(cluster, tmp_path) as sweep:
+        job = sweep.job_during(seed=0)
+        assert processes_of(job, "trainer.warm")
+    deadline = time.monotonic() + SILENCE_S + 30
+    while queued():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    assert processes_of(job, "trainer.warm") == []
