@@ -10,9 +10,12 @@ SHARDYARD_PREFIX       prefix of console lines; {rank} stands for the rank
 SHARDYARD_LAUNCHER     what started the ranks (trainer/launch/launchers.py); unset: detected
 SHARDYARD_RENDEZVOUS   rendezvous of torch.distributed; unset: where the launcher says that rank 0 is
 SHARDYARD_PARENT_PID   process to end with
+SHARDYARD_END_WITH_PARENT  set if the rank ends with the process that has started it, such as slurmstepd
 SHARDYARD_ATTEMPT      how many times torchrun has restarted the ranks
 SHARDYARD_MEMBERSHIP   file that shows which ranks are alive; the others continue when one is lost
 SHARDYARD_INCARNATION  how often this rank alone was started again
+SHARDYARD_STOP         directory through which ranks agree where to stop and write a checkpoint
+SHARDYARD_REQUEUES     how often a batch system has started the run again
 SHARDYARD_CPU_QUOTA    CPU quota that this container must have before training starts
 SHARDYARD_LINKED       addresses of the other nodes, which must pass a switch before ranks connect
 SHARDYARD_THROTTLED    directory of the throttle's marks; ranks of the slower local node wait for theirs
@@ -30,7 +33,7 @@ from trainer.data.cache import DatasetCache
 from trainer.launch.environment import read_context
 from trainer.launch.interface import interface_variables
 from trainer.launch.launchers import LaunchError
-from trainer.launch.ranks import report_failure, run_forked, run_process, run_threads
+from trainer.launch.ranks import attempt_fields, report_failure, run_forked, run_process, run_threads
 from trainer.launch.watchdog import Watchdog
 from trainer.spec.run_spec import RunSpec
 from trainer.training.task import Task
@@ -61,11 +64,11 @@ def main(datasets: DatasetCache | None = None) -> int:
     if spec.topology == "single":
         run = run_forked if spec.strategy.forks else run_threads
         return 0 if _load_data(task, events) and run(context, task, events, orchestrator) else 1
-    with Watchdog([events], orchestrator) as watchdog:
-        again = {} if context.attempt is None else {"attempt": context.attempt}
-        if context.incarnation:
-            again = {"incarnation": context.incarnation}
-        events.write("start", pid=os.getpid(), **again)
+    loss = "the orchestrator is gone"
+    if env.get("SHARDYARD_END_WITH_PARENT"):
+        orchestrator, loss = os.getppid(), f"stopped by the loss of its parent {_parent_name()}"
+    with Watchdog([events], orchestrator, context.stop_dir, loss) as watchdog:
+        events.write("start", pid=os.getpid(), **attempt_fields(context))
         return 0 if _load_data(task, events) and run_process(context, task, events, watchdog) else 1
 
 
@@ -82,6 +85,10 @@ def _load_data(task: Task, events: EventWriter) -> bool:
         report_failure(events, error)
         return False
     return True
+
+
+def _parent_name() -> str:
+    return Path(f"/proc/{os.getppid()}/comm").read_text(encoding="utf-8").strip()
 
 
 def _be_killed_first() -> None:

@@ -57,6 +57,7 @@ def build_result(
     environment: dict[str, Any],
     warm: bool = False,
     nodes_replaced: str | None = None,
+    requeues: Sequence[str] = (),
     engine_s: tuple[float, float] = (0.0, 0.0),
     order: int | None = None,
 ) -> RunResult:
@@ -73,12 +74,13 @@ def build_result(
         launcher_log: what mpirun has written, if it starts the ranks.
         logs: the names of the log files that are not empty.
         warm: whether warm nodes forked the ranks. nodes_replaced: why these nodes were replaced.
+        requeues: why a batch system started the run again, one for each time.
         engine_s: seconds in which an engine started and stopped containers.
         order: position among the runs that the sweep command executed, from 0.
     """
     attempts = Attempts(spec.world_size, events)
     status, cause = outcome(
-        events,
+        attempts.events_of(attempts.effective) if requeues else events,
         exits,
         spec.world_size,
         timed_out_s,
@@ -89,6 +91,8 @@ def build_result(
         continues=spec.on_loss == "continue",
         launcher_log=launcher_log,
     )
+    if cause and requeues:
+        cause += f", after {len(requeues)} requeue{'s' if len(requeues) > 1 else ''}"
     events = attempts.events_of(attempts.effective)
     injected = injected_faults(spec, attempts)
     cause = fault_of_loss(spec, cause, injected)
@@ -120,7 +124,7 @@ def build_result(
         node_kind=node_kind,
         started_at=started_at,
         wall_s=ended_at - started_at,
-        restarted=attempts.effective,
+        restarted=len(requeues) or attempts.effective,
         faults=injected,
         repeated_steps=repeated_steps(attempts),
         elapsed_s=_elapsed_s(attempts, last),
@@ -140,7 +144,7 @@ def build_result(
             *_hung(spec, events),
             *_resumed(attempts, started_at, overall),
             *fault_flags(spec, injected),
-            *_restarted(spec, attempts, overall),
+            *(_requeued(requeues, overall) if requeues else _restarted(spec, attempts, overall)),
             *_continued(spec, events),
             *_replaced(nodes_replaced, overall, warm),
         ]
@@ -290,6 +294,16 @@ def _restarted(spec: RunSpec, attempts: Attempts, overall: str) -> list[str]:
     late = attempts.killed(attempts.effective) if allowed else []  # no rank depended on it any more
     found += [f"{rank_name(rank, each)} was killed after its result was written" for rank in late]
     return found
+
+
+def _requeued(causes: Sequence[str], overall: str) -> list[str]:
+    """Flag the requeues of a batch system, and what they mean for `overall`, as in `_resumed`."""
+    found = [f"requeue {number}: {cause}" for number, cause in enumerate(causes, start=1)]
+    return [
+        *found,
+        f"{overall} include the time in the queue and what ran before the last requeue; training time "
+        "excludes work lost there",
+    ]
 
 
 def _continued(spec: RunSpec, events: Sequence[Event]) -> list[str]:

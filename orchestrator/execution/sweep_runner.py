@@ -226,6 +226,7 @@ class SweepRunner:
             logs=sorted(log.name for log in paths.directory.glob("*.log") if log.stat().st_size),
             warm=plan.warm,
             nodes_replaced=replaced,
+            requeues=handle.requeues,
             engine_s=(handle.engine_start_s, handle.engine_stop_s),
             order=order,
         )

@@ -34,6 +34,7 @@ class LaunchPlan:
     warm: bool = False  # ranks are forked by a process that holds torch and the data
     script: str | None = None  # of the run's job, where a batch system starts the processes
     allocation: str | None = None  # script of the job that all runs share, which executes `script`
+    requeues: int = 0  # how often the batch system may start the run again
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as plan.json records it."""

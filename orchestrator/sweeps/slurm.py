@@ -40,6 +40,8 @@ OWN = (
     ),
     *("signal", "test-only", "version", "wait", "wrap"),
 )
+REQUEUES = 10
+MAX_REQUEUES = 100
 ARGUMENT = re.compile(r"--([a-z][a-z0-9-]*)(=[\x21-\x7e]+)?", re.ASCII)
 
 # Words of printable characters: they end up in a line of the job script.
@@ -99,6 +101,12 @@ class SlurmOptions(BaseModel):
         default=None,
         description="run ranks in containers of the trainer image, such as {engine: apptainer, "
         "image: /shared/trainer.sif}",
+    )
+    requeues: int | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_REQUEUES,
+        description=f"how often a run with checkpoints is requeued; default: {REQUEUES}",
     )
     arguments: list[Annotated[str, AfterValidator(_check_argument)]] | None = Field(
         default=None, description="more options of sbatch, such as --exclusive"

@@ -11,6 +11,7 @@ from statistics import fmean
 
 from orchestrator.execution.position import STARTING, Position, position
 from orchestrator.results.store import RunPaths
+from orchestrator.sweeps.slurm import MAX_REQUEUES
 from trainer.core.events import Event, EventReader, format_event
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
@@ -88,7 +89,7 @@ class LiveRun:
         # Ranks and coordinators write here; warm containers below the directory that all runs share.
         candidates = [self._paths.live, *self._paths.warm.glob(f"*/{self._paths.directory.name}")]
         for directory in filter(Path.is_dir, candidates):
-            limits = OutputLimits.of(self.spec)
+            limits = OutputLimits.of(self.spec, MAX_REQUEUES if self.spec.checkpoints else 0)
             return EventReader(directory, limits.ranks, limits.event_bytes, limits.restarts)
         return None
 

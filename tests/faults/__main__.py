@@ -14,14 +14,16 @@ import signal
 import sys
 import time
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.faults.case import DOCKER, LOCAL
+from tests.faults.case import DOCKER, LOCAL, SLURM
 from tests.faults.ends import end_orchestrators, end_sweep
 from tests.faults.page import write_page
 from tests.faults.runner import Played, References, missing, play
 from tests.faults.table import CASES
+from tests.support.slurm_cluster import trial_cluster
 
 
 def main() -> int:
@@ -31,7 +33,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("words", nargs="*", help="of the names of cases; default: all cases")
-    parser.add_argument("--runtime", choices=[LOCAL, DOCKER], action="append", help="default: both")
+    parser.add_argument("--runtime", choices=[LOCAL, DOCKER, SLURM], action="append", help="default: all")
     parser.add_argument("--seeds", type=int, default=3, help="how often each case is played")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--skip", nargs="*", default=[], help="names of cases to leave out")
@@ -41,16 +43,29 @@ def main() -> int:
     parser.add_argument("--times", type=int, help="of orchestrator and sweep, on each runtime")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # end what the case in progress has started
-    runtimes = options.runtime or [LOCAL, DOCKER]
+    runtimes = options.runtime or [LOCAL, DOCKER, SLURM]
     match options.words:
         case ["docs"]:
             return write_page()
         case ["orchestrator"]:
             return max(
-                end_orchestrators(options.times or 200, options.first_seed, each) for each in runtimes
+                end_orchestrators(options.times or 200, options.first_seed, each)
+                for each in runtimes
+                if each != SLURM
             )
         case ["sweep"]:
-            return max(end_sweep(options.times or 50, options.first_seed, each) for each in runtimes)
+            return max(
+                end_sweep(options.times or 50, options.first_seed, each)
+                for each in runtimes
+                if each != SLURM
+            )
+    with ExitStack() as stack:
+        return _play(options, runtimes, stack)
+
+
+def _play(options: argparse.Namespace, runtimes: list[str], stack: ExitStack) -> int:
+    """Play the cases; returns the exit code. stack: ends what several cases share."""
+    cluster = None
     chosen = [
         (case, runtime)
         for runtime in runtimes
@@ -69,6 +84,8 @@ def main() -> int:
             skipped[runtime] += 1
             print(f"{number}/{len(chosen)} {case.name} {runtime}: skipped, {reason}", flush=True)
             continue
+        if runtime == SLURM:
+            cluster = cluster or stack.enter_context(trial_cluster())
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             began = time.monotonic()
             done = play(case, runtime, seed, references, options.keep)

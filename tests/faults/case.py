@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tests.faults.scene import Scene
 
-LOCAL, DOCKER = "local", "docker"
+LOCAL, DOCKER, SLURM = "local", "docker", "slurm"
 Strike = Callable[["Scene", Random], None]
 
 

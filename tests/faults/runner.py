@@ -17,12 +17,13 @@ from tempfile import TemporaryDirectory
 
 from orchestrator.errors import InputError
 from orchestrator.results.records import RunResult
-from tests.faults.case import DOCKER, Case, Earlier, Moment, Then
+from tests.faults.case import DOCKER, SLURM, Case, Earlier, Moment, Then
 from tests.faults.scene import END_S, MOMENT_S, Scene, SceneError, clean
 from tests.support.containers import containers_missing
 from tests.support.datasets import mnist_missing
 from tests.support.places import docker
 from tests.support.runs import weights_in
+from tests.support.slurm_cluster import slurm_missing
 
 HANG_S = 10.0  # beyond the deadline, after which a row counts as hanging
 LEFT_S = 30.0  # for what the watchdogs and the reaper end after an orchestrator was killed
@@ -74,6 +75,8 @@ def missing(case: Case, runtime: str) -> str | None:
         return "needs root"
     if case.fault.needs_data and (absent := mnist_missing()):
         return absent
+    if runtime == SLURM:
+        return slurm_missing()
     return containers_missing() if runtime == DOCKER else None
 
 
@@ -219,7 +222,7 @@ def _end(scene: Scene) -> list[str]:
     """
     ended, fault = not scene.running, scene.case.fault
     scene.end()
-    if fault.alone:
+    if fault.alone or scene.runtime == SLURM:
         fault.repair(scene)
     if fault.leaves:
         clean(scene.runtime)
@@ -235,6 +238,8 @@ def _end(scene: Scene) -> list[str]:
                     os.kill(int(name), signal.SIGKILL)
             elif kind == "container":
                 docker("rm", "-f", name)
+            elif kind == "job":
+                subprocess.run(["scancel", name], check=False)
     for mounted in (scene.checkpoints, scene.out):
         if mounted.is_mount():
             subprocess.run(["umount", "-l", str(mounted)], check=False)

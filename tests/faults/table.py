@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tests.faults import strikes
-from tests.faults.case import DOCKER, LOCAL, Case, Earlier, Fact, Fault, Moment, Then, Verdict
+from tests.faults import slurm_strikes, strikes
+from tests.faults.case import DOCKER, LOCAL, SLURM, Case, Earlier, Fact, Fault, Moment, Then, Verdict
 from tests.support.places import MPIRUN
 
 # Runs
@@ -835,6 +835,89 @@ ORCHESTRATOR = (
     ),
 )
 
+REQUEUEABLE = {**TRAINING, **GLOO, "epochs": 1000, "checkpoint_epochs": 10}
+NODE_FAILURE = Fact("node failure", "node failure")
+REQUEUED = Fact("the requeue", "requeue 1: ")
+
+ON_SLURM: tuple[Case, ...] = tuple(
+    replace(case, name=f"slurm-{case.name}", runtimes=(SLURM,))
+    for case in (
+        Case("kill-connecting", KILL, Moment.ASSIGNMENT, {**LONG, **GLOO}, fails(KILLED)),
+        Case("kill-epoch", KILL, Moment.EPOCH, {**LONG, **GLOO}, fails(KILLED)),
+        Case("kill-mpi", KILL, Moment.EPOCH, {**LONG, **MPI}, fails(KILLED)),
+        Case(
+            "kill-then-resume",
+            KILL,
+            Moment.CHECKPOINT,
+            RESUMABLE,
+            Verdict(("failed", "ok"), NODE, KILLED, 30.0, Then.GOES_ON, 1, silent=("ok",)),
+            again=True,
+        ),
+        Case(
+            "slurmstepd",
+            slurm_strikes.lost("the slurmstepd of a rank gets SIGKILL", slurm_strikes.slurmstepd),
+            Moment.EPOCH,
+            {**LONG, **GLOO},
+            fails(Fact("its slurmstepd is gone", "slurmstepd"), 60.0),
+        ),
+        Case(
+            "slurmd-restarted",
+            slurm_strikes.restarted(
+                "the slurmd of a node gets SIGKILL, and is started again", slurm_strikes.slurmd
+            ),
+            Moment.EPOCH,
+            {**SHORT, **GLOO},
+            ends_ok(120.0),
+        ),
+        Case(
+            "slurmctld-restarted",
+            slurm_strikes.restarted(
+                "slurmctld gets SIGKILL, and is started again", slurm_strikes.slurmctld
+            ),
+            Moment.EPOCH,
+            {**SHORT, **GLOO},
+            ends_ok(120.0),
+        ),
+        Case(
+            "slurmd",
+            slurm_strikes.lost("the slurmd of a node gets SIGKILL", slurm_strikes.slurmd),
+            Moment.EPOCH,
+            {**LONG, **GLOO},
+            fails(NODE_FAILURE, 150.0, named=None),
+        ),
+        Case(
+            "machine",
+            slurm_strikes.lost("all processes of a node get SIGKILL", slurm_strikes.machine),
+            Moment.EPOCH,
+            {**LONG, **GLOO},
+            fails(Fact("killed, or node failure", "SIGKILL|node failure"), 90.0, named=None),
+        ),
+        Case(
+            "machine-requeued",
+            slurm_strikes.requeued(
+                "all processes of a node get SIGKILL", slurm_strikes.kill(slurm_strikes.machine)
+            ),
+            Moment.CHECKPOINT,
+            REQUEUEABLE,
+            ends_ok(240.0, cause=REQUEUED),
+        ),
+        Case(
+            "preempted",
+            Fault("another job preempts the run", slurm_strikes.preempt),
+            Moment.EPOCH,
+            {**LONG, **GLOO},
+            fails(Fact("preemption", "preempted"), 60.0, named=None),
+        ),
+        Case(
+            "preempted-requeued",
+            slurm_strikes.requeued("another job preempts the run", slurm_strikes.preempt),
+            Moment.CHECKPOINT,
+            REQUEUEABLE,
+            ends_ok(240.0, cause=REQUEUED),
+        ),
+    )
+)
+
 SECTIONS: dict[str, tuple[Case, ...]] = {
     "Ranks": KILLED_RANKS,
     "Suspended and unreachable nodes": SUSPENDED,
@@ -843,5 +926,6 @@ SECTIONS: dict[str, tuple[Case, ...]] = {
     "Limits": LIMITS,
     "Files and disks": FILES,
     "The orchestrator": ORCHESTRATOR,
+    "Slurm": ON_SLURM,
 }
 CASES: tuple[Case, ...] = tuple(case for cases in SECTIONS.values() for case in cases)

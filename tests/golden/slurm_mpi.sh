@@ -23,6 +23,7 @@ export SHARDYARD_SPEC='/shared/results/my sweep/ddp-100%/spec.json'
 export SHARDYARD_DATA=/shared/data
 export SHARDYARD_OUT='/shared/results/my sweep/ddp-100%/live'
 export SHARDYARD_CONSOLE='/shared/results/my sweep/ddp-100%/node-{node}.log'
+export SHARDYARD_END_WITH_PARENT=1
 export PYTHONPATH=/shared/shardyard
 export OMPI_MCA_pml=ob1
 export OMPI_MCA_btl=self,tcp

@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,6 +58,22 @@ base: {strategy: {name: fault_injection, work_s: 300}, timeout_s: 300, nodes: 2,
 slurm: {partition: debug}
 blocks: [{}]
 """
+
+# Trains for about 20 s.
+REQUEUED = f"""
+name: requeued
+base:
+  dataset: {SMALL["dataset"]}
+  model: {SMALL["model"]}
+  lr: 0.1
+  strategy: {{name: local_sgd, local_steps: 3}}
+  transport: gloo
+  nodes: 2
+  epochs: 500
+  checkpoint_epochs: 499
+  timeout_s: 120
+blocks: [{{}}]
+""".replace("'", "")
 
 pytestmark = [
     pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
@@ -237,10 +254,10 @@ def test_path_that_is_not_shared(cluster: Cluster, tmp_path: Path) -> None:
 
 
 @contextmanager
-def hanging(cluster: Cluster, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The orchestrator of a run that has started to train and does not end."""
+def hanging(cluster: Cluster, directory: Path, content: str = HANGING) -> Iterator[subprocess.Popen[bytes]]:
+    """The orchestrator of a run that has started to train and does not end soon."""
     sweep = directory / "sweep.yml"
-    sweep.write_text(HANGING)
+    sweep.write_text(content)
     argv = ("sweep", sweep, "--runtime", "slurm", "--out", directory / "out", "--no-warm-up-run")
     running = subprocess.Popen(
         [sys.executable, "-m", "orchestrator", *map(str, argv)],
@@ -280,3 +297,57 @@ def test_cancelled_job_is_the_cause(cluster: Cluster, tmp_path: Path) -> None:
     result = read_result(found)
     assert result is not None
     assert (result.status, result.cause) == ("failed", f"job {job.number} was cancelled")
+
+
+def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return value
+
+
+def test_signalled_and_preempted_run_resumes(cluster: Cluster, tmp_path: Path) -> None:
+    """Slurm signals the job as before its time limit, and later preempts it."""
+
+    def slurm(*argv: str) -> str:
+        return subprocess.check_output(argv, env=cluster.environment, text=True)
+
+    def requeued() -> bool:
+        return "BeginTime" in slurm("squeue", "--noheader", f"--jobs={job.number}", "--format=%r")
+
+    def trains() -> bool:
+        return bool([*tmp_path.glob("out/*/live/stop")])
+
+    with hanging(cluster, tmp_path, REQUEUED) as running:
+        (job,) = queued()
+        until(trains)
+        slurm("scancel", "--batch", "--signal=USR1", job.number)
+        until(requeued)
+        shutil.rmtree(next(iter(tmp_path.glob("out/*/live/stop"))))
+        slurm("scontrol", "update", f"JobId={job.number}", "StartTime=now")  # not after two minutes
+        until(trains)
+        urgent = ("--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 1")
+        slurm("sbatch", *urgent)
+        until(requeued)
+        until(lambda: len(queued()) == 1)
+        slurm("scontrol", "update", f"JobId={job.number}", "StartTime=now")
+        assert running.wait(timeout=120) == 0
+    done = cluster.shardyard(
+        *("sweep", tmp_path / "sweep.yml", "--runtime", "local", "--out", tmp_path / "local"),
+        "--no-warm-up-run",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    slurms, locals_ = (
+        read_result(next(iter(tmp_path.glob(f"{name}/*/result.json")))) for name in ("out", "local")
+    )
+    assert slurms is not None
+    assert locals_ is not None
+    assert (slurms.status, slurms.restarted, locals_.restarted) == ("ok", 2, 0)
+    for mine, undisturbed in zip(slurms.ranks, locals_.ranks, strict=True):
+        assert mine.weights_digest == undisturbed.weights_digest
+        assert (mine.steps, mine.samples) == (undisturbed.steps, undisturbed.samples)
+        assert mine.bytes_sent == undisturbed.bytes_sent
+    assert slurms.certificate == locals_.certificate
+    flags = [flag for flag in slurms.flags if flag.startswith("requeue ")]
+    assert ["time limit" in flags[0], "SIGTERM" in flags[1]] == [True, True]

@@ -16,6 +16,7 @@ from orchestrator.runtimes.docker.reaper import LABEL
 from orchestrator.runtimes.local.runtime import LABEL as LOCAL_LABEL
 from tests.support.containers import leftovers
 from tests.support.processes import node_processes
+from tests.support.slurm_cluster import TrialCluster
 from trainer.spec.run_spec import RunSpec
 
 MPIRUN = ("bin/mpirun", "bin/prterun")  # Open MPI's mpirun becomes prterun
@@ -75,6 +76,42 @@ class LocalPlace(Place):
                 if ours and process.status() != psutil.STATUS_ZOMBIE:
                     found.add(process.pid)
         return [f"process {pid}" for pid in sorted(found)]
+
+
+class SlurmPlace(Place):
+    """Nodes of a trial cluster on this machine."""
+
+    @property
+    def cluster(self) -> TrialCluster:
+        return TrialCluster()
+
+    def members(self, node: str = "") -> Iterator[psutil.Process]:
+        """The processes of jobs of this sweep, on one node or on all of them."""
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                at = process.environ().get("SLURMD_NODENAME")
+                ours = at is not None and Path(process.cwd()).is_relative_to(self.out.resolve())
+                if ours and node in ("", at) and process.status() != psutil.STATUS_ZOMBIE:
+                    yield process
+
+    def rank(self, run: RunSpec, rank: int, pid: int) -> psutil.Process | None:
+        return _alive(pid)
+
+    def starting(self, run: RunSpec, rank: int) -> psutil.Process | None:
+        for process in self.members():
+            with suppress(psutil.Error):
+                if process.environ().get("SLURM_PROCID") == str(rank) and "trainer" in process.cmdline():
+                    return process
+        return None
+
+    def processes(self, *words: str) -> Iterator[psutil.Process]:
+        yield from _with(words, [*self.members()])
+
+    def left(self) -> list[str]:
+        found = {process.pid for process in self.members()}
+        found |= {each.pid for each in self.cluster.processes() if "slurmstepd" in each.name()}
+        jobs = self.cluster.call("squeue", "--noheader", "--format=%i").split()
+        return [*(f"process {pid}" for pid in sorted(found)), *(f"job {job}" for job in jobs)]
 
 
 class DockerPlace(Place):
@@ -164,4 +201,4 @@ def _alive(pid: int) -> psutil.Process | None:
     return None
 
 
-PLACES: dict[str, type[Place]] = {"local": LocalPlace, "docker": DockerPlace}
+PLACES: dict[str, type[Place]] = {"local": LocalPlace, "docker": DockerPlace, "slurm": SlurmPlace}

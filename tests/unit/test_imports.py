@@ -111,6 +111,7 @@ SHARED_MODULES = (
     "switch.control",
     "training.partition",
     "training.profile",
+    "training.stopping",
     "warm.client",
     "warm.process",
 )

@@ -322,6 +322,18 @@ def test_kill_after_the_exit_barrier_is_flagged() -> None:
     assert restarted(*events, killed(0, 1)).flags == ["node 1 was killed after its result was written"]
 
 
+def test_requeues_of_a_batch_system_are_restarts() -> None:
+    first = [*up(0, 0, 1), step(1, 0), stopped(0, 0, 7.0), killed(0, 1)]
+    result = row([*first, *good(1)], requeues=["preemption"])
+    assert (result.status, result.restarted, result.cause) == ("ok", 1, None)
+    assert [rank.rank for rank in result.ranks] == [0, 1]
+    assert "preemption" in result.flags[0]
+    failed = row([*first, *up(1, 0, 1), killed(1, 0)], requeues=["preemption"])
+    assert failed.status == "failed"
+    assert "node 0" in str(failed.cause)
+    assert str(failed.cause).endswith("after 1 requeue")
+
+
 # In containers
 
 

@@ -71,6 +71,7 @@ def row(
     untraced: dict[int, str] | None = None,
     warm: bool = False,
     nodes_replaced: str | None = None,
+    requeues: Sequence[str] = (),
     **fields: Any,
 ) -> RunResult:
     run = RunSpec.model_validate(
@@ -90,6 +91,7 @@ def row(
         untraced=untraced,
         warm=warm,
         nodes_replaced=nodes_replaced,
+        requeues=requeues,
         cores=cores,
         environment={"python": "3"},
     )

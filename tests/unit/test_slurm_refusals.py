@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from orchestrator.runtimes.slurm.refusals import (
     Partition,
     Request,
     explain,
-    minutes,
     parse_partitions,
     too_long,
 )
@@ -119,22 +117,6 @@ def test_message_names_key_value_and_what_is_allowed(
     for each in named:
         assert each in message
     assert "\n" not in message
-
-
-@pytest.mark.parametrize(
-    ("limit", "expected"),
-    [
-        ("infinite", math.inf),
-        ("30", 30),
-        ("10:30", 10.5),
-        ("1:00:00", 60),
-        ("2-00:00:00", 2880),
-        ("1-12", 2160),
-        ("1-1:30", 1530),
-    ],
-)
-def test_time_limits(limit: str, expected: float) -> None:
-    assert minutes(limit) == expected
 
 
 @pytest.mark.parametrize(

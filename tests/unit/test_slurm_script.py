@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.slurm.script import Job, directives, job_name, launcher, render
+from orchestrator.runtimes.slurm.times import seconds_of
 from orchestrator.sweeps.slurm import SlurmOptions
 from trainer.spec.run_spec import RunSpec
 
@@ -44,6 +46,7 @@ def shared_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "made"),
     [
         ("slurm_ddp.sh", job(SlurmOptions(partition="gpu,long", gres="gpu:1", arguments=["--qos=high"]))),
+        ("slurm_checkpoints.sh", job(checkpoint_epochs=1, timeout_s=3600.0)),
         ("slurm_mpi.sh", job(strategy="all_reduce", transport="mpi", processes_per_node=2)),
     ],
 )
@@ -78,6 +81,62 @@ def test_own_options_cannot_be_arguments() -> None:
     for name in {*options} - {"time"}:
         with pytest.raises(ValueError, match=name):
             SlurmOptions(arguments=[f"--{name}=1"])
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        ("30", 1800),
+        ("1:30", 90),
+        ("1:00:05", 3605),
+        ("2-1", 176400),
+        ("2-1:30", 178200),
+        ("1-0:0:9", 86409),
+        ("2-00:00:00", 172800),
+        ("UNLIMITED", math.inf),
+        ("infinite", math.inf),
+    ],
+)
+def test_seconds_of_a_time_limit(time: str, seconds: float) -> None:
+    assert seconds_of(time) == seconds
+
+
+def test_warning_comes_early_in_short_jobs() -> None:
+    options = SlurmOptions(time="2")
+    assert {"--requeue", "--signal=B:USR1@30"} <= set(directives(job(options, checkpoint_epochs=1)))
+    assert "--no-requeue" in directives(job(options))
+    assert "--no-requeue" in directives(job(SlurmOptions(requeues=0), checkpoint_epochs=1))
+
+
+@pytest.mark.parametrize(
+    ("restarts", "ranks", "code", "requeued"),
+    [
+        (None, "exit 3", 3, False),
+        (0, "touch $SHARDYARD_STOP/saved", 0, True),
+        (10, "touch $SHARDYARD_STOP/saved", 0, True),
+        (11, "touch $SHARDYARD_STOP/saved", 69, False),
+        (0, "touch $SHARDYARD_STOP/preempted; exit 0", 0, True),
+        (0, "touch $SHARDYARD_STOP/preempted $SHARDYARD_STOP/finished", 0, False),
+    ],
+)
+def test_stopped_run_is_requeued(
+    tmp_path: Path, restarts: int | None, ranks: str, code: int, requeued: bool
+) -> None:
+    """The part of the script that follows the checks. The ranks are a stub, which has saved or not."""
+    made = replace(job(checkpoint_epochs=1), paths=RunPaths(tmp_path))
+    script = render(made)
+    first = script.index("# The run continues")
+    stubs = f"srun() {{ mkdir -p $SHARDYARD_STOP; {ranks}; }}\nexec() {{ exit 0; }}\n"
+    stubs += "scontrol() { case $1 in requeue) echo requeued;; *) answer; esac; }\n"
+    stubs += "answer() { [ ! -e $SHARDYARD_STOP/preempted ] || echo ' PreemptTime=2026-11-24T01 '; }\n"
+    environment = {**os.environ, "SLURM_JOB_ID": "7"}
+    if restarts is not None:
+        environment["SLURM_RESTART_COUNT"] = str(restarts)
+    done = subprocess.run(
+        ["bash"], input=stubs + script[first:], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    assert ("requeued" in done.stdout) is requeued
 
 
 @pytest.mark.parametrize("seen", [True, False])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from orchestrator.runtimes.slurm.script import PREEMPTED
 from orchestrator.runtimes.slurm.states import (
     JobState,
     error_of,
     launch_failure,
     parse_sacct,
     parse_scontrol,
+    requeue_causes,
 )
 
 # Slurm 22.05; shortened.
@@ -146,3 +148,48 @@ def test_job_whose_time_is_over(limit: str, run_time: str, overdue: bool) -> Non
 
 def test_no_such_job() -> None:
     assert parse_scontrol("") is None
+
+
+CANCELLED = "slurmstepd-n1: error: *** JOB 4 ON n1 CANCELLED AT 2026-11-24T01:55:16 DUE TO {} ***\n"
+NODE_FAILED = CANCELLED.format("NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS")
+STOPPED = "shardyard: stopped at a checkpoint: {}\n" + CANCELLED.format("JOB REQUEUE")
+
+
+def test_causes_of_requeues() -> None:
+    parts = (
+        STOPPED.format("its time limit"),
+        STOPPED.format("SIGTERM"),
+        PREEMPTED + "\n",
+        NODE_FAILED,
+        "",
+        "",
+    )
+    log = "".join(f"{part}shardyard: requeue {number}\n" for number, part in enumerate(parts[:-1], start=1))
+    causes = requeue_causes(log + parts[-1])
+    assert len(causes) == 5
+    for cause, named in zip(
+        causes, ("time limit", "SIGTERM", "preemption", "node failure", "not"), strict=True
+    ):
+        assert named in cause
+    assert requeue_causes(NODE_FAILED) == []
+
+
+@pytest.mark.parametrize(("code", "named"), [(69, "slurm: requeues"), (70, "does not requeue")])
+def test_end_of_requeues_is_named(code: int, named: str) -> None:
+    error = error_of("9", JobState("FAILED", "NonZeroExitCode", code))
+    assert named in str(error)
+    assert "resumes" in str(error)
+
+
+def test_preempted_job_whose_ranks_exited_in_time() -> None:
+    text = ENDED.format("FAILED", "NonZeroExitCode", "143:0") + "PreemptTime={}"
+    for time, named in (("2026-11-24T02:09:25", True), ("None", False)):
+        job = parse_scontrol(text.format(time))
+        assert job is not None
+        assert ("preempted" in str(error_of("9", job))) is named
+
+
+def test_node_failure_before_the_job_has_ended() -> None:
+    assert "node failure" in str(error_of("4", JobState("COMPLETING"), NODE_FAILED))
+    earlier = NODE_FAILED + "shardyard: requeue 1\n"
+    assert error_of("4", JobState("FAILED", code=1), earlier) is None

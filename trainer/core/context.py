@@ -26,6 +26,8 @@ class NodeContext:
         timeout_s: longest wait for another rank.
         out_dir: directory for results; None keeps none.
         checkpoint_dir: directory for checkpoints; None for a run without checkpoints.
+        stop_dir: directory through which ranks agree where to stop; None if the run cannot be requeued.
+        requeues: how often a batch system has started the run again.
         cpu_quota: of its node in cores, which must be in force before it trains; None: do not wait for it.
         linked: addresses of the other nodes, which must be reached through the switch of the run's links.
         throttle_mark: file that shows that the quota is in force, where no control group enforces it.
@@ -44,6 +46,8 @@ class NodeContext:
     timeout_s: float = 600.0
     out_dir: Path | None = None
     checkpoint_dir: Path | None = None
+    stop_dir: Path | None = None
+    requeues: int = 0
     cpu_quota: float | None = None
     linked: tuple[str, ...] = ()
     throttle_mark: Path | None = None

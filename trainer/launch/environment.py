@@ -58,6 +58,8 @@ def read_context(spec: RunSpec, env: Mapping[str, str]) -> NodeContext:
         timeout_s=spec.timeout_s,
         out_dir=Path(env["SHARDYARD_OUT"]) if "SHARDYARD_OUT" in env else None,
         checkpoint_dir=Path(env["SHARDYARD_CHECKPOINTS"]) if "SHARDYARD_CHECKPOINTS" in env else None,
+        stop_dir=Path(env["SHARDYARD_STOP"]) if "SHARDYARD_STOP" in env else None,
+        requeues=integer(env, ("SHARDYARD_REQUEUES",)) if "SHARDYARD_REQUEUES" in env else 0,
         cpu_quota=spec.throttle_cpus(spec.node_of(rank)) if throttled else _quota(env),
         linked=tuple(env["SHARDYARD_LINKED"].split(",")) if env.get("SHARDYARD_LINKED") else (),
         throttle_mark=throttle_mark(Path(env["SHARDYARD_THROTTLED"]), rank) if throttled else None,

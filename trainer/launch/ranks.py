@@ -28,6 +28,7 @@ from trainer.training.bare_session import BareSession
 from trainer.training.checkpoint_store import CheckpointError
 from trainer.training.faults import FaultError
 from trainer.training.limits import LinkError, QuotaError, wait_for_links
+from trainer.training.stopping import Stopped
 from trainer.training.task import Task
 
 if TYPE_CHECKING:
@@ -48,6 +49,15 @@ EXPLAINED = (
 )
 
 
+def attempt_fields(context: NodeContext) -> dict[str, int]:
+    """What the event `start` says about earlier starts of this rank."""
+    if context.incarnation:
+        return {"incarnation": context.incarnation}
+    if context.attempt is not None:
+        return {"attempt": context.attempt}
+    return {"attempt": context.requeues} if context.requeues else {}
+
+
 def run_rank(
     context: NodeContext,
     task: Task,
@@ -58,9 +68,11 @@ def run_rank(
 ) -> bool:
     """Train as one rank and report the result. Returns False after a failure, which it has reported.
 
+    A run that has stopped at a checkpoint has no result, and has not failed.
+
     connected: connects the rank to the others. Not called for a strategy that does not train.
     """
-    comm = None
+    comm = stopped = None
     try:
         comm = connected() if task.spec.strategy.trains else None
         result = train(context, task, events, comm, shared)
@@ -71,11 +83,20 @@ def run_rank(
         watchdog.exit_within(context.rank, TEARDOWN_S)
         if comm:
             comm.close()
+    except Stopped as error:
+        stopped = error.with_traceback(None)  # which holds the session; see `train`
     except Exception as error:
         report_failure(events, error)
         if comm:
             comm.abort()
         return False
+    if stopped:
+        events.write("terminated", cause=f"stopped at a checkpoint: {stopped}")
+        watchdog.exit_within(context.rank, TEARDOWN_S)
+        if comm:
+            with suppress(CommunicationError):
+                comm.close()
+        return True
     events.write("done")
     return True
 
@@ -176,9 +197,9 @@ def run_threads(context: NodeContext, task: Task, events: EventWriter, orchestra
 
         succeeded[rank] = run_rank(replace(context, rank=rank), task, writers[rank], watchdog, connected)
 
-    with Watchdog(writers, orchestrator) as watchdog:
+    with Watchdog(writers, orchestrator, context.stop_dir) as watchdog:
         for writer in writers:
-            writer.write("start", pid=os.getpid())
+            writer.write("start", pid=os.getpid(), **attempt_fields(context))
         threads = [threading.Thread(target=run, args=(rank,)) for rank in range(context.size)]
         for thread in threads:
             thread.start()

@@ -1,8 +1,8 @@
 """The watchdog: a thread that acts while the rank's own thread is inside a C call.
 
 No Python signal handler runs during a collective or a backward pass. The watchdog writes the exit report
-on SIGTERM, ends the process when the orchestrator is gone, and ends it when teardown hangs: gloo with DDP
-is known to deadlock there.
+on SIGTERM, or requests a stop at a checkpoint. It ends the process when the orchestrator is gone, and when
+teardown hangs: gloo with DDP is known to deadlock there.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 
 import psutil
 
 from trainer.core.events import EventWriter
+from trainer.training.stopping import request_stop
 
 POLL_S = 0.5
 
@@ -25,10 +27,22 @@ POLL_S = 0.5
 class Watchdog:
     """Watches this process from `__enter__` on. Leaving the block only disarms the teardown timeout."""
 
-    def __init__(self, writers: Sequence[EventWriter], orchestrator: int | None) -> None:
-        """writers: one per rank of this process. orchestrator: PID; this process ends 0.5 s after it."""
+    def __init__(
+        self,
+        writers: Sequence[EventWriter],
+        orchestrator: int | None,
+        stop_dir: Path | None = None,
+        loss: str = "the orchestrator is gone",
+    ) -> None:
+        """
+        Args:
+            writers: one per rank of this process.
+            orchestrator: PID; this process ends 0.5 s after it.
+            stop_dir: where SIGTERM requests a stop at a checkpoint, once the run trains.
+            loss: what the exit report says then.
+        """
         self._writers = writers
-        self._orchestrator = orchestrator
+        self._orchestrator, self._stop_dir, self._loss = orchestrator, stop_dir, loss
         self._process = None if orchestrator is None else _process(orchestrator)
         self._exit_by: dict[int, float] = {}
         self._signals, self._wakeup = os.pipe()
@@ -54,16 +68,20 @@ class Watchdog:
     def _run(self) -> None:
         while True:
             ready, _, _ = select.select([self._signals], [], [], POLL_S)
-            if ready and signal.SIGTERM in os.read(self._signals, 64):
+            if ready and signal.SIGTERM in os.read(self._signals, 64) and not self._requests_stop():
                 self._write_all("terminated", cause="stopped by SIGTERM")
                 os._exit(128 + signal.SIGTERM)
             if self._orchestrator is not None and not _alive(self._process):
-                self._write_all("terminated", cause="the orchestrator is gone")
+                self._write_all("terminated", cause=self._loss)
                 os._exit(1)
             exit_by = list(self._exit_by.values())
             if exit_by and len(exit_by) == len(self._writers) and time.monotonic() > max(exit_by):
                 self._write_all("done", forced=True)
                 os._exit(0)
+
+    def _requests_stop(self) -> bool:
+        """Whether the run now stops at a checkpoint. If it takes too long, SIGKILL follows."""
+        return self._stop_dir is not None and request_stop(self._stop_dir, "SIGTERM")
 
     def _write_all(self, kind: str, **fields: str | bool) -> None:
         for writer in self._writers:

@@ -49,21 +49,21 @@ class OutputLimits:
     trace_bytes: int
 
     @classmethod
-    def of(cls, spec: RunSpec) -> OutputLimits:
-        """The limits of one run."""
+    def of(cls, spec: RunSpec, requeues: int = 0) -> OutputLimits:
+        """The limits of one run. requeues: how often a batch system may start it again."""
         epoch_bytes = EPOCH_BYTES + min(MAX_BYTES, LABEL_BYTES * spec.dataset.class_count)
         if spec.on_loss == "continue":
             epoch_bytes += PART_BYTES * spec.world_size
         steps = RESAMPLED * spec.epochs * spec.dataset.train_samples  # at least one sample per step
         checkpoints = steps // spec.checkpoint_steps if spec.checkpoint_steps else 0
         attempt = START_AND_END_BYTES + spec.epochs * epoch_bytes + checkpoints * CHECKPOINT_BYTES
-        starts = 1 + spec.restarts + len(spec.return_after)
-        events = starts * attempt + int(spec.timeout_s * BYTES_PER_S)
+        starts = 1 + spec.restarts + requeues + len(spec.return_after)
+        events = starts * attempt + int((1 + requeues) * spec.timeout_s * BYTES_PER_S)
         weights = spec.memory_mb * 2**20 if spec.save_weights else 0
         records = 0 if untraced_reason(spec) else _trace_records(spec)
         header = TRACE_HEADER_BYTES + GROUPS * RANK_BYTES * spec.world_size
         trace = header + records * RECORD.itemsize if records else 0
-        return cls(spec.world_size, spec.restarts, events, weights, records, trace)
+        return cls(spec.world_size, spec.restarts + requeues, events, weights, records, trace)
 
 
 def _trace_records(spec: RunSpec) -> int:

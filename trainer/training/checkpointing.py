@@ -17,6 +17,7 @@ from trainer.training.checkpoint_store import CheckpointError, CheckpointStore, 
 from trainer.training.loader import Batch
 from trainer.training.metrics import TrainingMetrics
 from trainer.training.replica import Replica
+from trainer.training.stopping import StopAgreement, Stopped
 
 BEGINNING = Position(0, 0)
 NO_POSITION = -1.0
@@ -55,6 +56,25 @@ class Checkpointer:
         self._store = CheckpointStore(directory, spec.key, context.rank, context.size)
         if spec.checkpoints:
             self._store.open()
+        self._timeout_s = context.timeout_s
+        self._stop: StopAgreement | None = None
+        if spec.checkpoints and context.stop_dir:
+            self._stop = StopAgreement(context.stop_dir, context.rank, context.size)
+
+    @property
+    def _stops_between_steps(self) -> bool:
+        """Whether the run can stop between two steps: ranks of some strategies do not step together."""
+        return "steps" in self._spec.strategy.checkpoint_intervals
+
+    def watch_for_stop(self, position: Position) -> None:
+        """Let the run stop at a checkpoint if that is requested from outside. Training begins here."""
+        if self._stop:
+            self._stop.watch(self._metrics.steps if self._stops_between_steps else position.epochs)
+
+    def close(self) -> None:
+        """End the watch for a request to stop."""
+        if self._stop:
+            self._stop.close()
 
     def latest_common(self) -> Checkpoint | None:
         """The newest checkpoint that every rank has intact; None: the run starts from the beginning.
@@ -115,17 +135,40 @@ class Checkpointer:
         return position
 
     def after_step(self, epoch: int, batch: Batch, replica: Replica) -> None:
-        """Write a checkpoint if one is due; none after the last step of the run."""
-        every = self._spec.checkpoint_steps
-        more = epoch < self._spec.epochs or batch.step < batch.steps
-        if every and self._metrics.steps % every == 0 and more:
-            self._write(Position(epoch - 1, batch.step), replica)
+        """Write a checkpoint if one is due; none after the last step of the run.
+
+        Raises Stopped after the checkpoint at which the run stops.
+        """
+        every, steps = self._spec.checkpoint_steps, self._metrics.steps
+        if epoch < self._spec.epochs or batch.step < batch.steps:
+            stops = self._stops_between_steps and self._stops_at(steps)
+            due = every is not None and steps % every == 0
+            self._checkpoint(due, stops, Position(epoch - 1, batch.step), replica)
 
     def after_epoch(self, epoch: int, replica: Replica) -> None:
         """As `after_step`, once an epoch has been evaluated."""
         every = self._spec.checkpoint_epochs
-        if every and epoch % every == 0 and epoch < self._spec.epochs:
-            self._write(Position(epoch, 0), replica)
+        if epoch < self._spec.epochs:
+            stops = not self._stops_between_steps and self._stops_at(epoch)
+            due = every is not None and epoch % every == 0
+            self._checkpoint(due, stops, Position(epoch, 0), replica)
+
+    def _stops_at(self, point: int) -> bool:
+        """Whether all ranks stop here, after so many steps or epochs."""
+        stop = self._stop
+        if stop is None or not stop.bounds(point):
+            return False
+        if not stop.agreed:  # no part of training
+            self._comm.clock.stop()
+            stop.wait(self._timeout_s)
+            self._comm.clock.start()
+        return stop.stops(point)
+
+    def _checkpoint(self, due: bool, stops: bool, position: Position, replica: Replica) -> None:
+        if due or stops:
+            self._write(position, replica)
+        if stops and self._stop:
+            raise Stopped(self._stop.saved())
 
     def _write(self, position: Position, replica: Replica) -> None:
         clock = self._comm.clock

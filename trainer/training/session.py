@@ -121,6 +121,7 @@ class Session:
         self.clock.start()
         self._start_trace(complete=checkpoint is None)
         self._faults.started(self.steps_taken)
+        self._checkpointer.watch_for_stop(self._resumed_at)
         if self._returned:
             self._joining = [self.rank]
             return
@@ -391,6 +392,7 @@ class Session:
         """Stop the clock and collect the metrics. Every rank calls it."""
         self._faults.ended()
         self.clock.stop()
+        self._checkpointer.close()
         self._events.write("train_end")
         self._write_trace()
         # Ranks that were lost have taken the times of their exchanges with them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pwd
 import re
@@ -14,7 +15,8 @@ from pathlib import Path
 
 from orchestrator.results.environment import cores as machine_cores
 from orchestrator.runtimes.slurm.refusals import FORMAT, Partition, parse_partitions
-from orchestrator.runtimes.slurm.states import JobState, parse_sacct, parse_scontrol, parse_seconds
+from orchestrator.runtimes.slurm.states import JobState, parse_sacct, parse_scontrol
+from orchestrator.runtimes.slurm.times import seconds_of
 from orchestrator.shipped import ROOT
 from orchestrator.sweeps.slurm import OWN, VARIABLES
 
@@ -198,5 +200,6 @@ def longest_minutes(partitions: str | None) -> int | None:
     for line in call("sinfo", "--noheader", "--format=%P|%l", *chosen).splitlines():
         name, limit = line.strip().split("|")
         if partitions or name.endswith("*"):
-            limits.append(parse_seconds(limit))
-    return min((each // 60 for each in limits if each is not None), default=None)
+            limits.append(seconds_of(limit))
+    shortest = min(limits, default=math.inf)
+    return None if shortest == math.inf else int(shortest // 60)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orchestrator.runtimes.slurm.script import time_limit
+from orchestrator.runtimes.slurm.times import seconds_of
 from orchestrator.sweeps.slurm import SlurmOptions
 from trainer.spec.run_spec import RunSpec
 
@@ -85,21 +85,6 @@ def _words(text: str) -> frozenset[str]:
     return frozenset() if text == "(null)" else frozenset(text.split(","))
 
 
-def minutes(limit: str) -> float:
-    """A time limit of Slurm, such as `30`, `1:00:00` or `2-12`, in minutes."""
-    if limit.lower() in ("infinite", "unlimited"):
-        return math.inf
-    days, dash, rest = limit.rpartition("-")
-    parts = [int(part) for part in rest.split(":")]
-    if dash:
-        hours, mins, seconds = (*parts, 0, 0)[:3]
-    elif len(parts) == 3:
-        hours, mins, seconds = parts
-    else:
-        hours, (mins, seconds) = 0, (*parts, 0)[:2]
-    return ((int(days or 0) * 24 + hours) * 60) + mins + seconds / 60
-
-
 def too_long(request: Request, partitions: Sequence[Partition]) -> str | None:
     """Why no partition of a request permits its time limit; None if one does.
 
@@ -108,12 +93,12 @@ def too_long(request: Request, partitions: Sequence[Partition]) -> str | None:
     chosen = request.partitions(partitions)
     if not chosen or any(each.startswith("--qos=") for each in request.options.arguments or ()):
         return None
-    longest = max(chosen, key=lambda each: minutes(each.limit))
+    longest = max(chosen, key=lambda each: seconds_of(each.limit))
     asked = time_limit(request.spec, request.options)
-    if minutes(asked) <= minutes(longest.limit):
+    if seconds_of(asked) <= seconds_of(longest.limit):
         return None
     allowed = f"partition {longest.name} permits {longest.limit}"
-    others = [str(each) for each in partitions if minutes(asked) <= minutes(each.limit)]
+    others = [str(each) for each in partitions if seconds_of(asked) <= seconds_of(each.limit)]
     hint = f"; partitions that permit it: {', '.join(others)}" if others else ""
     hint += "; if a QOS permits it, name that: arguments: [--qos=NAME]"
     if request.options.time:

@@ -35,19 +35,23 @@ from orchestrator.runtimes.slurm.script import (
     TOKEN,
     TOKEN_VARIABLE,
     Job,
+    allowed_requeues,
     directives,
     job_name,
     mounts,
     render,
     submission,
 )
-from orchestrator.runtimes.slurm.states import JobState, error_of
+from orchestrator.runtimes.slurm.states import JobState, error_of, requeue_causes
 from orchestrator.sweeps.slurm import VARIABLES, SlurmOptions, read_site_file, read_variables, site_path
 from orchestrator.sweeps.swarm import SwarmOptions
 from trainer.core.events import Event, EventReader, damage
 from trainer.spec.output_limits import OutputLimits
 from trainer.spec.run_spec import RunSpec
 
+# In which a job ends once a rank has failed: srun waits in vain for a slurmstepd that is gone. A job that
+# may be requeued waits until Slurm has noticed the loss of a node, which takes 5 minutes by default.
+FAILED_S, REQUEUE_S = 20.0, 600.0
 LOG_BYTES = 2**16
 
 
@@ -198,7 +202,8 @@ class SlurmRuntime(Runtime):
             raise InputError(reason)
         script = render(job)
         submit = Process("job", submission(paths), {TOKEN_VARIABLE: token}, LAUNCHER_LOG)
-        return LaunchPlan(spec, paths, data_dir, [submit], script=script)
+        requeues = allowed_requeues(spec, self._options)
+        return LaunchPlan(spec, paths, data_dir, [submit], script=script, requeues=requeues)
 
     def start(self, plan: LaunchPlan) -> RunHandle:
         if plan.allocation is not None:
@@ -244,9 +249,11 @@ class SlurmRun(RunHandle):
 
     def __init__(self, plan: LaunchPlan) -> None:
         """Submit the job of a plan. Raises InputError if Slurm does not accept it."""
-        self._paths, self._limits = plan.paths, OutputLimits.of(plan.spec)
+        self._paths, self._limits = plan.paths, OutputLimits.of(plan.spec, plan.requeues)
         self._reader = self._new_reader()
         self._damage: str | None = None
+        self._ends_by: float | None = None  # since a rank has failed
+        self._failed_s = REQUEUE_S if plan.requeues else FAILED_S
         self._number: str | None = None
         self._state = JobState("PENDING")
         self._asked_at = self._answered_at = time.monotonic()
@@ -263,9 +270,12 @@ class SlurmRun(RunHandle):
         self._ask()
         number = self._number or ""
         error = self._damage or next((reason for _, _, reason in excess(self._paths, self._limits)), None)
-        error = error or error_of(number, self._state, self._log())
+        late = self._ends_by is not None and time.monotonic() > self._ends_by
+        error = error or error_of(number, self._state, self._log() if late or self._state.ended else "")
         if not self._state.ended:
-            return RunState({}, 1, error, waiting=self._state.waits)
+            if self._state.waits:
+                self._ends_by, late = None, False
+            return RunState({"job": 1} if late else {}, 1, error, waiting=self._state.waits)
         return RunState({"job": self._state.exit}, 0, error)
 
     def _ask(self) -> None:
@@ -284,9 +294,7 @@ class SlurmRun(RunHandle):
             self._damage = self._damage or f"Slurm does not say what has become of job {self._number}"
 
     def _log(self) -> str:
-        """The beginning of what the job has written, once it has ended."""
-        if not self._state.ended:
-            return ""
+        """The beginning of what the job has written."""
         try:
             with open(self._paths.log(LAUNCHER_LOG), "rb") as log:
                 return log.read(LOG_BYTES).decode(errors="replace")
@@ -297,6 +305,11 @@ class SlurmRun(RunHandle):
         events = self._reader.new()
         for event in [event for event in events if event.kind == "damaged"][-1:]:
             self._damage = damage(event)
+        for event in events:
+            if event.kind == "start":  # of the next attempt
+                self._ends_by = None
+            elif event.kind in ("failed", "terminated", "died") and self._ends_by is None:
+                self._ends_by = time.monotonic() + self._failed_s
         return events
 
     def _new_reader(self) -> EventReader:
@@ -312,5 +325,6 @@ class SlurmRun(RunHandle):
             self._state = JobState("CANCELLED")
 
     def collect(self, paths: RunPaths) -> None:
+        self.requeues = requeue_causes(self._log())
         (paths.live / TOKEN).unlink(missing_ok=True)
         collect_live(paths, self._limits, self._new_reader().new())

@@ -11,15 +11,24 @@ from pathlib import Path
 
 from orchestrator.results.store import RunPaths
 from orchestrator.runtimes.slurm.container import PYTHON, SOURCES, check_of_image, wrapped
+from orchestrator.runtimes.slurm.times import seconds_of
 from orchestrator.shipped import python_path
-from orchestrator.sweeps.slurm import SlurmOptions
+from orchestrator.sweeps.slurm import REQUEUES, SlurmOptions
 from trainer.imported.source import CODE
 from trainer.spec.run_spec import RunSpec
+from trainer.training.stopping import FINISHED, REQUEST, SAVED
 
 NOT_SHARED = 66  # exit code of a job that has a node without the shared directory
 OWNED = "shardyard "  # begins the comment of a job; the identity of its orchestrator follows
+TOO_OFTEN = 69  # of a job that was requeued more often than allowed
+NOT_REQUEUED = 70  # of a job that has stopped at a checkpoint and cannot be requeued
 SPARE_MINUTES = 2  # of the time limit, beyond the run's timeout: to start and stop
+WARNING_S = 120.0  # before the time limit, or a quarter of it; Slurm may be 60 s early
+STOP = "stop"
+EVERY_NODE = 'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1'
 LAUNCHER_LOG = "launcher"
+NEAR_LIMIT = "its time limit"
+PREEMPTED = "shardyard: preempted"
 TOKEN = "token"
 SCRIPT = "job.sh"
 TOKEN_VARIABLE = "SHARDYARD_TOKEN"
@@ -66,7 +75,7 @@ def directives(job: Job) -> list[str]:
         # `%` begins a pattern
         f"--output={str(job.paths.log(LAUNCHER_LOG).resolve()).replace('%', '%%')}",
         "--open-mode=append",
-        "--no-requeue",
+        *_requeueing(job),
         f"--nodes={1 if single else spec.nodes}",
         f"--ntasks-per-node={1 if single else spec.processes_per_node}",
         f"--cpus-per-task={spec.threads * (spec.world_size if single else 1)}",
@@ -81,6 +90,21 @@ def chosen(options: SlurmOptions) -> list[str]:
     return [*(f"--{name}={value}" for name, value in named.items() if value), *(options.arguments or ())]
 
 
+def allowed_requeues(spec: RunSpec, options: SlurmOptions) -> int:
+    """How often Slurm may start the run again: only a run with checkpoints continues."""
+    if not spec.checkpoints:
+        return 0
+    return REQUEUES if options.requeues is None else options.requeues
+
+
+def _requeueing(job: Job) -> list[str]:
+    """Whether Slurm requeues the job, and when it warns the job of its time limit."""
+    if not allowed_requeues(job.spec, job.options):
+        return ["--no-requeue"]
+    limit_s = seconds_of(time_limit(job.spec, job.options))
+    return ["--requeue", f"--signal=B:USR1@{round(min(WARNING_S, limit_s / 4))}"]
+
+
 def render(job: Job) -> str:
     """The script that sbatch gets."""
     lines = ["#!/bin/bash"]
@@ -89,7 +113,11 @@ def render(job: Job) -> str:
     if job.options.container:
         lines += [*check_of_image(job.options.container), ""]
     lines += exports(environment(job))
-    lines += ["", *first_node(), "", shlex.join(["exec", *launcher(job)])]
+    lines += ["", *first_node(), ""]
+    if allowed := allowed_requeues(job.spec, job.options):
+        lines += _stopped_and_requeued(job, allowed)
+    else:
+        lines += [shlex.join(["exec", *launcher(job)])]
     return "\n".join(lines) + "\n"
 
 
@@ -105,8 +133,34 @@ def check_of_path(file: Path, token: str) -> list[str]:
     test = f'[ "$(cat {path} 2>/dev/null)" = {token} ] || {{ {complaint}; exit 1; }}'
     return [
         "# Results and events go through a directory that all nodes share.",
-        'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \\\n'
-        f"    bash -c {shlex.quote(test)} ||\n    exit {NOT_SHARED}",
+        f"{EVERY_NODE} \\\n    bash -c {shlex.quote(test)} ||\n    exit {NOT_SHARED}",
+    ]
+
+
+def _stopped_and_requeued(job: Job, allowed: int) -> list[str]:
+    """The ranks of a run with checkpoints, which Slurm may stop and start again."""
+    return [
+        "# The run continues after its time limit, preemption or the failure of a node.",
+        "export SHARDYARD_REQUEUES=${SLURM_RESTART_COUNT:-0}",
+        '[ "$SHARDYARD_REQUEUES" -eq 0 ] || echo "shardyard: requeue $SHARDYARD_REQUEUES"',
+        f'[ "$SHARDYARD_REQUEUES" -le {allowed} ] || exit {TOO_OFTEN}',
+        f"export SHARDYARD_STOP={shlex.quote(str(job.paths.live.resolve() / STOP))}",
+        'rm -rf "$SHARDYARD_STOP"',
+        f"""trap 'mkdir -p "$SHARDYARD_STOP" && echo "{NEAR_LIMIT}" >"$SHARDYARD_STOP/{REQUEST}"' USR1""",
+        f"{shlex.join(launcher(job))} &",
+        'while wait "$!"; code=$?; kill -0 "$!" 2>/dev/null; do :; done',
+        f'if [ -e "$SHARDYARD_STOP/{SAVED}" ]; then',
+        f'    echo "shardyard: stopped at a checkpoint: $(cat "$SHARDYARD_STOP/{REQUEST}")"',
+        f'elif [ ! -e "$SHARDYARD_STOP/{FINISHED}" ] &&',
+        '    scontrol -o show job "$SLURM_JOB_ID" | grep -q " PreemptTime=[0-9]"; then',
+        f'    echo "{PREEMPTED}"  # mpirun ends at once, and with exit code 0',
+        "else",
+        "    # Slurm requeues the job of a node that has failed, but it may notice minutes later.",
+        f'    [ -e "$SHARDYARD_STOP/{FINISHED}" ] || until {EVERY_NODE} true; do sleep 5; done',
+        '    exit "$code"',
+        "fi",
+        f'scontrol requeue "$SLURM_JOB_ID" || exit {NOT_REQUEUED}',
+        "exec sleep 60  # Slurm ends this script",
     ]
 
 
@@ -129,6 +183,7 @@ def environment(job: Job) -> dict[str, str]:
         "SHARDYARD_DATA": str(job.data_dir.resolve()),
         "SHARDYARD_OUT": str(live),
         "SHARDYARD_CONSOLE": f"{paths.directory.resolve()}/node-{{node}}.log",
+        "SHARDYARD_END_WITH_PARENT": "1",  # srun does not notice the loss of a slurmstepd
         "PYTHONPATH": SOURCES if job.options.container else python_path(),
     }
     if spec.has_imports:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
 from orchestrator.runtimes.slurm.container import NO_CONTAINER, OTHER_SOURCES
-from orchestrator.runtimes.slurm.script import NOT_SHARED
+from orchestrator.runtimes.slurm.script import NEAR_LIMIT, NOT_REQUEUED, NOT_SHARED, PREEMPTED, TOO_OFTEN
+from orchestrator.runtimes.slurm.times import seconds_of
 
 WAITING = {
     "PENDING",
@@ -33,6 +35,7 @@ ENDS = {
 NO_OUTPUT = 53
 # What srun writes if a node does not start its tasks.
 LAUNCH_FAILURE = re.compile(r"^srun: error: Task launch for \S+ failed on node (\S+): (.+)$", re.MULTILINE)
+REQUEUE_LINE = re.compile(r"^shardyard: requeue \d+$", re.MULTILINE)
 # Why a job waits that will never start: nothing but another request helps.
 HOPELESS = re.compile(
     r"PartitionConfig|PartitionNodeLimit|PartitionTimeLimit|BadConstraints|DependencyNeverSatisfied|"
@@ -48,7 +51,7 @@ class JobState:
     """What Slurm says about a job.
 
     reason: why it waits or has failed, or "None". code, signal: of the script's exit. limit, run_time: as
-    Slurm prints times.
+    Slurm prints times. preempted: whether Slurm has ended it in favour of another job.
     """
 
     state: str
@@ -57,6 +60,7 @@ class JobState:
     signal: int = 0
     limit: str = "UNLIMITED"
     run_time: str = "00:00"
+    preempted: bool = False
 
     @property
     def waits(self) -> bool:
@@ -69,8 +73,7 @@ class JobState:
     @property
     def is_overdue(self) -> bool:
         """Whether its time is over. Slurm starts no more steps then, but may end the job a minute later."""
-        limit, used = parse_seconds(self.limit), parse_seconds(self.run_time)
-        return limit is not None and used is not None and used >= limit
+        return seconds_of(self.limit) <= seconds_of(self.run_time) < math.inf
 
     @property
     def exit(self) -> int:
@@ -82,7 +85,7 @@ class JobState:
 
 def parse_scontrol(text: str) -> JobState | None:
     """The state in the output of `scontrol --oneliner show job ID`; None if there is none."""
-    fields = dict(re.findall(r"\b(JobState|Reason|ExitCode|TimeLimit|RunTime)=(\S*)", text))
+    fields = dict(re.findall(r"\b(JobState|Reason|ExitCode|TimeLimit|RunTime|PreemptTime)=(\S*)", text))
     if "JobState" not in fields:
         return None
     code, signal = _exit(fields.get("ExitCode", "0:0"))
@@ -93,6 +96,7 @@ def parse_scontrol(text: str) -> JobState | None:
         signal,
         fields.get("TimeLimit", "UNLIMITED"),
         fields.get("RunTime", "00:00"),
+        fields.get("PreemptTime", "None")[:1].isdigit(),
     )
 
 
@@ -127,12 +131,25 @@ def error_of(number: str, job: JobState, log: str = "") -> str | None:
         if HOPELESS.search(job.reason):
             return f"job {number} cannot start: Slurm's reason is {job.reason}"
         return None
+    if job.ended and job.preempted:
+        return f"job {number} {ENDS['PREEMPTED']}"
+    log = REQUEUE_LINE.split(log)[-1]  # of the last start
+    if "DUE TO NODE FAILURE" in log:  # its state follows once the node answers
+        return f"job {number} {ENDS['NODE_FAIL']}"
     if job.state in ENDS:
         said = job.reason if job.reason not in ("None", "", "TimeLimit", "OutOfMemory") else ""
         reason = f" (Slurm's reason: {said})" if said else ""
         return f"job {number} {ENDS[job.state].format(limit=job.limit)}{reason}"
     if job.ended and job.code == NOT_SHARED and (failure := launch_failure(log)):
         return f"job {number} failed: {failure}"
+    if job.ended and job.code == TOO_OFTEN:
+        again = "`slurm: requeues` sets the limit; the same command resumes the run"
+        return f"job {number} was requeued more often than is allowed; {again}"
+    if job.ended and job.code == NOT_REQUEUED:
+        return (
+            f"job {number} has stopped at a checkpoint, and Slurm does not requeue it; "
+            "the same command resumes the run"
+        )
     if job.ended and (job.code == NOT_SHARED or job.signal == NO_OUTPUT):
         blind = sorted(set(re.findall(r"^shardyard: node (\S+) does not see (.+)$", log, re.MULTILINE)))
         nodes = " and ".join(dict.fromkeys(node for node, _ in blind)) or "a node"
@@ -151,16 +168,27 @@ def error_of(number: str, job: JobState, log: str = "") -> str | None:
     return None
 
 
+def requeue_causes(log: str) -> list[str]:
+    """Why Slurm started a job again, one for each time, from what the job has written."""
+    found = []
+    parts = REQUEUE_LINE.split(log)
+    for part in parts[:-1]:
+        stopped = re.search(r"^shardyard: stopped at a checkpoint: (.+)$", part, re.MULTILINE)
+        slurm = re.search(r"\bCANCELLED AT \S+ DUE TO (.+?)(?:, SEE .*)? \*\*\*", part)
+        if stopped and stopped[1] == NEAR_LIMIT:
+            found.append("it stopped at a checkpoint before its time limit")
+        elif stopped:
+            found.append(f"it stopped at a checkpoint after {stopped[1]}, as before preemption")
+        elif PREEMPTED in part:
+            found.append("Slurm's reason is preemption")
+        elif slurm:
+            found.append(f"Slurm's reason is {slurm[1].lower()}")
+        else:
+            found.append("Slurm does not give a reason, as after the failure of its first node")
+    return found
+
+
 def launch_failure(log: str) -> str | None:
     """Which node has not started its tasks, and why, if srun has written that; it may be lost."""
     found = LAUNCH_FAILURE.search(log)
     return f"{found[1]} did not start its tasks ({found[2]})" if found else None
-
-
-def parse_seconds(time: str) -> int | None:
-    """The seconds of a time such as `1-02:03:04` or `03:04`; None: `UNLIMITED`, or unknown."""
-    match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", time)
-    if not match:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

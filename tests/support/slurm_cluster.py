@@ -1,0 +1,102 @@
+"""A trial cluster of slurm/cluster for tests, in a directory of its own: its daemons may be killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+
+from orchestrator.runtimes.slurm.commands import unavailable_reason
+
+PROJECT = Path(__file__).resolve().parents[2]
+PORTS = range(10_000, 16_000, 10)  # below those of ranks, and of clients
+UP_S, STOP_S = 150, 120
+
+
+def slurm_missing() -> str | None:
+    """Why there can be no trial cluster here, as `doctor` prints it, or None."""
+    return None if shutil.which("slurmctld") and shutil.which("munged") else unavailable_reason()
+
+
+def free_port() -> int:
+    """The first of ten ports that are free."""
+    for first in random.sample(PORTS, len(PORTS)):
+        with ExitStack() as stack, suppress(OSError):
+            for port in range(first, first + 10):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
+    raise OSError("no ten ports in a row are free")
+
+
+class TrialCluster:
+    """The cluster whose directory SHARDYARD_SLURM_DIR names."""
+
+    def __init__(self) -> None:
+        self.home = Path(os.environ["SHARDYARD_SLURM_DIR"])
+
+    def up(self) -> None:
+        """Start the daemons that do not run, and wait until all nodes are ready."""
+        self._command("up", UP_S)
+
+    def stop(self) -> None:
+        """End everything, and remove the directory."""
+        self._command("stop", STOP_S)
+
+    def _command(self, name: str, limit_s: float) -> None:
+        command = [PROJECT / "slurm" / "cluster", name]
+        done = subprocess.run(command, timeout=limit_s, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def call(self, *argv: str) -> str:
+        """What a command of Slurm prints; empty if it fails."""
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        return done.stdout.strip()
+
+    def processes(self) -> Iterator[psutil.Process]:
+        """The daemons and what they have started for steps. No process of another cluster is among them."""
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                ours = process.environ().get("SHARDYARD_SLURM_CLUSTER") == str(self.home)
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
+                    yield process
+
+    def daemon(self, *command: str) -> psutil.Process:
+        """The daemon whose command line begins so, such as slurmd -D -N yard1."""
+        for process in self.processes():
+            with suppress(psutil.Error):
+                if process.cmdline()[: len(command)] == [*command]:
+                    return process
+        raise LookupError(" ".join(command))
+
+    def slurmd(self, node: str) -> psutil.Process:
+        return self.daemon("slurmd", "-D", "-N", node)
+
+
+@contextmanager
+def trial_cluster() -> Iterator[TrialCluster]:
+    """A running cluster, which the commands of Slurm of this process use."""
+    with TemporaryDirectory(prefix="sy-") as directory:
+        home = Path(directory) / "cluster"
+        before = dict(os.environ)
+        os.environ |= {
+            "SHARDYARD_SLURM_DIR": str(home),
+            "SHARDYARD_SLURM_PORT": str(free_port()),
+            "SLURM_CONF": f"{home}/slurm.conf",
+            "XDG_CONFIG_HOME": directory,
+        }
+        cluster = TrialCluster()
+        try:
+            cluster.up()
+            yield cluster
+        finally:
+            cluster.stop()
+            os.environ.clear()
+            os.environ |= before
