@@ -10,6 +10,7 @@ from tests.bench import (
     clock,
     collectives,
     containers,
+    engines,
     flower,
     links,
     model_partitioning,
@@ -17,7 +18,6 @@ from tests.bench import (
     partitioners,
     replay,
     report,
-    slurm,
     step,
     traffic,
 )
@@ -36,11 +36,11 @@ PARTS = {
     "bytes": traffic.main,
     "links": links.main,
     "model": model_partitioning.main,
-    "slurm": slurm.main,
+    "engines": engines.main,
 }
 ON_REQUEST = {
     "flower": flower.main,  # installs another package
-    "allocation": slurm.many,  # takes minutes
+    "allocation": engines.many,  # takes minutes
 }
 
 if __name__ == "__main__":
